@@ -1,0 +1,313 @@
+"""From what the caller hands over to what the executor runs: tensors checked and viewed, and the schedule chosen.
+
+Everything that is the caller's fault is found here, in the caller's thread, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hive_qos.errors import MisuseError
+from transport.collectives import schedule
+from transport.collectives.operations import ReduceOp
+from transport.collectives.reduce import check
+from transport.collectives.schedule import SMALL_BYTES, Schedule
+from transport.tensors import TensorView, split
+
+SIZES_CHARS_MAX = 40
+"""Of a list of sizes in words; a header's `call` has at most 128 bytes for the whole."""
+
+
+class Operation(enum.IntEnum):
+    """What is called. Part of the match key, so that ranks that call different things notice instead of waiting."""
+
+    ALLREDUCE = 1
+    BROADCAST = 2
+    REDUCE = 3
+    ALL_GATHER = 4
+    REDUCE_SCATTER = 5
+    GATHER = 6
+    SCATTER = 7
+    ALL_TO_ALL = 8
+    BARRIER = 9
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a call is made: this rank of this group."""
+
+    group: str
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Words:
+    """A call in words. They are the same on every member, or the members do not call the same thing.
+
+    Args:
+        common: what all must agree on.
+        sent, taken: elements to and from each rank, where a number concerns two ranks alone; () where it does not.
+    """
+
+    common: str
+    sent: tuple[int, ...] = ()
+    taken: tuple[int, ...] = ()
+
+    def to(self, rank: int) -> str:
+        """What this rank says of the call in a message to a rank of the group."""
+        return f"{self.common}, {self.sent[rank]} elements" if self.sent else self.common
+
+    def of(self, rank: int) -> str:
+        """What a message from a rank of the group must say."""
+        return f"{self.common}, {self.taken[rank]} elements" if self.taken else self.common
+
+
+@dataclass(frozen=True)
+class Call:
+    """One rank's part of a collective, ready to run.
+
+    Args:
+        plan: makes the schedule from the operation's number in the group and the largest chunk in elements.
+        buffers: what the schedule's regions refer to.
+        words: what all members must agree on.
+        dtype: element type of all regions.
+        results: views to write back when all is done.
+    """
+
+    site: Site
+    operation: Operation
+    plan: Callable[[int, int], Schedule]
+    words: Words
+    buffers: tuple[memoryview, ...] = ()
+    dtype: str = ""
+    item_bytes: int = 1
+    reduce_op: ReduceOp = ReduceOp.SUM
+    results: tuple[TensorView, ...] = ()
+
+
+def allreduce(site: Site, tensor: object, op: ReduceOp) -> Call:
+    view = TensorView.of(tensor, writable=True)
+    check(view.dtype, op)
+
+    def plan(turn: int, chunk_elems: int) -> Schedule:
+        return schedule.allreduce(
+            rank=site.rank,
+            size=site.size,
+            elems=view.elems,
+            chunk_elems=chunk_elems,
+            small_elems=SMALL_BYTES // view.item_bytes,
+            turn=turn,
+        )
+
+    words = f"allreduce {op.value} of {view.elems} {view.dtype}"
+    return _call(site, Operation.ALLREDUCE, plan, [view], words=words, results=[view], op=op)
+
+
+def broadcast(site: Site, tensor: object, root: int) -> Call:
+    _check_root(site, root)
+    view = TensorView.of(tensor, writable=site.rank != root)
+
+    def plan(_turn: int, chunk_elems: int) -> Schedule:
+        return schedule.broadcast(
+            rank=site.rank,
+            size=site.size,
+            root=root,
+            elems=view.elems,
+            chunk_elems=chunk_elems,
+            small_elems=SMALL_BYTES // view.item_bytes,
+        )
+
+    words = f"broadcast from {root} of {view.elems} {view.dtype}"
+    return _call(site, Operation.BROADCAST, plan, [view], words=words, results=[view] if site.rank != root else [])
+
+
+def reduce(site: Site, tensor: object, root: int, op: ReduceOp) -> Call:
+    _check_root(site, root)
+    view = TensorView.of(tensor, writable=site.rank == root)
+    check(view.dtype, op)
+
+    def plan(_turn: int, chunk_elems: int) -> Schedule:
+        return schedule.reduce(
+            rank=site.rank,
+            size=site.size,
+            root=root,
+            elems=view.elems,
+            chunk_elems=chunk_elems,
+            small_elems=SMALL_BYTES // view.item_bytes,
+        )
+
+    words = f"reduce {op.value} to {root} of {view.elems} {view.dtype}"
+    results = [view] if site.rank == root else []
+    return _call(site, Operation.REDUCE, plan, [view], words=words, results=results, op=op)
+
+
+def reduce_scatter(site: Site, output: object, inputs: object, op: ReduceOp) -> Call:
+    target = TensorView.of(output, writable=True)
+    check(target.dtype, op)
+    parts, _ = _parts(site, inputs, writable=False)
+    own = parts[site.rank]
+    if (own.elems, own.dtype) != (target.elems, target.dtype):
+        raise MisuseError(f"reduce-scatter of {own} into {target}: they differ")
+    elems = [part.elems for part in parts]
+
+    def plan(_turn: int, chunk_elems: int) -> Schedule:
+        return schedule.reduce_scatter(rank=site.rank, size=site.size, input_elems=elems, chunk_elems=chunk_elems)
+
+    words = f"reduce-scatter {op.value} of {_sizes(elems)} {target.dtype}"
+    return _call(site, Operation.REDUCE_SCATTER, plan, [*parts, target], words=words, results=[target], op=op)
+
+
+def all_gather(site: Site, outputs: object, tensor: object) -> Call:
+    source = TensorView.of(tensor, writable=False)
+    targets, results = _parts(site, outputs, writable=True)
+    words = f"all-gather of {_sizes([target.elems for target in targets])} {source.dtype}"
+    return _exchange(site, Operation.ALL_GATHER, targets, [source] * site.size, results, words=words)
+
+
+def gather(site: Site, outputs: object, tensor: object, root: int) -> Call:
+    _check_root(site, root)
+    source = TensorView.of(tensor, writable=False)
+    targets, results = _parts_of_root(site, outputs, root, like=source, writable=True)
+    sources = [source if rank == root else _nothing(source.dtype) for rank in range(site.size)]
+    words = f"gather to {root} of {source.dtype}"
+    return _exchange(site, Operation.GATHER, targets, sources, results, words=words, pairs=True)
+
+
+def scatter(site: Site, output: object, inputs: object, root: int) -> Call:
+    _check_root(site, root)
+    target = TensorView.of(output, writable=True)
+    sources, _ = _parts_of_root(site, inputs, root, like=target, writable=False)
+    targets = [target if rank == root else _nothing(target.dtype) for rank in range(site.size)]
+    words = f"scatter from {root} of {target.dtype}"
+    return _exchange(site, Operation.SCATTER, targets, sources, [target], words=words, pairs=True)
+
+
+def all_to_all(site: Site, outputs: Sequence[object], inputs: Sequence[object]) -> Call:
+    targets, results = _parts(site, list(outputs), writable=True)
+    sources, _ = _parts(site, list(inputs), writable=False)
+    words = f"all-to-all of {targets[0].dtype}"
+    return _exchange(site, Operation.ALL_TO_ALL, targets, sources, results, words=words, pairs=True)
+
+
+def barrier(site: Site) -> Call:
+    def plan(_turn: int, _elems: int) -> Schedule:
+        return schedule.barrier(rank=site.rank, size=site.size)
+
+    return _call(site, Operation.BARRIER, plan, [], words="barrier", results=[])
+
+
+def subgroup_name(parent: str, members: Sequence[int], count: int) -> str:
+    """The same name on every member, short whatever the number of members."""
+    ranks = ",".join(map(str, members))
+    if len(ranks) > 24:
+        ranks = hashlib.sha256(ranks.encode()).hexdigest()[:16]
+    return f"{parent}/{ranks}.{count}"
+
+
+def _call(
+    site: Site,
+    operation: Operation,
+    plan: Callable[[int, int], Schedule],
+    views: Sequence[TensorView],
+    *,
+    words: str | Words,
+    results: Sequence[TensorView],
+    op: ReduceOp = ReduceOp.SUM,
+) -> Call:
+    dtypes = {view.dtype for view in views}
+    if len(dtypes) > 1:
+        raise MisuseError(f"the tensors of one {operation.name.lower()} have different dtypes: {sorted(dtypes)}")
+    dtype = views[0].dtype if views else ""
+    return Call(
+        site=site,
+        operation=operation,
+        plan=plan,
+        words=Words(words) if isinstance(words, str) else words,
+        buffers=tuple(view.data for view in views),
+        dtype=dtype,
+        item_bytes=views[0].item_bytes if views else 1,
+        reduce_op=op,
+        results=tuple(results),
+    )
+
+
+def _exchange(
+    site: Site,
+    operation: Operation,
+    targets: Sequence[TensorView],
+    sources: Sequence[TensorView],
+    results: Sequence[TensorView],
+    *,
+    words: str,
+    pairs: bool = False,
+) -> Call:
+    own_in, own_out = sources[site.rank], targets[site.rank]
+    if own_in.elems != own_out.elems:
+        raise MisuseError(f"{operation.name.lower()}: what rank {site.rank} keeps is {own_in}, its place is {own_out}")
+    send_elems = [view.elems for view in sources]
+    receive_elems = [view.elems for view in targets]
+
+    def plan(_turn: int, chunk_elems: int) -> Schedule:
+        return schedule.all_to_all(
+            rank=site.rank,
+            size=site.size,
+            send_elems=send_elems,
+            receive_elems=receive_elems,
+            chunk_elems=chunk_elems,
+        )
+
+    agreed = Words(words, tuple(send_elems), tuple(receive_elems)) if pairs else Words(words)
+    return _call(site, operation, plan, [*targets, *sources], words=agreed, results=results)
+
+
+def _parts(site: Site, tensors: object, *, writable: bool) -> tuple[list[TensorView], list[TensorView]]:
+    """One view for each rank from a list of tensors or from one that is cut, and the views to write back."""
+    if isinstance(tensors, list | tuple):
+        if len(tensors) != site.size:
+            raise MisuseError(f"a group of {site.size} needs as many tensors, not {len(tensors)}")
+        views = [TensorView.of(tensor, writable=writable) for tensor in tensors]
+        return views, views
+    whole = TensorView.of(tensors, writable=writable)
+    return list(split(whole, site.size)), [whole]
+
+
+def _parts_of_root(
+    site: Site, tensors: object, root: int, *, like: TensorView, writable: bool
+) -> tuple[list[TensorView], list[TensorView]]:
+    if site.rank == root:
+        if tensors is None:
+            raise MisuseError("the root must pass the list of tensors")
+        return _parts(site, tensors, writable=writable)
+    if tensors is not None and not (isinstance(tensors, list | tuple) and not tensors):
+        raise MisuseError(f"rank {site.rank} is not the root {root}: it passes None for the list of tensors")
+    return [_nothing(like.dtype)] * site.size, []
+
+
+def _sizes(elems: Sequence[int]) -> str:
+    """Sizes in words that are short and differ when the sizes do."""
+    listed = "+".join(map(str, elems))
+    if len(listed) <= SIZES_CHARS_MAX:
+        return listed
+    digest = hashlib.sha256(listed.encode()).hexdigest()[:16]
+    return f"{sum(elems)} in {len(elems)} parts ({digest})"
+
+
+def _nothing(dtype: str) -> TensorView:
+    return TensorView(memoryview(bytearray()), dtype=dtype, shape=(0,))
+
+
+def _check_root(site: Site, root: int) -> None:
+    if not 0 <= root < site.size:
+        raise MisuseError(f"group {site.group} has ranks 0 to {site.size - 1}, not {root}")
+
+
+def payload_bytes(steps: Schedule, item_bytes: int) -> tuple[int, int]:
+    """Bytes that a schedule sends and receives."""
+    sent = math.fsum(step.source.elems for step in steps.steps if isinstance(step, schedule.Send))
+    received = math.fsum(step.target.elems for step in steps.steps if isinstance(step, schedule.Receive))
+    return int(sent) * item_bytes, int(received) * item_bytes

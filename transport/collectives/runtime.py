@@ -1,0 +1,402 @@
+"""Everything of one connected rank: its thread, endpoint, collectives, messages and session with the broker.
+
+Calls come from user threads, events from the engine's; both are put into the loop, and everything else happens there.
+An operation's number in its group is given out in the caller's thread, so that the order of calls is the order of
+numbers. When a rank is lost, whoever notices tells all others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+from hive_qos.errors import CancelledError, MisuseError, PeerError, TransportError
+from transport import bootstrap
+from transport.bootstrap import Plumbing
+from transport.broker_link import BrokerLink
+from transport.collectives.calls import Call
+from transport.collectives.tasks import REASON_CHARS_MAX, GivenUp, Membership, Tasks
+from transport.endpoint import Endpoint
+from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
+from transport.loop import Loop
+from transport.messages import TAG_MAX, Letter, PostOffice
+from transport.peers import Gone, Phase
+from transport.rendezvous import Rendezvous
+from transport.settings import Settings
+from transport.tensors import TensorView
+from transport.waiting import wait_until
+from transport.wire.header import Header, Kind
+from transport.work import THREAD_NAME, Work, unforeseen
+
+GROUP_BYTES_MAX = 96
+REFUSALS_MAX = 3
+"""Attempts that end with a peer's fault before `connect` raises it: one may be a packet of an earlier run."""
+AGAIN_S = 1.0
+"""After periodic work has failed, which it never should."""
+_log = logging.getLogger("transport.runtime")
+
+
+class Runtime:
+    """One rank that is connected to all others. `connect` makes one; `transport.group.Group` is its public face."""
+
+    def __init__(self, *, rank: int, world: str, settings: Settings) -> None:
+        self.rank = rank
+        self._world = world
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._groups: dict[str, Membership] = {}
+        self._order = itertools.count()
+        self._lost: dict[int, str] = {}
+        self._connected = threading.Event()
+        self._refusals = 0
+        self._refusal: PeerError | None = None
+        self._closed = False
+        self._process = os.getpid()
+        self._loop = Loop(f"{THREAD_NAME}-{rank}", self._tick)
+        self._engine: Engine | None = None
+        self._endpoint: Endpoint
+        self._tasks: Tasks
+        self._post: PostOffice
+        self._broker: BrokerLink | None = None
+
+    @classmethod
+    def connect(
+        cls,
+        rendezvous: Rendezvous,
+        *,
+        rank: int,
+        world_size: int,
+        name: str,
+        timeout_s: float,
+        settings: Settings | None = None,
+        plumbing: Plumbing | None = None,
+    ) -> Runtime:
+        """Meet the others and connect to all of them. Arguments and errors as `Group.connect`.
+
+        Args:
+            plumbing: how to make engine, sockets and identity; None for the real ones.
+        """
+        if not 0 <= rank < world_size:
+            raise MisuseError(f"rank {rank} of a world of {world_size}")
+        settings = Settings.from_environment() if settings is None else settings
+        give_up_s = time.monotonic() + timeout_s
+        runtime = cls(rank=rank, world=name, settings=settings)
+        meeting = bootstrap.meet(
+            rendezvous,
+            rank=rank,
+            world_size=world_size,
+            world=name,
+            give_up_s=give_up_s,
+            settings=settings,
+            plumbing=plumbing or Plumbing(),
+        )
+        try:
+            runtime._begin(meeting)
+            runtime._await_everybody(give_up_s, timeout_s)
+        except BaseException:
+            runtime.close(timeout_s=0.5)
+            meeting.sockets.compute.close()  # where the engine has not taken them
+            meeting.sockets.bulk.close()
+            raise
+        _living.add(runtime)
+        _leave_at_exit()
+        return runtime
+
+    def _begin(self, meeting: bootstrap.Meeting) -> None:
+        self._endpoint = Endpoint(
+            rank=self.rank,
+            job=self._settings.job,
+            world=self._world,
+            peers=meeting.peers,
+            on_gone=self._gone,
+            on_control=self._control,
+            on_announced=self._announced,
+            on_refused=self._refused,
+        )
+        broker = self._broker = BrokerLink(job=self._settings.job, socket_path=self._settings.broker)
+        self._tasks = Tasks(
+            endpoint=self._endpoint,
+            broker=broker,
+            groups=self._groups,
+            order=self._order,
+            chunk_bytes=self._settings.chunk_bytes,
+        )
+        self._post = PostOffice(
+            self._endpoint,
+            lambda group, rank: self._groups[group].ranks.index(rank),
+            receive_bytes_max=self._settings.receive_bytes_max,
+        )
+        self._loop.start()
+        engine = self._engine = meeting.make_engine(self._events)
+        broker.register(meeting.sockets)
+        compute, bulk = meeting.serve(engine, self._endpoint.hello)
+        self._loop.call(lambda: self._endpoint.begin(engine, compute=compute, bulk=bulk))
+
+    def _await_everybody(self, give_up_s: float, timeout_s: float) -> None:
+        in_time = wait_until(self._connected, give_up_s)
+        if self._refusal is not None:
+            raise self._refusal
+        if not in_time:
+            raise bootstrap.nobody_there(self._endpoint.peers.missing(), timeout_s)
+
+    # For groups; from any thread.
+
+    def add_group(self, name: str, ranks: tuple[int, ...]) -> None:
+        """Begin numbering operations of a group.
+
+        Raises:
+            MisuseError: the name is taken, too long, or the transport is closed.
+        """
+        if len(name.encode()) > GROUP_BYTES_MAX or "|" in name:
+            raise MisuseError(f"a group's name has at most {GROUP_BYTES_MAX} bytes and no '|': {name!r}")
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            if name in self._groups:
+                raise MisuseError(f"there is a group {name!r} already")
+            self._groups[name] = Membership(ranks)
+
+    def remove_group(self, name: str) -> None:
+        """End everything under way in a group; its name stays taken, because late messages may still carry it."""
+        if not self._closed and os.getpid() == self._process:
+            self.abort_group(name, "the group was closed")
+
+    def start(self, call: Call, *, timeout_s: float, priority: Priority) -> Work:
+        """Begin a collective."""
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            number = next(self._groups[call.site.group].numbers)
+            work = Work(f"{call.operation.name.lower().replace('_', '-')} {number} of group {call.site.group}")
+            now_s = time.monotonic()
+            self._loop.call(
+                lambda: self._tasks.start(
+                    call, number=number, work=work, began_s=now_s, timeout_s=timeout_s, priority=priority
+                )
+            )
+        return work
+
+    def give_up(self, group: str, reason: str) -> None:
+        """Let the group's next collective fail on its other members: this rank cannot begin it."""
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            number = next(self._groups[group].numbers)
+            self._loop.call(lambda: self._tasks.give_up(group, number, reason))
+
+    def send(self, group: str, rank: int, tag: int, tensor: object, *, timeout_s: float, priority: Priority) -> Work:
+        """Begin to send to a rank of the endpoint."""
+        self._check_point_to_point(rank, tag)
+        view = TensorView.of(tensor, writable=False)
+        work = Work(f"send with tag {tag} to rank {rank} of group {group}", bytes_total=view.data.nbytes)
+        letter = Letter(work, group, tag, timeout_s, time.monotonic() + timeout_s)
+        with self._lock:
+            self._check_open()
+            order = next(self._order)
+            self._begin_letter(letter, lambda: self._post.send(letter, rank, view, priority=priority, order=order))
+        return work
+
+    def recv(self, group: str, rank: int | None, tag: int, into: object | None, *, timeout_s: float) -> Work:
+        """Begin to receive from a rank of the endpoint, or from any member of the group."""
+        self._check_point_to_point(rank, tag)
+        view = None if into is None else TensorView.of(into, writable=True)
+        source = "anybody" if rank is None else f"rank {rank}"
+        work = Work(
+            f"receive with tag {tag} from {source} of group {group}", bytes_total=view.data.nbytes if view else 0
+        )
+        letter = Letter(work, group, tag, timeout_s, time.monotonic() + timeout_s, into=view)
+        with self._lock:
+            self._check_open()
+            self._begin_letter(letter, lambda: self._post.receive(letter, rank))
+        return work
+
+    def _begin_letter(self, letter: Letter, begin: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                begin()
+            except Exception as error:  # noqa: BLE001 - this message ends, others go on
+                self._post.fail(letter, unforeseen(letter.work.what, error))
+
+        self._loop.call(guarded)
+
+    def abort_group(self, name: str, reason: str) -> None:
+        """End everything under way in a group with `CancelledError`, here and on its other members."""
+        self._check_process()
+        self._loop.call(lambda: self._cancel(name, reason))
+
+    def lost(self) -> dict[int, str]:
+        """Ranks that are gone, and why."""
+        return dict(self._lost)
+
+    def statistics(self) -> Mapping[int, ConnectionStatistics]:
+        """What every living connection measured, by connection."""
+        return {} if self._engine is None else self._engine.statistics()
+
+    def close(self, *, timeout_s: float) -> None:
+        """Leave: cancel what is under way, say goodbye to everybody, close the engine. Idempotent.
+
+        In a forked child it does nothing: the connections are the parent's.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        _living.discard(self)
+        give_up_s = time.monotonic() + timeout_s
+        if self._engine is not None:
+            said = threading.Event()
+            self._loop.call(lambda: self._say_goodbye(said))
+            said.wait(timeout_s / 2)
+            self._engine.close(timeout_s=max(give_up_s - time.monotonic(), 0.1))
+        if self._broker is not None:
+            self._broker.close()
+        if self._loop.started:
+            self._loop.call(self._abandon_all)
+            self._loop.stop(timeout_s=max(give_up_s - time.monotonic(), 0.5))
+
+    # In the loop's thread, except `_events`.
+
+    def _events(self, events: Sequence[Event]) -> None:
+        """From the engine's thread."""
+        self._loop.call(functools.partial(self._handle, tuple(events)))
+
+    def _handle(self, events: tuple[Event, ...]) -> None:
+        self._endpoint.handle(events)
+        if not self._connected.is_set() and not self._endpoint.peers.missing():
+            self._connected.set()
+
+    def _tick(self, now_s: float) -> float:
+        """Each part by itself: a mistake in one must not keep the timeouts of the others from passing."""
+        if not self._endpoint.peers.peers:
+            self._connected.set()  # a world of one
+        wake_s = math.inf
+        parts = self._endpoint.tick, self._tasks.tick, self._post.tick, self._tick_broker
+        for tick in parts:
+            try:
+                wake_s = min(wake_s, tick(now_s))
+            except Exception:  # noqa: BLE001 - the docstring says why
+                _log.exception("the transport's periodic work failed in part")
+                wake_s = min(wake_s, now_s + AGAIN_S)
+        return wake_s
+
+    def _tick_broker(self, now_s: float) -> float:
+        return math.inf if self._broker is None else self._broker.tick(now_s, self._engine)
+
+    def _announced(self, rank: int, header: Header) -> None:
+        """A message waits that nobody has asked for."""
+        if header.kind is Kind.COLLECTIVE:
+            self._tasks.announced(rank, header)
+        else:
+            self._post.announced(rank, header)
+
+    def _gone(self, gone: Gone) -> None:
+        """A rank is gone: tell the others, unless it said so itself."""
+        self._lost[gone.rank] = gone.error.reason
+        if self._endpoint.peers.peers[gone.rank].phase is Phase.DEAD:
+            _log.warning("lost rank %d: %s", gone.rank, gone.error.reason)
+            message = {"op": "dead", "rank": gone.rank, "reason": gone.error.reason[:REASON_CHARS_MAX]}
+            for rank in self._reachable():
+                self._endpoint.control(rank, message)
+        self._post.gone(self._anybody_left)
+
+    def _control(self, rank: int, message: Mapping[str, object]) -> None:
+        """What another rank tells us. Anything malformed is ignored, and logged."""
+        match message:
+            case {"op": "leave"}:
+                self._endpoint.bury(self._endpoint.peers.left(rank))
+            case {"op": "dead", "rank": int(dead), "reason": str(reason)} if dead in self._endpoint.peers.peers:
+                self._endpoint.bury(self._endpoint.peers.dead(dead, f"{reason} (noticed by rank {rank})"))
+            case {"op": "abort", "group": str(group), "step": int(number), "reason": str(reason)}:
+                lost = message.get("lost")
+                known = lost if isinstance(lost, int) else None
+                given_up = GivenUp(rank, reason, lost=known, disagrees=message.get("disagrees") is True)
+                self._tasks.given_up_by((group, number), given_up)
+            case _:
+                _log.warning("rank %d sent a control message that is not understood: %.64r", rank, message.get("op"))
+
+    def _refused(self, rank: int, error: PeerError) -> None:
+        """Dialling a rank ended with its fault, or what looks so. While we connect, that does not mend itself."""
+        if self._connected.is_set():
+            _log.warning("rank %d could not be connected: %s", rank, error)
+            return
+        self._refusals += 1
+        if self._refusals >= REFUSALS_MAX:
+            self._refusal = error
+            self._connected.set()
+
+    def _cancel(self, group: str | None, reason: str) -> None:
+        self._tasks.cancel(group, reason)
+        for letter in self._post.of_group(group):
+            self._post.fail(letter, CancelledError(f"{letter.work.what}: {reason}"))
+
+    def _say_goodbye(self, said: threading.Event) -> None:
+        """Tell everybody that we leave. Its acknowledgement proves that ours of their messages have arrived too."""
+        self._endpoint.closing = True
+        self._cancel(None, "the transport was closed")
+        waiting = set(self._reachable())
+        if not waiting:
+            said.set()
+
+        def acknowledged(rank: int, _error: TransportError | None) -> None:
+            waiting.discard(rank)
+            if not waiting:
+                said.set()
+
+        for rank in tuple(waiting):
+            self._endpoint.control(rank, {"op": "leave"}, functools.partial(acknowledged, rank))
+
+    def _abandon_all(self) -> None:
+        self._tasks.abandon()
+        for letter in self._post.of_group(None):
+            self._post.abandon(letter)
+
+    def _reachable(self) -> list[int]:
+        return [rank for rank, peer in self._endpoint.peers.peers.items() if peer.phase is Phase.UP]
+
+    def _anybody_left(self, group: str) -> bool:
+        others = [rank for rank in self._groups[group].ranks if rank != self.rank]
+        return any(self._endpoint.peers.error(rank) is None for rank in others)
+
+    def _check_process(self) -> None:
+        """Before any lock is taken: in a forked child it may be held for ever."""
+        if os.getpid() != self._process:
+            raise MisuseError("a group cannot be used in a forked child: its thread and connections are the parent's")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise MisuseError("the transport is closed")
+
+    def _check_point_to_point(self, rank: int | None, tag: int) -> None:
+        self._check_process()
+        if rank == self.rank:
+            raise MisuseError("a rank cannot exchange messages with itself")
+        if not 0 <= tag <= TAG_MAX:
+            raise MisuseError(f"a tag is a number from 0 to {TAG_MAX}, not {tag}")
+
+
+_living: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+@functools.cache
+def _leave_at_exit() -> None:
+    """A program that ends without closing still says goodbye, so that the others learn it at once.
+
+    Registered when an engine is there, because what is registered last runs first, and engines close themselves too.
+    """
+    process = os.getpid()
+
+    def leave() -> None:
+        for runtime in tuple(_living) if os.getpid() == process else ():  # a forked child has no thread to leave with
+            runtime.close(timeout_s=1.0)
+
+    atexit.register(leave)

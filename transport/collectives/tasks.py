@@ -1,0 +1,289 @@
+"""All collectives of one rank that are under way: begun, timed out, given up, told to the others. In the loop's thread.
+
+When a collective fails on one rank, that rank tells the other members, so that they do not wait for their own timeouts:
+they raise the same lost rank, or `CancelledError` naming who gave up and why. What others say of an operation that this
+rank has not begun yet is remembered until it does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError
+from transport.broker_link import BrokerLink
+from transport.collectives.calls import Call, Words
+from transport.collectives.schedule import Schedule, Send
+from transport.collectives.task import Task, disagreement
+from transport.endpoint import Endpoint
+from transport.engine.base import Priority
+from transport.wire.header import Header
+from transport.work import Work, unforeseen
+
+EARLY_MAX = 1024
+"""Operations of which something is remembered before this rank begins them, or after; older ones end by timeouts."""
+RETURN_S_MAX = 2.0
+"""How long the engine may take to give buffers of an operation that has failed back before the log says so."""
+REASON_CHARS_MAX = 512
+LATE_STEPS = 16
+"""Operations that have ended well whose late messages are looked at. They hold what a reconnect doubled, no more."""
+
+V = TypeVar("V")
+_log = logging.getLogger("transport.collectives")
+
+Key = tuple[str, int]
+"""A group and the number of an operation in it."""
+
+
+@dataclass
+class Membership:
+    """A group: its members, the number of its next operation, and how many of them have begun here."""
+
+    ranks: tuple[int, ...]
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    begun: int = 0
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """What another member says of an operation that it has given up.
+
+    Args:
+        rank: who says it, as a rank of the endpoint.
+        lost: the rank of the endpoint whose loss it was, if it was one.
+        disagrees: the members do not call the same thing; `reason` says what each called.
+    """
+
+    rank: int
+    reason: str
+    lost: int | None = None
+    disagrees: bool = False
+
+
+class Tasks:
+    """See the module.
+
+    Args:
+        groups: by name; others may add to it.
+        order: numbers all that is sent by this rank, collectives or not.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        broker: BrokerLink,
+        groups: Mapping[str, Membership],
+        order: Iterator[int],
+        chunk_bytes: int,
+    ) -> None:
+        self._endpoint = endpoint
+        self._broker = broker
+        self._groups = groups
+        self._order = order
+        self._chunk_bytes = chunk_bytes
+        self._running: dict[Key, Task] = {}
+        self._return_s: dict[Key, float] = {}
+        self._given_up: OrderedDict[Key, GivenUp] = OrderedDict()
+        self._early: OrderedDict[Key, dict[int, Header]] = OrderedDict()
+        self._done: OrderedDict[Key, Words] = OrderedDict()
+        self._found_late: dict[str, HiveError] = {}
+
+    def start(
+        self, call: Call, *, number: int, work: Work, began_s: float, timeout_s: float, priority: Priority
+    ) -> None:
+        """Begin a call that got its number from its group."""
+        key = (call.site.group, number)
+        group = self._groups[call.site.group]
+        group.begun = number + 1
+        early = self._early.pop(key, {})
+        given_up = self._given_up.pop(key, None)
+        if self._endpoint.closing:
+            work.finish(error=CancelledError(f"{work.what}: the transport was closed"))
+            return
+        if given_up is not None:
+            work.finish(error=self._error_of(given_up, group))
+            return
+        late = self._found_late.pop(call.site.group, None)
+        if late is not None:
+            work.finish(error=late)
+            self._tell_others(key, group.ranks, late, disagrees=True)
+            return
+        try:
+            schedule = call.plan(number, max(self._chunk_bytes // call.item_bytes, 1))
+            task = Task(
+                call,
+                schedule,
+                links=self._endpoint,
+                ranks=group.ranks,
+                number=number,
+                order=next(self._order),
+                priority=priority,
+                work=work,
+                timeout_s=timeout_s,
+                deadline_s=began_s + timeout_s,
+                on_end=self._ended,
+            )
+        except Exception as cause:  # noqa: BLE001 - no memory for what is received, or a mistake of ours
+            error = unforeseen(work.what, cause)
+            work.finish(error=error)
+            self._tell_others(key, group.ranks, error)
+            return
+        self._running[key] = task
+        self._broker.collective_begins(time.monotonic(), self._bytes_by_destination(call, schedule, group.ranks))
+        for rank, header in early.items():
+            task.check(rank, header)
+        task.start()
+
+    def give_up(self, group: str, number: int, reason: str) -> None:
+        """Do not begin an operation that got its number; it fails on the other members."""
+        key = (group, number)
+        self._groups[group].begun = number + 1
+        self._early.pop(key, None)
+        self._given_up.pop(key, None)
+        if not self._endpoint.closing:
+            self._tell_others(key, self._groups[group].ranks, CancelledError(reason))
+
+    def tick(self, now_s: float) -> float:
+        """Time out what is late; returns when to be called next.
+
+        An operation that has failed ends when the engine has given its buffers back, and not before: tensors that the
+        engine may still write are not the caller's.
+        """
+        wake_s = math.inf
+        for key, task in tuple(self._running.items()):
+            if task.error is None and now_s >= task.deadline_s:
+                task.time_out()
+            if task.error is None:
+                wake_s = min(wake_s, task.deadline_s)
+            elif key in self._running:
+                late_s = self._return_s.setdefault(key, now_s + RETURN_S_MAX)
+                if now_s < late_s:
+                    wake_s = min(wake_s, late_s)
+                elif not math.isinf(late_s):
+                    self._return_s[key] = math.inf
+                    _log.warning("%s has failed, but the engine still holds its tensors", task.work.what)
+        return wake_s
+
+    def announced(self, rank: int, header: Header) -> None:
+        """A message waits that nothing here has asked for: early, or of a call that does not match ours."""
+        key = (header.group, header.step)
+        task = self._running.get(key)
+        if task is not None:
+            task.check(rank, header)
+        elif self._not_begun(key):
+            _remember(self._early, key, {**self._early.get(key, {}), rank: header})
+        elif key in self._done and rank in self._groups[key[0]].ranks:
+            ranks = self._groups[key[0]].ranks
+            what = f"operation {key[1]} of group {key[0]}"
+            error = disagreement(self._done[key], header, what=what, ranks=ranks, own=self._endpoint.rank)
+            if error is not None:
+                self._tell_others(key, ranks, error, disagrees=True)
+                self._learn_late(key, error)
+
+    def given_up_by(self, key: Key, given_up: GivenUp) -> None:
+        """Another member has given an operation up. One that is over here and should not have been is told next."""
+        task = self._running.get(key)
+        group = self._groups.get(key[0])
+        if group is not None and given_up.rank not in group.ranks:
+            return
+        if task is not None and group is not None:
+            task.fail(self._error_of(given_up, group), remote=True)
+        elif self._not_begun(key):
+            _remember(self._given_up, key, given_up)
+        elif group is not None and given_up.disagrees and key in self._done:
+            self._learn_late(key, self._error_of(given_up, group))
+
+    def cancel(self, group: str | None, reason: str) -> None:
+        """End everything under way in a group, or in all."""
+        for (name, _), task in tuple(self._running.items()):
+            if group is None or name == group:
+                task.fail(CancelledError(f"{task.work.what}: {reason}"))
+
+    def abandon(self) -> None:
+        """End everything now: the engine is gone."""
+        for task in tuple(self._running.values()):
+            task.abandon()
+
+    def _ended(self, task: Task) -> None:
+        key = (task.call.site.group, task.number)
+        del self._running[key]
+        self._return_s.pop(key, None)
+        self._broker.collective_ends(time.monotonic())
+        if self._endpoint.closing:
+            return
+        if task.error is None:
+            _remember(self._done, key, task.call.words)
+        elif not task.remote:
+            self._tell_others(key, task.ranks, task.error, disagrees=task.disagrees)
+        if not any(name == key[0] for name, _ in self._running):
+            # Every earlier operation of the group is over here: what still waits for one is a late duplicate, or left
+            # of one that failed, or (for the last few alone worth looking at) is of another call than ours was.
+            kept = 0 if task.error is not None else LATE_STEPS
+            self._endpoint.discard(key[0], max(self._groups[key[0]].begun - kept, 0))
+
+    def _learn_late(self, key: Key, error: HiveError) -> None:
+        """An operation that has ended well here was not the others'. What comes after it in the group raises that."""
+        del self._done[key]  # once is enough, although several members may say it
+        later = [task for (name, _), task in self._running.items() if name == key[0]]
+        for task in later:
+            task.disagrees = True
+            task.fail(error)
+        if not later:
+            self._found_late[key[0]] = error
+
+    def _not_begun(self, key: Key) -> bool:
+        """Whether this rank may still begin an operation; its group may not have been made here yet."""
+        group = self._groups.get(key[0])
+        return group is None or key[1] >= group.begun
+
+    def _error_of(self, given_up: GivenUp, group: Membership) -> HiveError:
+        """What this rank raises when another one has given up; ranks are those of the group."""
+        index = group.ranks.index(given_up.rank) if given_up.rank in group.ranks else given_up.rank
+        peer = None if given_up.lost not in group.ranks else self._endpoint.peers.peers.get(given_up.lost)
+        if peer is not None:
+            return ConnectionLostError(peer.name, given_up.reason, rank=group.ranks.index(peer.rank))
+        if given_up.disagrees:
+            return PeerError(f"rank {index}", given_up.reason)
+        return CancelledError(f"rank {index} gave up: {given_up.reason}")
+
+    def _tell_others(self, key: Key, ranks: tuple[int, ...], error: HiveError, *, disagrees: bool = False) -> None:
+        lost = None
+        if isinstance(error, ConnectionLostError) and error.rank is not None:
+            lost = ranks[error.rank]  # errors name ranks of the group, messages ranks of the endpoint
+        if isinstance(error, ConnectionLostError) or (disagrees and isinstance(error, PeerError)):
+            reason = error.reason
+        else:
+            reason = str(error)
+        message = {
+            "op": "abort",
+            "group": key[0],
+            "step": key[1],
+            "reason": reason[:REASON_CHARS_MAX],
+            "lost": lost,
+            "disagrees": disagrees,
+        }
+        for rank in ranks:
+            if rank != self._endpoint.rank and self._endpoint.peers.error(rank) is None:
+                self._endpoint.control(rank, message)
+
+    def _bytes_by_destination(self, call: Call, schedule: Schedule, ranks: tuple[int, ...]) -> dict[str, int]:
+        sent: dict[str, int] = {}
+        for step in schedule.steps:
+            if isinstance(step, Send):
+                address = self._endpoint.peers.address(ranks[step.peer], bulk=False)[0]
+                sent[address] = sent.get(address, 0) + step.source.elems * call.item_bytes
+        return sent
+
+
+def _remember(what: OrderedDict[Key, V], key: Key, value: V) -> None:
+    """Keep something of an operation, and forget the oldest beyond the bound."""
+    what[key] = value
+    while len(what) > EARLY_MAX:
+        what.popitem(last=False)

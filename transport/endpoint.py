@@ -1,0 +1,430 @@
+"""Messages to ranks and from ranks, over whatever connections there are: the layer between the engine and collectives.
+
+Rules
+- Everything here runs in the transport's thread (`transport.loop`); callbacks are called in it, never from within the
+  call that started the operation.
+- A send waits in the peer's outbox until not too much is under way to it. It is done when the peer's stack has
+  acknowledged it.
+- When a connection is lost, sends that were not acknowledged are sent again over the next one; receivers match by key,
+  and keys are never reused, so a message that arrives twice is taken once.
+- A rank that is gone fails every send to it at once, and every receive from it after `GRACE_S`, because what it sent
+  before it went may still wait in the engine. Should it live after all, it is told so, and its operations with us fail.
+- Every key carries the sender's rank in its tag, because ranks on one host may share one certificate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
+from transport.engine.base import (
+    Announced,
+    Buffer,
+    ConnectionDown,
+    ConnectionUp,
+    Engine,
+    Event,
+    OperationFailed,
+    Priority,
+    Received,
+    SendDone,
+)
+from transport.outbox import AHEAD, Outbox, SendEnd, Sending
+from transport.peers import Dial, Gone, PeerTable, Phase
+from transport.wire.errors import WireCode
+from transport.wire.header import Header, Kind, MatchKey
+
+GRACE_S = 0.3
+"""From learning that a rank is gone to failing a receive: what the engine holds is handed over in milliseconds."""
+RANK_BITS = 24
+CONTROL_BYTES_MAX = 2048
+_CONTROL_SUFFIX = "|control"
+HELLO_RANK = 64
+HELLO_GROUP = 65
+
+_log = logging.getLogger("transport.endpoint")
+
+ReceiveEnd = Callable[[Received | None, TransportError | None], None]
+
+
+def tag_of(rank: int, user_tag: int = 0) -> int:
+    """The tag of a message that `rank` sends."""
+    return user_tag << RANK_BITS | rank
+
+
+def rank_of(tag: int) -> int:
+    """The rank that sent a message with this tag."""
+    return tag & (1 << RANK_BITS) - 1
+
+
+@dataclass(eq=False)
+class Receiving:
+    """A receive that has not ended."""
+
+    rank: int
+    key: MatchKey
+    buffer: Buffer | None
+    on_end: ReceiveEnd
+    posted_s: float
+    operation: int = 0
+    cancelled: TransportError | None = None
+
+
+Ticket = Sending | Receiving
+
+
+class Endpoint:
+    """This rank's view of all others. Made when their contacts are known; the engine is handed over by `begin`."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        job: str,
+        world: str,
+        peers: PeerTable,
+        on_gone: Callable[[Gone], None],
+        on_control: Callable[[int, Mapping[str, object]], None],
+        on_announced: Callable[[int, Header], None],
+        on_refused: Callable[[int, PeerError], None],
+    ) -> None:
+        self.rank = rank
+        self.peers = peers
+        self._job = job
+        self._world = world
+        self._on_gone = on_gone
+        self._on_control = on_control
+        self._on_announced = on_announced
+        self._on_refused = on_refused
+        self._outboxes: dict[tuple[int, bool], Outbox] = {}
+        self._operations: dict[int, Ticket] = {}
+        self._attempts: dict[int, tuple[int, bool]] = {}
+        self._receiving: dict[int, set[int]] = {}
+        self._gone_s: dict[int, float] = {}
+        self._later: list[Callable[[], None]] = []
+        self._control_number = itertools.count()
+        self._engine: Engine | None = None
+        self._endpoints: dict[bool, int] = {}
+        self.closing = False
+
+    @property
+    def hello(self) -> dict[int, object]:
+        """What we say of ourselves on every connection."""
+        return {HELLO_RANK: self.rank, HELLO_GROUP: self._world}
+
+    def begin(self, engine: Engine, *, compute: int, bulk: int) -> None:
+        """Use `engine`, with these endpoints of it."""
+        self._engine = engine
+        self._endpoints = {False: compute, True: bulk}
+
+    # For the layers above.
+
+    def send(
+        self,
+        rank: int,
+        header: Header,
+        payload: Buffer | None,
+        *,
+        priority: Priority,
+        order: tuple[int, int],
+        on_end: SendEnd,
+    ) -> Sending:
+        """Send one message to a rank, behind those of smaller (priority, order)."""
+        bulk = priority is Priority.BULK
+        sending = Sending(rank, replace(header, job=self._job), payload, priority, on_end, bulk)
+        error = self.peers.error(rank)
+        if error is not None:
+            self._end_later(sending, error)
+            return sending
+        if bulk:
+            self.peers.want_bulk(rank)
+        self._enqueue(sending, order)
+        self._pump(rank, bulk)
+        return sending
+
+    def receive(self, rank: int, key: MatchKey, buffer: Buffer | None, on_end: ReceiveEnd) -> Receiving:
+        """Take the next message with `key` from a rank; the engine owns `buffer` until `on_end`."""
+        receiving = Receiving(rank, key, buffer, on_end, time.monotonic())
+        self._post(receiving)
+        return receiving
+
+    def cancel(self, ticket: Ticket, error: TransportError | None = None) -> None:
+        """End an operation early; its `on_end` is called with `error` when its buffer is free again."""
+        reason = error or CancelledError("cancelled")
+        if isinstance(ticket, Sending) and ticket.operation is None:
+            self._end_later(ticket, reason)
+        elif ticket.operation is not None and ticket.operation in self._operations:
+            ticket.cancelled = reason
+            self._need_engine().cancel(ticket.operation)
+
+    def control(self, rank: int, message: Mapping[str, object], on_end: SendEnd | None = None) -> None:
+        """Send a small message of the transport's own to a rank, ahead of everything else."""
+        payload = memoryview(json.dumps(message).encode())
+        header = Header(
+            kind=Kind.CONTROL,
+            group=self._world + _CONTROL_SUFFIX,  # `discard` of collectives must not meet them
+            step=next(self._control_number),
+            tag=tag_of(self.rank),
+            length=len(payload),
+        )
+        self.send(
+            rank, header, payload, priority=Priority.CONTROL, order=(0, 0), on_end=on_end or (lambda _error: None)
+        )
+
+    def discard(self, group: str, before_step: int) -> None:
+        """Drop messages of steps that are over, late ones too."""
+        self._need_engine().discard(group=group, before_step=before_step)
+
+    # From the engine.
+
+    def handle(self, events: Sequence[Event]) -> None:
+        """Take a batch of the engine's events."""
+        for event in events:
+            if self.closing and isinstance(event, Announced | ConnectionUp):
+                continue  # the engine may be closed by now, and nothing new is begun
+            try:
+                self._handle(event)
+            except Exception:  # noqa: BLE001 - one event must not take those of other operations with it
+                _log.exception("an event of the engine could not be handled: %.200r", event)
+        self._run_later()
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case SendDone():
+                self._send_ended(event.operation, None)
+            case Received():
+                self._received(event)
+            case OperationFailed():
+                self._failed(event)
+            case Announced():
+                self._announced(event)
+            case ConnectionUp():
+                self._up(event)
+            case ConnectionDown():
+                self._down(event)
+
+    def tick(self, now_s: float) -> float:
+        """Do what is due; returns when to be called next."""
+        wake_s = float("inf")
+        if not self.closing and self._engine is not None:
+            for action in self.peers.due(now_s):
+                if isinstance(action, Dial):
+                    self._dial(self._engine, action, now_s)
+                else:
+                    self._gone(action)
+            wake_s = self.peers.next_wake_s()
+        for rank, gone_s in self._gone_s.items():
+            for operation in tuple(self._receiving.get(rank, ())):
+                receiving = self._operations[operation]
+                assert isinstance(receiving, Receiving)
+                due_s = max(gone_s, receiving.posted_s) + GRACE_S
+                if receiving.cancelled is not None:
+                    continue
+                if now_s >= due_s:
+                    self.cancel(receiving, self.peers.error(rank))
+                else:
+                    wake_s = min(wake_s, due_s)
+        self._run_later()
+        return wake_s
+
+    def _dial(self, engine: Engine, dial: Dial, now_s: float) -> None:
+        try:
+            attempt = engine.connect(
+                self._endpoints[dial.bulk],
+                self.peers.address(dial.rank, bulk=dial.bulk),
+                expected_peer=self.peers.peers[dial.rank].name,
+            )
+        except TransportError as error:  # an address that no socket takes, or an engine that has just ended
+            _log.warning("rank %d cannot be dialled: %s", dial.rank, error)
+            self.peers.dial_failed(dial.rank, bulk=dial.bulk, now_s=now_s)
+        else:
+            self._attempts[attempt] = (dial.rank, dial.bulk)
+
+    def bury(self, gone: Gone | None) -> None:
+        """Somebody else knows that a rank is gone (`PeerTable.left`, `PeerTable.dead`)."""
+        if gone is not None:
+            self._gone(gone)
+
+    def first_loss(self, ranks: tuple[int, ...]) -> ConnectionLostError | None:
+        """Why the rank among `ranks` that went first is gone, or None while all of them are there."""
+        return next((self.peers.error(rank) for rank in self._gone_s if rank in ranks), None)
+
+    # Connections.
+
+    def _up(self, event: ConnectionUp) -> None:
+        engine = self._need_engine()
+        dialled = self._attempts.pop(event.attempt, None) if event.attempt is not None else None
+        bulk = event.endpoint == self._endpoints[True]
+        rank = event.hello.get(HELLO_RANK)
+        peer = self.peers.peers.get(rank) if isinstance(rank, int) else None
+        known = peer is not None and peer.name == event.peer and event.hello.get(HELLO_GROUP) == self._world
+        if peer is None or not known or (dialled is not None and dialled[0] != rank):
+            if dialled is not None:
+                self.peers.dial_failed(dialled[0], bulk=dialled[1], now_s=time.monotonic())
+            _log.warning("refused a connection from %s at %s: no rank of ours", event.peer, event.remote)
+            engine.disconnect(event.connection, wire_code=WireCode.PEER_UNEXPECTED, reason="no rank of this group")
+            return
+        if not self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=event.attempt is not None):
+            self._say_gone(peer.rank, event.connection)
+            return
+        self._pump(peer.rank, bulk)
+
+    def _say_gone(self, rank: int, connection: int) -> None:
+        """Close a connection to a rank that counts as gone, in such a way that it does not dial again."""
+        error = self.peers.error(rank)
+        why = "gone" if error is None else error.reason
+        self._need_engine().disconnect(
+            connection, wire_code=WireCode.COUNTED_AS_GONE, reason=f"rank {rank} counts as gone: {why}"
+        )
+
+    def _down(self, event: ConnectionDown) -> None:
+        now_s = time.monotonic()
+        reason = "the connection was closed" if event.error is None else _plain(event.error)
+        shunned_by: int | None = None
+        if event.attempt is not None and event.attempt in self._attempts:
+            rank, bulk = self._attempts.pop(event.attempt)
+            shunned_by = rank
+            self.peers.dial_failed(rank, bulk=bulk, now_s=now_s)
+            if isinstance(event.error, PeerError):
+                self._on_refused(rank, event.error)
+        if event.connection is not None:
+            known = self.peers.rank_of(event.connection)
+            shunned_by = known if known is not None else shunned_by
+            self.peers.down(event.connection, reason=reason, now_s=now_s)
+        said = event.error.wire_code if isinstance(event.error, PeerError) else None
+        if shunned_by is not None and said == WireCode.COUNTED_AS_GONE:
+            self.bury(self.peers.shunned(shunned_by, f"it counts this rank as gone ({reason})"))
+
+    def _gone(self, gone: Gone) -> None:
+        self._gone_s[gone.rank] = time.monotonic()
+        for bulk in (False, True):
+            outbox = self._outboxes.get((gone.rank, bulk), Outbox())
+            for sending in outbox.drain():
+                self._end_later(sending, gone.error)
+            for operation, sending in outbox.flying.items():
+                sending.cancelled = sending.cancelled or gone.error
+                self._need_engine().cancel(operation)
+        if self.peers.peers[gone.rank].phase is Phase.DEAD:  # it may live, and only not have been heard in time
+            for connection in self.peers.connections(gone.rank):
+                self._say_gone(gone.rank, connection)
+        self._on_gone(gone)
+
+    # Sends.
+
+    def _enqueue(self, sending: Sending, order: tuple[int, int]) -> None:
+        self._outboxes.setdefault((sending.rank, sending.bulk), Outbox()).push(sending, order)
+
+    def _pump(self, rank: int, bulk: bool) -> None:
+        """Hand waiting sends to the engine, as many as may be under way at once."""
+        outbox = self._outboxes.get((rank, bulk))
+        connection = self.peers.route(rank, bulk=bulk)
+        if outbox is None or connection is None:
+            return
+        engine = self._need_engine()
+        while (sending := outbox.pop()) is not None:
+            operation = engine.send(connection, sending.header, sending.payload, priority=sending.priority)
+            outbox.flies(sending, operation)
+            self._operations[operation] = sending
+
+    def _send_ended(self, operation: int, error: TransportError | None) -> None:
+        sending = self._operations.pop(operation, None)
+        if not isinstance(sending, Sending):
+            return
+        self._outboxes[sending.rank, sending.bulk].landed(operation)
+        if error is None:
+            self.peers.carried(sending.rank, bulk=sending.bulk)
+        gone = self.peers.error(sending.rank)
+        retry = isinstance(error, ConnectionLostError) and sending.cancelled is None and gone is None
+        if retry and not self.closing:
+            self._enqueue(sending, AHEAD)
+        elif not sending.ended:
+            sending.ended = True
+            sending.on_end(None if error is None else sending.cancelled or gone or error)
+        self._pump(sending.rank, sending.bulk)
+
+    def _end_later(self, sending: Sending, error: TransportError) -> None:
+        """End a send that the engine never saw; not within the caller's call."""
+        if not sending.ended:
+            sending.ended = True
+            self._later.append(lambda: sending.on_end(error))
+
+    def _run_later(self) -> None:
+        while self._later:
+            later, self._later = self._later, []
+            for end in later:
+                try:
+                    end()
+                except Exception:  # noqa: BLE001 - as above
+                    _log.exception("the end of a send could not be handled")
+
+    # Receives.
+
+    def _post(self, receiving: Receiving) -> None:
+        name = self.peers.peers[receiving.rank].name
+        receiving.operation = self._need_engine().post(name, receiving.key, receiving.buffer)
+        self._operations[receiving.operation] = receiving
+        self._receiving.setdefault(receiving.rank, set()).add(receiving.operation)
+
+    def _take(self, operation: int) -> Receiving | None:
+        receiving = self._operations.pop(operation, None)
+        if not isinstance(receiving, Receiving):
+            return None
+        self._receiving[receiving.rank].discard(operation)
+        return receiving
+
+    def _received(self, event: Received) -> None:
+        receiving = self._take(event.operation)
+        if receiving is not None:
+            self.peers.carried(receiving.rank, bulk=False)
+            receiving.on_end(event, None)
+
+    def _failed(self, event: OperationFailed) -> None:
+        ticket = self._operations.get(event.operation)
+        if isinstance(ticket, Sending):
+            self._send_ended(event.operation, event.error)
+            return
+        receiving = self._take(event.operation)
+        if receiving is None:
+            return
+        lost = isinstance(event.error, ConnectionLostError)
+        if lost and receiving.cancelled is None and self.peers.error(receiving.rank) is None and not self.closing:
+            self._post(receiving)
+            return
+        receiving.on_end(None, receiving.cancelled or self.peers.error(receiving.rank) or event.error)
+
+    def _announced(self, event: Announced) -> None:
+        rank = rank_of(event.header.tag)
+        peer = self.peers.peers.get(rank)
+        if peer is None or peer.name != event.peer:
+            _log.warning("%s sent a message as rank %d, which it is not", event.peer, rank)
+            return
+        if event.header.kind is not Kind.CONTROL:
+            self._on_announced(rank, event.header)
+        elif event.header.length <= CONTROL_BYTES_MAX:
+            self.receive(rank, event.header.key, None, lambda received, _error: self._control(rank, received))
+
+    def _control(self, rank: int, received: Received | None) -> None:
+        if received is None:
+            return
+        try:
+            message = json.loads(bytes(received.payload))
+        except (ValueError, RecursionError):
+            message = None
+        if isinstance(message, dict):
+            self._on_control(rank, message)
+        else:
+            _log.warning("rank %d sent a control message of %d bytes that is none", rank, len(received.payload))
+
+    def _need_engine(self) -> Engine:
+        assert self._engine is not None, "begin() comes first"
+        return self._engine
+
+
+def _plain(error: TransportError) -> str:
+    """An error's text without code and name, for use as a reason."""
+    return error.reason if isinstance(error, ConnectionLostError | PeerError) else str(error)

@@ -1,0 +1,487 @@
+"""Connections, mailboxes and sockets of the engine, all of it in the engine's thread.
+
+In a turn of the loop each socket gives up to `READ_MAX` datagrams, then timers run, then each connection sends at most
+`SEND_MAX` packets, compute before bulk. So a turn takes a few milliseconds, whatever queues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import select
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aioquic.quic.events import ConnectionIdIssued, ConnectionIdRetired
+from cryptography.x509 import Certificate
+
+from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
+from transport.engine.aioquic_connection import CID_BYTES, HiveConnection
+from transport.engine.aioquic_dial import Endpoint, configuration_of, read_first_packet
+from transport.engine.aioquic_loop import Loop
+from transport.engine.base import (
+    Address,
+    ConnectionDown,
+    ConnectionStatistics,
+    ConnectionUp,
+    EngineSettings,
+    Event,
+    OperationFailed,
+    SendDone,
+    Trust,
+)
+from transport.engine.incoming import code_name
+from transport.engine.link import Link
+from transport.engine.mailbox import Mailbox, Post, lost
+from transport.engine.streams import SendStream
+from transport.wire.errors import WireCode, WireError
+from transport.wire.hello import HelloKey
+
+READ_MAX = 48
+SEND_MAX = 16
+LINKS_PER_PEER_MAX = 4
+"""Of one name, rank and kind: dialled by either side, and each again before the loss of the old one was noticed."""
+LINKS_PER_NAME_MAX = 256
+"""A host's certificate may serve all its ranks: 64 of them, compute and bulk, dialled by either side."""
+HALF_OPEN_MAX = 256
+LINGER_S = 3.0
+"""A closed connection answers what still comes with its close for so long (RFC 9000 10.2.1)."""
+
+
+class Core(Loop):
+    """Everything that belongs to the engine's thread. Only `command`, `snapshot` and `over` are for others."""
+
+    def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
+        super().__init__(on_events=on_events)
+        self.settings = settings
+        self.snapshot: dict[int, ConnectionStatistics] = {}
+        self._numbers = itertools.count(1)
+        self._endpoints: dict[int, Endpoint] = {}
+        self._by_descriptor: dict[int, Endpoint] = {}
+        self._links: list[Link] = []
+        self._by_number: dict[int, Link] = {}
+        self._by_cid: dict[bytes, Link] = {}
+        self._lingering: dict[bytes, tuple[bytes, float]] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._floors: dict[str, int] = {}
+        self._sends: dict[int, tuple[Link, SendStream]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+
+    def close_descriptors(self) -> None:
+        for endpoint in self._endpoints.values():
+            endpoint.port.sock.close()
+        super().close_descriptors()
+
+    # The loop's hooks
+
+    def _ready_on(self, descriptor: int, mask: int) -> None:
+        endpoint = self._by_descriptor[descriptor]
+        if mask & select.EPOLLOUT:
+            endpoint.port.flush()
+            self._watch(endpoint)
+        if mask & select.EPOLLIN:
+            self._read(endpoint, self._now)
+
+    def _work(self, now: float) -> None:
+        self._timers(now)
+        self._transmit(now)
+
+    def _next_at(self) -> float | None:
+        times = [link.timer_at for link in self._links if link.timer_at is not None]
+        if self._deadlines:
+            times.append(self._deadlines[0][0])
+        return min(times, default=None)
+
+    def _held_up(self, lost_s: float) -> None:
+        for link in self._links:
+            link.connection.heard_at += lost_s
+            link.started_at += lost_s
+
+    # Datagrams in
+
+    def _read(self, endpoint: Endpoint, now: float) -> None:
+        touched: set[Link] = set()
+        datagrams = endpoint.port.read(READ_MAX)
+        self._arrived += len(datagrams)
+        for data, address in datagrams:
+            if not data:
+                continue
+            long_header = data[0] & 0x80 and len(data) > 6
+            cid = data[6 : 6 + data[5]] if long_header else data[1 : 1 + CID_BYTES]
+            link = self._by_cid.get(cid)
+            if link is None:
+                if long_header:
+                    link = self._accept(endpoint, data, address)
+                elif cid in self._lingering:
+                    endpoint.port.send([(self._lingering[cid][0], address)])
+                if link is None:
+                    continue
+            if link.ended:
+                continue
+            link.connection.receive(data, address, now)
+            touched.add(link)
+        for link in touched:
+            link.timer_at = now
+            self._collect(link)
+
+    def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Link | None:
+        cid, answer = read_first_packet(data)
+        if answer is not None:
+            endpoint.port.send([(answer, address)])
+        if cid is None or sum(1 for link in self._links if not link.verified) >= HALF_OPEN_MAX:
+            return None
+        link = self._new_link(endpoint, address, attempt=None, expected_peer=None, original_cid=cid)
+        self._by_cid[cid] = link
+        return link
+
+    # Links
+
+    def _new_link(
+        self,
+        endpoint: Endpoint,
+        address: Any,
+        *,
+        attempt: int | None,
+        expected_peer: str | None,
+        original_cid: bytes | None = None,
+    ) -> Link:
+        settings = self.settings
+        link = Link(
+            endpoint=endpoint.number,
+            bulk=endpoint.bulk,
+            address=address,
+            trust=endpoint.trust,
+            hello=endpoint.hello,
+            attempt=attempt,
+            expected_peer=expected_peer,
+            now=self._now,
+            on_ready=self._ready,
+        )
+        link.connection = HiveConnection(
+            configuration=configuration_of(endpoint, settings, is_client=original_cid is None),
+            bulk=endpoint.bulk,
+            streams_max=settings.streams_max,
+            message_bytes_max=settings.message_bytes_max,
+            judge=lambda chain: self._judge(link, chain),
+            on_sent=self._sent,
+            on_stopped=self._stopped,
+            on_control=link.on_control,
+            original_destination_connection_id=original_cid,
+        )
+        link.connection.heard_at = self._now
+        self._links.append(link)
+        self._links.sort(key=lambda item: item.bulk)
+        self._by_cid[link.connection.host_cid] = link
+        return link
+
+    def _judge(self, link: Link, chain: Sequence[Certificate]) -> None:
+        """The handshake is complete: verify the peer, and count its connections from here on.
+
+        Raises:
+            WireError: it is not to be believed, or has too many connections.
+        """
+        link.judge(chain)
+        others = sum(1 for other in self._links if other.verified and other.peer == link.peer) - 1
+        if others >= LINKS_PER_NAME_MAX:
+            raise WireError(WireCode.TOO_MANY_CONNECTIONS, f"{others} connections between us already")
+
+    def _ready(self, link: Link) -> None:
+        """The peer is verified and said hello."""
+        others = sum(1 for other in self._by_number.values() if other.identity == link.identity)
+        if others >= LINKS_PER_PEER_MAX:
+            raise WireError(WireCode.TOO_MANY_CONNECTIONS, f"{others} connections between us already")
+        link.number = next(self._numbers)
+        self._by_number[link.number] = link
+        assert link.peer_hello is not None
+        remote = (link.address[0], link.address[1])
+        self._events.append(ConnectionUp(link.number, link.endpoint, link.peer, remote, link.peer_hello, link.attempt))
+        job = str(link.peer_hello.get(HelloKey.JOB, ""))
+        link.connection.incoming.begin(self._mailbox(link.peer), job=job, account=link.identity[1])
+
+    def _mailbox(self, peer: str) -> Mailbox:
+        mailbox = self._mailboxes.get(peer)
+        if mailbox is None:
+            mailbox = self._mailboxes[peer] = Mailbox(
+                peer, store_bytes_max=self.settings.unexpected_bytes_max, emit=self._events_append
+            )
+            for group, before_step in self._floors.items():
+                mailbox.discard(group=group, before_step=before_step)
+        return mailbox
+
+    def _events_append(self, event: Event) -> None:
+        self._events.append(event)
+
+    def _collect(self, link: Link) -> None:
+        """Follow what aioquic says of connection identifiers, and notice the end."""
+        connection = link.connection
+        event = connection.next_event()
+        while event is not None:
+            if isinstance(event, ConnectionIdIssued):
+                self._by_cid[event.connection_id] = link
+            elif isinstance(event, ConnectionIdRetired):
+                self._by_cid.pop(event.connection_id, None)
+            event = connection.next_event()
+        if connection.over:
+            self._end(link)
+
+    def _end(self, link: Link) -> None:
+        """A connection is over: send its close if it is ours to send, tell the caller, and fail what was on it."""
+        if link.ended:
+            return
+        link.ended = True
+        datagrams = link.connection.transmit(self._now, SEND_MAX)
+        endpoint = self._endpoints[link.endpoint]
+        endpoint.port.send(datagrams)
+        self._watch(endpoint)
+        self._links.remove(link)
+        for cid in [cid for cid, owner in self._by_cid.items() if owner is link]:
+            del self._by_cid[cid]
+            if datagrams:
+                self._lingering[cid] = (datagrams[-1][0], self._now + LINGER_S)
+        error = link.end_error()
+        reason = "the connection was closed here" if link.closed_here else "the peer said goodbye"
+        if isinstance(error, (ConnectionLostError, PeerError)):
+            reason = error.reason
+        for operation, stream in list(link.sends.items()):
+            self._sends.pop(operation, None)
+            stream.release()
+            self._events.append(OperationFailed(operation, ConnectionLostError(link.peer, reason)))
+        link.sends.clear()
+        self._events.append(ConnectionDown(link.number, link.peer, error, link.attempt))
+        if link.number is None:
+            return
+        del self._by_number[link.number]
+        mailbox = self._mailboxes[link.peer]
+        mailbox.disconnected(link.connection.incoming)
+        if not any(other.peer == link.peer for other in self._by_number.values()):
+            mailbox.fail_posts(lost(link.peer, reason))
+            if mailbox.idle:
+                del self._mailboxes[link.peer]
+
+    # Datagrams out, timers
+
+    def _transmit(self, now: float) -> None:
+        for link in list(self._links):
+            if link.timer_at is not None and link.timer_at > now:
+                continue
+            endpoint = self._endpoints[link.endpoint]
+            if endpoint.port.waiting:
+                link.timer_at = None  # the socket is full; EPOLLOUT brings us back
+                continue
+            datagrams = link.connection.transmit(now, SEND_MAX)
+            if datagrams:
+                endpoint.port.send(datagrams)
+                if endpoint.port.waiting:
+                    self._watch(endpoint)
+                if endpoint.port.too_long:
+                    self._shrink(endpoint)
+            link.timer_at = now if len(datagrams) >= SEND_MAX else link.connection.get_timer()
+            self._collect(link)
+
+    def _timers(self, now: float) -> None:
+        for link in list(self._links):
+            due = link.connection.get_timer() if link.timer_at is not None and link.timer_at <= now else None
+            if due is not None and due <= now:
+                link.connection.handle_timer(now)
+                self._collect(link)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, operation = heapq.heappop(self._deadlines)
+            if operation in self._sends:
+                link, stream = self._sends[operation]
+                error = TimedOutError(
+                    f"sending to {link.peer}",
+                    timeout_s=stream.timeout_s,
+                    bytes_done=stream.acked,
+                    bytes_total=stream.total,
+                )
+                self._abandon(operation, WireCode.DEADLINE_PASSED, error)
+
+    def _shrink(self, endpoint: Endpoint) -> None:
+        """The path takes less than we send: go down to what every QUIC path takes (RFC 9000 14)."""
+        for link in self._links:
+            if link.address in endpoint.port.too_long:
+                link.connection.shrink(1200)
+        endpoint.port.too_long.clear()
+
+    def _watch(self, endpoint: Endpoint) -> None:
+        """Ask for EPOLLOUT while datagrams wait."""
+        waiting = bool(endpoint.port.waiting)
+        self._epoll.modify(endpoint.port.sock, select.EPOLLIN | (select.EPOLLOUT if waiting else 0))
+        if not waiting:
+            for link in self._links:
+                if link.endpoint == endpoint.number:
+                    link.timer_at = self._now
+
+    def _tick(self, now: float) -> None:
+        settings = self.settings
+        for link in list(self._links):
+            connection = link.connection
+            silent_s = now - connection.heard_at
+            if link.number is None:
+                if now - link.started_at > settings.handshake_timeout_s:
+                    reason = f"no connection within {settings.handshake_timeout_s:g} s"
+                    self._drop(link, WireCode.HANDSHAKE_TIMEOUT, ConnectionLostError(link.peer, reason))
+                continue
+            if silent_s > settings.dead_after_s:
+                reason = f"nothing heard for {silent_s:.1f} s (dead after {settings.dead_after_s:g} s)"
+                self._drop(link, WireCode.DEAD, ConnectionLostError(link.peer, reason))
+            elif silent_s >= settings.keep_alive_s and now - link.pinged_at >= settings.keep_alive_s:
+                link.pinged_at = now
+                connection.send_ping(0)
+                link.timer_at = now
+            connection.incoming._allow_streams()
+        for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
+            del self._lingering[cid]
+        self.snapshot = {number: link.statistics() for number, link in self._by_number.items()}
+
+    def _drop(self, link: Link, code: WireCode, error: TransportError) -> None:
+        link.local_error = link.local_error or error
+        link.connection.close(error_code=code, reason_phrase=str(error)[:500])
+        self._end(link)
+
+    # Commands
+
+    def add_endpoint(self, endpoint: Endpoint) -> None:
+        """Serve a socket."""
+        self._endpoints[endpoint.number] = endpoint
+        self._by_descriptor[endpoint.port.sock.fileno()] = endpoint
+        self._epoll.register(endpoint.port.sock, select.EPOLLIN)
+
+    def set_trust(self, number: int, trust: Trust) -> None:
+        """Judge new connections by something else."""
+        if number in self._endpoints:
+            self._endpoints[number].trust = trust
+
+    def connect(self, number: int, remote: Address, expected_peer: str | None, attempt: int) -> None:
+        """Dial."""
+        endpoint = self._endpoints.get(number)
+        name = expected_peer or f"{remote[0]}:{remote[1]}"
+        if endpoint is None:
+            self._events.append(
+                ConnectionDown(None, name, ConnectionLostError(name, f"there is no endpoint {number}"), attempt)
+            )
+            return
+        try:
+            address = endpoint.port.resolve(*remote)
+        except OSError as error:
+            reason = f"{remote[0]} cannot be dialled from this socket: {error}"
+            self._events.append(ConnectionDown(None, name, ConnectionLostError(name, reason), attempt))
+            return
+        link = self._new_link(endpoint, address, attempt=attempt, expected_peer=expected_peer)
+        link.connection.connect(address, self._now)
+        link.timer_at = self._now
+
+    def send(self, number: int, stream: SendStream, deadline_s: float | None) -> None:
+        """Queue a message."""
+        link = self._by_number.get(number)
+        if link is None:
+            stream.release()
+            error = ConnectionLostError(f"connection {number}", "it has ended or never was")
+            self._events.append(OperationFailed(stream.operation, error))
+            return
+        length, accepted = stream.total - len(stream.prefix), link.message_bytes_max
+        if length > accepted:
+            stream.release()
+            too_long = PeerError(link.peer, f"accepts messages of {accepted} bytes; this has {length}")
+            self._events.append(OperationFailed(stream.operation, too_long))
+            return
+        link.sends[stream.operation] = stream
+        self._sends[stream.operation] = (link, stream)
+        if deadline_s is not None:
+            heapq.heappush(self._deadlines, (self._now + deadline_s, stream.operation))
+        link.connection.outgoing.submit(stream)
+        link.timer_at = self._now
+
+    def post(self, post: Post) -> None:
+        """Wait for a message."""
+        self._mailbox(post.peer).post(post)
+        self._wake_peer(post.peer)
+
+    def cancel(self, operation: int) -> None:
+        """End a send or a post."""
+        if operation in self._sends:
+            link, _ = self._sends[operation]
+            self._abandon(operation, WireCode.CANCELLED, CancelledError(f"the send to {link.peer} was cancelled here"))
+            return
+        for mailbox in self._mailboxes.values():
+            if mailbox.cancel(operation):
+                self._wake_peer(mailbox.peer)
+                return
+
+    def discard(self, group: str, before_step: int) -> None:
+        """Forget a group's earlier steps."""
+        self._floors[group] = max(before_step, self._floors.pop(group, 0))
+        if len(self._floors) > 1024:
+            del self._floors[next(iter(self._floors))]
+        for mailbox in self._mailboxes.values():
+            mailbox.discard(group=group, before_step=before_step)
+            self._wake_peer(mailbox.peer)
+
+    def disconnect(self, number: int, wire_code: int, reason: str) -> None:
+        """Close one connection."""
+        link = self._by_number.get(number)
+        if link is not None:
+            if wire_code != WireCode.NO_ERROR:
+                said = f"closed here with {code_name(wire_code)}: {reason}"
+                link.local_error = ConnectionLostError(link.peer, said)
+            link.closed_here = True
+            link.connection.close(error_code=wire_code, reason_phrase=reason[:500])
+            self._end(link)
+
+    # Ends of operations
+
+    def _sent(self, stream: SendStream) -> None:
+        found = self._sends.pop(stream.operation, None)
+        stream.release()
+        if found is not None:
+            del found[0].sends[stream.operation]
+            self._events.append(SendDone(stream.operation))
+
+    def _stopped(self, stream: SendStream, code: int) -> None:
+        found = self._sends.pop(stream.operation, None)
+        if found is not None:
+            link = found[0]
+            del link.sends[stream.operation]
+            reason = f"refused the message with {code_name(code)}"
+            error: TransportError = PeerError(link.peer, reason, wire_code=code)
+            if code in (WireCode.CANCELLED, WireCode.DISCARDED):
+                error = CancelledError(f"{link.peer} {reason}")
+            self._events.append(OperationFailed(stream.operation, error))
+
+    def _abandon(self, operation: int, code: WireCode, error: TransportError) -> None:
+        link, stream = self._sends.pop(operation)
+        del link.sends[operation]
+        link.connection.outgoing.give_up(stream, code)
+        link.timer_at = self._now
+        self._events.append(OperationFailed(operation, error))
+
+    def _wake_peer(self, peer: str) -> None:
+        for link in self._by_number.values():
+            if link.peer == peer:
+                link.timer_at = self._now
+
+    def _say_goodbye(self) -> None:
+        self._fail_operations(CancelledError("the engine was closed here"))
+        for link in list(self._links):
+            link.closed_here = True
+            link.connection.close(error_code=WireCode.NO_ERROR, reason_phrase="goodbye")
+            with contextlib.suppress(OSError):  # a socket that fails now has nothing left to say
+                self._end(link)
+
+    def _fail_everything(self, error: TransportError) -> None:
+        for link in list(self._links):
+            link.ended = True
+            self._events.append(ConnectionDown(link.number, link.peer, error, link.attempt))
+        self._links.clear()
+        self._fail_operations(error)
+
+    def _fail_operations(self, error: TransportError) -> None:
+        for operation, (_, stream) in self._sends.items():
+            stream.release()
+            self._events.append(OperationFailed(operation, error))
+        self._sends.clear()
+        for link in self._links:
+            link.sends.clear()
+        for mailbox in self._mailboxes.values():
+            mailbox.fail_posts(lambda: error)

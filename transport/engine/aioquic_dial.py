@@ -1,0 +1,90 @@
+"""What a new connection is made of: identity, QUIC's configuration, and who may begin one from outside."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+from aioquic.buffer import Buffer as QuicBuffer  # type: ignore[attr-defined]  # its own __all__ leaves it out
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic_version_negotiation, pull_quic_header
+from aioquic.tls import CipherSuite
+from cryptography import x509
+
+from transport.engine.aioquic_connection import CID_BYTES
+from transport.engine.aioquic_recovery import BULK_CONTROLLER
+from transport.engine.base import EngineSettings, Trust
+from transport.engine.udp import UdpPort
+from transport.wire.hello import ALPN
+
+INITIAL_BYTES_MIN = 1200
+"""A datagram with a client's first packet is at least so long (RFC 9000 14.1)."""
+STREAM_WINDOW_BYTES = 2**20
+"""Credit that every stream begins with: 1 MiB at 80 ms round trip is 100 Mbit/s before the first grant arrives."""
+STREAMS_IN_WINDOW = 16
+"""So many unposted messages may begin before a posted one could be kept waiting by them."""
+WINDOW_BYTES_MIN = 65536
+
+
+@dataclass
+class Endpoint:
+    """One socket and who we are on it."""
+
+    number: int
+    port: UdpPort
+    trust: Trust
+    hello: dict[int, object]
+    bulk: bool
+    certificates: list[x509.Certificate]
+    key: Any
+
+
+def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client: bool) -> QuicConfiguration:
+    """QUIC's configuration for a connection of this endpoint."""
+    window = max(WINDOW_BYTES_MIN, settings.unexpected_bytes_max // 2)  # compute and bulk share the store
+    return QuicConfiguration(
+        is_client=is_client,
+        alpn_protocols=[ALPN],
+        certificate=endpoint.certificates[0],
+        certificate_chain=endpoint.certificates[1:],
+        private_key=endpoint.key,
+        cipher_suites=[
+            CipherSuite.AES_128_GCM_SHA256,
+            CipherSuite.AES_256_GCM_SHA384,
+            CipherSuite.CHACHA20_POLY1305_SHA256,
+        ],
+        congestion_control_algorithm=BULK_CONTROLLER if endpoint.bulk else settings.congestion,
+        connection_id_length=CID_BYTES,
+        idle_timeout=max(30.0, 2 * settings.dead_after_s),  # a second line of defence; the engine's tick is the first
+        max_data=window,
+        max_stream_data=min(STREAM_WINDOW_BYTES, window // STREAMS_IN_WINDOW),
+        max_datagram_size=settings.datagram_bytes,
+        supported_versions=[QuicProtocolVersion.VERSION_1],
+        verify_mode=ssl.CERT_NONE,  # the chain is judged by transport.identity, on both sides alike
+    )
+
+
+def read_first_packet(data: bytes) -> tuple[bytes | None, bytes | None]:
+    """Look at a long-header packet of no known connection.
+
+    Returns:
+        The connection identifier that its sender made up if it may begin a connection, else None; and an answer that
+        names our versions if it speaks another, else None.
+    """
+    if len(data) < INITIAL_BYTES_MIN:
+        return None, None
+    try:
+        header = pull_quic_header(QuicBuffer(data=data), host_cid_length=CID_BYTES)
+    except ValueError:
+        return None, None
+    if header.version == QuicProtocolVersion.VERSION_1:
+        return (header.destination_cid if header.packet_type == QuicPacketType.INITIAL else None), None
+    if not header.version:  # a version negotiation, which only clients read
+        return None, None
+    answer = encode_quic_version_negotiation(
+        source_cid=header.destination_cid,
+        destination_cid=header.source_cid,
+        supported_versions=[QuicProtocolVersion.VERSION_1],
+    )
+    return None, answer

@@ -1,0 +1,159 @@
+"""The engine's thread: waiting, commands from other threads, events to the caller. What a turn does is `Core`'s."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from hive_qos.errors import CancelledError, ConnectionLostError, TransportError
+from transport.engine.base import Event
+
+TICK_S = 0.1
+GATHER_S = 0.002
+CROWD_PACKETS_PER_S = 1500
+CROWD_SPAN_S = 0.01
+"""Above 18 Mbit/s of full packets, measured over 10 ms, packets are let gather for 2 ms: at 40 Mbit/s 7 a wake-up."""
+HELD_UP_S = 0.5
+"""A turn that took longer was not the network's fault: peers are given that time again before they count as dead."""
+
+_log = logging.getLogger("hive_qos.transport")
+
+
+class Loop(abc.ABC):
+    """A thread over descriptors, timers and commands. Only `command` and `over` are for other threads.
+
+    Whatever goes wrong in it fails every operation and connection, with the traceback in the log; it never dies
+    silently.
+    """
+
+    def __init__(self, *, on_events: Callable[[Sequence[Event]], None]) -> None:
+        self.on_events = on_events
+        self.over = False
+        self._commands: deque[Callable[[], None]] = deque()
+        self._events: list[Event] = []
+        self._finishing = False
+        self._woken = False
+        self._now = time.monotonic()
+        self._ticked_at = 0.0
+        self._arrived = 0
+        self._counted_at = 0.0
+        self._crowded = False
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+        self._epoll = select.epoll()
+        self._calls = select.epoll()
+        for poller in (self._epoll, self._calls):
+            poller.register(self._wake_read, select.EPOLLIN)
+
+    def command(self, action: Callable[[], None]) -> None:
+        """Have the thread do something; from any thread."""
+        self._commands.append(action)
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(OSError):  # closed: the engine has ended, and `over` says so
+                self._wake_write.send(b"\0")
+
+    def finish(self) -> None:
+        """End the thread after this turn."""
+        self._finishing = True
+
+    def close_descriptors(self) -> None:
+        """Close what is open, without a word to anybody: at the end, and in a forked child."""
+        for item in (self._epoll, self._calls, self._wake_read, self._wake_write):
+            item.close()
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            while not self._finishing:
+                self._turn()
+            while self._commands:
+                self._commands.popleft()()
+            self._say_goodbye()
+            error: TransportError = CancelledError("the engine was closed here")
+        except Exception as failure:  # noqa: BLE001 - whatever it is, every operation has to end and the log has to say why
+            _log.exception("the transport engine failed; all its connections are lost")
+            error = ConnectionLostError("everybody", f"the engine of this process failed: {failure!r}")
+        self.over = True
+        self._fail_everything(error)
+        self._hand_over()
+        self.close_descriptors()
+
+    @abc.abstractmethod
+    def _ready_on(self, descriptor: int, mask: int) -> None:
+        """A descriptor of the epoll is ready."""
+
+    @abc.abstractmethod
+    def _work(self, now: float) -> None:
+        """Run timers and send."""
+
+    @abc.abstractmethod
+    def _tick(self, now: float) -> None:
+        """What is due ten times a second."""
+
+    @abc.abstractmethod
+    def _next_at(self) -> float | None:
+        """When the next timer is due."""
+
+    @abc.abstractmethod
+    def _held_up(self, lost_s: float) -> None:
+        """The thread could not run for so long."""
+
+    @abc.abstractmethod
+    def _say_goodbye(self) -> None:
+        """The caller closes: end everything in good order."""
+
+    @abc.abstractmethod
+    def _fail_everything(self, error: TransportError) -> None:
+        """Give every operation and connection that is left its last event."""
+
+    def _turn(self) -> None:
+        wait_s = self._wait_s()
+        if self._crowded and wait_s > 0:
+            # Packets come faster than it pays to wake for each: let some gather, unless somebody calls.
+            self._calls.poll(GATHER_S)
+            wait_s = 0.0 if self._commands else self._wait_s()
+        ready = self._epoll.poll(wait_s)
+        now = time.monotonic()
+        if now - self._now > HELD_UP_S + TICK_S:
+            self._held_up(now - self._now)
+        self._now = now
+        self._woken = False  # before the commands are taken: one that comes later wakes us again
+        while self._commands:  # before reading: what the caller said first counts first
+            self._commands.popleft()()
+        for descriptor, mask in ready:
+            if descriptor == self._wake_read.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_read.recv(4096)
+            else:
+                self._ready_on(descriptor, mask)
+        if now - self._counted_at >= CROWD_SPAN_S:
+            self._crowded = self._arrived > CROWD_PACKETS_PER_S * (now - self._counted_at)
+            self._arrived, self._counted_at = 0, now
+        self._work(now)
+        if now - self._ticked_at >= TICK_S:
+            self._ticked_at = now
+            self._tick(now)
+        self._hand_over()
+
+    def _wait_s(self) -> float:
+        if self._commands:
+            return 0.0
+        until = self._ticked_at + TICK_S
+        timer = self._next_at()
+        return max(0.0, (until if timer is None else min(until, timer)) - time.monotonic())
+
+    def _hand_over(self) -> None:
+        while self._events:
+            events, self._events = self._events, []
+            try:
+                self.on_events(events)
+            except Exception:  # noqa: BLE001 - the caller's bug must not stop the network; the log has it
+                _log.exception("on_events raised")

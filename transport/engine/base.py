@@ -1,0 +1,261 @@
+"""What a QUIC stack must offer: the one seam between the transport and the two engines behind it.
+
+Rules that both engines keep
+- An engine owns a thread (or a runtime) of its own. Every method here may be called from any thread, returns at once
+  and never raises for what happens on the network: outcomes arrive as events, in batches, through `on_events`, which
+  the engine calls from one thread of its own, never re-entrantly and never while it holds a lock of its own.
+- A payload is borrowed: the engine may read `payload` until the `SendDone` of that operation, and not after. A posted
+  buffer is lent: the engine may write it until `Received` or `OperationFailed` of that operation, and not after.
+  The engine holds a reference meanwhile, so that nothing is collected or resized under it.
+- Every operation ends in exactly one event: `SendDone`, `Received` or `OperationFailed`.
+- When a connection ends, its sends fail with `ConnectionLostError` and its half-received messages are dropped; the
+  posts they were for wait on, for the peer may send again over another connection. When the last connection to a peer
+  has ended, every post for that peer fails with `ConnectionLostError`. A post for a peer never connected waits.
+- A peer that resets the stream of a message fails the post which that message had taken, with `CancelledError`.
+- A wrong argument or a closed engine raises `MisuseError` at the call, before anything is started.
+- Messages are matched by (authenticated peer, `MatchKey`), whatever connection they come over: a connection may be
+  replaced by another one to the same peer while operations wait. Two messages with the same key from the same peer are
+  delivered in the order in which they were completed.
+- A message that nobody posted a buffer for waits in a bounded store (`unexpected_bytes_max`, for each peer); when that
+  is full the engine stops granting flow-control credit to that peer's streams until something is taken.
+- Nothing here reads a tensor's meaning: payload is bytes.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from hive_qos.errors import TransportError
+from transport.wire.header import Header, MatchKey
+
+Buffer: TypeAlias = memoryview
+"""A C-contiguous memoryview of format "B". Read-only will do for sending; receiving needs a writable one."""
+
+Address: TypeAlias = tuple[str, int]
+"""A literal IPv4 or IPv6 address and a UDP port."""
+
+
+class Priority(enum.IntEnum):
+    """Order in which streams of one connection are served; the smaller goes first, equals take turns (design.md)."""
+
+    CONTROL = 0
+    ACTIVATION_GRADIENT = 1
+    ACTIVATION = 2
+    GRADIENT = 3
+    BULK = 4
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """This side's certificate chain and key, PEM. The key never leaves the process."""
+
+    certificate_chain_pem: bytes
+    private_key_pem: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whom to believe: a cluster's CA, or pinned fingerprints; never neither.
+
+    Args:
+        ca_pem: the CA's certificate; a peer's name is then the one in its certificate, and it must hold a role of
+            `roles`.
+        pins: SHA-256 of a peer's DER certificate (32 bytes) to that peer's name, for groups without configuration.
+        roles: acceptable roles (`job`, `broker`) when the CA decides.
+    """
+
+    ca_pem: bytes | None = None
+    pins: Mapping[bytes, str] = field(default_factory=dict)
+    roles: frozenset[str] = frozenset({"job"})
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine may use, and how patient it is. Every bound is enforced by the engine.
+
+    Args:
+        unexpected_bytes_max: memory for messages that nobody posted for, for each peer (64 MiB).
+        message_bytes_max: largest payload accepted (1 TiB), checked before anything is allocated.
+        streams_max: incoming messages open at once, for each connection.
+        keep_alive_s: how often an idle connection proves that it lives.
+        dead_after_s: no acknowledgement for so long means that the peer is dead (5 s: Python may be held up).
+        handshake_timeout_s: a connection that is not up by then has failed.
+        datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
+        congestion: `cubic` or `reno` for gradients; bulk endpoints use the delay-bounded controller.
+    """
+
+    unexpected_bytes_max: int = 64 * 2**20
+    message_bytes_max: int = 2**40
+    streams_max: int = 1024
+    keep_alive_s: float = 1.0
+    dead_after_s: float = 5.0
+    handshake_timeout_s: float = 10.0
+    datagram_bytes: int = 1452
+    congestion: str = "cubic"
+
+
+@dataclass(frozen=True)
+class ConnectionStatistics:
+    """What one connection measured. Times in seconds, counters since it came up.
+
+    `delivery_rate_bits_per_s` is over the last 100 ms or longer of acknowledged bytes; `application_limited` says that
+    the sender had nothing to send in that interval, so that the rate says nothing of the path (BBR's rule).
+    """
+
+    peer: str
+    remote: Address
+    bulk: bool
+    rtt_s: float
+    rtt_s_min: float
+    rtt_latest_s: float
+    congestion_window_bytes: int
+    in_flight_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    delivered_bytes: int
+    lost_packets: int
+    sent_packets: int
+    delivery_rate_bits_per_s: int
+    application_limited: bool
+
+
+@dataclass(frozen=True)
+class ConnectionUp:
+    """A connection is ready: both sides verified, hello exchanged.
+
+    `attempt` is what `connect` returned, or None where the peer dialled. `hello` is what the peer said of itself.
+    """
+
+    connection: int
+    endpoint: int
+    peer: str
+    remote: Address
+    hello: Mapping[int, object]
+    attempt: int | None
+
+
+@dataclass(frozen=True)
+class ConnectionDown:
+    """A connection ended, or the attempt `attempt` never came up (`connection` is then None)."""
+
+    connection: int | None
+    peer: str
+    error: TransportError | None
+    attempt: int | None = None
+
+
+@dataclass(frozen=True)
+class SendDone:
+    """The peer's stack has acknowledged every byte; the payload is the caller's again."""
+
+    operation: int
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message is complete. `payload` is the posted buffer cut to length, or the engine's own memory."""
+
+    operation: int
+    peer: str
+    header: Header
+    payload: Buffer
+
+
+@dataclass(frozen=True)
+class OperationFailed:
+    """A send or a post ended without success; the buffer is the caller's again (a posted one may be half written)."""
+
+    operation: int
+    error: TransportError
+
+
+@dataclass(frozen=True)
+class Announced:
+    """A complete message waits that nobody has posted for; `post` takes it. Lets control messages arrive unasked."""
+
+    peer: str
+    header: Header
+
+
+Event: TypeAlias = ConnectionUp | ConnectionDown | SendDone | Received | OperationFailed | Announced
+
+
+class Engine(abc.ABC):
+    """A QUIC stack that moves messages. See the rules at the top of this file."""
+
+    name: str
+
+    def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
+        self.settings = settings
+        self.on_events = on_events
+
+    @abc.abstractmethod
+    def add_endpoint(
+        self, sock: socket.socket, *, credentials: Credentials, trust: Trust, hello: Mapping[int, object], bulk: bool
+    ) -> int:
+        """Serve a bound UDP socket, for dialling and for being dialled. The engine owns the socket from now on.
+
+        Args:
+            sock: a bound, non-blocking UDP socket; its marks (TOS, priority) are somebody else's.
+            hello: what to say of ourselves, by the keys of `docs/wire-protocol.md`.
+            bulk: use the delay-bounded congestion controller, which yields to everything else.
+        """
+
+    @abc.abstractmethod
+    def set_trust(self, endpoint: int, trust: Trust) -> None:
+        """Replace whom new connections of this endpoint may come from. Living connections stay."""
+
+    @abc.abstractmethod
+    def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
+        """Dial. Ends in `ConnectionUp` or `ConnectionDown` with the returned attempt; `expected_peer` must match."""
+
+    @abc.abstractmethod
+    def send(
+        self,
+        connection: int,
+        header: Header,
+        payload: Buffer | None,
+        *,
+        priority: Priority,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Send one message on a stream of its own.
+
+        Args:
+            header: its `length` must be the payload's.
+            payload: borrowed until this operation's event.
+            deadline_s: seconds from now after which the stream is reset and the operation fails with `TimedOutError`.
+        """
+
+    @abc.abstractmethod
+    def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
+        """Take the next message with this key from this peer, into `buffer`, or into memory of the engine (None).
+
+        A message that is longer than the buffer fails the operation with `PeerError` and is discarded.
+        """
+
+    @abc.abstractmethod
+    def cancel(self, operation: int) -> None:
+        """End an operation: a send resets its stream, a post is withdrawn. Its event is `OperationFailed` (cancelled)
+        unless it was already done. Never blocks; harmless for an operation that has ended."""
+
+    @abc.abstractmethod
+    def discard(self, *, group: str, before_step: int) -> None:
+        """Drop waiting messages of a group's steps before `before_step`, late ones too (an abandoned step)."""
+
+    @abc.abstractmethod
+    def statistics(self) -> Mapping[int, ConnectionStatistics]:
+        """What every living connection measured, at most 100 ms old."""
+
+    @abc.abstractmethod
+    def disconnect(self, connection: int, *, wire_code: int, reason: str) -> None:
+        """Close one connection and say why."""
+
+    @abc.abstractmethod
+    def close(self, *, timeout_s: float = 2.0) -> None:
+        """Say goodbye to every peer, fail what is open, close the sockets, end the thread. Idempotent."""

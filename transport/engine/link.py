@@ -1,0 +1,173 @@
+"""One connection as the engine keeps it: who is at the other end, what is under way, and why it ended."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cryptography import x509
+
+from hive_qos.errors import ConnectionLostError, PeerError, TransportError
+from transport.engine.base import ConnectionStatistics, Priority, Trust
+from transport.engine.incoming import code_name
+from transport.engine.streams import SendStream
+from transport.identity.verify import verify_peer
+from transport.wire.errors import WireCode, WireError
+from transport.wire.hello import APPLICATION_KEY_MIN, FrameType, HelloKey, LimitKey, check_hello, encode_frame
+from transport.wire.varint import VARINT_MAX
+
+if TYPE_CHECKING:
+    from transport.engine.aioquic_connection import HiveConnection
+
+CONTROL_STREAM_LEVEL = 0
+
+
+class Link:
+    """State of one connection beside QUIC's.
+
+    `number` is the connection's id once it is up. `peer` is an address until the certificate has been judged.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: int,
+        bulk: bool,
+        address: Any,
+        trust: Trust,
+        hello: Mapping[int, object],
+        attempt: int | None,
+        expected_peer: str | None,
+        now: float,
+        on_ready: Callable[[Link], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self.bulk = bulk
+        self.address = address
+        self.trust = trust
+        self.hello = hello
+        self.attempt = attempt
+        self.expected_peer = expected_peer
+        self.started_at = now
+        self.number: int | None = None
+        self.peer = f"{address[0]}:{address[1]}" if expected_peer is None else expected_peer
+        self.verified = False
+        self.peer_hello: Mapping[int, Any] | None = None
+        self.sends: dict[int, SendStream] = {}
+        self.pinged_at = now
+        self.timer_at: float | None = None
+        self.ended = False
+        self.closed_here = False
+        self.local_error: TransportError | None = None
+        self.connection: HiveConnection
+        self._on_ready = on_ready
+
+    def judge(self, chain: Sequence[x509.Certificate]) -> None:
+        """Verify the peer; if it is good, say hello.
+
+        Raises:
+            WireError: it is not good, with the code to close with.
+        """
+        try:
+            found = verify_peer(
+                chain, self.trust, now=datetime.datetime.now(datetime.UTC), expected_peer=self.expected_peer
+            )
+        except WireError as error:
+            self.local_error = PeerError(self.peer, error.reason, wire_code=error.wire_code)
+            raise
+        self.peer = found.name
+        self.verified = True
+        control = SendStream(
+            operation=-1,
+            prefix=encode_frame(FrameType.HELLO, self.hello),
+            payload=None,
+            priority=CONTROL_STREAM_LEVEL,
+            open_ended=True,
+        )
+        self.connection.outgoing.submit(control)
+
+    def on_control(self, frame_type: int, fields: Mapping[int, Any]) -> None:
+        """A frame of the peer's control stream.
+
+        Raises:
+            WireError: the hello is missing, repeated, or not acceptable.
+        """
+        if frame_type == FrameType.HELLO:
+            if self.peer_hello is not None:
+                raise WireError(WireCode.PROTOCOL_VIOLATION, "said hello twice")
+            check_hello(fields)
+            self._check_job(fields)
+            self.peer_hello = dict(fields)
+            self._on_ready(self)
+        elif self.peer_hello is None:
+            raise WireError(WireCode.PROTOCOL_VIOLATION, "sent something else before its hello")
+
+    @property
+    def identity(self) -> tuple[str, object, bool]:
+        """As whom the other end is counted: name, rank (where its hello has one), bulk or not."""
+        rank = (self.peer_hello or {}).get(APPLICATION_KEY_MIN)
+        return self.peer, rank if isinstance(rank, int) else None, self.bulk
+
+    def _check_job(self, fields: Mapping[int, Any]) -> None:
+        """Where this side says of which job and run it is, the other must be of the same."""
+        ours, theirs = self.hello.get(HelloKey.JOB), fields.get(HelloKey.JOB)
+        if ours and ours != theirs:
+            raise WireError(WireCode.JOB_MISMATCH, f"is of job {theirs!r}, and this is job {ours!r}")
+        run = self.hello.get(HelloKey.RUN)
+        if run and run != fields.get(HelloKey.RUN):
+            raise WireError(WireCode.JOB_MISMATCH, f"is of another run of job {ours!r}")
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The longest message that the peer says it accepts."""
+        limits = (self.peer_hello or {}).get(HelloKey.LIMITS, {})
+        return int(limits.get(LimitKey.MESSAGE_BYTES, VARINT_MAX))
+
+    def end_error(self) -> TransportError | None:
+        """Why the connection is over; None for a goodbye."""
+        if self.local_error is not None:
+            return self.local_error
+        if self.connection.refused is not None:
+            code, reason = self.connection.refused
+            return None if code == WireCode.NO_ERROR else PeerError(self.peer, reason, wire_code=code)
+        event = self.connection.close_event
+        if event is None:
+            return ConnectionLostError(self.peer, "the connection is gone")
+        if event.frame_type is not None:
+            return ConnectionLostError(
+                self.peer, f"QUIC ended: {event.reason_phrase or 'no reason'} (0x{event.error_code:x})"
+            )
+        if event.error_code == WireCode.NO_ERROR:
+            return None
+        said = f"closed the connection with {code_name(event.error_code)}: {event.reason_phrase}"
+        if event.error_code in (WireCode.DEAD, WireCode.INTERNAL):
+            return ConnectionLostError(self.peer, said)
+        return PeerError(self.peer, said, wire_code=event.error_code)
+
+    def statistics(self) -> ConnectionStatistics:
+        """What the connection measured."""
+        recovery = self.connection.recovery
+        least = recovery.rtt_window.least_s
+        return ConnectionStatistics(
+            peer=self.peer,
+            remote=(self.address[0], self.address[1]),
+            bulk=self.bulk,
+            rtt_s=recovery._rtt_smoothed,
+            rtt_s_min=least if recovery._rtt_initialized else 0.0,
+            rtt_latest_s=recovery._rtt_latest,
+            congestion_window_bytes=recovery.congestion_window,
+            in_flight_bytes=recovery.bytes_in_flight,
+            sent_bytes=recovery.sent_bytes,
+            received_bytes=self.connection.datagram_bytes_received,
+            delivered_bytes=recovery.delivery.delivered_bytes,
+            lost_packets=recovery.lost_packets,
+            sent_packets=recovery.sent_packets,
+            delivery_rate_bits_per_s=recovery.delivery.rate_bits_per_s,
+            application_limited=recovery.delivery.application_limited,
+        )
+
+
+def level_of(priority: Priority) -> int:
+    """The control stream is level 0, the priorities follow."""
+    return int(priority) + 1

@@ -1,0 +1,349 @@
+"""Ranks that move tensors between each other: connect once, then call collectives from any thread.
+
+Every method that moves data returns a `Work` at once. Block with `group.allreduce(x).wait()`, or `await
+group.allreduce(x)` in asyncio. All ranks of a group call the same operations in the same order; several may be under
+way at once, in one group or in several. Tensors are numpy arrays, torch tensors on the CPU, anything with the buffer
+protocol or DLPack, or a `TensorView`.
+
+An operation in which a rank is missed raises `ConnectionLostError` with that rank on every other rank, within ten
+seconds; later operations of a group with a lost rank raise it at once. Every operation has a timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hive_qos.errors import MisuseError
+from transport.collectives import calls
+from transport.collectives.operations import ReduceOp
+from transport.engine.base import Priority
+from transport.rendezvous import Rendezvous
+from transport.work import Work
+
+if TYPE_CHECKING:
+    from transport.collectives.runtime import Runtime
+    from transport.settings import Settings
+
+TIMEOUT_S = 300.0
+"""Default of an operation. Long enough for a straggler's checkpoint, short enough that a night is not lost."""
+
+
+class Group:
+    """A set of ranks, 0 to size - 1. Made by `Group.connect` or `subgroup`; a context manager, sync and async."""
+
+    def __init__(self, runtime: Runtime, *, name: str, ranks: tuple[int, ...], timeout_s: float, parent: bool) -> None:
+        self._runtime = runtime
+        self._ranks = ranks
+        self._owns_runtime = parent
+        self._subgroups: dict[tuple[int, ...], int] = {}
+        self.name = name
+        self.timeout_s = timeout_s
+        runtime.add_group(name, ranks)
+
+    @classmethod
+    def connect(
+        cls,
+        rendezvous: Rendezvous,
+        *,
+        rank: int,
+        world_size: int,
+        name: str = "default",
+        timeout_s: float = TIMEOUT_S,
+        connect_timeout_s: float = 60.0,
+        settings: Settings | None = None,
+    ) -> Group:
+        """Publish where this rank listens, find the others, and connect to all of them.
+
+        Args:
+            rendezvous: a store that all ranks reach.
+            rank: this rank, 0 to world_size - 1.
+            world_size: how many ranks there are, at least 1.
+            name: the group's name, the same on every rank and unique in the job; at most 64 bytes.
+            timeout_s: default timeout of its operations.
+            connect_timeout_s: by then every rank must be there.
+            settings: addresses, engine and identity; None reads the `HIVE_*` environment.
+
+        Raises:
+            ConfigurationError: a setting cannot work.
+            TimedOutError: a rank did not appear; the text names it.
+            PeerError: a rank's certificate or its rendezvous entry is not good.
+        """
+        from transport.collectives.runtime import Runtime
+
+        runtime = Runtime.connect(
+            rendezvous,
+            rank=rank,
+            world_size=world_size,
+            name=name,
+            timeout_s=connect_timeout_s,
+            settings=settings,
+        )
+        return cls(runtime, name=name, ranks=tuple(range(world_size)), timeout_s=timeout_s, parent=True)
+
+    @classmethod
+    async def connect_async(
+        cls,
+        rendezvous: Rendezvous,
+        *,
+        rank: int,
+        world_size: int,
+        name: str = "default",
+        timeout_s: float = TIMEOUT_S,
+        connect_timeout_s: float = 60.0,
+        settings: Settings | None = None,
+    ) -> Group:
+        """`connect`, without blocking the event loop: `async with await Group.connect_async(...) as group`."""
+        return await asyncio.to_thread(
+            lambda: cls.connect(
+                rendezvous,
+                rank=rank,
+                world_size=world_size,
+                name=name,
+                timeout_s=timeout_s,
+                connect_timeout_s=connect_timeout_s,
+                settings=settings,
+            )
+        )
+
+    @property
+    def rank(self) -> int:
+        """This process' rank in this group."""
+        return self._ranks.index(self._runtime.rank)
+
+    @property
+    def size(self) -> int:
+        """How many ranks this group has."""
+        return len(self._ranks)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members' ranks in the group that was connected, in this group's rank order."""
+        return self._ranks
+
+    def subgroup(self, ranks: Sequence[int], *, name: str | None = None, timeout_s: float | None = None) -> Group:
+        """A group of some of this group's ranks, over the same connections. Nothing is sent; members alone call it.
+
+        Args:
+            ranks: ranks of this group, without repetition, in the new group's rank order; this rank is one of them.
+            name: unique in the job and the same on every member; None: made of the ranks, and a count of earlier
+                subgroups of the same ranks.
+
+        Raises:
+            MisuseError: this rank is not a member, a rank is not in this group, or the name is taken.
+        """
+        members = tuple(self._ranks[rank] for rank in ranks if 0 <= rank < self.size)
+        if len(set(members)) != len(ranks) or not members:
+            raise MisuseError(f"a subgroup needs distinct ranks below {self.size}, not {list(ranks)}")
+        if self._runtime.rank not in members:
+            raise MisuseError(f"rank {self.rank} asked for a subgroup that it is not in: {list(ranks)}")
+        if name is None:
+            count = self._subgroups[members] = self._subgroups.get(members, 0) + 1
+            name = calls.subgroup_name(self.name, members, count)
+        return Group(
+            self._runtime,
+            name=name,
+            ranks=members,
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            parent=False,
+        )
+
+    # Collectives. `timeout_s` None means the group's; `priority` orders streams to one peer.
+
+    def allreduce(
+        self,
+        tensor: object,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority = Priority.GRADIENT,
+    ) -> Work:
+        """Reduce every rank's `tensor` into it, in place: afterwards all ranks hold the same bits.
+
+        Values are taken in rank order; 16-bit floats accumulate in float32. See docs/transport.md for numerics.
+        """
+        return self._start(calls.allreduce(self._site(), tensor, op), timeout_s, priority)
+
+    def broadcast(
+        self, tensor: object, root: int, *, timeout_s: float | None = None, priority: Priority = Priority.GRADIENT
+    ) -> Work:
+        """Copy the root's `tensor` into that of every other rank."""
+        return self._start(calls.broadcast(self._site(), tensor, root), timeout_s, priority)
+
+    def reduce(
+        self,
+        tensor: object,
+        root: int,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority = Priority.GRADIENT,
+    ) -> Work:
+        """Reduce every rank's `tensor` into the root's, in place there; the others' stay as they are."""
+        return self._start(calls.reduce(self._site(), tensor, root, op), timeout_s, priority)
+
+    def all_gather(
+        self,
+        outputs: object | Sequence[object],
+        tensor: object,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority = Priority.GRADIENT,
+    ) -> Work:
+        """Collect every rank's `tensor` on all ranks.
+
+        Args:
+            outputs: a list of `size` tensors like `tensor`, or one tensor `size` times as large, filled in rank order.
+        """
+        return self._start(calls.all_gather(self._site(), outputs, tensor), timeout_s, priority)
+
+    def reduce_scatter(
+        self,
+        output: object,
+        inputs: object | Sequence[object],
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority = Priority.GRADIENT,
+    ) -> Work:
+        """Reduce the ranks' `inputs[i]` into the `output` of rank i.
+
+        Args:
+            inputs: a list of `size` tensors, or one tensor that is `size` times as large as `output`. Inputs may
+                differ in size from rank to rank of the list; `output` is like `inputs[rank]`.
+        """
+        return self._start(calls.reduce_scatter(self._site(), output, inputs, op), timeout_s, priority)
+
+    def gather(
+        self,
+        outputs: object | Sequence[object] | None,
+        tensor: object,
+        root: int,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority = Priority.GRADIENT,
+    ) -> Work:
+        """Collect every rank's `tensor` on the root; `outputs` as in `all_gather` there, None elsewhere."""
+        return self._start(calls.gather(self._site(), outputs, tensor, root), timeout_s, priority)
+
+    def scatter(
+        self,
+        output: object,
+        inputs: object | Sequence[object] | None,
+        root: int,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority = Priority.GRADIENT,
+    ) -> Work:
+        """Hand the root's `inputs[i]` to the `output` of rank i; `inputs` is None elsewhere."""
+        return self._start(calls.scatter(self._site(), output, inputs, root), timeout_s, priority)
+
+    def all_to_all(
+        self,
+        outputs: Sequence[object],
+        inputs: Sequence[object],
+        *,
+        timeout_s: float | None = None,
+        priority: Priority = Priority.GRADIENT,
+    ) -> Work:
+        """Send `inputs[i]` to rank i and receive `outputs[j]` from rank j. Sizes may differ, and may be zero.
+
+        For one flat tensor with split sizes, pass its contiguous slices (`tensor.split(sizes)`).
+        """
+        return self._start(calls.all_to_all(self._site(), outputs, inputs), timeout_s, priority)
+
+    def barrier(self, *, timeout_s: float | None = None) -> Work:
+        """Done when every rank has called it."""
+        return self._start(calls.barrier(self._site()), timeout_s, Priority.CONTROL)
+
+    # Point to point.
+
+    def send(
+        self,
+        tensor: object,
+        peer: int,
+        tag: int = 0,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority = Priority.ACTIVATION,
+    ) -> Work:
+        """Send `tensor` to rank `peer`, which takes it with `recv`; messages of one tag stay in order.
+
+        Args:
+            tag: 0 to 2**40 - 1; keeps messages of different purposes apart.
+            priority: `BULK` goes over a connection of its own that yields to everything else.
+        """
+        return self._runtime.send(
+            self.name, self._peer(peer), tag, tensor, timeout_s=self._timeout_s(timeout_s), priority=priority
+        )
+
+    def recv(self, into: object | None, peer: int | None, tag: int = 0, *, timeout_s: float | None = None) -> Work:
+        """Take the next message with this tag from rank `peer` (None: from whichever rank's comes first).
+
+        Args:
+            into: a writable tensor that the message must fill exactly; None: `Work.wait()` returns a new numpy array
+                (bfloat16 and float8, which numpy lacks, as a `TensorView`).
+
+        Afterwards `work.source` is the sender's rank in this group.
+        """
+        world_rank = None if peer is None else self._peer(peer)
+        return self._runtime.recv(self.name, world_rank, tag, into, timeout_s=self._timeout_s(timeout_s))
+
+    # Lifecycle.
+
+    def lost_ranks(self) -> dict[int, str]:
+        """The ranks of this group that are known to be gone, and why."""
+        lost = self._runtime.lost()
+        return {rank: lost[world] for rank, world in enumerate(self._ranks) if world in lost}
+
+    def abort(self, reason: str = "aborted") -> None:
+        """End everything under way in this group with `CancelledError`, here and, as soon as told, on the others."""
+        self._runtime.abort_group(self.name, reason)
+
+    def give_up(self, reason: str) -> None:
+        """Take no part in the next collective, which this rank cannot begin: the others raise `CancelledError`.
+
+        Without this the rank's later calls would be matched with the others' earlier ones.
+        """
+        self._runtime.give_up(self.name, reason)
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Leave: what is under way ends with `CancelledError`. The connected group closes its connections. Idempotent.
+
+        The others see a departure, not a death: only operations that still need this rank fail on them.
+        """
+        self._runtime.remove_group(self.name)
+        if self._owns_runtime:
+            self._runtime.close(timeout_s=timeout_s)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Group:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _site(self) -> calls.Site:
+        return calls.Site(group=self.name, rank=self.rank, size=self.size)
+
+    def _peer(self, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise MisuseError(f"group {self.name} has ranks 0 to {self.size - 1}, not {rank}")
+        return self._ranks[rank]
+
+    def _timeout_s(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
+
+    def _start(self, call: calls.Call, timeout_s: float | None, priority: Priority) -> Work:
+        return self._runtime.start(call, timeout_s=self._timeout_s(timeout_s), priority=priority)

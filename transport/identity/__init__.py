@@ -1,0 +1,25 @@
+"""Who a node is and whom it believes: a cluster's CA with roles, or ephemeral certificates pinned for one job.
+
+There is no mode without encryption and none without authentication; both sides of a connection are verified.
+"""
+
+from transport.identity.authority import IssuedFiles, ca_init, ca_issue
+from transport.identity.environment import ConfiguredIdentity, configured_identity, load_identity
+from transport.identity.ephemeral import EphemeralIdentity, ephemeral_identity, pin_of, sign_entry, verify_entry
+from transport.identity.verify import VerifiedPeer, verify_peer
+
+__all__ = [
+    "ConfiguredIdentity",
+    "EphemeralIdentity",
+    "IssuedFiles",
+    "VerifiedPeer",
+    "ca_init",
+    "ca_issue",
+    "configured_identity",
+    "ephemeral_identity",
+    "load_identity",
+    "pin_of",
+    "sign_entry",
+    "verify_entry",
+    "verify_peer",
+]

@@ -1,0 +1,229 @@
+"""The cluster's certificate authority: `hive-qos ca init` makes it once, `ca issue` gives each node a certificate.
+
+Keys are ECDSA P-256, written with mode 0600 before their content exists, and nothing is ever overwritten.
+Files of a CA directory: `ca.crt`, `ca.key`. Files of a node: `NODE.crt` (certificate and CA), `NODE.key`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from hive_qos.errors import ConfigurationError
+from transport.identity.names import NODE_PREFIX, ROLE_PREFIX, ROLES, check_node_name
+
+CLOCK_SKEW = datetime.timedelta(days=1)
+"""Certificates begin to be valid a day ago, because hosts' clocks differ."""
+DAYS_MAX = 36500
+
+
+@dataclass(frozen=True)
+class IssuedFiles:
+    """Where a certificate and its key were written."""
+
+    certificate: Path
+    key: Path
+
+
+def ca_init(directory: str | Path, *, name: str = "hive-qos", days: int = 3650) -> IssuedFiles:
+    """Make a CA in `directory`, which is created with mode 0700 where it is not there.
+
+    Args:
+        name: common name of the CA, for people.
+        days: how long it is valid.
+
+    Raises:
+        ConfigurationError: there is a CA already, or an argument cannot work.
+    """
+    _check_days(days)
+    folder = Path(directory)
+    files = IssuedFiles(certificate=folder / "ca.crt", key=folder / "ca.key")
+    for path in (files.certificate, files.key):
+        if path.exists():
+            raise ConfigurationError(
+                "directory", str(directory), f"{path.name} is there already; nothing is overwritten"
+            )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        certificate_builder(subject=subject, issuer=subject, public_key=key.public_key(), days=days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(key_usage(ca=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write_private(files.key, private_pem(key))
+    _write_public(files.certificate, certificate.public_bytes(Encoding.PEM))
+    return files
+
+
+def ca_issue(
+    directory: str | Path,
+    node: str,
+    *,
+    role: str = "job",
+    addresses: Sequence[str] = (),
+    days: int = 365,
+    out: str | Path | None = None,
+) -> IssuedFiles:
+    """Issue a certificate for a node, signed by the CA in `directory`.
+
+    Args:
+        node: the node's name, which peers will see.
+        role: `job` for trainers, `broker` for the daemon.
+        addresses: IP addresses or host names to add, for what wants to check them.
+        days: how long it is valid.
+        out: where `NODE.crt` and `NODE.key` go; the working directory by default.
+
+    Raises:
+        ConfigurationError: no CA there, an unknown role, a bad name or address, or files that exist.
+    """
+    _check_days(days)
+    if role not in ROLES:
+        raise ConfigurationError("role", role, f"write one of {', '.join(ROLES)}")
+    try:
+        check_node_name(node)
+    except ValueError as error:
+        raise ConfigurationError("node", node, str(error)) from error
+    ca_certificate, ca_key = _load_ca(Path(directory))
+    folder = Path(out) if out is not None else Path()
+    files = IssuedFiles(certificate=folder / f"{node}.crt", key=folder / f"{node}.key")
+    for path in (files.certificate, files.key):
+        if path.exists():
+            raise ConfigurationError("out", str(path), "is there already; nothing is overwritten")
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        certificate_builder(
+            subject=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)]),
+            issuer=ca_certificate.subject,
+            public_key=key.public_key(),
+            days=days,
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(key_usage(ca=False), critical=True)
+        .add_extension(both_usages(), critical=False)
+        .add_extension(subject_names(node, role=role, addresses=addresses), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
+                ca_certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+            ),
+            critical=False,
+        )
+        .sign(ca_key, hashes.SHA256())
+    )
+    _write_private(files.key, private_pem(key))
+    chain = certificate.public_bytes(Encoding.PEM) + ca_certificate.public_bytes(Encoding.PEM)
+    _write_public(files.certificate, chain)
+    return files
+
+
+def certificate_builder(
+    *, subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
+    """The fields that every certificate of ours has; `days` from now, begun `CLOCK_SKEW` ago."""
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def subject_names(node: str, *, role: str, addresses: Sequence[str] = ()) -> x509.SubjectAlternativeName:
+    """Name and role as URIs, addresses as what they are.
+
+    Raises:
+        ConfigurationError: an address that is neither an IP address nor a host name.
+    """
+    names: list[x509.GeneralName] = [
+        x509.UniformResourceIdentifier(NODE_PREFIX + node),
+        x509.UniformResourceIdentifier(ROLE_PREFIX + role),
+    ]
+    for address in addresses:
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(address)))
+        except ValueError:
+            try:
+                names.append(x509.DNSName(check_node_name(address)))
+            except ValueError as error:
+                raise ConfigurationError("addresses", address, "neither an IP address nor a host name") from error
+    return x509.SubjectAlternativeName(names)
+
+
+def key_usage(*, ca: bool) -> x509.KeyUsage:
+    """A CA signs certificates; a node signs handshakes."""
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def both_usages() -> x509.ExtendedKeyUsage:
+    """Either side may dial, so every node is client and server."""
+    return x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """PKCS 8, not encrypted: the file's mode protects it."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _load_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        key = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigurationError(
+            "directory", str(folder), f"no CA there ({error.strerror}); run hive-qos ca init"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError("directory", str(folder), f"ca.crt or ca.key cannot be read: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigurationError("directory", str(folder), "ca.key is not an elliptic-curve key")
+    return certificate, key
+
+
+def _check_days(days: int) -> None:
+    if not 1 <= days <= DAYS_MAX:
+        raise ConfigurationError("days", days, f"write 1 to {DAYS_MAX}")
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _write_public(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -1,0 +1,86 @@
+"""The configured identity of a process: HIVE_CA, HIVE_CERT and HIVE_KEY, all three or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from hive_qos.errors import ConfigurationError
+from transport.engine.base import Credentials, Trust
+from transport.identity.names import claims_of
+
+VARIABLES = ("HIVE_CA", "HIVE_CERT", "HIVE_KEY")
+
+
+@dataclass(frozen=True)
+class ConfiguredIdentity:
+    """Who this process is by its certificate, and whom it believes."""
+
+    node: str
+    credentials: Credentials
+    trust: Trust
+
+
+def configured_identity(
+    environment: Mapping[str, str], *, roles: frozenset[str] = frozenset({"job"})
+) -> ConfiguredIdentity | None:
+    """Load what the three variables name, or None where none is set.
+
+    Args:
+        environment: normally `os.environ`.
+        roles: acceptable roles of peers.
+
+    Raises:
+        ConfigurationError: some are set and some are not, a file cannot be read, or key and certificate do not match.
+    """
+    paths = {name: environment[name] for name in VARIABLES if environment.get(name)}
+    if not paths:
+        return None
+    for name in VARIABLES:
+        if name not in paths:
+            raise ConfigurationError(name, None, f"is needed with {', '.join(paths)}; set all three or none")
+    return load_identity(ca=paths["HIVE_CA"], certificate=paths["HIVE_CERT"], key=paths["HIVE_KEY"], roles=roles)
+
+
+def load_identity(
+    *, ca: str | Path, certificate: str | Path, key: str | Path, roles: frozenset[str] = frozenset({"job"})
+) -> ConfiguredIdentity:
+    """Load certificate, key and CA from PEM files and hold them against each other.
+
+    Raises:
+        ConfigurationError: names the variable, the file and what is wrong with it.
+    """
+    ca_pem = _read("HIVE_CA", ca)
+    certificate_pem = _read("HIVE_CERT", certificate)
+    key_pem = _read("HIVE_KEY", key)
+    try:
+        x509.load_pem_x509_certificates(ca_pem)
+    except ValueError as error:
+        raise ConfigurationError("HIVE_CA", str(ca), f"not a PEM certificate: {error}") from error
+    try:
+        leaf = x509.load_pem_x509_certificates(certificate_pem)[0]
+        claims = claims_of(leaf)
+    except ValueError as error:
+        raise ConfigurationError("HIVE_CERT", str(certificate), f"not a node's certificate: {error}") from error
+    try:
+        private = load_pem_private_key(key_pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError("HIVE_KEY", str(key), f"not an unencrypted PEM key: {error}") from error
+    if private.public_key() != leaf.public_key():
+        raise ConfigurationError("HIVE_KEY", str(key), f"is not the key of {certificate}")
+    return ConfiguredIdentity(
+        node=claims.node,
+        credentials=Credentials(certificate_chain_pem=certificate_pem, private_key_pem=key_pem),
+        trust=Trust(ca_pem=ca_pem, roles=roles),
+    )
+
+
+def _read(variable: str, path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(variable, str(path), f"cannot be read: {error.strerror}") from error

@@ -1,0 +1,61 @@
+"""What a certificate says of a node: its name and its role, as URIs in the subject alternative name.
+
+`urn:hive-qos:node:NAME` and `urn:hive-qos:role:ROLE` (RFC 5280 4.2.1.6). The subject's common name repeats the node's
+name for people who read certificates; nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+NODE_PREFIX = "urn:hive-qos:node:"
+ROLE_PREFIX = "urn:hive-qos:role:"
+ROLES = ("job", "broker")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a certificate claims; worth nothing until its chain or pin has been verified."""
+
+    node: str
+    roles: frozenset[str]
+
+
+def check_node_name(node: str) -> str:
+    """Give the name back if it can stand in a certificate.
+
+    Raises:
+        ValueError: not 1 to 63 letters, digits, dots, dashes or underscores that begin with a letter or digit.
+    """
+    if not _NAME.fullmatch(node):
+        raise ValueError(f"{node!r} is not a node name: 1 to 63 letters, digits, '.', '-' or '_', the first no sign")
+    return node
+
+
+def claims_of(certificate: x509.Certificate) -> Claims:
+    """Read node and roles from the URIs.
+
+    Raises:
+        ValueError: no name, two names, or one that is not well-formed.
+    """
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound as error:
+        raise ValueError("a certificate without a subject alternative name") from error
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    nodes = [uri.removeprefix(NODE_PREFIX) for uri in uris if uri.startswith(NODE_PREFIX)]
+    if len(nodes) != 1:
+        raise ValueError(f"a certificate with {len(nodes)} node names")
+    roles = frozenset(uri.removeprefix(ROLE_PREFIX) for uri in uris if uri.startswith(ROLE_PREFIX))
+    return Claims(node=check_node_name(nodes[0]), roles=roles)
+
+
+def der_of(certificate: x509.Certificate) -> bytes:
+    """The bytes that are pinned and verified."""
+    return certificate.public_bytes(Encoding.DER)

@@ -1,0 +1,43 @@
+"""Running numbers of messages, one sequence for each key, where a number that was not used can be given back."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass
+class Numbers(Generic[K]):
+    """Numbers from 0 on for each key. What was given back comes first again, the smallest first."""
+
+    _next: dict[K, int] = field(default_factory=dict)
+    _returned: dict[K, list[int]] = field(default_factory=dict)
+
+    def peek(self, key: K) -> int:
+        """What `take` would give."""
+        returned = self._returned.get(key)
+        return returned[0] if returned else self._next.get(key, 0)
+
+    def take(self, key: K) -> int:
+        """The next number."""
+        returned = self._returned.get(key)
+        if returned:
+            number = heapq.heappop(returned)
+            if not returned:
+                del self._returned[key]
+            return number
+        number = self._next.get(key, 0)
+        self._next[key] = number + 1
+        return number
+
+    def give_back(self, key: K, number: int) -> None:
+        """A taken number was not used after all."""
+        heapq.heappush(self._returned.setdefault(key, []), number)
+
+    def is_open(self, key: K, number: int) -> bool:
+        """Whether a number may still be taken."""
+        return number >= self._next.get(key, 0) or number in self._returned.get(key, ())

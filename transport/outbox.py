@@ -1,0 +1,84 @@
+"""What waits to be sent to one peer over one kind of connection, and what is under way. No I/O.
+
+A send waits here until fewer than `IN_FLIGHT_BYTES_MAX` of its priority and of more urgent ones are under way: equals
+keep their order, and no message ever waits here behind a less urgent one; the engine serves it first. Control messages
+do not wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hive_qos.errors import TransportError
+from transport.engine.base import Buffer, Priority
+from transport.wire.header import Header
+
+IN_FLIGHT_BYTES_MAX = 8 * 2**20
+"""To one peer: a round trip of 64 ms at 1 Gbit/s. The engine keeps much less than this in its own buffers."""
+
+SendEnd = Callable[[TransportError | None], None]
+
+AHEAD = (-1, 0)
+"""Order of what is sent again: before everything of its priority."""
+
+
+@dataclass(eq=False)
+class Sending:
+    """A send that has not ended. `operation` is the engine's, None while it waits."""
+
+    rank: int
+    header: Header
+    payload: Buffer | None
+    priority: Priority
+    on_end: SendEnd
+    bulk: bool
+    operation: int | None = None
+    cancelled: TransportError | None = None
+    ended: bool = False
+
+
+@dataclass
+class Outbox:
+    """A queue ordered by priority, then order, then time; and the operations under way."""
+
+    flying: dict[int, Sending] = field(default_factory=dict)
+    _waiting: list[tuple[int, tuple[int, int], int, Sending]] = field(default_factory=list)
+    _flying_bytes: dict[Priority, int] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def push(self, sending: Sending, order: tuple[int, int]) -> None:
+        """Queue a send."""
+        heapq.heappush(self._waiting, (sending.priority, order, next(self._numbers), sending))
+
+    def pop(self) -> Sending | None:
+        """The send that may go out now, if any."""
+        while self._waiting:
+            sending = self._waiting[0][-1]
+            ahead = sum(count for priority, count in self._flying_bytes.items() if priority <= sending.priority)
+            full = ahead and ahead + sending.header.length > IN_FLIGHT_BYTES_MAX
+            if full and sending.priority is not Priority.CONTROL and not sending.ended:
+                return None
+            heapq.heappop(self._waiting)
+            if not sending.ended:
+                return sending
+        return None
+
+    def flies(self, sending: Sending, operation: int) -> None:
+        """It was handed to the engine."""
+        sending.operation = operation
+        self.flying[operation] = sending
+        self._flying_bytes[sending.priority] = self._flying_bytes.get(sending.priority, 0) + sending.header.length
+
+    def landed(self, operation: int) -> None:
+        """Its operation has ended, well or not."""
+        sending = self.flying.pop(operation)
+        sending.operation = None
+        self._flying_bytes[sending.priority] -= sending.header.length
+
+    def drain(self) -> list[Sending]:
+        """Take out everything that waits."""
+        waiting, self._waiting = self._waiting, []
+        return [entry[-1] for entry in sorted(waiting, key=lambda entry: entry[:3])]

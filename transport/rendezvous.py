@@ -1,0 +1,265 @@
+"""How ranks find each other before they are connected: a small store of keys that all of them reach.
+
+A store says only where a rank listens and what its certificate's fingerprint is. Who can write to it can pretend to be
+a rank, unless `HIVE_JOB_SECRET` authenticates the entries or certificates of a cluster's CA are configured.
+torch's stores fit the protocol through `integrations`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import socket
+import socketserver
+import struct
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+from typing import Any, Protocol
+
+from hive_qos.errors import MisuseError, TimedOutError, TransportError
+
+KEY_BYTES_MAX = 512
+VALUE_BYTES_MAX = 64 * 1024
+"""An entry is a few hundred bytes; a certificate chain would be several thousand."""
+ENTRIES_MAX = 100_000
+ENTRIES_BYTES_MAX = 64 * 2**20
+"""Of a store in memory: 100 000 ranks of 600 bytes."""
+CLIENTS_MAX = 1024
+"""Connections that a served store answers at once, a thread each; one more is closed, and its client asks again."""
+CLIENT_READ_S = 10.0
+"""A request is at most 64 KiB, and follows the connection at once."""
+WAIT_S_MAX = 600.0
+"""Of one request; a client that wants to wait longer asks again."""
+TOKEN_BYTES = 16
+POLL_S = 0.02
+
+
+class Rendezvous(Protocol):
+    """What `Group.connect` needs of a store. Both methods may block; both may be called from any thread."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Publish `value` (at most 64 KiB) under `key`, replacing what is there."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Return the value of `key`, waiting for it to appear.
+
+        Raises:
+            TimedOutError: nobody has published it in time.
+        """
+
+
+class MemoryRendezvous:
+    """A store for ranks that are threads of one process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._bytes = 0
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: bytes) -> None:
+        _check(key, value)
+        with self._changed:
+            old = self._values.get(key)
+            grown = self._bytes + len(value) + (len(key) if old is None else -len(old))
+            if (old is None and len(self._values) >= ENTRIES_MAX) or grown > ENTRIES_BYTES_MAX:
+                raise MisuseError(f"a rendezvous holds at most {ENTRIES_MAX} entries and {ENTRIES_BYTES_MAX} bytes")
+            self._values[key] = bytes(value)
+            self._bytes = grown
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, timeout_s):
+                raise TimedOutError(f"rendezvous key {key}", timeout_s=timeout_s)
+            return self._values[key]
+
+
+class FileRendezvous:
+    """A store in a directory that all ranks see: one host, or a shared file system. Nothing is deleted by it.
+
+    Args:
+        directory: made if it is not there; use a new one for every run.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
+        self._directory.mkdir(parents=True, exist_ok=True)
+
+    def set(self, key: str, value: bytes) -> None:
+        _check(key, value)
+        path = self._path(key)
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        draft.write_bytes(value)
+        draft.replace(path)  # readers see all of it or nothing
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        path = self._path(key)
+        give_up_s = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return path.read_bytes()
+            if time.monotonic() >= give_up_s:
+                raise TimedOutError(f"rendezvous key {key}", timeout_s=timeout_s)
+            time.sleep(POLL_S)
+
+    def _path(self, key: str) -> Path:
+        return self._directory / urllib.parse.quote(key, safe="")
+
+
+# One request a connection: "S" or "G", u16 key length, u32 value length (or milliseconds to wait), 16 bytes that the
+# client made up, key, value. The answer: "K" u32 length value, "N" (not there in time), or "X" (refused: full, or set
+# by a client of other 16 bytes).
+_REQUEST = struct.Struct(f"!cHI{TOKEN_BYTES}s")
+_ANSWER = struct.Struct("!cI")
+
+
+class TcpRendezvous:
+    """A store that rank 0 serves over TCP, and the others reach at the same host and port.
+
+    Plain text and unauthenticated, as torch's TCPStore: set `HIVE_JOB_SECRET`, or configure certificates. An entry can
+    be replaced only by the client that set it, and what is served is bounded in bytes, clients and time.
+
+    Args:
+        address: where rank 0 serves it, "host:port" ("[v6]:port"); port 0 lets the kernel choose (see `port`).
+        serve: True on rank 0 alone.
+    """
+
+    def __init__(self, address: str, *, serve: bool) -> None:
+        host, _, port = address.rpartition(":")
+        self.host = host.strip("[]") or "127.0.0.1"
+        self.port = int(port)
+        self._token = os.urandom(TOKEN_BYTES)
+        self._server: _Server | None = None
+        if serve:
+            self._server = _Server(self.host, self.port)
+            self.port = self._server.port
+
+    def set(self, key: str, value: bytes) -> None:
+        _check(key, value)
+        give_up_s = time.monotonic() + 60.0  # rank 0 may start a minute later than we
+        self._ask(b"S", key, value=value, number=len(value), give_up_s=give_up_s)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        give_up_s = time.monotonic() + timeout_s
+        while True:
+            wait_s = min(max(give_up_s - time.monotonic(), 0.0), WAIT_S_MAX)
+            value = self._ask(b"G", key, value=b"", number=int(wait_s * 1000), give_up_s=give_up_s)
+            if value is not None:
+                return value
+            if time.monotonic() >= give_up_s - 0.001:
+                raise TimedOutError(f"rendezvous key {key}", timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Stop serving, where this rank serves. Call it when every rank is connected."""
+        if self._server is not None:
+            self._server.close()
+
+    def _ask(self, verb: bytes, key: str, *, value: bytes, number: int, give_up_s: float) -> bytes | None:
+        name = key.encode()
+        while True:
+            try:
+                left_s = max(give_up_s - time.monotonic(), 0.1)
+                with socket.create_connection((self.host, self.port), timeout=left_s + 1.0) as sock:
+                    sock.sendall(_REQUEST.pack(verb, len(name), number, self._token) + name + value)
+                    status, length = _ANSWER.unpack(_read_exactly(sock, _ANSWER.size))
+                    if status == b"X":
+                        where = f"the rendezvous at {self.host}:{self.port}"
+                        raise TransportError(f"{where} refused {key}: another client has set it, or it is full")
+                    if status != b"K":
+                        return None
+                    if length > VALUE_BYTES_MAX:
+                        raise TransportError(f"the rendezvous at {self.host}:{self.port} answered {length} bytes")
+                    return _read_exactly(sock, length)
+            except OSError as error:
+                if time.monotonic() >= give_up_s:
+                    raise TimedOutError(f"rendezvous at {self.host}:{self.port} ({error})", timeout_s=0.0) from error
+                time.sleep(POLL_S * 5)
+
+
+class _Server:
+    """Rank 0's side of `TcpRendezvous`: a thread that accepts, one a connection that answers."""
+
+    def __init__(self, host: str, port: int) -> None:
+        store = MemoryRendezvous()
+        owners: dict[str, bytes] = {}
+        setting = threading.Lock()
+        places = threading.BoundedSemaphore(CLIENTS_MAX)
+
+        def set_once(key: str, value: bytes, token: bytes) -> bool:
+            with setting:
+                if not hmac.compare_digest(owners.get(key, token), token):
+                    return False
+                try:
+                    store.set(key, value)
+                except MisuseError:  # full
+                    return False
+                owners[key] = token
+                return True
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                sock: socket.socket = self.request
+                sock.settimeout(CLIENT_READ_S)
+                with contextlib.suppress(OSError):  # a client that went away in the middle
+                    verb, name_bytes, number, token = _REQUEST.unpack(_read_exactly(sock, _REQUEST.size))
+                    if name_bytes > KEY_BYTES_MAX:
+                        return
+                    key = _read_exactly(sock, name_bytes).decode(errors="replace")
+                    if verb == b"S" and number <= VALUE_BYTES_MAX:
+                        taken = set_once(key, _read_exactly(sock, number), token)
+                        sock.sendall(_ANSWER.pack(b"K" if taken else b"X", 0))
+                    elif verb == b"G":
+                        try:
+                            value = store.get(key, min(number / 1000, WAIT_S_MAX))
+                        except TimedOutError:
+                            sock.sendall(_ANSWER.pack(b"N", 0))
+                        else:
+                            sock.sendall(_ANSWER.pack(b"K", len(value)) + value)
+
+        class Server(socketserver.ThreadingTCPServer):
+            allow_reuse_address = True
+            daemon_threads = True
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            request_queue_size = 128
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                if not places.acquire(blocking=False):
+                    self.shutdown_request(request)
+                    return
+                super().process_request(request, client_address)
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    places.release()
+
+        self._server = Server((host, port), Handler)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(2.0)
+
+
+def _read_exactly(sock: socket.socket, byte_count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < byte_count:
+        part = sock.recv(byte_count - len(parts))
+        if not part:
+            raise ConnectionError("the other side closed the connection")
+        parts += part
+    return bytes(parts)
+
+
+def _check(key: str, value: bytes) -> None:
+    if len(key.encode()) > KEY_BYTES_MAX:
+        raise MisuseError(f"a rendezvous key has at most {KEY_BYTES_MAX} bytes")
+    if len(value) > VALUE_BYTES_MAX:
+        raise MisuseError(f"a rendezvous value has at most {VALUE_BYTES_MAX} bytes")

@@ -1,0 +1,113 @@
+"""What an endpoint may use: addresses, engine, identity, broker. Read once from the environment, checked as a whole."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hive_qos.errors import ConfigurationError
+
+ENGINES = ("auto", "native", "aioquic")
+JOB_BYTES_MAX = 128
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything of an endpoint that is not the caller's business. `from_environment` is the usual way to get one.
+
+    Args:
+        listen: literal address to bind, without port; "" lets the endpoint find the one that leads to the others.
+        listen_port: UDP port of the compute socket; 0 lets the kernel choose. The bulk socket has one of its own.
+        advertise: address to tell the others, where it differs from `listen` (containers, NAT); "" for the same.
+        interface: take the address of this network interface; "" for any.
+        engine: `auto` (native where it is built), `native` or `aioquic`.
+        job: the job's name, for the broker and in message headers.
+        job_secret: authenticates rendezvous entries, with certificates of a CA too; empty for none.
+        ca, certificate, key: PEM files of the cluster's CA and of this node; all three or none.
+        broker: the session socket, `off`, or None for the usual place.
+        dead_after_s: no acknowledgement from a peer for so long means that its connection is lost.
+        reconnect_s: a lost connection may be re-made for so long before the peer counts as dead. Together with
+            `dead_after_s` below the ten seconds within which everybody knows of a death.
+        chunk_bytes: collectives cut their shards into messages of this size, so that sending, reducing and receiving
+            overlap. 512 KiB is 105 ms at 40 Mbit/s and 4 ms at 1 Gbit/s; a message costs about 100 bytes of header.
+        receive_bytes_max: most that a `recv` into nothing allocates on the sender's word. Larger tensors are received
+            into memory that the caller provides.
+    """
+
+    listen: str = ""
+    listen_port: int = 0
+    advertise: str = ""
+    interface: str = ""
+    engine: str = "auto"
+    job: str = "job"
+    job_secret: bytes = field(default=b"", repr=False)
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    broker: str | None = None
+    dead_after_s: float = 5.0
+    reconnect_s: float = 2.0
+    chunk_bytes: int = 512 * 1024
+    receive_bytes_max: int = 2**30
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ConfigurationError("HIVE_ENGINE", self.engine, f"one of {', '.join(ENGINES)}")
+        if len(self.job.encode()) > JOB_BYTES_MAX:
+            raise ConfigurationError("HIVE_JOB", self.job, f"at most {JOB_BYTES_MAX} bytes of UTF-8")
+        for name, address in (("HIVE_LISTEN", self.listen), ("HIVE_ADVERTISE", self.advertise)):
+            if address:
+                try:
+                    ipaddress.ip_address(address.partition("%")[0])
+                except ValueError as error:
+                    raise ConfigurationError(name, address, "write a literal IPv4 or IPv6 address") from error
+        given = {"HIVE_CA": self.ca, "HIVE_CERT": self.certificate, "HIVE_KEY": self.key}
+        if any(given.values()):
+            for name, path in given.items():
+                if not path:
+                    raise ConfigurationError(name, path, "HIVE_CA, HIVE_CERT and HIVE_KEY go together")
+                if not Path(path).is_file():
+                    raise ConfigurationError(name, path, "no such file")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the `HIVE_*` variables of docs/transport.md; those that are not set keep their defaults.
+
+        Raises:
+            ConfigurationError: a variable's value cannot work; names it.
+        """
+        values = os.environ if environment is None else environment
+        listen, port = split_address("HIVE_LISTEN", values.get("HIVE_LISTEN", ""))
+        return cls(
+            listen=listen,
+            listen_port=port,
+            advertise=values.get("HIVE_ADVERTISE", ""),
+            interface=values.get("HIVE_INTERFACE", ""),
+            engine=values.get("HIVE_ENGINE", "") or "auto",
+            job=values.get("HIVE_JOB", "") or "job",
+            job_secret=values.get("HIVE_JOB_SECRET", "").encode(),
+            ca=values.get("HIVE_CA", ""),
+            certificate=values.get("HIVE_CERT", ""),
+            key=values.get("HIVE_KEY", ""),
+            broker=values.get("HIVE_BROKER") or None,
+        )
+
+
+def split_address(name: str, text: str) -> tuple[str, int]:
+    """Read "address", "address:port", "[v6]:port" or "" as address and port (0 where there is none).
+
+    Raises:
+        ConfigurationError: the port is no number from 0 to 65535.
+    """
+    host, port = text, ""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    if port and not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ConfigurationError(name, text, "the port must be 0 to 65535")
+    return host, int(port or 0)
