@@ -1,0 +1,220 @@
+"""What torch gets to hold: a process group, with a c10d Backend inside where torch lets Python make one (2.15).
+
+Why a process group of Python on both versions
+- torch's own ProcessGroup wraps a Python backend's Work and forwards `wait` and `get_future` alone: `is_completed()`
+  would be False for ever, and `recv` from any rank could not say from which. A Python subclass of ProcessGroup hands
+  its Work to Python callers as it is.
+- C++ callers (DDP's reducer, functional collectives) reach the same methods by torch's trampolines.
+
+On 2.15 the group has a `HiveBackend` registered, so that names, devices and splitting are torch's to answer. On 2.13 a
+Backend cannot be made in Python (its constructor is not exposed), and those answers are here.
+
+In a mixed group (`cpu:hive,cuda:nccl`) torch 2.15 must keep its own ProcessGroup, and gets the `HiveBackend` alone;
+2.13 has no such thing, and hands every device's calls to us.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from integrations.torch_backend.core import Core
+from integrations.torch_backend.methods import Methods, raising_torch_errors
+from integrations.torch_backend.world import group_name_of, world_for
+
+NAME = "hive"
+DEVICES = (torch.device("cpu"), torch.device("cuda"))
+
+# The stubs describe torch's own overloads and properties; a Python subclass answers C++ by other rules (see `_Answer`).
+_Backend: Any = c10d.Backend
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class _Answer:
+    """A constant that is an attribute to Python and a method to C++.
+
+    torch 2.15 looks these up by name from C++ and calls them; its own defaults are properties that call C++ again,
+    without end. Python code reads the same names as attributes.
+    """
+
+    def __init__(self, value: bool) -> None:
+        self._value = value
+
+    def __bool__(self) -> bool:
+        return self._value
+
+    def __call__(self) -> bool:
+        return self._value
+
+
+class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, see above
+    """A c10d Backend, which sits in a ProcessGroup. torch 2.15."""
+
+    supports_coalescing = _Answer(False)
+    supports_splitting = _Answer(True)
+    supports_shrinking = _Answer(False)
+    supports_reconfigure = _Answer(False)
+    supports_window = _Answer(False)
+    supports_abort_hooks = _Answer(False)
+    supports_completion_hooks = _Answer(False)
+    _supports_time_estimate = _Answer(False)
+
+    def __init__(self, core: Core) -> None:
+        _Backend.__init__(self, core.group.rank, core.group.size)
+        self.core = core
+        self._options = _Backend.Options(NAME)
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    @property
+    def options(self) -> Any:
+        return self._options
+
+    def get_backend_options(self) -> Any:
+        return self._options
+
+    @raising_torch_errors
+    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> HiveBackend:
+        """A backend of some of this one's ranks, over the same connections."""
+        world = self.core.world
+        world_ranks = [world.ranks[self.core.group.ranks[rank]] for rank in ranks]
+        group = world.lend(group_name_of(opts.group_name), world_ranks, timeout_s=self.core.timeout_s)
+        child = HiveBackend(Core(world, group, timeout_s=self.core.timeout_s))
+        _keep(child)
+        return child
+
+
+class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on purpose, see above
+    """The process group that `init_process_group("hive")` makes."""
+
+    def __init__(self, core: Core) -> None:
+        _ProcessGroup.__init__(self, core.group.rank, core.group.size)
+        self.core = core
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def name(self) -> str:
+        return NAME
+
+    def size(self) -> int:
+        return int(self.core.group.size)
+
+    def rank(self) -> int:
+        return int(self.core.group.rank)
+
+
+class HiveProcessGroupWithBackend(HiveProcessGroup):
+    """The process group on torch 2.15."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        backend = HiveBackend(core)
+        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        for device in DEVICES:
+            self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
+        _keep(backend)
+
+
+class HiveProcessGroupAlone(HiveProcessGroup):
+    """The process group on torch 2.13: nothing is registered in it, and what torch would ask a backend it asks us."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._name = ""
+        self._description = "undefined"
+
+    # Functional collectives look a group up by its name ("ProcessGroup name not set" without these).
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._description = desc
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return list(DEVICES)
+
+    def _get_backend(self, device: torch.device) -> HiveProcessGroupAlone:
+        return self
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+
+_alive: set[Any] = set()
+_ended: collections.deque[Any] = collections.deque(maxlen=256)
+"""Adapters that torch holds from C++ alone: their Python halves must not be collected while their group lives, nor in
+the moment after it in which torch asks ended ones for their names. The bound keeps a program that makes and destroys
+groups for ever from growing."""
+
+
+def _keep(adapter: Any) -> None:
+    def let_go() -> None:
+        _alive.discard(adapter)
+        _ended.append(adapter)
+
+    _alive.add(adapter)
+    adapter.core.on_close.append(let_go)
+
+
+def backend_can_be_subclassed() -> bool:
+    """Whether this torch lets Python make a Backend (2.15), tried rather than told from its version."""
+    try:
+        _Backend(0, 1)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+def is_mixed(options: Any) -> bool:
+    """Whether the group under construction gets other backends as well ("cpu:hive,cuda:nccl").
+
+    torch 2.15 shows the group: one with a single backend of ours is of the custom type and has nothing registered yet.
+    """
+    outer = getattr(options, "process_group", None)
+    return outer is not None and (outer.name() != "custom" or bool(outer._device_types))
+
+
+@raising_torch_errors
+def create(options: Any, _group_options: object = None) -> Any:
+    """What torch calls for `init_process_group("hive")` and `new_group(backend="hive")`.
+
+    Blocks until all ranks have connected when the group is the first with its ranks; at once for a group of ranks that
+    are connected already.
+    """
+    timeout_s = options.timeout.total_seconds()
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    name = group_name_of(options.group_id)
+    world = world_for(options, ranks=ranks, name=name, timeout_s=timeout_s)
+    core = Core(world, world.lend(name, ranks, timeout_s=timeout_s), timeout_s=timeout_s)
+    kind: Any
+    if not backend_can_be_subclassed():
+        kind = HiveProcessGroupAlone
+    else:
+        kind = HiveBackend if is_mixed(options) else HiveProcessGroupWithBackend
+    adapter = kind(core)
+    _keep(adapter)
+    return adapter

@@ -1,0 +1,412 @@
+"""The collectives that torch asks for, over `transport.Group`: what goes where, in plain arguments.
+
+The adapters translate torch's two ways of calling into these methods. Each returns a running `HiveWork` at once.
+Tensors are staged (`staging`), operations start in the order of the calls (`completion.FirstInFirstOut`), and the
+transport does the rest. Errors are `HiveError`s here; the adapters make them torch's as well.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+import transport
+from hive_qos.errors import MisuseError
+from integrations.torch_backend.completion import CompletionThreads, FirstInFirstOut
+from integrations.torch_backend.staging import Staged, finish_all, until_all_ready
+from integrations.torch_backend.work import HiveWork
+from integrations.torch_backend.world import World
+
+Tensors = Sequence[torch.Tensor]
+Start = Callable[[float], Sequence[transport.Work]]
+"""Starts an operation at the transport, given its timeout in seconds."""
+
+_threads = CompletionThreads()
+
+
+class Core:
+    """One process group's operations.
+
+    Args:
+        world: the connections under it.
+        group: its ranks at the transport, lent by `world`.
+        timeout_s: default of an operation.
+    """
+
+    def __init__(self, world: World, group: transport.Group, *, timeout_s: float) -> None:
+        self.world = world
+        self.group = group
+        self.timeout_s = timeout_s
+        self.sequence = 0
+        self.on_close: list[Callable[[], None]] = []
+        self._order = FirstInFirstOut(_threads)
+        self._collectives: weakref.WeakSet[HiveWork] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._open = True
+        self._monitored_barriers = 0
+
+    def next_monitored_barrier(self) -> int:
+        """Number of the next monitored barrier, from 1."""
+        with self._lock:
+            self._monitored_barriers += 1
+            return self._monitored_barriers
+
+    # Collectives.
+
+    def allreduce(
+        self,
+        tensors: Tensors,
+        op: transport.ReduceOp,
+        *,
+        factor: float | torch.Tensor | None = None,
+        timeout_s: float | None = None,
+    ) -> HiveWork:
+        """Reduce each tensor in place, over all ranks. `factor` multiplies this rank's values first."""
+        if factor is not None:
+            for tensor in tensors:
+                tensor.detach().mul_(factor if isinstance(factor, float | int) else factor.to(tensor.device))
+        staged = [Staged(tensor, read=True, write=True) for tensor in tensors]
+        return self.launch(
+            "all-reduce",
+            staged,
+            lambda limit_s: [self.group.allreduce(one.memory, op, timeout_s=limit_s) for one in staged],
+            result=tensors,
+            timeout_s=timeout_s,
+            count=len(tensors),
+        )
+
+    def broadcast(self, tensors: Tensors, root: int, *, timeout_s: float | None = None) -> HiveWork:
+        """Copy the root's tensors into everybody's."""
+        mine = root == self.group.rank
+        staged = [Staged(tensor, read=mine, write=not mine) for tensor in tensors]
+        return self.launch(
+            "broadcast",
+            staged,
+            lambda limit_s: [self.group.broadcast(one.memory, root, timeout_s=limit_s) for one in staged],
+            result=tensors,
+            timeout_s=timeout_s,
+            count=len(tensors),
+        )
+
+    def reduce(
+        self, tensor: torch.Tensor, root: int, op: transport.ReduceOp, *, timeout_s: float | None = None
+    ) -> HiveWork:
+        """Reduce everybody's tensor into the root's."""
+        staged = Staged(tensor, read=True, write=root == self.group.rank)
+        return self.launch(
+            "reduce",
+            [staged],
+            lambda limit_s: [self.group.reduce(staged.memory, root, op, timeout_s=limit_s)],
+            result=[tensor],
+            timeout_s=timeout_s,
+        )
+
+    def all_gather(self, outputs: Sequence[Tensors], inputs: Tensors, *, timeout_s: float | None = None) -> HiveWork:
+        """For each input: every rank's tensor, in rank order, into the outputs at the same place of the list."""
+        sources = [Staged(tensor, read=True, write=False) for tensor in inputs]
+        targets = [[Staged(tensor, read=False, write=True) for tensor in row] for row in outputs]
+        return self.launch(
+            "all-gather",
+            [*sources, *(one for row in targets for one in row)],
+            lambda limit_s: [
+                self.group.all_gather([one.memory for one in row], source.memory, timeout_s=limit_s)
+                for row, source in zip(targets, sources, strict=True)
+            ],
+            result=[tensor for row in outputs for tensor in row],
+            timeout_s=timeout_s,
+            count=len(inputs),
+        )
+
+    def all_gather_single(self, outputs: Tensors, inputs: Tensors, *, timeout_s: float | None = None) -> HiveWork:
+        """For each input: every rank's tensor, one after the other, into one output that is `size` times as large."""
+        for output, source in zip(outputs, inputs, strict=True):
+            self._check_times_size("all-gather", large=output, small=source)
+        sources = [Staged(tensor, read=True, write=False) for tensor in inputs]
+        targets = [Staged(tensor, read=False, write=True) for tensor in outputs]
+        return self.launch(
+            "all-gather",
+            [*sources, *targets],
+            lambda limit_s: [
+                self.group.all_gather(self._parts(target), source.flat, timeout_s=limit_s)
+                for target, source in zip(targets, sources, strict=True)
+            ],
+            result=outputs,
+            timeout_s=timeout_s,
+            count=len(inputs),
+        )
+
+    def reduce_scatter(
+        self,
+        outputs: Tensors,
+        inputs: Sequence[Tensors],
+        op: transport.ReduceOp,
+        *,
+        timeout_s: float | None = None,
+    ) -> HiveWork:
+        """For each output: reduce everybody's `inputs[...][rank]` into it."""
+        targets = [Staged(tensor, read=False, write=True) for tensor in outputs]
+        sources = [[Staged(tensor, read=True, write=False) for tensor in row] for row in inputs]
+        return self.launch(
+            "reduce-scatter",
+            [*targets, *(one for row in sources for one in row)],
+            lambda limit_s: [
+                self.group.reduce_scatter(target.memory, [one.memory for one in row], op, timeout_s=limit_s)
+                for target, row in zip(targets, sources, strict=True)
+            ],
+            result=outputs,
+            timeout_s=timeout_s,
+            count=len(outputs),
+        )
+
+    def reduce_scatter_single(
+        self, outputs: Tensors, inputs: Tensors, op: transport.ReduceOp, *, timeout_s: float | None = None
+    ) -> HiveWork:
+        """For each output: reduce everybody's part `rank` of one input that is `size` times as large."""
+        for output, source in zip(outputs, inputs, strict=True):
+            self._check_times_size("reduce-scatter", large=source, small=output)
+        targets = [Staged(tensor, read=False, write=True) for tensor in outputs]
+        sources = [Staged(tensor, read=True, write=False) for tensor in inputs]
+        return self.launch(
+            "reduce-scatter",
+            [*targets, *sources],
+            lambda limit_s: [
+                self.group.reduce_scatter(target.flat, self._parts(source), op, timeout_s=limit_s)
+                for target, source in zip(targets, sources, strict=True)
+            ],
+            result=outputs,
+            timeout_s=timeout_s,
+            count=len(outputs),
+        )
+
+    def gather(self, outputs: Tensors, tensor: torch.Tensor, root: int, *, timeout_s: float | None = None) -> HiveWork:
+        """Every rank's tensor into the root's outputs; `outputs` is empty elsewhere."""
+        mine = root == self.group.rank
+        if mine != bool(outputs):
+            raise MisuseError("gather takes a list of outputs on the root, and only there")
+        source = Staged(tensor, read=True, write=False)
+        targets = [Staged(one, read=False, write=True) for one in outputs]
+        return self.launch(
+            "gather",
+            [source, *targets],
+            lambda limit_s: [
+                self.group.gather(
+                    [one.memory for one in targets] if mine else None, source.memory, root, timeout_s=limit_s
+                )
+            ],
+            result=outputs,
+            timeout_s=timeout_s,
+        )
+
+    def scatter(self, output: torch.Tensor, inputs: Tensors, root: int, *, timeout_s: float | None = None) -> HiveWork:
+        """The root's input `rank` into everybody's output; `inputs` is empty elsewhere."""
+        mine = root == self.group.rank
+        if mine != bool(inputs):
+            raise MisuseError("scatter takes a list of inputs on the root, and only there")
+        target = Staged(output, read=False, write=True)
+        sources = [Staged(one, read=True, write=False) for one in inputs]
+        return self.launch(
+            "scatter",
+            [target, *sources],
+            lambda limit_s: [
+                self.group.scatter(
+                    target.memory, [one.memory for one in sources] if mine else None, root, timeout_s=limit_s
+                )
+            ],
+            result=[output],
+            timeout_s=timeout_s,
+        )
+
+    def all_to_all(self, outputs: Tensors, inputs: Tensors, *, timeout_s: float | None = None) -> HiveWork:
+        """`inputs[i]` to rank i, `outputs[j]` from rank j."""
+        targets = [Staged(tensor, read=False, write=True) for tensor in outputs]
+        sources = [Staged(tensor, read=True, write=False) for tensor in inputs]
+        return self.launch(
+            "all-to-all",
+            [*targets, *sources],
+            lambda limit_s: [
+                self.group.all_to_all(
+                    [one.memory for one in targets], [one.memory for one in sources], timeout_s=limit_s
+                )
+            ],
+            result=outputs,
+            timeout_s=timeout_s,
+        )
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        *,
+        output_rows: Sequence[int],
+        input_rows: Sequence[int],
+        timeout_s: float | None = None,
+    ) -> HiveWork:
+        """Rows of `source` to the ranks in order, `input_rows[i]` of them to rank i; equally where that is empty."""
+        target = Staged(output, read=False, write=True)
+        taken = Staged(source, read=True, write=False)
+        target_rows = self._rows(output, output_rows)
+        source_rows = self._rows(source, input_rows)
+        return self.launch(
+            "all-to-all",
+            [target, taken],
+            lambda limit_s: [
+                self.group.all_to_all(
+                    torch.split(target.memory, target_rows), torch.split(taken.memory, source_rows), timeout_s=limit_s
+                )
+            ],
+            result=[output],
+            timeout_s=timeout_s,
+        )
+
+    def barrier(self, *, timeout_s: float | None = None) -> HiveWork:
+        """Ends when every rank has called it and this rank's earlier collectives have ended."""
+        with self._lock:
+            earlier = [work for work in self._collectives if not work.is_completed()]
+        return self.launch(
+            "barrier",
+            [],
+            lambda limit_s: [self.group.barrier(timeout_s=limit_s)],
+            result=[],
+            timeout_s=timeout_s,
+            also=earlier,
+        )
+
+    # Point to point.
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> HiveWork:
+        """Send to a rank of this group, which receives with the same tag."""
+        staged = Staged(tensor, read=True, write=False)
+        return self.launch(
+            f"send to rank {peer}",
+            [staged],
+            lambda limit_s: [self.group.send(staged.memory, peer, tag, timeout_s=limit_s)],
+            result=[],
+            collective=False,
+        )
+
+    def recv(self, tensor: torch.Tensor, peer: int | None, tag: int) -> HiveWork:
+        """Receive from a rank of this group, or from whichever sends first."""
+        staged = Staged(tensor, read=False, write=True)
+        return self.launch(
+            f"receive from {'any rank' if peer is None else f'rank {peer}'}",
+            [staged],
+            lambda limit_s: [self.group.recv(staged.memory, peer, tag, timeout_s=limit_s)],
+            result=[tensor],
+            collective=False,
+        )
+
+    # Lifecycle.
+
+    def abort(self, reason: str) -> None:
+        """End what is under way with `CancelledError`, here and on the others, and leave."""
+        with self._lock:
+            if not self._open:
+                return
+        self.group.abort(reason)
+        self.close(timeout_s=1.0)
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Leave the group; what is still under way ends with `CancelledError`. Idempotent."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+        self.world.give_back(self.group, timeout_s=timeout_s)
+        for told in self.on_close:
+            told()
+        self.on_close.clear()
+
+    def launch(
+        self,
+        what: str,
+        staged: Sequence[Staged],
+        start: Start,
+        *,
+        result: Tensors,
+        timeout_s: float | None = None,
+        also: Sequence[HiveWork] = (),
+        collective: bool = True,
+        count: int = 1,
+        finish: Callable[[], None] | None = None,
+    ) -> HiveWork:
+        """Start an operation behind those before it.
+
+        Args:
+            what: its name, for errors.
+            staged: its tensors.
+            start: starts it at the transport, given the timeout; called in order, perhaps on another thread.
+            result: what the future gives.
+            timeout_s: None for the group's.
+            also: works that must have ended before this one ends.
+            collective: counts in the group's sequence.
+            count: how many collectives of the transport it is.
+            finish: runs after success in place of bringing received values back to `staged`.
+        """
+        if os.getpid() != self.world.process:
+            raise MisuseError(f"{what}: process group {self.group.name} is the parent's, not this forked child's")
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            if not self._open:
+                raise MisuseError(f"{what}: process group {self.group.name} has been destroyed")
+            if collective:
+                self.sequence += 1
+            sequence = self.sequence
+        work = HiveWork(
+            f"{what} {sequence} of group {self.group.name}",
+            result=result,
+            devices=tuple({one.tensor.device for one in staged if one.tensor.device.type == "cuda"}),
+            sequence=sequence,
+            threads=_threads,
+            finish=finish or (lambda: finish_all(staged)),
+        )
+
+        def begin() -> None:
+            work.follow(start(limit_s), also=also)
+
+        def late() -> None:
+            try:
+                begin()
+            except Exception as error:  # noqa: BLE001 - nobody else hears of it on this thread, and the work must end
+                work.fail(error)
+
+        def failed(error: Exception) -> None:
+            """Its input never became ready (the GPU failed): our next operation must not be taken for this one."""
+            work.fail(error)
+            for _ in range(count if collective else 0):
+                self.group.give_up(f"{work.what}: its input could not be read: {error}")
+
+        pending = any(one.pending for one in staged)
+        until_ready = (lambda: until_all_ready(staged)) if pending else None
+        self._order.start(begin, until_ready=until_ready, late=late, failed=failed)
+        if collective:
+            with self._lock:
+                self._collectives.add(work)
+        return work
+
+    def _parts(self, staged: Staged) -> list[torch.Tensor]:
+        """A flat tensor cut into `size` equal parts."""
+        flat = staged.flat
+        elems = flat.numel() // self.group.size
+        return [flat[rank * elems : (rank + 1) * elems] for rank in range(self.group.size)]
+
+    def _check_times_size(self, what: str, *, large: torch.Tensor, small: torch.Tensor) -> None:
+        if large.numel() != small.numel() * self.group.size or large.dtype != small.dtype:
+            raise MisuseError(
+                f"{what}: {large.numel()} elements of {large.dtype} are not {self.group.size} times"
+                f" {small.numel()} of {small.dtype}"
+            )
+
+    def _rows(self, tensor: torch.Tensor, rows: Sequence[int]) -> list[int]:
+        """How many rows each rank has in an all-to-all."""
+        length = tensor.shape[0] if tensor.dim() else 1
+        if not rows:
+            if length % self.group.size:
+                raise MisuseError(f"all-to-all: {length} rows cannot be divided among {self.group.size} ranks")
+            return [length // self.group.size] * self.group.size
+        if len(rows) != self.group.size or sum(rows) != length or min(rows) < 0:
+            raise MisuseError(f"all-to-all: split sizes {list(rows)} do not add up to {length} rows")
+        return list(rows)

@@ -1,0 +1,97 @@
+"""`monitored_barrier`: a barrier that says which ranks did not come, although they are alive.
+
+Rank 0 hears from every other rank in turn, then tells all of them to go on. What it does not hear in time it names, in
+the words that Gloo uses, because scripts look for them.
+
+Every word carries the number of its call. One that came too late for its barrier must not pass for the next one's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from hive_qos.errors import HiveError, PeerError, TimedOutError, TransportError
+from transport import Priority
+
+if TYPE_CHECKING:
+    from integrations.torch_backend.core import Core
+
+TAG = 2**40 - 1
+"""The transport's last tag; torch's are 32 bits, so that nobody else has it."""
+_GRACE_S = 5.0
+"""How much longer the others wait for rank 0's word, so that it is rank 0 that reports who is missing."""
+
+
+def barrier(core: Core, *, timeout_s: float | None, wait_all_ranks: bool) -> None:
+    """Block until all ranks have called this.
+
+    Args:
+        timeout_s: how long rank 0 waits, over all ranks; None for the group's.
+        wait_all_ranks: name all ranks that are missing, rather than the first.
+
+    Raises:
+        TimedOutError: on rank 0, with the missing ranks; on the others, that rank 0 has not let them go.
+        ConnectionLostError: a rank is gone.
+    """
+    limit_s = core.timeout_s if timeout_s is None else timeout_s
+    group = core.group
+    if group.rank != 0:
+        _report(core, limit_s)
+        return
+    give_up_s = time.monotonic() + limit_s
+    number = core.next_monitored_barrier()
+    missing: list[int] = []
+    lost: HiveError | None = None
+    for rank in range(1, group.size):
+        left_s = give_up_s - time.monotonic()
+        if left_s <= 0 and not missing:
+            raise TimedOutError("Rank 0 timed out in monitoredBarrier", timeout_s=limit_s)
+        left_s = max(left_s, 0.001)
+        try:
+            _hear(core, rank, number, give_up_s=time.monotonic() + left_s)
+        except HiveError as error:
+            missing.append(rank)
+            if not isinstance(error, TimedOutError):
+                lost = error
+            if not wait_all_ranks:
+                break
+    if lost is not None and len(missing) == 1:
+        raise lost
+    if missing:
+        names = f"Ranks {', '.join(map(str, missing))}" if len(missing) > 1 else f"Rank {missing[0]}"
+        raise TimedOutError(f"{names} failed to pass monitoredBarrier", timeout_s=limit_s)
+    word = torch.tensor([number])
+    replies = [group.send(word, rank, TAG, priority=Priority.CONTROL) for rank in range(1, group.size)]
+    for reply in replies:
+        reply.wait()
+
+
+def _report(core: Core, limit_s: float) -> None:
+    group = core.group
+    number = core.next_monitored_barrier()
+    give_up_s = time.monotonic() + limit_s + _GRACE_S
+    try:
+        group.send(torch.tensor([number]), 0, TAG, timeout_s=limit_s, priority=Priority.CONTROL).wait()
+        _hear(core, 0, number, give_up_s=give_up_s)
+    except TimedOutError as error:
+        raise TransportError(
+            f"Rank {group.rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv"
+            f" from rank 0; see rank 0 for the ranks that are missing ({error})"
+        ) from error
+
+
+def _hear(core: Core, rank: int, number: int, *, give_up_s: float) -> None:
+    """Take a rank's word for this call, and drop those for earlier ones that failed.
+
+    Raises:
+        PeerError: it has called this more often.
+        HiveError: nothing came.
+    """
+    word = torch.zeros(1, dtype=torch.int64)
+    while int(word) < number:
+        core.group.recv(word, rank, TAG, timeout_s=max(give_up_s - time.monotonic(), 0.001)).wait()
+    if int(word) > number:
+        raise PeerError(f"rank {rank}", f"it is at its monitored barrier {int(word)}, this rank at {number}")

@@ -1,0 +1,135 @@
+"""torch's store as the transport's meeting place, and the address at which the other ranks can reach this one."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+from hive_qos.errors import TimedOutError, TransportError
+
+POLL_S_MIN = 0.005
+POLL_S_MAX = 0.1
+"""A rank usually appears within milliseconds of the others; one that loads data first is not worth a busy store."""
+
+LOOPBACK = "127.0.0.1"
+_NOWHERE = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
+"""Documentation addresses (RFC 5737, RFC 3849): connecting a UDP socket there sends nothing, and shows the route."""
+
+
+class StoreRendezvous:
+    """`transport.Rendezvous` over a torch store.
+
+    It asks whether a key is there and sleeps, rather than block in `store.get`: a blocked TCPStore client holds its one
+    connection, and every other user of that store would wait with it.
+
+    Args:
+        store: any torch store; the process group's own prefix is in it already.
+        prefix: keeps this connecting apart from earlier ones in the same store (`generation_of`).
+    """
+
+    def __init__(self, store: Store, *, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def set(self, key: str, value: bytes) -> None:
+        try:
+            self._store.set(self._prefix + key, value)  # type: ignore[arg-type]  # bytes are fine, the stub says str
+        except RuntimeError as error:
+            raise TransportError(f"the rendezvous store cannot be written: {error}") from error
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        name = self._prefix + key
+        give_up_s = time.monotonic() + timeout_s
+        pause_s = POLL_S_MIN
+        try:
+            while not self._store.check([name]):
+                left_s = give_up_s - time.monotonic()
+                if left_s <= 0:
+                    raise TimedOutError(f"rendezvous key {key}", timeout_s=timeout_s)
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(pause_s * 1.5, POLL_S_MAX)
+            return bytes(self._store.get(name))
+        except RuntimeError as error:
+            raise TransportError(f"the rendezvous store cannot be read: {error}") from error
+
+
+def generation_of(store: Store, *, rank: int) -> int:
+    """How often this rank has connected through this store, counting this time.
+
+    A second `init_process_group` in one process finds the first one's keys in the store: old addresses, old
+    fingerprints. All ranks connect equally often, so that they count the same and meet under fresh keys.
+    """
+    return int(store.add(f"hive/connects/{rank}", 1))
+
+
+def own_address(store: Store, *, world_size: int, environment: Mapping[str, str] | None = None) -> str:
+    """The literal address of this host that leads to the other ranks: the one from which it reaches the store.
+
+    Where the store is at a loopback address although some ranks are on other hosts (Debian names a host's own name
+    127.0.1.1), or where the store has no address (a file), it is the address of the default route, or of the first
+    interface that is up. Only when there is nothing else, or all ranks are here, loopback.
+
+    Args:
+        store: the process group's store, perhaps behind prefixes.
+        world_size: how many ranks there are; with torchrun's LOCAL_WORLD_SIZE it tells whether all are on this host.
+        environment: for MASTER_ADDR and LOCAL_WORLD_SIZE; None for the process' own.
+    """
+    values = os.environ if environment is None else environment
+    base: Any = store
+    while isinstance(base, PrefixStore):
+        base = base.underlying_store
+    if isinstance(base, HashStore):
+        return LOOPBACK  # lives in this process' memory
+    host = base.host if isinstance(base, TCPStore) else values.get("MASTER_ADDR", "")
+    local = values.get("LOCAL_WORLD_SIZE", "")
+    all_here = local.isascii() and local.isdigit() and int(local) >= world_size
+    towards = _address_towards(host) if host else ""
+    if towards and (not ipaddress.ip_address(towards).is_loopback or all_here or not local):
+        return towards
+    if all_here:
+        return LOOPBACK
+    return _outer_address() or towards or LOOPBACK
+
+
+def _address_towards(host: str) -> str:
+    """The local address of a route to `host` (IPv4 first, so that all ranks of a host agree), or "" for none."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return ""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for entry in found:
+            if entry[0] == family and (address := _route(str(entry[4][0]), family)):
+                return address
+    return ""
+
+
+def _route(target: str, family: int) -> str:
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((target, 9))
+        return str(sock.getsockname()[0])
+    return ""
+
+
+def _outer_address() -> str:
+    """An address of this host that is not loopback: the default route's, else of the first interface that is up."""
+    for target, family in _NOWHERE:
+        if address := _route(target, family):
+            return address
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    for wanted in (socket.AF_INET, socket.AF_INET6):
+        for name, addresses in sorted(psutil.net_if_addrs().items()):
+            for entry in addresses:
+                if name not in up or entry.family != wanted or "%" in entry.address:
+                    continue
+                if not ipaddress.ip_address(entry.address).is_loopback:
+                    return str(entry.address)
+    return ""

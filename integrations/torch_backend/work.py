@@ -1,0 +1,221 @@
+"""A running operation as torch wants to see it: `wait`, `get_future`, `exception`, and no crash when a peer dies.
+
+Why the future that torch gets is not the one that we complete
+- `Future.set_exception` on the future of a Work ends in a segmentation fault inside DistributedDataParallel (torch 2.13
+  to 2.15: its C++ reads the missing value). So the root future is always completed with success, and torch gets
+  `root.then(outcome)`, whose callback raises: that path carries an error into C++ properly.
+- The callback's error keeps its type for Python callers of `wait`, and through DDP its text, code first.
+
+Order of events at the end of an operation: the outcome is stored, `wait` returns, the root future is completed. The
+last runs other people's callbacks; no lock is held then, and nobody who waits waits for them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import structlog
+import torch
+import torch.distributed as dist
+
+import transport
+from hive_qos.errors import MisuseError, TimedOutError, TransportError
+from integrations.torch_backend.completion import CompletionThreads
+from integrations.torch_backend.errors import as_torch_error
+
+_log = structlog.get_logger("integrations.torch")
+
+NO_LIMIT = timedelta(0)
+"""torch's way to say that a wait has no timeout of its own."""
+SLICE_S = 0.5
+"""Longest wait in one go: a Ctrl-C that arrives just before the thread blocks is noticed when it next runs."""
+
+
+class Outcome:
+    """What came of an operation; shared by the Work and its future, so that neither has to hold the other."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.value: Any = None
+
+    def __call__(self, _root: object) -> Any:
+        if self.error is not None:
+            raise as_torch_error(self.error)
+        return self.value
+
+
+class HiveWork(dist.Work):
+    """One operation that was started through torch.
+
+    Args:
+        what: the operation in words, for errors.
+        result: what the future gives: the output tensors, in a list.
+        devices: GPUs that the outputs lie on, so that the future synchronises their streams with its callbacks.
+        sequence: number of the operation in its group.
+        threads: where completion runs.
+        finish: brings what was received to the outputs; runs once, before anybody is told, only after success.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        result: Sequence[torch.Tensor],
+        devices: Sequence[torch.device] = (),
+        sequence: int,
+        threads: CompletionThreads,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.what = what
+        self._result = list(result)
+        self._sequence = sequence
+        self._threads = threads
+        self._finish = finish
+        self._process = os.getpid()
+        self._ended = threading.Event()
+        self._outcome = Outcome()
+        self._parts: tuple[transport.Work, ...] = ()
+        self._unfinished = 0
+        self._lock = threading.Lock()
+        self._told: list[Callable[[], None]] = []
+        root: Any = torch.futures.Future(devices=list(devices)) if devices else torch.futures.Future()
+        self._root = root
+        self._future = root.then(self._outcome)
+
+    # What torch calls.
+
+    def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
+        """Block until it has ended. The GIL is free meanwhile, and Ctrl-C interrupts the waiting.
+
+        Raises:
+            TorchConnectionLostError, TorchTimedOutError, ...: see `errors`; each is a `RuntimeError`, too.
+        """
+        if os.getpid() != self._process and not self._ended.is_set():
+            raise as_torch_error(MisuseError(f"waiting for {self.what} in a forked child: it runs in the parent alone"))
+        limit_s = timeout.total_seconds()
+        give_up_s = time.monotonic() + limit_s if limit_s > 0 else math.inf
+        while not self._ended.wait(min(max(give_up_s - time.monotonic(), 0.0), SLICE_S)):
+            if time.monotonic() < give_up_s:
+                continue
+            raise as_torch_error(
+                TimedOutError(self.what, timeout_s=limit_s, bytes_done=self.bytes_done, bytes_total=self.bytes_total)
+            )
+        if self._outcome.error is not None:
+            raise as_torch_error(self._outcome.error)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Any:
+        return self._future
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self._outcome.error is None
+
+    def exception(self) -> BaseException | None:
+        error = self._outcome.error
+        return None if error is None else as_torch_error(error)
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        """The rank that a finished receive came from, in its group."""
+        for part in self._parts:
+            if part.source is not None:
+                return part.source
+        raise as_torch_error(TransportError(f"{self.what} has no source rank"))
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def _get_sequence_number(self) -> int:
+        return self._sequence
+
+    # Ours.
+
+    @property
+    def bytes_done(self) -> int:
+        """Payload bytes that have been sent and received so far."""
+        return sum(part.bytes_done for part in self._parts)
+
+    @property
+    def bytes_total(self) -> int:
+        """Payload bytes to send and receive."""
+        return sum(part.bytes_total for part in self._parts)
+
+    def follow(self, parts: Sequence[transport.Work], *, also: Sequence[HiveWork] = ()) -> None:
+        """End when all of `parts` have, and `also` has; with the first error among the parts, if any.
+
+        All of them, even after an error: the tensors are the transport's until the last part has ended.
+        """
+        self._parts = tuple(parts)
+        self._unfinished = len(parts) + len(also)
+        if self._unfinished == 0:
+            self._threads.run(self._complete)
+            return
+        for other in also:
+            other.tell(self._one_ended)
+        for part in parts:
+            part.add_done_callback(lambda _part: self._one_ended())
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error, without any part having been started."""
+        self._outcome.error = error
+        self._threads.run(self._complete)
+
+    def tell(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when it has ended, whatever the outcome; at once if it has."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._told.append(callback)
+                return
+        callback()
+
+    def _one_ended(self) -> None:
+        with self._lock:
+            self._unfinished -= 1
+            if self._unfinished:
+                return
+        self._threads.run(self._complete)
+
+    def _complete(self) -> None:
+        outcome = self._outcome
+        for part in self._parts:
+            error = part.exception()
+            if error is not None:
+                outcome.error = error
+                break
+        if outcome.error is None and self._finish is not None:
+            try:
+                self._finish()
+            except Exception as error:  # noqa: BLE001 - a copy to a GPU that failed, or a mistake: whoever waits is told
+                outcome.error = error
+        outcome.value = self._result
+        self._finish = None  # it holds the staging memory
+        with self._lock:
+            self._ended.set()
+            told, self._told = self._told, []
+        for callback in told:
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - it is another work's, and this one's future must be completed
+                _log.exception("a work that waits for another one failed to hear of its end")
+        self._root.set_result(None)

@@ -1,0 +1,120 @@
+"""Connections, shared: the first hive group connects its ranks, and every group of ranks among those rides on it.
+
+`new_group` then needs no rendezvous and cannot hang on a rank that has died meanwhile: its first operation meets the
+connection that is known to be lost, and says so. Connections close when the last group on them is destroyed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import transport
+from integrations.torch_backend.rendezvous import StoreRendezvous, generation_of, own_address
+from transport.settings import Settings
+
+NAME_BYTES_MAX = 64
+"""The transport's limit of a group's name."""
+CLOSE_S = 5.0
+EXIT_CLOSE_S = 1.0
+"""At the interpreter's end nobody waits long for peers that are perhaps gone."""
+
+
+class World:
+    """One connected `transport.Group` and how many process groups use it."""
+
+    def __init__(self, group: transport.Group, *, ranks: tuple[int, ...]) -> None:
+        self.group = group
+        self.ranks = ranks
+        self.users = 0
+        self.process = os.getpid()
+
+    def lend(self, name: str, ranks: Sequence[int], *, timeout_s: float) -> transport.Group:
+        """The transport's group of some global ranks; `give_back` it."""
+        with _lock:
+            self.users += 1
+            if tuple(ranks) == self.ranks and name == self.group.name:
+                return self.group
+            members = [self.ranks.index(rank) for rank in ranks]
+            try:
+                return self.group.subgroup(members, name=name, timeout_s=timeout_s)
+            except BaseException:
+                self.users -= 1
+                raise
+
+    def give_back(self, group: transport.Group, *, timeout_s: float = CLOSE_S) -> None:
+        """End the use of a lent group; the last one closes the connections."""
+        if os.getpid() != self.process:
+            return  # a forked child (a data loader's worker): sockets and threads are the parent's
+        with _lock:
+            self.users -= 1
+            last = self.users == 0
+            if last and self in _worlds:
+                _worlds.remove(self)
+        if group is not self.group:
+            group.close(timeout_s=timeout_s)
+        if last:
+            self.group.close(timeout_s=timeout_s)
+
+
+_worlds: list[World] = []
+_lock = threading.Lock()
+
+
+def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: float) -> World:
+    """The connections for a new process group: those that exist, where they reach all its ranks, or new ones.
+
+    Every member decides the same, because all of them have made and destroyed the same groups before.
+
+    Args:
+        options: torch's `_DistributedBackendOptions`.
+        ranks: the members' global ranks, in the group's rank order.
+        name: as `group_name_of` gives it.
+        timeout_s: by then every rank must have connected.
+    """
+    with _lock:
+        for world in _worlds:
+            if world.process == os.getpid() and set(ranks) <= set(world.ranks):
+                return world
+    rank, store = options.group_rank, options.store
+    settings = Settings.from_environment()
+    if not (settings.listen or settings.interface):
+        settings = dataclasses.replace(settings, listen=own_address(store, world_size=len(ranks)))
+    rendezvous = StoreRendezvous(store, prefix=f"hive/{generation_of(store, rank=rank)}/")
+    group = transport.Group.connect(
+        rendezvous,
+        rank=rank,
+        world_size=len(ranks),
+        name=name,
+        timeout_s=timeout_s,
+        connect_timeout_s=timeout_s,
+        settings=settings,
+    )
+    world = World(group, ranks=ranks)
+    with _lock:
+        _worlds.append(world)
+    return world
+
+
+def group_name_of(group_id: str) -> str:
+    """torch's name of a group, cut to what the transport takes; equal on every rank, different for different groups."""
+    if len(group_id.encode()) <= NAME_BYTES_MAX:
+        return group_id
+    return hashlib.sha256(group_id.encode()).hexdigest()
+
+
+def _close_all() -> None:
+    """Say goodbye at the interpreter's end, so that the others learn of it at once and not from silence."""
+    with _lock:
+        worlds = [world for world in _worlds if world.process == os.getpid()]
+        _worlds.clear()
+    for world in worlds:
+        world.group.close(timeout_s=EXIT_CLOSE_S)
+
+
+atexit.register(_close_all)
