@@ -1,0 +1,283 @@
+"""The real kernel: traffic control of the network namespace in which it is made. The only file that knows pyroute2.
+
+pyroute2 lists links and qdiscs (its decoding makes the journal readable); classes, queues, filters and counters go
+through our own `codec` over one socket, for the reasons that stand there. The synchronous `IPRoute` must not be made or
+used inside a running event loop: call this from a thread of its own.
+
+What was applied is read back at once: every class, queue and filter that an operation named has to be there with
+exactly the values that were sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+from collections.abc import Mapping, Sequence
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError
+from shaping.codec import (
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    NLM_F_REPLACE,
+    RTM_GETQDISC,
+    RTM_GETTCLASS,
+    RTM_GETTFILTER,
+    TC_H_ROOT,
+    Object,
+    decode_class,
+    decode_counters,
+    decode_filter,
+    decode_leaf,
+    decode_root,
+    encode_delete_root,
+    encode_dump,
+    encode_operation,
+    encode_qdisc,
+    options_to_give_back,
+)
+from shaping.model import (
+    MAJOR,
+    AddClass,
+    AddFilter,
+    AddLeaf,
+    AddRoot,
+    Capabilities,
+    ChangeClass,
+    ChangeLeaf,
+    ClassCounters,
+    ClassSpec,
+    DeleteFilter,
+    FilterSpec,
+    LeafSpec,
+    Operation,
+    PriorQdisc,
+    QdiscSpec,
+    Tree,
+    describe,
+    show_classid,
+)
+from shaping.netlink import TcSocket
+
+RAW_OPTIONS = "raw"
+"""Key of the prior qdisc's options as the kernel's own bytes in hexadecimal; they can be given back as they are."""
+
+_REFUSED_OPTIONS = b"\x05\x00\x01\x00\xff\x00\x00\x00"
+"""One attribute of type 1 with one byte. Every kind that we probe refuses it (HTB wants type 2, bfifo's limit is 4
+bytes of which these would be the first, so it gets less than 4; fq_codel's type 1 is 4 bytes), so that a probe can
+never replace a qdisc."""
+
+
+class RealKernel:
+    """`kernel_api.Kernel` on rtnetlink. Make it in the namespace and the thread in which it will be used."""
+
+    def __init__(self) -> None:
+        self._tc = TcSocket()
+        self._route = IPRoute(ext_ack=True)
+        self._capabilities: Capabilities | None = None
+
+    def capabilities(self) -> Capabilities:
+        if self._capabilities is None:
+            self._capabilities = Capabilities(
+                htb=self._knows_qdisc("htb"), bfifo=self._knows_qdisc("bfifo"), fq_codel=self._knows_qdisc("fq_codel")
+            )
+        return self._capabilities
+
+    def interfaces(self) -> tuple[str, ...]:
+        try:
+            return tuple(str(link.get("ifname")) for link in self._route.get_links())
+        except NetlinkError as error:
+            raise KernelRejectedError("list links", errno_value=error.code, detail=str(error.args[-1])) from error
+
+    def root(self, interface: str) -> PriorQdisc:
+        index = self._index(interface)
+        objects = self._qdiscs(interface, index)
+        root = next((found for found in objects if found.parent == TC_H_ROOT), None)
+        if root is None:  # an interface that is down may list none
+            return PriorQdisc(kind="noqueue", handle_major=0)
+        classes = self._tc.dump(f"list classes of {interface}", encode_dump(RTM_GETTCLASS, interface_index=index))
+        nested = 0
+        if root.handle:  # what hangs below a default root is the kernel's own (mq's queues)
+            nested = len([child for child in objects if child.parent != TC_H_ROOT and child.parent >> 16 != 0xFFFF])
+            nested += len([found for found in classes if found.handle >> 16 == root.handle >> 16])
+            nested += len(self._filters(interface, index, root.handle))
+        return PriorQdisc(
+            kind=root.kind,
+            handle_major=root.handle >> 16,
+            options={RAW_OPTIONS: root.options.hex(), **self._readable_options(index)},
+            nested=nested,
+        )
+
+    def observe(self, interface: str) -> Tree | None:
+        index = self._index(interface)
+        objects = self._qdiscs(interface, index)
+        root = next((found for found in objects if found.parent == TC_H_ROOT), None)
+        if root is None or root.kind != "htb" or root.handle != MAJOR << 16:
+            return None
+        leaves = [decode_leaf(found) for found in objects if found.parent >> 16 == MAJOR]
+        filters = [decode_filter(found) for found in self._filters(interface, index, MAJOR << 16)]
+        return Tree(
+            qdisc=decode_root(root)[0],
+            classes=tuple(sorted(map(decode_class, self._classes(interface, index)), key=lambda spec: spec.minor)),
+            leaves=tuple(sorted((leaf for leaf in leaves if leaf), key=lambda leaf: leaf.parent_minor)),
+            filters=tuple(sorted((rule for rule in filters if rule), key=lambda rule: rule.preference)),
+        )
+
+    def apply(self, interface: str, operations: Sequence[Operation]) -> None:
+        if not operations:
+            return
+        index = self._index(interface)
+        requests = [
+            (f"{describe(operation)} on {interface}", encode_operation(operation, interface_index=index))
+            for operation in operations
+        ]
+        self._tc.execute(requests)
+        self._read_back(interface, index, operations)
+
+    def delete_root(self, interface: str) -> None:
+        index = self._index(interface)
+        request = encode_delete_root(interface_index=index, handle=MAJOR << 16)
+        try:
+            self._tc.execute([(f"delete the root {MAJOR:x}: of {interface}", request)])
+        except KernelRejectedError as error:
+            if self.observe(interface) is not None:
+                raise
+            if error.errno_value not in (errno.ENOENT, errno.EINVAL):
+                raise
+
+    def restore_root(self, interface: str, prior: PriorQdisc) -> tuple[str, ...]:
+        notes = []
+        if prior.nested:
+            notes.append(
+                f"{interface}: {prior.nested} classes, queues and filters below the former {prior.kind} "
+                f"{prior.handle_major:x}: are lost; set them up again"
+            )
+        self.delete_root(interface)
+        if prior.handle_major == 0:
+            return tuple(notes)
+        index = self._index(interface)
+        raw = bytes.fromhex(str(prior.options.get(RAW_OPTIONS, "")))
+        request = encode_qdisc(
+            prior.kind,
+            options_to_give_back(prior.kind, raw),
+            interface_index=index,
+            handle=prior.handle_major << 16,
+            flags=NLM_F_CREATE | NLM_F_REPLACE,
+            parent=TC_H_ROOT,
+        )
+        what = f"put back {prior.kind} {prior.handle_major:x}: at the root of {interface}"
+        try:
+            self._tc.execute([(what, request)])
+        except KernelRejectedError as error:
+            notes.append(f"{interface}: {error}; the kernel's default is there now")
+            return tuple(notes)
+        found = self.root(interface)
+        if (found.kind, found.options.get(RAW_OPTIONS)) != (prior.kind, prior.options.get(RAW_OPTIONS)):
+            notes.append(f"{interface}: {prior.kind} is back, but some of its options are not what they were")
+        return tuple(notes)
+
+    def counters(self, interface: str) -> tuple[dict[int, ClassCounters], int]:
+        index = self._index(interface)
+        found = {
+            item.handle & 0xFFFF: decode_counters(item.statistics)
+            for item in self._tc.dump(f"list classes of {interface}", encode_dump(RTM_GETTCLASS, interface_index=index))
+            if item.handle >> 16 == MAJOR
+        }
+        roots = [item for item in self._qdiscs(interface, index) if item.handle == MAJOR << 16]
+        return found, decode_root(roots[0])[1] if roots else 0
+
+    def close(self) -> None:
+        self._tc.close()
+        self._route.close()
+
+    def _index(self, interface: str) -> int:
+        try:
+            return socket.if_nametoindex(interface)
+        except OSError as error:
+            there = ", ".join(name for _, name in socket.if_nameindex())
+            raise ConfigurationError(
+                "interface.name", interface, f"no such interface in this network namespace; there are {there}"
+            ) from error
+
+    def _qdiscs(self, interface: str, index: int) -> list[Object]:
+        objects = self._tc.dump(f"list queues of {interface}", encode_dump(RTM_GETQDISC, interface_index=index))
+        return [found for found in objects if found.interface_index == index]
+
+    def _classes(self, interface: str, index: int) -> list[Object]:
+        objects = self._tc.dump(f"list classes of {interface}", encode_dump(RTM_GETTCLASS, interface_index=index))
+        return [found for found in objects if found.handle >> 16 == MAJOR]
+
+    def _filters(self, interface: str, index: int, parent: int) -> list[Object]:
+        request = encode_dump(RTM_GETTFILTER, interface_index=index, parent=parent)
+        return self._tc.dump(f"list filters of {interface}", request)
+
+    def _readable_options(self, index: int) -> dict[str, object]:
+        """The root's options as pyroute2 names them, for whoever reads the journal. JSON values only."""
+        try:
+            messages = tuple(self._route.get_qdiscs(index))
+        except NetlinkError as error:
+            return {"readable": f"pyroute2 could not read them: {error}"}
+        for message in messages:
+            options = message.get_attr("TCA_OPTIONS")
+            if message["parent"] == TC_H_ROOT and options is not None:
+                text = json.dumps(options, default=str, sort_keys=True)
+                return {"readable": json.loads(text)}
+        return {}
+
+    def _knows_qdisc(self, kind: str) -> bool:
+        """Ask for a qdisc with options that its init refuses: ENOENT tells an unknown kind from a known one.
+
+        A root that somebody configured does not deceive it: EEXIST is only said of one of this very kind, which is then
+        known (6.18: over a tbf, htb and bfifo are refused by their init, an unknown kind with ENOENT, as over none).
+        """
+        request = encode_qdisc(
+            kind,
+            _REFUSED_OPTIONS if kind != "bfifo" else b"\0",
+            interface_index=socket.if_nametoindex("lo"),
+            handle=0,
+            flags=NLM_F_CREATE | NLM_F_EXCL,
+            parent=TC_H_ROOT,
+        )
+        try:
+            self._tc.execute([(f"probe for {kind}", request)])
+        except KernelRejectedError as error:
+            return error.errno_value not in (errno.ENOENT, errno.EOPNOTSUPP)
+        raise ReadBackError(f"probe for {kind}", wanted="a refusal", found="a qdisc on lo")
+
+    def _read_back(self, interface: str, index: int, operations: Sequence[Operation]) -> None:
+        wanted_classes: dict[int, ClassSpec] = {}
+        wanted_leaves: dict[int, LeafSpec] = {}
+        wanted_filters: dict[int, FilterSpec | None] = {}
+        wanted_root: QdiscSpec | None = None
+        for operation in operations:
+            match operation:
+                case AddRoot(qdisc):
+                    wanted_root = qdisc
+                case AddClass(spec) | ChangeClass(spec):
+                    wanted_classes[spec.minor] = spec
+                case AddLeaf(leaf) | ChangeLeaf(leaf):
+                    wanted_leaves[leaf.parent_minor] = leaf
+                case AddFilter(rule):
+                    wanted_filters[rule.preference] = rule
+                case DeleteFilter(rule):
+                    wanted_filters[rule.preference] = None
+        if wanted_classes and not (wanted_root or wanted_leaves or wanted_filters):
+            found_classes = {spec.minor: spec for spec in map(decode_class, self._classes(interface, index))}
+            _compare(interface, "class", wanted_classes, found_classes)
+            return
+        tree = self.observe(interface)
+        if tree is None or (wanted_root is not None and tree.qdisc != wanted_root):
+            raise ReadBackError(f"the root of {interface}", wanted=wanted_root or QdiscSpec(), found=tree)
+        _compare(interface, "class", wanted_classes, {spec.minor: spec for spec in tree.classes})
+        _compare(interface, "queue at", wanted_leaves, {leaf.parent_minor: leaf for leaf in tree.leaves})
+        _compare(interface, "filter", wanted_filters, {rule.preference: rule for rule in tree.filters})
+
+
+def _compare(interface: str, what: str, wanted: Mapping[int, object], found: Mapping[int, object]) -> None:
+    for key, value in wanted.items():
+        if found.get(key) != value:
+            name = show_classid(key) if what != "filter" else str(key)
+            raise ReadBackError(f"{what} {name} on {interface}", wanted=value, found=found.get(key))

@@ -1,0 +1,55 @@
+"""What a kernel must offer: the seam that the real one (`kernel.py`) and the fake one (`fake.py`) both fill.
+
+One contract test runs against both. Every method is synchronous, acts on the current network namespace, and is called
+from one thread. Errors: `PrivilegeError` without CAP_NET_ADMIN, `KernelRejectedError` with the kernel's own words,
+`ReadBackError` when what is there afterwards is not what was asked, `ConfigurationError` for an interface that is not
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shaping.model import Capabilities, ClassCounters, Operation, PriorQdisc, Rule, Tree
+
+
+class Kernel(Protocol):
+    """Traffic control of one network namespace."""
+
+    def capabilities(self) -> Capabilities:
+        """Probe what is there, without leaving anything behind. Cached after the first call."""
+
+    def interfaces(self) -> tuple[str, ...]:
+        """Names of all interfaces of the namespace."""
+
+    def root(self, interface: str) -> PriorQdisc:
+        """The root qdisc of an interface, whoever made it."""
+
+    def observe(self, interface: str) -> Tree | None:
+        """The tree of ours at the root, or None when the root is not ours."""
+
+    def apply(self, interface: str, operations: Sequence[Operation]) -> None:
+        """Do the operations in their order, and read back every object that they touched."""
+
+    def delete_root(self, interface: str) -> None:
+        """Remove our root with all below it; the kernel's default comes back. Harmless when ours is not there."""
+
+    def restore_root(self, interface: str, prior: PriorQdisc) -> tuple[str, ...]:
+        """Make `prior` the root again as far as its options can be given back; returns what could not."""
+
+    def counters(self, interface: str) -> tuple[dict[int, ClassCounters], int]:
+        """Counters of our classes by minor, and the HTB's direct packets. Cheap enough for ten times a second."""
+
+    def close(self) -> None:
+        """Release sockets. Nothing in the kernel changes."""
+
+
+class Classifier(Protocol):
+    """Rules on cgroups and users: whoever makes a socket decides its class."""
+
+    def apply(self, rules: Sequence[Rule]) -> tuple[str, ...]:
+        """Make exactly these rules be in force; returns sentences on those that are not."""
+
+    def clear(self) -> int:
+        """Remove all that is ours in this namespace, whoever made it; returns from how many cgroups."""

@@ -1,0 +1,324 @@
+"""The values of the kernel side: what is wanted, what was found, what is done about it. No I/O and no policy.
+
+An `InterfaceShape` says what one interface shall look like. `tree.desired_tree` turns it into a `Tree`, the kernel's
+objects with their handles. `diff.diff` compares two trees and gives `Operation`s; a kernel applies them and reads back.
+Rates are bits per second here; the one place that turns them into the kernel's bytes is `kernel.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+MAJOR = 0xFFE0
+"""Handle major of everything that is ours. The kernel gives out 8000: and upwards, people write small ones."""
+
+ROOT_MINOR = 0x1
+DEFAULT_MINOR = 0x410
+"""Unclassified traffic: the default leaf of `other`."""
+
+CLASS_NAMES = ("control", "compute", "storage", "other")
+"""The four classes of design.md, in the order of their inner nodes 10, 20, 30, 40 (hexadecimal)."""
+
+BULK_NAME = "compute-bulk"
+"""Bulk state of compute (checkpoints, a joiner's state): a leaf of its own, 220, inside compute's share."""
+
+INNER_MINOR: Mapping[str, int] = {"control": 0x10, "compute": 0x20, "storage": 0x30, "other": 0x40}
+LEAF_MINOR: Mapping[str, int] = {"control": 0x110, "compute": 0x210, BULK_NAME: 0x220, "storage": 0x310, "other": 0x410}
+"""Where a flow of a class goes: the minor for `mark_socket`, and the target of rules.
+
+The last digit is 0, because a mark outlives the tree: sockets keep it after a stop, and their packets also leave by
+interfaces that nobody shapes. There pfifo_fast and prio take the lowest four bits as TC_PRIO_*, and 1 (filler) or 2
+(bulk) would be the lowest strict band; 0 (best effort) is where an unmarked packet goes."""
+
+CLASS_OF_LEAF: Mapping[int, str] = {
+    minor: "compute" if name == BULK_NAME else name for name, minor in LEAF_MINOR.items()
+}
+"""Back from a leaf's minor to the class of `CLASS_NAMES` in which it is counted."""
+
+DSCP: Mapping[str, int | None] = {"control": 40, "compute": 18, BULK_NAME: 8, "storage": 1, "other": None}
+"""Codepoint of each leaf: CS5, AF21, CS1, LE (RFC 8622); `other` is left as its programs set it."""
+
+
+def classid(minor: int) -> int:
+    """The 32-bit class id `ffe0:minor`: what SO_PRIORITY must hold for HTB to take a packet there."""
+    return MAJOR << 16 | minor
+
+
+def show_classid(minor: int) -> str:
+    """As tc writes it: `ffe0:210`."""
+    return f"{MAJOR:x}:{minor:x}"
+
+
+@dataclass(frozen=True)
+class ClassShape:
+    """What one class shall get. Policy made it; here it is only numbers.
+
+    Args:
+        name: one of `CLASS_NAMES`, or `BULK_NAME` for the part of compute that its bulk leaf gets.
+        rate_bits_per_s: what it may always send, at least 1 000 for each of its leaves. The four rates together are at
+            most the capacity; that of `BULK_NAME` is part of compute's.
+        ceil_bits_per_s: never more than this, borrowed or not; at least the rate.
+        priority: who is offered the excess first, 0 to 7, the smaller goes first.
+    """
+
+    name: str
+    rate_bits_per_s: int
+    ceil_bits_per_s: int
+    priority: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Traffic that belongs to a class without its socket having been passed: exactly one of the matches is set.
+
+    Args:
+        target: a key of `LEAF_MINOR`.
+        port: TCP and UDP, source or destination, IPv4 and IPv6.
+        protocol: narrows `port` to one of the two.
+        dscp: codepoint 0..63, IPv4 and IPv6.
+        uid: sockets that this user makes from now on, in this network namespace.
+        cgroup: sockets made from now on inside this cgroup v2 or below it; the path below the v2 mount, or absolute.
+    """
+
+    target: str
+    port: int | None = None
+    protocol: Literal["tcp", "udp"] | None = None
+    dscp: int | None = None
+    uid: int | None = None
+    cgroup: str | None = None
+
+
+@dataclass(frozen=True)
+class InterfaceShape:
+    """Everything wanted of one interface's egress.
+
+    Args:
+        interface: its name in the current network namespace.
+        capacity_bits_per_s: rate and ceiling of the root class: what all classes together may send.
+        classes: the four of `CLASS_NAMES`, each once, in any order, and at most one `BULK_NAME`.
+        rules: classification besides passed sockets; the first that matches wins among ports and DSCP.
+    """
+
+    interface: str
+    capacity_bits_per_s: int
+    classes: tuple[ClassShape, ...]
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What this kernel offers of traffic control.
+
+    Qdiscs are probed once at start. `u32` is assumed until the first filter is refused: there is no way to ask without
+    adding one. What sockets' rules need is told by `Classifier.apply`.
+    """
+
+    htb: bool = True
+    bfifo: bool = True
+    fq_codel: bool = False
+    u32: bool = True
+
+
+@dataclass(frozen=True)
+class QdiscSpec:
+    """The HTB root. Nothing of it can be changed while it lives."""
+
+    handle_major: int = MAJOR
+    default_minor: int = DEFAULT_MINOR
+
+
+@dataclass(frozen=True)
+class ClassSpec:
+    """One HTB class: every field, because a change replaces them all.
+
+    A class above others has priority 0 and quantum 0 here: HTB uses those of leaves only, and silently ignores a change
+    of them anywhere else.
+    """
+
+    minor: int
+    parent_minor: int  # 0 is the qdisc itself
+    rate_bits_per_s: int
+    ceil_bits_per_s: int
+    priority: int
+    burst_bytes: int
+    cburst_bytes: int
+    quantum_bytes: int
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """The queue at a leaf class. `limit` is bytes for bfifo and packets for fq_codel."""
+
+    parent_minor: int
+    kind: Literal["bfifo", "fq_codel"]
+    limit: int
+    handle_major: int
+
+
+@dataclass(frozen=True)
+class FilterSpec:
+    """One filter on the HTB root: match 32-bit words of the packet (u32), at offsets from the network header.
+
+    Args:
+        preference: order; the smaller is asked first. Unique in a tree, so that it is also the filter's name.
+        family: 4 or 6.
+        matches: (offset bytes, mask, value), all of which must hold. An offset is from the start of the IP header;
+            IPv4 ports are only matched in headers without options (`tree` adds that match) and IPv6 ones only
+            directly after the fixed header.
+        target_minor: the leaf.
+    """
+
+    preference: int
+    family: Literal[4, 6]
+    matches: tuple[tuple[int, int, int], ...]
+    target_minor: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """All that is ours on one interface, wanted or found. Tuples are sorted by minor or preference."""
+
+    qdisc: QdiscSpec
+    classes: tuple[ClassSpec, ...]
+    leaves: tuple[LeafSpec, ...]
+    filters: tuple[FilterSpec, ...] = ()
+
+
+@dataclass(frozen=True)
+class AddRoot:
+    """Put the HTB qdisc at the root, replacing what is there."""
+
+    qdisc: QdiscSpec
+
+
+@dataclass(frozen=True)
+class AddClass:
+    """Make one class; its parent is there already."""
+
+    spec: ClassSpec
+
+
+@dataclass(frozen=True)
+class ChangeClass:
+    """Replace every field of a class. Its queue stays."""
+
+    spec: ClassSpec
+
+
+@dataclass(frozen=True)
+class AddLeaf:
+    """Give a leaf class its queue, before any traffic can wait in the default one."""
+
+    spec: LeafSpec
+
+
+@dataclass(frozen=True)
+class ChangeLeaf:
+    """Change the limit of a leaf's queue in place."""
+
+    spec: LeafSpec
+
+
+@dataclass(frozen=True)
+class AddFilter:
+    """Add one filter."""
+
+    spec: FilterSpec
+
+
+@dataclass(frozen=True)
+class DeleteFilter:
+    """Remove one filter by its preference."""
+
+    spec: FilterSpec
+
+
+Operation: TypeAlias = AddRoot | AddClass | ChangeClass | AddLeaf | ChangeLeaf | AddFilter | DeleteFilter
+
+
+def describe(operation: Operation) -> str:
+    """One operation in words, for errors and logs."""
+    match operation:
+        case AddRoot(qdisc):
+            return f"add the root {qdisc.handle_major:x}: (htb, default {qdisc.default_minor:x})"
+        case AddClass(spec) | ChangeClass(spec):
+            verb = "add" if isinstance(operation, AddClass) else "change"
+            return (
+                f"{verb} class {show_classid(spec.minor)} (rate {spec.rate_bits_per_s}, ceil {spec.ceil_bits_per_s} "
+                f"bit/s, prio {spec.priority})"
+            )
+        case AddLeaf(leaf) | ChangeLeaf(leaf):
+            verb = "add" if isinstance(operation, AddLeaf) else "change"
+            return f"{verb} {leaf.kind} (limit {leaf.limit}) at {show_classid(leaf.parent_minor)}"
+        case AddFilter(rule):
+            return f"add u32 filter {rule.preference} (IPv{rule.family} to {show_classid(rule.target_minor)})"
+        case DeleteFilter(rule):
+            return f"delete u32 filter {rule.preference}"
+
+
+@dataclass(frozen=True)
+class ClassCounters:
+    """What the kernel counted for one class since it was made, and what waits in it now."""
+
+    sent_bytes: int = 0
+    sent_packets: int = 0
+    dropped_packets: int = 0
+    overlimits: int = 0
+    backlog_bytes: int = 0
+    backlog_packets: int = 0
+    lends: int = 0
+    borrows: int = 0
+    tokens: int = 0
+    ctokens: int = 0
+
+
+@dataclass(frozen=True)
+class InterfaceCounters:
+    """One reading of an interface.
+
+    Args:
+        classes: the four of `CLASS_NAMES`, each with all its leaves, and `BULK_NAME` by itself (it is counted in
+            compute, too). Bytes are those of the link layer: Ethernet header included, frame check and gap not.
+        direct_packets: packets that passed HTB unshaped. Anything but 0 is a fault.
+    """
+
+    interface: str
+    classes: Mapping[str, ClassCounters]
+    direct_packets: int
+
+
+@dataclass(frozen=True)
+class PriorQdisc:
+    """What was at the root before us.
+
+    Args:
+        kind: e.g. `noqueue`, `fq_codel`, `tbf`.
+        handle_major: 0 means that the kernel chose it, and that deleting ours brings it back.
+        options: `raw`, the kernel's own bytes in hexadecimal, which can be given back as they are; and `readable`.
+        nested: number of classes, child qdiscs and filters below it, which we cannot give back.
+    """
+
+    kind: str
+    handle_major: int
+    options: Mapping[str, object] = field(default_factory=dict)
+    nested: int = 0
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """How an interface came to be ours.
+
+    Args:
+        adopted: a tree of ours was there (a crash before, or a restart), and its queues were kept.
+        prior: what `detach` will put back.
+        operations: what was done now.
+        notes: sentences for the log: what differs, what the kernel lacks, what cannot be restored later.
+    """
+
+    interface: str
+    adopted: bool
+    prior: PriorQdisc
+    operations: tuple[Operation, ...]
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,387 @@
+"""Make interfaces look as wanted and keep them so: observe, diff, apply, read back, and put back at the end.
+
+    with Shaper(RealKernel(), Journal(Path("/var/lib/hive-qos"))) as shaper:
+        shaper.attach(shape)
+        shaper.apply(changed_shape)
+        shaper.counters("eth0").classes["storage"].sent_bytes
+
+Synchronous, for one thread. Closing releases sockets and leaves the kernel as it is; `detach` puts back.
+
+What is at the root decides what `attach` does:
+
+    the kernel's default (handle 0:)       journal it, build
+    a foreign qdisc                        refuse, or with `replace_foreign` journal it, build
+    ours, as we would build it, or less    adopt: change what differs, keep the queues and the old journal entry
+    ours, but another structure            refuse, or with `rebuild` delete it and build; the old journal entry stays
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from hive_qos.errors import ConfigurationError, HiveError, KernelRejectedError, ShapingError
+from shaping.diff import StructureError, diff
+from shaping.journal import Journal
+from shaping.kernel_api import Classifier, Kernel
+from shaping.model import (
+    BULK_NAME,
+    CLASS_NAMES,
+    INNER_MINOR,
+    LEAF_MINOR,
+    AddFilter,
+    Attachment,
+    Capabilities,
+    ClassCounters,
+    InterfaceCounters,
+    InterfaceShape,
+    Operation,
+    PriorQdisc,
+    Rule,
+    Tree,
+    show_classid,
+)
+from shaping.tree import desired_tree
+
+
+@dataclass(frozen=True)
+class _Attached:
+    """What we know of an interface: its journalled prior, and the tree as last applied and read back."""
+
+    prior: PriorQdisc
+    tree: Tree
+
+
+class Shaper:
+    """The kernel side of a broker, for every interface that it was given."""
+
+    def __init__(self, kernel: Kernel, journal: Journal, *, classifier: Classifier | None = None) -> None:
+        """Nothing is touched yet.
+
+        Args:
+            classifier: enforces rules on cgroups and users (`cgroup.SocketClassifier`); None leaves them out.
+        """
+        self._kernel = kernel
+        self._journal = journal
+        self._classifier = classifier
+        self._rules: dict[str, tuple[Rule, ...]] = {}
+        self._attached: dict[str, _Attached] = {}
+        self._capabilities: Capabilities | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this kernel offers."""
+        if self._capabilities is None:
+            self._capabilities = self._kernel.capabilities()
+        return self._capabilities
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """The attached ones."""
+        return tuple(self._attached)
+
+    def attach(self, shape: InterfaceShape, *, replace_foreign: bool = False, rebuild: bool = False) -> Attachment:
+        """Take over one interface: journal the prior root, build the tree, or adopt the one of ours that is there.
+
+        Args:
+            replace_foreign: replace a root that somebody configured; it is journalled and put back by `detach`.
+            rebuild: when a tree of ours has another structure than we would build, build anew (its queues are lost).
+
+        Raises:
+            ConfigurationError: no such interface; a foreign root and not `replace_foreign`; another structure and not
+                `rebuild`.
+            ShapingError: the kernel side failed; the interface is as before, or has its prior root back. A kernel or
+                process that cannot do rules on cgroups and users is no error: it is told, and the rest works.
+            ValueError: a shape that cannot be (`tree.desired_tree`); nothing was touched.
+        """
+        if not self.capabilities.htb:
+            raise ShapingError("this kernel has no HTB (CONFIG_NET_SCH_HTB); nothing can be shaped here")
+        interface = shape.interface
+        wanted = desired_tree(shape, self.capabilities)
+        observed = self._kernel.observe(interface)
+        if observed is None:
+            attachment = self._build_anew(interface, wanted, replace_foreign=replace_foreign)
+        else:
+            attachment = self._adopt(interface, observed, wanted, rebuild=rebuild)
+        self._rules[interface] = shape.rules
+        try:
+            notes = self.classify()
+        except BaseException as error:  # it goes on below; but nobody would know of the tree that is there now
+            _told(error, lambda: self.detach(interface))
+            raise
+        return replace(attachment, notes=(*attachment.notes, *notes))
+
+    def apply(self, shape: InterfaceShape) -> tuple[Operation, ...]:
+        """Bring an attached interface to `shape`, losing no packet; returns what was done, empty when nothing was.
+
+        It compares with what was last read back, and does not ask the kernel again when nothing is to do.
+
+        Raises:
+            ConfigurationError: not attached.
+            ShapingError: the kernel side failed. What is there then is read again at the next call.
+        """
+        attached = self._known(shape.interface)
+        wanted = desired_tree(shape, self.capabilities)
+        try:
+            operations = diff(attached.tree, wanted)
+            self._kernel.apply(shape.interface, operations)
+        except ShapingError:
+            observed = self._kernel.observe(shape.interface)
+            if observed is not None:
+                self._attached[shape.interface] = replace(attached, tree=observed)
+            raise
+        if operations:
+            self._attached[shape.interface] = replace(attached, tree=wanted)
+        if self._rules.get(shape.interface) != shape.rules:
+            self._rules[shape.interface] = shape.rules
+            self.classify()
+        return operations
+
+    def classify(self) -> tuple[str, ...]:
+        """Enforce the rules on cgroups and users of all attached interfaces, in this network namespace as a whole.
+
+        Cheap when nothing changed: call it about once a second, so that cgroups which come later are found.
+
+        Returns:
+            Sentences on rules that are not in force, and why: without CAP_BPF or BPF they are told here, and passed
+            sockets, ports and DSCP go on working.
+
+        Raises:
+            ShapingError: the rules could not even be tried.
+        """
+        rules = tuple(dict.fromkeys(rule for rules in self._rules.values() for rule in rules))
+        of_sockets = [rule for rule in rules if rule.cgroup is not None or rule.uid is not None]
+        if self._classifier is not None:
+            try:
+                return self._classifier.apply(of_sockets)
+            except ShapingError as error:
+                return (f"rules on cgroups and users are not in force: {error}",) if of_sockets else ()
+            except (OSError, ValueError) as error:
+                raise ShapingError(f"rules on cgroups and users cannot be enforced: {error}") from error
+        if of_sockets:
+            return ("rules on cgroups and users are not in force: this shaper has no socket classifier",)
+        return ()
+
+    def verify(self, interface: str) -> bool:
+        """Whether the kernel still has what was last applied. If not, what it has is what `apply` starts from next.
+
+        Raises:
+            ConfigurationError: not attached, or the interface is gone.
+            ShapingError: the root is not ours any more: somebody replaced it. Attach again to take it back.
+        """
+        attached = self._known(interface)
+        observed = self._kernel.observe(interface)
+        if observed is None:
+            del self._attached[interface]
+            raise ShapingError(f"the root of {interface} is not ours any more; somebody replaced or removed it")
+        if observed == attached.tree:
+            return True
+        self._attached[interface] = replace(attached, tree=observed)
+        return False
+
+    def counters(self, interface: str) -> InterfaceCounters:
+        """Read an attached interface.
+
+        Raises:
+            ConfigurationError: not attached, or the interface is gone.
+            ShapingError: classes of ours are missing; somebody changed the tree. `verify` says what is left.
+        """
+        self._known(interface)
+        by_minor, direct_packets = self._kernel.counters(interface)
+        missing = [minor for minor in (*INNER_MINOR.values(), *LEAF_MINOR.values()) if minor not in by_minor]
+        if missing:
+            names = ", ".join(map(show_classid, missing))
+            raise ShapingError(f"{interface} has lost classes of ours ({names}); somebody changed its tree")
+        return InterfaceCounters(interface=interface, classes=_by_class(by_minor), direct_packets=direct_packets)
+
+    def observe(self, interface: str) -> Tree | None:
+        """The tree of ours that is there now, or None."""
+        return self._kernel.observe(interface)
+
+    def detach(self, interface: str) -> tuple[str, ...]:
+        """Put back what was there before; returns sentences on what could not be put back.
+
+        Works for interfaces that this object did not attach, too, when the journal knows them or a tree of ours is
+        there. An interface that is gone is only forgotten.
+        """
+        attached = self._attached.pop(interface, None)
+        classified = self._rules.pop(interface, None) is not None
+        notes = self._put_back(interface, attached)
+        if classified:  # last: whatever the rules of other interfaces meet, this one's root is back by now
+            try:
+                notes = (*notes, *self.classify())
+            except ShapingError as error:
+                notes = (*notes, str(error))
+        return notes
+
+    def _put_back(self, interface: str, attached: _Attached | None) -> tuple[str, ...]:
+        notes: tuple[str, ...] = ()
+        try:
+            prior = self._journal.read(interface)
+        except (ShapingError, OSError) as error:
+            if attached is None:
+                raise
+            prior, notes = None, (f"{interface}: {error}; what was read at the start is put back",)
+        if prior is None and attached is not None:
+            prior = attached.prior
+        if interface not in self._kernel.interfaces():
+            if attached is not None:  # otherwise it may be another namespace's, or come back
+                self._journal.forget(interface)
+            return (*notes, f"{interface} is gone; nothing to put back")
+        if self._kernel.observe(interface) is None:
+            if prior is not None:
+                notes = (*notes, f"{interface}: the tree was not there any more; its root stays as it is")
+        elif prior is None:
+            self._kernel.delete_root(interface)
+            notes = (*notes, f"{interface}: no journal entry; the kernel's default is there now")
+        else:
+            notes = (*notes, *self._kernel.restore_root(interface, prior))
+        self._journal.forget(interface)
+        return notes
+
+    def clear(self) -> tuple[str, ...]:
+        """Remove all that is ours from this network namespace, whoever made it: trees, programs, journal entries.
+
+        Returns:
+            Sentences on what was removed, and on what could not be put back.
+
+        Raises:
+            ShapingError: something was refused; all the rest has been removed by then.
+        """
+        notes: list[str] = []
+        refused: list[ShapingError] = []
+        ours = [name for name in self._kernel.interfaces() if self._kernel.observe(name) is not None]
+        for interface in sorted({*ours, *self._journal.interfaces()}):
+            try:
+                notes.extend(self.detach(interface) or (f"{interface}: put back what was there before",))
+            except ShapingError as error:
+                refused.append(error)
+        if self._classifier is not None:
+            try:
+                places = self._classifier.clear()
+                if places:
+                    notes.append(f"socket programs of {places} cgroups: removed")
+            except ShapingError as error:
+                refused.append(error)
+        if refused:
+            for line in (*notes, *map(str, refused[1:])):
+                refused[0].add_note(line)
+            raise refused[0]
+        return tuple(notes)
+
+    def close(self) -> None:
+        """Release sockets. The tree stays and traffic flows on."""
+        self._kernel.close()
+
+    def __enter__(self) -> Shaper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _known(self, interface: str) -> _Attached:
+        attached = self._attached.get(interface)
+        if attached is None:
+            raise ConfigurationError("interface.name", interface, "not attached; attach it first")
+        return attached
+
+    def _build_anew(self, interface: str, wanted: Tree, *, replace_foreign: bool) -> Attachment:
+        prior = self._kernel.root(interface)
+        if prior.handle_major and not replace_foreign:
+            raise ConfigurationError(
+                "interface.name",
+                interface,
+                f"somebody configured {prior.kind} {prior.handle_major:x}: at its root; remove it, or allow us to "
+                "replace it (it is put back at the end)",
+            )
+        self._journal.write(interface, prior)
+        return self._build(interface, wanted, prior, adopted=False, notes=_prior_notes(interface, prior))
+
+    def _adopt(self, interface: str, observed: Tree, wanted: Tree, *, rebuild: bool) -> Attachment:
+        notes: tuple[str, ...] = ()
+        prior = self._journal.read(interface)
+        if prior is None:
+            prior = PriorQdisc(kind="default", handle_major=0)
+            notes = (f"{interface}: a tree of ours without a journal entry; detaching will leave the kernel's default",)
+            self._journal.write(interface, prior)
+        try:
+            operations = diff(observed, wanted)
+        except StructureError as error:
+            if not rebuild:
+                raise ConfigurationError(
+                    "interface.name",
+                    interface,
+                    f"it has an older tree of ours ({error}); allow a rebuild (its queues are lost), or clear it",
+                ) from error
+            self._kernel.delete_root(interface)
+            return self._build(interface, wanted, prior, adopted=False, notes=(*notes, f"rebuilt, because {error}"))
+        operations, tree, more = self._apply_tolerantly(interface, operations, wanted)
+        self._attached[interface] = _Attached(prior=prior, tree=tree)
+        return Attachment(interface, adopted=True, prior=prior, operations=operations, notes=(*notes, *more))
+
+    def _build(
+        self, interface: str, wanted: Tree, prior: PriorQdisc, *, adopted: bool, notes: tuple[str, ...]
+    ) -> Attachment:
+        try:
+            operations, tree, more = self._apply_tolerantly(interface, diff(None, wanted), wanted)
+        except BaseException as error:
+            _told(error, lambda: self._kernel.restore_root(interface, prior))
+            self._journal.forget(interface)
+            raise
+        self._attached[interface] = _Attached(prior=prior, tree=tree)
+        return Attachment(interface, adopted=adopted, prior=prior, operations=operations, notes=(*notes, *more))
+
+    def _apply_tolerantly(
+        self, interface: str, operations: tuple[Operation, ...], wanted: Tree
+    ) -> tuple[tuple[Operation, ...], Tree, tuple[str, ...]]:
+        """Apply; where the kernel has no u32, go on without port and DSCP rules, and say so."""
+        rest = tuple(operation for operation in operations if not isinstance(operation, AddFilter))
+        filters = tuple(operation for operation in operations if isinstance(operation, AddFilter))
+        self._kernel.apply(interface, rest)
+        try:
+            self._kernel.apply(interface, filters)
+        except KernelRejectedError as error:
+            if "classifier not found" not in error.detail:
+                raise
+            self._capabilities = replace(self.capabilities, u32=False)
+            note = f"{interface}: this kernel has no u32 classifier; rules on ports and DSCP do nothing"
+            return rest, replace(wanted, filters=()), (note,)
+        return (*rest, *filters), wanted, ()
+
+
+def _told(error: BaseException, undo: Callable[[], Sequence[str]]) -> None:
+    """Undo after an error, and let that error carry what could not be undone."""
+    try:
+        for note in undo():
+            error.add_note(note)
+    except HiveError as another:
+        error.add_note(f"and then: {another}")
+
+
+def _prior_notes(interface: str, prior: PriorQdisc) -> tuple[str, ...]:
+    if not prior.nested:
+        return ()
+    return (
+        f"{interface}: {prior.nested} classes, queues and filters below {prior.kind} {prior.handle_major:x}: "
+        "will not be put back",
+    )
+
+
+def _by_class(by_minor: Mapping[int, ClassCounters]) -> dict[str, ClassCounters]:
+    """Bytes of an inner node are those of all below it; what waits and was dropped is only counted at the leaves."""
+    bulk = by_minor[LEAF_MINOR[BULK_NAME]]
+    found = {BULK_NAME: bulk}
+    for name in CLASS_NAMES:
+        inner = by_minor[INNER_MINOR[name]]
+        leaves = [by_minor[LEAF_MINOR[name]], *([bulk] if name == "compute" else [])]
+        found[name] = replace(
+            inner,
+            dropped_packets=sum(leaf.dropped_packets for leaf in leaves),
+            overlimits=sum(leaf.overlimits for leaf in leaves),
+            backlog_bytes=sum(leaf.backlog_bytes for leaf in leaves),
+            backlog_packets=sum(leaf.backlog_packets for leaf in leaves),
+        )
+    return found

@@ -1,0 +1,276 @@
+"""From a shape to the kernel's objects: which classes, with what rates, bursts, quanta, queues and filters. Pure.
+
+    ffe0:  HTB, default 410
+    └─ ffe0:1  rate = ceil = capacity
+       ├─ ffe0:10 control ── :110                priority 0 is offered the excess first
+       ├─ ffe0:20 compute ── :210, :220 (bulk)
+       ├─ ffe0:30 storage ── :310
+       └─ ffe0:40 other   ── :410 (default)
+
+Rules that the tree keeps
+- The rates of the leaves below a node add up to at most its rate: HTB sends from a leaf that is inside its own rate
+  whatever its parent's ceiling says (two leaves of 4 Mbit/s under a parent of 4 sent 8.03).
+- Every rate is a whole number of bytes per second and every burst a whole number of the kernel's 64 ns ticks, rounded
+  here and not in the kernel, so that what is read back equals what was wanted.
+- The structure does not depend on the rates, so that only `change-class` is ever needed after the first build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from hive_qos.units import bytes_per_s_of
+from shaping.model import (
+    BULK_NAME,
+    CLASS_NAMES,
+    INNER_MINOR,
+    LEAF_MINOR,
+    ROOT_MINOR,
+    Capabilities,
+    ClassShape,
+    ClassSpec,
+    FilterSpec,
+    InterfaceShape,
+    LeafSpec,
+    QdiscSpec,
+    Rule,
+    Tree,
+)
+from shaping.ticks import round_burst_bytes
+
+RATE_BITS_PER_S_MIN = 1_000
+"""Of a leaf: a frame of 1 514 bytes every 12 s, the least that still means something. At 480 bit/s a burst of 16 KiB
+would not fit the kernel's 32-bit field of 64 ns ticks."""
+
+BURST_BYTES_MIN = 16 * 1024
+BURST_S = 0.001
+"""How late the kernel's timer may be before a class loses rate: 1 ms at any rate, and never less than 16 KiB, which is
+3.3 ms at 40 Mbit/s. The burst is also what a class may put on the link at once after a pause, so it is delay for
+everybody behind it: 64 KiB would be 13 ms at 40 Mbit/s. One TCP stream on two cores with nine runnable processes got
+0.956 of 40, 200 and 1 000 Mbit/s with this (headers allow 0.956), no more with 64 KiB, and 0.93 of 1 000 Mbit/s with
+1 600 bytes (docs/shaping.md)."""
+
+QUANTUM_BYTES_MIN = 1_514
+QUANTUM_BYTES_MAX = 60_000
+QUANTUM_S = 0.001
+"""Turns among classes of the same priority: 1 ms at the class' rate, at least one Ethernet frame, and below the
+kernel's warning level of 200 000."""
+
+QUEUE_S: Mapping[str, float] = {"control": 0.02, "compute": 0.05, BULK_NAME: 0.05, "storage": 0.05, "other": 0.025}
+"""What may wait in a leaf, as time at the interface's capacity. Not at the class' ceiling: a hold lowers the ceiling
+for a fraction of a second, and a limit that shrank with it would drop what only had to wait."""
+
+QUEUE_BYTES_MIN: Mapping[str, int] = {
+    "control": 96 * 1024,
+    "compute": 256 * 1024,
+    BULK_NAME: 256 * 1024,
+    "storage": 128 * 1024,
+    "other": 96 * 1024,
+}
+"""No queue is smaller than one segmentation-offload packet of 64 KiB and a few more, or bfifo would drop each of them;
+compute's fit one UDP socket's default send buffer (212 992 bytes), so that a local sender blocks rather than loses."""
+
+QUEUE_BYTES_STEP = 32 * 1024
+"""Limits are rounded up to whole steps, so that a capacity estimate that moves a little does not touch the queues."""
+
+QUEUE_BYTES_MAX = 8 * 2**20
+"""Kernel memory: at most this for each of five leaves."""
+
+FQ_CODEL_PACKETS = 10_240
+"""Its own default. It bounds delay by time, not by this; and lowering it would drop packets, so it is never changed."""
+
+RULES_MAX = 64
+"""Ports and DSCP of one interface. A port is up to eight u32 filters, which unmarked packets walk one by one."""
+
+_PREFERENCE_FIRST = 100
+_TCP, _UDP = 6, 17
+
+
+def desired_tree(shape: InterfaceShape, capabilities: Capabilities) -> Tree:
+    """Plan one interface.
+
+    Args:
+        shape: rates that fit: the four classes' rates add up to at most the capacity.
+        capabilities: decides the kind of the leaves' queues.
+
+    Raises:
+        ValueError: a class is missing, doubled or unknown; rates do not fit; a rule has no or two matches. Whoever
+            made the shape has to mend it; nothing here rounds a promise away.
+    """
+    by_name = _checked_classes(shape)
+    classes = [_inner(ROOT_MINOR, 0, shape.capacity_bits_per_s, shape.capacity_bits_per_s)]
+    for name in CLASS_NAMES:
+        wanted = by_name[name]
+        ceil = min(wanted.ceil_bits_per_s, shape.capacity_bits_per_s)
+        inner = INNER_MINOR[name]
+        classes.append(_inner(inner, ROOT_MINOR, wanted.rate_bits_per_s, ceil))
+        rate_left = wanted.rate_bits_per_s
+        if name == "compute":
+            bulk = by_name.get(BULK_NAME) or _default_bulk(wanted)
+            rate_left -= bulk.rate_bits_per_s
+            bulk_ceil = min(bulk.ceil_bits_per_s, ceil)
+            classes.append(_class(LEAF_MINOR[BULK_NAME], inner, bulk.rate_bits_per_s, bulk_ceil, bulk.priority))
+        classes.append(_class(LEAF_MINOR[name], inner, rate_left, ceil, wanted.priority))
+    leaves = [_leaf(name, shape.capacity_bits_per_s, capabilities) for name in LEAF_MINOR]
+    filters = _filters(shape.rules) if capabilities.u32 else ()
+    return Tree(
+        qdisc=QdiscSpec(),
+        classes=tuple(sorted(classes, key=lambda spec: spec.minor)),
+        leaves=tuple(sorted(leaves, key=lambda spec: spec.parent_minor)),
+        filters=filters,
+    )
+
+
+def _checked_classes(shape: InterfaceShape) -> dict[str, ClassShape]:
+    by_name = {wanted.name: wanted for wanted in shape.classes}
+    names = set(by_name)
+    if len(by_name) != len(shape.classes) or not set(CLASS_NAMES) <= names <= {*CLASS_NAMES, BULK_NAME}:
+        raise ValueError(
+            f"{shape.interface}: classes must be {', '.join(CLASS_NAMES)}, each once (and {BULK_NAME} at most once), "
+            f"not {', '.join(wanted.name for wanted in shape.classes)}"
+        )
+    for wanted in shape.classes:
+        least = 2 * RATE_BITS_PER_S_MIN if wanted.name == "compute" else RATE_BITS_PER_S_MIN
+        if wanted.rate_bits_per_s < least:
+            raise ValueError(
+                f"{shape.interface}: class {wanted.name} has {wanted.rate_bits_per_s} bit/s, less than the {least} "
+                "that the kernel can keep"
+            )
+        if wanted.ceil_bits_per_s < wanted.rate_bits_per_s:
+            raise ValueError(f"{shape.interface}: class {wanted.name} has a ceiling below its rate")
+        if not 0 <= wanted.priority <= 7:
+            raise ValueError(f"{shape.interface}: class {wanted.name} has priority {wanted.priority}, not 0..7")
+    total = sum(by_name[name].rate_bits_per_s for name in CLASS_NAMES)
+    if total > shape.capacity_bits_per_s:
+        raise ValueError(
+            f"{shape.interface}: the classes' rates add up to {total} bit/s, more than the capacity of "
+            f"{shape.capacity_bits_per_s}"
+        )
+    bulk = by_name.get(BULK_NAME)
+    if bulk is not None and bulk.rate_bits_per_s > by_name["compute"].rate_bits_per_s - RATE_BITS_PER_S_MIN:
+        raise ValueError(f"{shape.interface}: {BULK_NAME} leaves nothing of compute's rate to compute's default leaf")
+    return by_name
+
+
+def _default_bulk(compute: ClassShape) -> ClassShape:
+    """A tenth of compute's rate, all of its ceiling, after everybody else when there is excess."""
+    rate = max(RATE_BITS_PER_S_MIN, compute.rate_bits_per_s // 10)
+    return ClassShape(BULK_NAME, rate_bits_per_s=rate, ceil_bits_per_s=compute.ceil_bits_per_s, priority=4)
+
+
+def _inner(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s: int) -> ClassSpec:
+    """A class above others: turns and priorities are the leaves' (model.ClassSpec)."""
+    spec = _class(minor, parent_minor, rate_bits_per_s, ceil_bits_per_s, 0)
+    return replace(spec, quantum_bytes=0)
+
+
+def _class(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s: int, priority: int) -> ClassSpec:
+    rate = bytes_per_s_of(rate_bits_per_s)
+    ceil = bytes_per_s_of(ceil_bits_per_s)
+    return ClassSpec(
+        minor=minor,
+        parent_minor=parent_minor,
+        rate_bits_per_s=rate * 8,
+        ceil_bits_per_s=ceil * 8,
+        priority=priority,
+        burst_bytes=_burst_bytes(rate),
+        cburst_bytes=_burst_bytes(ceil),
+        quantum_bytes=min(max(int(rate * QUANTUM_S), QUANTUM_BYTES_MIN), QUANTUM_BYTES_MAX),
+    )
+
+
+def _burst_bytes(rate_bytes_per_s: int) -> int:
+    wanted = max(BURST_BYTES_MIN, int(rate_bytes_per_s * BURST_S))
+    return round_burst_bytes(wanted, rate_bytes_per_s=rate_bytes_per_s)
+
+
+def _leaf(name: str, capacity_bits_per_s: int, capabilities: Capabilities) -> LeafSpec:
+    minor = LEAF_MINOR[name]
+    handle_major = 0xF000 | minor  # 28,944 above the first that the kernel gives out by itself, 8000:
+    if capabilities.fq_codel:
+        return LeafSpec(parent_minor=minor, kind="fq_codel", limit=FQ_CODEL_PACKETS, handle_major=handle_major)
+    wanted = int(bytes_per_s_of(capacity_bits_per_s) * QUEUE_S[name])
+    wanted = -(-wanted // QUEUE_BYTES_STEP) * QUEUE_BYTES_STEP
+    limit = min(max(wanted, QUEUE_BYTES_MIN[name]), QUEUE_BYTES_MAX)
+    return LeafSpec(parent_minor=minor, kind="bfifo", limit=limit, handle_major=handle_major)
+
+
+def _filters(rules: tuple[Rule, ...]) -> tuple[FilterSpec, ...]:
+    filters: list[FilterSpec] = []
+    in_packets = 0
+    for rule in rules:
+        check_rule(rule)
+        if rule.port is None and rule.dscp is None:
+            continue
+        in_packets += 1
+        if in_packets > RULES_MAX:
+            raise ValueError(f"more than {RULES_MAX} rules on ports and DSCP; put the programs into a cgroup instead")
+        matches = _port_matches(rule) if rule.port is not None else _dscp_matches(rule)
+        for family, words in matches:
+            filters.append(
+                FilterSpec(
+                    preference=_PREFERENCE_FIRST + len(filters),
+                    family=family,
+                    matches=words,
+                    target_minor=LEAF_MINOR[rule.target],
+                )
+            )
+    return tuple(filters)
+
+
+def check_rule(rule: Rule) -> None:
+    """Raise ValueError for a rule with an unknown target, none or two matches, or a match outside its range."""
+    matches = [name for name in ("port", "dscp", "uid", "cgroup") if getattr(rule, name) is not None]
+    if len(matches) != 1:
+        raise ValueError(f"a rule has exactly one of port, dscp, uid, cgroup; this one has {matches or 'none'}")
+    if rule.target not in LEAF_MINOR:
+        raise ValueError(f"unknown target {rule.target!r}; one of {', '.join(LEAF_MINOR)}")
+    if rule.port is not None and not 1 <= rule.port <= 65535:
+        raise ValueError(f"port {rule.port} is not in 1..65535")
+    if rule.protocol is not None and (rule.port is None or rule.protocol not in ("tcp", "udp")):
+        raise ValueError("protocol is tcp or udp, and narrows a port")
+    if rule.dscp is not None and not 0 <= rule.dscp <= 63:
+        raise ValueError(f"dscp {rule.dscp} is not in 0..63")
+    if rule.uid is not None and not 0 <= rule.uid < 2**32 - 1:
+        raise ValueError(f"uid {rule.uid} is not a user's number")
+    if rule.cgroup is not None and (not rule.cgroup.isprintable() or ".." in rule.cgroup.split("/")):
+        raise ValueError(f"cgroup {rule.cgroup!r} has a control character or .. in it")
+
+
+_Matches = tuple[tuple[int, int, int], ...]
+_Family = Literal[4, 6]
+
+
+def _port_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
+    """Source or destination port, in IPv4 and IPv6.
+
+    IPv4 (RFC 791): version and header length are the first byte, so 0x45 means no options and ports at byte 20; the
+    fragment offset (low 13 bits of bytes 6-7) is 0 in the first fragment, the only one with ports; protocol is byte 9.
+    IPv6 (RFC 8200): the next header is byte 6; ports are at byte 40 where no extension header comes between.
+    """
+    port = rule.port or 0
+    protocols = {"tcp": (_TCP,), "udp": (_UDP,), None: (_TCP, _UDP)}[rule.protocol]
+    words: list[tuple[_Family, _Matches]] = []
+    for protocol in protocols:
+        for mask, value in ((0xFFFF0000, port << 16), (0x0000FFFF, port)):
+            words.append(
+                (
+                    4,
+                    (
+                        (0, 0x0F000000, 0x05000000),
+                        (4, 0x00001FFF, 0),
+                        (8, 0x00FF0000, protocol << 16),
+                        (20, mask, value),
+                    ),
+                )
+            )
+            words.append((6, ((4, 0x0000FF00, protocol << 8), (40, mask, value))))
+    return words
+
+
+def _dscp_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
+    """The codepoint: the upper six bits of IPv4's second byte, or of IPv6's traffic class, four bits into it."""
+    dscp = rule.dscp or 0
+    return [(4, ((0, 0x00FC0000, dscp << 18),)), (6, ((0, 0x0FC00000, dscp << 22),))]
