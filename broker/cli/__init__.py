@@ -1,0 +1,15 @@
+"""The command `hive-qos`. Only this package knows exit codes, tables and colours."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line of this process and exit. The entry point of the distribution."""
+    try:
+        from broker.cli.app import app  # imported here, so that Ctrl-C during the imports ends as it does later
+
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

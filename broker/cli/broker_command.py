@@ -1,0 +1,201 @@
+"""`hive-qos broker`, `clear` and `replay`: the daemon itself, its removal, and its recordings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from broker.cli.exits import ExitCode
+from broker.policy import Policy
+from hive_qos.errors import BrokerRejectedError, ConfigurationError, ShapingError
+from shaping.kernel_api import Classifier
+
+DEFAULT_CONFIG = Path("/etc/hive-qos/broker.toml")
+CONFIG_BYTES_MAX = 2**20
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The broker's configuration file.")]
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="Where to remember what stood on the interfaces before us.")
+]
+
+
+def broker(
+    config: Config = DEFAULT_CONFIG,
+    check: Annotated[bool, typer.Option("--check", help="Only read the configuration, and say what is wrong.")] = False,
+    runtime_dir: Annotated[
+        Path | None, typer.Option("--runtime-dir", help="Where the two sockets go, instead of the configured paths.")
+    ] = None,
+    state_dir: StateDir = None,
+    record: Annotated[Path | None, typer.Option("--record", help="Record every decision into this file.")] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Replace a root qdisc that somebody configured (put back at the end).")
+    ] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Replace a tree that another version of ours built (its queues are lost).")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Run the broker of this host (of this network namespace) in the foreground.
+
+    SIGTERM or Ctrl-C puts back what was on the interfaces before; SIGHUP reads the configuration again.
+
+    \b
+    Examples:
+      hive-qos broker --check
+      hive-qos broker --config ./broker.toml --runtime-dir /run/hive-qos-test --state-dir /run/hive-qos-test
+    """
+
+    def load() -> Policy:
+        return _load(config, runtime_dir=runtime_dir, state_dir=state_dir, record=record)
+
+    if check:
+        policy = load()
+        names = ", ".join(entry.name for entry in policy.interfaces)
+        typer.echo(f"{config}: fine; shapes {names}")
+        return
+    load()  # a bad file is an error before anything heavy is imported or touched
+    from broker.daemon.daemon import Daemon, Options
+    from broker.daemon.log import open_log
+    from broker.daemon.notify import Notifier
+    from shaping.kernel import RealKernel
+
+    received: list[int] = []
+    daemon: Daemon | None = None
+
+    def stop(number: int, _: object) -> None:
+        received.append(number)
+        if daemon is not None:
+            daemon.stop()
+
+    def reload(*_: object) -> None:
+        if daemon is not None:
+            daemon.reload()
+
+    # Before anything touches the kernel: from here on a signal asks, and what was touched is put back.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    signal.signal(signal.SIGHUP, reload)
+    log, classifier = open_log(verbose=verbose), _classifier()
+    options = Options(load_policy=load, take_over=take_over, rebuild=rebuild)
+    daemon = Daemon(options, kernel=RealKernel(), classifier=classifier, log=log, notifier=Notifier())
+    if received:
+        daemon.stop()
+    daemon.run()
+    if signal.SIGINT in received:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def clear(
+    config: Config = DEFAULT_CONFIG,
+    state_dir: StateDir = None,
+    force: Annotated[bool, typer.Option("--force", help="Even though a broker runs; it would build again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Say what was done as JSON.")] = False,
+) -> None:
+    """Remove everything of ours from every interface of this network namespace, and put back what was there.
+
+    Works when the broker is dead; where its journal is lost, the kernel's default comes back.
+
+    \b
+    Example:
+      systemctl stop hive-qos; hive-qos clear
+    """
+    from broker.daemon import cgroups
+    from broker.daemon.runtime import Lock
+    from shaping.journal import Journal
+    from shaping.kernel import RealKernel
+    from shaping.shaper import Shaper
+
+    directory = state_dir or _state_dir(config)
+    if directory.is_dir() and not force:
+        try:
+            Lock(os.path.join(directory, "broker.lock")).close()
+        except BrokerRejectedError as problem:
+            raise BrokerRejectedError(f"{problem.args[0]}, or use --force") from problem
+    with Shaper(RealKernel(), Journal(directory), classifier=_classifier()) as shaper:
+        notes = list(shaper.clear())
+    mount = cgroups.mount_point()
+    busy = cgroups.remove(mount) if mount is not None else ()
+    if busy:
+        notes.append(f"programs still run in {', '.join(busy)}; the cgroups stay, without effect")
+    if as_json:
+        typer.echo(json.dumps({"done": notes}))
+        return
+    for note in notes or ["nothing of ours is here"]:
+        typer.echo(note)
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="A recording (`--record`, or `record_file` in the configuration).")],
+    as_json: Annotated[bool, typer.Option("--json", help="Give the result as JSON.")] = False,
+) -> None:
+    """Decide again what a recording decided, and compare byte by byte.
+
+    \b
+    Example:
+      hive-qos replay /var/lib/hive-qos/decisions.jsonl
+    """
+    from broker.record import replay as replay_lines
+
+    try:
+        with open(file, encoding="utf-8") as lines:
+            result = replay_lines(line.rstrip("\n") for line in lines)
+    except OSError as problem:
+        raise ConfigurationError("FILE", str(file), f"cannot be read: {problem.strerror}") from problem
+    except ValueError as problem:
+        raise ConfigurationError("FILE", str(file), str(problem)) from problem
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+    elif result.first_difference is None:
+        typer.echo(f"{result.ticks} decisions replayed; all the same")
+    else:
+        typer.echo(f"line {result.first_difference} comes out otherwise (of {result.ticks} decisions)")
+    if result.first_difference is not None:
+        raise typer.Exit(ExitCode.FOUND)
+
+
+def _classifier() -> Classifier | None:
+    """The classifier of sockets, where this host can have one; the daemon says what is missing where it cannot."""
+    from shaping.cgroup import SocketClassifier
+
+    try:
+        return SocketClassifier()
+    except ShapingError:
+        return None
+
+
+def _load(path: Path, *, runtime_dir: Path | None, state_dir: Path | None, record: Path | None) -> Policy:
+    from broker.config import load
+
+    try:
+        with open(path, "rb") as file:
+            text = file.read(CONFIG_BYTES_MAX + 1).decode("utf-8")
+    except OSError as problem:
+        raise ConfigurationError("--config", str(path), f"cannot be read: {problem.strerror}") from problem
+    except UnicodeDecodeError as problem:
+        raise ConfigurationError("--config", str(path), "not UTF-8 text") from problem
+    if len(text) > CONFIG_BYTES_MAX:
+        raise ConfigurationError("--config", str(path), f"longer than {CONFIG_BYTES_MAX} bytes")
+    policy = load(text)
+    daemon = policy.daemon
+    if runtime_dir is not None:
+        folder = runtime_dir.absolute()
+        daemon = dataclasses.replace(
+            daemon, api_socket=str(folder / "broker.sock"), session_socket=str(folder / "session.sock")
+        )
+    if state_dir is not None:
+        daemon = dataclasses.replace(daemon, state_dir=str(state_dir.absolute()))
+    if record is not None:
+        daemon = dataclasses.replace(daemon, record_file=str(record.absolute()))
+    return dataclasses.replace(policy, daemon=daemon)
+
+
+def _state_dir(config: Path) -> Path:
+    if not config.exists():  # cleaning up must work after the package has gone
+        return Path("/var/lib/hive-qos")
+    return Path(_load(config, runtime_dir=None, state_dir=None, record=None).daemon.state_dir)

@@ -1,0 +1,141 @@
+"""`hive-qos ca`: the cluster's own certificate authority, and the certificates of its nodes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from broker.cli.exits import EPILOG, guarded
+from broker.daemon.text import printable
+from hive_qos.errors import ConfigurationError
+
+app = typer.Typer(
+    help="Make the cluster's certificate authority, and certificates for its nodes.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Directory = Annotated[Path, typer.Option("--directory", "-d", help="Where the CA lives; keep it off the nodes.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Say what was done as JSON.")]
+DEFAULT_DIRECTORY = Path("hive-ca")
+CERTIFICATE_BYTES_MAX = 2**20
+
+
+@app.command("init", epilog=EPILOG)
+@guarded
+def init(
+    directory: Directory = DEFAULT_DIRECTORY,
+    name: Annotated[str, typer.Option("--name", help="The CA's name, for people.")] = "hive-qos",
+    days: Annotated[int, typer.Option("--days", help="How long it is valid.")] = 3650,
+    as_json: AsJson = False,
+) -> None:
+    """Make a CA. Nothing that exists is overwritten.
+
+    \b
+    Example:
+      hive-qos ca init --directory ~/hive-ca
+    """
+    from transport.identity import ca_init
+
+    files = ca_init(directory, name=name, days=days)
+    _say(files, as_json=as_json)
+
+
+@app.command("issue", epilog=EPILOG)
+@guarded
+def issue(
+    node: Annotated[str, typer.Argument(help="The node's name, as its peers will see it.")],
+    directory: Directory = DEFAULT_DIRECTORY,
+    role: Annotated[str, typer.Option("--role", help="job for trainers, broker for the daemon.")] = "job",
+    address: Annotated[
+        list[str] | None, typer.Option("--address", help="An address to certify; again for more.")
+    ] = None,
+    days: Annotated[int, typer.Option("--days", help="How long it is valid.")] = 365,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where NODE.crt and NODE.key go (default: here).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Issue a node's certificate and key.
+
+    \b
+    Examples:
+      hive-qos ca issue trainer-1 --address 10.0.0.1
+      hive-qos ca issue trainer-1-broker --role broker --out /etc/hive-qos
+    """
+    from transport.identity import ca_issue
+
+    files = ca_issue(directory, node, role=role, addresses=address or (), days=days, out=out)
+    _say(files, as_json=as_json)
+
+
+@app.command("show", epilog=EPILOG)
+@guarded
+def show(
+    certificate: Annotated[Path, typer.Argument(help="A certificate file, PEM.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show who a certificate is for, and until when.
+
+    \b
+    Example:
+      hive-qos ca show trainer-1.crt
+    """
+    shown = [_describe(one) for one in _read(certificate)]
+    if as_json:
+        typer.echo(json.dumps(shown))
+        return
+    for number, one in enumerate(shown):
+        if number:
+            typer.echo("")
+        for key, value in one.items():
+            text = ", ".join(value) if isinstance(value, list) else str(value)
+            typer.echo(f"{key:>12}  {printable(text, length_max=1000)}")
+
+
+def _read(path: Path) -> list[Any]:
+    from cryptography import x509
+
+    try:
+        with open(path, "rb") as file:
+            return x509.load_pem_x509_certificates(file.read(CERTIFICATE_BYTES_MAX))
+    except OSError as problem:
+        raise ConfigurationError("CERTIFICATE", str(path), f"cannot be read: {problem.strerror}") from problem
+    except ValueError as problem:
+        raise ConfigurationError("CERTIFICATE", str(path), "not a PEM certificate") from problem
+
+
+def _describe(certificate: Any) -> dict[str, Any]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    names: list[str] = []
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        names = [str(name.value) for name in extension.value]
+    except x509.ExtensionNotFound:
+        names = []
+    now = datetime.datetime.now(datetime.UTC)
+    until = certificate.not_valid_after_utc
+    return {
+        "subject": certificate.subject.rfc4514_string(),
+        "issuer": certificate.issuer.rfc4514_string(),
+        "names": names,
+        "not_before": certificate.not_valid_before_utc.isoformat(),
+        "not_after": until.isoformat(),
+        "valid_now": certificate.not_valid_before_utc <= now <= until,
+        "sha256": certificate.fingerprint(hashes.SHA256()).hex(),
+    }
+
+
+def _say(files: Any, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"certificate": str(files.certificate), "key": str(files.key)}))
+    else:
+        typer.echo(f"certificate {files.certificate}")
+        typer.echo(f"key         {files.key} (readable by you alone)")

@@ -1,0 +1,184 @@
+"""`hive-qos doctor`: what works on this host, what does not, and what to do next. Changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import grp
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from broker import client
+from broker.cli.exits import ExitCode
+from broker.daemon import cgroups
+from broker.daemon.text import printable
+from hive_qos.errors import BrokerError, HiveError
+
+Verdict = Literal["good", "note", "bad"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. `advice` says what to do next, "" where nothing needs doing."""
+
+    what: str
+    verdict: Verdict
+    text: str
+    advice: str = ""
+
+
+def doctor(
+    socket: Annotated[Path | None, typer.Option("--socket", help="The broker's HTTP socket.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Give the findings as JSON.")] = False,
+) -> None:
+    """Look at this host and say what works, what does not, and what to do next. Exit code 9 when something is bad.
+
+    \b
+    Example:
+      sudo hive-qos doctor
+    """
+    checks: tuple[Callable[[], list[Finding]], ...] = (
+        _python, _engines, _torch, _shaping, _cgroup, _tcp, _groups, lambda: _broker(socket), _congestion,
+    )  # fmt: skip
+    findings = [finding for check in checks for finding in check()]
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings]))
+    else:
+        signs = {"good": "ok  ", "note": "note", "bad": "BAD "}
+        for finding in findings:
+            typer.echo(f"{signs[finding.verdict]}  {finding.what}: {printable(finding.text, length_max=500)}")
+            if finding.advice:
+                typer.echo(f"      -> {finding.advice}")
+    if any(finding.verdict == "bad" for finding in findings):
+        raise typer.Exit(ExitCode.FOUND)
+
+
+def _python() -> list[Finding]:
+    return [Finding("python", "good", f"{platform.python_version()} on {platform.system()} {platform.release()}")]
+
+
+def _engines() -> list[Finding]:
+    found = []
+    try:
+        version = importlib.metadata.version("aioquic")
+        found.append(Finding("engine aioquic", "good", f"{version}"))
+    except importlib.metadata.PackageNotFoundError:
+        found.append(Finding("engine aioquic", "bad", "not installed", "pip install 'aioquic>=1.3,<2'"))
+    return found
+
+
+def _torch() -> list[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        return [Finding("torch", "note", "not installed; a storage host needs none", "pip install 'hive-qos[torch]'")]
+    entries = importlib.metadata.entry_points(group="torch.backends")
+    if any(entry.name == "hive" for entry in entries):
+        return [Finding("torch", "good", f"{importlib.metadata.version('torch')}, backend `hive` is known to it")]
+    return [Finding("torch", "bad", "the backend `hive` is not known to it", "install this package: pip install -e .")]
+
+
+def _shaping() -> list[Finding]:
+    if os.geteuid() != 0:
+        return [Finding("shaping", "note", "not looked at: needs root", "sudo hive-qos doctor")]
+    from shaping.kernel import RealKernel
+
+    try:
+        kernel = RealKernel()
+        try:
+            offers = kernel.capabilities()
+        finally:
+            kernel.close()
+    except HiveError as problem:
+        return [Finding("shaping", "bad", str(problem), "give the service CAP_NET_ADMIN, as systemd/ does")]
+    found = []
+    if offers.htb:
+        leaves = "fq_codel" if offers.fq_codel else "bfifo"
+        found.append(Finding("shaping", "good", f"HTB with {leaves} leaves"))
+    else:
+        found.append(Finding("shaping", "bad", "no HTB", "load sch_htb, or use a kernel with CONFIG_NET_SCH_HTB"))
+    if not offers.u32:
+        found.append(Finding("rules", "note", "no u32: rules on ports and DSCP do nothing", "load cls_u32"))
+    found.append(_socket_programs())
+    return found
+
+
+def _socket_programs() -> Finding:
+    from shaping import bpf
+    from shaping.cgroup import SocketClassifier
+
+    what = "classification by cgroup and user"
+    try:
+        SocketClassifier()
+        os.close(bpf.make_socket_storage())
+    except HiveError as problem:
+        advice = "`hive-qos run` and rules on cgroups and users need cgroup v2, CONFIG_CGROUP_BPF and CAP_BPF"
+        return Finding(what, "note", str(problem), advice)
+    return Finding(what, "good", "BPF programs at socket creation")
+
+
+def _cgroup() -> list[Finding]:
+    mount = cgroups.mount_point()
+    if mount is None:
+        return [Finding("cgroup v2", "note", "not mounted: `hive-qos run` does nothing", "boot with a cgroup v2 mount")]
+    return [Finding("cgroup v2", "good", f"mounted at {mount}")]
+
+
+def _tcp() -> list[Finding]:
+    from broker.daemon.netlink import Kernel
+
+    kernel = Kernel()
+    try:
+        count = sum(1 for _ in kernel.tcp_connections())
+    except OSError as problem:
+        advice = "load tcp_diag; without it, storage connections are not measured"
+        return [Finding("TCP_INFO through sock_diag", "note", str(problem), advice)]
+    finally:
+        kernel.close()
+    return [Finding("TCP_INFO through sock_diag", "good", f"{count} connections seen")]
+
+
+def _groups() -> list[Finding]:
+    found = []
+    for name, right in (("hive-qos", "use the broker"), ("hive-qos-admin", "change policy")):
+        try:
+            members = grp.getgrnam(name).gr_mem
+            found.append(Finding(f"group {name}", "good", f"may {right}: root, {', '.join(members) or 'nobody else'}"))
+        except KeyError:
+            text = f"does not exist; root alone may {right}"
+            found.append(
+                Finding(f"group {name}", "note", text, f"groupadd --system {name}, then usermod -aG {name} USER")
+            )
+    return found
+
+
+def _broker(socket: Path | None) -> list[Finding]:
+    try:
+        document = client.status(None if socket is None else str(socket))
+    except BrokerError as problem:
+        return [Finding("broker", "note", str(problem), "systemctl enable --now hive-qos; training goes on without")]
+    names = ", ".join(str(entry.get("name")) for entry in document.get("interfaces", []))
+    found = [Finding("broker", "good", f"shapes {names}")]
+    for alarm in document.get("alarms", []):
+        found.append(Finding(f"broker: {alarm.get('subject')}", "bad", str(alarm.get("text")), "hive-qos status"))
+    return found
+
+
+def _congestion() -> list[Finding]:
+    path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    try:
+        offered = path.read_text(encoding="ascii").split()
+    except OSError as problem:
+        return [Finding("TCP", "note", f"{path}: {problem.strerror}")]
+    buffers = int(Path("/proc/sys/net/core/rmem_max").read_text(encoding="ascii"))
+    found = [Finding("TCP", "good", f"congestion control: {', '.join(offered)}")]
+    if buffers < 2 * 2**20:
+        text = f"net.core.rmem_max is {buffers}: large UDP receive buffers are not possible"
+        found.append(Finding("UDP buffers", "note", text, "install systemd/ sysctl file: net.core.rmem_max = 8388608"))
+    return found

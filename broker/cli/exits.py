@@ -1,0 +1,93 @@
+"""Exit codes by kind of error, and the one place where an exception becomes a line on stderr. `docs/operations.md`."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+from hive_qos.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    HiveError,
+    PrivilegeError,
+    ShapingError,
+    TransportError,
+)
+
+P = ParamSpec("P")
+
+
+class ExitCode(enum.IntEnum):
+    """What a script can tell errors apart by. Stable."""
+
+    OK = 0
+    BUG = 1
+    USAGE = 2
+    CONFIGURATION = 3
+    BROKER_UNAVAILABLE = 4
+    BROKER_REJECTED = 5
+    PRIVILEGE = 6
+    KERNEL = 7
+    TRANSPORT = 8
+    FOUND = 9
+    INTERRUPTED = 130
+
+
+EPILOG = (
+    "Exit codes: 0 fine, 1 a bug of ours, 2 usage, 3 configuration, 4 no broker, 5 refused by the broker, "
+    "6 privilege missing, 7 refused by the kernel, 8 certificate or peer, 9 something was found "
+    "(doctor, replay), 130 interrupted."
+)
+
+
+def code_of(error: HiveError) -> ExitCode:
+    """The exit code of an error of ours."""
+    match error:
+        case BrokerUnavailableError():
+            return ExitCode.BROKER_UNAVAILABLE
+        case BrokerError():
+            return ExitCode.BROKER_REJECTED
+        case PrivilegeError():
+            return ExitCode.PRIVILEGE
+        case ShapingError():
+            return ExitCode.KERNEL
+        case TransportError():
+            return ExitCode.TRANSPORT
+        case ConfigurationError():
+            return ExitCode.CONFIGURATION
+    return ExitCode.CONFIGURATION if error.code == ConfigurationError.code else ExitCode.BUG
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn what a command raises into one readable line and an exit code; HIVE_DEBUG=1 shows the traceback instead."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        debug = os.environ.get("HIVE_DEBUG") == "1"
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        except BrokenPipeError:  # `hive-qos status | head`: the reader has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(ExitCode.OK) from None
+        except HiveError as error:
+            if debug:
+                raise
+            typer.echo(f"hive-qos: {error}", err=True)
+            raise typer.Exit(code_of(error)) from None
+        except OSError as error:
+            if debug:
+                raise
+            typer.echo(f"hive-qos: {error}", err=True)
+            raise typer.Exit(ExitCode.PRIVILEGE if isinstance(error, PermissionError) else ExitCode.BUG) from None
+
+    return run

@@ -1,0 +1,79 @@
+"""`hive-qos run`: puts a program that knows nothing of us, and all that it starts, into a class, and becomes it."""
+
+from __future__ import annotations
+
+import enum
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from broker import client
+from broker.daemon import cgroups
+from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""What a shell returns for these."""
+
+
+class TrafficClass(enum.StrEnum):
+    """The classes of every host."""
+
+    CONTROL = "control"
+    COMPUTE = "compute"
+    STORAGE = "storage"
+    OTHER = "other"
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments, after `--`.")],
+    traffic_class: Annotated[TrafficClass, typer.Option("--class", help="Where its traffic belongs.")],
+    socket: Annotated[
+        Path | None,
+        typer.Option("--socket", help="The session socket (default $HIVE_BROKER, /run/hive-qos/session.sock)."),
+    ] = None,
+    optional: Annotated[
+        bool, typer.Option("--optional", help="Run the program all the same, unclassified, when that fails.")
+    ] = False,
+) -> None:
+    """Run a program with its traffic in a class; the sockets that it and its children make carry the mark.
+
+    It goes through the broker, which moves this process into the class' cgroup; root needs it only to have made that
+    cgroup (a killed broker's stays in force). The exit code is the program's.
+
+    \b
+    Examples:
+      hive-qos run --class storage -- rsync -a /data/ backup:/data/
+      hive-qos run --class storage --optional -- restic backup /home
+    """
+    try:
+        _enter(traffic_class.value, None if socket is None else str(socket))
+    except (BrokerUnavailableError, BrokerRejectedError) as problem:
+        if not optional:
+            raise
+        typer.echo(f"hive-qos: running unclassified: {problem}", err=True)
+    _become(command)
+
+
+def _enter(traffic_class: str, path: str | None) -> None:
+    try:
+        client.request({"op": "enter", "class": traffic_class}, socket_path=path)
+    except BrokerUnavailableError:
+        mount = cgroups.mount_point()
+        if os.geteuid() != 0 or mount is None or not os.path.isdir(os.path.join(mount, cgroups.base_name())):
+            raise
+        cgroups.enter(mount, traffic_class=traffic_class, pid=os.getpid())
+
+
+def _become(command: list[str]) -> NoReturn:
+    program = shutil.which(command[0])
+    if program is None and not os.path.exists(command[0]):
+        typer.echo(f"hive-qos: {command[0]}: no such program", err=True)
+        raise typer.Exit(NOT_FOUND)
+    try:
+        os.execv(program or command[0], command)
+    except OSError as problem:
+        typer.echo(f"hive-qos: {command[0]}: {problem.strerror}", err=True)
+        raise typer.Exit(NOT_EXECUTABLE) from None

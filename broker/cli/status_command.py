@@ -1,0 +1,72 @@
+"""`hive-qos status`: what the broker does now, and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from broker import client
+
+REFRESH_S = 1.0
+
+SocketOption = Annotated[
+    Path | None,
+    typer.Option("--socket", "-s", help="The broker's HTTP socket (default: beside $HIVE_BROKER, /run/hive-qos)."),
+]
+
+
+def status(
+    socket: SocketOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Give the whole document, one line each time.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
+) -> None:
+    """Show what each class gets, what it wants, and why.
+
+    \b
+    Examples:
+      hive-qos status
+      hive-qos status --watch
+      hive-qos status --json | jq '.interfaces[].classes[] | {name, throughput_bits_per_s, reason}'
+    """
+    path = None if socket is None else str(socket)
+    if as_json:
+        _print_json(path, watch=watch)
+    elif watch:
+        _watch(path)
+    else:
+        _print_table(client.status(path))
+
+
+def _print_json(path: str | None, *, watch: bool) -> None:
+    while True:
+        sys.stdout.write(json.dumps(client.status(path)) + "\n")
+        sys.stdout.flush()
+        if not watch:
+            return
+        time.sleep(REFRESH_S)
+
+
+def _print_table(document: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from broker.cli.status_table import render
+
+    Console(highlight=False).print(render(document))
+
+
+def _watch(path: str | None) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from broker.cli.status_table import render
+
+    document = client.status(path)
+    with Live(render(document), console=Console(highlight=False), auto_refresh=False) as live:
+        while True:
+            time.sleep(REFRESH_S)
+            live.update(render(client.status(path)), refresh=True)

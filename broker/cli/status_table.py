@@ -1,0 +1,122 @@
+"""The status document as tables that a person reads at a glance. Names from outside are escaped; nothing is trusted.
+
+The document may come from another version: what is missing is shown as a dash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from broker.daemon.text import printable
+from hive_qos.units import format_rate, format_size
+
+JOBS_SHOWN_MAX = 20
+
+
+def render(document: Mapping[str, Any]) -> RenderableType:
+    """Everything: interfaces, jobs, alarms."""
+    parts: list[RenderableType] = []
+    for interface in _items(document, "interfaces"):
+        parts += [_heading(document, interface), _classes(interface), *_reasons(interface)]
+    if not parts:
+        parts.append(Text("no interface is shaped"))
+    jobs = list(_items(document, "jobs"))
+    if jobs:
+        parts += [Text(""), _jobs(jobs)]
+    alarms = list(_items(document, "alarms"))
+    parts.append(Text(""))
+    if not alarms:
+        parts.append(Text("no alarms", style="green"))
+    for alarm in alarms:
+        subject, text = printable(str(alarm.get("subject", ""))), printable(str(alarm.get("text", "")), length_max=500)
+        parts.append(Text(f"! {subject}: {text}", style="bold red"))
+    return Group(*parts)
+
+
+def _heading(document: Mapping[str, Any], interface: Mapping[str, Any]) -> Text:
+    reason = interface.get("capacity_reason")
+    why = f": {printable(str(reason.get('text', '')))}" if isinstance(reason, Mapping) else ""
+    name, host = printable(str(interface.get("name", "?"))), printable(str(document.get("host", "?")))
+    line = Text.assemble(
+        (name, "bold"),
+        f" {printable(str(interface.get('direction', '')))} on {host}, ",
+        (_rate(interface.get("capacity_bits_per_s")), "bold"),
+        f" ({printable(str(interface.get('capacity_source', '?')))}{why})",
+    )
+    return line
+
+
+def _classes(interface: Mapping[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    table.add_column("class", no_wrap=True)
+    for name in ("sends", "wants", "promised", "may use", "waiting", "lost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in _items(interface, "classes"):
+        table.add_row(
+            Text(printable(str(entry.get("name", "?"))), style="bold"),
+            _rate(entry.get("throughput_bits_per_s")),
+            _rate(entry.get("demand_bits_per_s")),
+            _rate(entry.get("guarantee_bits_per_s")),
+            _rate(entry.get("ceil_bits_per_s", entry.get("ceiling_bits_per_s"))),
+            _size(entry.get("backlog_bytes")),
+            _count(entry.get("dropped_packets")),
+        )
+    return table
+
+
+def _reasons(interface: Mapping[str, Any]) -> list[RenderableType]:
+    """Why, a line a class: beside the figures they would not fit 80 columns."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for entry in _items(interface, "classes"):
+        reason = entry.get("reason")
+        text = str(reason.get("text", "")) if isinstance(reason, Mapping) else ""
+        grid.add_row(Text("  " + printable(str(entry.get("name", "?"))), style="bold"), Text(printable(text)))
+    return [grid]
+
+
+def _jobs(jobs: list[Mapping[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    table.add_column("job", no_wrap=True)
+    for name in ("programs", "sockets", "step", "announced", "credited", "still"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for job in jobs[:JOBS_SHOWN_MAX]:
+        bursts = list(_items(job, "bursts"))
+        last: Mapping[str, Any] = bursts[-1] if bursts else {}
+        remaining = last.get("remaining_s")
+        table.add_row(
+            Text(printable(str(job.get("job", "?")), length_max=40), style="bold"),
+            _count(job.get("sessions")),
+            _count(job.get("sockets")),
+            _count(last.get("step")),
+            _size(last.get("announced_bytes")),
+            _size(last.get("credited_bytes")),
+            f"{remaining:.2f} s" if isinstance(remaining, (int, float)) else "-",
+        )
+    if len(jobs) > JOBS_SHOWN_MAX:
+        table.caption = f"and {len(jobs) - JOBS_SHOWN_MAX} more; --json has them"
+    return table
+
+
+def _items(document: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:
+    value = document.get(key)
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _count(value: object) -> str:
+    return str(value) if isinstance(value, int) else "-"
+
+
+def _rate(value: object) -> str:
+    return format_rate(value) if isinstance(value, (int, float)) else "-"
+
+
+def _size(value: object) -> str:
+    return format_size(value) if isinstance(value, (int, float)) else "-"

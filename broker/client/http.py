@@ -1,0 +1,77 @@
+"""Reads the broker's HTTP socket (`broker.sock`) with the standard library: one GET, bounded in time and size."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from typing import Any
+
+from broker.client.protocol import broker_socket_path
+from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
+
+ANSWER_BYTES_MAX = 16 * 2**20
+"""A status with 10,000 flows is about 4 MB; more than this is no status."""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, *, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def connect(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(self._timeout_s)
+            sock.connect(self._path)
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = sock
+
+
+def fetch(target: str, *, socket_path: str | None = None, timeout_s: float = 3.0) -> bytes:
+    """GET one path of the broker's HTTP socket.
+
+    Args:
+        target: for example `/v1/status` or `/metrics`.
+        socket_path: where the broker listens; None means the one beside `$HIVE_BROKER`, else
+            `/run/hive-qos/broker.sock`.
+
+    Raises:
+        BrokerUnavailableError: nobody listens there, or it did not answer in time.
+        BrokerRejectedError: it answered, with something else than 200.
+    """
+    path = socket_path or broker_socket_path()
+    connection = _UnixConnection(path, timeout_s=timeout_s)
+    try:
+        connection.request("GET", target, headers={"Connection": "close"})
+        answer = connection.getresponse()
+        body = answer.read(ANSWER_BYTES_MAX + 1)
+    except PermissionError as error:
+        raise BrokerRejectedError(f"{path}: no permission; join the group hive-qos") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise BrokerUnavailableError(f"{path}: {error or type(error).__name__}; is the broker running?") from error
+    finally:
+        connection.close()
+    if len(body) > ANSWER_BYTES_MAX:
+        raise BrokerRejectedError(f"{path}{target}: an answer of more than {ANSWER_BYTES_MAX} bytes")
+    if answer.status != 200:
+        raise BrokerRejectedError(f"{path}{target}: {answer.status} {body[:200].decode(errors='replace').strip()}")
+    return body
+
+
+def status(socket_path: str | None = None, *, timeout_s: float = 3.0) -> dict[str, Any]:
+    """What the broker says of its host: the document of `GET /v1/status`.
+
+    Raises:
+        BrokerUnavailableError, BrokerRejectedError: as `fetch`.
+    """
+    try:
+        document = json.loads(fetch("/v1/status", socket_path=socket_path, timeout_s=timeout_s))
+    except ValueError as error:
+        raise BrokerRejectedError(f"the broker's status is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise BrokerRejectedError("the broker's status is not a JSON object")
+    return document

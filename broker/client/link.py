@@ -1,0 +1,218 @@
+"""The thread behind a session: connect, say who we are, send what the mailbox holds, read answers, and start again.
+
+Nothing leaves this thread: whatever goes wrong ends the connection, and the next attempt follows after 0.2 s, then
+twice that and so on up to 5 s (a broker that restarts is found within its first second; one that is not installed
+costs a failed connect every 5 s).
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import logging
+import os
+import select
+import socket
+import time
+from typing import Any
+
+from broker.client import protocol
+from broker.client.mailbox import Mailbox, Registration, SessionState
+from broker.client.trust import check_server
+
+BACKOFF_S_MIN = 0.2
+BACKOFF_S_MAX = 5.0
+ANSWER_TIMEOUT_S = 5.0
+"""How long the welcome may take; a broker that is being restarted accepts before it serves."""
+
+_log = logging.getLogger("hive_qos.broker.client")
+
+
+def end(box: Mailbox) -> None:
+    """Ask the thread to say goodbye and to end. Idempotent."""
+    if box.state is SessionState.OFF:  # a forked child's: its lock may be held for ever
+        return
+    with box.lock:
+        box.state = SessionState.CLOSED
+    box.wake.set()
+
+
+def run(box: Mailbox, path: str) -> None:
+    """Serve one mailbox until it is closed. The body of the session's thread."""
+    backoff_s = BACKOFF_S_MIN
+    told = False
+    try:
+        while box.state is not SessionState.CLOSED:
+            started_s = time.monotonic()
+            try:
+                _serve_once(box, path)
+            except (OSError, protocol.MessageError) as error:
+                if not told:
+                    _log.info("no broker at %s (%s); going on without", path, error)
+                    told = True
+            except Exception:  # noqa: BLE001 - the last line before a training program: log, never raise
+                _log.exception("the session with the broker failed; going on without")
+            served = time.monotonic() - started_s > 1.0
+            backoff_s = BACKOFF_S_MIN if served else backoff_s
+            _lose(box)
+            _sleep(box, backoff_s)
+            backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
+    finally:
+        box.wake.close()
+
+
+def _serve_once(box: Mailbox, path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        box.connection = sock
+        try:
+            sock.settimeout(ANSWER_TIMEOUT_S)
+            sock.connect(path)
+            check_server(sock)
+            _greet(sock, box)
+            sock.setblocking(False)
+            _exchange(sock, box)
+        finally:
+            box.connection = None
+
+
+def _greet(sock: socket.socket, box: Mailbox) -> None:
+    hello = {"v": protocol.VERSION, "op": "hello", "client": box.client, "job": box.job, "pid": os.getpid()}
+    sock.send(protocol.encode(hello))
+    packet = sock.recv(protocol.PACKET_BYTES_MAX + 1)
+    if not packet:
+        raise ConnectionResetError("the broker closed the session at once")
+    answer = protocol.decode(packet)
+    if answer.get("op") != "welcome":
+        _note(box, answer)
+        raise protocol.MessageError(str(answer.get("code", "error")), str(answer.get("text", "not welcome")))
+    with box.lock:
+        box.unsent.clear()
+        box.unsent.extend(box.registrations)
+        if box.state is SessionState.CONNECTING:
+            box.state = SessionState.CONNECTED
+
+
+def _exchange(sock: socket.socket, box: Mailbox) -> None:
+    poll = select.poll()
+    poll.register(box.wake.reader, select.POLLIN)
+    while True:
+        blocked = not _flush(sock, box)
+        if box.state is SessionState.CLOSED:
+            with contextlib.suppress(OSError):
+                sock.send(protocol.encode({"op": "bye"}))
+            return
+        poll.register(sock, select.POLLIN | (select.POLLOUT if blocked else 0))
+        ready = dict(poll.poll())
+        if box.wake.reader in ready:
+            box.wake.clear()
+        if ready.get(sock.fileno(), 0) & (select.POLLIN | select.POLLHUP | select.POLLERR):
+            packet = sock.recv(protocol.PACKET_BYTES_MAX + 1)
+            if not packet:
+                raise ConnectionResetError("the broker ended the session")
+            _note(box, protocol.decode(packet))
+
+
+def _flush(sock: socket.socket, box: Mailbox) -> bool:
+    """Send what waits: sockets first, then bursts, then reports. False when the broker does not take more now."""
+    while True:
+        with box.lock:
+            registration = box.registrations.get(box.unsent[0]) if box.unsent else None
+            burst = box.bursts[0] if box.bursts else None
+            report = box.reports[0] if box.reports else None
+            if box.unsent and registration is None:
+                box.unsent.popleft()
+                continue
+        try:
+            if registration is not None:
+                _send_registration(sock, box, registration)
+                _done(box, box.unsent, registration.number)
+            elif burst is not None:
+                message = _on_time(burst)
+                if message is not None:
+                    sock.send(protocol.encode(message))
+                _done(box, box.bursts, burst)
+            elif report is not None:
+                sock.send(protocol.encode(report))
+                _done(box, box.reports, report)
+            else:
+                return True
+        except BlockingIOError:
+            return False
+        except protocol.MessageError as error:
+            _log.warning("not sent to the broker: %s", error)
+            with box.lock:
+                (box.bursts if burst is not None else box.reports).popleft()
+
+
+def _done(box: Mailbox, queue: Any, item: object) -> None:
+    with box.lock:  # a bounded queue may have dropped its oldest meanwhile
+        if queue and queue[0] == item:
+            queue.popleft()
+
+
+def _send_registration(sock: socket.socket, box: Mailbox, registration: Registration) -> None:
+    target = registration.sock()
+    descriptor = -1 if target is None else target.fileno()
+    if descriptor < 0:
+        with box.lock:
+            box.registrations.pop(registration.number, None)
+        return
+    message = {
+        "op": "register",
+        "id": registration.number,
+        "class": registration.traffic_class,
+        "role": registration.role,
+    }
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
+    sock.sendmsg([protocol.encode(message)], [rights])
+
+
+def _on_time(burst: tuple[float, dict[str, Any]]) -> dict[str, Any] | None:
+    """The announcement with its durations counted from now; None when its deadline has passed while it waited."""
+    queued_s, message = burst
+    if message["op"] != "burst":
+        return message
+    waited_s = time.monotonic() - queued_s
+    if waited_s < 0.001:
+        return message
+    left_s = message["deadline_s"] - waited_s
+    if left_s <= 0:
+        return None
+    aged = {**message, "deadline_s": left_s}
+    if "next_s" in message:
+        aged["next_s"] = max(0.0, message["next_s"] - waited_s)
+    return aged
+
+
+def _note(box: Mailbox, answer: dict[str, Any]) -> None:
+    operation, number = answer.get("op"), answer.get("id")
+    with box.lock:
+        if operation == "registered" and isinstance(number, int):
+            box.flows[number] = tuple(str(name) for name in answer.get("flows", ()))
+        elif operation == "credited":
+            box.credited_bytes = int(answer.get("bytes", 0))
+        elif operation == "error":
+            text = f"{answer.get('code', 'error')}: {answer.get('text', '')}"
+            if text not in box.rejections:
+                _log.warning("the broker refused: %s", text)
+            box.rejections.append(text)
+
+
+def _lose(box: Mailbox) -> None:
+    with box.lock:
+        if box.state is SessionState.CONNECTED:
+            box.state = SessionState.CONNECTING
+            box.reconnects += 1
+        box.flows.clear()
+        box.reports.clear()
+
+
+def _sleep(box: Mailbox, duration_s: float) -> None:
+    """Wait, but not for a session that is closed; other wake-ups may wait with us."""
+    until_s = time.monotonic() + duration_s
+    while box.state is not SessionState.CLOSED:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            return
+        if select.select([box.wake.reader], [], [], left_s)[0]:
+            box.wake.clear()

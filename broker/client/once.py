@@ -1,0 +1,54 @@
+"""One question over the session socket, and its answer: for commands, which want errors, not retries."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from broker.client import protocol
+from broker.client.trust import check_server
+from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
+
+
+def request(
+    message: Mapping[str, Any], *, socket_path: str | None = None, client: str = "tool", timeout_s: float = 3.0
+) -> dict[str, Any]:
+    """Open a session, ask, wait for the answer, end the session.
+
+    Args:
+        message: without `v`; its `id` is set here.
+
+    Raises:
+        BrokerUnavailableError: no broker, or no answer within `timeout_s`.
+        BrokerRejectedError: the broker said no; the text says why.
+    """
+    path = protocol.session_socket_path(socket_path)
+    if path is None:
+        raise BrokerUnavailableError("HIVE_BROKER=off: this program was told to do without the broker")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect(path)
+            check_server(sock)
+            hello = {"v": protocol.VERSION, "op": "hello", "client": client, "job": "", "pid": os.getpid()}
+            _ask(sock, hello)
+            return _ask(sock, {**message, "id": 1})
+        except PermissionError as error:
+            raise BrokerRejectedError(f"{path}: no permission; join the group hive-qos") from error
+        except OSError as error:
+            raise BrokerUnavailableError(f"{path}: {error}; is the broker running?") from error
+        except protocol.MessageError as error:
+            raise BrokerRejectedError(f"{path}: {error}") from error
+
+
+def _ask(sock: socket.socket, message: Mapping[str, Any]) -> dict[str, Any]:
+    sock.send(protocol.encode(message))
+    packet = sock.recv(protocol.PACKET_BYTES_MAX + 1)
+    if not packet:
+        raise ConnectionResetError("the broker closed the session without an answer")
+    answer = protocol.decode(packet)
+    if answer.get("op") == "error":
+        raise BrokerRejectedError(f"{answer.get('code', 'error')}: {answer.get('text', '')}")
+    return answer

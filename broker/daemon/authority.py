@@ -1,0 +1,134 @@
+"""Who may ask, and who may change: the kernel's word on the other end of a Unix socket against two groups of the host.
+
+Root and the daemon's own user may do everything; the admin group may change policy; the group may use the broker.
+A group that the host does not have gives nobody anything: users named in `match = [{uid = ...}]` are admitted instead,
+so that a host without our sysusers file is still of use, and `notes` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import grp
+import os
+import socket
+import struct
+from dataclasses import dataclass
+
+from broker.policy import Policy
+
+_SO_PEERGROUPS = 59  # asm-generic/socket.h; Python's socket module does not name it
+_SO_PEERPIDFD = 77  # likewise; since Linux 6.5
+_DEMOTED = ("storage", "other")
+_GROUPS_MAX = 1024
+"""Supplementary groups that are looked at; a user with more is judged by the first."""
+
+
+class Right(enum.IntEnum):
+    """What a peer may do; a higher right includes the lower ones."""
+
+    NONE = 0
+    USE = 1
+    CHANGE = 2
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The process at the other end when it connected, as the kernel tells it."""
+
+    pid: int
+    uid: int
+    gid: int
+    groups: frozenset[int]
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Ask the kernel who is at the other end of a connected Unix socket.
+
+    Raises:
+        OSError: not such a socket.
+    """
+    pid, uid, gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    groups: tuple[int, ...] = ()
+    with contextlib.suppress(OSError):  # ERANGE for more groups than fit: judged by uid and gid alone
+        raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _GROUPS_MAX)
+        groups = struct.unpack(f"={len(raw) // 4}I", raw)
+    return Peer(pid=pid, uid=uid, gid=gid, groups=frozenset((gid, *groups)))
+
+
+def process_of(sock: socket.socket, peer: Peer) -> int | None:
+    """A pidfd of the process at the other end, to be closed by the caller; None when it is not there any more.
+
+    The kernel's own word where it gives it (SO_PEERPIDFD); before Linux 6.5 the process that has the number now, which
+    is another one only when the first ended since it connected and its number came round within these microseconds.
+    """
+    if peer.pid <= 0:  # of a pid namespace that we do not see into
+        return None
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as problem:
+        if problem.errno != errno.ENOPROTOOPT:
+            return None
+    try:
+        return os.pidfd_open(peer.pid)
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The rights that one policy gives on this host. Make a new one when the policy changes."""
+
+    group: int | None
+    admin_group: int | None
+    uids: frozenset[int]
+    class_uids: frozenset[tuple[str, int]]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, policy: Policy) -> Authority:
+        """Look the policy's groups up on this host."""
+        notes = []
+        group, admin_group = _group(policy.daemon.group), _group(policy.daemon.admin_group)
+        rules = [(entry.name, rule.uid) for entry in policy.classes for rule in entry.match]
+        class_uids = frozenset((name, uid) for name, uid in rules if uid is not None)
+        uids: frozenset[int] = frozenset()
+        if group is None:
+            uids = frozenset(uid for _, uid in class_uids)
+            who = "root alone" if not uids else f"root and the users {', '.join(map(str, sorted(uids)))} of the policy"
+            notes.append(f"this host has no group {policy.daemon.group!r}: {who} may use the broker")
+        if admin_group is None:
+            notes.append(f"this host has no group {policy.daemon.admin_group!r}: root alone may change policy")
+        return cls(group=group, admin_group=admin_group, uids=uids, class_uids=class_uids, notes=tuple(notes))
+
+    def right_of(self, peer: Peer) -> Right:
+        """Say what a peer may do."""
+        if peer.uid in (0, os.geteuid()) or (self.admin_group is not None and self.admin_group in peer.groups):
+            return Right.CHANGE
+        if peer.uid in self.uids or (self.group is not None and self.group in peer.groups):
+            return Right.USE
+        return Right.NONE
+
+    def may_enter(self, peer: Peer, traffic_class: str) -> bool:
+        """Whether a peer may put its whole process into a class.
+
+        Whoever may use the broker may demote itself. What promotes every socket of a program, those of its children
+        too, is the operator's to allow: `compute` and `control` need a rule on the user, or the right to change policy.
+        """
+        right = self.right_of(peer)
+        if right is Right.CHANGE or traffic_class in _DEMOTED:
+            return right >= Right.USE
+        return right >= Right.USE and (traffic_class, peer.uid) in self.class_uids
+
+    @property
+    def socket_mode(self) -> int:
+        """Permissions of the socket files: the group's, or everybody's where only SO_PEERCRED can tell."""
+        return 0o660 if self.group is not None else 0o666
+
+
+def _group(name: str) -> int | None:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None

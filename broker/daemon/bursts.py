@@ -1,0 +1,107 @@
+"""Which bursts are announced now, by session, job and step, and through which interface each part of them goes.
+
+Times come in; ages and durations go out, as `broker.model.Burst` wants them. A burst is kept until its end is
+announced, its session is gone, or its deadline has been over for a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from broker.daemon.messages import Announce
+from broker.model import Burst
+
+OVERDUE_S = 1.0
+"""How long a burst outlives its deadline: as `broker.model.Burst` says."""
+BURSTS_PER_SESSION_MAX = 16
+"""Steps in flight of one program: two overlap at most; sixteen is a program that never ends its bursts."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    bytes_by_interface: Mapping[str, int]
+    announced_s: float
+    deadline_s: float  # absolute, on the caller's clock
+    next_s: float | None  # absolute likewise
+
+
+class BurstBook:
+    """The announced bursts of all sessions."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str, int], _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def announce(
+        self, session: str, burst: Announce, *, now_s: float, interface_of: Callable[[str], str | None]
+    ) -> None:
+        """Enter or replace one burst; of a session's many, the oldest gives way.
+
+        Args:
+            interface_of: the shaped interface towards an address, or None where it is not one of ours.
+        """
+        by_interface: dict[str, int] = {}
+        for address, size_bytes in burst.bytes_by_destination.items():
+            interface = interface_of(address)
+            if interface is not None:
+                by_interface[interface] = by_interface.get(interface, 0) + size_bytes
+        mine = [key for key in self._entries if key[0] == session]
+        if len(mine) >= BURSTS_PER_SESSION_MAX:
+            del self._entries[mine[0]]
+        key = (session, burst.job, burst.step)
+        self._entries.pop(key, None)
+        self._entries[key] = _Entry(
+            bytes_by_interface=by_interface,
+            announced_s=now_s,
+            deadline_s=now_s + burst.deadline_s,
+            next_s=None if burst.next_s is None else now_s + burst.next_s,
+        )
+
+    def end(self, session: str, *, job: str, step: int) -> bool:
+        """Take a burst out; False when there was none."""
+        return self._entries.pop((session, job, step), None) is not None
+
+    def forget(self, session: str) -> bool:
+        """Take out everything of a session that is gone; False when there was nothing."""
+        mine = [key for key in self._entries if key[0] == session]
+        for key in mine:
+            del self._entries[key]
+        return bool(mine)
+
+    def current(self, *, now_s: float) -> dict[str, tuple[Burst, ...]]:
+        """The bursts of each interface, those of the ranks of one job and step summed; drops what is long overdue."""
+        for key in [key for key, entry in self._entries.items() if now_s > entry.deadline_s + OVERDUE_S]:
+            del self._entries[key]
+        summed: dict[tuple[str, str, int], Burst] = {}
+        for (_, job, step), entry in self._entries.items():
+            for interface, size_bytes in entry.bytes_by_interface.items():
+                burst = Burst(
+                    job=job,
+                    step=step,
+                    announced_bytes=size_bytes,
+                    age_s=now_s - entry.announced_s,
+                    remaining_s=entry.deadline_s - now_s,
+                    next_s=None if entry.next_s is None else max(0.0, entry.next_s - now_s),
+                )
+                known = summed.get((interface, job, step))
+                summed[interface, job, step] = burst if known is None else _together(known, burst)
+        grouped: dict[str, tuple[Burst, ...]] = {}
+        for (interface, _, _), burst in summed.items():
+            grouped[interface] = (*grouped.get(interface, ()), burst)
+        return grouped
+
+
+def _together(one: Burst, other: Burst) -> Burst:
+    """Two ranks of one step: bytes add up; the first begins it, the last one's deadline ends it."""
+    forecasts = [burst.next_s for burst in (one, other) if burst.next_s is not None]
+    return Burst(
+        job=one.job,
+        step=one.step,
+        announced_bytes=one.announced_bytes + other.announced_bytes,
+        age_s=max(one.age_s, other.age_s),
+        remaining_s=max(one.remaining_s, other.remaining_s),
+        next_s=min(forecasts) if forecasts else None,
+    )

@@ -1,0 +1,459 @@
+"""The daemon: a loop of measure, decide, apply, record, ten times a second and on every announcement. One thread.
+
+    selector --packets--> sessions --hub--> flows, bursts
+    tick: counters, flows, bursts -> decide (pure) -> plant.apply -> recorder, snapshot -> HTTP threads
+
+Everything that may block is bounded: netlink answers at once, clients are never waited for. `stop`, `reload` may be
+called from a signal handler or another thread; they only set a flag and wake the loop.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.client.mailbox import Wake
+from broker.config import ConfigurationErrors
+from broker.daemon import cgroups
+from broker.daemon.authority import Authority
+from broker.daemon.bursts import BurstBook
+from broker.daemon.flows import FlowTable
+from broker.daemon.http_api import HttpApi
+from broker.daemon.hub import SessionHub
+from broker.daemon.links import Routes, Speeds, received_bytes
+from broker.daemon.log import Log
+from broker.daemon.netlink import Kernel as Netlink
+from broker.daemon.notify import Notifier
+from broker.daemon.plant import Plant
+from broker.daemon.recorder import Recorder
+from broker.daemon.runtime import Lock, directory
+from broker.daemon.sessions import SessionServer
+from broker.daemon.shapes import rules_of, shape_of
+from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
+from broker.daemon.tcp_watch import TcpWatch
+from broker.decide import decide
+from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy, State
+from hive_qos.errors import ConfigurationError, HiveError, ShapingError
+from shaping.journal import Journal
+from shaping.kernel_api import Classifier, Kernel
+from shaping.model import Rule
+from shaping.shaper import Shaper
+from shaping.sockets import mark_socket
+
+COUNTERS_FRESH_S = 0.02
+"""An announcement between two ticks is decided on the counters of the last tick, unless they are older than this."""
+
+URGENT_S = 0.005
+"""Announcements that come closer together than this share a decision, so that no client can make us decide all day."""
+
+LOOK_S = 1.0
+"""How often we look for an interface that policy names and that was not there."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How this daemon was started.
+
+    Args:
+        load_policy: reads the configuration, at start and at each reload; raises `HiveError` for a bad one.
+        take_over, rebuild: as `Plant`.
+    """
+
+    load_policy: Callable[[], Policy]
+    take_over: bool = False
+    rebuild: bool = False
+
+
+class Daemon:
+    """One broker for one network namespace.
+
+    Args:
+        kernel: the kernel side; the daemon closes it.
+        classifier: enforces rules on cgroups and users; None where this host cannot.
+        clock: monotonic seconds.
+        mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        kernel: Kernel,
+        classifier: Classifier | None,
+        log: Log,
+        clock: Callable[[], float] = time.monotonic,
+        notifier: Notifier | None = None,
+        mark: Callable[..., None] = mark_socket,
+    ) -> None:
+        self._mark = mark
+        self._options, self._kernel, self._classifier = options, kernel, classifier
+        self._log, self._clock = log, clock
+        self._notifier = notifier or Notifier({})
+        self._host = socket.gethostname()
+        self._policy = options.load_policy()
+        self._authority = Authority.of(self._policy)
+        self._state = State()
+        self._decision: Decision | None = None
+        self._snapshot: Snapshot | None = None
+        self._selector = selectors.DefaultSelector()
+        self._wake = Wake()
+        self._stopping = self._reloading = False
+        self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
+        self._looked_s = 0.0
+        self._reload_alarm: Alarm | None = None
+        self._cgroup_mount: str | None = None
+        self._ticks = self._late_ticks = 0
+        self._tick_s_max = 0.0
+        self._record_alarm: Alarm | None = None
+        self._session_infos: tuple[SessionInfo, ...] = ()
+
+    # --- from outside --------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the loop soon. Safe in a signal handler."""
+        self._stopping = True
+        self._wake.set()
+
+    def reload(self) -> None:
+        """Read the configuration again soon. Safe in a signal handler."""
+        self._reloading = True
+        self._wake.set()
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The last tick, None before the first."""
+        return self._snapshot
+
+    def run(self) -> None:
+        """Take the interfaces over, serve until `stop`, and put everything back.
+
+        Raises:
+            HiveError: something that is needed at start is not there or not allowed; nothing was left behind.
+        """
+        daemon = self._policy.daemon
+        for path in {os.path.dirname(daemon.api_socket), os.path.dirname(daemon.session_socket)}:
+            directory(path, key="runtime-dir", mode=0o755)
+        directory(daemon.state_dir, key="daemon.state_dir", mode=0o700)
+        with Lock(daemon.session_socket + ".lock"), Lock(os.path.join(daemon.state_dir, "broker.lock")):
+            try:
+                self._run_locked()
+            finally:
+                self._kernel.close()
+                self._selector.close()
+                self._wake.close()
+
+    # --- start and stop ------------------------------------------------------------------------------------------
+
+    def _run_locked(self) -> None:
+        daemon = self._policy.daemon
+        for note in self._authority.notes:
+            self._log.warning("groups", note=note)
+        self._started_s = self._clock()
+        self._netlink = Netlink()
+        self._routes, self._speeds = Routes(self._netlink), Speeds()
+        self._flows, self._bursts = FlowTable(), BurstBook()
+        self._tcp_watch = TcpWatch(self._netlink, log=self._log)
+        self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
+        self._journal = Journal(Path(daemon.state_dir))
+        shaper = Shaper(self._kernel, self._journal, classifier=self._classifier)
+        self._plant = Plant(
+            shaper,
+            log=self._log,
+            clock=self._clock,
+            take_over=self._options.take_over,
+            rebuild=self._options.rebuild,
+        )
+        problems: tuple[str, ...] = ()
+        try:
+            if not self._stopping:
+                self._give_back_strays()
+                self._cgroup_mount = self._make_cgroups()
+                self._attach_all()
+                self._serve()
+        finally:
+            self._notifier.stopping()
+            problems = (*self._plant.close(), *self._remove_cgroups())
+            if self._recorder is not None:
+                self._recorder.close()
+            self._netlink.close()
+        self._log.info("stopped", ticks=self._ticks)
+        if problems:
+            raise ShapingError(f"not everything was put back: {'; '.join(problems)}")
+
+    def _give_back_strays(self) -> None:
+        """Interfaces that a former daemon shaped and that policy does not name any more: nobody else would."""
+        wanted = {entry.name for entry in self._policy.interfaces}
+        journalled = set(self._journal.interfaces())
+        for name in self._kernel.interfaces():
+            try:
+                stray = name not in wanted and (name in journalled or self._kernel.observe(name) is not None)
+            except HiveError as problem:
+                self._log.warning("interface", interface=name, note=f"cannot be looked at: {problem}")
+                continue
+            if stray:
+                self._log.warning("interface", interface=name, note="policy does not name it any more; given back")
+                self._plant.detach(name)
+
+    def _attach_all(self) -> None:
+        """Attach what policy names and is there. For the rest `decide` raises an alarm; it is attached when it comes.
+
+        Raises:
+            ConfigurationError: not one of them is there.
+            HiveError, OSError, ValueError: one that is there cannot be shaped.
+        """
+        decision = decide(
+            now_s=self._clock(), state=self._state, measurements=self._measure_links(), policy=self._policy
+        )
+        rules = self._rules()
+        present = set(self._kernel.interfaces())
+        names = [entry.name for entry in self._policy.interfaces]
+        if not present.intersection(names):
+            raise ConfigurationError("interface.name", ", ".join(names), "no such interface in this network namespace")
+        for allocation in decision.allocation.interfaces:
+            shape = shape_of(allocation, rules=rules)
+            if allocation.name in self._plant.names:
+                self._plant.change(shape)
+            elif allocation.name in present:
+                self._plant.attach(shape)
+        self._note_missing()
+
+    def _note_missing(self) -> None:
+        missing = {entry.name for entry in self._policy.interfaces} - self._plant.names
+        for name in missing - set(self._missing):
+            self._log.error("interface", interface=name, code="interface-missing", error="not there; waiting for it")
+        self._missing = {name: self._missing.get(name) for name in sorted(missing)}
+        self._looked_s = self._clock()
+
+    def _attach_missing(self, decision: Decision, rules: tuple[Rule, ...]) -> None:
+        """Attach what has appeared since. What goes wrong with that is the alarm, and is tried again."""
+        if not self._missing or self._clock() - self._looked_s < LOOK_S:
+            return
+        self._looked_s = self._clock()
+        try:
+            present = self._kernel.interfaces()
+        except HiveError as problem:
+            self._log.warning("interfaces", note=f"cannot be listed: {problem}")
+            return
+        for allocation in decision.allocation.interfaces:
+            if allocation.name in self._missing and allocation.name in present:
+                try:
+                    self._plant.attach(shape_of(allocation, rules=rules))
+                except (HiveError, OSError, ValueError) as problem:
+                    text = f"it is there, but cannot be shaped: {problem}"
+                    self._missing[allocation.name] = Alarm("attach-failed", allocation.name, text)
+        self._note_missing()
+
+    def _serve(self) -> None:
+        self._selector.register(self._wake.reader, selectors.EVENT_READ, self._wake.clear)
+        daemon = self._policy.daemon
+        hub = SessionHub(
+            flows=self._flows,
+            bursts=self._bursts,
+            clock=self._clock,
+            interface_of=self._interface_of,
+            cgroup_mount=self._cgroup_mount,
+            mark=self._mark,
+            authority=lambda: self._authority,
+            reclassify=lambda: self._plant.classify(at_once=True),
+            log=self._log,
+        )
+        self._hub = hub
+        sessions = SessionServer(
+            path=daemon.session_socket,
+            selector=self._selector,
+            authority=self._authority,
+            host=self._host,
+            hub=hub,
+            log=self._log,
+            clock=self._clock,
+        )
+        self._sessions = sessions
+        try:
+            self._tick(fresh_s=0.0)
+            api = HttpApi(path=daemon.api_socket, snapshot=lambda: self._snapshot, authority=lambda: self._authority)
+            try:
+                self._notifier.ready(f"shaping {', '.join(sorted(self._plant.names))}")
+                self._log.info("ready", interfaces=",".join(sorted(self._plant.names)), socket=daemon.session_socket)
+                self._loop()
+            finally:
+                api.close()
+        finally:
+            sessions.close()
+
+    def _loop(self) -> None:
+        last_s = watchdog_s = self._clock()
+        next_s = last_s + self._policy.daemon.tick_s
+        while not self._stopping:
+            wake_s = min(next_s, last_s + URGENT_S) if self._hub.urgent else next_s
+            for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
+                key.data()  # one whose session an earlier one of this round has ended does nothing
+            if self._reloading:
+                self._reloading = False
+                self._reload()
+            now_s = self._clock()
+            if now_s >= next_s:
+                self._sessions.housekeeping()
+                self._tick(fresh_s=0.0)
+                last_s = now_s
+                tick_s = self._policy.daemon.tick_s
+                missed = int((self._clock() - next_s) / tick_s)
+                self._late_ticks += missed
+                next_s += (missed + 1) * tick_s  # ticks that were missed are not made up for
+            elif self._hub.urgent and now_s >= last_s + URGENT_S:
+                self._tick(fresh_s=COUNTERS_FRESH_S)
+                last_s = now_s
+            if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
+                watchdog_s = now_s
+                self._notifier.watchdog()
+
+    def _reload(self) -> None:
+        self._notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
+        old = self._policy
+        try:
+            policy = self._options.load_policy()
+            if policy.daemon != old.daemon:
+                self._log.warning("reload", note="changes of [daemon] need a restart")
+            self._policy = policy
+            self._attach_all()
+        except (HiveError, ConfigurationErrors, OSError, ValueError) as problem:
+            self._policy = old
+            self._note_missing()
+            for name in self._plant.names - {entry.name for entry in old.interfaces}:
+                self._plant.detach(name)
+            text = f"not taken, the former one holds: {problem}"
+            self._reload_alarm = Alarm(code="configuration-rejected", subject="broker.toml", text=text)
+            self._log.error("reload", error=text)
+        else:
+            self._reload_alarm = None
+            wanted = {entry.name for entry in policy.interfaces}
+            for name in self._plant.names - wanted:
+                self._plant.detach(name)
+            self._note_missing()
+            self._authority = Authority.of(policy)
+            self._sessions.authority = self._authority
+            self._log.info("reload", interfaces=",".join(sorted(wanted)))
+        self._notifier.ready(f"shaping {', '.join(sorted(self._plant.names))}")
+
+    # --- the tick ------------------------------------------------------------------------------------------------
+
+    def _tick(self, *, fresh_s: float) -> None:
+        started_s = self._clock()
+        self._tcp_watch.look(self._flows, policy=self._policy, now_s=started_s)
+        measurements = self._measure(fresh_s=fresh_s)
+        now_s, before = self._clock(), self._state
+        decision = decide(now_s=now_s, state=before, measurements=measurements, policy=self._policy)
+        self._state, self._decision = decision.state, decision
+        self._ticks += 1
+        rules = self._rules()
+        for allocation in decision.allocation.interfaces:
+            if allocation.name in self._plant.names:
+                self._plant.apply(shape_of(allocation, rules=rules))
+        self._attach_missing(decision, rules)
+        self._plant.classify()
+        self._hub.answer(decision.credits, self._sessions.sessions)
+        if self._recorder is not None:
+            ended = self._recorder.write(
+                now_s=now_s, before=before, measurements=measurements, decision=decision, policy=self._policy
+            )
+            if ended is not None:
+                self._log.error("recording ended", error=ended)
+                self._record_alarm = Alarm(code="recording-ended", subject="record_file", text=ended)
+        self._tick_s_max = max(self._tick_s_max * 0.999, self._clock() - started_s)
+        self._publish(decision, measurements, now_s)
+
+    def _measure(self, *, fresh_s: float) -> Measurements:
+        now_s = self._clock()
+        flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
+        bursts = self._bursts.current(now_s=now_s)
+        received = received_bytes()
+        interfaces = []
+        for entry in self._policy.interfaces:
+            if entry.name in self._plant.names:
+                samples, age_s = self._plant.read(entry.name, fresh_s=fresh_s)
+                interfaces.append(
+                    InterfaceSample(
+                        name=entry.name,
+                        link_bits_per_s=self._speeds.link_bits_per_s(entry.name, now_s=now_s),
+                        counters_age_s=age_s,
+                        classes=samples,
+                        flows=flows.get(entry.name, ()),
+                        bursts=bursts.get(entry.name, ()),
+                        received_bytes=received.get(entry.name),
+                    )
+                )
+        return Measurements(interfaces=tuple(interfaces))
+
+    def _measure_links(self) -> Measurements:
+        now_s = self._clock()
+        return Measurements(
+            tuple(
+                InterfaceSample(name=entry.name, link_bits_per_s=self._speeds.link_bits_per_s(entry.name, now_s=now_s))
+                for entry in self._policy.interfaces
+            )
+        )
+
+    def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
+        own = (self._reload_alarm, self._record_alarm, *self._missing.values())
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        self._snapshot = Snapshot(
+            host=self._host,
+            daemon=DaemonInfo(
+                pid=os.getpid(),
+                up_s=now_s - self._started_s,
+                ticks=self._ticks,
+                applied=self._plant.applied,
+                late_ticks=self._late_ticks,
+                cpu_s=usage.ru_utime + usage.ru_stime,
+                tick_s_max=self._tick_s_max,
+            ),
+            policy=self._policy,
+            decision=decision,
+            measurements=measurements,
+            sessions=tuple(
+                SessionInfo(
+                    name=one.name, client=one.machine.hello.client, job=one.job, pid=one.peer.pid, uid=one.peer.uid
+                )
+                for one in self._sessions.sessions.values()
+            ),
+            passed=tuple(self._flows.passed.values()),
+            tcp=self._flows.tcp_connections(),
+            alarms=(*decision.alarms, *self._plant.alarms(), *(alarm for alarm in own if alarm is not None)),
+        )
+
+    # --- small parts ---------------------------------------------------------------------------------------------
+
+    def _interface_of(self, address: str) -> str | None:
+        return self._routes.interface_towards(address, shaped=self._plant.names, now_s=self._clock())
+
+    def _rules(self) -> tuple[Rule, ...]:
+        paths = cgroups.class_paths() if self._cgroup_mount is not None else ()
+        return rules_of(self._policy, class_cgroups=paths)
+
+    def _make_cgroups(self) -> str | None:
+        mount = cgroups.mount_point()
+        if self._classifier is None or mount is None:
+            self._log.warning("cgroups", note="`hive-qos run` cannot classify here: no cgroup v2 with BPF")
+            return None
+        try:
+            cgroups.make(mount)
+        except HiveError as problem:
+            self._log.warning("cgroups", note=f"`hive-qos run` cannot classify here: {problem}")
+            return None
+        return mount
+
+    def _remove_cgroups(self) -> tuple[str, ...]:
+        if self._cgroup_mount is None:
+            return ()
+        try:
+            busy = cgroups.remove(self._cgroup_mount)
+        except OSError as problem:
+            return (f"cgroups: {problem}",)
+        if busy:
+            self._log.info("cgroups", note=f"programs still run in {', '.join(busy)}; they stay there, unshaped")
+        return ()

@@ -1,0 +1,182 @@
+"""What is known of flows: sockets that were passed, connections that sessions report, TCP connections that we see.
+
+Bounded in every direction, and cheap: a thousand connections must fit into 3 % of a core. What goes to the decision is
+therefore at most `SAMPLES_MAX` an interface, storage and compute before the rest, the busiest first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from broker.daemon.messages import Connection
+from broker.daemon.netlink import TcpConnection
+from broker.model import FlowSample
+from broker.policy import CLASS_NAMES, Policy
+from shaping.model import CLASS_OF_LEAF, MAJOR
+
+SAMPLES_MAX = 128
+"""Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
+SAMPLES_PER_SESSION_MIN = 2
+CONNECTIONS_PER_SESSION_MAX = 1024
+FORGET_S = 10.0
+"""A connection that nobody has reported for so long is over; the decision calls it stale long before."""
+
+
+@dataclass(frozen=True)
+class PassedSocket:
+    """A socket that a session passed and that we marked. `inode` finds it again in sock_diag."""
+
+    name: str
+    session: str
+    job: str
+    traffic_class: str
+    role: str
+    protocol: str
+    local: str
+    pid: int
+    uid: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class _Reported:
+    connection: Connection
+    at_s: float
+
+
+class FlowTable:
+    """All flows of one daemon. Times come in as monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.passed: dict[str, PassedSocket] = {}
+        self._classes: dict[str, set[str]] = {}
+        self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
+        self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
+        self._tcp_at_s = 0.0
+        self._numbers = 0
+
+    def number(self) -> str:
+        """The next flow's name."""
+        self._numbers += 1
+        return f"f-{self._numbers}"
+
+    def add(self, flow: PassedSocket) -> None:
+        """Enter a socket that was passed and marked."""
+        self.passed[flow.name] = flow
+        self._classes.setdefault(flow.session, set()).add(flow.traffic_class)
+
+    def classes_of(self, session: str) -> tuple[str, ...]:
+        """The classes of the sockets that a session passed, in the order of `CLASS_NAMES`."""
+        found = self._classes.get(session, ())
+        return tuple(name for name in CLASS_NAMES if name in found)
+
+    def report(self, session: str, connections: Iterable[Connection], *, now_s: float) -> None:
+        """Take what a session measures; of too many connections the oldest are dropped."""
+        mine = self._reported.setdefault(session, {})
+        for connection in connections:
+            key = (connection.peer, connection.port)
+            mine.pop(key, None)
+            mine[key] = _Reported(connection, now_s)
+        while mine:  # in the order of their last report
+            oldest = next(iter(mine))
+            if len(mine) <= CONNECTIONS_PER_SESSION_MAX and now_s - mine[oldest].at_s <= FORGET_S:
+                break
+            del mine[oldest]
+
+    def see_tcp(self, connections: Iterable[TcpConnection], *, policy: Policy, now_s: float) -> None:
+        """Take a look at the TCP connections of the namespace; it replaces the former one."""
+        self._tcp = tuple((connection, class_of(connection, policy)) for connection in connections)
+        self._tcp_at_s = now_s
+
+    def forget(self, session: str) -> None:
+        """Drop everything of a session that is gone."""
+        self._reported.pop(session, None)
+        self._classes.pop(session, None)
+        self.passed = {name: flow for name, flow in self.passed.items() if flow.session != session}
+
+    def tcp_connections(self) -> tuple[tuple[TcpConnection, str], ...]:
+        """The last look, with the class of each."""
+        return self._tcp
+
+    def samples(
+        self, *, interface_of: Callable[[str], str | None], now_s: float
+    ) -> Mapping[str, tuple[FlowSample, ...]]:
+        """What the decision shall see of each shaped interface, with ages as of now."""
+        found: dict[str, list[FlowSample]] = {}
+        each = max(SAMPLES_PER_SESSION_MIN, SAMPLES_MAX // max(1, len(self._reported)))
+        for session, connections in self._reported.items():
+            for entry in itertools.islice(reversed(connections.values()), each):  # the freshest
+                if now_s - entry.at_s > FORGET_S:
+                    break
+                interface = interface_of(entry.connection.peer)
+                if interface is not None:
+                    found.setdefault(interface, []).append(_of_report(session, entry, now_s))
+        age_s = now_s - self._tcp_at_s
+        if age_s <= FORGET_S:
+            for connection, traffic_class in self._busiest():
+                interface = interface_of(connection.remote[0])
+                if interface is not None and len(found.setdefault(interface, [])) < 2 * SAMPLES_MAX:
+                    found[interface].append(_of_tcp(connection, traffic_class, age_s))
+        return {interface: tuple(samples[:SAMPLES_MAX]) for interface, samples in found.items()}
+
+    def _busiest(self) -> list[tuple[TcpConnection, str]]:
+        def order(entry: tuple[TcpConnection, str]) -> tuple[bool, int]:
+            connection, traffic_class = entry
+            return (traffic_class == "other", -connection.unacked_segments)
+
+        return list(self._tcp) if len(self._tcp) <= SAMPLES_MAX else sorted(self._tcp, key=order)
+
+
+def class_of(connection: TcpConnection, policy: Policy) -> str:
+    """The class in which HTB puts a connection's packets: by its socket's priority, else by the policy's rules."""
+    if connection.classid >> 16 == MAJOR:
+        marked = CLASS_OF_LEAF.get(connection.classid & 0xFFFF)
+        if marked is not None:
+            return marked
+    for entry in policy.classes:
+        for rule in entry.match:
+            if rule.uid is not None and rule.uid == connection.uid:
+                return entry.name
+            if rule.port is not None and rule.port in (connection.local[1], connection.remote[1]):
+                return entry.name
+            if rule.dscp is not None and rule.dscp == connection.dscp:
+                return entry.name
+    return "other"
+
+
+def _of_report(session: str, entry: _Reported, now_s: float) -> FlowSample:
+    connection = entry.connection
+    return FlowSample(
+        key=f"{session}/{connection.peer}:{connection.port}",
+        peer=connection.peer,
+        traffic_class=connection.traffic_class,
+        source="report",
+        age_s=now_s - entry.at_s,
+        rtt_s=connection.rtt_s,
+        rtt_latest_s=connection.rtt_latest_s,
+        rtt_s_min=connection.rtt_s_min,
+        delivered_bytes=connection.delivered_bytes,
+        sent_packets=connection.sent_packets,
+        lost_packets=connection.lost_packets,
+        delivery_rate_bits_per_s=connection.delivery_rate_bits_per_s,
+        application_limited=connection.application_limited,
+    )
+
+
+def _of_tcp(connection: TcpConnection, traffic_class: str, age_s: float) -> FlowSample:
+    return FlowSample(
+        key=f"tcp/{connection.local[1]}/{connection.remote[0]}:{connection.remote[1]}",
+        peer=connection.remote[0],
+        traffic_class=traffic_class,
+        source="tcp-info",
+        age_s=age_s,
+        rtt_s=connection.rtt_s,
+        rtt_s_min=connection.rtt_s_min,
+        delivered_bytes=connection.acked_bytes,
+        sent_packets=connection.sent_segments,
+        lost_packets=connection.retransmitted_segments,
+        delivery_rate_bits_per_s=connection.delivery_rate_bits_per_s,
+        application_limited=connection.application_limited,
+    )

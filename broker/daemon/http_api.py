@@ -1,0 +1,174 @@
+"""The HTTP socket: status, policy, flows and metrics, read-only in this version. HTTP/1.1 over a Unix socket.
+
+The standard library's server, made safe: only GET, no bodies, few requests at a time, a time limit on each, and rights
+by SO_PEERCRED. It runs in threads of its own and sees nothing but the last snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from broker.codec import to_json
+from broker.daemon.authority import Authority, Right, peer_of
+from broker.daemon.runtime import listen
+from broker.daemon.status import Snapshot, document, flow_list, metrics
+from hive_qos import __version__
+
+REQUESTS_AT_ONCE = 16
+REQUEST_TIMEOUT_S = 5.0
+STOP_LATENCY_S = 0.1
+_PATHS = ("/v1/status", "/v1/policy", "/v1/flows", "/metrics")
+
+
+class HttpApi:
+    """The server; `close` stops it.
+
+    Args:
+        snapshot: the latest one, from any thread; None before the first tick.
+        authority: who may ask, now; it may change with the policy.
+    """
+
+    def __init__(
+        self, *, path: str, snapshot: Callable[[], Snapshot | None], authority: Callable[[], Authority]
+    ) -> None:
+        self._path = path
+        rights = authority()
+        listener = listen(path, kind=socket.SOCK_STREAM, mode=rights.socket_mode, group=rights.group)
+        listener.setblocking(True)
+        self._server = _Server(listener, snapshot, authority)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(STOP_LATENCY_S,), name="hive-broker-http", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and remove the socket."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=REQUEST_TIMEOUT_S)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, listener: socket.socket, snapshot: Callable[[], Snapshot | None], authority: Callable[[], Authority]
+    ) -> None:
+        super().__init__(("", 0), _Handler)
+        self.listener, self.snapshot, self.authority = listener, snapshot, authority
+        self._lock = threading.Lock()
+        self._until_s: dict[socket.socket, float] = {}
+
+    def fileno(self) -> int:
+        return self.listener.fileno()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        sock, _ = self.listener.accept()
+        sock.settimeout(REQUEST_TIMEOUT_S)
+        return sock, ("unix", 0)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Take the request, unless there are too many at once: then it is closed unanswered."""
+        with self._lock:
+            if len(self._until_s) >= REQUESTS_AT_ONCE:
+                return False
+            self._until_s[request] = time.monotonic() + REQUEST_TIMEOUT_S
+            return True
+
+    def service_actions(self) -> None:
+        """Every `STOP_LATENCY_S`: end the requests whose time is up, however slowly they go on."""
+        now_s = time.monotonic()
+        with self._lock:
+            late = [request for request, until_s in self._until_s.items() if now_s > until_s]
+        for request in late:
+            with contextlib.suppress(OSError):  # it ended by itself meanwhile
+                request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._until_s.pop(request, None)
+        with contextlib.suppress(OSError):  # the client went first
+            request.shutdown(socket.SHUT_WR)
+        request.close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away in the middle is no event; its thread ends."""
+
+    def server_close(self) -> None:
+        self.listener.close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    timeout = REQUEST_TIMEOUT_S
+
+    def do_GET(self) -> None:
+        path = self.path.split("?", 1)[0]
+        if not self._allowed(Right.USE):
+            return
+        snapshot = self.server.snapshot()
+        if path not in _PATHS:
+            self._refuse(404, f"known here: {', '.join(_PATHS)}")
+        elif snapshot is None:
+            self._refuse(503, "no tick yet")
+        elif path == "/metrics":
+            self._answer(200, metrics(snapshot), kind="text/plain; version=0.0.4; charset=utf-8")
+        elif path == "/v1/policy":
+            self._answer_json(200, to_json(snapshot.policy))
+        elif path == "/v1/flows":
+            self._answer_json(200, {"schema": 1, "flows": flow_list(snapshot)})
+        else:
+            self._answer_json(200, document(snapshot))
+
+    def do_PUT(self) -> None:
+        changes = self.path.split("?", 1)[0] == "/v1/policy"
+        if self._allowed(Right.CHANGE if changes else Right.USE):
+            self._refuse(405, "policy is changed in broker.toml, then `systemctl reload hive-qos`")
+
+    do_POST = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_PUT
+
+    def _allowed(self, wanted: Right) -> bool:
+        try:
+            right = self.server.authority().right_of(peer_of(self.connection))
+        except OSError:
+            right = Right.NONE
+        if right < wanted:
+            self._refuse(403, "not in the broker's group" if wanted is Right.USE else "only the admin group may change")
+        return right >= wanted
+
+    def _refuse(self, code: int, text: str) -> None:
+        self._answer_json(code, {"error": text})
+
+    def _answer_json(self, code: int, value: Any) -> None:
+        self._answer(code, json.dumps(value).encode(), kind="application/json")
+
+    def _answer(self, code: int, body: bytes, *, kind: str) -> None:
+        self.close_connection = True  # whatever else was sent, a body included, is not read
+        self.send_response(code)
+        if code == 405:
+            self.send_header("Allow", "GET")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return f"hive-qos/{__version__}"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged: a status that is watched would fill the journal."""

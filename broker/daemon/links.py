@@ -1,0 +1,78 @@
+"""What interfaces there are towards an address, and how fast each says that it is."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import socket
+import struct
+
+import psutil
+
+from broker.daemon.netlink import Kernel
+
+ROUTE_LIFE_S = 10.0
+ROUTES_MAX = 4096
+SPEED_LIFE_S = 10.0
+
+_SIOCETHTOOL, _ETHTOOL_GDRVINFO = 0x8946, 0x3
+_DRIVER_INFO_BYTES = 196
+_NO_SPEED = ("veth", "tun", "bridge", "dummy", "ifb", "wireguard", "openvswitch")
+"""Drivers whose speed is made up (veth says 10 Gbit/s, tun 10 Mbit/s): better none than that."""
+
+
+class Routes:
+    """Which shaped interface leads to an address. Remembers for a while; for one thread."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._known: dict[str, tuple[str | None, float]] = {}
+
+    def interface_towards(self, address: str, *, shaped: frozenset[str], now_s: float) -> str | None:
+        """Name the shaped interface that a packet to `address` leaves by; None when it is another, or none."""
+        known = self._known.get(address)
+        if known is None or now_s - known[1] > ROUTE_LIFE_S:
+            if len(self._known) >= ROUTES_MAX:
+                self._known.clear()
+            try:
+                name = self._kernel.interface_towards(address)
+            except OSError:  # no answer in time: ask again next time, count the flow nowhere meanwhile
+                return None
+            known = (name, now_s)
+            self._known[address] = known
+        return known[0] if known[0] in shaped else None
+
+
+class Speeds:
+    """What the drivers say that their links can do. Remembers for a while; for one thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int | None] = {}
+        self._at_s: float | None = None
+
+    def link_bits_per_s(self, interface: str, *, now_s: float) -> int | None:
+        """The link's speed, None where the driver says none that means anything."""
+        if self._at_s is None or now_s - self._at_s > SPEED_LIFE_S:
+            self._at_s = now_s
+            self._known = {
+                name: stats.speed * 1_000_000 if stats.speed > 0 and driver_of(name) not in _NO_SPEED else None
+                for name, stats in psutil.net_if_stats().items()
+            }
+        return self._known.get(interface)
+
+
+def received_bytes() -> dict[str, int]:
+    """What came in through each interface of our network namespace, cumulative."""
+    return {name: counters.bytes_recv for name, counters in psutil.net_io_counters(pernic=True, nowrap=False).items()}
+
+
+def driver_of(interface: str) -> str:
+    """The driver's name as ethtool shows it, "" where the interface has none."""
+    info = array.array("B", struct.pack("=I", _ETHTOOL_GDRVINFO) + bytes(_DRIVER_INFO_BYTES - 4))
+    request = struct.pack("16sP16x", interface.encode(), info.buffer_info()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            fcntl.ioctl(sock, _SIOCETHTOOL, request)
+        except OSError:  # gone meanwhile, or a driver without ethtool
+            return ""
+    return bytes(info[4:36]).split(b"\0", 1)[0].decode(errors="replace")

@@ -1,0 +1,206 @@
+"""The shaped interfaces as the daemon holds them: attached at start, read and changed each tick, put back at the end.
+
+At start every failure is the operator's to mend. From then on none ends the daemon: an interface keeps the last tree
+that the kernel took, an alarm says what is wrong, and it is tried again, a second later and then every few seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.daemon.log import Log
+from broker.daemon.shapes import worth_applying
+from broker.model import Alarm, ClassSample
+from broker.policy import CLASS_NAMES
+from hive_qos.errors import HiveError
+from shaping.model import InterfaceShape
+from shaping.shaper import Shaper
+
+RETRY_S = 1.0
+CLASSIFY_S = 1.0
+"""How often we look for cgroups that have come since; their sockets are classified from then on."""
+VERIFY_S = 5.0
+"""How often we look whether our tree still stands; somebody else's `tc qdisc del` is found within that time."""
+
+
+@dataclass
+class _Interface:
+    shape: InterfaceShape
+    attached: bool = True
+    samples: tuple[ClassSample, ...] = ()
+    read_at_s: float | None = None
+    verified_at_s: float = 0.0
+    not_before_s: float = 0.0
+    direct_packets: int = 0
+    alarm: Alarm | None = None
+    direct_alarm: Alarm | None = None
+
+
+class Plant:
+    """All shaped interfaces of one daemon.
+
+    Args:
+        take_over: replace a root qdisc that somebody configured; `detach` puts it back.
+        rebuild: replace a tree of ours that another version built.
+    """
+
+    def __init__(
+        self, shaper: Shaper, *, log: Log, clock: Callable[[], float], take_over: bool = False, rebuild: bool = False
+    ) -> None:
+        self._shaper, self._log, self._clock = shaper, log, clock
+        self._take_over, self._rebuild = take_over, rebuild
+        self._interfaces: dict[str, _Interface] = {}
+        self._classified_at_s = float("-inf")
+        self._classify_notes: tuple[str, ...] = ()
+        self.applied = 0
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The interfaces that we hold."""
+        return frozenset(self._interfaces)
+
+    def attach(self, shape: InterfaceShape) -> None:
+        """Take an interface over, or adopt what a former daemon left there.
+
+        Raises:
+            ConfigurationError, ShapingError: as `Shaper.attach`; the interface is as before.
+        """
+        attachment = self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
+        self._interfaces[shape.interface] = _Interface(shape=shape, verified_at_s=self._clock())
+        self._log.info(
+            "interface attached",
+            interface=shape.interface,
+            adopted=attachment.adopted,
+            prior=attachment.prior.kind,
+            operations=len(attachment.operations),
+        )
+        for note in attachment.notes:
+            self._log.warning("interface", interface=shape.interface, note=note)
+
+    def change(self, shape: InterfaceShape) -> None:
+        """Bring an attached interface to `shape`, as `apply`, but say when the kernel does not want it.
+
+        Raises:
+            HiveError, ValueError: it stays as it was.
+        """
+        entry = self._interfaces[shape.interface]
+        if entry.attached and worth_applying(entry.shape, shape):
+            self._shaper.apply(shape)
+            entry.shape = shape
+            self.applied += 1
+
+    def detach(self, interface: str) -> str | None:
+        """Put back what was there before, on an interface of ours or of a former daemon's. Never raises.
+
+        Returns:
+            What went wrong, None when nothing did.
+        """
+        entry = self._interfaces.pop(interface, None)
+        if entry is not None and not entry.attached:
+            return None
+        try:
+            for note in self._shaper.detach(interface):
+                self._log.warning("interface", interface=interface, note=note)
+        except Exception as problem:  # noqa: BLE001 - the other interfaces have to be given back all the same
+            self._log.error("interface not given back", interface=interface, error=str(problem))
+            return f"{interface}: {problem}"
+        self._log.info("interface given back", interface=interface)
+        return None
+
+    def close(self) -> tuple[str, ...]:
+        """Detach everything; returns what went wrong."""
+        problems = [self.detach(name) for name in list(self._interfaces)]
+        return tuple(problem for problem in problems if problem is not None)
+
+    def read(self, interface: str, *, fresh_s: float) -> tuple[tuple[ClassSample, ...], float | None]:
+        """The class counters and their age in seconds (None: never read). Counters younger than `fresh_s` will do."""
+        entry, now_s = self._interfaces[interface], self._clock()
+        due = entry.read_at_s is None or now_s - entry.read_at_s >= fresh_s
+        if due and entry.attached:
+            try:
+                counters = self._shaper.counters(interface)
+            except (HiveError, OSError) as problem:
+                self._lost(entry, "counters-unreadable", str(problem))
+            else:
+                entry.samples = tuple(
+                    ClassSample(
+                        name=name,
+                        sent_bytes=counters.classes[name].sent_bytes,
+                        backlog_bytes=counters.classes[name].backlog_bytes,
+                        dropped_packets=counters.classes[name].dropped_packets,
+                        overlimits=counters.classes[name].overlimits,
+                    )
+                    for name in CLASS_NAMES
+                    if name in counters.classes
+                )
+                entry.read_at_s = now_s
+                self._watch_direct(entry, counters.direct_packets)
+        return entry.samples, None if entry.read_at_s is None else max(0.0, self._clock() - entry.read_at_s)
+
+    def apply(self, shape: InterfaceShape) -> None:
+        """Bring an interface to `shape`, where that is worth a write. Never raises for what the kernel does."""
+        entry, now_s = self._interfaces[shape.interface], self._clock()
+        if now_s < entry.not_before_s:
+            return
+        try:
+            if not entry.attached:
+                self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
+                self._log.info("interface attached again", interface=shape.interface)
+            elif worth_applying(entry.shape, shape):
+                self._shaper.apply(shape)
+                self.applied += 1
+            elif now_s - entry.verified_at_s < VERIFY_S:
+                return
+            elif self._shaper.verify(shape.interface):
+                shape = entry.shape
+            else:
+                self._log.warning("interface", interface=shape.interface, note="somebody changed our tree; set right")
+                self._shaper.apply(shape)
+            entry.verified_at_s = now_s
+        except (HiveError, OSError, ValueError) as problem:  # ValueError: a shape that cannot be
+            self._lost(entry, "apply-failed", str(problem))
+            return
+        entry.shape, entry.attached = shape, True
+        if entry.alarm is not None:
+            self._log.info("interface well again", interface=shape.interface)
+            entry.alarm = None
+
+    def classify(self, *, at_once: bool = False) -> None:
+        """Once a second, or at once: keep rules on cgroups and users in force; log what is not, when that changes."""
+        now_s = self._clock()
+        if not at_once and now_s - self._classified_at_s < CLASSIFY_S:
+            return
+        self._classified_at_s = now_s
+        try:
+            notes = self._shaper.classify()
+        except (HiveError, OSError, ValueError) as problem:
+            notes = (str(problem),)
+        for note in set(notes) - set(self._classify_notes):
+            self._log.warning("rules", note=note)
+        self._classify_notes = notes
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What is wrong now."""
+        entries = self._interfaces.values()
+        return tuple(alarm for entry in entries for alarm in (entry.alarm, entry.direct_alarm) if alarm is not None)
+
+    def _lost(self, entry: _Interface, code: str, text: str) -> None:
+        now_s = self._clock()
+        entry.not_before_s = now_s + RETRY_S
+        name = entry.shape.interface
+        if entry.alarm is None or entry.alarm.code != code:
+            self._log.error("interface", interface=name, code=code, error=text)
+        entry.alarm = Alarm(code=code, subject=name, text=text)
+        try:
+            entry.attached = self._shaper.observe(name) is not None and name in self._shaper.interfaces
+        except (HiveError, OSError):  # not even that: the interface is gone
+            entry.attached = False
+
+    def _watch_direct(self, entry: _Interface, direct_packets: int) -> None:
+        if direct_packets > entry.direct_packets:
+            text = f"{direct_packets} packets passed unshaped (a class that traffic points to is missing)"
+            if entry.direct_alarm is None:
+                self._log.error("interface", interface=entry.shape.interface, code="unshaped-packets", error=text)
+            entry.direct_alarm = Alarm(code="unshaped-packets", subject=entry.shape.interface, text=text)
+        entry.direct_packets = direct_packets

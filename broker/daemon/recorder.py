@@ -1,0 +1,78 @@
+"""Writes decisions to a file of bounded size, one JSON line each, so that they can be replayed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TextIO
+
+from broker.model import Decision, Measurements, Policy, State
+from broker.record import header_line, tick_line
+from hive_qos.errors import ConfigurationError
+
+SIZE_BYTES_MAX = 64 * 2**20
+"""About two hours of ticks on a busy host; the former file is kept as FILE.1."""
+
+
+class Recorder:
+    """One recording. A file that cannot be written any more (disk full) ends it; the daemon goes on.
+
+    Raises:
+        ConfigurationError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        self._size_bytes = 0
+        self._policy: Policy | None = None
+        self._open()
+
+    def write(
+        self, *, now_s: float, before: State, measurements: Measurements, decision: Decision, policy: Policy
+    ) -> str | None:
+        """Record one decision, with a header where the file or the policy is new. Returns why recording ended, once."""
+        if self._file is None:
+            return None
+        try:
+            if self._size_bytes > SIZE_BYTES_MAX:
+                self._rotate()
+            if self._policy != policy:
+                self._line(header_line(policy=policy, state=before))
+                self._policy = policy
+            self._line(tick_line(now_s=now_s, measurements=measurements, decision=decision))
+        except (OSError, ConfigurationError) as problem:
+            self.close()
+            return str(problem)
+        return None
+
+    def close(self) -> None:
+        """Flush and close; whatever is there is a valid recording."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # the disk is full: what could be written is there
+                file.close()
+
+    def _open(self) -> None:
+        try:
+            self._file = open(self._path, "a", encoding="utf-8", opener=_private)  # noqa: SIM115 - lives as long as we
+            self._size_bytes = os.fstat(self._file.fileno()).st_size
+        except OSError as problem:
+            raise ConfigurationError(
+                "daemon.record_file", self._path, f"cannot be written: {problem.strerror}"
+            ) from problem
+        self._policy = None
+
+    def _rotate(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        os.replace(self._path, self._path + ".1")
+        self._open()
+
+    def _line(self, text: str) -> None:
+        if self._file is not None:
+            self._size_bytes += self._file.write(text + "\n")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)

@@ -1,0 +1,109 @@
+"""What the daemon needs of the file system: its directories, one lock against a second daemon, and its socket files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+from types import TracebackType
+
+from hive_qos.errors import BrokerRejectedError, ConfigurationError
+
+_BACKLOG = 64
+_PATH_BYTES_MAX = 107  # sun_path of unix(7), with its closing NUL
+
+
+def directory(path: str, *, key: str, mode: int) -> None:
+    """Make a directory, and be sure that we can write there and that nobody else can.
+
+    What stands in it is believed: sockets by clients, the journal by a later start, which runs as root.
+
+    Raises:
+        ConfigurationError: it cannot be made or written, or is somebody else's; names the key under which it is
+            configured.
+    """
+    try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            os.chmod(path, mode)  # whatever the umask
+        found = os.lstat(path)
+    except OSError as problem:
+        raise ConfigurationError(key, path, f"cannot be made: {problem.strerror}") from problem
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigurationError(key, path, "is no directory (a link to one is not taken either)")
+    if found.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(key, path, f"belongs to user {found.st_uid}; it has to be root's or the broker's own")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigurationError(
+            key, path, f"others may write there (mode {found.st_mode & 0o7777:o}); name one of the broker's own"
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigurationError(key, path, "cannot be written; run as the service does, or name another directory")
+
+
+class Lock:
+    """Held for the life of a daemon: at most one for each directory. The kernel releases it when the process dies.
+
+    Raises:
+        BrokerRejectedError: another daemon holds it; names its pid.
+        ConfigurationError: the lock file cannot be made.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as problem:
+            raise ConfigurationError("lock", path, f"cannot be opened: {problem.strerror}") from problem
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._descriptor)
+            raise BrokerRejectedError(f"another broker (pid {holder}) holds {path}; stop it first") from problem
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Release the lock; the file stays, so that a waiting one and a new one meet at the same file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def listen(path: str, *, kind: socket.SocketKind, mode: int, group: int | None) -> socket.socket:
+    """Listen at a Unix socket; the lock makes sure that a socket file already there is a dead daemon's.
+
+    Raises:
+        ConfigurationError: the path is too long, or something else than a socket stands there, or it is not writable.
+    """
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise ConfigurationError("socket", path, f"longer than {_PATH_BYTES_MAX} bytes, which unix(7) does not allow")
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise ConfigurationError("socket", path, "something that is no socket stands there")
+        os.unlink(path)
+    sock = socket.socket(socket.AF_UNIX, kind)
+    try:
+        before = os.umask(0o177)  # nobody connects before mode and group are right
+        try:
+            sock.bind(path)
+        finally:
+            os.umask(before)
+        if group is not None and os.geteuid() == 0:
+            os.chown(path, -1, group)
+        os.chmod(path, mode)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as problem:
+        sock.close()
+        raise ConfigurationError("socket", path, f"cannot listen there: {problem.strerror}") from problem
+    return sock

@@ -1,0 +1,299 @@
+"""The session socket: accepts, asks the kernel who it is, receives packets with descriptors, and feeds the machine.
+
+One thread and one selector, shared with the daemon. Every descriptor that arrives is closed on every path: marking a
+socket needs it only for a moment. What a client may cost is bounded: sessions, messages a second, sockets, replies
+that it does not read.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import selectors
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX, encode
+from broker.daemon.authority import Authority, Peer, Right, peer_of, process_of
+from broker.daemon.log import Log
+from broker.daemon.machine import Allowance, End, Machine, Phase, Reply, error
+from broker.daemon.messages import Announce, AnnounceEnd, Enter, Hello, Register, Report
+from broker.daemon.runtime import listen
+
+SESSIONS_MAX = 256
+"""Programs of one host that train or store; each costs a few kilobytes and two descriptors."""
+SESSIONS_PER_USER_MAX = 64
+"""So that no user takes them all."""
+HELLO_TIMEOUT_S = 5.0
+REPORT_BYTES_PER_TICK = 16 * 1024
+"""Reports read between two ticks: about 64 connections, 2 ms. What is beyond is dropped unread, not queued."""
+REPORT_INTERVAL_S_MAX = 1.0
+"""But every session is heard once a second."""
+_REPORT_PREFIX = b'{"op":"report"'
+"""How a report of `broker.client` begins; one that is written in another order is read all the same."""
+PACKETS_PER_WAKE = 16
+"""Then the other sessions get their turn."""
+
+
+class Hub(Protocol):
+    """What the daemon does with what sessions say. Called in the loop's thread."""
+
+    def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
+        """Mark the sockets, which are only lent for the call."""
+
+    def announce(self, session: Session, message: Announce) -> None:
+        """A burst; the answer is sent after the decision."""
+
+    def announce_end(self, session: Session, message: AnnounceEnd) -> None:
+        """A burst is over."""
+
+    def report(self, session: Session, message: Report) -> None:
+        """Fresh measurements."""
+
+    def enter(self, session: Session, message: Enter) -> Reply:
+        """Move the peer's process into the cgroup of a class."""
+
+    def gone(self, session: Session) -> None:
+        """The session has ended; forget all of it."""
+
+
+class Session:
+    """One connected client."""
+
+    def __init__(
+        self, *, name: str, host: str, sock: socket.socket, peer: Peer, pidfd: int | None, right: Right, now_s: float
+    ) -> None:
+        self.name = name
+        self.sock = sock
+        self.peer = peer
+        self.right = right
+        self.since_s = now_s
+        self.machine = Machine(name=name, host=host)
+        self.allowance = Allowance()
+        self.reported_s = float("-inf")
+        self.paused_until_s: float | None = None
+        self.pidfd = pidfd
+        self.closed = False
+
+    @property
+    def job(self) -> str:
+        """What the client calls its job."""
+        return self.machine.hello.job
+
+    def has_ended(self) -> bool:
+        """Whether the process that connected is gone: its number may be somebody else's then."""
+        if self.pidfd is None or self.closed:
+            return True
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def send(self, message: Any) -> bool:
+        """Send one message; False when the client does not read its answers, or is gone."""
+        try:
+            self.sock.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
+
+
+class SessionServer:
+    """All sessions of one daemon.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        selector: selectors.BaseSelector,
+        authority: Authority,
+        host: str,
+        hub: Hub,
+        log: Log,
+        clock: Callable[[], float],
+    ) -> None:
+        self.authority = authority
+        self.sessions: dict[str, Session] = {}
+        self._selector, self._host, self._hub, self._log, self._clock = selector, host, hub, log, clock
+        self._numbers = 0
+        self._report_bytes_left = REPORT_BYTES_PER_TICK
+        self._path = path
+        self._listener = listen(path, kind=socket.SOCK_SEQPACKET, mode=authority.socket_mode, group=authority.group)
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def close(self) -> None:
+        """End every session and remove the socket."""
+        for session in list(self.sessions.values()):
+            self._end(session, "", "the broker stops")
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def housekeeping(self) -> None:
+        """Once a tick: read again from who was paused, end who never said hello."""
+        now_s = self._clock()
+        self._report_bytes_left = REPORT_BYTES_PER_TICK
+        for session in list(self.sessions.values()):
+            if session.paused_until_s is not None and now_s >= session.paused_until_s:
+                session.paused_until_s = None
+                self._selector.register(session.sock, selectors.EVENT_READ, lambda one=session: self._read(one))
+            if session.machine.phase is Phase.NEW and now_s - session.since_s > HELLO_TIMEOUT_S:
+                self._end(session, "no-hello", f"no hello within {HELLO_TIMEOUT_S:g} s")
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as problem:  # out of descriptors, or gone before we came
+            self._log.warning("session not accepted", error=str(problem))
+            return
+        try:
+            peer = peer_of(sock)
+        except OSError:
+            sock.close()
+            return
+        right = self.authority.right_of(peer)
+        refusal = self._refusal(peer, right)
+        pidfd = process_of(sock, peer) if refusal is None else None
+        if refusal is None and pidfd is None:
+            refusal = ("no-process", "the process that connected cannot be seen from here, or has ended")
+        self._numbers += 1
+        name = f"s-{self._numbers}"
+        session = Session(
+            name=name, host=self._host, sock=sock, peer=peer, pidfd=pidfd, right=right, now_s=self._clock()
+        )
+        if refusal is not None:
+            session.send(error(*refusal).message)
+            sock.close()
+            self._log.warning("session refused", uid=peer.uid, pid=peer.pid, code=refusal[0])
+            return
+        assert pidfd is not None
+        sock.setblocking(False)
+        self.sessions[name] = session
+        try:
+            self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(session))
+            self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._end(session, "", "its process ended"))
+        except OSError as problem:  # more descriptors than epoll may watch
+            self._end(session, "", f"cannot be watched: {problem.strerror}")
+
+    def _refusal(self, peer: Peer, right: Right) -> tuple[str, str] | None:
+        if right is Right.NONE:
+            return "not-allowed", f"user {peer.uid} is not in the broker's group"
+        if len(self.sessions) >= SESSIONS_MAX:
+            return "too-many", f"at most {SESSIONS_MAX} sessions"
+        if sum(one.peer.uid == peer.uid for one in self.sessions.values()) >= SESSIONS_PER_USER_MAX:
+            return "too-many", f"at most {SESSIONS_PER_USER_MAX} sessions of one user"
+        return None
+
+    def _read(self, session: Session) -> None:
+        try:
+            self._read_packets(session)
+        except Exception:  # noqa: BLE001 - whatever one client brings about ends its session, never the daemon
+            self._log.error("session failed", session=session.name, uid=session.peer.uid, exc_info=True)
+            session.send(error("internal", "the broker made a mistake with this message; see its log").message)
+            self._end(session, "internal", "a mistake of ours")
+
+    def _read_packets(self, session: Session) -> None:
+        for _ in range(PACKETS_PER_WAKE):
+            if session.closed:
+                return
+            try:
+                packet, descriptors, truncated = _receive(session.sock)
+            except BlockingIOError:
+                return
+            except OSError as problem:
+                self._end(session, "", f"connection lost: {problem}")
+                return
+            if descriptors or not self._is_too_much(session, packet):
+                try:
+                    actions = session.machine.receive(packet, descriptors=len(descriptors), truncated=truncated)
+                    self._perform(session, actions, descriptors)
+                finally:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+            now_s = self._clock()
+            if not session.closed and not session.allowance.take(now_s=now_s):
+                session.paused_until_s = now_s + session.allowance.wait_s()
+                self._selector.unregister(session.sock)
+                return
+
+    def _is_too_much(self, session: Session, packet: bytes) -> bool:
+        """Whether this is a report beyond what we read between two ticks."""
+        if session.machine.phase is not Phase.OPEN or not packet.startswith(_REPORT_PREFIX):
+            return False
+        now_s = self._clock()
+        if self._report_bytes_left <= 0 and now_s - session.reported_s < REPORT_INTERVAL_S_MAX:
+            return True
+        self._report_bytes_left -= len(packet)
+        session.reported_s = now_s
+        return False
+
+    def _perform(self, session: Session, actions: tuple[object, ...], descriptors: list[int]) -> None:
+        for action in actions:
+            reply: Reply | None = None
+            match action:
+                case Reply():
+                    reply = action
+                case End():
+                    self._end(session, action.code, action.text)
+                case Hello():
+                    self._log.info("session", session=session.name, client=action.client, job=action.job,
+                                   pid=session.peer.pid, uid=session.peer.uid)  # fmt: skip
+                case Register():
+                    reply = self._register(session, action, descriptors)
+                case Announce():
+                    self._hub.announce(session, action)
+                case AnnounceEnd():
+                    self._hub.announce_end(session, action)
+                case Report():
+                    self._hub.report(session, action)
+                case Enter():
+                    reply = self._hub.enter(session, action)
+            if reply is not None and not session.closed and not session.send(reply.message):
+                self._end(session, "not-reading", "the client does not read its answers")
+
+    def _register(self, session: Session, message: Register, descriptors: list[int]) -> Reply:
+        sockets: list[socket.socket] = []
+        try:
+            for descriptor in descriptors:
+                try:
+                    sockets.append(socket.socket(fileno=descriptor))
+                except OSError:
+                    return error("not-a-socket", "a descriptor that is no socket", number=message.number)
+            return self._hub.register(session, message, sockets)
+        finally:
+            for sock in sockets:
+                sock.detach()  # closed with all the others, where they were received
+
+    def _end(self, session: Session, code: str, text: str) -> None:
+        if session.closed:
+            return
+        session.closed = True
+        if session.paused_until_s is None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(session.sock)
+        if session.pidfd is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(session.pidfd)
+            os.close(session.pidfd)
+        session.sock.close()
+        self.sessions.pop(session.name, None)
+        self._log.info("session over", session=session.name, reason=text, code=code or None)
+        self._hub.gone(session)
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:
+    """One packet, its descriptors, and whether the kernel had to cut either."""
+    space = socket.CMSG_LEN(DESCRIPTORS_MAX * array.array("i").itemsize)
+    packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES_MAX, space, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return packet, list(descriptors), bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))

@@ -1,0 +1,79 @@
+"""From an allocation to what the kernel side shall build, and whether a change is worth a write. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.model import InterfaceAllocation
+from broker.policy import Policy
+from shaping.model import ClassShape, InterfaceShape, Rule
+
+DEAD_BAND = 0.02
+"""Changes below 2 % stay unwritten: they would not be felt, and every write is a netlink round trip."""
+RATE_BITS_PER_S_MIN = 8_000
+"""Of a class: a kilobyte a second, a full frame in 1.5 s. Less would be silence to whoever waits for it."""
+CAPACITY_BITS_PER_S_MIN = 64_000
+"""Of an interface: room for four such classes and as much to lend. Configured ones have more (`broker.config`), but an
+estimate may fall lower, on a link that is all but dead; then this is what the kernel gets."""
+
+
+def rules_of(policy: Policy, *, class_cgroups: tuple[tuple[str, str], ...] = ()) -> tuple[Rule, ...]:
+    """The rules of a policy, and those of the cgroups (class, path) into which `hive-qos run` puts programs."""
+    written = tuple(
+        Rule(target=entry.name, port=rule.port, dscp=rule.dscp, uid=rule.uid, cgroup=rule.cgroup)
+        for entry in policy.classes
+        for rule in entry.match
+    )
+    return written + tuple(Rule(target=name, cgroup=path) for name, path in class_cgroups)
+
+
+def shape_of(allocation: InterfaceAllocation, *, rules: tuple[Rule, ...]) -> InterfaceShape:
+    """The shape of one interface: the allocation, made to fit what the kernel side can keep.
+
+    Every class gets at least `RATE_BITS_PER_S_MIN`; what that adds is taken from the others in proportion to what they
+    have above it, so that the rates still add up to at most the capacity.
+    """
+    capacity = max(allocation.capacity_bits_per_s, CAPACITY_BITS_PER_S_MIN)
+    rates = _fitted([entry.rate_bits_per_s for entry in allocation.classes], capacity_bits_per_s=capacity)
+    return InterfaceShape(
+        interface=allocation.name,
+        capacity_bits_per_s=capacity,
+        classes=tuple(
+            ClassShape(
+                name=entry.name,
+                rate_bits_per_s=rate,
+                ceil_bits_per_s=max(rate, entry.ceil_bits_per_s * capacity // max(1, allocation.capacity_bits_per_s)),
+                priority=entry.priority,
+            )
+            for entry, rate in zip(allocation.classes, rates, strict=True)
+        ),
+        rules=rules,
+    )
+
+
+def _fitted(rates_bits_per_s: Sequence[int], *, capacity_bits_per_s: int) -> list[int]:
+    rates = [max(RATE_BITS_PER_S_MIN, rate) for rate in rates_bits_per_s]
+    if sum(rates) <= capacity_bits_per_s:
+        return rates
+    above = sum(rates) - RATE_BITS_PER_S_MIN * len(rates)  # > 0: the capacity holds the minimum of all of them
+    left = capacity_bits_per_s - RATE_BITS_PER_S_MIN * len(rates)
+    return [RATE_BITS_PER_S_MIN + (rate - RATE_BITS_PER_S_MIN) * left // above for rate in rates]
+
+
+def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bool:
+    """Say whether `wanted` differs from what was applied by more than the dead band, in any figure."""
+    if applied is None or applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
+        return True
+    if _differ(applied.capacity_bits_per_s, wanted.capacity_bits_per_s):
+        return True
+    return any(
+        one.name != other.name
+        or one.priority != other.priority
+        or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
+        or _differ(one.ceil_bits_per_s, other.ceil_bits_per_s)
+        for one, other in zip(applied.classes, wanted.classes, strict=True)
+    )
+
+
+def _differ(one: int, other: int) -> bool:
+    return abs(one - other) > DEAD_BAND * max(one, other)

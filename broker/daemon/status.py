@@ -1,0 +1,201 @@
+"""What the broker shows: the status document of `docs/broker-api.md`, and the same figures for Prometheus. Pure.
+
+The loop makes one frozen `Snapshot` a tick; whoever asks has it rendered in his own thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from broker.codec import to_json
+from broker.daemon.flows import PassedSocket
+from broker.daemon.netlink import TcpConnection
+from broker.model import Alarm, Decision, Measurements, Policy
+from hive_qos import __version__
+
+SCHEMA = 1
+FLOWS_SHOWN_MAX = 2000
+"""Flows in one document; `flows_total` says how many there are."""
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """One connected program."""
+
+    name: str
+    client: str
+    job: str
+    pid: int
+    uid: int
+
+
+@dataclass(frozen=True)
+class DaemonInfo:
+    """How the daemon itself fares."""
+
+    pid: int
+    up_s: float
+    ticks: int
+    applied: int
+    late_ticks: int
+    cpu_s: float
+    tick_s_max: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a reader may ask for, as of one tick. `ages` are seconds at that tick."""
+
+    host: str
+    daemon: DaemonInfo
+    policy: Policy
+    decision: Decision
+    measurements: Measurements
+    sessions: tuple[SessionInfo, ...]
+    passed: tuple[PassedSocket, ...]
+    tcp: tuple[tuple[TcpConnection, str], ...]
+    alarms: tuple[Alarm, ...]
+
+
+def document(snapshot: Snapshot) -> dict[str, Any]:
+    """The whole status."""
+    flows = flow_list(snapshot)
+    return {
+        "schema": SCHEMA,
+        "host": snapshot.host,
+        "version": __version__,
+        "daemon": to_json(snapshot.daemon),
+        "interfaces": [_interface(entry) for entry in snapshot.decision.allocation.interfaces],
+        "flows": flows[:FLOWS_SHOWN_MAX],
+        "flows_total": len(flows),
+        "jobs": _jobs(snapshot),
+        "sessions": [to_json(session) for session in snapshot.sessions],
+        "alarms": [to_json(alarm) for alarm in snapshot.alarms],
+    }
+
+
+def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Passed sockets, the connections that sessions report, and TCP connections of the classes that are not `other`."""
+    flows: list[dict[str, Any]] = []
+    for passed in snapshot.passed:
+        shown = dataclasses.asdict(passed)
+        flows.append({"flow": shown.pop("name"), "kind": "socket", "class": shown.pop("traffic_class"), **shown})
+    for interface in snapshot.measurements.interfaces:
+        for sample in interface.flows:
+            if sample.source == "report":
+                shown = dataclasses.asdict(sample)
+                name, traffic_class = shown.pop("key"), shown.pop("traffic_class")
+                flows.append(
+                    {"flow": name, "kind": "connection", "class": traffic_class, "interface": interface.name, **shown}
+                )
+    for connection, traffic_class in snapshot.tcp:
+        if traffic_class != "other":
+            flows.append(_tcp_flow(connection, traffic_class))
+    return flows
+
+
+def _tcp_flow(connection: TcpConnection, traffic_class: str) -> dict[str, Any]:
+    return {
+        "flow": f"tcp/{connection.local[1]}/{connection.remote[0]}:{connection.remote[1]}",
+        "kind": "tcp",
+        "class": traffic_class,
+        "local": _endpoint(connection.local),
+        "peer": connection.remote[0],
+        "uid": connection.uid,
+        "rtt_s": connection.rtt_s,
+        "rtt_s_min": connection.rtt_s_min,
+        "delivered_bytes": connection.acked_bytes,
+        "sent_packets": connection.sent_segments,
+        "lost_packets": connection.retransmitted_segments,
+        "delivery_rate_bits_per_s": connection.delivery_rate_bits_per_s,
+        "application_limited": connection.application_limited,
+    }
+
+
+def _interface(entry: Any) -> dict[str, Any]:
+    shown: dict[str, Any] = to_json(entry)
+    return shown
+
+
+def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
+    jobs: dict[str, dict[str, Any]] = {}
+    for session in snapshot.sessions:
+        if session.job:
+            job = jobs.setdefault(session.job, {"job": session.job, "sessions": 0, "sockets": 0, "bursts": []})
+            job["sessions"] += 1
+    for passed in snapshot.passed:
+        if passed.job in jobs:
+            jobs[passed.job]["sockets"] += 1
+    credited = {(one.interface, one.job, one.step): one.credited_bytes for one in snapshot.decision.credits}
+    for interface in snapshot.measurements.interfaces:
+        for burst in interface.bursts:
+            job = jobs.setdefault(burst.job, {"job": burst.job, "sessions": 0, "sockets": 0, "bursts": []})
+            job["bursts"].append(
+                {
+                    "interface": interface.name,
+                    "step": burst.step,
+                    "announced_bytes": burst.announced_bytes,
+                    "credited_bytes": credited.get((interface.name, burst.job, burst.step), 0),
+                    "age_s": burst.age_s,
+                    "remaining_s": burst.remaining_s,
+                    "next_s": burst.next_s,
+                }
+            )
+    return list(jobs.values())
+
+
+def _endpoint(address: tuple[str, int]) -> str:
+    return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+
+
+def metrics(snapshot: Snapshot) -> bytes:
+    """The figures in the text format of Prometheus."""
+    # Imported when first asked for: a host whose metrics nobody scrapes saves the memory.
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.exposition import generate_latest
+    from prometheus_client.registry import Collector, CollectorRegistry
+
+    labels = ["interface", "class"]
+
+    def family(kind: Any, name: str, text: str, field: str) -> Metric:
+        made = kind(f"hive_qos_class_{name}", text, labels=labels)
+        for interface in snapshot.decision.allocation.interfaces:
+            for entry in interface.classes:
+                value = getattr(entry, field)
+                if value is not None:
+                    made.add_metric([interface.name, entry.name], value)
+        return made  # type: ignore[no-any-return]  # the families are all Metric
+
+    class Figures(Collector):
+        def collect(self) -> Iterable[Metric]:
+            for field in (
+                "rate_bits_per_s", "ceil_bits_per_s", "guarantee_bits_per_s", "floor_bits_per_s",
+                "ceiling_bits_per_s", "demand_bits_per_s", "throughput_bits_per_s", "backlog_bytes",
+            ):  # fmt: skip
+                yield family(GaugeMetricFamily, field, f"{field} of the class", field)
+            yield family(CounterMetricFamily, "dropped_packets", "packets dropped in the class", "dropped_packets")
+            sent = CounterMetricFamily("hive_qos_class_sent_bytes", "wire bytes sent by the class", labels=labels)
+            for measured in snapshot.measurements.interfaces:
+                for sample in measured.classes:
+                    sent.add_metric([measured.name, sample.name], sample.sent_bytes)
+            yield sent
+            capacity = GaugeMetricFamily(
+                "hive_qos_capacity_bits_per_s", "what the interface can carry", labels=["interface", "source"]
+            )
+            for interface in snapshot.decision.allocation.interfaces:
+                capacity.add_metric([interface.name, interface.capacity_source], interface.capacity_bits_per_s)
+            yield capacity
+            yield GaugeMetricFamily("hive_qos_sessions", "connected programs", value=len(snapshot.sessions))
+            alarms = GaugeMetricFamily("hive_qos_alarm", "1 while the alarm holds", labels=["code", "subject"])
+            for alarm in snapshot.alarms:
+                alarms.add_metric([alarm.code, alarm.subject], 1)
+            yield alarms
+            yield CounterMetricFamily("hive_qos_ticks", "decisions taken", value=snapshot.daemon.ticks)
+            yield CounterMetricFamily("hive_qos_cpu_seconds", "CPU used by the broker", value=snapshot.daemon.cpu_s)
+
+    registry = CollectorRegistry()
+    registry.register(Figures())
+    return generate_latest(registry)

@@ -1,0 +1,272 @@
+"""The control law: from what was measured to what every class gets, with a reason for each figure. No clock, no I/O.
+
+Per interface and tick:
+
+    counters   -> throughput, demand, what storage is owed        broker.demand, broker.guarantee
+    announced  -> credits, bursts under way                       broker.bursts
+    signals    -> capacity                                        broker.capacity
+    all these  -> HTB rate and ceil of each class, and why        broker.plan, broker.allocate
+
+A new plan replaces the last one when the capacity changed or a figure moved by more than the dead band; else the last
+one stands, so that the kernel is not written to for nothing. Inputs are sorted first: their order means nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from broker import bursts, capacity, demand, guarantee, reasons
+from broker.model import (
+    Alarm,
+    Allocation,
+    ClassAllocation,
+    ClassSample,
+    Credit,
+    Decision,
+    InterfaceAllocation,
+    InterfaceSample,
+    Measurements,
+)  # fmt: skip
+from broker.plan import LENDER, ClassNeeds, ClassPlan, plan, promises
+from broker.policy import CLASS_NAMES, ClassPolicy, InterfacePolicy, Policy
+from broker.state import AppliedState, ClassState, InterfaceState, State
+from hive_qos.units import format_rate
+
+DEAD_BAND = 0.02
+"""Part of the capacity by which a class' figure has to move before the kernel is written to (control.md: 2 %)."""
+COUNTERS_STALE_S = 0.5
+"""Five ticks without counters: throughput and backlog are not known any more."""
+SENDING_BITS_PER_S = 10_000
+"""Below this a class counts as idle: a few packets a second are keep-alives."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    state: InterfaceState
+    allocation: InterfaceAllocation
+    credits: tuple[Credit, ...]
+    alarms: tuple[Alarm, ...]
+
+
+def decide(*, now_s: float, state: State, measurements: Measurements, policy: Policy) -> Decision:
+    """Decide what every class of every interface gets from now on.
+
+    Args:
+        now_s: the tick's time on a monotonic clock whose zero means nothing; never below that of the last call.
+        state: `State()` at first, then the last decision's.
+        measurements: what is known; missing interfaces, classes and flows are allowed and are said in alarms.
+        policy: what the operator wants; it may change from call to call.
+
+    Returns:
+        A decision whose rates sum to at most each interface's capacity.
+    """
+    samples = {sample.name: sample for sample in measurements.interfaces}
+    states = {entry.name: entry for entry in state.interfaces}
+    outcomes = [
+        _interface(
+            now_s=now_s,
+            state=states.get(entry.name, InterfaceState(entry.name)),
+            sample=samples.get(entry.name),
+            interface=entry,
+            policy=policy,
+        )
+        for entry in policy.interfaces
+    ]
+    return Decision(
+        state=State(ticks=state.ticks + 1, interfaces=tuple(outcome.state for outcome in outcomes)),
+        allocation=Allocation(tuple(outcome.allocation for outcome in outcomes)),
+        credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
+        alarms=tuple(alarm for outcome in outcomes for alarm in outcome.alarms),
+    )
+
+
+def _interface(
+    *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy
+) -> _Outcome:
+    read = _Reading(now_s=now_s, state=state, sample=sample)
+    estimate = capacity.estimate(
+        now_s=now_s,
+        state=state.capacity,
+        base=capacity.base_rate(interface, sample),
+        flows=sample.flows if sample else (),
+        counters=read.counters(),
+    )
+    rate = estimate.rate_bits_per_s
+    classes, needs = [], []
+    state, active = bursts.follow(
+        state, sample.bursts if sample else (), sent_bytes=read.sent_bytes("compute"), capacity_bits_per_s=rate,
+        now_s=now_s
+    )  # fmt: skip
+    for entry in policy.classes:
+        own = promises(entry, rate)
+        observed, need = read.needs(
+            entry, own.guarantee, own.ceiling, own.floor,
+            announced=[(burst.left_bytes, burst.remaining_s) for burst in active] if entry.name == "compute" else [],
+        )  # fmt: skip
+        classes.append(observed)
+        needs.append(need)
+    used = next((entry.throughput_bits_per_s for entry in classes if entry.name == "compute"), None)
+    holding = bursts.using(active, throughput_bits_per_s=used, capacity_bits_per_s=rate)
+    plans, scaled = plan(needs, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=holding)
+    plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
+    after = replace(
+        state,
+        counters_s=read.counters_s,
+        received_bytes=read.received_bytes,
+        classes=tuple(classes),
+        capacity=estimate.state,
+        applied_capacity_bits_per_s=rate,
+        applied=tuple(AppliedState(entry.name, entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in plans),
+    )
+    allocation = InterfaceAllocation(
+        name=interface.name,
+        direction="egress",
+        capacity_bits_per_s=rate,
+        capacity_source=estimate.source,
+        capacity_reason=reasons.state(estimate.reason),
+        classes=tuple(
+            _class_allocation(entry, need, observed, read)
+            for entry, need, observed in zip(plans, needs, classes, strict=True)
+        ),
+    )
+    credits = tuple(Credit(interface.name, burst.job, burst.step, burst.credited_bytes) for burst in after.bursts)
+    return _Outcome(after, allocation, credits, _alarms(interface.name, read, estimate, scaled=scaled))
+
+
+class _Reading:
+    """One tick's counters next to the last tick's; everything is None where it cannot be known."""
+
+    def __init__(self, *, now_s: float, state: InterfaceState, sample: InterfaceSample | None) -> None:
+        self.now_s = now_s
+        self.before = {entry.name: entry for entry in state.classes}
+        self.present = sample is not None
+        age_s = sample.counters_age_s if sample is not None else None
+        self.read_s = None if age_s is None else now_s - age_s
+        self.fresh = age_s is not None and age_s < COUNTERS_STALE_S
+        new = self.read_s is not None and (state.counters_s is None or self.read_s > state.counters_s)
+        self.counters_s = self.read_s if new else state.counters_s
+        earlier_s = state.counters_s
+        self.elapsed_s = self.read_s - earlier_s if new and self.read_s is not None and earlier_s is not None else None
+        self.received_bytes = sample.received_bytes if sample is not None else None
+        self.received_before = state.received_bytes
+        self.samples: dict[str, ClassSample] = {}
+        if sample is not None and self.fresh:
+            self.samples = {entry.name: entry for entry in sample.classes}
+
+    def sent_bytes(self, name: str) -> int:
+        """The counter of a class, the last known one where there is none."""
+        found = self.samples.get(name)
+        return found.sent_bytes if found else self.before.get(name, ClassState(name)).sent_bytes
+
+    def counters(self) -> capacity.Counters | None:
+        """All classes' counters since the last tick; None where they are not fresh, or began anew."""
+        if self.elapsed_s is None or not self.fresh:
+            return None
+        classes = tuple(self.samples.get(name, ClassSample(name, 0)) for name in CLASS_NAMES)
+        sent, dropped = [], 0
+        for entry in classes:
+            before = self.before.get(entry.name, ClassState(entry.name))
+            rate = demand.rate_of(before, entry, elapsed_s=self.elapsed_s) if entry.name in self.samples else 0.0
+            if rate is None:
+                return None
+            sent.append(rate * self.elapsed_s)
+            dropped += max(0, entry.dropped_packets - before.dropped_packets) if entry.name in self.samples else 0
+        received: float | None = None
+        if self.received_bytes is not None and self.received_before is not None:
+            received = max(0, self.received_bytes - self.received_before) * 8.0
+        return capacity.Counters(classes, tuple(sent), dropped, self.elapsed_s, received)
+
+    def needs(
+        self, entry: ClassPolicy, guarantee_bits_per_s: int, ceiling_bits_per_s: int, floor_bits_per_s: int, *,
+        announced: list[tuple[int, float]],
+    ) -> tuple[ClassState, ClassNeeds]:  # fmt: skip
+        """Take in a class' counters and say what it needs."""
+        before, sample = self.before.get(entry.name, ClassState(entry.name)), self.samples.get(entry.name)
+        observed = before
+        waiting = sample is not None and sample.backlog_bytes >= demand.BACKLOG_BYTES_MIN
+        if sample is not None:
+            rate = demand.rate_of(before, sample, elapsed_s=self.elapsed_s)
+            observed = demand.observe(before, sample, elapsed_s=self.elapsed_s, now_s=self.now_s)
+            if rate is not None and self.elapsed_s is not None and entry.name == LENDER:
+                observed = guarantee.account(
+                    observed, received_bits=rate * self.elapsed_s, guarantee_bits_per_s=guarantee_bits_per_s,
+                    window_s=entry.guarantee_window_s, elapsed_s=self.elapsed_s, waiting=waiting, now_s=self.now_s,
+                )  # fmt: skip
+        wants = demand.demand_bits_per_s(
+            observed, backlog_bytes=sample.backlog_bytes if sample else None, ceiling_bits_per_s=ceiling_bits_per_s,
+            floor_bits_per_s=floor_bits_per_s, announced=announced,
+        )  # fmt: skip
+        owed_per_s = guarantee.owed_bits(observed) / entry.guarantee_window_s
+        return observed, ClassNeeds(
+            policy=entry,
+            demand_bits_per_s=wants,
+            waiting=waiting,
+            sending=(observed.throughput_bits_per_s or 0.0) >= SENDING_BITS_PER_S,
+            repay_bits_per_s=guarantee.repay_rate_bits_per_s(
+                observed, guarantee_bits_per_s=guarantee_bits_per_s, window_s=entry.guarantee_window_s
+            ),
+            received_bits_per_s=max(0, int(guarantee_bits_per_s - owed_per_s)),
+        )
+
+
+def _with_dead_band(
+    plans: tuple[ClassPlan, ...], state: InterfaceState, rate: int, *, fresh: bool
+) -> tuple[ClassPlan, ...]:
+    """Keep the last figures where the capacity stands and nothing moved by more than the dead band, or nothing is
+    known."""
+    last = {entry.name: entry for entry in state.applied}
+    if rate != state.applied_capacity_bits_per_s or any(entry.name not in last for entry in plans):
+        return plans
+    band = DEAD_BAND * rate
+    moved = fresh and any(
+        abs(entry.rate_bits_per_s - last[entry.name].rate_bits_per_s) > band
+        or abs(entry.ceil_bits_per_s - last[entry.name].ceil_bits_per_s) > band
+        for entry in plans
+    )
+    if moved:
+        return plans
+    return tuple(
+        replace(
+            entry, rate_bits_per_s=last[entry.name].rate_bits_per_s, ceil_bits_per_s=last[entry.name].ceil_bits_per_s
+        )
+        for entry in plans
+    )
+
+
+def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, read: _Reading) -> ClassAllocation:
+    sample = read.samples.get(entry.name)
+    throughput = observed.throughput_bits_per_s if read.fresh else None
+    return ClassAllocation(
+        name=entry.name,
+        rate_bits_per_s=entry.rate_bits_per_s,
+        ceil_bits_per_s=entry.ceil_bits_per_s,
+        priority=need.policy.priority,
+        guarantee_bits_per_s=entry.guarantee_bits_per_s,
+        floor_bits_per_s=entry.floor_bits_per_s,
+        ceiling_bits_per_s=entry.ceiling_bits_per_s,
+        demand_bits_per_s=need.demand_bits_per_s,
+        share_bits_per_s=entry.share_bits_per_s,
+        throughput_bits_per_s=None if throughput is None else int(throughput),
+        backlog_bytes=sample.backlog_bytes if sample else None,
+        dropped_packets=sample.dropped_packets if sample else None,
+        reason=reasons.state(entry.reason),
+    )
+
+
+def _alarms(name: str, read: _Reading, estimate: capacity.CapacityEstimate, *, scaled: bool) -> tuple[Alarm, ...]:
+    found = []
+    if not read.present:
+        found.append(Alarm("interface-missing", name, "nothing was measured at this interface; the last plan stands"))
+    elif not read.fresh:
+        found.append(Alarm("counters-stale", name, "no class counters for half a second; the last plan stands"))
+    if estimate.fallback:
+        rate = format_rate(estimate.rate_bits_per_s)
+        found.append(
+            Alarm("capacity-unknown", name, f"neither the operator nor the driver names a speed; assumed {rate}")
+        )
+    if scaled:
+        rate = format_rate(estimate.rate_bits_per_s)
+        found.append(
+            Alarm("guarantees-scaled", name, f"the guarantees do not fit into {rate}; floors first, rest scaled")
+        )
+    return tuple(found)

@@ -1,0 +1,63 @@
+"""The guarantee of a lender: storage lends its share to training's bursts and gets it back within its window.
+
+Kept as a strip of parts that cover the window; each holds promised minus received bits. Only time in which the class
+had something waiting counts: who does not ask is owed nothing. What it got beyond its promise counts against what it is
+owed.
+
+    owed > 3 % of the window's promise  ->  repay: HTB rate = guarantee + owed / (a sixth of the window)
+    owed <= 0                           ->  lend again: HTB rate = floor
+
+3 % of a 60 s window is 1.8 s without service: longer than a training burst, so that bursts do not meet a repayment.
+A sixth of the window (10 s) repays it long before the window has passed. The promise counts 3 % higher than it is, so
+that the average over any window reaches the guarantee although the law starts to repay only when something is owed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broker.state import ClassState
+
+PARTS = 12
+AT_RISK = 0.03
+REPAY_PART = 1 / 6
+PROMISE_MARGIN = 1.03
+
+
+def account(
+    state: ClassState, *, received_bits: float, guarantee_bits_per_s: int, window_s: float, elapsed_s: float,
+    waiting: bool, now_s: float,
+) -> ClassState:  # fmt: skip
+    """Book one tick: what was promised against what came.
+
+    Args:
+        state: the class so far.
+        received_bits: what it sent since the last tick.
+        guarantee_bits_per_s: its guarantee at today's capacity.
+        window_s: over which the guarantee is kept.
+        elapsed_s: since the last tick.
+        waiting: whether it had a backlog, so that the promise counts.
+        now_s: the tick's time.
+    """
+    parts, end_s = state.owed_bits or (0.0,), state.owed_end_s
+    if now_s >= end_s:
+        parts, end_s = (0.0, *parts[: PARTS - 1]), now_s + window_s / PARTS
+    promised = PROMISE_MARGIN * guarantee_bits_per_s * elapsed_s
+    if waiting:
+        parts = (parts[0] + promised - received_bits, *parts[1:])
+    owed = sum(parts)
+    at_risk = owed > AT_RISK * guarantee_bits_per_s * window_s
+    repaying = guarantee_bits_per_s > 0 and (at_risk or (state.repaying and owed > 0))
+    return replace(state, owed_bits=parts, owed_end_s=end_s, repaying=repaying)
+
+
+def owed_bits(state: ClassState) -> float:
+    """What the class is owed over its window; negative when it got more than its promise."""
+    return sum(state.owed_bits)
+
+
+def repay_rate_bits_per_s(state: ClassState, *, guarantee_bits_per_s: int, window_s: float) -> int:
+    """The HTB rate that keeps the guarantee: zero while nothing is at risk."""
+    if not state.repaying:
+        return 0
+    return int(PROMISE_MARGIN * guarantee_bits_per_s + max(0.0, owed_bits(state)) / (REPAY_PART * window_s))

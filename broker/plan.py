@@ -1,0 +1,134 @@
+"""From promises, demand and capacity to the figures that HTB gets: rate and ceil of every class, and why.
+
+    rate   the floor, at every moment; above it what the class is promised and wants now, up to its guarantee.
+           Storage is the lender: its rate is the floor until its window is at risk (broker.guarantee).
+    ceil   the operator's ceiling; the kernel lends up to it by priority. For storage it is lowered to its rate for
+           an announced burst while a queue may stand elsewhere: there HTB's priority cannot help.
+
+The rates sum to at most the capacity, because HTB lets a leaf send its own rate whatever its parent has (a tree whose
+leaves sum to twice the root sends twice). Where the wishes exceed it, floors come first and the rest is scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker import reasons
+from broker.allocate import Claim, allocate
+from broker.bursts import ActiveBurst
+from broker.policy import ClassPolicy
+
+LENDER = "storage"
+
+
+@dataclass(frozen=True)
+class ClassNeeds:
+    """What is known about one class when the plan is made. `repay_bits_per_s` is 0 while nothing is at risk."""
+
+    policy: ClassPolicy
+    demand_bits_per_s: int
+    waiting: bool
+    sending: bool
+    repay_bits_per_s: int
+    received_bits_per_s: int
+
+
+@dataclass(frozen=True)
+class ClassPlan:
+    """What HTB gets for one class, what water-filling gives it at present demand, and why."""
+
+    name: str
+    rate_bits_per_s: int
+    ceil_bits_per_s: int
+    guarantee_bits_per_s: int
+    floor_bits_per_s: int
+    ceiling_bits_per_s: int
+    share_bits_per_s: int
+    reason: reasons.Reasoned
+
+
+@dataclass(frozen=True)
+class Promises:
+    """A class' policy in bits per second of one capacity: floor <= guarantee <= ceiling <= capacity."""
+
+    guarantee: int
+    floor: int
+    ceiling: int
+
+
+def promises(policy: ClassPolicy, capacity_bits_per_s: int) -> Promises:
+    """Turn shares into rates. A default floor may exceed a guarantee that is a rate: the smaller one counts."""
+    ceiling = policy.ceiling.of(capacity_bits_per_s)
+    guarantee = min(policy.guarantee.of(capacity_bits_per_s), ceiling)
+    return Promises(guarantee, min(policy.floor.of(capacity_bits_per_s), guarantee), ceiling)
+
+
+def plan(
+    needs: Sequence[ClassNeeds], *, capacity_bits_per_s: int, remote: bool, bursts: Sequence[ActiveBurst]
+) -> tuple[tuple[ClassPlan, ...], bool]:
+    """Make the plan of one interface.
+
+    Args:
+        needs: one entry a class, in the order of the result.
+        capacity_bits_per_s: what the root class gets.
+        remote: whether a queue may stand elsewhere, so that a burst needs storage out of its way.
+        bursts: those that deserve room now.
+
+    Returns:
+        The plans, and whether the guarantees had to be scaled to fit.
+    """
+    promised = {need.policy.name: promises(need.policy, capacity_bits_per_s) for need in needs}
+    shares = allocate([_claim(need, promised) for need in needs], capacity_bits_per_s=capacity_bits_per_s)
+    rates = _rates(needs, promised, capacity_bits_per_s)
+    held_by = max(bursts, key=lambda burst: burst.remaining_s) if bursts and remote else None
+    plans = []
+    for need, share, rate in zip(needs, shares.rates_bits_per_s, rates, strict=True):
+        name, own = need.policy.name, promised[need.policy.name]
+        held = held_by if name == LENDER and not need.repay_bits_per_s else None
+        plans.append(
+            ClassPlan(
+                name=name,
+                rate_bits_per_s=rate,
+                ceil_bits_per_s=rate if held else max(rate, own.ceiling),
+                guarantee_bits_per_s=own.guarantee,
+                floor_bits_per_s=own.floor,
+                ceiling_bits_per_s=own.ceiling,
+                share_bits_per_s=share,
+                reason=_reason(need, own, share=share, capacity_bits_per_s=capacity_bits_per_s, held=held),
+            )
+        )
+    committed = sum(own.guarantee for own in promised.values())
+    return tuple(plans), shares.scaled or committed > capacity_bits_per_s
+
+
+def _claim(need: ClassNeeds, promised: Mapping[str, Promises]) -> Claim:
+    own = promised[need.policy.name]
+    return Claim(need.policy.weight, own.floor, own.guarantee, own.ceiling, need.demand_bits_per_s)
+
+
+def _rates(needs: Sequence[ClassNeeds], promised: Mapping[str, Promises], capacity_bits_per_s: int) -> list[int]:
+    """Floors, then what each class wants of its promise now; water-filling keeps the sum within the capacity."""
+    wanted = []
+    for need in needs:
+        own = promised[need.policy.name]
+        above = need.repay_bits_per_s if need.policy.name == LENDER else min(own.guarantee, need.demand_bits_per_s)
+        want = min(max(own.floor, above), own.ceiling)
+        wanted.append(Claim(1.0, own.floor, want, own.ceiling, want))
+    return list(allocate(wanted, capacity_bits_per_s=capacity_bits_per_s).rates_bits_per_s)
+
+
+def _reason(
+    need: ClassNeeds, own: Promises, *, share: int, capacity_bits_per_s: int, held: ActiveBurst | None
+) -> reasons.Reasoned:
+    if held is not None:
+        return reasons.YieldsToBurst(held.job, held.step, held.credited_bytes, held.remaining_s)
+    if need.repay_bits_per_s:
+        return reasons.GuaranteeRepaid(need.received_bits_per_s, own.guarantee, need.policy.guarantee_window_s)
+    if not need.sending and not need.waiting:
+        return reasons.Idle(own.floor)
+    if need.waiting and share >= own.ceiling < capacity_bits_per_s:
+        return reasons.HeldByCeiling(own.ceiling)
+    if need.waiting and share < need.demand_bits_per_s:
+        return reasons.SharesWhatIsLeft(share, capacity_bits_per_s)
+    return reasons.LinkIsFree(own.ceiling)

@@ -1,0 +1,206 @@
+"""Why a figure is what it is: one frozen type a reason, each of which can say itself in a sentence.
+
+A reason becomes `Reason(code, text)` at the edge of the decision. Codes are stable (scripts and tests look at them);
+texts are for people and may get better. Every code stands in `docs/decisions.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from hive_qos.units import format_rate, format_size
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason as it is shown and recorded: a stable code and a sentence."""
+
+    code: str
+    text: str
+
+
+class Reasoned(Protocol):
+    """What every reason type offers."""
+
+    code: ClassVar[str]
+
+    def text(self) -> str:
+        """Say the reason in one sentence."""
+        ...
+
+
+def state(reason: Reasoned) -> Reason:
+    """Turn a typed reason into what is shown and recorded."""
+    return Reason(code=reason.code, text=reason.text())
+
+
+@dataclass(frozen=True)
+class LinkIsFree:
+    """The class may use everything up to its ceiling; others want less than they are promised."""
+
+    code: ClassVar[str] = "link-is-free"
+    ceiling_bits_per_s: int
+
+    def text(self) -> str:
+        return f"may use all that others leave, up to {format_rate(self.ceiling_bits_per_s)}"
+
+
+@dataclass(frozen=True)
+class Idle:
+    """The class sends nothing; its floor is kept for it."""
+
+    code: ClassVar[str] = "idle"
+    floor_bits_per_s: int
+
+    def text(self) -> str:
+        return f"sends nothing; {format_rate(self.floor_bits_per_s)} are kept for it"
+
+
+@dataclass(frozen=True)
+class YieldsToBurst:
+    """Storage is held back because training announced a burst that needs the link."""
+
+    code: ClassVar[str] = "yields-to-burst"
+    job: str
+    step: int
+    burst_bytes: int
+    remaining_s: float
+
+    def text(self) -> str:
+        return (
+            f"makes room for step {self.step} of job {self.job}: {format_size(self.burst_bytes)} announced, "
+            f"at most {self.remaining_s:.2g} s more"
+        )
+
+
+@dataclass(frozen=True)
+class GuaranteeRepaid:
+    """The class got less than its guarantee over its window, so its rate is raised until it has caught up."""
+
+    code: ClassVar[str] = "guarantee-repaid"
+    received_bits_per_s: int
+    guarantee_bits_per_s: int
+    window_s: float
+
+    def text(self) -> str:
+        return (
+            f"got {format_rate(self.received_bits_per_s)} of its guaranteed {format_rate(self.guarantee_bits_per_s)} "
+            f"over {self.window_s:g} s; its rate is raised until that is made good"
+        )
+
+
+@dataclass(frozen=True)
+class SharesWhatIsLeft:
+    """Demand exceeds capacity; the class has its part by weight above the promises."""
+
+    code: ClassVar[str] = "shares-what-is-left"
+    share_bits_per_s: int
+    capacity_bits_per_s: int
+
+    def text(self) -> str:
+        return (
+            f"wants more than is free; {format_rate(self.share_bits_per_s)} of "
+            f"{format_rate(self.capacity_bits_per_s)} are its part"
+        )
+
+
+@dataclass(frozen=True)
+class HeldByCeiling:
+    """The class wants more than the operator's ceiling allows."""
+
+    code: ClassVar[str] = "held-by-ceiling"
+    ceiling_bits_per_s: int
+
+    def text(self) -> str:
+        return f"wants more, but its ceiling is {format_rate(self.ceiling_bits_per_s)}"
+
+
+@dataclass(frozen=True)
+class LinkRate:
+    """The capacity is what the operator or the driver says, less the headroom; nothing measured speaks against it."""
+
+    code: ClassVar[str] = "link-rate"
+    rate_bits_per_s: int
+    source: str
+
+    def text(self) -> str:
+        where = {"configured": "the configured rate", "link": "the link's own speed"}.get(self.source, "a guess")
+        return f"{format_rate(self.rate_bits_per_s)}: {where}, less headroom; no queue seen elsewhere"
+
+
+@dataclass(frozen=True)
+class CappedByDelay:
+    """Packets waited in a queue that is not ours while we sent: the bottleneck is elsewhere, and this is what it
+    carries."""
+
+    code: ClassVar[str] = "capped-by-delay"
+    rate_bits_per_s: int
+    excess_s: float
+    baseline_s: float
+
+    def text(self) -> str:
+        return (
+            f"{format_rate(self.rate_bits_per_s)} measured: {1000 * self.excess_s:.0f} ms of queue elsewhere "
+            f"over a round trip of {1000 * self.baseline_s:.0f} ms"
+        )
+
+
+@dataclass(frozen=True)
+class CappedByLoss:
+    """Packets were lost on the way, not in our queues."""
+
+    code: ClassVar[str] = "capped-by-loss"
+    rate_bits_per_s: int
+    lost_fraction: float
+
+    def text(self) -> str:
+        return f"{format_rate(self.rate_bits_per_s)} measured: {100 * self.lost_fraction:.1f} % were lost on the way"
+
+
+@dataclass(frozen=True)
+class Probing:
+    """The capacity was found lower and is tried upward, step by step, while no queue appears elsewhere."""
+
+    code: ClassVar[str] = "probing"
+    rate_bits_per_s: int
+    base_bits_per_s: int
+
+    def text(self) -> str:
+        rate, base = format_rate(self.rate_bits_per_s), format_rate(self.base_bits_per_s)
+        return f"{rate}: trying more while no queue appears elsewhere, up to {base}"
+
+
+@dataclass(frozen=True)
+class Draining:
+    """A queue elsewhere is being emptied: for a moment half of what the bottleneck carries."""
+
+    code: ClassVar[str] = "draining"
+    rate_bits_per_s: int
+    excess_s: float
+
+    def text(self) -> str:
+        rate = format_rate(self.rate_bits_per_s)
+        return f"{rate} for a moment, to empty {1000 * self.excess_s:.0f} ms of queue elsewhere"
+
+
+@dataclass(frozen=True)
+class SignalsMissing:
+    """Nothing tells how the path does; the last safe capacity stands."""
+
+    code: ClassVar[str] = "signals-missing"
+    rate_bits_per_s: int
+
+    def text(self) -> str:
+        return f"{format_rate(self.rate_bits_per_s)} held: no fresh measurement of the path"
+
+
+@dataclass(frozen=True)
+class DelayNotOurs:
+    """Delay stayed when our rate was cut several times, so it is not our doing; the rate was given back."""
+
+    code: ClassVar[str] = "delay-not-ours"
+    rate_bits_per_s: int
+
+    def text(self) -> str:
+        return f"{format_rate(self.rate_bits_per_s)}: delay does not follow our rate, so it is not taken for our queue"

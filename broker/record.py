@@ -1,0 +1,100 @@
+"""Recorded decisions: one JSON line each, and a replay that gives the same bytes.
+
+A recording is text: a header line with the policy and the state it starts from, then one line a decision. A decision is
+a function of these alone, so that a replay needs nothing else; the memory between ticks is rebuilt on the way and is
+not written. A new header may come at any place (a new file, a new policy) and starts from the state that stands in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from broker.codec import dumps, from_json
+from broker.decide import decide
+from broker.model import Alarm, Allocation, Credit, Decision, Measurements, Policy, State
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True)
+class _Header:
+    record: int
+    policy: Policy
+    state: State
+
+
+@dataclass(frozen=True)
+class _Tick:
+    now_s: float
+    measurements: Measurements
+    allocation: Allocation
+    credits: tuple[Credit, ...]
+    alarms: tuple[Alarm, ...]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay found: decisions replayed, and the number (from 1) of the first line that came out otherwise."""
+
+    ticks: int
+    first_difference: int | None
+
+
+def header_line(*, policy: Policy, state: State) -> str:
+    """Start a recording: policy and state from which the following lines were decided.
+
+    Write it at the start of every file and after every change of policy.
+    """
+    return dumps(_Header(record=RECORD_VERSION, policy=policy, state=state))
+
+
+def tick_line(*, now_s: float, measurements: Measurements, decision: Decision) -> str:
+    """Record one decision with all that went into it, as one line without its newline."""
+    return dumps(
+        _Tick(
+            now_s=now_s,
+            measurements=measurements,
+            allocation=decision.allocation,
+            credits=decision.credits,
+            alarms=decision.alarms,
+        )
+    )
+
+
+def replay(lines: Iterable[str]) -> Replay:
+    """Decide again what a recording decided and compare the bytes.
+
+    Raises:
+        ValueError: not a recording; names the line.
+    """
+    header: _Header | None = None
+    state = State()
+    ticks = 0
+    for number, raw in enumerate(lines, start=1):
+        line = raw.rstrip("\n")
+        try:
+            data = json.loads(line)
+            if isinstance(data, dict) and "record" in data:
+                header = _read_header(data)
+                state = header.state
+                continue
+            tick = from_json(_Tick, data)
+            if header is None:
+                raise ValueError("the recording does not start with its header")
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+        decision = decide(now_s=tick.now_s, state=state, measurements=tick.measurements, policy=header.policy)
+        state = decision.state
+        ticks += 1
+        if tick_line(now_s=tick.now_s, measurements=tick.measurements, decision=decision) != line:
+            return Replay(ticks=ticks, first_difference=number)
+    return Replay(ticks=ticks, first_difference=None)
+
+
+def _read_header(data: object) -> _Header:
+    header = from_json(_Header, data)
+    if header.record != RECORD_VERSION:
+        raise ValueError(f"a recording of version {header.record}; this program replays {RECORD_VERSION}")
+    return header

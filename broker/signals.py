@@ -1,0 +1,391 @@
+"""What the measurements say about a bottleneck elsewhere: unexplained delay, loss on the way, and what came through.
+
+Every connection's round trip is compared with its own baseline. Three things lengthen it that are not a queue
+elsewhere:
+
+- our own queue. A storage connection with 128 KiB in its leaf at 20 Mbit/s waits 52 ms here. So the class' backlog
+  divided by the rate at which the class left is subtracted, as its highest value since the packet can have been queued;
+  where that is more than `QUEUE_TRUSTED_S` (a class that HTB starves) the sample says nothing.
+- a queue towards us. In an all-reduce everybody sends at once, and acknowledgements wait behind the peer's data, at the
+  peer or at our own slow way in; transports then take packets for lost that are not. So while much comes in, samples
+  are "two-way": they can say that there is no queue, never that there is one. The gaps between bursts can.
+- a busy processor. It holds up single samples: the lesser of the last and the smoothed round trip counts, and several
+  ticks in a row have to agree.
+
+Destinations vote: more than half of those that have anything to say (both, of two) have to see a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from broker.model import ClassSample, FlowSample
+from broker.policy import CLASS_NAMES
+from broker.state import DestinationState, FlowState, SignalState, TickState
+
+HISTORY_S = 2.0
+"""How far back ticks are kept: local drops show as a transport's loss up to a few round trips later."""
+WINDOW_S = 0.3
+"""Over which delivery is measured: three reports; shorter shows the grain of acknowledgements, longer the past."""
+ACTIVE_S = 1.5
+"""How old a destination's last signal may be: a step's gap in either class is shorter."""
+VOTE_S, SLOW_S = 0.8, 2.5
+"""Samples that vote together: eight ticks; where they come once a second, the last two."""
+RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
+"""Below 85 % of the most that came in, the way in has room; what was seen fades by a half in twelve minutes."""
+TWO_WAY_PART = 0.3
+"""Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
+FLOWS_MAX = 32
+"""Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time."""
+GAPS_S = 10.0
+"""A step is shorter than this where steps matter."""
+PRESSED_S = 0.5
+"""Two reports and a half: whether somebody wants more than the network takes."""
+PROGRESS_BYTES = 3_000
+"""Acknowledged since the last sample for its round trip to be a new one: two packets."""
+QUEUE_TRUSTED_S = 0.12
+"""Up to here our own queue can be subtracted: a leaf holds 50 ms at capacity (docs/shaping.md), twice that at half of
+it."""
+QUEUE_LOOK_BACK_S = 0.25
+"""A sample may be a tick old, and the queue was read at another instant: two and a half ticks."""
+QUEUE_JOINED_S = 0.12
+"""A packet joined our queue one round trip before its acknowledgement; a tick either way."""
+BASELINE_RISE = 0.001
+"""Per sample and only while the link is not loaded (cake-autorate's value): a longer path is learned in minutes."""
+FLOW_STALE_S = 1.5
+"""TCP_INFO comes once a second on busy hosts; half as much again."""
+RATIO_GAIN = 0.05
+"""Twenty ticks (2 s): the ratio of wire to delivered bytes changes with the mix of packets only."""
+RATIO_MIN, RATIO_MAX = 0.9, 1.3
+"""Headers cost 3-5 % at full size, up to 30 % for small packets; outside, part of the traffic is not reported."""
+COVERED_MIN = 0.5
+"""Delivery is trusted when the ratio was plausible in most of the recent ticks."""
+ARRIVAL_S, ARRIVED = 1.0, 0.97
+"""A second: several round trips, so that acknowledgements have come back; 3 % is what the ratio is known to."""
+LOSS_PACKETS_MIN, LOSS_PART = 3, 0.01
+"""One or two packets in a second, or less than 1 %, are lost on any link, or only thought lost."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What can be said now.
+
+    Fields: `excess_s` of the destinations that see most agreement, None where nobody says anything; `baseline_s` the
+    shortest baseline; `one_way` whether a one-way destination is among them, and `pressed` one that takes less than is
+    offered; `through_bits_per_s` what arrives, on the wire's scale, None where reports do not cover the traffic;
+    `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the last second;
+    `flows` how many connections were heard of lately.
+    """
+
+    excess_s: float | None
+    baseline_s: float
+    one_way: bool
+    pressed: bool
+    through_bits_per_s: float | None
+    tx_bits_per_s: float
+    lost_packets: int
+    lost_fraction: float
+    flows: int
+
+
+def observe(
+    state: SignalState, *, now_s: float, flows: Sequence[FlowSample], classes: Sequence[ClassSample],
+    sent_bits: Sequence[float], received_bits: float | None, dropped_packets: int, elapsed_s: float, loaded: bool,
+) -> SignalState:  # fmt: skip
+    """Take in one tick.
+
+    Args:
+        state: so far.
+        now_s: the tick's time.
+        flows: as measured, in any order.
+        classes: fresh counters, in the order of `CLASS_NAMES`.
+        sent_bits: what each class sent since the last tick, in the same order.
+        received_bits: what the interface received since the last tick; None where that is not known.
+        dropped_packets: by our own queues since the last tick.
+        elapsed_s: since the last tick.
+        loaded: whether the link is loaded, so that baselines must not rise.
+    """
+    queue_s = tuple(
+        _queue_s(entry.backlog_bytes, bits / elapsed_s) for entry, bits in zip(classes, sent_bits, strict=True)
+    )
+    recent = [tick for tick in state.ticks if tick.at_s > now_s - HISTORY_S]
+    if (
+        recent
+    ):  # what waited then left at the rate of the tick that followed: a class may be starved from one to the next
+        waited = recent[-1].backlog_bytes
+        later = tuple(_queue_s(size, bits / elapsed_s) for size, bits in zip(waited, sent_bits, strict=True))
+        recent[-1] = replace(recent[-1], queue_s=later)
+    known = {flow.key: flow for flow in state.flows}
+    backlog_bytes = tuple(entry.backlog_bytes for entry in classes)
+    recent.append(
+        TickState(now_s, elapsed_s, sum(sent_bits), received_bits, 0, 0, dropped_packets, backlog_bytes, queue_s)
+    )
+    kept: list[FlowState] = []
+    excess: dict[tuple[str, bool], tuple[float, float]] = {}
+    pressed_s = state.pressed_s
+    lost = sent = 0
+    for sample in _chosen(flows):
+        before = known.get(sample.key, FlowState(sample.key))
+        after, span = _flow(before, sample, now_s=now_s, ticks=recent, loaded=loaded)
+        kept.append(after)
+        since_s = now_s - sample.age_s - (sample.rtt_s or 0.0) - QUEUE_LOOK_BACK_S
+        two_way = sample.traffic_class == "compute" if received_bits is None else _much_came_in(recent, since_s=since_s)
+        if before.points and after.points[-1] is not before.points[-1] and not two_way:
+            sent += max(0, after.points[-1][2] - before.points[-1][2])
+            lost += max(0, after.points[-1][3] - before.points[-1][3])
+        if after is not before and sample.traffic_class != "compute" and not sample.application_limited:
+            pressed_s = now_s
+        if span is None or now_s - sample.age_s < state.ignore_before_s:
+            continue
+        if two_way and sample.traffic_class != "compute":
+            continue  # what training's samples tell then, at most that there is no queue, is enough
+        least_s, most_s = excess.get((sample.peer, two_way), span)
+        excess[sample.peer, two_way] = (min(least_s, span[0]), min(most_s, span[1]))
+    recent[-1] = replace(recent[-1], lost_packets=lost, sent_packets=sent)
+    state = replace(
+        state,
+        flows=tuple(kept),
+        destinations=_destinations(state.destinations, excess, now_s=now_s),
+        ticks=tuple(recent),
+        pressed_s=pressed_s,
+        one_way_s=now_s if any(not two_way for _, two_way in excess) else state.one_way_s,
+        received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(recent, now_s=now_s)),
+    )
+    return _learn(state, now_s=now_s)
+
+
+def read(state: SignalState, *, now_s: float) -> Signals:
+    """Say what the memory means now."""
+    active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - ACTIVE_S]
+    latest = sorted(entry.excess[-1][1] for entry in active)
+    lost, sent = _loss(state, now_s=now_s)
+    return Signals(
+        excess_s=latest[(len(latest) - 1) // 2] if latest else None,
+        baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
+        one_way=any(not entry.two_way for entry in active),
+        pressed=state.pressed_s is not None and state.pressed_s > now_s - PRESSED_S,
+        through_bits_per_s=through_bits_per_s(state, now_s=now_s) if state.covered > COVERED_MIN else None,
+        tx_bits_per_s=tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S),
+        lost_packets=lost,
+        lost_fraction=lost / sent if sent else 0.0,
+        flows=sum(1 for flow in state.flows if flow.points and flow.points[-1][0] > now_s - FLOW_STALE_S),
+    )
+
+
+def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> bool:
+    """Whether destinations see a queue: most one-way ones surely, while most two-way ones do not surely see none.
+
+    Args:
+        state: the signals.
+        now_s: the tick's time.
+        threshold_s: what counts as a queue.
+        high, of: a destination sees one when so many of so many last samples do; with samples only once a second, two.
+    """
+    sees: list[bool] = []
+    clear_two_way: list[bool] = []
+    for entry in state.destinations:
+        if entry.two_way:
+            recent = [sample for sample in entry.excess if sample[0] > now_s - ACTIVE_S]
+            if recent:
+                clear_two_way.append(2 * sum(most_s <= threshold_s for _, _, most_s in recent) > len(recent))
+            continue
+        fresh = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S]
+        if len(fresh) < 2:
+            fresh = [sample for sample in entry.excess[-2:] if sample[0] > now_s - SLOW_S]
+        if len(fresh) >= 2:
+            slow = len(fresh) == 2 and fresh[1][0] - fresh[0][0] > 0.5
+            sees.append(sum(least_s > threshold_s for _, least_s, _ in fresh) >= (2 if slow else high))
+    return _most(sees) and not _most(clear_two_way)
+
+
+def less_comes_in(state: SignalState, *, now_s: float) -> bool:
+    """Whether much comes in, but clearly less than has been seen to: the way in, as we know it, is not what is full."""
+    received = _received(state.ticks, now_s=now_s)
+    much = received > TWO_WAY_PART * tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S)
+    return much and received < RECEIVED_FULL * state.received_bits_per_s_max
+
+
+def two_way_high(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> bool:
+    """Whether most two-way destinations see a queue, be it on the way there or back."""
+    sees = []
+    for entry in state.destinations:
+        fresh = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S]
+        if entry.two_way and fresh:
+            sees.append(sum(least_s > threshold_s for _, least_s, _ in fresh) >= high)
+    return _most(sees)
+
+
+def _received(ticks: Sequence[TickState], *, now_s: float) -> float:
+    during = [tick for tick in ticks if tick.at_s > now_s - WINDOW_S + 1e-9]
+    elapsed_s = sum(tick.elapsed_s for tick in during)
+    return sum(tick.received_bits or 0.0 for tick in during) / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def one_way_expected(state: SignalState, *, now_s: float) -> bool:
+    """Whether one-way signals come now and then, in the gaps between bursts, so that waiting for one makes sense."""
+    return state.one_way_s is not None and state.one_way_s > now_s - GAPS_S
+
+
+def _most(votes: Sequence[bool]) -> bool:
+    return 2 * sum(votes) > len(votes)
+
+
+def clear(state: SignalState, *, two_way: bool, since_s: float, threshold_s: float) -> bool | None:
+    """Whether at least half of the destinations of one kind heard of since a time surely see no queue; None: none
+    heard."""
+    of_kind = [entry for entry in state.destinations if entry.two_way is two_way]
+    heard = [[most_s for at_s, _, most_s in entry.excess[-2:] if at_s >= since_s] for entry in of_kind]
+    worst = sorted(max(excess) for excess in heard if excess)
+    return worst[(len(worst) - 1) // 2] <= threshold_s if worst else None
+
+
+def arrives(state: SignalState, *, now_s: float) -> bool:
+    """Whether what left in the last second came through as well: then the path carries it, whatever delay says."""
+    if state.covered <= COVERED_MIN:
+        return False
+    left = tx_bits_per_s(state, now_s=now_s, window_s=ARRIVAL_S)
+    return through_bits_per_s(state, now_s=now_s, window_s=ARRIVAL_S) >= ARRIVED * left > 0
+
+
+def forget(state: SignalState, *, before_s: float) -> SignalState:
+    """Drop delay signals and ignore those that were measured before a time: they describe a rate that is over."""
+    return replace(state, destinations=(), ignore_before_s=before_s)
+
+
+def rebase(state: SignalState) -> SignalState:
+    """Take today's delay as the path's own: new baselines are learned from here."""
+    flows = tuple(replace(flow, baseline_s=None) for flow in state.flows)
+    return replace(state, flows=flows, destinations=())
+
+
+def tx_bits_per_s(state: SignalState, *, now_s: float, window_s: float) -> float:
+    """What left the interface over a window."""
+    ticks = [tick for tick in state.ticks if tick.at_s > now_s - window_s + 1e-9]
+    elapsed_s = sum(tick.elapsed_s for tick in ticks)
+    return sum(tick.sent_bits for tick in ticks) / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def through_bits_per_s(state: SignalState, *, now_s: float, window_s: float = WINDOW_S) -> float:
+    """What the reported connections delivered over a window, on the wire's scale."""
+    return state.wire_ratio * sum(_delivery(flow, now_s=now_s, window_s=window_s) for flow in state.flows)
+
+
+def _queue_s(backlog_bytes: int, rate_bits_per_s: float) -> float:
+    """How long a class' backlog takes to leave at the rate at which the class leaves; at most 10 s."""
+    if backlog_bytes <= 0:
+        return 0.0
+    return min(10.0, backlog_bytes * 8 / max(rate_bits_per_s, 1.0))
+
+
+def _chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
+    fresh = [flow for flow in flows if flow.age_s < FLOW_STALE_S and flow.delivered_bytes is not None]
+    fresh.sort(key=lambda flow: (-(flow.delivered_bytes or 0), flow.key))
+    return sorted(fresh[:FLOWS_MAX], key=lambda flow: flow.key)
+
+
+def _flow(
+    before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState], loaded: bool
+) -> tuple[FlowState, tuple[float, float] | None]:
+    """Take in one connection's sample; its excess delay, at least and at most, where the sample has one to give."""
+    at_s = now_s - sample.age_s
+    if before.points and at_s <= before.points[-1][0] + 0.005:
+        return before, None
+    delivered = sample.delivered_bytes or 0
+    point = (at_s, delivered, sample.sent_packets or 0, sample.lost_packets or 0)
+    old = [entry for entry in before.points if entry[0] > now_s - FLOW_STALE_S]
+    if old and delivered < old[-1][1]:
+        old = []  # the counters began anew: another connection under the same name
+    after = replace(before, points=(*old[-12:], point))
+    rtt_s = _rtt_s(sample)
+    progress = bool(before.points) and delivered - before.points[-1][1] >= PROGRESS_BYTES
+    if rtt_s is None or not (progress or before.baseline_s is None):
+        return after, None
+    index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
+    since_s = at_s - rtt_s - QUEUE_LOOK_BACK_S
+    own_s = [tick.queue_s[index] for tick in ticks if tick.at_s >= min(since_s, now_s)]
+    baseline_s = _baseline(before, sample, rtt_s=rtt_s, loaded=loaded)
+    after = replace(after, baseline_s=baseline_s, minimum_s=sample.rtt_s_min)
+    if not progress or max(own_s) > QUEUE_TRUSTED_S:
+        return after, None
+    joined_s = at_s - rtt_s
+    then_s = [tick.queue_s[index] for tick in ticks if abs(tick.at_s - joined_s) <= QUEUE_JOINED_S] or own_s
+    return after, (max(0.0, rtt_s - baseline_s - max(own_s)), max(0.0, rtt_s - baseline_s - min(then_s)))
+
+
+def _much_came_in(ticks: Sequence[TickState], *, since_s: float) -> bool:
+    """Whether so much came in since a time that acknowledgements may have waited in a queue towards us."""
+    during = [tick for tick in ticks if tick.at_s >= since_s]
+    received = sum(tick.received_bits or 0.0 for tick in during)
+    return received > TWO_WAY_PART * sum(tick.sent_bits for tick in during)
+
+
+def _rtt_s(sample: FlowSample) -> float | None:
+    known = [value for value in (sample.rtt_latest_s, sample.rtt_s) if value is not None and value > 0]
+    return min(known) if known else None
+
+
+def _baseline(before: FlowState, sample: FlowSample, *, rtt_s: float, loaded: bool) -> float:
+    """Falls at once, rises slowly and only without load; the transport's own minimum counts when it is a new one."""
+    if before.baseline_s is None:
+        known = sample.rtt_s_min if before.minimum_s is None and sample.rtt_s_min else rtt_s
+        return min(known, rtt_s)
+    baseline_s = min(before.baseline_s, rtt_s)
+    if sample.rtt_s_min and (before.minimum_s is None or sample.rtt_s_min < before.minimum_s):
+        baseline_s = min(baseline_s, sample.rtt_s_min)
+    if not loaded:
+        baseline_s += BASELINE_RISE * (rtt_s - baseline_s)
+    return baseline_s
+
+
+def _destinations(
+    before: Sequence[DestinationState], excess: dict[tuple[str, bool], tuple[float, float]], *, now_s: float
+) -> tuple[DestinationState, ...]:
+    known = {(entry.peer, entry.two_way): entry for entry in before if entry.excess[-1][0] > now_s - 2 * ACTIVE_S}
+    for (peer, two_way), (least_s, most_s) in excess.items():
+        entry = known.get((peer, two_way), DestinationState(peer, two_way))
+        known[peer, two_way] = replace(entry, excess=(*entry.excess[-7:], (now_s, least_s, most_s)))
+    return tuple(known[key] for key in sorted(known))
+
+
+def _delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
+    """A connection's delivery rate over a window that ends now, whenever its samples were taken."""
+    if len(flow.points) < 2 or flow.points[-1][0] < now_s - FLOW_STALE_S:
+        return 0.0
+    return max(0.0, (_delivered(flow, now_s) - _delivered(flow, now_s - window_s)) * 8 / window_s)
+
+
+def _delivered(flow: FlowState, at_s: float) -> float:
+    """The connection's counter at a time: between samples a straight line, after the last one at its last rate."""
+    points = flow.points
+    if at_s <= points[0][0]:
+        return float(points[0][1])
+    right = next((index for index, point in enumerate(points) if point[0] >= at_s), len(points) - 1)
+    left, end = points[right - 1], points[right]
+    return left[1] + (end[1] - left[1]) * (at_s - left[0]) / max(end[0] - left[0], 0.01)
+
+
+def _loss(state: SignalState, *, now_s: float) -> tuple[int, int]:
+    """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count."""
+    last = [tick for tick in state.ticks if tick.at_s > max(now_s - 1.0, state.ignore_before_s)]
+    dropped = sum(tick.dropped_packets for tick in state.ticks)
+    return max(0, sum(tick.lost_packets for tick in last) - dropped), sum(tick.sent_packets for tick in last)
+
+
+def _learn(state: SignalState, *, now_s: float) -> SignalState:
+    """Learn how wire bytes relate to delivered ones while no queue grows anywhere."""
+    lost, sent = _loss(state, now_s=now_s)
+    if lost >= max(LOSS_PACKETS_MIN, LOSS_PART * sent):
+        return state
+    quiet = all(entry.excess[-1][1] < 0.01 for entry in state.destinations)
+    tx = tx_bits_per_s(state, now_s=now_s, window_s=1.0)
+    through = through_bits_per_s(state, now_s=now_s, window_s=1.0) / state.wire_ratio
+    if not quiet or tx < 100_000:
+        return state
+    ratio = tx / through if through > 0 else 0.0
+    plausible = RATIO_MIN <= ratio <= RATIO_MAX
+    return replace(
+        state,
+        wire_ratio=state.wire_ratio + RATIO_GAIN * (ratio - state.wire_ratio) if plausible else state.wire_ratio,
+        covered=state.covered + RATIO_GAIN * (float(plausible) - state.covered),
+    )

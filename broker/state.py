@@ -1,0 +1,175 @@
+"""What the decision remembers from tick to tick. Nobody but the broker's pure modules looks inside.
+
+Times in here are readings of the clock that `decide` is given; the daemon starts with `State()` after every restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ClassState:
+    """One class' counters at the last tick, its recent usage, and what it is owed.
+
+    Fields: `usage_bits_per_s` the highest throughput in each of the last slots, newest first; `slot_end_s` when the
+    newest slot closes; `owed_bits` promised minus received in each part of the guarantee window, newest first;
+    `owed_end_s` when the newest part closes; `repaying` whether its rate is raised to catch up.
+    """
+
+    name: str
+    sent_bytes: int = 0
+    dropped_packets: int = 0
+    throughput_bits_per_s: float | None = None
+    usage_bits_per_s: tuple[float, ...] = ()
+    slot_end_s: float = 0.0
+    owed_bits: tuple[float, ...] = ()
+    owed_end_s: float = 0.0
+    repaying: bool = False
+
+
+@dataclass(frozen=True)
+class BurstState:
+    """One burst under way: what the class had sent when it began, and how much of it is believed."""
+
+    job: str
+    step: int
+    started_s: float
+    sent_bytes_before: int
+    credited_bytes: int
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The sizes of a job's last measured bursts, newest first."""
+
+    job: str
+    seen_s: float
+    burst_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class AppliedState:
+    """What was last decided for one class; the dead band compares with it."""
+
+    name: str
+    rate_bits_per_s: int
+    ceil_bits_per_s: int
+
+
+@dataclass(frozen=True)
+class FlowState:
+    """One connection: its baseline, and where its counters stood lately.
+
+    `points` are (time, delivered bytes, sent packets, lost packets), oldest first. `minimum_s` is the transport's own
+    minimum as last seen; `baseline_s` is ours.
+    """
+
+    key: str
+    baseline_s: float | None = None
+    minimum_s: float | None = None
+    points: tuple[tuple[float, int, int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class DestinationState:
+    """One destination's last delay signals: (time, at least, at most), seconds over the baseline that are not our
+    queue.
+
+    `two_way` where much came in at the time, so that acknowledgements may have waited in a queue towards us.
+    """
+
+    peer: str
+    two_way: bool
+    excess: tuple[tuple[float, float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class TickState:
+    """One tick's counters: bits that left and came; packets lost, sent, dropped here; delay in each class' queue."""
+
+    at_s: float
+    elapsed_s: float
+    sent_bits: float
+    received_bits: float | None
+    lost_packets: int
+    sent_packets: int
+    dropped_packets: int
+    backlog_bytes: tuple[int, ...]
+    queue_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SignalState:
+    """The memory of the signals. `wire_ratio` is wire bits a delivered bit; `covered` how sure that is, 0 to 1;
+    `pressed_s` when another class than compute last had more to send than the network took;
+    `one_way_s` when a
+    one-way signal last came; `received_bits_per_s_max` the most that came in, slowly forgotten."""
+
+    flows: tuple[FlowState, ...] = ()
+    destinations: tuple[DestinationState, ...] = ()
+    ticks: tuple[TickState, ...] = ()
+    wire_ratio: float = 1.04
+    covered: float = 0.0
+    pressed_s: float | None = None
+    one_way_s: float | None = None
+    received_bits_per_s_max: float = 0.0
+    ignore_before_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class CapacityState:
+    """The estimator of one interface's capacity.
+
+    Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `drain_until_s` until when
+    half of it is used, so that a queue elsewhere empties; `cut_s`, `raised_s`, `changed_s` when it last moved; `hold_s`
+    and `step` of the next probe, `failed_bits_per_s` what came through at the last cut; `busy_s` how long the shaper
+    has been the limit since the last move, `free_s` how long it has not been; the `episode_*` fields tell whether delay
+    follows our rate; `blameless_until_s` until when it is believed not to.
+    """
+
+    base_bits_per_s: int
+    rate_bits_per_s: int
+    signals: SignalState = SignalState()
+    drain_until_s: float = 0.0
+    cut_s: float | None = None
+    raised_s: float | None = None
+    changed_s: float = 0.0
+    rate_before_raise_bits_per_s: int = 0
+    hold_s: float = 0.0
+    step: float = 0.0
+    failed_bits_per_s: int = 0
+    back_off_s: float = 0.0
+    busy_s: float = 0.0
+    free_s: float = 0.0
+    episode_rate_bits_per_s: int = 0
+    episode_excess_s: float = 0.0
+    episode_cuts: int = 0
+    fallen_s: float | None = None
+    blameless_until_s: float = 0.0
+    moved_by: str = ""
+    moved_excess_s: float = 0.0
+    moved_baseline_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class InterfaceState:
+    """The memory about one interface. `counters_s` is when the counters behind `classes` were read."""
+
+    name: str
+    counters_s: float | None = None
+    classes: tuple[ClassState, ...] = ()
+    received_bytes: int | None = None
+    capacity: CapacityState | None = None
+    bursts: tuple[BurstState, ...] = ()
+    jobs: tuple[JobState, ...] = ()
+    applied_capacity_bits_per_s: int = 0
+    applied: tuple[AppliedState, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """The memory of `decide`. Start with `State()`; hand back what the last decision gave."""
+
+    ticks: int = 0
+    interfaces: tuple[InterfaceState, ...] = ()
