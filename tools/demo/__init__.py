@@ -1,0 +1,13 @@
+"""The demonstration: two hosts train while storage floods their link, and what the broker makes of it.
+
+`python -m tools.demo run --output out/demo` runs it on real parts; `python -m tools.demo report out/demo` recomputes
+every figure from the raw records alone. Who does what:
+
+    settings   what can be chosen            network   hosts, router, links
+    plan       which block follows which     sampler   wire and CPU counters, from outside the hosts
+    trainer    the training program          storage   rsync, as daemon and as load
+    crew       the controller's end of it    fixed     the administrator's static tree
+    brokers    the real daemon in a and b    director  the run itself
+    figures    statistics from raw records   checks    is it an artefact?
+    table, plot                              what a person sees
+"""

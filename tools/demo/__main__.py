@@ -1,0 +1,138 @@
+"""`python -m tools.demo`: run the demonstration, or recompute its report from the raw records."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hive_qos.errors import HiveError
+from hive_qos.units import parse_duration_s, parse_rate_bits_per_s
+from tools.demo import report as reports
+from tools.demo.records import read
+from tools.demo.settings import Settings
+from tools.demo.table import print_report
+
+EXIT_GOAL_MISSED, EXIT_FAILED, EXIT_INTERRUPTED = 1, 2, 130
+PROGRAMS = ("rsync", "ip", "tc")
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+console = Console()
+DEFAULT = Settings()
+
+
+@app.command()
+def run(
+    output: Annotated[Path, typer.Option(help="Where the report, the plot and the raw records go.")] = Path("out/demo"),
+    rate: Annotated[str, typer.Option(help="Rate of every link.")] = "20 Mbit/s",
+    delay: Annotated[str, typer.Option(help="Delay between the training hosts, each way.")] = "3 ms",
+    rounds: Annotated[int, typer.Option(help="Turns of the four phases.")] = DEFAULT.rounds,
+    steps_per_half: Annotated[int, typer.Option(help="Steps of each half of a phase.")] = DEFAULT.steps_per_half,
+    settling_steps: Annotated[int, typer.Option(help="First steps of a half that count nowhere.")] = (
+        DEFAULT.settling_steps
+    ),
+    warm_up_steps: Annotated[int, typer.Option(help="Steps before everything.")] = DEFAULT.warm_up_steps,
+    check_rounds: Annotated[int, typer.Option(help="Turns of the other-link check; 0 for none.")] = (
+        DEFAULT.check_rounds
+    ),
+    check_steps: Annotated[int, typer.Option(help="Steps of a block of that check.")] = DEFAULT.check_steps,
+    storage_alone_s: Annotated[float, typer.Option(help="Seconds of storage alone; 0 for none.")] = (
+        DEFAULT.storage_alone_s
+    ),
+    rsyncs: Annotated[int, typer.Option(help="Parallel rsyncs.")] = DEFAULT.rsyncs,
+    backend: Annotated[str, typer.Option(help="Of torch.distributed: hive, or gloo to compare.")] = DEFAULT.backend,
+    phases: Annotated[str, typer.Option(help="Which phases, in which order.")] = ",".join(DEFAULT.phases),
+    width: Annotated[int, typer.Option(help="Width of the transformer.")] = DEFAULT.width,
+    layers: Annotated[int, typer.Option(help="Its layers.")] = DEFAULT.layers,
+    batch: Annotated[int, typer.Option(help="Texts of a step on each host.")] = DEFAULT.batch,
+    user: Annotated[str, typer.Option(help="Who trains and copies.")] = DEFAULT.user,
+    minutes_max: Annotated[float, typer.Option(help="The watchdog.")] = DEFAULT.run_seconds_max / 60,
+) -> None:
+    """Train on two hosts while storage floods their link, in four phases, and report."""
+    _need_programs()
+    _need_privilege()
+    from tools.demo.director import run as direct  # imports the lab, which wants the privilege
+    from tools.demo.talk import Talk
+
+    talk = Talk(console)
+    try:
+        settings = dataclasses.replace(
+            DEFAULT,
+            rate_bits_per_s=parse_rate_bits_per_s(rate),
+            delay_s=parse_duration_s(delay),
+            rounds=rounds,
+            steps_per_half=steps_per_half,
+            settling_steps=settling_steps,
+            warm_up_steps=warm_up_steps,
+            check_rounds=check_rounds,
+            check_steps=check_steps,
+            storage_alone_s=storage_alone_s,
+            rsyncs=rsyncs,
+            backend=backend,
+            phases=tuple(phase.strip() for phase in phases.split(",")),
+            width=width,
+            layers=layers,
+            batch=batch,
+            user=user,
+            run_seconds_max=60 * minutes_max,
+        )
+        direct(settings, output, talk)
+    except KeyboardInterrupt:
+        talk.end()
+        console.print("interrupted; everything is taken down", style="yellow")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except (HiveError, ValueError, OSError, subprocess.SubprocessError) as error:
+        talk.end()
+        console.print(str(error), style="red", markup=False, highlight=False)
+        _report(output, fresh=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    talk.end()
+    if not _report(output, fresh=True):
+        raise typer.Exit(EXIT_GOAL_MISSED)
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(help="Where a run left its records.")]) -> None:
+    """Recompute every figure from the raw records, print the tables, draw the plot again."""
+    if not _report(directory, fresh=False):
+        raise typer.Exit(EXIT_GOAL_MISSED)
+
+
+def _report(directory: Path, *, fresh: bool) -> bool:
+    from tools.demo.plot import draw  # its libraries start threads, and then no user namespace can be entered
+
+    try:
+        found = reports.write(directory)
+        draw(read(directory), found, directory / "plot.png")
+    except (OSError, ValueError) as error:
+        if not fresh:
+            console.print(f"{directory}: {error}", style="red", markup=False)
+        return False
+    print_report(console, found)
+    console.print(f"Report: {directory / reports.FILE}   Plot: {directory / 'plot.png'}", highlight=False)
+    return reports.passed(found)
+
+
+def _need_programs() -> None:
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        console.print(f"missing: {', '.join(missing)}; install them with apt-get install iproute2 rsync", style="red")
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _need_privilege() -> None:
+    from tools.lab import privilege
+
+    privilege.ensure([sys.executable, "-m", "tools.demo", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    sys.exit(app())

@@ -1,0 +1,86 @@
+"""Is it an artefact? Checks of the measurement itself, and the goals, from the raw records alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tools.demo.figures import Counters, Record, counted, interval_of
+
+STORAGE_ALONE_MIN = 0.9
+FLOODED_MIN = 1.5
+OTHER_LINK_CHANGE_MAX = 0.02
+BROKERED_FULL_MAX = 1.10
+BROKERED_HALF_MAX = 1.20
+STORAGE_SHARE_MIN = 0.90
+CLEARLY_BETTER = 0.9
+"""Brokered at half rate at most this part of static's step time."""
+
+
+def check_figures(
+    *,
+    steps: Sequence[Record],
+    events: Sequence[Record],
+    counters: Counters,
+    phases: Mapping[str, Any],
+    settings: Record,
+) -> list[dict[str, Any]]:
+    """List the checks: name, what was found, what it has to be, whether it holds."""
+    checks = []
+    alone = [entry for entry in events if entry["event"] == "storage-alone"]
+    if alone:
+        begin_s, end_s = float(alone[-1]["begin_s"]), float(alone[-1]["end_s"])
+        found = 8 * counters.storage_bytes.delta((begin_s, end_s)) / (end_s - begin_s) / settings["rate_bits_per_s"]
+        checks.append(_at_least("storage alone, share of the link", found, STORAGE_ALONE_MIN))
+    ratio = phases.get("flooded", {}).get("full", {}).get("step_median_of_idle")
+    if ratio is not None:
+        checks.append(_at_least("flooded step, of idle", ratio, FLOODED_MIN))
+    idle = counted(steps, kind="check", condition="idle", half="full")
+    other = counted(steps, kind="check", condition="other-link", half="full")
+    if idle and other:
+        change = _median_step_s(other) / _median_step_s(idle) - 1
+        checks.append(_at_most("rsync over another link changes the step by", abs(change), OTHER_LINK_CHANGE_MAX))
+        if counters.other_link_bytes is not None:
+            intervals = [interval_of(block) for block in other]
+            seconds = sum(end_s - begin_s for begin_s, end_s in intervals)
+            moved = sum(counters.other_link_bytes.delta(interval) for interval in intervals)
+            share = 8 * moved / seconds / settings["rate_bits_per_s"]
+            checks.append(_at_least("that rsync's share of its link", share, STORAGE_ALONE_MIN))
+    return checks
+
+
+def goal_figures(
+    phases: Mapping[str, Any], *, loss: Mapping[str, float], weights_identical: bool
+) -> list[dict[str, Any]]:
+    """List what the demonstration must show, for the phases that it had."""
+    goals = []
+    brokered, static = phases.get("brokered", {}), phases.get("static", {})
+    for half, limit in (("full", BROKERED_FULL_MAX), ("half", BROKERED_HALF_MAX)):
+        ratio = brokered.get(half, {}).get("step_median_of_idle")
+        if ratio is not None:
+            goals.append(_at_most(f"brokered step, of idle, {half} rate", ratio, limit))
+    if brokered.get("full", {}).get("steps"):
+        share = brokered["full"]["storage_share_of_leftover"]
+        goals.append(
+            _at_least("storage's share of what training leaves, brokered, full rate", share, STORAGE_SHARE_MIN)
+        )
+    if brokered.get("half", {}).get("steps") and static.get("half", {}).get("steps"):
+        better = brokered["half"]["step_s"]["median"] / static["half"]["step_s"]["median"]
+        goals.append(_at_most("brokered step, of static, half rate", better, CLEARLY_BETTER))
+    if loss:
+        goals.append(_at_most("last loss, of the first", loss["last"] / loss["first"], 0.95))
+    goals.append(_at_least("weights identical on both hosts", float(weights_identical), 1.0))
+    return goals
+
+
+def _median_step_s(blocks: Sequence[Sequence[Record]]) -> float:
+    return statistics.median(float(step["step_s"]) for block in blocks for step in block)
+
+
+def _at_least(name: str, value: float, limit: float) -> dict[str, Any]:
+    return {"name": name, "value": value, "at_least": limit, "passed": value >= limit}
+
+
+def _at_most(name: str, value: float, limit: float) -> dict[str, Any]:
+    return {"name": name, "value": value, "at_most": limit, "passed": value <= limit}

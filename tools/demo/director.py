@@ -1,0 +1,370 @@
+"""The run itself: network, programs, phases in turn, records; and everything gone at the end, however it ends.
+
+Between phases the trainers wait at a step boundary (the process group lives) while the conditions change; within a
+phase nothing waits: the link loses half its rate between two steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from hive_qos import __version__
+from hive_qos.errors import HiveError
+from tools.demo import fixed, network, storage
+from tools.demo.brokers import Brokers
+from tools.demo.crew import HOSTS, Crew, DemoError
+from tools.demo.network import Network, environment, python
+from tools.demo.plan import Block, make_plan
+from tools.demo.records import Recorder
+from tools.demo.settings import Settings
+from tools.demo.talk import Talk
+from tools.demo.usage import cpu_seconds, relays
+from tools.lab import Lab
+
+FLOOD_S = 1.5
+"""Storage has the link to itself for so long before a flooded phase begins: TCP has left slow start."""
+
+STATUS_EVERY_S = 0.5
+STOP_S_MAX = 8.0
+SOURCE_BYTES = 16_000_000
+"""Of files that each rsync copies again and again: a few seconds of the link."""
+
+DAEMON_START_S = 1.0
+
+
+def run(settings: Settings, output: Path, talk: Talk) -> None:
+    """Do one run and leave its records in `output`.
+
+    Raises:
+        HiveError: a part failed; the records up to there are written, with an `end` event that says what.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; everything is taken down first.
+    """
+    with Recorder(output.resolve()) as recorder, _terminated_like_interrupted():
+        try:
+            with _work_directory() as work, Lab("demo") as lab:
+                _Run(settings, recorder, talk, lab, work).perform()
+        except (HiveError, OSError, subprocess.SubprocessError) as error:
+            recorder.event("end", complete=False, error=str(error))
+            raise
+        except KeyboardInterrupt:
+            recorder.event("end", complete=False, error="interrupted")
+            raise
+        recorder.event("end", complete=True, error=None)
+
+
+class _Run:
+    def __init__(self, settings: Settings, recorder: Recorder, talk: Talk, lab: Lab, work: Path) -> None:
+        self.settings, self.recorder, self.talk, self.lab, self.work = settings, recorder, talk, lab, work
+        self.due_s = time.monotonic() + settings.run_seconds_max
+        self.network: Network = network.declare(lab, settings)
+        self.loads: list[subprocess.Popen[bytes]] = []
+        self.helpers: list[subprocess.Popen[bytes]] = []
+        self.pending: list[Mapping[str, Any]] = []
+        self.brokers: Brokers | None = None
+        self.crew: Crew | None = None
+        self.status_due_s = 0.0
+
+    def perform(self) -> None:
+        settings = self.settings
+        self.recorder.event("settings", settings=settings.as_record(), versions=_versions())
+        self.talk.say("setting up hosts, router and links")
+        self.lab.up()
+        self.recorder.event("topology", lab=self.lab.id, work=str(self.work), counters=self.network.topology())
+        self._start_helpers()
+        self.brokers = Brokers(
+            network=self.network,
+            hosts=HOSTS,
+            directory=self.work,
+            rate_bits_per_s=settings.rate_bits_per_s,
+            user=settings.user,
+        )
+        self._storage_alone()
+        self._start_training()
+        blocks = make_plan(settings)
+        self.talk.begin(blocks)
+        self._perform_blocks(blocks)
+        self._finish()
+
+    # --- what is there all the time ------------------------------------------------------------------------------
+
+    def _start_helpers(self) -> None:
+        for host in ("r", "s"):
+            target = self.recorder.directory / "counters.jsonl"
+            self._helper(host, "counters", python("tools.demo.sampler", "--host", host, "--output", str(target)))
+        directory = self.work / "storage"
+        directory.mkdir()
+        directory.chmod(0o777)  # the daemon is the ordinary user's; the directory is this run's alone
+        storage.write_source(self.work / "source", size_bytes=SOURCE_BYTES)
+        serve = ("serve", "--directory", str(directory), "--address", "0.0.0.0")
+        self._helper("s", "rsyncd", python("tools.demo.storage", *serve), user=self.settings.user)
+        self._wait(DAEMON_START_S)
+
+    def _helper(self, host: str, name: str, argv: list[str], *, user: str | None = None) -> None:
+        with (self.work / f"{name}-{host}.log").open("wb") as log:
+            self.helpers.append(
+                self.lab[host].popen(
+                    argv,
+                    user=user,
+                    env=environment(),
+                    cwd="/",
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    def _start_training(self) -> None:
+        from tools.demo.model import write_corpus  # imports torch, which a report does not need
+
+        self.talk.say("starting training on hosts a and b")
+        corpus = self.work / "corpus"
+        write_corpus(corpus, size_bytes=self.settings.corpus_bytes)
+        assert self.brokers is not None
+        self.crew = Crew(
+            network=self.network,
+            settings=self.settings,
+            directory=self.work,
+            corpus=corpus,
+            session_sockets={host: seat.session_socket for host, seat in self.brokers.seats.items()},
+            on_step=self._on_step,
+            on_wake=self._on_wake,
+        )
+        self.crew.wait_ready()
+        hello = self.crew.hello[0]
+        self.recorder.event("ready", **hello)
+        self.talk.say(
+            f"training {hello['parameters']:,} parameters over {self.settings.backend}: "
+            f"{hello['gradient_bytes'] / 1e6:.2f} MB of gradients a step, {hello['compute_s']:.3f} s of computing alone"
+        )
+
+    # --- phases --------------------------------------------------------------------------------------------------
+
+    def _storage_alone(self) -> None:
+        if self.settings.storage_alone_s <= 0:
+            return
+        self.talk.say("storage alone on the link")
+        self._start_load(self.network.storage_address)
+        self._wait(FLOOD_S)
+        begin_s = time.monotonic()
+        self._wait(self.settings.storage_alone_s)
+        self.recorder.event("storage-alone", begin_s=begin_s, end_s=time.monotonic())
+        self._stop_loads()
+
+    def _perform_blocks(self, blocks: tuple[Block, ...]) -> None:
+        assert self.crew is not None
+        previous: Block | None = None
+        for index, block in enumerate(blocks):
+            following = blocks[index + 1] if index + 1 < len(blocks) else None
+            flows_on = following is not None and _same_phase(block, following)
+            if previous is None or not _same_phase(previous, block):
+                self._enter(block)
+            self._set_rate(block.half)
+            first = self.crew.next_step
+            self.talk.block(block)
+            self._record_usage(index)
+            until = self.crew.run(
+                until=first + block.steps, seconds_max=self.settings.half_seconds_max, flows_on=flows_on
+            )
+            self._record_usage(index)
+            self._record_block(index, block, first, until)
+            if not flows_on:
+                self._leave(block)
+            previous = block
+
+    def _enter(self, block: Block) -> None:
+        if block.condition == "static":
+            interface, rate = self.lab["a"].interface, self.settings.rate_bits_per_s
+            fixed.install(self.lab, "a", interface=interface, rate_bits_per_s=rate)
+        elif block.condition == "brokered":
+            assert self.brokers is not None
+            self.brokers.start()
+            if self.settings.backend == "hive":  # no other backend has a session with the broker
+                self.brokers.wait_for_sessions()
+        if block.condition != "idle":
+            other = block.condition == "other-link"
+            self._start_load(self.network.other_address if other else self.network.storage_address)
+            self._wait(FLOOD_S)
+
+    def _leave(self, block: Block) -> None:
+        self._stop_loads()
+        if block.condition == "static":
+            fixed.remove(self.lab, "a", interface=self.lab["a"].interface)
+        elif block.condition == "brokered":
+            assert self.brokers is not None
+            for host, pid in self.brokers.pids.items():
+                resident_bytes = psutil.Process(pid).memory_info().rss
+                self.recorder.event("broker-memory", host=host, resident_bytes=resident_bytes)
+            self.brokers.stop()
+            self._keep_decisions()
+        self._set_rate("full")
+
+    def _set_rate(self, half: str) -> None:
+        full = self.settings.rate_bits_per_s
+        rate = full if half == "full" else full // 2
+        link = self.lab.links[self.network.uplink]
+        if link.rate_bits_per_s != rate:
+            link.set_rate(rate)
+            self.recorder.event("link-rate", rate_bits_per_s=rate)
+
+    def _record_usage(self, index: int) -> None:
+        assert self.crew is not None
+        assert self.brokers is not None
+        groups = {f"trainer {host}": [process.pid] for host, process in self.crew.processes.items()}
+        groups |= {f"broker {host}": [pid] for host, pid in self.brokers.pids.items()}
+        groups["rsync"] = [process.pid for process in (*self.loads, self.helpers[-1])]
+        groups["counters"] = [process.pid for process in self.helpers[:-1]]
+        groups["links"] = relays()
+        self.recorder.event("cpu", block=index, cpu_s=cpu_seconds(groups))
+
+    def _keep_decisions(self) -> None:
+        assert self.brokers is not None
+        for host, seat in self.brokers.seats.items():
+            source = seat.directory / "decisions.jsonl"
+            if source.exists():
+                with (
+                    source.open("rb") as lines,
+                    (self.recorder.directory / f"decisions-{host}.jsonl").open("ab") as out,
+                ):
+                    shutil.copyfileobj(lines, out)
+                source.unlink()
+
+    def _record_block(self, index: int, block: Block, first: int, until: int) -> None:
+        later = []
+        for step in self.pending:
+            if step["step"] >= until:
+                later.append(step)
+                continue
+            settling = step["step"] < first + block.settling_steps
+            labels = {"kind": block.kind, "condition": block.condition, "half": block.half, "round": block.round}
+            self.recorder.write("steps", {**step, "block": index, "settling": settling, **labels})
+        seconds = [float(step["step_s"]) for step in self.pending if step["rank"] == 0 and step["step"] < until]
+        self.pending = later
+        self.recorder.event("block", index=index, first_step=first, until_step=until)
+        self.talk.block_done(block, seconds)
+
+    def _finish(self) -> None:
+        assert self.crew is not None
+        self.talk.say("comparing weights")
+        self.crew.finish()
+        for rank, done in sorted(self.crew.done.items()):
+            self.recorder.event("weights", rank=rank, weights_sha256=done["weights_sha256"])
+        self.crew.close()
+        for helper in self.helpers:
+            _close_input(helper)
+
+    # --- while it runs -------------------------------------------------------------------------------------------
+
+    def _on_step(self, record: Mapping[str, Any]) -> None:
+        self.pending.append(record)
+        if record["rank"] == 0:
+            self.talk.step(record)
+
+    def _on_wake(self) -> None:
+        now_s = time.monotonic()
+        if now_s > self.due_s:
+            raise DemoError(f"not done after {self.settings.run_seconds_max:g} s; ended by the watchdog")
+        for process in (*self.loads, *self.helpers):
+            if process.poll() is not None:
+                words = "\n".join(path.read_text(errors="replace")[-600:] for path in sorted(self.work.glob("*.log")))
+                raise DemoError(f"a helper ended ({process.returncode}): {process.args!r}\n{words}")
+        if self.brokers is not None and self.brokers.pids and now_s >= self.status_due_s:
+            self.status_due_s = now_s + STATUS_EVERY_S
+            for host in self.brokers.pids:
+                document = self.brokers.status(host)
+                if document is not None:
+                    shown = {key: document.get(key) for key in ("interfaces", "jobs", "alarms", "daemon")}
+                    self.recorder.write("status", {"t_s": time.monotonic(), "host": host, **shown})
+
+    def _wait(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            if self.crew is not None:
+                self.crew.pump(min(left_s, 0.1))
+            else:
+                self._on_wake()
+                time.sleep(min(left_s, 0.1))
+
+    def _start_load(self, address: str) -> None:
+        url = f"rsync://{address}:{storage.PORT}/sink"
+        argv = python("tools.demo.storage", "copy", "--source", str(self.work / "source"), "--url", url)
+        argv += ["--workers", str(self.settings.rsyncs)]
+        with (self.work / "rsync-a.log").open("wb") as log:
+            self.loads.append(
+                self.lab["a"].popen(
+                    argv,
+                    user=self.settings.user,
+                    env=environment(),
+                    cwd="/",
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    def _stop_loads(self) -> None:
+        for load in self.loads:
+            _close_input(load)
+        self.loads.clear()
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(STOP_S_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _same_phase(first: Block, second: Block) -> bool:
+    return (first.kind, first.condition, first.round) == (second.kind, second.condition, second.round)
+
+
+@contextlib.contextmanager
+def _work_directory() -> Iterator[Path]:
+    """A directory of this run's own, readable for the ordinary user, short enough for a Unix socket's name."""
+    shared = Path("/dev/shm")
+    base = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="hq-demo-", dir=base))
+    path.chmod(0o755)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _versions() -> dict[str, object]:
+    rsync = subprocess.run(["rsync", "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+    return {
+        "hive-qos": __version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cores": os.cpu_count(),
+        "rsync": rsync[0] if rsync else "",
+    }

@@ -1,0 +1,194 @@
+"""Every figure of the report, computed from the raw records alone: a pure function of three lists.
+
+Definitions
+- A block is the steps of one condition at one link rate in one round. Its first `settling` steps are in the records
+  but in no figure; the rest are counted steps. Step times are those of rank 0, on the flooded host.
+- A block's interval runs from the start of its first counted step to the end of its last. Bytes of an interval are the
+  difference of a wire counter, interpolated linearly between the two samples around each end.
+- storage_bits_per_s: storage's wire bits over the intervals, divided by their length.
+- storage_share_of_leftover: storage's wire bytes, divided by the shaped capacity in the intervals minus the wire bytes
+  of training in the same intervals. Shaped capacity is 97 % of the link's real rate then, as the router enforces it:
+  what a shaper that knew the truth would give out, in every condition alike, whatever the one at work believes. Bytes
+  are from counters of the router, after the bottleneck, with Ethernet headers, like the rate itself.
+- storage_share_of_link_leftover: the same against the link's whole real rate; no shaper can reach 1 there.
+- cpu_share: busy CPU seconds of the whole machine in the intervals, divided by all there were.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Record: TypeAlias = Mapping[str, Any]
+
+SHAPED_SHARE = 0.97
+"""Of the link: what a shaper gives out, so that the queue is where the priorities are. The broker's headroom, too."""
+
+LOSS_STEPS = 10
+"""First and last loss are means over so many steps of rank 0: one batch alone is noise."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A counter over time; times rise strictly."""
+
+    times_s: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def at(self, t_s: float) -> float:
+        """Interpolate linearly; outside the samples the nearest one holds, without any it is 0."""
+        if not self.times_s:
+            return 0.0
+        index = bisect.bisect_right(self.times_s, t_s)
+        if index == 0:
+            return self.values[0]
+        if index == len(self.times_s):
+            return self.values[-1]
+        before_s, after_s = self.times_s[index - 1], self.times_s[index]
+        before, after = self.values[index - 1], self.values[index]
+        return before + (after - before) * (t_s - before_s) / (after_s - before_s)
+
+    def delta(self, interval: tuple[float, float]) -> float:
+        """How much it grew in an interval."""
+        return self.at(interval[1]) - self.at(interval[0])
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The series that the figures need."""
+
+    compute_bytes: Series
+    storage_bytes: Series
+    other_link_bytes: Series | None
+    cpu_busy_s: Series
+    cpu_total_s: Series
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """Interpolated percentile (type 7, as numpy's default); `values` need not be sorted, but not empty."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * fraction
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def counters_of(samples: Sequence[Record], topology: Record) -> Counters:
+    """Build the series: `topology` names host, interface and column of each."""
+    machine = [sample for sample in samples if sample["host"] == topology["compute"][0]]
+    other = topology.get("other_link")
+    times = tuple(float(sample["t_s"]) for sample in machine)
+    return Counters(
+        compute_bytes=_series(samples, topology["compute"]),
+        storage_bytes=_series(samples, topology["storage"]),
+        other_link_bytes=_series(samples, other) if other else None,
+        cpu_busy_s=Series(times, tuple(float(sample["cpu"]["busy_s"]) for sample in machine)),
+        cpu_total_s=Series(times, tuple(float(sample["cpu"]["total_s"]) for sample in machine)),
+    )
+
+
+def _series(samples: Sequence[Record], where: Sequence[Any]) -> Series:
+    host, interface, column = where
+    rows = [(float(s["t_s"]), float(s["interfaces"][interface][column])) for s in samples if s["host"] == host]
+    return Series(tuple(t_s for t_s, _ in rows), tuple(value for _, value in rows))
+
+
+def counted(steps: Sequence[Record], *, kind: str, condition: str, half: str) -> list[list[Record]]:
+    """Rank 0's counted steps of a condition and a half, one list a block, in order."""
+    blocks: dict[int, list[Record]] = {}
+    for step in steps:
+        if step["rank"] == 0 and (step["kind"], step["condition"], step["half"]) == (kind, condition, half):
+            rows = blocks.setdefault(int(step["block"]), [])
+            if not step["settling"]:
+                rows.append(step)
+    return [rows for rows in blocks.values() if rows]
+
+
+def interval_of(block: Sequence[Record]) -> tuple[float, float]:
+    """Start of the first step to the end of the last."""
+    return float(block[0]["start_s"]), float(block[-1]["end_s"])
+
+
+def cell(blocks: Sequence[Sequence[Record]], counters: Counters, *, rate_bits_per_s: int) -> dict[str, Any]:
+    """One condition at one rate: the figures of the report's table."""
+    seconds = [float(step["step_s"]) for block in blocks for step in block]
+    if not seconds:
+        return {"steps": 0}
+    intervals = [interval_of(block) for block in blocks]
+    total_s = sum(end - begin for begin, end in intervals)
+    storage_bytes = sum(counters.storage_bytes.delta(interval) for interval in intervals)
+    compute_bytes = sum(counters.compute_bytes.delta(interval) for interval in intervals)
+    link_bytes = rate_bits_per_s / 8 * total_s
+    machine_s = sum(counters.cpu_total_s.delta(interval) for interval in intervals)
+    return {
+        "step_s": {"median": statistics.median(seconds), "p95": percentile(seconds, 0.95)},
+        "storage_bits_per_s": 8 * storage_bytes / total_s,
+        "compute_bits_per_s": 8 * compute_bytes / total_s,
+        "storage_share_of_leftover": _share(storage_bytes, SHAPED_SHARE * link_bytes - compute_bytes),
+        "storage_share_of_link_leftover": _share(storage_bytes, link_bytes - compute_bytes),
+        "steps": len(seconds),
+        "seconds": total_s,
+        "cpu_share": sum(counters.cpu_busy_s.delta(interval) for interval in intervals) / machine_s if machine_s else 0,
+        "trainer_cpu_s_per_step": statistics.mean(float(step["cpu_s"]) for block in blocks for step in block),
+    }
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def phase_figures(steps: Sequence[Record], counters: Counters, settings: Record) -> dict[str, dict[str, Any]]:
+    """`phases` of the report: condition, then half, each with its ratio to idle at the same rate."""
+    full = int(settings["rate_bits_per_s"])
+    rates = {"full": full, "half": full // 2}
+    phases: dict[str, dict[str, Any]] = {}
+    for condition in settings["phases"]:
+        phases[condition] = {
+            half: cell(
+                counted(steps, kind="phase", condition=condition, half=half), counters, rate_bits_per_s=rates[half]
+            )
+            for half in ("full", "half")
+        }
+    for halves in phases.values():
+        for half, figures in halves.items():
+            idle = phases.get("idle", {}).get(half, {"steps": 0})
+            if idle["steps"] and figures["steps"]:
+                figures["step_median_of_idle"] = figures["step_s"]["median"] / idle["step_s"]["median"]
+                figures["step_p95_of_idle"] = figures["step_s"]["p95"] / idle["step_s"]["p95"]
+    return phases
+
+
+def loss_figures(steps: Sequence[Record]) -> dict[str, float]:
+    """Mean loss of rank 0 over the first and the last steps of the whole run."""
+    losses = [float(step["loss"]) for step in steps if step["rank"] == 0]
+    if not losses:
+        return {}
+    return {"first": statistics.mean(losses[:LOSS_STEPS]), "last": statistics.mean(losses[-LOSS_STEPS:])}
+
+
+def cores_used(steps: Sequence[Record], events: Sequence[Record]) -> dict[str, dict[str, dict[str, float]]]:
+    """By condition and half: how many cores each program had, over all blocks of phases."""
+    labels = {int(step["block"]): (step["condition"], step["half"]) for step in steps if step["kind"] == "phase"}
+    marks: dict[int, list[Record]] = {}
+    for event in events:
+        if event["event"] == "cpu":
+            marks.setdefault(int(event["block"]), []).append(event)
+    sums: dict[tuple[str, str], dict[str, float]] = {}
+    seconds: dict[tuple[str, str], float] = {}
+    for block, pair in marks.items():
+        if block not in labels or len(pair) != 2:
+            continue
+        begin, end = pair
+        seconds[labels[block]] = seconds.get(labels[block], 0.0) + end["t_s"] - begin["t_s"]
+        used = sums.setdefault(labels[block], {})
+        for name, cpu_s in end["cpu_s"].items():
+            used[name] = used.get(name, 0.0) + cpu_s - begin["cpu_s"].get(name, 0.0)
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for (condition, half), used in sums.items():
+        per_s = seconds[condition, half]
+        table.setdefault(condition, {})[half] = {name: cpu_s / per_s for name, cpu_s in used.items()}
+    return table

@@ -1,0 +1,60 @@
+"""The guard process: waits until a lab's owner is dead, however it died, and takes the lab down.
+
+`python -m tools.lab.guard ID OWNER_PID`, in a session of its own, so that Ctrl-C does not reach it. A detached lab
+(`hive-lab up`) has the guard itself as its owner. SIGTERM makes the guard take the lab down at once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+from tools.lab import state
+
+_SETTLE_S = 0.1
+
+
+class _Asked(BaseException):
+    """SIGTERM came."""
+
+
+def main() -> None:
+    """Wait and take down; ends when the lab is gone."""
+    lab_id, owner_pid = sys.argv[1], int(sys.argv[2])
+    signal.signal(signal.SIGTERM, _ask)
+    try:
+        _wait_for_end_of(owner_pid)
+        while (now := state.read(lab_id)) is not None and now.owner.pid == os.getpid():
+            signal.pause()
+    except _Asked:
+        pass
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A command that the owner had started when it died may still be making something: before the first, or after it.
+    time.sleep(_SETTLE_S)
+    state.tear_down(lab_id)
+    time.sleep(_SETTLE_S)
+    state.tear_down(lab_id)
+
+
+def _wait_for_end_of(pid: int) -> None:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        # The number may have been given away before the descriptor was there: then we are nobody's child any more.
+        if os.getppid() == pid:
+            select.select([fd], (), ())
+    finally:
+        os.close(fd)
+
+
+def _ask(*_: object) -> None:
+    raise _Asked
+
+
+if __name__ == "__main__":
+    main()
