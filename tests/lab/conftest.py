@@ -1,0 +1,61 @@
+"""What every lab test needs: labs that are gone afterwards, whatever the test does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+
+import pytest
+
+from tools.lab import Lab, privilege, state
+
+NOT_RUN = "lab tests were NOT run"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lab_privilege() -> None:
+    """These tests need root. Under CI, or as root on a machine that cannot, that is a failure and not a skip."""
+    end_without_privilege(privilege.missing(), must_run=bool(os.environ.get("CI")) or os.geteuid() == 0)
+
+
+def end_without_privilege(lack: str | None, *, must_run: bool) -> None:
+    """Go on when nothing is lacking; else fail where these tests must run, or skip them in words that nobody misses."""
+    if lack is None:
+        return
+    if must_run:
+        pytest.fail(f"lab tests cannot run: {lack}", pytrace=False)
+    pytest.skip(f"{NOT_RUN}: {lack}; with CI=1 in the environment this is a failure")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+    """A skipped lab is most of what is claimed about the kernel: say it in a line of its own, after all others."""
+    yield
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NOT_RUN in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_sep(
+            "!",
+            f"{len(skipped)} {NOT_RUN}: no root, or no lab here; nothing was checked in a real network",
+            yellow=True,
+        )
+
+
+@pytest.fixture
+def lab_factory() -> Iterator[Callable[..., Lab]]:
+    """Makes labs (`lab_factory(name)`, `Lab`'s arguments) that end with the test; declare, then call `up()`."""
+    made: list[Lab] = []
+
+    def make(name: str = "test") -> Lab:
+        made.append(Lab(name))
+        return made[-1]
+
+    yield make
+    for lab in made:
+        lab.close()
+
+
+def pytest_sessionfinish() -> None:
+    """Take down what a test that died in the middle has left, and what earlier runs left."""
+    for known in state.all_labs():
+        if known.owner.pid == os.getpid() or known.stale:
+            state.tear_down(known.id)

@@ -1,0 +1,153 @@
+"""Nodes, names, routes and programs of a real lab."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.lab import Lab, LabError
+
+REACH = "import socket,sys; socket.create_connection((sys.argv[1], 4000), 5).close()"
+SERVE = (
+    "import socket; s=socket.create_server(('::',4000),family=socket.AF_INET6,dualstack_ipv6=True); print(flush=True)"
+)
+SERVE += "\nwhile True: s.accept()[0].close()"
+
+
+@pytest.fixture(scope="module")
+def sites() -> Iterator[Lab]:
+    """Two sites of two with a link between the routers, and a second link from a to s that by-passes them."""
+    with Lab("sites") as lab:
+        for router in ("east", "west"):
+            lab.router(router, site=router)
+        for name, router in (("a", "east"), ("b", "east"), ("c", "west"), ("s", "west")):
+            lab.host(name, site=router)
+            lab.link(name, router)
+        lab.link("east", "west", rate_bits_per_s=100_000_000, delay_s=0.003)
+        lab.link("a", "s", name="direct")
+        lab.up()
+        for name in ("a", "b", "c", "s"):
+            server = lab[name].popen(["python3", "-c", SERVE], stdout=subprocess.PIPE)
+            assert server.stdout is not None
+            server.stdout.readline()
+            server.stdout.close()
+        yield lab
+
+
+def test_every_host_reaches_every_other_by_name(sites: Lab) -> None:
+    for one in sites.hosts:
+        script = "import socket,sys\nfor name in sys.argv[1:]:\n for family in (socket.AF_INET, socket.AF_INET6):\n"
+        script += "  s=socket.socket(family); s.settimeout(5); s.connect(socket.getaddrinfo(name,4000,family)[0][4])"
+        sites[one].run(["python3", "-c", script, *sites.hosts])
+
+
+def test_addresses_choose_the_link(sites: Lab) -> None:
+    before = sites.links["direct"].counters()["a"].packets
+    sites["a"].run(["python3", "-c", REACH, "s"])
+    assert sites.links["direct"].counters()["a"].packets == before
+    sites["a"].run(["python3", "-c", REACH, sites["s"].address_on("a")])
+    assert sites.links["direct"].counters()["a"].packets > before
+    sites["a"].run(["python3", "-c", REACH, "s.direct"])
+
+
+def test_a_host_does_not_forward(sites: Lab) -> None:
+    forwards = {name: sites[name].run(["cat", "/proc/sys/net/ipv4/ip_forward"]).stdout for name in ("a", "east")}
+    assert forwards == {"a": "0\n", "east": "1\n"}
+
+
+def test_hosts_carry_no_qdisc_of_ours(sites: Lab) -> None:
+    for name in ("a", "s", "east"):
+        shown = sites[name].run(["tc", "qdisc", "show"]).stdout
+        assert not re.search(r"tbf|netem|htb|ingress", shown), shown
+
+
+def test_sockets_made_inside_enter_belong_to_the_host(sites: Lab) -> None:
+    home = os.stat("/proc/thread-self/ns/net").st_ino
+    with sites["a"].enter():
+        connection = socket.create_connection((sites["c"].address6, 4000), 5)
+    assert os.stat("/proc/thread-self/ns/net").st_ino == home
+    with connection:
+        assert connection.getsockname()[0] == sites["a"].address6
+
+
+def test_a_program_sees_its_host(sites: Lab) -> None:
+    devices = sites["a"].run(["ls", "/sys/class/net"]).stdout.split()
+    assert set(devices) == {"lo", "eth0", "eth1"}
+    assert "c.c-west" in sites["a"].run(["cat", "/etc/hosts"]).stdout
+    assert sites["a"].run(["ls", "/sys/fs/cgroup"]).stdout == "\n".join([*sorted(os.listdir("/sys/fs/cgroup")), ""])
+
+
+def test_a_program_can_run_as_an_ordinary_user(sites: Lab) -> None:
+    script = "import os,sys; print(os.getuid(), os.environ['USER'], os.environ['X'], sys.stdin.read())"
+    done = sites["a"].run(["python3", "-c", script], user="nobody", env={"X": "y"}, input_text="in")
+    assert done.stdout == "65534 nobody y in\n"
+    with pytest.raises(LabError, match="no user 'nosuch'"):
+        sites["a"].run(["true"], user="nosuch")
+
+
+def test_a_failed_program_raises_with_its_last_words(sites: Lab) -> None:
+    with pytest.raises(LabError, match=r"(?s)exit status 3.*it was me"):
+        sites["a"].run(["python3", "-c", "import sys; print('it was me', file=sys.stderr); sys.exit(3)"])
+    with pytest.raises(LabError, match=r"(?s)exit status 127.*nosuchprogram"):
+        sites["a"].run(["nosuchprogram"])
+
+
+def test_a_program_past_its_time_is_killed_with_its_children(sites: Lab) -> None:
+    with pytest.raises(LabError, match=r"no end after 0\.3 s"):
+        sites["a"].run(["sh", "-c", "sleep 71.5 & sleep 71.5"], timeout_s=0.3)
+    assert b"71.5" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, check=True).stdout
+
+
+def test_the_process_number_is_the_programs_own(sites: Lab) -> None:
+    process = sites["a"].popen(["sleep", "60"])
+    for _ in range(200):
+        if Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n":
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("never became sleep")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == -signal.SIGTERM
+
+
+def test_a_link_can_be_added_while_the_lab_is_up(lab_factory: Callable[..., Lab]) -> None:
+    lab = lab_factory()
+    lab.router("r")
+    lab.host("a")
+    lab.link("a", "r")
+    lab.up()
+    lab.host("b")
+    lab.link("b", "r", delay_s=0.001)
+    lab.up()
+    lab["b"].popen(["python3", "-c", SERVE])
+    lab["a"].run(["sh", "-c", f"for i in $(seq 50); do python3 -c '{REACH}' b && exit 0; sleep 0.05; done; exit 1"])
+
+
+def test_the_end_kills_programs_that_left_their_session(lab_factory: Callable[..., Lab]) -> None:
+    lab = lab_factory()
+    lab.host("a")
+    lab.up()
+    namespace = lab["a"].namespace_path
+    lab["a"].run(["sh", "-c", "setsid sleep 72.5 >/dev/null 2>&1 & setsid -f sleep 72.5 >/dev/null 2>&1"])
+    assert b"72.5" in subprocess.run(["ps", "-eo", "args"], capture_output=True, check=True).stdout
+    lab.close()
+    assert b"72.5" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, check=True).stdout
+    assert not namespace.exists()
+    assert not Path("/etc/netns", namespace.name).exists()
+
+
+def test_nothing_is_left_when_the_kernel_refuses_something(lab_factory: Callable[..., Lab]) -> None:
+    lab = lab_factory()
+    lab.host("a", sysctls={"net.ipv4.no_such_key": "1"})
+    with pytest.raises(LabError, match="no_such_key"):
+        lab.up()
+    with pytest.raises(LabError, match="not up"):
+        lab["a"].run(["true"])

@@ -1,0 +1,476 @@
+"""Real packets land in the right class, guarantees hold, and no change of rates ever loses one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from shaping_bench import FAMILIES, INTERFACE, RECEIVER, SENDER, Bench, make_bench
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "shaping"))
+
+from shaping_contract import MBIT, make_shape  # after the path: shared with the fake's tests
+
+from shaping import cgroup
+from shaping.cgroup import SocketClassifier
+from shaping.journal import Journal
+from shaping.kernel import RealKernel
+from shaping.model import BULK_NAME, DSCP, LEAF_MINOR, InterfaceShape, Rule, classid
+from shaping.shaper import Shaper
+from shaping.sockets import mark_socket, priority_of
+from tools.lab.kernel import entered
+
+PAYLOAD_BYTES = 1000
+USER = 61_234
+"""Nobody's: so that a rule on it, which hangs at the top of all cgroups, concerns no process but ours."""
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with make_bench() as made:
+        yield made
+
+
+@pytest.fixture
+def shaper(bench: Bench, tmp_path: Path) -> Iterator[Shaper]:
+    """A shaper in the sender's namespace; whatever the test attached is gone afterwards."""
+    with entered(bench.sender):
+        made = Shaper(RealKernel(), Journal(tmp_path), classifier=SocketClassifier())
+        yield made
+        made.clear()
+        made.close()
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A cgroup of our own, removed when the processes in it have ended."""
+    path = cgroup.mount() / f"hqshaping-{os.getpid()}"
+    path.mkdir()
+    yield path
+    path.rmdir()
+
+
+STRAY_PACKETS = 4
+"""IPv6 reports its multicast groups and looks for routers for some seconds after a link came up: to `other`."""
+
+
+def sent_by_class(shaper: Shaper, send: Callable[[], None]) -> dict[str, int]:
+    """Packets that each class sent while `send` ran and until nothing waits any more; classes with none left out.
+
+    `other` counts only above what the kernel sends by itself, and to whole tens: tests send 20.
+    """
+    before = shaper.counters(INTERFACE)
+    send()
+    deadline_s = time.monotonic() + 5
+    while any(found.backlog_packets for found in shaper.counters(INTERFACE).classes.values()):
+        assert time.monotonic() < deadline_s, "a backlog does not drain"
+    after = shaper.counters(INTERFACE)
+    assert after.direct_packets == 0
+    counts = {name: found.sent_packets - before.classes[name].sent_packets for name, found in after.classes.items()}
+    if counts["other"] % 10 <= STRAY_PACKETS:
+        counts["other"] -= counts["other"] % 10
+    return {name: count for name, count in counts.items() if count}
+
+
+def send_some(sock: socket.socket, family: socket.AddressFamily, *, port: int = 9, count: int = 20) -> None:
+    for _ in range(count):
+        sock.sendto(bytes(PAYLOAD_BYTES), (RECEIVER[family], port))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unmarked_traffic_goes_to_other(shaper: Shaper, bench: Bench, family: socket.AddressFamily) -> None:
+    shaper.attach(make_shape(INTERFACE))
+    with bench.socket(family) as sock:
+        assert sent_by_class(shaper, lambda: send_some(sock, family)) == {"other": 20}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("leaf", sorted(LEAF_MINOR))
+def test_a_marked_socket_goes_to_its_leaf_and_carries_its_codepoint(
+    shaper: Shaper, bench: Bench, family: socket.AddressFamily, leaf: str
+) -> None:
+    shaper.attach(make_shape(INTERFACE))
+    with bench.socket(family) as sock, bench.sink(family) as sink:
+        level, option, receive = (
+            (socket.IPPROTO_IP, socket.IP_TOS, socket.IP_RECVTOS)
+            if family == socket.AF_INET
+            else (socket.IPPROTO_IPV6, socket.IPV6_TCLASS, socket.IPV6_RECVTCLASS)
+        )
+        sink.setsockopt(level, receive, 1)
+        mark_socket(sock, minor=LEAF_MINOR[leaf], dscp=DSCP[leaf])
+        port = sink.getsockname()[1]
+        expected = {"compute": 20, BULK_NAME: 20} if leaf == BULK_NAME else {leaf: 20}
+        assert sent_by_class(shaper, lambda: send_some(sock, family, port=port)) == expected
+        _, ancillary, _, _ = sink.recvmsg(2000, 100)
+        found = [data[0] for at, kind, data in ancillary if (at, kind) == (level, option)]
+        assert found == [(DSCP[leaf] or 0) << 2]
+
+
+def test_a_later_tos_takes_the_class_away_so_the_priority_is_set_last(bench: Bench) -> None:
+    with bench.socket(socket.AF_INET) as sock:
+        mark_socket(sock, minor=LEAF_MINOR["storage"], dscp=1)
+        assert priority_of(sock) == classid(LEAF_MINOR["storage"])
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0)
+        assert priority_of(sock) == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ports_go_to_their_class_in_both_directions_and_protocols(
+    shaper: Shaper, bench: Bench, family: socket.AddressFamily
+) -> None:
+    rules = (Rule("storage", port=873), Rule("control", port=5353, protocol="udp"))
+    shaper.attach(make_shape(INTERFACE, rules=rules))
+    with bench.socket(family) as sock:
+        assert sent_by_class(shaper, lambda: send_some(sock, family, port=873)) == {"storage": 20}
+        assert sent_by_class(shaper, lambda: send_some(sock, family, port=5353)) == {"control": 20}
+        assert sent_by_class(shaper, lambda: send_some(sock, family, port=874)) == {"other": 20}
+    with bench.socket(family) as sock:
+        sock.bind(("", 873))
+        assert sent_by_class(shaper, lambda: send_some(sock, family, port=874)) == {"storage": 20}
+    with entered(bench.receiver), socket.socket(family) as listener:
+        listener.bind((RECEIVER[family], 873))
+        listener.listen()
+        with entered(bench.sender), socket.socket(family) as client:
+            found = sent_by_class(shaper, lambda: client.connect((RECEIVER[family], 873)))
+    assert set(found) == {"storage"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_codepoints_go_to_their_class_whatever_the_congestion_bits(
+    shaper: Shaper, bench: Bench, family: socket.AddressFamily
+) -> None:
+    shaper.attach(make_shape(INTERFACE, rules=(Rule("storage", dscp=1),)))
+    with bench.socket(family) as sock:
+        for ecn in (0, 2):
+            if family == socket.AF_INET:
+                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 1 << 2 | ecn)
+            else:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, 1 << 2 | ecn)
+            assert sent_by_class(shaper, lambda: send_some(sock, family)) == {"storage": 20}
+
+
+CHILD = """
+import os, socket, sys
+way, where, family, address = sys.argv[1], sys.argv[2], socket.AddressFamily(int(sys.argv[3])), sys.argv[4]
+if way == "cgroup":
+    with open(where + "/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+else:
+    os.setgroups([]); os.setuid(int(where))
+datagrams, listener = socket.socket(family, socket.SOCK_DGRAM), socket.socket(family)
+listener.bind(("", 7000)); listener.listen()
+print("ready", flush=True)
+for command in sys.stdin:
+    if command == "datagrams\\n":
+        for _ in range(20):
+            datagrams.sendto(bytes(1000), (address, 9))
+    else:
+        accepted, _ = listener.accept()
+        accepted.sendall(bytes(50_000)); accepted.recv(1)
+    print("done", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def child(bench: Bench, way: str, where: str, family: socket.AddressFamily) -> Iterator[Callable[[str], None]]:
+    """A process of a cgroup or of a user at the sender, which sends when told."""
+    words = ["nsenter", f"--net=/run/netns/{bench.sender}", sys.executable, "-c", CHILD, way, where, str(int(family))]
+    with subprocess.Popen(
+        [*words, RECEIVER[family]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+
+        def tell(command: str) -> None:
+            stdin.write(command + "\n")
+            stdin.flush()
+            assert stdout.readline() == "done\n"
+
+        try:
+            assert stdout.readline() == "ready\n"
+            yield tell
+        finally:
+            process.kill()
+            process.wait()
+
+
+def fetch(family: socket.AddressFamily, bench: Bench, tell: Callable[[str], None]) -> None:
+    """Have the child at the sender accept a connection from the receiver and answer with 50 000 bytes."""
+    with entered(bench.receiver):
+        client = socket.socket(family)
+    client.settimeout(5)
+    with client:
+        client.connect((SENDER[family], 7000))
+        thread = threading.Thread(target=tell, args=("accept",))
+        thread.start()
+        left = 50_000
+        while left:
+            left -= len(client.recv(left))
+        client.sendall(b".")
+        thread.join()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", ["cgroup", "user"])
+def test_a_process_of_a_cgroup_or_user_goes_to_its_class_with_the_connections_that_it_accepts(
+    shaper: Shaper, bench: Bench, group: Path, family: socket.AddressFamily, way: str
+) -> None:
+    rule = Rule("storage", cgroup=group.name) if way == "cgroup" else Rule("storage", uid=USER)
+    attachment = shaper.attach(make_shape(INTERFACE, rules=(rule,)))
+    assert attachment.notes == ()
+    with child(bench, way, str(group) if way == "cgroup" else str(USER), family) as tell:
+        assert sent_by_class(shaper, lambda: tell("datagrams")) == {"storage": 20}
+        found = sent_by_class(shaper, lambda: fetch(family, bench, tell))
+        assert found["storage"] >= 2
+        assert "other" not in found
+
+
+def test_a_listener_from_before_a_restart_still_classifies_what_it_accepts(
+    shaper: Shaper, bench: Bench, group: Path, tmp_path: Path
+) -> None:
+    shape = make_shape(INTERFACE, rules=(Rule("storage", cgroup=group.name),))
+    shaper.attach(shape)
+    with child(bench, "cgroup", str(group), socket.AF_INET) as tell:
+        again = Shaper(RealKernel(), Journal(tmp_path), classifier=SocketClassifier())
+        assert again.attach(shape).operations == ()
+        found = sent_by_class(again, lambda: fetch(socket.AF_INET, bench, tell))
+        again.close()
+    assert found["storage"] >= 2
+
+
+def test_the_nearest_cgroup_wins_over_its_parents_and_over_users(shaper: Shaper, bench: Bench, group: Path) -> None:
+    inner = group / "inner"
+    inner.mkdir()
+    try:
+        rules = (
+            Rule("storage", cgroup=group.name),
+            Rule("control", cgroup=f"{group.name}/inner"),
+            Rule(BULK_NAME, uid=os.getuid() or USER),
+        )
+        shaper.attach(make_shape(INTERFACE, rules=rules))
+        with child(bench, "cgroup", str(inner), socket.AF_INET) as tell:
+            assert sent_by_class(shaper, lambda: tell("datagrams")) == {"control": 20}
+    finally:
+        inner.rmdir()
+
+
+def test_a_rule_waits_for_its_cgroup_and_finds_it_again_when_it_was_made_anew(
+    shaper: Shaper, bench: Bench, group: Path
+) -> None:
+    name = f"{group.name}/later"
+    attachment = shaper.attach(make_shape(INTERFACE, rules=(Rule("storage", cgroup=name),)))
+    assert any("waits until there is" in note for note in attachment.notes)
+    for _ in range(2):
+        (group / "later").mkdir()
+        try:
+            assert shaper.classify() == ()
+            with child(bench, "cgroup", str(group / "later"), socket.AF_INET) as tell:
+                assert sent_by_class(shaper, lambda tell=tell: tell("datagrams")) == {"storage": 20}
+        finally:
+            (group / "later").rmdir()
+
+
+def test_another_namespaces_sockets_are_left_alone(shaper: Shaper, bench: Bench, group: Path) -> None:
+    shaper.attach(make_shape(INTERFACE, rules=(Rule("storage", cgroup=group.name),)))
+    code = (
+        "import os,socket,sys; open(sys.argv[1]+'/cgroup.procs','w').write(str(os.getpid()));"
+        "print(socket.socket().getsockopt(1, 12) & 0xffffffff)"
+    )
+    words = [sys.executable, "-c", code, str(group)]
+    here = subprocess.run(
+        ["nsenter", f"--net=/run/netns/{bench.sender}", *words], capture_output=True, text=True, check=True
+    )
+    there = subprocess.run(
+        ["nsenter", f"--net=/run/netns/{bench.receiver}", *words], capture_output=True, text=True, check=True
+    )
+    assert (int(here.stdout), int(there.stdout)) == (classid(LEAF_MINOR["storage"]), 0)
+
+
+def test_a_passed_socket_wins_over_ports_and_codepoints(shaper: Shaper, bench: Bench) -> None:
+    shaper.attach(make_shape(INTERFACE, rules=(Rule("storage", port=873), Rule("storage", dscp=18))))
+    with bench.socket(socket.AF_INET) as sock:
+        mark_socket(sock, minor=LEAF_MINOR["compute"], dscp=18)
+        assert sent_by_class(shaper, lambda: send_some(sock, socket.AF_INET, port=873)) == {"compute": 20}
+
+
+def hold_storage(capacity: int = 40 * MBIT) -> InterfaceShape:
+    """Storage at 400 kbit/s: 50 packets of a kilobyte take a second to leave."""
+    return make_shape(INTERFACE, capacity=capacity, storage=400_000, storage_ceil=400_000)
+
+
+def received(sink: socket.socket, count: int) -> list[int]:
+    """The first two bytes of so many datagrams, in the order of their arrival."""
+    return [int.from_bytes(sink.recv(2000)[:2], "big") for _ in range(count)]
+
+
+def fill_storage(bench: Bench, sink: socket.socket, count: int) -> socket.socket:
+    sock = bench.socket(socket.AF_INET)
+    mark_socket(sock, minor=LEAF_MINOR["storage"], dscp=1)
+    for number in range(count):
+        sock.sendto(number.to_bytes(2, "big") + bytes(PAYLOAD_BYTES - 2), sink.getsockname())
+    return sock
+
+
+def test_changes_of_classes_and_queue_limits_lose_nothing_of_a_backlog(shaper: Shaper, bench: Bench) -> None:
+    shaper.attach(hold_storage(capacity=1000 * MBIT))
+    with bench.sink(socket.AF_INET) as sink, fill_storage(bench, sink, 100):
+        waiting = shaper.counters(INTERFACE).classes["storage"].backlog_packets
+        assert waiting > 50
+        for capacity in (26, 1000, 40, 500, 26):  # queue limits shrink to 128 KiB and grow again under the backlog
+            assert shaper.apply(hold_storage(capacity=capacity * MBIT))
+        counters = shaper.counters(INTERFACE)
+        assert counters.classes["storage"].backlog_packets > 50
+        shaper.apply(make_shape(INTERFACE))
+        assert received(sink, 100) == list(range(100))
+        assert shaper.counters(INTERFACE).classes["storage"].dropped_packets == 0
+
+
+def test_a_killed_shapers_backlog_is_adopted_without_losing_a_packet(bench: Bench, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from shaping.journal import Journal; from shaping.kernel import RealKernel\n"
+        "from shaping.shaper import Shaper\n"
+        "sys.path.insert(0, sys.argv[2]); from shaping_contract import make_shape\n"
+        "shape = make_shape('v0', storage=400_000, storage_ceil=400_000)\n"
+        "Shaper(RealKernel(), Journal(Path(sys.argv[1]))).attach(shape)\n"
+        "print('up', flush=True); sys.stdin.read(1); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[2]
+    words = [sys.executable, "-c", code, str(tmp_path), str(root / "tests" / "unit" / "shaping")]
+    with subprocess.Popen(
+        ["nsenter", f"--net=/run/netns/{bench.sender}", *words],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        with bench.sink(socket.AF_INET) as sink, fill_storage(bench, sink, 100):
+            process.communicate(".", timeout=10)
+            assert process.returncode == -signal.SIGKILL
+            with entered(bench.sender), Shaper(RealKernel(), Journal(tmp_path)) as shaper:
+                attachment = shaper.attach(make_shape(INTERFACE))
+                assert attachment.adopted
+                assert received(sink, 100) == list(range(100))
+                assert shaper.counters(INTERFACE).classes["storage"].dropped_packets == 0
+                shaper.detach(INTERFACE)
+
+
+def test_two_hundred_rate_changes_under_half_rate_datagrams_lose_none(shaper: Shaper, bench: Bench) -> None:
+    shaper.attach(make_shape(INTERFACE, capacity=40 * MBIT))
+    stop = threading.Event()
+    sent = [0]
+    numbers: list[int] = []
+
+    def pace(sock: socket.socket, address: tuple[str, int]) -> None:
+        """20 Mbit/s: ten packets of 1000 bytes every 4 ms; a last one, longer, says that it was the last."""
+        start_s = time.monotonic()
+        while not stop.is_set():
+            for _ in range(10):
+                sock.sendto(sent[0].to_bytes(4, "big") + bytes(PAYLOAD_BYTES - 4), address)
+                sent[0] += 1
+            stop.wait(max(0.0, start_s + sent[0] * 0.0004 - time.monotonic()))
+        sock.sendto(bytes(PAYLOAD_BYTES + 1), address)
+
+    def collect(sink: socket.socket) -> None:
+        while len(data := sink.recv(2000)) == PAYLOAD_BYTES:
+            numbers.append(int.from_bytes(data[:4], "big"))
+
+    with bench.sink(socket.AF_INET) as sink, bench.socket(socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)  # held up, it blocks; only a change could lose
+        mark_socket(sock, minor=LEAF_MINOR["compute"], dscp=18)
+        threads = [
+            threading.Thread(target=pace, args=(sock, sink.getsockname())),
+            threading.Thread(target=collect, args=(sink,)),
+        ]
+        for thread in threads:
+            thread.start()
+        changes = 0
+        try:
+            for number in range(200):
+                compute = (24 + number % 10) * MBIT
+                shape = make_shape(INTERFACE, capacity=(40 + number % 3) * MBIT, compute=compute, storage=1 * MBIT)
+                changes += bool(shaper.apply(shape))
+                stop.wait(0.005)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert changes == 200
+    assert len(numbers) > 500
+    assert numbers == list(range(sent[0]))
+    counters = shaper.counters(INTERFACE)
+    assert counters.classes["compute"].dropped_packets == 0
+    assert counters.direct_packets == 0
+
+
+@contextlib.contextmanager
+def flood(bench: Bench, leaf: str) -> Iterator[None]:
+    """Keep one leaf busy: the socket's buffer, not a drop, holds the sender back."""
+    stop = threading.Event()
+    with bench.socket(socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+        mark_socket(sock, minor=LEAF_MINOR[leaf], dscp=DSCP[leaf])
+
+        def run() -> None:
+            while not stop.is_set():
+                sock.sendto(bytes(1400), (RECEIVER[socket.AF_INET], 9))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+def rates(shaper: Shaper, *, over_s: float) -> dict[str, float]:
+    """Bits per second of each class over so long a time, after a tenth of a second for queues to fill."""
+    time.sleep(0.1)  # real time is what is measured here
+    before, start_s = shaper.counters(INTERFACE), time.monotonic()
+    time.sleep(over_s)
+    after, end_s = shaper.counters(INTERFACE), time.monotonic()
+    return {
+        name: (found.sent_bytes - before.classes[name].sent_bytes) * 8 / (end_s - start_s)
+        for name, found in after.classes.items()
+    }
+
+
+def test_a_class_keeps_its_guarantee_and_borrows_what_others_leave(shaper: Shaper, bench: Bench) -> None:
+    shaper.attach(make_shape(INTERFACE, capacity=20 * MBIT, compute=12 * MBIT, storage=4 * MBIT, other=2 * MBIT))
+    with flood(bench, "storage"):
+        alone = rates(shaper, over_s=0.6)
+        assert alone["storage"] >= 0.9 * 20 * MBIT, "alone, it borrows all that is there"
+        with flood(bench, "compute"):
+            together = rates(shaper, over_s=0.8)
+    assert together["storage"] >= 0.9 * 4 * MBIT, "its guarantee"
+    assert together["compute"] >= 0.9 * 15 * MBIT, "its guarantee, and the excess first, by its priority"
+    assert 0.9 * 20 * MBIT <= together["storage"] + together["compute"] <= 1.05 * 20 * MBIT
+    assert shaper.counters(INTERFACE).direct_packets == 0
+
+
+def test_leaves_together_never_send_more_than_their_parents_ceiling(shaper: Shaper, bench: Bench) -> None:
+    shape = make_shape(INTERFACE, capacity=8 * MBIT, compute=4 * MBIT, storage=1 * MBIT, other=1 * MBIT)
+    limited = tuple(
+        type(found)(found.name, found.rate_bits_per_s, found.rate_bits_per_s, found.priority)
+        if found.name == "compute"
+        else found
+        for found in shape.classes
+    )
+    shaper.attach(InterfaceShape(INTERFACE, shape.capacity_bits_per_s, limited))
+    with flood(bench, "compute"), flood(bench, BULK_NAME):
+        found = rates(shaper, over_s=0.8)
+    assert 0.9 * 4 * MBIT <= found["compute"] <= 1.1 * 4 * MBIT

@@ -1,0 +1,169 @@
+"""Nodes for the engine's tests: an engine with an identity, a socket, and its events to wait for."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from transport.engine import create_engine
+from transport.engine.base import (
+    Announced,
+    ConnectionDown,
+    ConnectionUp,
+    Credentials,
+    EngineSettings,
+    Event,
+    OperationFailed,
+    Priority,
+    Received,
+    SendDone,
+    Trust,
+)
+from transport.identity import EphemeralIdentity, ephemeral_identity
+from transport.wire.header import Header, Kind, MatchKey
+
+E = TypeVar("E")
+QUICK = EngineSettings(keep_alive_s=0.2, dead_after_s=1.0, handshake_timeout_s=2.0)
+"""Impatient, so that tests of loss are short."""
+
+
+class Node:
+    """One engine with one endpoint."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        settings: EngineSettings | None = None,
+        host: str = "127.0.0.1",
+        credentials: Credentials | None = None,
+        trust: Trust | None = None,
+        job: str = "job",
+        bulk: bool = False,
+    ) -> None:
+        self.name = name
+        self.identity: EphemeralIdentity = ephemeral_identity(name)
+        self.credentials = credentials or self.identity.credentials
+        self.trust = trust
+        self.job = job
+        self.events: list[Event] = []
+        self.condition = threading.Condition()
+        self.engine = create_engine("aioquic", settings or EngineSettings(), self._on_events)
+        self.sock = bound_socket(host)
+        self.address = self.sock.getsockname()[:2]
+        self.bulk = bulk
+        self.endpoint = 0
+
+    def _on_events(self, events: Any) -> None:
+        with self.condition:
+            self.events.extend(events)
+            self.condition.notify_all()
+
+    def serve(self, trust: Trust) -> None:
+        hello = {2: self.name, 5: self.job, 6: b"run"}
+        self.endpoint = self.engine.add_endpoint(
+            self.sock, credentials=self.credentials, trust=self.trust or trust, hello=hello, bulk=self.bulk
+        )
+
+    def dial(self, other: Node, *, expected: str | None = "") -> int:
+        name = other.name if expected == "" else expected
+        return self.engine.connect(self.endpoint, other.address, expected_peer=name)
+
+    def take(self, kind: type[E], where: Callable[[Any], bool] = lambda event: True, timeout_s: float = 10) -> E:
+        """The next event of a kind; fails the test with all events when it does not come."""
+        end = time.monotonic() + timeout_s
+        with self.condition:
+            while True:
+                for event in self.events:
+                    if isinstance(event, kind) and where(event):
+                        self.events.remove(event)
+                        return event
+                left = end - time.monotonic()
+                assert left > 0, f"{self.name}: no {kind} in {timeout_s} s, but {self.events}"
+                self.condition.wait(left)
+
+    def none(self, kind: type[Any], *, within_s: float) -> None:
+        """Nothing of the kind comes for a while."""
+        end = time.monotonic() + within_s
+        with self.condition:
+            while (left := end - time.monotonic()) > 0:
+                assert not [event for event in self.events if isinstance(event, kind)], self.events
+                self.condition.wait(left)
+
+    def send(self, connection: int, payload: Any, *, tag: int = 0, **options: Any) -> int:
+        view = None if payload is None else memoryview(payload)
+        header = Header(
+            kind=options.pop("kind", Kind.POINT_TO_POINT),
+            tag=tag,
+            length=0 if view is None else len(view),
+            group=options.pop("group", ""),
+            step=options.pop("step", 0),
+        )
+        options.setdefault("priority", Priority.GRADIENT)
+        return self.engine.send(connection, header, view, **options)
+
+    def post(self, peer: str, buffer: Any, *, tag: int = 0) -> int:
+        view = None if buffer is None else memoryview(buffer)
+        return self.engine.post(peer, key(tag), view)
+
+    def outcome(self, operation: int, timeout_s: float = 10) -> SendDone | Received | OperationFailed:
+        end = (SendDone, Received, OperationFailed)
+        return self.take(end, lambda event: event.operation == operation, timeout_s)  # type: ignore[arg-type]
+
+
+def key(tag: int) -> MatchKey:
+    return MatchKey(kind=Kind.POINT_TO_POINT, tag=tag)
+
+
+def bound_socket(host: str) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind((host, 0))
+    return sock
+
+
+@contextmanager
+def pair(
+    *,
+    settings: EngineSettings | None = None,
+    other_settings: EngineSettings | None = None,
+    host: str = "127.0.0.1",
+    bulk: bool = False,
+    wrap: Callable[[socket.socket], Any] = lambda sock: sock,
+) -> Iterator[tuple[Node, Node]]:
+    """Nodes "a" and "b" that know each other's pins; not yet connected. `wrap` may change their sockets."""
+    a = Node("a", settings=settings, host=host, bulk=bulk)
+    b = Node("b", settings=other_settings or settings, host=host, bulk=bulk)
+    try:
+        trust = Trust(pins={a.identity.pin: "a", b.identity.pin: "b"})
+        for node in (a, b):
+            node.sock = wrap(node.sock)
+            node.serve(trust)
+        yield a, b
+    finally:
+        a.engine.close()
+        b.engine.close()
+
+
+@contextmanager
+def connected(**options: Any) -> Iterator[tuple[Node, Node, int, int]]:
+    """Nodes "a" and "b" with a connection that a dialled: its number on either side."""
+    with pair(**options) as (a, b):
+        a.dial(b)
+        yield a, b, a.take(ConnectionUp).connection, b.take(ConnectionUp).connection
+
+
+__all__ = [
+    "QUICK",
+    "Announced",
+    "ConnectionDown",
+    "ConnectionUp",
+    "Node",
+    "bound_socket",
+    "connected",
+    "key",
+    "pair",
+]

@@ -1,0 +1,184 @@
+"""Ranks that die, hang or are cut off; the survivors report what they are told, and when.
+
+Every scenario has three ranks; rank 1 dies. A survivor reports the error's classes and text, and seconds since then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import connect, report
+
+VICTIM = 1
+LARGE = 2 * 2**20
+"""Elements: a collective of 8 MiB takes aioquic half a second or more, so that a death falls into its middle."""
+
+
+def survive(call: Callable[[], object]) -> None:
+    started_s = time.monotonic()
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - what it is is the result
+        report(
+            classes=[kind.__name__ for kind in type(error).__mro__],
+            text=str(error),
+            rank=getattr(error, "rank", None),
+            seconds=time.monotonic() - started_s,
+        )
+    else:
+        report(classes=[], text="nothing was raised", rank=None, seconds=time.monotonic() - started_s)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in(seconds: float) -> None:
+    """Have a child kill this process later, as the kernel's out-of-memory killer would."""
+    victim = os.getpid()
+    if os.fork() == 0:
+        time.sleep(seconds)
+        os.kill(victim, signal.SIGKILL)
+        os._exit(0)
+
+
+def before(rank: int, size: int) -> None:
+    connect()
+    dist.barrier()
+    if rank == VICTIM:
+        die()
+    survive(lambda: dist.all_reduce(torch.ones(1000)))
+    survive(lambda: dist.all_reduce(torch.ones(1000)))  # known by now: at once
+    survive(lambda: funcol.all_reduce(torch.ones(1000), "sum", dist.group.WORLD) + 0)
+    survive(dist.all_reduce(torch.ones(1), async_op=True).get_future().wait)
+
+
+def within(rank: int, size: int) -> None:
+    connect()
+    dist.barrier()
+    if rank == VICTIM:
+        die_in(0.2)
+    survive(lambda: dist.all_reduce(torch.ones(LARGE)))
+
+
+def after(rank: int, size: int) -> None:
+    connect()
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor)
+    if rank == VICTIM:
+        os._exit(3)
+    assert tensor[0] == size  # what had ended is good
+    survive(lambda: dist.barrier())
+
+
+def backward(rank: int, size: int) -> None:
+    """In DDP's backward: an error that torch's C++ carries, where a plain failed future would be a crash (139)."""
+    connect()
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.05)  # type: ignore[arg-type]
+    ddp(torch.randn(4, 256)).sum().backward()
+    if rank == VICTIM:
+        die()
+
+    def step() -> None:
+        for _ in range(3):
+            ddp(torch.randn(4, 256)).sum().backward()
+
+    survive(step)
+
+
+def subgroup(rank: int, size: int) -> None:
+    """The first use of a subgroup after its member has died (Gloo hangs for its whole timeout)."""
+    connect()
+    dist.barrier()
+    if rank == VICTIM:
+        die()
+    pair = dist.new_group([0, VICTIM], timeout=timedelta(minutes=30))
+    other = dist.new_group([VICTIM, 2])  # the victim is rank 0 of this one
+    rest = dist.new_group([0, 2])
+    if rank == 0:
+        survive(lambda: dist.all_reduce(torch.ones(1), group=pair))
+    else:
+        survive(lambda: dist.all_reduce(torch.ones(1), group=other))
+        survive(lambda: dist.recv(torch.empty(1), VICTIM, group=other))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=rest)  # the survivors' group does not need the dead
+    report(rest=tensor.item())
+
+
+def message(rank: int, size: int) -> None:
+    """A receive from a rank that dies; and one from any rank, which somebody else can still serve."""
+    connect()
+    dist.barrier()
+    if rank == VICTIM:
+        die()
+    if rank == 0:
+        survive(lambda: dist.recv(torch.empty(1), VICTIM))
+        dist.recv(torch.empty(1))
+        report(anysource=True)
+    else:
+        survive(lambda: dist.recv(torch.empty(1), VICTIM, tag=1))
+        dist.send(torch.ones(1), 0)
+
+
+def stopped(rank: int, size: int) -> None:
+    """A process that is stopped does not acknowledge: to aioquic it is dead."""
+    connect()
+    dist.barrier()
+    if rank == VICTIM:
+        die_in(13)  # a stopped process does not end by itself
+        os.kill(os.getpid(), signal.SIGSTOP)
+    survive(lambda: dist.all_reduce(torch.ones(1000)))
+
+
+def aborted(rank: int, size: int) -> None:
+    """`abort` ends what is under way, here and, told, on the others."""
+    connect()
+    dist.barrier()
+    if rank == VICTIM:
+        time.sleep(0.3)
+        dist.distributed_c10d._abort_process_group()
+        return
+    survive(lambda: dist.all_reduce(torch.ones(1000)))
+
+
+def destroyed(rank: int, size: int) -> None:
+    """Destroying a group ends what is under way on this rank, and its peers do not take it for a death."""
+    connect()
+    dist.barrier()
+    if rank == VICTIM:
+        work = dist.all_reduce(torch.ones(1000), async_op=True)
+        dist.destroy_process_group()
+        survive(work.wait)
+        return
+    time.sleep(0.5)
+    survive(lambda: dist.recv(torch.empty(1), VICTIM))
+
+
+def missing(rank: int, size: int) -> None:
+    """`monitored_barrier` names the rank that does not come."""
+    connect()
+    dist.barrier()
+    if rank == VICTIM:
+        time.sleep(3)  # alive, and elsewhere
+        return
+    survive(lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=1), False))
+    time.sleep(1)
+
+
+def never(rank: int, size: int) -> None:
+    """A rank that never connects: the others say which within the timeout."""
+    if rank == VICTIM:
+        return
+    survive(lambda: connect(timeout=timedelta(seconds=4)))

@@ -1,0 +1,81 @@
+"""Ways to start and to end that an ordinary script may have."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import connect, report
+
+
+def work(size: int) -> None:
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    model(torch.ones(1, 4)).sum().backward()
+    report(total=tensor[0].item(), gradient=model.module.weight.grad.sum().item())
+
+
+def alone(rank: int, size: int) -> None:
+    connect()
+    work(size)
+    dist.destroy_process_group()
+
+
+def with_a_secret_and_no_broker(rank: int, size: int) -> None:
+    os.environ.update(HIVE_JOB_SECRET="a secret", HIVE_BROKER="/nonexistent/session.sock")
+    connect()
+    work(size)
+    dist.destroy_process_group()
+
+
+def in_debug_detail(rank: int, size: int) -> None:
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    connect()
+    work(size)
+    dist.destroy_process_group()
+
+
+def without_destroying(rank: int, size: int) -> None:
+    """A script that just ends; nobody must hang or take it for a death."""
+    connect()
+    work(size)
+
+
+def in_a_file(rank: int, size: int) -> None:
+    """Meeting in a file, as `mp.spawn` scripts do; the store has no address to go by."""
+    path = f"{os.environ['SCRATCH']}/store"
+    connect(init_method=f"file://{path}", rank=rank, world_size=size)
+    work(size)
+    dist.destroy_process_group()
+
+
+def beside_gloo(rank: int, size: int) -> None:
+    """Gloo for the default group and hive for one of its own, with a subgroup on the same connections."""
+    connect("gloo")
+    group = dist.new_group(list(range(size)), backend="hive")
+    pair = dist.new_group([0, 1], backend="hive")
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor, group=group)
+    gradient = 0.0
+    if rank < 2:
+        dist.all_reduce(tensor, group=pair)
+        dist.destroy_process_group(group)
+        dist.all_reduce(tensor, group=pair)  # the connections live as long as a group is on them
+    report(total=tensor[0].item(), gradient=gradient)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def with_a_wrong_variable(rank: int, size: int) -> None:
+    os.environ["HIVE_ENGINE"] = "pigeon"
+    try:
+        connect()
+    except RuntimeError as error:
+        report(text=str(error))

@@ -1,0 +1,54 @@
+"""Ways to start and to end a script: one rank, a secret, no broker, a file as the store, Gloo beside, no destroying."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch_ranks import RankResult, RunRanks
+
+SCENARIOS = {
+    "alone": 1,
+    "with_a_secret_and_no_broker": 2,
+    "in_debug_detail": 2,
+    "without_destroying": 2,
+    "in_a_file": 2,
+    "beside_gloo": 3,
+    "with_a_wrong_variable": 1,
+}
+Results = dict[str, list[RankResult]]
+
+
+@pytest.fixture(scope="module")
+def results(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    scratch: Path = tmp_path_factory.mktemp("scratch")
+    return run_ranks("setups.py", SCENARIOS, limit_s=60, SCRATCH=str(scratch))
+
+
+@pytest.mark.parametrize(
+    "scenario", [name for name in SCENARIOS if name not in ("beside_gloo", "with_a_wrong_variable")]
+)
+def test_a_script_works(results: Results, scenario: str) -> None:
+    for result in results[scenario]:
+        assert result.exit_code == 0, result.output
+        assert result.reports == [{"total": float(SCENARIOS[scenario]), "gradient": 16.0}], result.output
+
+
+def test_without_a_broker_and_with_a_secret_a_run_says_at_most_one_line(results: Results) -> None:
+    for result in results["with_a_secret_and_no_broker"]:
+        lines = [line for line in result.output.splitlines() if not line.startswith("REPORT")]
+        assert len(lines) <= 1, lines
+
+
+def test_hive_works_beside_gloo_and_connections_outlive_the_group_that_made_them(results: Results) -> None:
+    totals = []
+    for result in results["beside_gloo"]:
+        assert result.exit_code == 0, result.output
+        totals.append(result.reports[0]["total"])
+    assert totals == [12.0, 12.0, 3.0]
+
+
+def test_a_wrong_variable_is_named(results: Results) -> None:
+    (result,) = results["with_a_wrong_variable"]
+    assert "HIVE_ENGINE" in result.reports[0]["text"]
+    assert result.reports[0]["text"].startswith("[configuration]")

@@ -1,0 +1,490 @@
+"""Messages between two engines over real UDP: what arrives, in which order, and what becomes of buffers."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import random
+import socket
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from aioquic.tls import Epoch
+from engine_support import QUICK, Announced, ConnectionDown, ConnectionUp, connected, key, pair
+
+from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, PeerError, TimedOutError
+from transport.engine import create_engine
+from transport.engine.base import EngineSettings, OperationFailed, Priority, Received, SendDone
+from transport.wire.errors import WireCode
+from transport.wire.header import Header, Kind
+
+
+def test_a_tensor_larger_than_every_window_arrives_in_the_posted_buffer() -> None:
+    settings = EngineSettings(unexpected_bytes_max=2 * 2**20)
+    payload = random.Random(1).randbytes(9 * 2**20 + 17)
+    buffer = bytearray(len(payload) + 5)
+    with connected(settings=settings) as (a, b, up, _):
+        post = b.post("a", buffer)
+        send = a.send(up, payload)
+        received = b.outcome(post)
+        assert isinstance(received, Received)
+        assert received.payload == payload
+        assert received.payload.obj is buffer
+        assert isinstance(a.outcome(send), SendDone)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_either_side_may_send_whoever_dialled(host: str) -> None:
+    with connected(host=host) as (a, b, up_a, up_b):
+        a.send(up_a, b"from a")
+        b.send(up_b, b"from b")
+        assert bytes(b.outcome(b.post("a", None)).payload) == b"from a"
+        assert bytes(a.outcome(a.post("b", None)).payload) == b"from b"
+
+
+def test_an_empty_message_arrives_and_is_acknowledged() -> None:
+    with connected() as (a, b, up, _):
+        send = a.send(up, None, tag=3)
+        received = b.outcome(b.post("a", None, tag=3))
+        assert len(received.payload) == 0
+        assert isinstance(a.outcome(send), SendDone)
+
+
+def test_unasked_messages_are_announced_and_kept_until_somebody_posts() -> None:
+    with connected() as (a, b, up, _):
+        a.send(up, b"news", tag=9, kind=Kind.POINT_TO_POINT)
+        announced = b.take(Announced)
+        assert announced.header.key == key(9)
+        buffer = bytearray(4)
+        assert b.outcome(b.post("a", buffer, tag=9)).payload == b"news"
+        assert buffer == b"news"
+
+
+def test_messages_with_one_key_are_matched_in_order() -> None:
+    with connected() as (a, b, up, _):
+        posts = [b.post("a", bytearray(8)) for _ in range(20)]
+        for number in range(20):
+            operation = a.send(up, number.to_bytes(8, "big"))
+            assert isinstance(a.outcome(operation), SendDone)
+        numbers = [int.from_bytes(b.outcome(post).payload, "big") for post in posts]
+        assert numbers == list(range(20))
+
+
+def test_many_messages_of_all_sizes_arrive_whole() -> None:
+    rng = random.Random(7)
+    payloads = [rng.randbytes(rng.choice([0, 1, 63, 1400, 5000, 40_000])) for _ in range(300)]
+    with connected() as (a, b, up_a, _up_b):
+        posts = [b.post("a", None, tag=number) for number in range(0, 300, 2)]
+        for number, payload in enumerate(payloads):
+            a.send(up_a, payload, tag=number)
+        posts += [b.post("a", None, tag=number) for number in range(1, 300, 2)]
+        for post, number in zip(posts, [*range(0, 300, 2), *range(1, 300, 2)], strict=True):
+            assert b.outcome(post).payload == payloads[number]
+
+
+def test_the_engine_lets_go_of_a_payload_when_it_is_sent() -> None:
+    with connected() as (a, b, up, _):
+        array = np.frombuffer(os.urandom(300_000), dtype=np.uint8).copy()
+        expected = array.tobytes()
+        watch = weakref.ref(array)
+        post = b.post("a", None)
+        send = a.send(up, memoryview(array))
+        assert isinstance(a.outcome(send), SendDone)
+        array[:] = 0  # ours again: what arrived must not change
+        assert b.outcome(post).payload == expected
+        del array
+        gc.collect()
+        assert watch() is None
+
+
+def test_a_control_message_overtakes_gradients_and_bulk_that_were_queued_before() -> None:
+    with connected() as (a, b, up, _):
+        order = []
+        big = bytes(6 * 2**20)
+        posts = {b.post("a", bytearray(len(big)), tag=tag): tag for tag in (1, 2)}
+        posts[b.post("a", bytearray(1000), tag=3)] = 3
+        a.send(up, big, tag=1, priority=Priority.BULK)
+        a.send(up, big, tag=2, priority=Priority.GRADIENT)
+        a.send(up, bytes(1000), tag=3, priority=Priority.CONTROL)
+        for _ in posts:
+            order.append(posts[b.take(Received).operation])
+        assert order == [3, 2, 1]
+
+
+def test_cancelling_a_send_resets_its_stream_and_fails_the_receiver() -> None:
+    with connected() as (a, b, up, _):
+        payload = bytes(64 * 2**20)
+        post = b.post("a", bytearray(len(payload)))
+        send = a.send(up, payload)
+        marker = b.post("a", None, tag=1)
+        a.send(up, b"begun", tag=1)
+        b.outcome(marker)  # so much time has passed that the large one is under way
+        a.engine.cancel(send)
+        assert isinstance(a.outcome(send).error, CancelledError)
+        assert isinstance(b.outcome(post).error, CancelledError)
+        again = b.post("a", None, tag=2)
+        a.send(up, b"still there", tag=2)
+        assert b.outcome(again).payload == b"still there"
+
+
+def test_cancelling_a_post_refuses_the_message_that_it_had_taken() -> None:
+    with connected() as (a, b, up, _):
+        post = b.post("a", bytearray(64 * 2**20))
+        send = a.send(up, bytes(64 * 2**20))
+        marker = b.post("a", None, tag=1)
+        a.send(up, b"begun", tag=1)
+        b.outcome(marker)
+        b.engine.cancel(post)
+        assert isinstance(b.outcome(post).error, CancelledError)
+        assert isinstance(a.outcome(send).error, CancelledError)
+
+
+def test_cancelling_what_has_ended_or_never_began_is_harmless() -> None:
+    with connected() as (a, b, up, _):
+        send = a.send(up, b"x")
+        a.outcome(send)
+        a.engine.cancel(send)
+        a.engine.cancel(987654)
+        withdrawn = b.post("a", None, tag=5)
+        b.engine.cancel(withdrawn)
+        assert isinstance(b.outcome(withdrawn).error, CancelledError)
+        a.none(OperationFailed, within_s=0.1)
+
+
+def test_a_deadline_fails_the_send_and_says_how_far_it_came() -> None:
+    settings = EngineSettings(unexpected_bytes_max=2**20)
+    with connected(settings=settings) as (a, _b, up, _):
+        send = a.send(up, bytes(8 * 2**20), deadline_s=0.3)  # nobody posts, so that it cannot get through
+        error = a.outcome(send).error
+        assert isinstance(error, TimedOutError)
+        assert 0 < error.bytes_done < error.bytes_total
+
+
+def test_a_message_longer_than_its_buffer_fails_and_the_connection_lives() -> None:
+    with connected() as (a, b, up, _):
+        post = b.post("a", bytearray(10))
+        send = a.send(up, bytes(2 * 2**20))
+        assert isinstance(b.outcome(post).error, PeerError)
+        error = a.outcome(send).error
+        assert isinstance(error, PeerError)
+        assert error.wire_code == WireCode.BUFFER_TOO_SMALL
+        a.send(up, b"fine", tag=1)
+        assert b.outcome(b.post("a", None, tag=1)).payload == b"fine"
+
+
+def test_a_message_longer_than_the_peer_accepts_is_not_even_begun() -> None:
+    with connected(settings=EngineSettings(message_bytes_max=1000)) as (a, b, up, _):
+        assert isinstance(a.outcome(a.send(up, bytes(1001))).error, PeerError)
+        a.send(up, bytes(1000))
+        assert len(b.outcome(b.post("a", None)).payload) == 1000
+
+
+def test_unposted_messages_are_held_back_while_posted_ones_go_through() -> None:
+    settings = EngineSettings(unexpected_bytes_max=4 * 2**20)
+    with connected(settings=settings) as (a, b, up, _):
+        flood = [a.send(up, bytes(3 * 2**20), tag=100 + number) for number in range(3)]
+        a.none(SendDone, within_s=0.3)  # none fits as a whole
+        post = b.post("a", None, tag=1)
+        a.send(up, bytes(200_000), tag=1)
+        assert len(b.outcome(post).payload) == 200_000
+        held = b.engine._core._mailboxes["a"].reserved
+        assert held <= settings.unexpected_bytes_max
+        for number, send in enumerate(flood):
+            assert len(b.outcome(b.post("a", None, tag=100 + number)).payload) == 3 * 2**20
+            assert isinstance(a.outcome(send), SendDone)
+
+
+def test_discarded_steps_are_dropped_whether_they_wait_or_come_late() -> None:
+    with connected() as (a, b, up, _):
+        a.send(up, b"old", group="g", step=4)
+        b.take(Announced)
+        b.engine.discard(group="g", before_step=5)
+        marker = b.post("a", None, tag=1)
+        a.send(up, b"late", group="g", step=3)
+        a.send(up, b"new", group="g", step=5)
+        a.send(up, b"marker", tag=1)
+        b.outcome(marker)
+        announced = [event.header.step for event in b.events if isinstance(event, Announced)]
+        assert 3 not in announced
+        assert b.engine._core._mailboxes["a"].reserved <= 2 * 4096  # nothing but the new one
+
+
+def test_posts_wait_over_a_change_of_connection() -> None:
+    with connected() as (a, b, first, _):
+        post = b.post("a", None)
+        a.dial(b)
+        second = a.take(ConnectionUp).connection
+        b.take(ConnectionUp)
+        a.engine.disconnect(first, wire_code=0, reason="moving")
+        b.take(ConnectionDown)
+        a.send(second, b"over the new one")
+        assert b.outcome(post).payload == b"over the new one"
+
+
+def test_a_half_received_message_is_sent_again_over_another_connection() -> None:
+    with connected() as (a, b, first, _):
+        payload = random.Random(3).randbytes(32 * 2**20)
+        buffer = bytearray(len(payload))
+        post = b.post("a", buffer)
+        a.dial(b)
+        second = a.take(ConnectionUp).connection
+        b.take(ConnectionUp)
+        interrupted = a.send(first, payload)
+        marker = b.post("a", None, tag=1)
+        a.send(first, b"begun", tag=1)
+        b.outcome(marker)
+        a.engine.disconnect(first, wire_code=0, reason="moving")
+        assert isinstance(a.outcome(interrupted).error, ConnectionLostError)
+        a.send(second, payload)
+        assert isinstance(b.outcome(post, 30), Received)
+        assert buffer == payload
+
+
+def test_a_goodbye_fails_waiting_posts_and_names_the_peer() -> None:
+    with connected() as (a, b, _up, _):
+        post = b.post("a", None)
+        a.engine.close()
+        down = b.take(ConnectionDown)
+        assert down.error is None
+        error = b.outcome(post).error
+        assert isinstance(error, ConnectionLostError)
+        assert error.peer == "a"
+
+
+def test_a_peer_that_falls_silent_is_declared_dead_and_named() -> None:
+    with connected(settings=QUICK) as (a, b, _up, _):
+        post = b.post("a", None)
+        silence(a)
+        down = b.take(ConnectionDown, timeout_s=5)
+        assert isinstance(down.error, ConnectionLostError)
+        assert "nothing heard" in str(down.error)
+        assert down.peer == "a"
+        assert isinstance(b.outcome(post).error, ConnectionLostError)
+
+
+@pytest.mark.parametrize("first", [0xC0, 0x40])
+def test_forged_datagrams_do_not_keep_a_silent_peer_alive(first: int) -> None:
+    with connected(settings=QUICK) as (a, b, _up, _):
+        (link,) = b.engine._core._links  # type: ignore[attr-defined]
+        identifier = link.connection.host_cid
+        head = bytes([first]) + (b"\x00\x00\x00\x01\x08" if first & 0x80 else b"") + identifier
+        silence(a)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
+            end = time.monotonic() + 3.5
+            while time.monotonic() < end:
+                forger.sendto(head + bytes(1200), b.address)
+                a.sock.sendto(head + bytes(1200), b.address)
+                with b.condition:
+                    b.condition.wait(0.05)
+                    downs = [event for event in b.events if isinstance(event, ConnectionDown)]
+                if downs:
+                    break
+        assert downs, "it still counts as alive"
+        assert "nothing heard" in str(downs[0].error)
+
+
+def silence(node: object) -> None:
+    """Stop a node's thread in the middle, as SIGSTOP would: its socket stays bound and swallows everything."""
+    hold = threading.Event()
+    node.engine._core.command(lambda: hold.wait(4))  # type: ignore[attr-defined]
+
+
+class NarrowSocket:
+    """A socket whose path takes 1300 bytes, as behind a tunnel; told by the kernel as EMSGSIZE."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def sendto(self, data: bytes, address: Any) -> int:
+        if len(data) > 1300:
+            raise OSError(errno.EMSGSIZE, "Message too long")
+        return int(self._sock.sendto(data, address))
+
+    def sendmsg(self, pieces: list[bytes], *options: Any) -> int:
+        if max(map(len, pieces)) > 1300:
+            raise OSError(errno.EMSGSIZE, "Message too long")
+        return int(self._sock.sendmsg(pieces, *options))
+
+
+def test_a_path_that_takes_less_than_we_send_is_found_out_and_used() -> None:
+    with connected(wrap=NarrowSocket) as (a, b, up, _):
+        payload = random.Random(2).randbytes(500_000)
+        post = b.post("a", None)
+        a.send(up, payload)
+        assert b.outcome(post).payload == payload
+
+
+class LossySocket:
+    """A socket that loses every twentieth call and lets others overtake now and then; the same ones in every run."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+        self._random = random.Random(11)
+        self._late: tuple[list[bytes], tuple[Any, ...]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def sendto(self, data: bytes, address: Any) -> int:
+        return self.sendmsg([data], [], 0, address)
+
+    def sendmsg(self, pieces: list[bytes], *options: Any) -> int:
+        fate = self._random.random()
+        if fate < 0.05:
+            return 1
+        if fate < 0.1 and self._late is None:
+            self._late = (list(pieces), options)
+            return 1
+        sent = int(self._sock.sendmsg(pieces, *options))
+        if self._late is not None:
+            late, self._late = self._late, None
+            self._sock.sendmsg(late[0], *late[1])
+        return sent
+
+
+def test_messages_arrive_whole_over_a_path_that_loses_and_reorders() -> None:
+    rng = random.Random(4)
+    payloads = [rng.randbytes(rng.choice([10, 3000, 150_000])) for _ in range(40)]
+    with connected(wrap=LossySocket) as (a, b, up_a, up_b):
+        posts = [(b, b.post("a", None, tag=tag), payload) for tag, payload in enumerate(payloads)]
+        posts += [(a, a.post("b", None, tag=tag), payload) for tag, payload in enumerate(payloads)]
+        sends = [(a, a.send(up_a, payload, tag=tag)) for tag, payload in enumerate(payloads)]
+        sends += [(b, b.send(up_b, payload, tag=tag)) for tag, payload in enumerate(payloads)]
+        for node, operation, payload in posts:
+            assert node.outcome(operation, 30).payload == payload
+        for node, operation in sends:
+            assert isinstance(node.outcome(operation, 30), SendDone)
+        a.none(ConnectionDown, within_s=0.15)
+        assert a.engine.statistics()[up_a].lost_packets > 0
+
+
+def test_keys_are_changed_in_time_and_nobody_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transport.engine.aioquic_connection.KEY_PACKETS_MAX", 500)
+    payload = random.Random(5).randbytes(4 * 2**20)  # 3000 packets
+    with connected() as (a, b, up, _):
+        phase = next(iter(a.engine._core._by_number.values())).connection
+        first = phase._cryptos[Epoch.ONE_RTT].send.secret
+        post = b.post("a", bytearray(len(payload)))
+        a.send(up, payload)
+        assert b.outcome(post).payload == payload
+        assert phase._cryptos[Epoch.ONE_RTT].send.secret != first
+
+
+def test_dialling_where_nobody_answers_fails_in_time() -> None:
+    with pair(settings=QUICK) as (a, b):
+        b.engine.close()
+        attempt = a.dial(b)
+        down = a.take(ConnectionDown, timeout_s=5)
+        assert down.attempt == attempt
+        assert down.connection is None
+        assert isinstance(down.error, ConnectionLostError)
+
+
+def test_idle_connections_stay_alive() -> None:
+    with connected(settings=QUICK) as (a, b, up, _):
+        a.none(ConnectionDown, within_s=2.0)  # twice the time after which a silent peer is dead
+        a.send(up, b"hello")
+        assert b.outcome(b.post("a", None)).payload == b"hello"
+
+
+def test_statistics_tell_what_was_moved() -> None:
+    with connected() as (a, b, up, _):
+        post = b.post("a", None)
+        a.outcome(a.send(up, bytes(4 * 2**20)))
+        b.outcome(post)
+        a.none(ConnectionDown, within_s=0.25)
+        found = a.engine.statistics()[up]
+        assert found.peer == "b"
+        assert found.remote == b.address
+        assert found.delivered_bytes > 4 * 2**20
+        assert 0 < found.rtt_s_min <= found.rtt_s < 1
+        assert found.delivery_rate_bits_per_s >= 0
+        assert found.sent_packets >= 4 * 2**20 // 1452
+
+
+def test_misuse_is_told_at_the_call() -> None:
+    with connected() as (a, b, up, _):
+        with pytest.raises(MisuseError, match="says 5 bytes"):
+            a.engine.send(up, Header(kind=Kind.CONTROL, length=5), memoryview(b"four"), priority=Priority.CONTROL)
+        with pytest.raises(MisuseError, match="writable"):
+            b.engine.post("a", key(0), memoryview(b"read-only"))
+        with pytest.raises(MisuseError, match="contiguous"):
+            b.engine.post("a", key(0), memoryview(bytearray(8))[::2])
+        header = Header(kind=Kind.CONTROL, group="g" * 200)
+        with pytest.raises(MisuseError, match="would refuse"):
+            a.engine.send(up, header, None, priority=Priority.CONTROL)
+        a.engine.close()
+        a.engine.close()
+        with pytest.raises(MisuseError, match="closed"):
+            a.send(up, b"x")
+
+
+def test_sending_over_a_connection_that_is_gone_fails_the_operation() -> None:
+    with connected() as (a, _b, up, _):
+        a.engine.disconnect(up, wire_code=0, reason="done")
+        assert isinstance(a.outcome(a.send(up, b"x")).error, ConnectionLostError)
+
+
+def test_an_engine_is_inert_in_a_forked_child() -> None:
+    with connected() as (a, b, up, _):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                a.send(up, b"from the child")
+            except MisuseError:
+                a.engine.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        a.send(up, b"from the parent")
+        assert b.outcome(b.post("a", None)).payload == b"from the parent"
+
+
+def test_a_failure_inside_the_engine_ends_everything_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with connected() as (a, _b, up, _):
+        post = a.post("b", None)
+
+        def fail() -> None:
+            raise RuntimeError("a bug")
+
+        a.engine._core.command(fail)
+        assert isinstance(a.take(ConnectionDown).error, ConnectionLostError)
+        assert "a bug" in str(a.outcome(post).error)
+        assert "a bug" in caplog.text
+        with pytest.raises(MisuseError):
+            a.send(up, b"x")
+
+
+def test_a_caller_whose_callback_raises_does_not_stop_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    with connected() as (a, b, up, _):
+        real = b.engine._core.on_events
+        called = threading.Event()
+
+        def fail(events: object) -> None:
+            called.set()
+            raise RuntimeError("the caller's bug")
+
+        b.engine._core.on_events = fail
+        a.send(up, b"into the void")
+        assert called.wait(5)
+        b.engine._core.on_events = real
+        a.send(up, b"still alive", tag=1)
+        assert b.outcome(b.post("a", None, tag=1)).payload == b"still alive"
+        assert "on_events raised" in caplog.text
+
+
+def test_native_is_refused_with_a_way_to_get_it_where_it_is_not_installed() -> None:
+    with pytest.raises(MisuseError, match="native"):
+        create_engine("native", EngineSettings(), lambda events: None)
+    with pytest.raises(MisuseError, match="not known"):
+        create_engine("carrier-pigeon", EngineSettings(), lambda events: None)

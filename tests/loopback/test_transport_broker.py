@@ -1,0 +1,127 @@
+"""What a group tells the broker of its host, seen by a server that only listens: sockets, bursts, measurements."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transport import Group, MemoryRendezvous, Settings
+
+
+class ListeningBroker:
+    """Answers hello and register as the protocol says, and keeps everything that it hears."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.heard: list[dict[str, Any]] = []
+        self.ports: list[int] = []
+        self._changed = threading.Condition()
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.bind(str(path))
+        self._server.listen(8)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            while True:
+                packet, ancillary, _, _ = client.recvmsg(65536, socket.CMSG_SPACE(8 * 4))
+                if not packet:
+                    return
+                message = json.loads(packet)
+                for _, _, data in ancillary:
+                    for descriptor in array.array("i", data):
+                        with socket.socket(fileno=descriptor) as passed:
+                            self.ports.append(passed.getsockname()[1])
+                if message["op"] == "hello":
+                    client.send(json.dumps({"op": "welcome", "v": 1, "session": "s-1", "host": "h"}).encode())
+                if message["op"] == "register":
+                    client.send(json.dumps({"op": "registered", "id": message["id"], "flows": ["f-1"]}).encode())
+                with self._changed:
+                    self.heard.append(message)
+                    self._changed.notify_all()
+
+    def wait_for(self, op: str, count: int = 1, **fields: object) -> list[dict[str, Any]]:
+        """The messages with these fields, when there are so many."""
+
+        def found() -> list[dict[str, Any]]:
+            return [m for m in self.heard if m["op"] == op and all(m.get(k) == v for k, v in fields.items())]
+
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(found()) >= count, 10.0), self.heard
+            return found()
+
+    def close(self) -> None:
+        self._server.close()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[ListeningBroker]:
+    broker = ListeningBroker(tmp_path / "session.sock")
+    yield broker
+    broker.close()
+
+
+def test_a_group_registers_its_sockets_announces_bursts_and_reports_measurements(broker):
+    rendezvous = MemoryRendezvous()
+    settings = [
+        Settings(listen="127.0.0.1", engine="aioquic", job="j", job_secret=b"x", broker=str(broker.path)),
+        Settings(listen="127.0.0.1", engine="aioquic", job="j", job_secret=b"x", broker="off"),
+    ]
+
+    def run(rank: int) -> None:
+        with Group.connect(rendezvous, rank=rank, world_size=2, settings=settings[rank]) as group:
+            for _ in range(2):
+                group.allreduce(np.ones(100_000, "f4")).wait()
+                if rank == 0:
+                    broker.wait_for("burst-end", count=_ + 1)
+                group.barrier().wait()
+            if rank == 0:
+                broker.wait_for("report")
+            group.barrier().wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+    broker.wait_for("bye")
+
+    registered = broker.wait_for("register", count=2)
+    assert [(one["class"], one["role"]) for one in registered] == [("compute", "gradient"), ("compute", "bulk")]
+    assert len(set(broker.ports)) == 2
+    first, second = broker.wait_for("burst", count=2)
+    # Each of two ranks sends half of the 400 kB as its contribution and the other half as its result.
+    assert (first["bytes"], first["step"], first["job"]) == ({"127.0.0.1": 400_000}, 1, "j")
+    assert (second["bytes"], second["step"]) == ({"127.0.0.1": 400_000}, 2)
+    connection = broker.wait_for("report")[-1]["connections"][0]
+    assert connection["class"] == "compute"
+    assert connection["peer"].startswith("127.0.0.1:")
+    assert 0 < connection["rtt_s_min"] <= connection["rtt_s"] < 5
+
+
+def test_a_broker_that_is_not_there_changes_nothing(tmp_path):
+    settings = Settings(listen="127.0.0.1", engine="aioquic", job_secret=b"x", broker=str(tmp_path / "nobody.sock"))
+    rendezvous = MemoryRendezvous()
+
+    def run(rank: int) -> float:
+        with Group.connect(rendezvous, rank=rank, world_size=2, settings=settings) as group:
+            tensor = np.ones(50_000, "f4")
+            group.allreduce(tensor).wait()
+            group.barrier().wait()
+            return float(tensor[-1])
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, range(2))) == [2.0, 2.0]

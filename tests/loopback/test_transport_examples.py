@@ -1,0 +1,49 @@
+"""The examples run as their own descriptions say."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run_all(commands: list[list[str]]) -> list[str]:
+    environment = os.environ | {"HIVE_LISTEN": "127.0.0.1", "HIVE_BROKER": "off", "HIVE_JOB_SECRET": "x"}
+    processes = [
+        subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        for command in commands
+    ]
+    try:
+        results = [process.communicate(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, results, strict=True):
+        assert process.returncode == 0, errors.decode()
+        assert errors == b""
+    return [output.decode() for output, _ in results]
+
+
+def test_two_scripts_send_each_other_tensors():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = str(EXAMPLES / "send_tensors.py")
+    meet = f"127.0.0.1:{port}"
+    outputs = run_all([[program, "--rank", str(rank), "--meet", meet, "--mib", "1"] for rank in (1, 0)])
+    assert re.search(r"rank 1: 1 MiB of 1 each way in", outputs[0])
+    assert "rank 1: int64 (2, 3), sum 15" in outputs[0]
+    assert "rank 0: int64 (2, 3), sum 30" in outputs[1]
+
+
+def test_the_allreduce_example_takes_the_mean(tmp_path):
+    program = str(EXAMPLES / "allreduce.py")
+    outputs = run_all(
+        [[program, "--rank", str(rank), "--world-size", "3", "--meet", str(tmp_path / "meet")] for rank in range(3)]
+    )
+    assert outputs == [f"rank {rank}: [1.0, 2.0, 3.0, 4.0]\n" for rank in range(3)]

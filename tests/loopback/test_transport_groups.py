@@ -1,0 +1,280 @@
+"""Groups over real aioquic and real sockets, ranks as threads of this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError, PeerError, TimedOutError
+from transport import FileRendezvous, Group, MemoryRendezvous, Priority, ReduceOp, Settings, TcpRendezvous
+from transport.identity import ca_init, ca_issue
+
+LOCAL = Settings(listen="127.0.0.1", broker="off", engine="aioquic", job_secret=b"secret of the test")
+
+
+class Ranks:
+    """Calls bodies with a group each, in threads, and keeps the groups for the next body."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        self._pool = ThreadPoolExecutor(16)
+
+    def connect(self, size: int, settings: Settings | list[Settings] = LOCAL, rendezvous: Any = None) -> list[Any]:
+        store = rendezvous or MemoryRendezvous()
+        each = settings if isinstance(settings, list) else [settings] * size
+
+        def one(rank: int) -> Any:
+            try:
+                return Group.connect(
+                    store, rank=rank, world_size=size, settings=each[rank], connect_timeout_s=2.0, timeout_s=30.0
+                )
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                return error
+
+        results = list(self._pool.map(one, range(size)))
+        self.groups += [result for result in results if isinstance(result, Group)]
+        return results
+
+    def run(self, body: Callable[[Group], Any]) -> list[Any]:
+        return list(self._pool.map(body, self.groups))
+
+    def close(self) -> None:
+        list(self._pool.map(lambda group: group.close(), self.groups))
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
+    names = [one.name for one in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("hive-transport", "hive-aioquic"))], names
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_every_collective_over_aioquic(ranks, size):
+    ranks.connect(size)
+    expected = sum(range(1, size + 1))
+
+    def body(group: Group) -> bytes:
+        rank = group.rank
+        tensor = np.full(200_003, rank + 1, "f4")
+        group.allreduce(tensor).wait()
+        assert (tensor == expected).all()
+        copied = np.full(70_001, rank, "f8")
+        group.broadcast(copied, size - 1).wait()
+        assert (copied == size - 1).all()
+        outputs = np.zeros((size, 11), "i8")
+        group.all_gather(outputs, np.full(11, rank)).wait()
+        assert (outputs == np.arange(size)[:, None]).all()
+        part = np.zeros(5, "i4")
+        group.reduce_scatter(part, np.repeat(np.arange(size, dtype="i4"), 5), ReduceOp.MAX).wait()
+        assert (part == rank).all()
+        group.scatter(part, [np.full(5, i, "i4") for i in range(size)] if rank == 0 else None, 0).wait()
+        assert (part == rank).all()
+        inputs = [np.full(i + rank, 10 * rank + i) for i in range(size)]
+        received = [np.zeros(rank + i, dtype=int) for i in range(size)]
+        group.all_to_all(received, inputs).wait()
+        assert all((one == 10 * i + rank).all() for i, one in enumerate(received))
+        group.reduce(tensor, 0).wait()
+        group.gather(np.zeros(size) if rank == 0 else None, np.ones(1), 0).wait()
+        group.barrier().wait()
+        return b"" if rank == 0 else tensor.tobytes()
+
+    assert len(set(ranks.run(body))) == min(size, 2)
+
+
+def test_a_tensor_larger_than_every_window_arrives(ranks):
+    ranks.connect(2)
+    size = 9 * 2**20
+
+    def body(group: Group) -> None:
+        if group.rank == 0:
+            group.send(np.arange(size // 4, dtype="i4"), 1).wait()
+        else:
+            received = group.recv(None, 0).wait()
+            assert isinstance(received, np.ndarray)
+            assert (received == np.arange(size // 4)).all()
+
+    ranks.run(body)
+
+
+def test_messages_keep_their_order_for_each_tag_and_anybody_is_served(ranks):
+    ranks.connect(3)
+
+    def body(group: Group) -> list[int]:
+        if group.rank:
+            works = [group.send(np.array([10 * group.rank + i]), 0, tag=i % 2) for i in range(6)]
+            for work in works:
+                work.wait()
+            group.send(np.zeros(50_000), 0, tag=5).wait()
+            return []
+        received = [int(np.asarray(group.recv(None, peer, tag).wait())[0]) for peer in (2, 1) for tag in (1, 0, 1)]
+        works = [group.recv(np.empty(50_000), None, tag=5) for _ in range(2)]
+        for work in works:
+            work.wait()
+        assert {work.source for work in works} == {1, 2}
+        return received
+
+    assert ranks.run(body)[0] == [21, 20, 23, 11, 10, 13]
+
+
+def test_bulk_goes_over_a_connection_of_its_own(ranks):
+    ranks.connect(2)
+
+    def body(group: Group) -> None:
+        tensor = np.ones(400_000, "f4")
+        if group.rank == 0:
+            group.send(tensor, 1, priority=Priority.BULK).wait()
+        else:
+            group.recv(tensor, 0).wait()
+
+    ranks.run(body)
+    statistics: Any = {}
+    give_up_s = time.monotonic() + 5.0
+    while len(statistics) < 2 and time.monotonic() < give_up_s:  # they are at most 100 ms old
+        time.sleep(0.02)
+        statistics = ranks.groups[0]._runtime.statistics()
+    assert sorted(one.bulk for one in statistics.values()) == [False, True]
+
+
+def test_a_mismatched_message_is_named_and_later_ones_still_arrive(ranks):
+    ranks.connect(2)
+
+    def body(group: Group) -> None:
+        if group.rank == 0:
+            for tensor in (np.zeros(7, "i4"), np.zeros(90_000, "f8"), np.ones(3, "f4")):
+                group.send(tensor, 1).wait()
+            return
+        with pytest.raises(PeerError, match=r"int32\[7\] where float32\[3\]"):
+            group.recv(np.zeros(3, "f4"), 0).wait()
+        with pytest.raises(PeerError, match=r"float64\[90000\] where float32\[3\]"):
+            group.recv(np.zeros(3, "f4"), 0).wait()
+        last = np.zeros(3, "f4")
+        group.recv(last, 0).wait()
+        assert last.tolist() == [1, 1, 1]
+
+    ranks.run(body)
+
+
+def test_a_broken_connection_is_made_again_in_the_middle_of_a_collective(ranks):
+    ranks.connect(2)
+    tensors = [np.full(1_500_000, rank + 1, "f4") for rank in range(2)]
+    works = [group.allreduce(tensor) for group, tensor in zip(ranks.groups, tensors, strict=True)]
+    runtime = ranks.groups[0]._runtime
+    while not works[0].bytes_done:
+        time.sleep(0.005)
+    assert not works[0].done()
+    connection = runtime._endpoint.peers.route(1, bulk=False)
+    runtime._engine.disconnect(connection, wire_code=0, reason="a test")
+    for work in works:
+        work.wait(20)
+    assert all((tensor == 3).all() for tensor in tensors)
+    assert runtime._endpoint.peers.route(1, bulk=False) != connection
+
+
+def test_a_rank_that_leaves_is_known_at_once(ranks):
+    ranks.connect(3)
+    work = ranks.groups[0].recv(None, 2, timeout_s=60.0)
+    began_s = time.monotonic()
+    ranks.groups[2].close()
+    with pytest.raises(ConnectionLostError, match="rank 2"):
+        work.wait(10)
+    assert time.monotonic() - began_s < 2.0
+    with pytest.raises(ConnectionLostError, match="rank 2"):
+        ranks.groups[1].barrier(timeout_s=60.0).wait(10)
+
+
+def test_certificates_of_a_cluster_connect_ranks_that_share_one(ranks, tmp_path):
+    ca_init(tmp_path / "ca")
+    node = ca_issue(tmp_path / "ca", "node-a", out=tmp_path)
+    other = ca_issue(tmp_path / "ca", "node-b", out=tmp_path)
+    settings = [
+        dataclasses.replace(
+            LOCAL, ca=str(tmp_path / "ca" / "ca.crt"), certificate=str(files.certificate), key=str(files.key)
+        )
+        for files in (node, node, other)
+    ]
+    ranks.connect(3, settings)
+
+    def body(group: Group) -> float:
+        tensor = np.full(10_000, group.rank + 1.0)
+        group.allreduce(tensor).wait()
+        return float(tensor[0])
+
+    assert ranks.run(body) == [6.0, 6.0, 6.0]
+
+
+@pytest.mark.parametrize("what", ["another CA", "another role", "one without", "another secret", "no secret"])
+def test_a_rank_that_is_not_who_it_should_be_is_refused(ranks, tmp_path, what):
+    settings = [LOCAL, LOCAL]
+    if what in ("another CA", "another role", "one without"):
+        files = []
+        for name in ("a", "b"):
+            ca_init(tmp_path / name)
+            role = "broker" if what == "another role" and name == "b" else "job"
+            authority = "a" if what == "another role" else name
+            issued = ca_issue(tmp_path / authority, f"node-{name}", role=role, out=tmp_path)
+            files.append((tmp_path / "a" / "ca.crt" if authority == "a" else tmp_path / "b" / "ca.crt", issued))
+        settings = [
+            dataclasses.replace(LOCAL, ca=str(ca), certificate=str(issued.certificate), key=str(issued.key))
+            for ca, issued in files
+        ]
+        if what == "one without":
+            settings[1] = LOCAL
+    elif what == "another secret":
+        settings[1] = dataclasses.replace(LOCAL, job_secret=b"another")
+    else:
+        settings[1] = dataclasses.replace(LOCAL, job_secret=b"")
+    results = ranks.connect(2, settings)
+    assert not ranks.groups
+    assert all(isinstance(result, PeerError | TimedOutError) for result in results), results
+    if "secret" in what:
+        assert "HIVE_JOB_SECRET" in str(results[0])
+
+
+def test_a_rank_that_does_not_come_is_named(ranks):
+    began_s = time.monotonic()
+    with pytest.raises(TimedOutError, match="rank 1"):
+        Group.connect(MemoryRendezvous(), rank=0, world_size=3, settings=LOCAL, connect_timeout_s=0.3)
+    assert time.monotonic() - began_s < 3.0
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+def test_stores_for_scripts_without_torch(ranks, tmp_path: Path, kind):
+    if kind == "file":
+        ranks.connect(2, rendezvous=FileRendezvous(tmp_path / "meet"))
+    else:
+        server = TcpRendezvous("127.0.0.1:0", serve=True)
+        client = TcpRendezvous(f"127.0.0.1:{server.port}", serve=False)
+        with pytest.raises(TimedOutError, match="nothing"):
+            client.get("nothing", 0.05)
+        ranks.connect(2, rendezvous=client)
+        server.close()
+    ranks.run(lambda group: group.barrier().wait())
+    assert len(ranks.groups) == 2
+
+
+def test_a_port_that_is_taken_is_the_operators_to_mend():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind((LOCAL.listen, 0))
+        settings = dataclasses.replace(LOCAL, listen_port=taken.getsockname()[1])
+        with pytest.raises(ConfigurationError, match="HIVE_LISTEN"):
+            Group.connect(MemoryRendezvous(), rank=0, world_size=1, settings=settings)
+
+
+def test_a_group_that_was_closed_takes_no_more_calls():
+    group = Group.connect(MemoryRendezvous(), rank=0, world_size=1, settings=LOCAL)
+    group.close()
+    with pytest.raises(MisuseError):
+        group.barrier()

@@ -1,0 +1,68 @@
+"""The store that rank 0 serves: entries stay as they were set, and nobody can make it hold or wait without end."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hive_qos.errors import TimedOutError, TransportError
+from transport.rendezvous import VALUE_BYTES_MAX, TcpRendezvous
+
+
+@pytest.fixture
+def server() -> Iterator[TcpRendezvous]:
+    store = TcpRendezvous("127.0.0.1:0", serve=True)
+    yield store
+    store.close()
+
+
+def client_of(server: TcpRendezvous) -> TcpRendezvous:
+    return TcpRendezvous(f"127.0.0.1:{server.port}", serve=False)
+
+
+def test_an_entry_can_be_replaced_only_by_the_client_that_set_it(server):
+    one, other = client_of(server), client_of(server)
+    one.set("hive/w/1", b"first")
+    one.set("hive/w/1", b"second")
+    with pytest.raises(TransportError, match=r"refused hive/w/1"):
+        other.set("hive/w/1", b"forged")
+    assert server.get("hive/w/1", 1.0) == b"second"
+
+
+def test_what_is_held_is_bounded_in_bytes(server, monkeypatch):
+    monkeypatch.setattr("transport.rendezvous.ENTRIES_BYTES_MAX", 5 * VALUE_BYTES_MAX)
+    client = client_of(server)
+    for number in range(4):
+        client.set(f"k{number}", bytes(VALUE_BYTES_MAX))
+    with pytest.raises(TransportError, match="full"):
+        client.set("k4", bytes(VALUE_BYTES_MAX))
+    assert len(client.get("k3", 1.0)) == VALUE_BYTES_MAX
+
+
+def test_one_request_waits_no_longer_than_the_bound_and_the_client_asks_again(server, monkeypatch):
+    monkeypatch.setattr("transport.rendezvous.WAIT_S_MAX", 0.05)
+    client = client_of(server)
+    with pytest.raises(TimedOutError, match="nothing"):
+        client.get("nothing", 0.3)
+    with ThreadPoolExecutor(1) as pool:
+        getting = pool.submit(client.get, "late", 10.0)
+        time.sleep(0.2)
+        server.set("late", b"1")
+        assert getting.result(5) == b"1"
+
+
+def test_clients_that_say_nothing_are_bounded_and_the_others_are_served(monkeypatch):
+    monkeypatch.setattr("transport.rendezvous.CLIENTS_MAX", 2)
+    monkeypatch.setattr("transport.rendezvous.CLIENT_READ_S", 0.3)
+    server = TcpRendezvous("127.0.0.1:0", serve=True)
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(5)]
+    client = client_of(server)
+    client.set("k", b"v")
+    assert client.get("k", 5.0) == b"v"
+    for sock in idle:
+        sock.close()
+    server.close()

@@ -1,0 +1,131 @@
+"""The command line without a broker: exit codes, one line on stderr, and what each command says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from broker.cli.app import app
+from broker.cli.exits import ExitCode, code_of, guarded
+from broker.config import ConfigurationErrors
+from hive_qos import errors
+
+RUN = CliRunner()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (errors.ConfigurationError("k", 1, "r"), 3),
+        (ConfigurationErrors([errors.ConfigurationError("k", 1, "r")]), 3),
+        (errors.BrokerUnavailableError("x"), 4),
+        (errors.BrokerRejectedError("x"), 5),
+        (errors.LeaseExpiredError("x"), 5),
+        (errors.PrivilegeError("x"), 6),
+        (errors.KernelRejectedError("x", errno_value=1), 7),
+        (errors.ReadBackError("x", wanted=1, found=2), 7),
+        (errors.PeerError("p", "r"), 8),
+        (errors.HiveError("x"), 1),
+    ],
+)
+def test_every_kind_of_error_has_its_exit_code(error: errors.HiveError, expected: int) -> None:
+    assert code_of(error) == expected
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [(KeyboardInterrupt(), 130), (errors.BrokerUnavailableError("gone"), 4), (PermissionError(13, "denied"), 6)],
+)
+def test_what_a_command_raises_becomes_an_exit_code_and_one_line(
+    raised: BaseException, expected: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HIVE_DEBUG", raising=False)
+
+    @guarded
+    def command() -> None:
+        raise raised
+
+    with pytest.raises(typer.Exit) as ended:
+        command()
+    assert ended.value.exit_code == expected
+    assert len(capsys.readouterr().err.splitlines()) == (0 if expected == 130 else 1)
+
+
+def test_debug_shows_where_an_error_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVE_DEBUG", "1")
+
+    @guarded
+    def command() -> None:
+        raise errors.BrokerUnavailableError("gone")
+
+    with pytest.raises(errors.BrokerUnavailableError):
+        command()
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected", "says"),
+    [
+        (["--version"], 0, "hive-qos "),
+        (["nosuch"], 2, "No such command"),
+        (["run", "--class", "turbo", "--", "true"], 2, "turbo"),
+        (["run", "--", "true"], 2, "--class"),
+        (["status", "--socket", "/nonexistent/broker.sock"], 4, "is the broker running?"),
+        (["run", "--class", "storage", "--socket", "/nonexistent/s", "--", "true"], 4, "is the broker running?"),
+        (["broker", "--config", "/nonexistent.toml"], 3, "cannot be read"),
+        (["replay", "/nonexistent.jsonl"], 3, "cannot be read"),
+        (["ca", "show", "/nonexistent.crt"], 3, "cannot be read"),
+        (["ca", "issue", "n", "--directory", "/nonexistent"], 3, "ca init"),
+    ],
+)
+def test_commands_fail_by_kind(argv: list[str], expected: int, says: str) -> None:
+    result = RUN.invoke(app, argv)
+    assert result.exit_code == expected, result.output
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+def test_every_help_page_has_the_exit_codes_and_every_command_an_example() -> None:
+    for command in ("broker", "status", "run", "clear", "replay", "doctor"):
+        text = RUN.invoke(app, [command, "--help"]).output
+        assert "Exit codes:" in text
+        assert f"hive-qos {command}" in text
+        assert "Example" in text
+
+
+def test_check_names_every_mistake_with_key_and_value(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text(
+        'version = 1\n[[interface]]\nname = "eth0"\negress = "0 Mbit/s"\n[class.storage]\nguarante = "5 %"\n'
+    )
+    result = RUN.invoke(app, ["broker", "--check", "--config", str(path)])
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "interface[0].egress = '0 Mbit/s'" in result.output
+    assert "did you mean `guarantee`?" in result.output
+    path.write_text('version = 1\n[[interface]]\nname = "eth0"\n')
+    assert RUN.invoke(app, ["broker", "--check", "--config", str(path)]).exit_code == 0
+
+
+def test_a_ca_issues_certificates_that_can_be_shown(tmp_path: Path) -> None:
+    ca = ["--directory", str(tmp_path / "ca")]
+    assert RUN.invoke(app, ["ca", "init", *ca]).exit_code == 0
+    assert RUN.invoke(app, ["ca", "init", *ca]).exit_code == ExitCode.CONFIGURATION
+    issued = RUN.invoke(
+        app, ["ca", "issue", "node-1", *ca, "--address", "10.0.0.1", "--out", str(tmp_path / "out"), "--json"]
+    )
+    files = json.loads(issued.output)
+    assert Path(files["key"]).stat().st_mode & 0o077 == 0
+    node, authority = json.loads(RUN.invoke(app, ["ca", "show", files["certificate"], "--json"]).output)
+    assert node["subject"] == "CN=node-1"
+    assert node["issuer"] == authority["subject"]
+    assert node["valid_now"]
+    assert "10.0.0.1" in node["names"]
+
+
+def test_a_recording_that_came_out_otherwise_is_told_by_its_exit_code(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    path.write_text("not a recording\n")
+    assert RUN.invoke(app, ["replay", str(path)]).exit_code == ExitCode.CONFIGURATION

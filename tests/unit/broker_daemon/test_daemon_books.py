@@ -1,0 +1,178 @@
+"""Bursts, flows and shapes: what the daemon remembers between a message and a decision."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from broker.config import load
+from broker.daemon.bursts import BURSTS_PER_SESSION_MAX, BurstBook
+from broker.daemon.flows import CONNECTIONS_PER_SESSION_MAX, FORGET_S, SAMPLES_MAX, FlowTable, PassedSocket, class_of
+from broker.daemon.messages import Announce, Connection
+from broker.daemon.netlink import TcpConnection
+from broker.daemon.shapes import DEAD_BAND, rules_of, shape_of, worth_applying
+from broker.decide import decide
+from broker.model import Measurements, State
+from shaping.model import ClassShape, Rule
+
+POLICY = load(
+    """
+    version = 1
+    [[interface]]
+    name = "eth0"
+    egress = "40 Mbit/s"
+    [class.storage]
+    match = [{ port = 873 }, { uid = 977 }, { dscp = 1 }]
+    [class.compute]
+    match = [{ cgroup = "hive-compute.slice" }]
+    """
+)
+
+
+def announce(step: int = 1, **fields: object) -> Announce:
+    given = {"number": None, "job": "j", "step": step, "bytes_by_destination": {"10.0.0.2": 100}, "deadline_s": 0.5,
+             "next_s": None}  # fmt: skip
+    return Announce(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def towards(address: str) -> str | None:
+    return {"10": "eth0", "20": "eth1"}.get(address.split(".")[0])
+
+
+def test_a_burst_is_split_by_interface_and_ages() -> None:
+    book = BurstBook()
+    burst = announce(bytes_by_destination={"10.0.0.2": 100, "10.0.0.3": 50, "20.0.0.1": 7, "30.0.0.1": 9}, next_s=2.0)
+    book.announce("s-1", burst, now_s=100.0, interface_of=towards)
+    now = book.current(now_s=100.25)
+    assert set(now) == {"eth0", "eth1"}
+    (entry,) = now["eth0"]
+    assert (entry.announced_bytes, entry.age_s, entry.remaining_s, entry.next_s) == (150, 0.25, 0.25, 1.75)
+
+
+def test_ranks_of_one_step_are_summed_and_the_last_deadline_counts() -> None:
+    book = BurstBook()
+    book.announce("s-1", announce(), now_s=0.0, interface_of=towards)
+    book.announce("s-2", announce(deadline_s=0.9), now_s=0.1, interface_of=towards)
+    (entry,) = book.current(now_s=0.2)["eth0"]
+    assert (entry.announced_bytes, entry.age_s) == (200, 0.2)
+    assert entry.remaining_s == pytest.approx(0.8)
+
+
+def test_a_burst_ends_by_its_end_its_session_or_a_second_after_its_deadline() -> None:
+    book = BurstBook()
+    book.announce("s-1", announce(1), now_s=0.0, interface_of=towards)
+    assert not book.end("s-2", job="j", step=1)
+    assert book.end("s-1", job="j", step=1)
+    book.announce("s-1", announce(2), now_s=0.0, interface_of=towards)
+    book.forget("s-1")
+    assert len(book) == 0
+    book.announce("s-1", announce(3), now_s=0.0, interface_of=towards)
+    assert book.current(now_s=1.49)
+    assert book.current(now_s=1.51) == {}
+    assert len(book) == 0
+
+
+def test_a_session_that_never_ends_its_bursts_stays_bounded() -> None:
+    book = BurstBook()
+    for step in range(1000):
+        book.announce("s-1", announce(step), now_s=0.0, interface_of=towards)
+    assert len(book) == BURSTS_PER_SESSION_MAX
+
+
+def connection(peer: str = "10.0.0.2", port: int = 1, **fields: object) -> Connection:
+    empty = dict.fromkeys([field.name for field in dataclasses.fields(Connection)])
+    given = {**empty, "peer": peer, "port": port, "traffic_class": "compute", "application_limited": False, **fields}
+    return Connection(**given)  # type: ignore[arg-type]
+
+
+def tcp(**fields: object) -> TcpConnection:
+    given: dict[str, object] = {
+        "local": ("10.0.0.1", 5000), "remote": ("10.0.0.9", 4000), "uid": 1000, "inode": 1, "classid": 0, "dscp": 0,
+        "rtt_s": 0.01, "rtt_s_min": 0.005, "acked_bytes": 1, "sent_segments": 1, "retransmitted_segments": 0,
+        "delivery_rate_bits_per_s": 8, "application_limited": False, "unacked_segments": 0, **fields,
+    }  # fmt: skip
+    return TcpConnection(**given)  # type: ignore[arg-type]
+
+
+def test_reports_age_until_they_are_forgotten() -> None:
+    table = FlowTable()
+    table.report("s-1", [connection(rtt_s=0.01)], now_s=0.0)
+    ((sample,),) = table.samples(interface_of=towards, now_s=3.0).values()
+    assert (sample.key, sample.age_s, sample.source) == ("s-1/10.0.0.2:1", 3.0, "report")
+    assert table.samples(interface_of=towards, now_s=FORGET_S + 0.1) == {}
+
+
+def test_reports_and_samples_stay_bounded() -> None:
+    table = FlowTable()
+    for port in range(3 * CONNECTIONS_PER_SESSION_MAX):
+        table.report("s-1", [connection(port=port % 65536)], now_s=0.0)
+    (samples,) = table.samples(interface_of=towards, now_s=0.0).values()
+    assert len(samples) == SAMPLES_MAX
+
+
+def test_a_session_that_is_gone_takes_its_flows_with_it() -> None:
+    table = FlowTable()
+    table.report("s-1", [connection()], now_s=0.0)
+    table.passed["f-1"] = PassedSocket("f-1", "s-1", "j", "compute", "gradient", "udp", "10.0.0.1:1", 1, 0, 5)
+    table.forget("s-1")
+    assert (table.passed, table.samples(interface_of=towards, now_s=0.0)) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"classid": 0xFFE00310}, "storage"),
+        ({"classid": 0xFFE00220}, "compute"),
+        ({"classid": 0xFFE00210, "uid": 977}, "compute"),
+        ({"remote": ("10.0.0.9", 873)}, "storage"),
+        ({"local": ("10.0.0.1", 873)}, "storage"),
+        ({"uid": 977}, "storage"),
+        ({"dscp": 1}, "storage"),
+        ({"classid": 6}, "other"),
+        ({}, "other"),
+    ],
+)
+def test_a_tcp_connection_belongs_where_htb_puts_it(fields: dict[str, object], expected: str) -> None:
+    assert class_of(tcp(**fields), POLICY) == expected
+
+
+def test_of_many_tcp_connections_storage_comes_first() -> None:
+    table = FlowTable()
+    crowd = [tcp(local=("10.0.0.1", port)) for port in range(1, 600)] + [tcp(classid=0xFFE00310)]
+    table.see_tcp(crowd, policy=POLICY, now_s=0.0)
+    (samples,) = table.samples(interface_of=towards, now_s=0.0).values()
+    assert len(samples) == SAMPLES_MAX
+    assert samples[0].traffic_class == "storage"
+
+
+def first_allocation() -> object:
+    return decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation.interfaces[0]
+
+
+def test_rules_come_from_the_policy_and_from_the_cgroups_of_run() -> None:
+    rules = rules_of(POLICY, class_cgroups=(("storage", "hive-qos/storage"),))
+    assert Rule(target="storage", port=873) in rules
+    assert Rule(target="compute", cgroup="hive-compute.slice") in rules
+    assert rules[-1] == Rule(target="storage", cgroup="hive-qos/storage")
+
+
+def test_a_shape_keeps_the_sum_of_rates_within_the_capacity() -> None:
+    shape = shape_of(first_allocation(), rules=())  # type: ignore[arg-type]
+    assert shape.interface == "eth0"
+    assert sum(entry.rate_bits_per_s for entry in shape.classes) <= shape.capacity_bits_per_s
+
+
+def test_changes_within_the_dead_band_are_not_written_and_others_are() -> None:
+    shape = shape_of(first_allocation(), rules=())  # type: ignore[arg-type]
+
+    def scaled(factor: float) -> tuple[ClassShape, ...]:
+        storage = shape.classes[2]
+        changed = dataclasses.replace(storage, ceil_bits_per_s=int(storage.ceil_bits_per_s * factor))
+        return (*shape.classes[:2], changed, shape.classes[3])
+
+    assert worth_applying(None, shape)
+    assert not worth_applying(shape, shape)
+    assert not worth_applying(shape, dataclasses.replace(shape, classes=scaled(1 - DEAD_BAND / 2)))
+    assert worth_applying(shape, dataclasses.replace(shape, classes=scaled(1 - 2 * DEAD_BAND)))
+    assert worth_applying(shape, dataclasses.replace(shape, rules=(Rule(target="storage", port=1),)))

@@ -1,0 +1,166 @@
+"""What sessions may bring about: decisions out of turn, and measurements that count."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from broker.daemon import cgroups
+from broker.daemon.authority import Authority, Peer
+from broker.daemon.bursts import BurstBook
+from broker.daemon.flows import FlowTable, PassedSocket
+from broker.daemon.hub import URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionHub
+from broker.daemon.log import open_log
+from broker.daemon.messages import Announce, AnnounceEnd, Connection, Enter, Report
+from broker.daemon.sessions import Session
+
+AUTHORITY = Authority(
+    group=None, admin_group=None, uids=frozenset({1000, 1001}), class_uids=frozenset({("compute", 1001)}), notes=()
+)
+
+
+@dataclass
+class Someone:
+    """A session, as far as the hub looks at one."""
+
+    name: str
+    uid: int = 1000
+    job: str = "j"
+    sent: list[Any] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(pid=1, uid=self.uid, gid=self.uid, groups=frozenset())
+
+    def has_ended(self) -> bool:
+        return self.ended
+
+    def send(self, message: Any) -> bool:
+        self.sent.append(message)
+        return True
+
+
+@dataclass
+class Bench:
+    """A hub with a clock that stands still until it is moved."""
+
+    now_s: float = 0.0
+    flows: FlowTable = field(default_factory=FlowTable)
+    steps: Iterator[int] = field(default_factory=itertools.count)
+    authority: Authority = AUTHORITY
+
+    def __post_init__(self) -> None:
+        self.hub = SessionHub(
+            flows=self.flows, bursts=BurstBook(), clock=lambda: self.now_s, interface_of=lambda _: "eth0",
+            cgroup_mount="/mount", mark=lambda *_, **__: None, authority=lambda: self.authority,
+            reclassify=lambda: None, log=open_log(),
+        )  # fmt: skip
+
+    def announce(self, someone: Someone, *, job: str = "j") -> bool:
+        """Announce a new step; whether that asks for a decision now, which is then made."""
+        burst = Announce(None, job, next(self.steps), {"10.0.0.2": 5}, 60.0, None)
+        self.hub.announce(cast(Session, someone), burst)
+        return self.decided()
+
+    def decided(self) -> bool:
+        urgent = self.hub.urgent
+        self.hub.answer((), {})
+        return urgent
+
+
+def test_one_user_brings_about_so_many_decisions_out_of_turn_whatever_he_opens_and_others_still_theirs() -> None:
+    bench = Bench()
+    urgent = sum(bench.announce(Someone(f"s-{number}")) for number in range(50))
+    assert urgent == URGENT_AT_ONCE
+    assert bench.announce(Someone("s-99", uid=1001))
+    bench.now_s += 10 / URGENT_PER_S
+    assert sum(bench.announce(Someone("s-1")) for _ in range(50)) == URGENT_AT_ONCE
+    bench.now_s += 1.5 / URGENT_PER_S
+    assert bench.announce(Someone("s-1"))
+    assert not bench.announce(Someone("s-1"))
+
+
+def test_ranks_that_announce_together_cost_one_decision() -> None:
+    bench = Bench()
+    for number in range(40):
+        burst = Announce(None, "j", 1, {"10.0.0.2": 5}, 60.0, None)
+        bench.hub.announce(cast(Session, Someone(f"s-{number}")), burst)
+    assert bench.decided()
+    assert sum(bench.announce(Someone("s-1")) for _ in range(9)) == URGENT_AT_ONCE - 1
+
+
+def test_the_allowances_of_many_users_stay_bounded() -> None:
+    bench = Bench()
+    for uid in range(3 * USERS_MAX):
+        bench.announce(Someone("s-1", uid=uid))
+    assert len(bench.hub._urgent_left) <= USERS_MAX
+
+
+def test_the_end_of_a_session_or_a_step_is_urgent_only_when_a_burst_ends_with_it() -> None:
+    bench, someone = Bench(), Someone("s-1")
+    bench.hub.gone(cast(Session, someone))
+    bench.hub.announce_end(cast(Session, someone), AnnounceEnd("j", 5))
+    assert not bench.decided()
+    bench.announce(someone)
+    bench.hub.gone(cast(Session, someone))
+    assert bench.decided()
+
+
+def test_an_announcement_for_another_job_than_that_of_the_hello_is_refused() -> None:
+    bench, someone = Bench(), Someone("s-1")
+    assert not bench.announce(someone, job="k")
+    assert [message["code"] for message in someone.sent] == ["bad-field"]
+
+
+@pytest.mark.parametrize(
+    ("registered", "reported", "seen"),
+    [
+        ((), "compute", None),
+        (("storage",), "compute", "storage"),
+        (("compute", "storage"), "compute", "compute"),
+        (("compute", "storage"), "control", "storage"),
+    ],
+)
+def test_reports_count_for_classes_in_which_the_session_has_sockets(
+    registered: tuple[str, ...], reported: str, seen: str | None
+) -> None:
+    bench = Bench()
+    for number, name in enumerate(registered):
+        bench.flows.add(PassedSocket(f"f-{number}", "s-1", "j", name, "bulk", "udp", "10.0.0.1:1", 1, 1000, number))
+    connection = Connection("10.0.0.2", 1, reported, 0.01, None, None, None, None, None, None, False)
+    bench.hub.report(cast(Session, Someone("s-1")), Report((connection,)))
+    samples = bench.flows.samples(interface_of=lambda _: "eth0", now_s=0.0).get("eth0", ())
+    assert [sample.traffic_class for sample in samples] == ([] if seen is None else [seen])
+
+
+@pytest.mark.parametrize(
+    ("someone", "traffic_class", "limits", "code"),
+    [
+        (Someone("s-1"), "storage", (), None),
+        (Someone("s-1"), "compute", (), "not-allowed"),
+        (Someone("s-1", uid=1001), "compute", (), None),
+        (Someone("s-1", uid=1002), "storage", (), "not-allowed"),
+        (Someone("s-1"), "storage", ("memory.max = 1 (/x)",), "limited"),
+        (Someone("s-1", uid=0), "control", ("memory.max = 1 (/x)",), None),
+        (Someone("s-1", ended=True), "storage", (), "no-process"),
+    ],
+)
+def test_a_program_is_moved_only_where_policy_and_its_limits_let_it_and_while_it_lives(
+    monkeypatch: pytest.MonkeyPatch, someone: Someone, traffic_class: str, limits: tuple[str, ...], code: str | None
+) -> None:
+    moved: list[tuple[str, int]] = []
+
+    def enter(mount: str, *, traffic_class: str, pid: int) -> bool:
+        moved.append((traffic_class, pid))
+        return False
+
+    monkeypatch.setattr(cgroups, "enter", enter)
+    monkeypatch.setattr(cgroups, "limits_of", lambda mount, *, pid: limits)
+    reply = Bench().hub.enter(cast(Session, someone), Enter(1, traffic_class))
+    assert reply.message.get("code") == code
+    assert moved == ([(traffic_class, 1)] if code is None else [])

@@ -1,0 +1,120 @@
+"""What people and scrapers are shown."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from broker.cli.status_table import render
+from broker.config import load
+from broker.daemon.flows import PassedSocket
+from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot, document, metrics
+from broker.daemon.text import printable
+from broker.decide import decide
+from broker.model import Alarm, Burst, ClassSample, FlowSample, InterfaceSample, Measurements, State
+
+POLICY = load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n')
+EVIL = "job\x1b[2J\x1b]0;owned\x07\r\n\u202e[red]x[/red]"
+
+
+def snapshot(*, job: str = "train", alarms: tuple[Alarm, ...] = ()) -> Snapshot:
+    measurements = Measurements(
+        (
+            InterfaceSample(
+                name="eth0",
+                counters_age_s=0.0,
+                classes=tuple(
+                    ClassSample(name, sent_bytes=1000) for name in ("control", "compute", "storage", "other")
+                ),
+                flows=(FlowSample("s-1/10.0.0.2:4", "10.0.0.2", "compute", "report", age_s=0.1, rtt_s=0.01),),
+                bursts=(Burst(job, 7, announced_bytes=4_000_000, age_s=0.1, remaining_s=0.4, next_s=0.8),),
+            ),
+        )
+    )
+    return Snapshot(
+        host="h",
+        daemon=DaemonInfo(1, 1.0, 10, 2, 0, 0.1, 0.01),
+        policy=POLICY,
+        decision=decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY),
+        measurements=measurements,
+        sessions=(SessionInfo("s-1", "transport", job, 1, 0),),
+        passed=(PassedSocket("f-1", "s-1", job, "compute", "gradient", "udp", "10.0.0.1:4", 1, 0, 5),),
+        tcp=(),
+        alarms=alarms,
+    )
+
+
+def shown(value: dict[str, Any], *, width: int = 80) -> str:
+    written = io.StringIO()
+    Console(width=width, file=written, highlight=False).print(render(value))
+    return written.getvalue()
+
+
+def test_the_document_is_json_and_counts_a_job_once() -> None:
+    value = json.loads(json.dumps(document(snapshot())))
+    (job,) = value["jobs"]
+    assert (job["job"], job["sessions"], job["sockets"]) == ("train", 1, 1)
+    (burst,) = job["bursts"]
+    assert (burst["step"], burst["announced_bytes"]) == (7, 4_000_000)
+    assert burst["credited_bytes"] > 0
+    assert [flow["kind"] for flow in value["flows"]] == ["socket", "connection"]
+
+
+def test_the_table_names_every_class_its_figures_and_its_reason_in_80_columns() -> None:
+    text = shown(document(snapshot()))
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    for word in ("eth0", "control", "compute", "storage", "other", "promised", "Mbit/s", "train", "no alarms"):
+        assert word in text
+    assert "…" not in text
+
+
+def test_the_widest_figures_fit_80_columns() -> None:
+    value = document(snapshot())
+    for entry in value["interfaces"][0]["classes"]:
+        for key in entry:
+            if key.endswith("bits_per_s"):
+                entry[key] = 19_400_000
+        entry.update(backlog_bytes=1023 * 1024 + 900, dropped_packets=1_234_567)
+    text = shown(value)
+    assert "…" not in text
+    assert text.count("19.4 Mbit/s") >= 16
+
+
+def test_text_from_outside_cannot_paint_on_the_terminal() -> None:
+    text = shown(document(snapshot(job=EVIL, alarms=(Alarm("x", EVIL, EVIL),))), width=200)
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(text)
+    assert "[red]x[/red]" in text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"interfaces": [{}], "jobs": [{}], "alarms": [{}]},
+        {"interfaces": 5, "jobs": None, "alarms": "x"},
+        {"interfaces": [{"name": 5, "classes": [{"backlog_bytes": "x", "reason": 5}, None]}]},
+        {"jobs": [{"sessions": "[/]\x1b", "bursts": [{"step": "[/red]"}]}]},
+    ],
+)
+def test_a_document_of_another_version_is_shown_as_far_as_it_goes(value: dict[str, Any]) -> None:
+    text = shown(value)
+    assert text
+    assert "\x1b" not in text
+
+
+def test_metrics_carry_rates_and_counters_of_every_class() -> None:
+    text = metrics(snapshot(alarms=(Alarm("tree-lost", "eth0", "gone"),))).decode()
+    for name in ("control", "compute", "storage", "other"):
+        assert f'hive_qos_class_sent_bytes_total{{class="{name}",interface="eth0"}} 1000.0' in text
+        assert f'hive_qos_class_ceil_bits_per_s{{class="{name}",interface="eth0"}}' in text
+    assert 'hive_qos_alarm{code="tree-lost",subject="eth0"} 1.0' in text
+
+
+def test_printable_keeps_words_and_escapes_the_rest() -> None:
+    assert printable("Größe 5 µm") == "Größe 5 µm"
+    assert printable("a\nb\x1b[1m") == "a\\nb\\x1b[1m"
+    assert len(printable("x" * 1000)) == 256

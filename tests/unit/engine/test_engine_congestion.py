@@ -1,0 +1,106 @@
+"""Pacing, round-trip windows, delivery rates and the delay-bounded controller, on a link that is reckoned."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from transport.engine.congestion import DelayBound, DeliveryRate, Pacer, RttWindow
+
+MIB = 2**20
+
+
+def test_the_pacer_sends_at_its_rate_after_one_burst() -> None:
+    pacer = Pacer(burst_s=0.002, burst_bytes_min=3000)
+    pacer.set_rate(1e6)
+    now_s, sent = 100.0, 0
+    while now_s < 101.0:
+        at = pacer.next_send_at(now_s=now_s)
+        if at is None:
+            pacer.on_sent(1000)
+            sent += 1000
+        else:
+            assert at > now_s
+            now_s = at
+    assert sent == pytest.approx(1e6, rel=0.01)
+
+
+def test_the_rtt_window_forgets_after_two_spans() -> None:
+    window = RttWindow(span_s=10)
+    window.add(0.001, now_s=0)
+    window.add(0.005, now_s=11)
+    assert window.least_s == 0.001
+    window.add(0.006, now_s=22)
+    assert window.least_s == 0.005
+    window.add(0.009, now_s=100)
+    assert window.least_s == 0.009
+
+
+def test_the_delivery_rate_is_over_a_tenth_of_a_second_and_says_who_limited_it() -> None:
+    rate = DeliveryRate()
+    rate.update(now_s=0)
+    rate.on_acked(50_000)
+    rate.update(now_s=0.05)
+    assert rate.rate_bits_per_s == 0
+    rate.on_acked(50_000)
+    rate.update(now_s=0.1)
+    assert rate.rate_bits_per_s == 8_000_000
+    rate.on_limited()
+    rate.update(now_s=0.2)
+    assert (rate.rate_bits_per_s, rate.application_limited) == (0, True)
+
+
+def run_link(
+    *, rate_bytes_per_s: float, base_s: float, seconds: float, cross: float = 0.0, jitter_s: float = 0.0
+) -> tuple[float, float, float]:
+    """A FIFO link with one bulk sender: its share of the rate, and median and worst queue after the first second.
+
+    `cross` is the part of the rate that others take. Packets are acknowledged one by one; jitter is interpreters'.
+    """
+    rng = random.Random(5)
+    size = 1452
+    bound = DelayBound(packet_bytes=size)
+    free_at, flight, now_s, delivered = 0.0, [], 0.0, 0
+    queues = []
+    while now_s < seconds:
+        while len(flight) * size + size <= bound.allowed_bytes():
+            free_at = max(free_at, now_s) + size / (rate_bytes_per_s * (1 - cross))
+            flight.append((free_at + base_s + rng.random() * jitter_s, now_s))
+            if now_s > 1:
+                queues.append(free_at - now_s)
+        done_s, sent_s = flight.pop(0)
+        now_s = max(now_s, done_s)
+        bound.on_rtt(now_s - sent_s, now_s=now_s)
+        bound.on_acked(size, now_s=now_s)
+        delivered += size
+    queues.sort()
+    return delivered / seconds / rate_bytes_per_s, queues[len(queues) // 2], queues[-1]
+
+
+@pytest.mark.parametrize("rate", [1.25e6, 5e6, 12.5e6])
+@pytest.mark.parametrize("base_s", [0.004, 0.02])
+@pytest.mark.parametrize("jitter_s", [0.0, 0.002])
+def test_bulk_fills_a_link_and_keeps_its_queue_short(rate: float, base_s: float, jitter_s: float) -> None:
+    share, median_s, worst_s = run_link(rate_bytes_per_s=rate, base_s=base_s, seconds=15, jitter_s=jitter_s)
+    assert share > 0.85
+    target_s = max(0.002, base_s / 4)
+    assert median_s < target_s + jitter_s + 4 * 1452 / rate
+    assert worst_s < base_s + 3 * target_s + 10 * 1452 / rate  # slow start ends within one round trip of the target
+
+
+def test_losses_of_one_round_trip_halve_once() -> None:
+    bound = DelayBound(packet_bytes=1000)
+    before = bound.window_bytes
+    bound.on_loss(now_s=10.0, sent_at_s=9.9)
+    bound.on_loss(now_s=10.01, sent_at_s=9.95)
+    assert bound.window_bytes == before / 2
+    bound.on_loss(now_s=10.2, sent_at_s=10.1)
+    assert bound.window_bytes == max(before / 4, 4000)
+
+
+def test_without_a_sample_the_controller_does_not_know_the_path() -> None:
+    bound = DelayBound(packet_bytes=1000)
+    assert bound.base_s == math.inf
+    assert bound.allowed_bytes() == 10_000

@@ -1,0 +1,51 @@
+"""The error hierarchy: codes are unique, stable and stand in the text."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+from hive_qos import errors
+
+
+def classes(root: type[errors.HiveError] = errors.HiveError) -> Iterator[type[errors.HiveError]]:
+    yield root
+    for child in root.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from classes(child)
+
+
+def test_every_class_has_a_code_of_its_own() -> None:
+    codes = [entry.code for entry in classes()]
+    assert len(codes) == len(set(codes))
+    assert {"configuration", "connection-lost", "timed-out", "peer", "broker-unavailable", "read-back"} <= set(codes)
+
+
+def test_the_code_survives_where_only_the_text_does() -> None:
+    lost = errors.ConnectionLostError("node-3", "no acknowledgement for 5 s", rank=3)
+    assert str(RuntimeError(str(lost))).startswith("[connection-lost] lost rank 3 (node-3)")
+
+
+def test_a_configuration_error_names_key_value_and_reason() -> None:
+    error = errors.ConfigurationError("class.storage.guarantee", "120 %", "cannot be above 100 %")
+    assert str(error) == "[configuration] class.storage.guarantee = '120 %': cannot be above 100 %"
+
+
+def test_a_timeout_says_how_far_it_came() -> None:
+    text = str(errors.TimedOutError("allreduce of step 7", timeout_s=1.5, bytes_done=10, bytes_total=30))
+    assert text == "[timed-out] allreduce of step 7: not done after 1.5 s (10 of 30 bytes done)"
+
+
+def test_errors_cross_a_process_boundary_whole() -> None:
+    # A data loader or a launcher pickles what its workers raise.
+    for error in (
+        errors.MisuseError("closed"),
+        errors.ConfigurationError("version", 2, "is not known"),
+        errors.ConnectionLostError("node-3", "reset", rank=3),
+        errors.TimedOutError("barrier", timeout_s=1.0, bytes_done=1, bytes_total=2),
+        errors.KernelRejectedError("add class", errno_value=22, detail="no"),
+        errors.ReadBackError("class", wanted=1, found=2),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert (str(again), vars(again)) == (str(error), vars(error))

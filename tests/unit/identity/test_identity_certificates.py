@@ -1,0 +1,206 @@
+"""Certificates, pins and what a configuration of them can get wrong."""
+
+from __future__ import annotations
+
+import datetime
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from hive_qos.errors import ConfigurationError
+from transport.engine.base import Credentials, Trust
+from transport.identity import (
+    ca_init,
+    ca_issue,
+    configured_identity,
+    ephemeral_identity,
+    load_identity,
+    pin_of,
+    sign_entry,
+    verify_entry,
+    verify_peer,
+)
+from transport.identity.names import claims_of, der_of
+from transport.wire.errors import WireCode, WireError
+
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("identity")
+    ca_init(path / "ca", name="test cluster", days=30)
+    ca_init(path / "other")
+    ca_issue(path / "ca", "n1", addresses=["10.0.0.1", "fd00::1", "n1.example"], out=path)
+    ca_issue(path / "ca", "b1", role="broker", out=path)
+    ca_issue(path / "other", "x1", out=path)
+    return path
+
+
+def chain(credentials: Credentials) -> list[x509.Certificate]:
+    return x509.load_pem_x509_certificates(credentials.certificate_chain_pem)
+
+
+def loaded(folder: Path, name: str, ca: str = "ca") -> tuple[list[x509.Certificate], Trust]:
+    found = load_identity(ca=folder / ca / "ca.crt", certificate=folder / f"{name}.crt", key=folder / f"{name}.key")
+    assert found.node == name
+    return chain(found.credentials), found.trust
+
+
+def code_of(certificates: list[x509.Certificate], trust: Trust, **options: object) -> WireCode:
+    with pytest.raises(WireError) as caught:
+        verify_peer(certificates, trust, **{"now": NOW, **options})  # type: ignore[arg-type]  # a test's shorthand
+    return caught.value.wire_code
+
+
+def test_a_node_of_the_cluster_is_believed_by_name_and_role(folder: Path) -> None:
+    certificates, trust = loaded(folder, "n1")
+    peer = verify_peer(certificates, trust, now=NOW, expected_peer="n1")
+    assert (peer.name, peer.roles, peer.pinned) == ("n1", {"job"}, False)
+
+
+def test_addresses_stand_in_the_certificate(folder: Path) -> None:
+    names = loaded(folder, "n1")[0][0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1", "fd00::1"]
+    assert names.get_values_for_type(x509.DNSName) == ["n1.example"]
+
+
+def test_each_way_to_be_wrong_has_its_code(folder: Path) -> None:
+    certificates, trust = loaded(folder, "n1")
+    later = NOW + datetime.timedelta(days=400)
+    assert code_of([], trust) == WireCode.CERTIFICATE_MISSING
+    assert code_of(certificates, trust, now=later) == WireCode.CERTIFICATE_EXPIRED
+    assert code_of(certificates, trust, now=NOW - datetime.timedelta(days=3)) == WireCode.CERTIFICATE_EXPIRED
+    assert code_of(loaded(folder, "x1", "other")[0], trust) == WireCode.CERTIFICATE_UNTRUSTED
+    assert code_of(loaded(folder, "b1")[0], trust) == WireCode.ROLE_REFUSED
+    assert code_of(certificates, trust, expected_peer="n2") == WireCode.PEER_UNEXPECTED
+    assert code_of(certificates * 6, trust) == WireCode.CERTIFICATE_UNTRUSTED
+    assert code_of(chain(ephemeral_identity("n1").credentials), trust) == WireCode.CERTIFICATE_UNTRUSTED
+
+
+def test_a_broker_is_believed_where_brokers_are_asked_for(folder: Path) -> None:
+    certificates, trust = loaded(folder, "b1")
+    brokers = Trust(ca_pem=trust.ca_pem, roles=frozenset({"broker"}))
+    assert verify_peer(certificates, brokers, now=NOW).name == "b1"
+
+
+def test_a_ca_certificate_is_not_a_node(folder: Path) -> None:
+    certificates, trust = loaded(folder, "n1")
+    assert code_of([certificates[1]], trust) == WireCode.CERTIFICATE_UNTRUSTED
+
+
+def test_a_node_cannot_issue_certificates(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_bytes((folder / "n1.crt").read_bytes())
+    (tmp_path / "ca.key").write_bytes((folder / "n1.key").read_bytes())
+    _, trust = loaded(folder, "n1")
+    try:
+        ca_issue(tmp_path, "child", out=tmp_path)
+    except x509.ExtensionNotFound:
+        return  # a node's certificate has no key identifier to refer to
+    certificates = x509.load_pem_x509_certificates((tmp_path / "child.crt").read_bytes())
+    assert code_of(certificates, trust) == WireCode.CERTIFICATE_UNTRUSTED
+
+
+def test_a_pinned_certificate_is_believed_under_the_pinned_name_and_no_other_is() -> None:
+    one, two = ephemeral_identity("one"), ephemeral_identity("two")
+    trust = Trust(pins={one.pin: "rank-1"})
+    assert verify_peer(chain(one.credentials), trust, now=NOW).name == "rank-1"
+    assert code_of(chain(two.credentials), trust) == WireCode.CERTIFICATE_UNTRUSTED
+    assert one.pin == pin_of(der_of(chain(one.credentials)[0]))
+
+
+def test_an_expired_pinned_certificate_is_refused() -> None:
+    late = ephemeral_identity("late", days=-0.5)
+    assert code_of(chain(late.credentials), Trust(pins={late.pin: "late"})) == WireCode.CERTIFICATE_EXPIRED
+
+
+def test_an_entry_is_signed_as_a_whole() -> None:
+    parts = (b"job", b"node", b"address")
+    signature = sign_entry(b"secret", *parts)
+    assert verify_entry(b"secret", *parts, signature=signature)
+    assert not verify_entry(b"other", *parts, signature=signature)
+    assert not verify_entry(b"secret", b"jobn", b"ode", b"address", signature=signature)
+    assert not verify_entry(b"secret", b"job", b"node", signature=signature)
+    assert not verify_entry(b"secret", *parts, signature=b"")
+    with pytest.raises(ValueError, match="empty"):
+        sign_entry(b"", *parts)
+
+
+def test_keys_are_readable_by_their_owner_only(folder: Path) -> None:
+    for name in ("n1.key", "ca/ca.key"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / "ca").stat().st_mode) == 0o700
+
+
+def test_nothing_is_overwritten(folder: Path) -> None:
+    before = (folder / "n1.key").read_bytes()
+    with pytest.raises(ConfigurationError, match="is there already"):
+        ca_init(folder / "ca")
+    with pytest.raises(ConfigurationError, match="is there already"):
+        ca_issue(folder / "ca", "n1", out=folder)
+    assert (folder / "n1.key").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"node": "../evil"}, "node"),
+        ({"node": ""}, "node"),
+        ({"role": "root"}, "role"),
+        ({"addresses": ["not an address"]}, "addresses"),
+        ({"days": 0}, "days"),
+    ],
+)
+def test_a_wrong_argument_is_named(folder: Path, tmp_path: Path, options: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        ca_issue(folder / "ca", **{"node": "n9", "out": tmp_path, **options})  # type: ignore[arg-type]  # the test's point
+    assert caught.value.key == key
+    assert not list(tmp_path.iterdir())
+
+
+def test_issuing_without_a_ca_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="ca init"):
+        ca_issue(tmp_path, "n1")
+
+
+def test_the_environment_names_all_three_files_or_none(folder: Path) -> None:
+    assert configured_identity({}) is None
+    assert configured_identity({"HIVE_CA": ""}) is None
+    with pytest.raises(ConfigurationError) as caught:
+        configured_identity({"HIVE_CA": "x", "HIVE_CERT": "y"})
+    assert caught.value.key == "HIVE_KEY"
+    everything = {
+        "HIVE_CA": str(folder / "ca" / "ca.crt"),
+        "HIVE_CERT": str(folder / "n1.crt"),
+        "HIVE_KEY": str(folder / "n1.key"),
+    }
+    found = configured_identity(everything)
+    assert found is not None
+    assert found.node == "n1"
+    assert "PRIVATE" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("variable", "file"),
+    [
+        ("HIVE_CA", "missing"),
+        ("HIVE_CA", "n1.key"),
+        ("HIVE_CERT", "ca/ca.crt"),
+        ("HIVE_KEY", "b1.key"),
+        ("HIVE_KEY", "n1.crt"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_named_by_its_variable(folder: Path, variable: str, file: str) -> None:
+    files = {"HIVE_CA": "ca/ca.crt", "HIVE_CERT": "n1.crt", "HIVE_KEY": "n1.key", variable: file}
+    with pytest.raises(ConfigurationError) as caught:
+        configured_identity({name: str(folder / path) for name, path in files.items()})
+    assert caught.value.key == variable
+
+
+def test_a_certificate_with_two_names_claims_nothing() -> None:
+    certificate = chain(ephemeral_identity("n").credentials)[0]
+    assert claims_of(certificate).node == "n"
+    with pytest.raises(ValueError, match="node name"):
+        ephemeral_identity("two words")

@@ -1,0 +1,158 @@
+"""Callbacks that wait stand in nobody's way, and operations start in the order of the calls."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from integrations.torch_backend.completion import CompletionThreads, FirstInFirstOut
+
+
+def unwanted(error: Exception) -> None:
+    raise AssertionError(f"not expected to fail: {error}")
+
+
+def test_jobs_that_wait_for_each_other_in_a_long_chain_all_end() -> None:
+    threads = CompletionThreads(idle_s=0.2)
+    links = [threading.Event() for _ in range(40)]
+    results: list[bool] = []
+
+    def waiter(i: int) -> None:
+        results.append(links[i + 1].wait(20))
+        links[i].set()
+
+    for i in range(39):
+        threads.run(lambda i=i: waiter(i))  # type: ignore[misc]
+    threads.run(links[39].set)
+    assert links[0].wait(20)
+    assert all(results)
+
+
+def test_an_idle_thread_is_used_again() -> None:
+    threads = CompletionThreads(idle_s=10)
+    seen: set[int] = set()
+    for _ in range(50):
+        done = threading.Event()
+
+        def job(done: threading.Event = done) -> None:
+            seen.add(threading.get_ident())
+            done.set()
+
+        threads.run(job)
+        assert done.wait(10)
+    assert len(seen) < 10
+
+
+def test_a_job_that_raises_does_not_end_the_service() -> None:
+    threads = CompletionThreads(threads_max=1, idle_s=0.2)
+    done = threading.Event()
+
+    def bad() -> None:
+        raise ValueError("somebody's bug")
+
+    threads.run(bad)
+    threads.run(done.set)
+    assert done.wait(10)
+
+
+def test_at_the_limit_jobs_wait_and_are_not_lost() -> None:
+    threads = CompletionThreads(threads_max=2, idle_s=0.2)
+    gate, done = threading.Event(), threading.Semaphore(0)
+    for _ in range(2):
+        threads.run(lambda: (gate.wait(20), done.release()))  # type: ignore[arg-type, return-value, func-returns-value]
+    for _ in range(20):
+        threads.run(done.release)
+    gate.set()
+    for _ in range(22):
+        assert done.acquire(timeout=10)
+
+
+def test_a_thread_that_went_idle_for_good_is_replaced() -> None:
+    threads = CompletionThreads(idle_s=0.001)
+    for _ in range(100):
+        done = threading.Event()
+        threads.run(done.set)
+        assert done.wait(10)
+
+
+def test_an_operation_with_its_input_ready_starts_on_the_callers_thread() -> None:
+    order = FirstInFirstOut(CompletionThreads(idle_s=0.2))
+    where: list[int] = []
+    order.start(lambda: where.append(threading.get_ident()), until_ready=None, late=lambda: None, failed=unwanted)
+    assert where == [threading.get_ident()]
+
+
+def test_an_operation_whose_input_is_late_holds_back_those_after_it() -> None:
+    order = FirstInFirstOut(CompletionThreads(idle_s=0.2))
+    gate, ended = threading.Event(), threading.Event()
+    log: list[int] = []
+
+    def start(number: int, until_ready: object = None) -> None:
+        order.start(
+            lambda: log.append(number),
+            until_ready=until_ready,  # type: ignore[arg-type]
+            late=lambda: log.append(number),
+            failed=unwanted,
+        )
+
+    start(0)
+    start(1, lambda: gate.wait(20))
+    start(2)
+    start(3, lambda: None)
+    order.start(ended.set, until_ready=None, late=ended.set, failed=unwanted)
+    assert log == [0]
+    gate.set()
+    assert ended.wait(20)
+    assert log == [0, 1, 2, 3]
+
+
+def test_after_a_late_one_the_callers_thread_is_used_again() -> None:
+    order = FirstInFirstOut(CompletionThreads(idle_s=0.2))
+    for _ in range(20):
+        started = threading.Event()
+        order.start(lambda: None, until_ready=lambda: None, late=started.set, failed=unwanted)
+        assert started.wait(10)
+        order.start(started.clear, until_ready=None, late=started.clear, failed=unwanted)
+
+
+def test_an_operation_whose_input_fails_is_told_so_and_those_behind_it_start() -> None:
+    order = FirstInFirstOut(CompletionThreads(idle_s=0.2))
+    gate, ended = threading.Event(), threading.Event()
+    log: list[str] = []
+
+    def broken() -> None:
+        gate.wait(20)
+        raise RuntimeError("device-side assert")
+
+    def bad() -> None:
+        raise ValueError("a mistake")
+
+    order.start(
+        lambda: None,
+        until_ready=broken,
+        late=lambda: log.append("never"),
+        failed=lambda error: log.append(str(error)),
+    )
+    order.start(lambda: None, until_ready=None, late=bad, failed=lambda error: log.append(str(error)))
+    order.start(lambda: None, until_ready=None, late=bad, failed=lambda _error: bad())
+    order.start(ended.set, until_ready=None, late=ended.set, failed=unwanted)
+    gate.set()
+    assert ended.wait(20)
+    assert log == ["device-side assert", "a mistake"]
+
+
+def test_where_no_thread_can_be_started_jobs_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = CompletionThreads(idle_s=0.2)
+    ran: list[int] = []
+
+    def cannot(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", cannot)
+        threads.run(lambda: ran.append(1))
+        assert ran == [1]
+    done = threading.Event()
+    threads.run(done.set)
+    assert done.wait(10)

@@ -1,0 +1,235 @@
+"""One process group's operations: their order, their end, and the connections they share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import transport
+from hive_qos.errors import ConnectionLostError, MisuseError
+from integrations.torch_backend import core as core_module
+from integrations.torch_backend.core import Core
+from integrations.torch_backend.staging import Staged
+from integrations.torch_backend.world import World, group_name_of
+
+
+class FakeGroup:
+    """Records what is started and leaves it to the test to end it."""
+
+    rank = 0
+    size = 2
+    ranks = (0, 1)
+    name = "0"
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, Any]] = []
+        self.works: list[transport.Work] = []
+        self.closed = 0
+        self.children: list[FakeGroup] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def start(*args: Any, **kwargs: Any) -> transport.Work:
+            self.started.append((name, kwargs.get("timeout_s")))
+            self.works.append(transport.Work(name))
+            return self.works[-1]
+
+        return start
+
+    def subgroup(self, ranks: list[int], *, name: str, timeout_s: float) -> FakeGroup:
+        child = FakeGroup()
+        child.name = name
+        child.ranks = tuple(ranks)
+        self.children.append(child)
+        return child
+
+    def close(self, *, timeout_s: float) -> None:
+        self.closed += 1
+
+    def abort(self, reason: str) -> None:
+        self.started.append(("abort", reason))
+
+
+@pytest.fixture
+def group() -> FakeGroup:
+    return FakeGroup()
+
+
+@pytest.fixture
+def core(group: FakeGroup) -> Core:
+    world = World(group, ranks=(0, 1))  # type: ignore[arg-type]
+    return Core(world, world.lend("0", (0, 1), timeout_s=7), timeout_s=7)
+
+
+SUM = transport.ReduceOp.SUM
+
+
+def test_operations_take_the_groups_timeout_or_their_own(core: Core, group: FakeGroup) -> None:
+    core.allreduce([torch.ones(1)], SUM)
+    core.allreduce([torch.ones(1)], SUM, timeout_s=2)
+    core.timeout_s = 9
+    core.broadcast([torch.ones(1)], 0)
+    assert group.started == [("allreduce", 7), ("allreduce", 2), ("broadcast", 9)]
+
+
+def test_several_tensors_are_one_work_that_ends_with_the_last_and_fails_with_any(core: Core, group: FakeGroup) -> None:
+    work = core.allreduce([torch.ones(1), torch.ones(1)], SUM)
+    group.works[0].finish(error=ConnectionLostError("h", "silent", rank=1))
+    assert not work.is_completed()
+    group.works[1].finish()
+    with pytest.raises(ConnectionLostError):
+        work.wait()
+
+
+def test_a_barrier_ends_after_earlier_collectives(core: Core, group: FakeGroup) -> None:
+    first = core.allreduce([torch.ones(1)], SUM)
+    barrier = core.barrier()
+    group.works[1].finish()
+    with pytest.raises(RuntimeError, match="timed-out"):
+        barrier.wait(core_module_timedelta(0.05))
+    group.works[0].finish()
+    assert first.wait()
+    assert barrier.wait()
+
+
+def core_module_timedelta(seconds: float) -> Any:
+    from datetime import timedelta
+
+    return timedelta(seconds=seconds)
+
+
+def test_a_tensor_that_is_still_on_its_way_from_the_gpu_holds_back_what_comes_after(
+    core: Core, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = threading.Event()
+
+    class Late(Staged):
+        """A staged tensor whose copy to the host ends when the test says so."""
+
+        pending = property(lambda self: self.tensor.numel() == 3)  # type: ignore[assignment]
+
+        def until_ready(self) -> None:
+            if self.pending:
+                assert arrived.wait(20)
+
+    monkeypatch.setattr(core_module, "Staged", Late)
+    works = [
+        core.allreduce([torch.ones(3)], SUM),
+        core.broadcast([torch.ones(1)], 0),
+        core.reduce(torch.ones(1), 0, SUM),
+    ]
+    assert group.started == []
+    arrived.set()
+    begun = threading.Event()
+    core.barrier().tell(begun.set)
+    while len(group.works) < 4:  # the drain runs on a thread; every one of these is started by it
+        threading.Event().wait(0.001)
+    assert [name for name, _ in group.started] == ["allreduce", "broadcast", "reduce", "barrier"]
+    for part in group.works:
+        part.finish()
+    assert all(work.wait() for work in works)
+    assert begun.wait(20)
+
+
+def test_a_failure_to_start_reaches_the_caller_when_on_time_and_the_work_when_late(
+    core: Core, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise MisuseError("no such dtype")
+
+    monkeypatch.setattr(group, "allreduce", refuse, raising=False)
+    with pytest.raises(MisuseError, match="no such dtype"):
+        core.allreduce([torch.ones(1)], SUM)
+    monkeypatch.setattr(Staged, "pending", property(lambda self: True))
+    with pytest.raises(MisuseError, match="no such dtype"):
+        core.allreduce([torch.ones(1)], SUM).wait()
+
+
+def test_wrong_sizes_are_refused_before_anything_is_sent(core: Core, group: FakeGroup) -> None:
+    with pytest.raises(MisuseError, match="are not 2 times"):
+        core.all_gather_single([torch.empty(3)], [torch.empty(2)])
+    with pytest.raises(MisuseError, match="are not 2 times"):
+        core.reduce_scatter_single([torch.empty(2)], [torch.empty(2, dtype=torch.int32)], SUM)
+    with pytest.raises(MisuseError, match="do not add up"):
+        core.all_to_all_single(torch.empty(4), torch.empty(4), output_rows=[1, 1], input_rows=[2, 2])
+    with pytest.raises(MisuseError, match="cannot be divided"):
+        core.all_to_all_single(torch.empty(3), torch.empty(3), output_rows=[], input_rows=[])
+    with pytest.raises(MisuseError, match="on the root"):
+        core.gather([], torch.empty(1), 0)
+    assert group.started == []
+
+
+def test_a_group_after_its_end_says_so(core: Core, group: FakeGroup) -> None:
+    core.close()
+    core.close()
+    assert group.closed == 1
+    with pytest.raises(MisuseError, match="has been destroyed"):
+        core.barrier()
+
+
+def test_abort_tells_the_others_and_leaves(core: Core, group: FakeGroup) -> None:
+    core.abort("enough")
+    core.abort("enough")
+    assert group.started == [("abort", "enough")]
+    assert group.closed == 1
+
+
+def test_connections_close_with_the_last_group_on_them(group: FakeGroup) -> None:
+    world = World(group, ranks=(4, 7))  # type: ignore[arg-type]
+    whole = world.lend("0", (4, 7), timeout_s=1)
+    part = world.lend("1", (7,), timeout_s=1)
+    assert part.ranks == (1,)
+    world.give_back(whole)
+    assert group.closed == 0
+    world.give_back(part)
+    assert (group.children[0].closed, group.closed) == (1, 1)
+
+
+def test_a_forked_child_leaves_the_connections_alone(group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(group, ranks=(0, 1))  # type: ignore[arg-type]
+    lent = world.lend("0", (0, 1), timeout_s=1)
+    monkeypatch.setattr("os.getpid", lambda: world.process + 1)
+    world.give_back(lent)
+    assert group.closed == 0
+
+
+def test_long_group_names_are_cut_to_different_short_ones() -> None:
+    assert group_name_of("12") == "12"
+    names = {group_name_of("x" * length) for length in range(60, 200)}
+    assert len(names) == 140
+    assert max(len(name.encode()) for name in names) <= 64
+
+
+def test_an_input_that_fails_ends_its_work_and_gives_its_numbers_up(
+    core: Core, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_staged: object) -> None:
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setattr(core_module, "until_all_ready", broken)
+    with monkeypatch.context() as patch:
+        patch.setattr(Staged, "pending", True)
+        work = core.allreduce([torch.ones(1), torch.ones(1)], SUM)
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            work.wait()
+    behind = core.barrier()
+    give_up_s = time.monotonic() + 10
+    while not any(name == "barrier" for name, _ in group.started):
+        assert time.monotonic() < give_up_s
+    assert not behind.is_completed()
+    assert [name for name, _ in group.started] == ["give_up", "give_up", "barrier"]
+
+
+def test_a_start_that_fails_late_ends_its_work_whatever_was_raised(
+    core: Core, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allreduce(*_args: Any, **_options: Any) -> None:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(group, "allreduce", allreduce, raising=False)
+    monkeypatch.setattr(Staged, "pending", True)
+    with pytest.raises(ValueError, match="a mistake"):
+        core.allreduce([torch.ones(1)], SUM).wait()

@@ -1,0 +1,82 @@
+"""The monitored barrier: a word that came too late for its call does not pass for the next one's."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+
+import transport
+from hive_qos.errors import PeerError, TimedOutError, TransportError
+from integrations.torch_backend import monitor
+from integrations.torch_backend.core import Core
+from integrations.torch_backend.world import World
+
+
+class Mail:
+    """A group of two that exchanges words in memory; each receive that finds nothing has timed out at once."""
+
+    size = 2
+    ranks = (0, 1)
+    name = "m"
+
+    def __init__(self, rank: int, boxes: dict[tuple[int, int], queue.SimpleQueue[int]]) -> None:
+        self.rank = rank
+        self._boxes = boxes
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int, **_options: Any) -> transport.Work:
+        self._boxes[self.rank, peer].put(int(tensor))
+        work = transport.Work("send")
+        work.finish()
+        return work
+
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int, **_options: Any) -> transport.Work:
+        work = transport.Work("receive")
+        try:
+            tensor.fill_(self._boxes[peer, self.rank].get(timeout=0.05))
+            work.finish()
+        except queue.Empty:
+            work.finish(error=TimedOutError("receive", timeout_s=0.05))
+        return work
+
+
+@pytest.fixture
+def cores() -> list[Core]:
+    boxes: dict[tuple[int, int], queue.SimpleQueue[int]] = defaultdict(queue.SimpleQueue)
+    made = []
+    for rank in range(2):
+        world = World(Mail(rank, boxes), ranks=(0, 1))  # type: ignore[arg-type]
+        made.append(Core(world, world.group, timeout_s=5))
+    return made
+
+
+def at(core: Core) -> None:
+    monitor.barrier(core, timeout_s=1.0, wait_all_ranks=False)
+
+
+def test_words_of_a_barrier_that_failed_do_not_pass_for_the_next_ones(cores: list[Core]) -> None:
+    with pytest.raises(TimedOutError, match="Rank 1 failed to pass"):
+        at(cores[0])
+    with pytest.raises(TransportError, match="successfully reached"):
+        at(cores[1])  # late
+    with pytest.raises(TimedOutError, match="Rank 1 failed to pass"):
+        at(cores[0])  # the late word waits here, and is not for this call
+    with pytest.raises(TransportError, match="successfully reached"):
+        at(cores[1])
+    late = threading.Thread(target=at, args=(cores[1],))
+    late.start()
+    at(cores[0])
+    late.join(10)
+    assert not late.is_alive()
+
+
+def test_ranks_that_have_not_called_it_equally_often_learn_it(cores: list[Core]) -> None:
+    cores[1].next_monitored_barrier()
+    with pytest.raises(TransportError, match="successfully reached"):
+        at(cores[1])
+    with pytest.raises(PeerError, match="at its monitored barrier 2, this rank at 1"):
+        at(cores[0])

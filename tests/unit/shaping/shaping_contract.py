@@ -1,0 +1,191 @@
+"""What every kernel behind `kernel_api.Kernel` must do: claims as functions, run against the fake and the real one.
+
+Each takes a kernel and an interface whose root is the kernel's default, and leaves it however it likes.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError
+from shaping.diff import diff
+from shaping.kernel_api import Kernel
+from shaping.model import (
+    LEAF_MINOR,
+    AddClass,
+    AddFilter,
+    AddLeaf,
+    ChangeClass,
+    ClassShape,
+    DeleteFilter,
+    InterfaceShape,
+    PriorQdisc,
+    Rule,
+    Tree,
+)
+from shaping.tree import desired_tree
+
+MBIT = 1_000_000
+
+
+def make_shape(
+    interface: str,
+    *,
+    capacity: int = 40 * MBIT,
+    control: int = 1 * MBIT,
+    compute: int = 20 * MBIT,
+    storage: int = 8 * MBIT,
+    other: int = 4 * MBIT,
+    storage_ceil: int | None = None,
+    rules: tuple[Rule, ...] = (),
+) -> InterfaceShape:
+    """A shape with the given guarantees, ceilings at the capacity and the usual priorities."""
+    return InterfaceShape(
+        interface=interface,
+        capacity_bits_per_s=capacity,
+        classes=(
+            ClassShape("control", control, capacity, 0),
+            ClassShape("compute", compute, capacity, 1),
+            ClassShape("storage", storage, storage_ceil or capacity, 3),
+            ClassShape("other", other, capacity, 2),
+        ),
+        rules=rules,
+    )
+
+
+def make_tree(kernel: Kernel, interface: str, **kwargs: object) -> Tree:
+    return desired_tree(make_shape(interface, **kwargs), kernel.capabilities())  # type: ignore[arg-type]  # the same keywords
+
+
+RULES = (Rule("storage", port=873), Rule("storage", dscp=1), Rule("control", port=22, protocol="tcp"))
+
+
+def a_built_tree_reads_back_as_planned(kernel: Kernel, interface: str) -> None:
+    tree = make_tree(kernel, interface, rules=RULES)
+    kernel.apply(interface, diff(None, tree))
+    assert kernel.observe(interface) == tree
+
+
+def a_changed_tree_reads_back_as_planned_and_needs_nothing_more(kernel: Kernel, interface: str) -> None:
+    first = make_tree(kernel, interface, rules=RULES)
+    second = make_tree(kernel, interface, capacity=13 * MBIT, compute=5 * MBIT, storage=2 * MBIT, rules=RULES[1:])
+    kernel.apply(interface, diff(None, first))
+    kernel.apply(interface, diff(first, second))
+    assert kernel.observe(interface) == second
+    assert diff(kernel.observe(interface), second) == ()
+
+
+def rates_beyond_32_bits_read_back(kernel: Kernel, interface: str) -> None:
+    tree = make_tree(kernel, interface, capacity=100_000 * MBIT, compute=60_000 * MBIT)
+    kernel.apply(interface, diff(None, tree))
+    assert kernel.observe(interface) == tree
+
+
+def the_smallest_rates_read_back(kernel: Kernel, interface: str) -> None:
+    tree = make_tree(kernel, interface, capacity=5_000, control=1_000, compute=2_000, storage=1_000, other=1_000)
+    kernel.apply(interface, diff(None, tree))
+    assert kernel.observe(interface) == tree
+
+
+def a_root_that_is_not_ours_is_no_tree(kernel: Kernel, interface: str) -> None:
+    assert kernel.observe(interface) is None
+    assert kernel.root(interface).handle_major == 0
+
+
+def deleting_the_root_brings_the_default_back(kernel: Kernel, interface: str) -> None:
+    before = kernel.root(interface)
+    kernel.apply(interface, diff(None, make_tree(kernel, interface)))
+    kernel.delete_root(interface)
+    assert kernel.observe(interface) is None
+    assert kernel.root(interface) == before
+
+
+def deleting_a_root_that_is_not_there_is_harmless(kernel: Kernel, interface: str) -> None:
+    kernel.delete_root(interface)
+    assert kernel.root(interface).handle_major == 0
+
+
+def a_default_prior_is_restored_by_deleting(kernel: Kernel, interface: str) -> None:
+    before = kernel.root(interface)
+    kernel.apply(interface, diff(None, make_tree(kernel, interface)))
+    assert kernel.restore_root(interface, PriorQdisc(kind="noqueue", handle_major=0)) == ()
+    assert kernel.root(interface) == before
+
+
+def every_class_of_ours_has_counters_and_they_start_at_nothing(kernel: Kernel, interface: str) -> None:
+    tree = make_tree(kernel, interface)
+    kernel.apply(interface, diff(None, tree))
+    counters, direct = kernel.counters(interface)
+    assert set(counters) == {spec.minor for spec in tree.classes}
+    assert all(found.sent_bytes == 0 and found.backlog_packets == 0 for found in counters.values())
+    assert direct == 0
+
+
+def a_class_that_lands_elsewhere_than_under_its_parent_is_noticed(kernel: Kernel, interface: str) -> None:
+    tree = make_tree(kernel, interface)
+    kernel.apply(interface, diff(None, tree))
+    orphan = replace(tree.classes[-1], minor=0x99, parent_minor=0x77)
+    with pytest.raises(ReadBackError, match="ffe0:99"):  # HTB puts a child of nobody at the root, without a word
+        kernel.apply(interface, [AddClass(orphan)])
+
+
+def a_class_or_queue_or_filter_is_not_added_twice(kernel: Kernel, interface: str) -> None:
+    tree = make_tree(kernel, interface, rules=RULES)
+    kernel.apply(interface, diff(None, tree))
+    for operation in (AddClass(tree.classes[0]), AddLeaf(tree.leaves[0]), AddFilter(tree.filters[0])):
+        with pytest.raises(KernelRejectedError) as caught:
+            kernel.apply(interface, [operation])
+        assert caught.value.errno_value in (errno.EEXIST, errno.ENOSPC)
+    assert kernel.observe(interface) == tree
+
+
+def what_is_not_there_cannot_be_changed(kernel: Kernel, interface: str) -> None:
+    tree = make_tree(kernel, interface, rules=RULES)
+    kernel.apply(interface, diff(None, tree))
+    unknown = replace(tree.filters[0], preference=999)
+    for operation in (ChangeClass(replace(tree.classes[-1], minor=0x99)), DeleteFilter(unknown)):
+        with pytest.raises(KernelRejectedError) as caught:
+            kernel.apply(interface, [operation])
+        assert caught.value.errno_value == errno.ENOENT
+
+
+def the_first_refusal_is_told_and_the_rest_of_the_batch_is_done(kernel: Kernel, interface: str) -> None:
+    tree = make_tree(kernel, interface)
+    kernel.apply(interface, diff(None, tree))
+    leaf = next(spec for spec in tree.classes if spec.minor == LEAF_MINOR["storage"])
+    wrong = replace(leaf, minor=0x99)
+    right = replace(leaf, rate_bits_per_s=leaf.rate_bits_per_s // 2)
+    with pytest.raises(KernelRejectedError, match="ffe0:99"):
+        kernel.apply(interface, [ChangeClass(wrong), ChangeClass(right)])
+    observed = kernel.observe(interface)
+    assert observed is not None
+    assert right.rate_bits_per_s in {spec.rate_bits_per_s for spec in observed.classes if spec.minor == right.minor}
+
+
+def an_interface_that_is_not_there_is_named(kernel: Kernel, interface: str) -> None:
+    for call in (kernel.observe, kernel.root, kernel.counters):
+        with pytest.raises(ConfigurationError, match="nope0") as caught:
+            call("nope0")
+        assert interface in caught.value.reason
+
+
+CLAIMS: tuple[Callable[[Kernel, str], None], ...] = (
+    a_built_tree_reads_back_as_planned,
+    a_changed_tree_reads_back_as_planned_and_needs_nothing_more,
+    rates_beyond_32_bits_read_back,
+    the_smallest_rates_read_back,
+    a_root_that_is_not_ours_is_no_tree,
+    deleting_the_root_brings_the_default_back,
+    deleting_a_root_that_is_not_there_is_harmless,
+    a_default_prior_is_restored_by_deleting,
+    every_class_of_ours_has_counters_and_they_start_at_nothing,
+    a_class_that_lands_elsewhere_than_under_its_parent_is_noticed,
+    a_class_or_queue_or_filter_is_not_added_twice,
+    what_is_not_there_cannot_be_changed,
+    the_first_refusal_is_told_and_the_rest_of_the_batch_is_done,
+    an_interface_that_is_not_there_is_named,
+)

@@ -1,0 +1,56 @@
+"""The journal keeps what was at a root over crashes, and says so when it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hive_qos.errors import ShapingError
+from shaping.journal import Journal
+from shaping.model import PriorQdisc
+
+PRIOR = PriorQdisc("tbf", 7, {"raw": "2800", "readable": {"attrs": ["x"]}}, nested=2)
+
+
+def test_what_was_written_is_read_back_by_another_process(tmp_path: Path) -> None:
+    Journal(tmp_path / "state").write("eth0", PRIOR)
+    assert Journal(tmp_path / "state").read("eth0") == PRIOR
+    assert Journal(tmp_path / "state").interfaces() == ("eth0",)
+
+
+def test_an_entry_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.write("eth0", PRIOR)
+    journal.write("eth0", PriorQdisc("noqueue", 0))
+    assert journal.read("eth0") == PriorQdisc("noqueue", 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["qdisc-eth0.json"]
+
+
+def test_an_unknown_interface_has_no_entry_and_forgetting_it_is_harmless(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "not-there")
+    assert journal.read("eth0") is None
+    assert journal.interfaces() == ()
+    journal.forget("eth0")
+
+
+def test_only_root_may_look_into_a_directory_that_we_made(tmp_path: Path) -> None:
+    Journal(tmp_path / "state").write("eth0", PRIOR)
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "not json", "[]", "{}", json.dumps({"version": 2}), json.dumps({"version": 1, "kind": "tbf", "options": 3})],
+)
+def test_a_damaged_entry_is_named_and_not_guessed_at(tmp_path: Path, text: str) -> None:
+    (tmp_path / "qdisc-eth0.json").write_text(text)
+    with pytest.raises(ShapingError, match=r"qdisc-eth0\.json is not a journal entry"):
+        Journal(tmp_path).read("eth0")
+
+
+@pytest.mark.parametrize("name", ["../etc/passwd", "", ".", "..", "a b", "x" * 16])
+def test_what_is_no_interface_name_never_becomes_a_path(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="not the name of an interface"):
+        Journal(tmp_path).write(name, PRIOR)

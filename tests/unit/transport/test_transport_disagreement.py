@@ -1,0 +1,116 @@
+"""Ranks that do not call the same thing: each learns at once what it called and what the others did."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hive_qos.errors import PeerError
+from transport import Group, ReduceOp
+from transport.collectives import calls
+
+CHUNK = 4096
+"""Bytes; sizes that are multiples of it are cut into chunks that look alike on every rank."""
+ELEMS = CHUNK // 4
+
+
+def zeros(elems: int, dtype: str = "f4") -> np.ndarray:
+    return np.zeros(elems, dtype)
+
+
+DISAGREEMENTS = {
+    "reduction": (
+        lambda group: group.allreduce(zeros(10), [ReduceOp.SUM, ReduceOp.MAX, ReduceOp.SUM][group.rank]),
+        ("allreduce sum of 10 float32", "allreduce max of 10 float32"),
+    ),
+    "reduction of a large one": (
+        lambda group: group.allreduce(zeros(50_000), [ReduceOp.SUM, ReduceOp.SUM, ReduceOp.MEAN][group.rank]),
+        ("allreduce sum of 50000 float32", "allreduce mean of 50000 float32"),
+    ),
+    "dtype of one size": (
+        lambda group: group.allreduce(zeros(10, ["f4", "i4", "f4"][group.rank])),
+        ("allreduce sum of 10 float32", "allreduce sum of 10 int32"),
+    ),
+    "root of a broadcast": (
+        lambda group: group.broadcast(zeros(10), [0, 1, 0][group.rank]),
+        ("broadcast from 0", "broadcast from 1"),
+    ),
+    "root of a reduce": (
+        lambda group: group.reduce(zeros(10), [0, 0, 1][group.rank]),
+        ("reduce sum to 0", "reduce sum to 1"),
+    ),
+    "size of a broadcast, at chunks": (
+        lambda group: group.broadcast(zeros([32, 32, 16][group.rank] * ELEMS), 0),
+        (f"of {32 * ELEMS} float32", f"of {16 * ELEMS} float32"),
+    ),
+    "size of a broadcast, the other way": (
+        lambda group: group.broadcast(zeros([16, 32, 16][group.rank] * ELEMS), 0),
+        (f"of {32 * ELEMS} float32", f"of {16 * ELEMS} float32"),
+    ),
+    "size of what is gathered": (
+        lambda group: group.gather(
+            [zeros(2 * ELEMS)] * 3 if group.rank == 0 else None, zeros([2, 2, 4][group.rank] * ELEMS), 0
+        ),
+        (f"{2 * ELEMS} elements", f"{4 * ELEMS} elements"),
+    ),
+    "size of what is exchanged": (
+        lambda group: (
+            group.all_to_all([zeros(ELEMS)] * 3, [zeros(ELEMS) for _ in range(2)] + [zeros(ELEMS)])
+            if group.rank
+            else group.all_to_all([zeros(ELEMS)] * 3, [zeros(ELEMS), zeros(2 * ELEMS), zeros(ELEMS)])
+        ),
+        (f"{ELEMS} elements", f"{2 * ELEMS} elements"),
+    ),
+    "parts of a reduce-scatter": (
+        lambda group: group.reduce_scatter(
+            zeros([1, 2, 1][group.rank]), [zeros(1), zeros(2 if group.rank == 1 else 1), zeros(1)]
+        ),
+        ("reduce-scatter sum of 1+1+1", "reduce-scatter sum of 1+2+1"),
+    ),
+    "operation": (
+        lambda group: group.barrier() if group.rank == 2 else group.allreduce(zeros(10)),
+        ("barrier", "allreduce sum of 10 float32"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DISAGREEMENTS)
+def test_every_rank_learns_both_calls_at_once(make_world, kind):
+    call, words = DISAGREEMENTS[kind]
+    world = make_world(3, chunk_bytes=CHUNK)
+
+    def body(group: Group) -> object:
+        call(group).wait(5)  # one that only sends may have ended, rightly; then the next one says it
+        return group.barrier().wait(5)
+
+    for result in world.run(body):
+        assert isinstance(result, PeerError), result
+        assert all(word in str(result) for word in words), result
+
+
+def test_a_rank_that_ended_before_it_could_know_is_told_at_its_next_operation_and_once(make_world):
+    world = make_world(2)
+    world.groups[0].broadcast(zeros(10), 0).wait(5)
+    with pytest.raises(PeerError, match=r"rank 0 called broadcast from 0 .* rank 1 called broadcast from 1"):
+        world.groups[1].broadcast(zeros(10), 1).wait(5)
+    with pytest.raises(PeerError, match=r"rank 0 called broadcast from 0 .* rank 1 called broadcast from 1"):
+        world.groups[0].allreduce(zeros(10), timeout_s=60.0).wait(5)
+    late = world.run(lambda group: None if group.rank == 0 else group.allreduce(zeros(10), timeout_s=60.0).wait(5))[1]
+    assert "broadcast from 1" in str(late)
+    assert world.run(lambda group: group.allreduce(np.ones(1)).wait(5)) == [None, None]
+
+
+def test_what_is_said_of_a_group_that_is_not_there_yet_is_remembered(make_world):
+    world = make_world(2)
+    early = world.groups[0].subgroup([0, 1], name="later").broadcast(zeros(10), 0)
+    early.wait(5)
+    sub = world.groups[1].subgroup([0, 1], name="later")
+    with pytest.raises(PeerError, match="rank 0 called broadcast from 0"):
+        sub.broadcast(zeros(10), 1).wait(5)
+
+
+def test_sizes_in_words_are_short_and_differ_when_the_sizes_do():
+    many = list(range(10_000))
+    words = {calls._sizes(sizes) for sizes in ([5], [5, 5], [5, 6], many, many[::-1], [*many[:-1], 0])}
+    assert len(words) == 6
+    assert max(map(len, words)) < 64

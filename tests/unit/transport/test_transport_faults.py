@@ -1,0 +1,182 @@
+"""Mistakes and full memory: what they hit ends with an error, and everything else goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from memory_engine import MemoryNetwork
+
+from hive_qos.errors import CancelledError, PeerError, TimedOutError, TransportError
+from transport import MemoryRendezvous, Settings, TensorView
+from transport.collectives import task as task_module
+from transport.collectives import tasks as tasks_module
+from transport.collectives.runtime import Runtime
+from transport.engine.base import SendDone
+
+
+def once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    """Let a function fail at its first call."""
+    real, calls = getattr(module, name), []
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            raise MemoryError("no memory")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, failing)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(task_module, "reduce_into"), (task_module, "payload_bytes")], ids=["step", "start"]
+)
+def test_an_operation_that_fails_unexpectedly_ends_on_all_ranks_and_the_next_one_works(
+    make_world, monkeypatch, module, name
+):
+    world = make_world(2)
+    once(monkeypatch, module, name)
+    results = world.run(lambda group: group.allreduce(np.ones(30_000, "f4"), timeout_s=60.0).wait(5))
+    assert {TransportError, CancelledError} <= {type(one) for one in results}
+    assert all("MemoryError: no memory" in str(one) for one in results)
+    assert world.run(lambda group: group.allreduce(np.ones(30_000, "f4")).wait(5)) == [None, None]
+
+
+def test_a_result_that_cannot_be_unpacked_ends_its_operation(make_world, monkeypatch):
+    world = make_world(1)
+    whole = np.ones((4, 4))
+    once(monkeypatch, TensorView, "write_back")
+    with pytest.raises(TransportError, match=r"unpacking .* MemoryError"):
+        world.groups[0].allreduce(whole[:, 0]).wait(5)
+    world.groups[0].allreduce(whole[:, 0]).wait(5)
+
+
+def test_one_event_that_cannot_be_handled_does_not_take_the_others_with_it(make_world, caplog):
+    world = make_world(2)
+    runtime = world.groups[0]._runtime
+    receiving = world.groups[0].recv(None, 1)
+    world.network.hold("rank-0", "rank-1")
+    sending = world.groups[0].send(np.ones(3), 1)
+
+    class Strange(SendDone):
+        @property
+        def operation(self) -> int:  # type: ignore[override]
+            raise ValueError("a mistake")
+
+    strange = object.__new__(Strange)
+    runtime._events([strange])
+    world.groups[1].send(np.ones(3), 0).wait(5)
+    receiving.wait(5)
+    world.network.release("rank-0", "rank-1")
+    sending.wait(5)
+    assert "could not be handled" in caplog.text
+
+
+def test_timeouts_pass_although_other_periodic_work_fails(make_world, monkeypatch):
+    world = make_world(2)
+
+    def failing(_now_s: float) -> float:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(world.groups[0]._runtime._endpoint, "tick", failing)
+    collective = world.groups[0].barrier(timeout_s=0.1)
+    message = world.groups[0].recv(None, 1, timeout_s=0.1)
+    for work in (collective, message):
+        with pytest.raises(TimedOutError):
+            work.wait(5)
+
+
+def test_tensors_of_a_failed_operation_are_the_callers_when_the_engine_has_let_go_of_them(
+    make_world, monkeypatch, caplog
+):
+    monkeypatch.setattr(tasks_module, "RETURN_S_MAX", 0.01)
+    world = make_world(2)
+    engine = world.network.engines["rank-0"]
+    held: list[int] = []
+    monkeypatch.setattr(engine, "cancel", held.append)
+    with caplog.at_level(logging.WARNING):
+        work = world.groups[0].allreduce(np.ones(30_000, "f4"), timeout_s=0.02)
+        with pytest.raises(TimedOutError):
+            work.wait(0.3)
+    assert not work.done()
+    assert caplog.text.count("the engine still holds its tensors") == 1
+    monkeypatch.undo()
+    for operation in held:
+        engine.cancel(operation)
+    with pytest.raises(TimedOutError, match="waiting for rank 1"):
+        work.wait(5)
+
+
+def test_a_receive_into_nothing_allocates_no_more_than_it_may_and_says_so_to_both(make_world):
+    world = make_world(2, receive_bytes_max=100_000)
+    sending = world.groups[0].send(np.zeros(200_000, "u1"), 1)
+    with pytest.raises(PeerError, match=r"announces 200000 bytes; .* at most 100000"):
+        world.groups[1].recv(None, 0).wait(5)
+    world.groups[0].send(np.ones(100_000, "u1"), 1)
+    assert np.asarray(world.groups[1].recv(None, 0).wait(5)).sum() == 100_000
+    large = np.zeros(200_000, "u1")
+    world.groups[0].send(np.ones(200_000, "u1"), 1)
+    world.groups[1].recv(large, 0).wait(5)
+    assert large.sum() == 200_000
+    assert sending.bytes_total == 200_000
+
+
+def test_a_message_for_which_there_is_no_memory_ends_and_the_next_one_arrives(make_world, monkeypatch):
+    world = make_world(2)
+    once(monkeypatch, TensorView, "allocate")
+    receiving = [world.groups[1].recv(None, 0) for _ in range(2)]
+    for _ in receiving:
+        world.groups[0].send(np.ones(100_000, "u1"), 1)
+    with pytest.raises(TransportError, match="MemoryError: no memory"):
+        receiving[0].wait(5)
+    assert np.asarray(receiving[1].wait(5)).sum() == 100_000
+
+
+def test_a_message_that_cannot_be_unpacked_ends(make_world, monkeypatch):
+    world = make_world(2)
+    once(monkeypatch, TensorView, "write_back")
+    world.groups[0].send(np.ones(4), 1)
+    with pytest.raises(TransportError, match=r"unpacking .* MemoryError"):
+        world.groups[1].recv(np.zeros((4, 4))[:, 0], 0).wait(5)
+
+
+def test_an_operation_that_a_rank_cannot_begin_fails_on_the_others_and_the_next_one_is_matched_rightly(make_world):
+    world = make_world(2)
+    waiting = world.groups[0].allreduce(np.ones(3), timeout_s=60.0)
+    world.groups[1].give_up("the GPU failed")
+    with pytest.raises(CancelledError, match=r"rank 1 gave up: .*the GPU failed"):
+        waiting.wait(5)
+    assert world.run(lambda group: group.allreduce(np.ones(3)).wait(5)) == [None, None]
+
+
+@pytest.mark.parametrize("missing", ["engine", "endpoint"])
+def test_connecting_in_vain_leaves_no_thread_and_no_socket(missing, monkeypatch):
+    sockets: list[Any] = []
+    plumbing = MemoryNetwork().plumbing()
+
+    def fail(*_arguments: Any) -> Any:
+        raise RuntimeError("it cannot be had")
+
+    def open_sockets(settings: Settings, hint: str) -> Any:
+        sockets.append(plumbing.open_sockets(settings, hint))
+        return sockets[-1]
+
+    plumbing = replace(plumbing, make_engine=fail) if missing == "engine" else plumbing
+    if missing == "endpoint":
+        monkeypatch.setattr("transport.bootstrap.Meeting.serve", fail)
+    with pytest.raises(RuntimeError, match="cannot be had"):
+        Runtime.connect(
+            MemoryRendezvous(),
+            rank=0,
+            world_size=1,
+            name="w",
+            timeout_s=5.0,
+            settings=Settings(broker="off"),
+            plumbing=replace(plumbing, open_sockets=open_sockets),
+        )
+    assert not [one.name for one in threading.enumerate() if one.name.startswith(("hive-transport", "memory-engine"))]
+    assert [(one.compute.closed, one.bulk.closed) for one in sockets] == [(True, True)]

@@ -1,0 +1,191 @@
+"""The schedules, run against each other in random orders and compared with numpy and with a naive reduction."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_simulator import simulate
+
+from transport.collectives import schedule
+from transport.collectives.schedule import WINDOW_CHUNKS, Send
+from transport.collectives.shards import cut, cut_chunks, cut_shards
+
+sizes = st.integers(1, 7)
+lengths = st.one_of(st.integers(0, 40), st.integers(0, 3000))
+chunks = st.sampled_from([1, 7, 64, 1000, 10_000])
+seeds = st.integers(0, 2**32)
+few = settings(max_examples=40, deadline=None)
+
+
+def naive_sum(inputs: list[np.ndarray]) -> np.ndarray:
+    total = inputs[0].copy()
+    for values in inputs[1:]:
+        total = total + values
+    return total
+
+
+def values(size: int, elems: int, seed: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [(generator.standard_normal(elems) * 10.0 ** generator.integers(-3, 4)).astype("f4") for _ in range(size)]
+
+
+@few
+@given(size=sizes, elems=lengths, chunk=st.sampled_from([64, 300, 10_000]), small=st.sampled_from([0, 100]), seed=seeds)
+def test_allreduce_gives_every_rank_the_bits_of_the_naive_sum_in_rank_order(size, elems, chunk, small, seed):
+    inputs = values(size, elems, seed)
+    wanted = naive_sum(inputs)
+    buffers = [[one.copy()] for one in inputs]
+    plans = [
+        schedule.allreduce(rank=r, size=size, elems=elems, chunk_elems=chunk, small_elems=small, turn=seed)
+        for r in range(size)
+    ]
+    simulate(plans, buffers, seed=seed)
+    for (result,) in buffers:
+        assert result.tobytes() == wanted.tobytes()
+
+
+@few
+@given(size=sizes, elems=lengths, seed=seeds, data=st.data())
+def test_allreduce_with_uneven_weights_gives_the_same_bits_as_with_even_ones(size, elems, seed, data):
+    weights = data.draw(st.lists(st.floats(0, 1), min_size=size, max_size=size).filter(lambda w: sum(w) > 0.01))
+    inputs = values(size, elems, seed)
+    buffers = [[one.copy()] for one in inputs]
+    plans = [
+        schedule.allreduce(rank=r, size=size, elems=elems, chunk_elems=100, small_elems=0, turn=0, weights=weights)
+        for r in range(size)
+    ]
+    simulate(plans, buffers, seed=seed)
+    assert {result.tobytes() for (result,) in buffers} == {naive_sum(inputs).tobytes()}
+
+
+@few
+@given(size=sizes, elems=lengths, chunk=chunks, small=st.sampled_from([0, 100]), seed=seeds, data=st.data())
+def test_reduce_changes_the_root_alone(size, elems, chunk, small, seed, data):
+    root = data.draw(st.integers(0, size - 1))
+    chunk = max(chunk, elems // 50)
+    inputs = values(size, elems, seed)
+    buffers = [[one.copy()] for one in inputs]
+    plans = [
+        schedule.reduce(rank=r, size=size, root=root, elems=elems, chunk_elems=chunk, small_elems=small)
+        for r in range(size)
+    ]
+    simulate(plans, buffers, seed=seed)
+    for rank, (result,) in enumerate(buffers):
+        assert result.tobytes() == (naive_sum(inputs) if rank == root else inputs[rank]).tobytes()
+
+
+@few
+@given(size=sizes, elems=lengths, chunk=chunks, small=st.sampled_from([0, 100]), seed=seeds, data=st.data())
+def test_broadcast_copies_the_root_to_everybody(size, elems, chunk, small, seed, data):
+    root = data.draw(st.integers(0, size - 1))
+    chunk = max(chunk, elems // 50)
+    inputs = values(size, elems, seed)
+    buffers = [[one.copy()] for one in inputs]
+    plans = [
+        schedule.broadcast(rank=r, size=size, root=root, elems=elems, chunk_elems=chunk, small_elems=small)
+        for r in range(size)
+    ]
+    simulate(plans, buffers, seed=seed)
+    assert all(result.tobytes() == inputs[root].tobytes() for (result,) in buffers)
+
+
+@few
+@given(size=sizes, chunk=st.sampled_from([10, 64, 1000]), seed=seeds, data=st.data())
+def test_reduce_scatter_gives_each_rank_the_sum_of_its_part(size, chunk, seed, data):
+    elems = data.draw(st.lists(st.integers(0, 200), min_size=size, max_size=size))
+    inputs = [[values(1, n, seed + 31 * r + i)[0] for i, n in enumerate(elems)] for r in range(size)]
+    buffers = [[*(one.copy() for one in inputs[r]), np.zeros(elems[r], "f4")] for r in range(size)]
+    plans = [schedule.reduce_scatter(rank=r, size=size, input_elems=elems, chunk_elems=chunk) for r in range(size)]
+    simulate(plans, buffers, seed=seed)
+    for rank in range(size):
+        assert buffers[rank][size].tobytes() == naive_sum([inputs[r][rank] for r in range(size)]).tobytes()
+        assert all(np.array_equal(buffers[rank][i], inputs[rank][i]) for i in range(size))
+
+
+@few
+@given(size=sizes, chunk=st.sampled_from([3, 64, 1000]), seed=seeds)
+def test_all_to_all_moves_every_part_to_its_place(size, chunk, seed):
+    generator = np.random.default_rng(seed)
+    elems = generator.integers(0, 60, (size, size))
+    inputs = [[values(1, int(elems[r, i]), seed + 31 * r + i)[0] for i in range(size)] for r in range(size)]
+    buffers = [
+        [*(np.zeros(int(elems[i, r]), "f4") for i in range(size)), *(one.copy() for one in inputs[r])]
+        for r in range(size)
+    ]
+    plans = [
+        schedule.all_to_all(
+            rank=r,
+            size=size,
+            send_elems=[int(n) for n in elems[r]],
+            receive_elems=[int(n) for n in elems[:, r]],
+            chunk_elems=chunk,
+        )
+        for r in range(size)
+    ]
+    simulate(plans, buffers, seed=seed)
+    for receiver, sender in itertools.product(range(size), repeat=2):
+        assert np.array_equal(buffers[receiver][sender], inputs[sender][receiver])
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_a_barrier_hears_from_every_other_rank(size):
+    plans = [schedule.barrier(rank=r, size=size) for r in range(size)]
+    simulate(plans, [[] for _ in range(size)])
+    assert all(len(plan.steps) == 2 * (size - 1) for plan in plans)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_allreduce_sends_no_more_than_a_ring(size):
+    elems = 16 * size * 1000
+    for rank in range(size):
+        plan = schedule.allreduce(rank=rank, size=size, elems=elems, chunk_elems=999, small_elems=0, turn=0)
+        sent = sum(step.source.elems for step in plan.steps if isinstance(step, Send))
+        assert sent == 2 * (size - 1) * elems // size
+
+
+def test_scratch_memory_is_bounded_whatever_the_tensor():
+    plan = schedule.allreduce(rank=0, size=4, elems=10**8, chunk_elems=131_072, small_elems=0, turn=0)
+    assert plan.scratch_elems <= WINDOW_CHUNKS * 3 * 131_072
+
+
+def test_a_small_tensor_has_one_owner_and_owners_take_turns():
+    sent = []
+    for turn in range(3):
+        plans = [
+            schedule.allreduce(rank=r, size=3, elems=100, chunk_elems=10**6, small_elems=1000, turn=turn)
+            for r in range(3)
+        ]
+        sent.append([sum(isinstance(step, Send) for step in plan.steps) for plan in plans])
+    assert sent == [[2, 1, 1], [1, 2, 1], [1, 1, 2]]
+
+
+@given(elems=st.integers(0, 10**9), weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=9))
+def test_shards_cover_every_element_exactly_once(elems, weights):
+    if sum(weights) <= 0:
+        with pytest.raises(ValueError, match="not all zero"):
+            cut_shards(elems, weights)
+        return
+    shards = cut_shards(elems, weights)
+    assert [start for start, _ in shards] == [0, *(stop for _, stop in shards[:-1])]
+    assert shards[-1][1] == elems
+    assert all(start <= stop for start, stop in shards)
+    assert all(start == stop for (start, stop), weight in zip(shards, weights, strict=True) if weight == 0)
+
+
+@given(start=st.integers(0, 1000), elems=st.integers(0, 10_000), chunk=st.integers(1, 3000))
+def test_chunks_cover_a_run_and_are_nearly_equal(start, elems, chunk):
+    runs = cut_chunks(start, start + elems, chunk)
+    assert [one for run in runs for one in range(*run)] == list(range(start, start + elems))
+    if runs:
+        lengths = [stop - begin for begin, stop in runs]
+        assert max(lengths) <= chunk
+        assert max(lengths) - min(lengths) <= 1
+
+
+def test_chunks_are_numbered_so_that_owners_take_turns():
+    owners = [chunk.owner for chunk in cut(64 * 6, [1.0, 1.0, 1.0], 64)]
+    assert owners == [0, 1, 2, 0, 1, 2]
