@@ -52,6 +52,8 @@ class FlowSample:
         source: "report" (a transport session) or "tcp-info" (sock_diag).
         age_s: how old these figures are now; the daemon counts it up while no newer ones come.
         rtt_s: smoothed round-trip time. rtt_latest_s: the last sample. rtt_s_min: the connection's own minimum.
+        one_way_s: the way there alone, plus a constant that nobody knows (two clocks): only its changes mean anything.
+        one_way_age_s: how long before the report that packet was sent.
         delivered_bytes: acknowledged, cumulative. sent_packets, lost_packets: cumulative (segments, retransmits).
         delivery_rate_bits_per_s: the transport's own figure. application_limited: it had nothing more to send.
     """
@@ -64,6 +66,8 @@ class FlowSample:
     rtt_s: float | None = None
     rtt_latest_s: float | None = None
     rtt_s_min: float | None = None
+    one_way_s: float | None = None
+    one_way_age_s: float | None = None
     delivered_bytes: int | None = None
     sent_packets: int | None = None
     lost_packets: int | None = None

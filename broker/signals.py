@@ -36,6 +36,9 @@ RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
 """Below 85 % of the most that came in, the way in has room; what was seen fades by a half in twelve minutes."""
 TWO_WAY_PART = 0.3
 """Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
+WAY_PART_S, WAY_PARTS = 10.0, 4
+"""One-way delays are compared with the least of 40 s: two clocks drift apart by 2 ms in that time at 50 ppm, and a queue
+that never empties for so long has been found by then."""
 FLOWS_MAX = 32
 """Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time."""
 GAPS_S = 10.0
@@ -128,6 +131,7 @@ def observe(
     for sample in _chosen(flows):
         before = known.get(sample.key, FlowState(sample.key))
         after, span = _flow(before, sample, now_s=now_s, ticks=recent, loaded=loaded)
+        after, way = _way_there(after, sample, now_s=now_s, ticks=recent)
         kept.append(after)
         since_s = now_s - sample.age_s - (sample.rtt_s or 0.0) - QUEUE_LOOK_BACK_S
         two_way = sample.traffic_class == "compute" if received_bits is None else _much_came_in(recent, since_s=since_s)
@@ -136,7 +140,10 @@ def observe(
             lost += max(0, after.points[-1][3] - before.points[-1][3])
         if after is not before and sample.traffic_class != "compute" and not sample.application_limited:
             pressed_s = now_s
-        if span is None or now_s - sample.age_s < state.ignore_before_s:
+        if way is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
+            least_s, most_s = excess.get((sample.peer, False), way)
+            excess[sample.peer, False] = (min(least_s, way[0]), min(most_s, way[1]))
+        if span is None or now_s - sample.age_s < state.ignore_before_s or sample.one_way_s is not None:
             continue
         if two_way and sample.traffic_class != "compute":
             continue  # what training's samples tell then, at most that there is no queue, is enough
@@ -255,7 +262,7 @@ def forget(state: SignalState, *, before_s: float) -> SignalState:
 
 def rebase(state: SignalState) -> SignalState:
     """Take today's delay as the path's own: new baselines are learned from here."""
-    flows = tuple(replace(flow, baseline_s=None) for flow in state.flows)
+    flows = tuple(replace(flow, baseline_s=None, way_least_s=()) for flow in state.flows)
     return replace(state, flows=flows, destinations=())
 
 
@@ -311,6 +318,29 @@ def _flow(
     joined_s = at_s - rtt_s
     then_s = [tick.queue_s[index] for tick in ticks if abs(tick.at_s - joined_s) <= QUEUE_JOINED_S] or own_s
     return after, (max(0.0, rtt_s - baseline_s - max(own_s)), max(0.0, rtt_s - baseline_s - min(then_s)))
+
+
+def _way_there(
+    before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState]
+) -> tuple[FlowState, tuple[float, float] | None]:
+    """Take in one connection's one-way sample; its excess delay, at least and at most, where there is a new one."""
+    if sample.one_way_s is None or sample.one_way_age_s is None:
+        return before, None
+    sent_s = now_s - sample.age_s - sample.one_way_age_s
+    if before.way_at_s is not None and sent_s <= before.way_at_s + 0.005:
+        return before, None
+    least = [part for part in before.way_least_s if part[0] > sent_s - WAY_PARTS * WAY_PART_S]
+    if least and sent_s - least[-1][0] < WAY_PART_S:
+        least[-1] = (least[-1][0], min(least[-1][1], sample.one_way_s))
+    else:
+        least.append((sent_s, sample.one_way_s))
+    after = replace(before, way_at_s=sent_s, way_least_s=tuple(least))
+    index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
+    own_s = [tick.queue_s[index] for tick in ticks if sent_s - QUEUE_JOINED_S <= tick.at_s <= sent_s + QUEUE_LOOK_BACK_S]
+    if not own_s or max(own_s) > QUEUE_TRUSTED_S:
+        return after, None
+    excess_s = sample.one_way_s - min(value for _, value in least)
+    return after, (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s)))
 
 
 def _much_came_in(ticks: Sequence[TickState], *, since_s: float) -> bool:

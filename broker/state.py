@@ -62,13 +62,16 @@ class FlowState:
     """One connection: its baseline, and where its counters stood lately.
 
     `points` are (time, delivered bytes, sent packets, lost packets), oldest first. `minimum_s` is the transport's own
-    minimum as last seen; `baseline_s` is ours.
+    minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent; `way_least_s` are
+    (start, least one-way delay) of the last parts of the window over which that baseline is taken, oldest first.
     """
 
     key: str
     baseline_s: float | None = None
     minimum_s: float | None = None
     points: tuple[tuple[float, int, int, int], ...] = ()
+    way_at_s: float | None = None
+    way_least_s: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

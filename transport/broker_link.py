@@ -8,22 +8,30 @@ from __future__ import annotations
 import os
 import socket
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from broker.client import Session, SessionState
 from transport.bursts import BurstTracker
 from transport.engine.base import ConnectionStatistics, Engine
+from transport.path_delay import PathDelays, WayThere
 from transport.sockets import Sockets
 
 REPORT_S = 0.1
 """The broker decides ten times a second."""
+ACTIVE_BYTES, ACTIVE_S = 3_000, 2.0
+"""Two packets between two reports are traffic; a step of training has gaps shorter than two seconds."""
 
 
 class BrokerLink:
     """One session, fed from the transport's thread. Inert where the broker is `off`, patient where it is absent."""
 
-    def __init__(self, *, job: str, socket_path: str | None) -> None:
+    def __init__(
+        self, *, job: str, socket_path: str | None, paths: PathDelays, rank_of: Callable[[int], int | None]
+    ) -> None:
         self._session = Session(job=job, socket_path=socket_path)
+        self._paths = paths
+        self._rank_of = rank_of
+        self._activity: dict[int, tuple[int, float]] = {}
         self._bursts = BurstTracker()
         self._next_report_s = 0.0
         self._marked: list[socket.socket] = []
@@ -63,8 +71,25 @@ class BrokerLink:
             return wake_s
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + REPORT_S
-            self._session.report([_report(one) for one in engine.statistics().values()])
+            self._measure(engine.statistics(), now_s)
         return min(wake_s, self._next_report_s)
+
+    def _measure(self, statistics: Mapping[int, ConnectionStatistics], now_s: float) -> None:
+        """Report every connection, and ask the peers that we send to how long the way there takes."""
+        sends: dict[int, int] = {}
+        reports = []
+        for number, one in statistics.items():
+            rank = self._rank_of(number)
+            reports.append(_report(one, None if rank is None else self._paths.latest(rank), now_s))
+            sent_bytes, since_s = self._activity.get(number, (one.sent_bytes, -ACTIVE_S))
+            if one.sent_bytes - sent_bytes >= ACTIVE_BYTES:
+                since_s = now_s
+            self._activity[number] = (one.sent_bytes, since_s)
+            if rank is not None and not one.bulk and now_s - since_s < ACTIVE_S:
+                sends[rank] = one.sent_bytes - sent_bytes
+        self._activity = {number: entry for number, entry in self._activity.items() if number in statistics}
+        self._paths.ask(sorted(sends, key=lambda rank: -sends[rank]), now_s)
+        self._session.report(reports)
 
     def close(self) -> None:
         """End the session and give our copies of the sockets back."""
@@ -88,9 +113,12 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _report(one: ConnectionStatistics) -> dict[str, object]:
+def _report(one: ConnectionStatistics, way: WayThere | None, now_s: float) -> dict[str, object]:
     host, port = one.remote
+    known = way is not None and not one.bulk and now_s - way.asked_s < ACTIVE_S
+    way_there = {"one_way_s": way.delay_s, "one_way_age_s": now_s - way.asked_s} if way is not None and known else {}
     return {
+        **way_there,
         "peer": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         "rtt_s": one.rtt_s,
         "rtt_latest_s": one.rtt_latest_s,

@@ -157,6 +157,8 @@ def _of_report(session: str, entry: _Reported, now_s: float) -> FlowSample:
         rtt_s=connection.rtt_s,
         rtt_latest_s=connection.rtt_latest_s,
         rtt_s_min=connection.rtt_s_min,
+        one_way_s=connection.one_way_s,
+        one_way_age_s=connection.one_way_age_s,
         delivered_bytes=connection.delivered_bytes,
         sent_packets=connection.sent_packets,
         lost_packets=connection.lost_packets,

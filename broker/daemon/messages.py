@@ -23,6 +23,8 @@ BYTES_MAX = 2**50
 """A petabyte: beyond every burst and every connection's life so far; keeps sums far from overflow."""
 DURATION_S_MAX = 3600.0
 """Deadlines and forecasts beyond an hour say nothing that a broker could use."""
+CLOCK_S_MAX = 1e10
+"""Between two hosts' monotonic clocks: three hundred years of uptime."""
 RATE_BITS_PER_S_MAX = 10**13
 
 
@@ -73,6 +75,8 @@ class Connection:
     rtt_s: float | None
     rtt_latest_s: float | None
     rtt_s_min: float | None
+    one_way_s: float | None
+    one_way_age_s: float | None
     delivered_bytes: int | None
     sent_packets: int | None
     lost_packets: int | None
@@ -172,6 +176,8 @@ def _connection(item: object) -> Connection:
         rtt_s=_seconds(item, "rtt_s", most=DURATION_S_MAX),
         rtt_latest_s=_seconds(item, "rtt_latest_s", most=DURATION_S_MAX),
         rtt_s_min=_seconds(item, "rtt_s_min", most=DURATION_S_MAX),
+        one_way_s=_seconds(item, "one_way_s", least=-CLOCK_S_MAX, most=CLOCK_S_MAX),
+        one_way_age_s=_seconds(item, "one_way_age_s", most=DURATION_S_MAX),
         delivered_bytes=_count(item, "delivered_bytes"),
         sent_packets=_count(item, "sent_packets"),
         lost_packets=_count(item, "lost_packets"),
@@ -224,13 +230,15 @@ def _count(message: Mapping[str, Any], key: str, *, most: int = BYTES_MAX) -> in
     return None if message.get(key) is None else _integer(message, key, most=most)
 
 
-def _seconds(message: Mapping[str, Any], key: str, *, most: float) -> float | None:
+def _seconds(message: Mapping[str, Any], key: str, *, most: float, least: float = 0.0) -> float | None:
     value = message.get(key)
     if value is None:
         return None
     # Compared before it is converted: JSON has integers that no float can hold. NaN fails the comparison.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise MessageError("bad-field", f"{key} must be a number of seconds, not below zero")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -math.inf < value < math.inf:
+        raise MessageError("bad-field", f"{key} must be a number of seconds")
+    if value < least:
+        raise MessageError("bad-field", f"{key} must be a number of seconds, not below {least:g}")
     return float(min(value, most))
 
 

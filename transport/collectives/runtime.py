@@ -28,6 +28,7 @@ from transport.endpoint import Endpoint
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.loop import Loop
 from transport.messages import TAG_MAX, Letter, PostOffice
+from transport.path_delay import PathDelays
 from transport.peers import Gone, Phase
 from transport.rendezvous import Rendezvous
 from transport.settings import Settings
@@ -65,6 +66,7 @@ class Runtime:
         self._endpoint: Endpoint
         self._tasks: Tasks
         self._post: PostOffice
+        self._paths: PathDelays
         self._broker: BrokerLink | None = None
 
     @classmethod
@@ -121,7 +123,13 @@ class Runtime:
             on_announced=self._announced,
             on_refused=self._refused,
         )
-        broker = self._broker = BrokerLink(job=self._settings.job, socket_path=self._settings.broker)
+        self._paths = PathDelays(self._endpoint.control)
+        broker = self._broker = BrokerLink(
+            job=self._settings.job,
+            socket_path=self._settings.broker,
+            paths=self._paths,
+            rank_of=meeting.peers.rank_of,
+        )
         self._tasks = Tasks(
             endpoint=self._endpoint,
             broker=broker,
@@ -302,6 +310,7 @@ class Runtime:
     def _gone(self, gone: Gone) -> None:
         """A rank is gone: tell the others, unless it said so itself."""
         self._lost[gone.rank] = gone.error.reason
+        self._paths.forget(gone.rank)
         if self._endpoint.peers.peers[gone.rank].phase is Phase.DEAD:
             _log.warning("lost rank %d: %s", gone.rank, gone.error.reason)
             message = {"op": "dead", "rank": gone.rank, "reason": gone.error.reason[:REASON_CHARS_MAX]}
@@ -312,6 +321,10 @@ class Runtime:
     def _control(self, rank: int, message: Mapping[str, object]) -> None:
         """What another rank tells us. Anything malformed is ignored, and logged."""
         match message:
+            case {"op": "when", "at": float(at)}:
+                self._paths.asked(rank, at, time.monotonic())
+            case {"op": "then", "at": float(at), "here": float(here)}:
+                self._paths.answered(rank, at, here, time.monotonic())
             case {"op": "leave"}:
                 self._endpoint.bury(self._endpoint.peers.left(rank))
             case {"op": "dead", "rank": int(dead), "reason": str(reason)} if dead in self._endpoint.peers.peers:

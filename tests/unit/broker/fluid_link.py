@@ -16,6 +16,7 @@ from broker.model import CLASS_NAMES, Burst, ClassSample, Decision, FlowSample, 
 
 STEP_S = 0.005
 PACKET_BYTES = 1_514
+CLOCKS_APART_S = -12_345.0
 CHUNK_BYTES = 2 * PACKET_BYTES
 
 
@@ -42,6 +43,8 @@ class Sender:
     latest_s: float | None = None
     smooth_s: float | None = None
     least_s: float | None = None
+    way_s: float | None = None
+    way_sent_s: float = 0.0
     recover_s: float = 0.0
     events: deque[tuple[float, int, float, bool]] = field(default_factory=deque)  # due, bytes, sent at, lost
 
@@ -98,6 +101,7 @@ class World:
     think_s: float = 0.55
     training: bool = True
     announce: bool = True
+    ask: bool = True
     tcp_every_s: float = 0.1
     report_lost: float = 0.05
     jitter_s: float = 0.0
@@ -228,6 +232,8 @@ class World:
             due_s = self.now_s + sender.round_trip_s + behind_s + noise_s + self.reverse_s
             if sender.events:
                 due_s = max(due_s, sender.events[-1][0])
+            sender.way_s = self.now_s + sender.round_trip_s / 2 + noise_s - sent_s + CLOCKS_APART_S
+            sender.way_sent_s = sent_s
             sender.events.append((due_s, size, sent_s, False))
         if not self.fifo:
             self.credit_link = 0.0
@@ -255,5 +261,7 @@ class World:
                 delivered_bytes=sender.delivered_bytes,
                 sent_packets=sender.sent_packets,
                 lost_packets=sender.lost_packets,
+                one_way_s=(sender.way_s or 0.0) + spike_s if report and self.ask and sender.way_s is not None else None,
+                one_way_age_s=self.now_s - sender.way_sent_s if report and self.ask else None,
             )
             self.samples[sender.key] = (self.now_s - 0.02 * self.random.random(), sample)
