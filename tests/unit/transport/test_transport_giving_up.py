@@ -1,0 +1,69 @@
+"""Collectives that one rank gives up, by its timeout, by abort or by leaving: all others learn it, and go on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from patience import best_of
+
+from hive_qos.errors import CancelledError, MisuseError, TimedOutError
+
+
+def test_a_timeout_says_what_was_done_and_for_whom_it_waits(make_world):
+    timeouts_s = iter((0.2, 1.0, 5.0))
+
+    def bytes_done_in_time() -> int:
+        timeout_s = next(timeouts_s)
+        work = make_world(3).groups[0].allreduce(np.zeros(30_000, "f4"), timeout_s=timeout_s)
+        with pytest.raises(TimedOutError, match=r"allreduce 0 of group w, waiting for rank 1, 2") as caught:
+            work.wait(30)
+        assert caught.value.timeout_s == timeout_s
+        return caught.value.bytes_done
+
+    # Its parts of the others' shards are sent, in milliseconds or else in the next attempt; nothing ever comes.
+    best_of(bytes_done_in_time, lambda found: found == 80_000, windows=3)
+
+
+def test_a_rank_that_gives_up_takes_the_others_with_it(make_world):
+    world = make_world(3)
+
+    second = world.groups[1].barrier(timeout_s=60.0)
+    third = world.groups[2].barrier(timeout_s=0.2)
+    with pytest.raises(TimedOutError):
+        third.wait(30)
+    with pytest.raises(CancelledError, match="rank 2 gave up"):
+        second.wait(30)
+    # The late rank learns it at once, although it had not begun.
+    with pytest.raises(CancelledError, match="rank 2 gave up"):
+        world.groups[0].barrier(timeout_s=60.0).wait(30)
+
+
+def test_a_group_works_on_after_an_operation_that_failed_everywhere(make_world):
+    world = make_world(2)
+    with pytest.raises(TimedOutError):
+        world.groups[0].allreduce(np.zeros(30_000), timeout_s=0.1).wait(30)
+    with pytest.raises(CancelledError):
+        world.groups[1].allreduce(np.zeros(30_000)).wait(30)
+    results = world.results(lambda group: [tensor := np.ones(3), group.allreduce(tensor).wait(30)])
+    assert [result[0].tolist() for result in results] == [[2.0] * 3] * 2
+
+
+def test_abort_ends_what_is_under_way_on_all_ranks(make_world):
+    world = make_world(2)
+    mine = world.groups[0].allreduce(np.zeros(100))
+    world.groups[0].abort("a test")
+    with pytest.raises(CancelledError, match="a test"):
+        mine.wait(30)
+    with pytest.raises(CancelledError, match="a test"):
+        world.groups[1].allreduce(np.zeros(100)).wait(30)
+
+
+def test_closing_ends_what_is_under_way_and_further_use_is_misuse(make_world):
+    world = make_world(2)
+    work = world.groups[0].allreduce(np.zeros(4))
+    world.groups[0].close()
+    with pytest.raises(CancelledError, match="closed"):
+        work.wait(30)
+    with pytest.raises(MisuseError, match="closed"):
+        world.groups[0].barrier()
+    world.groups[0].close()

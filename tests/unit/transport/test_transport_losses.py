@@ -1,0 +1,104 @@
+"""Connections that break and ranks that die or leave: what comes back goes on, and who is lost is named by all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hive_qos.errors import ConnectionLostError
+from transport import Group
+
+
+def test_a_lost_connection_is_made_again_and_the_collective_goes_on(make_world):
+    world = make_world(3, chunk_bytes=1024, reconnect_s=30.0)
+    world.network.hold("rank-1", "rank-0")
+    tensors = [np.full(20_000, r + 1, "f4") for r in range(3)]
+    works = [group.allreduce(tensor) for group, tensor in zip(world.groups, tensors, strict=True)]
+    world.network.cut("rank-0", "rank-1")
+    world.network.release("rank-1", "rank-0")
+    for work in works:
+        work.wait(30)
+    assert all((tensor == 6).all() for tensor in tensors)
+
+
+@pytest.mark.parametrize("when", ["before", "in", "after"])
+def test_a_rank_that_dies_is_named_by_all_others(make_world, when):
+    world = make_world(3, chunk_bytes=1024)
+    if when == "before":
+        world.network.kill("rank-2")
+    if when == "in":
+        world.network.hold("rank-2", "rank-0")
+    works = [group.allreduce(np.ones(20_000, "f4")) for group in world.groups[: 2 if when == "before" else 3]]
+    if when == "in":
+        world.network.kill("rank-2")
+    if when == "after":
+        for work in works:
+            work.wait(30)
+        world.network.kill("rank-2")
+        works = [group.allreduce(np.ones(20_000, "f4")) for group in world.groups[:2]]
+    for work in works[:2]:
+        with pytest.raises(ConnectionLostError, match="rank 2") as caught:
+            work.wait(30)
+        assert caught.value.rank == 2
+    # From now on every operation that needs it raises at once, and those that do not still work.
+    with pytest.raises(ConnectionLostError):
+        world.groups[0].barrier(timeout_s=60.0).wait(30)
+    with pytest.raises(ConnectionLostError):
+        world.groups[1].barrier(timeout_s=60.0).wait(30)
+    pair = [group.subgroup([0, 1]) for group in world.groups[:2]]
+    for work in [group.barrier() for group in pair]:
+        work.wait(30)
+    assert world.groups[0].lost_ranks().keys() == {2}
+
+
+def test_the_first_use_of_a_subgroup_after_a_death_raises_at_once(make_world):
+    world = make_world(3)
+    subs = [group.subgroup([0, 1, 2], name="late") for group in world.groups]
+    world.network.kill("rank-1")
+    for sub in (subs[0], subs[2]):
+        with pytest.raises(ConnectionLostError, match="rank 1"):
+            sub.allreduce(np.zeros(4), timeout_s=60.0).wait(30)
+
+
+@pytest.mark.parametrize(("members", "dead"), [((1, 2, 3), 3), ((2, 3, 4), 4), ((4, 3, 1), 3), ((3, 1, 0), 1)])
+def test_a_subgroup_names_a_lost_member_by_its_rank_in_it_on_every_other_member(make_world, members, dead):
+    world = make_world(5)
+    subs = {rank: world.groups[rank].subgroup(members, name="s") for rank in members}
+    works = {rank: subs[rank].allreduce(np.ones(10, "f4"), timeout_s=20.0) for rank in members if rank != dead}
+    # One member learns it first, and is the only one that knows before it gives up and says so.
+    first = subs[next(iter(works))]._runtime
+    first._loop.call(lambda: first._endpoint.bury(first._endpoint.peers.dead(dead, "cable cut")))
+    for work in works.values():
+        with pytest.raises(ConnectionLostError, match="cable cut") as caught:
+            work.wait(30)
+        assert caught.value.rank == members.index(dead)
+        assert caught.value.peer == f"rank-{dead}"
+
+
+def test_a_death_that_one_rank_notices_reaches_those_who_do_not_talk_to_the_dead(make_world):
+    world = make_world(3, reconnect_s=0.1)
+    with world.network.lock:
+        world.network.engines["rank-1"].dead = True
+    world.network.cut("rank-0", "rank-1")
+    # Rank 2's own connection to rank 1 still looks alive.
+    with pytest.raises(ConnectionLostError, match="noticed by rank 0"):
+        world.groups[2].recv(np.zeros(3), 1, timeout_s=60.0).wait(30)
+
+
+def test_a_rank_that_leaves_after_its_part_is_done_harms_nobody(make_world):
+    world = make_world(3)
+
+    def body(group: Group) -> np.ndarray:
+        tensor = np.ones(70_000, "f4")
+        work = group.allreduce(tensor)
+        work.wait(30)
+        if group.rank == 1:
+            group.send(np.arange(3), 0).wait(30)
+            group.close()
+        return tensor
+
+    results = world.results(body)
+    assert all((tensor == 3).all() for tensor in results)
+    assert world.groups[0].recv(None, 1).wait(30).tolist() == [0, 1, 2]  # sent before it left
+    with pytest.raises(ConnectionLostError, match="has left the group"):
+        world.groups[0].recv(None, 1, timeout_s=60.0).wait(30)
