@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
 import torch
+from patience import wait_until
 
 import transport
 from hive_qos.errors import ConnectionLostError, MisuseError
@@ -113,7 +113,7 @@ def test_a_tensor_that_is_still_on_its_way_from_the_gpu_holds_back_what_comes_af
 
         def until_ready(self) -> None:
             if self.pending:
-                assert arrived.wait(20)
+                assert arrived.wait(30)
 
     monkeypatch.setattr(core_module, "Staged", Late)
     works = [
@@ -125,13 +125,12 @@ def test_a_tensor_that_is_still_on_its_way_from_the_gpu_holds_back_what_comes_af
     arrived.set()
     begun = threading.Event()
     core.barrier().tell(begun.set)
-    while len(group.works) < 4:  # the drain runs on a thread; every one of these is started by it
-        threading.Event().wait(0.001)
+    wait_until(lambda: len(group.works) == 4)  # the drain runs on a thread; every one of these is started by it
     assert [name for name, _ in group.started] == ["allreduce", "broadcast", "reduce", "barrier"]
     for part in group.works:
         part.finish()
     assert all(work.wait() for work in works)
-    assert begun.wait(20)
+    assert begun.wait(30)
 
 
 def test_a_failure_to_start_reaches_the_caller_when_on_time_and_the_work_when_late(
@@ -216,9 +215,7 @@ def test_an_input_that_fails_ends_its_work_and_gives_its_numbers_up(
         with pytest.raises(RuntimeError, match="device-side assert"):
             work.wait()
     behind = core.barrier()
-    give_up_s = time.monotonic() + 10
-    while not any(name == "barrier" for name, _ in group.started):
-        assert time.monotonic() < give_up_s
+    wait_until(lambda: any(name == "barrier" for name, _ in group.started))
     assert not behind.is_completed()
     assert [name for name, _ in group.started] == ["give_up", "give_up", "barrier"]
 

@@ -18,8 +18,9 @@ from integrations.torch_backend.world import World
 
 
 class Mail:
-    """A group of two that exchanges words in memory; each receive that finds nothing has timed out at once."""
+    """A group of two that exchanges words in memory; each receive that finds nothing times out after `patience_s`."""
 
+    patience_s = 0.05
     size = 2
     ranks = (0, 1)
     name = "m"
@@ -37,10 +38,10 @@ class Mail:
     def recv(self, tensor: torch.Tensor, peer: int, tag: int, **_options: Any) -> transport.Work:
         work = transport.Work("receive")
         try:
-            tensor.fill_(self._boxes[peer, self.rank].get(timeout=0.05))
+            tensor.fill_(self._boxes[peer, self.rank].get(timeout=self.patience_s))
             work.finish()
         except queue.Empty:
-            work.finish(error=TimedOutError("receive", timeout_s=0.05))
+            work.finish(error=TimedOutError("receive", timeout_s=self.patience_s))
         return work
 
 
@@ -58,7 +59,9 @@ def at(core: Core) -> None:
     monitor.barrier(core, timeout_s=1.0, wait_all_ranks=False)
 
 
-def test_words_of_a_barrier_that_failed_do_not_pass_for_the_next_ones(cores: list[Core]) -> None:
+def test_words_of_a_barrier_that_failed_do_not_pass_for_the_next_ones(
+    cores: list[Core], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(TimedOutError, match="Rank 1 failed to pass"):
         at(cores[0])
     with pytest.raises(TransportError, match="successfully reached"):
@@ -67,10 +70,11 @@ def test_words_of_a_barrier_that_failed_do_not_pass_for_the_next_ones(cores: lis
         at(cores[0])  # the late word waits here, and is not for this call
     with pytest.raises(TransportError, match="successfully reached"):
         at(cores[1])
+    monkeypatch.setattr(Mail, "patience_s", 30)  # now both come
     late = threading.Thread(target=at, args=(cores[1],))
     late.start()
     at(cores[0])
-    late.join(10)
+    late.join(30)
     assert not late.is_alive()
 
 

@@ -25,12 +25,12 @@ def test_a_get_sees_a_key_that_is_set_later_and_leaves_the_store_usable_meanwhil
     store = HashStore()
     meeting = StoreRendezvous(store, prefix="g/")
     found: list[bytes] = []
-    waiter = threading.Thread(target=lambda: found.append(meeting.get("late", 20.0)))
+    waiter = threading.Thread(target=lambda: found.append(meeting.get("late", 30.0)))
     waiter.start()
     meeting.set("other", b"1")
-    assert meeting.get("other", 1.0) == b"1"
+    assert meeting.get("other", 30.0) == b"1"
     meeting.set("late", b"2")
-    waiter.join(20)
+    waiter.join(30)
     assert found == [b"2"]
 
 

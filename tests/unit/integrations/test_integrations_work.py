@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from patience import wait_until
 
 from hive_qos.errors import ConnectionLostError, TimedOutError
 from integrations.torch_backend.completion import CompletionThreads
@@ -66,7 +67,7 @@ def test_a_wait_that_is_too_short_names_the_bytes_done_and_leaves_the_work_runni
         work.wait(timedelta(milliseconds=1))
     assert isinstance(caught.value, RuntimeError)
     part.finish()
-    assert work.wait(timedelta(seconds=10))
+    assert work.wait(timedelta(seconds=30))
 
 
 def test_it_ends_only_when_every_part_has_because_the_tensors_are_lent_until_then() -> None:
@@ -141,11 +142,12 @@ def test_nothing_holds_the_tensors_once_the_work_is_dropped() -> None:
     work.get_future().then(lambda _: ended.set())
     del tensor
     part.finish()
-    assert ended.wait(10)
+    assert ended.wait(30)
     work.wait()
     del work, part
-    THREADS_DRAINED = threading.Event()
-    THREADS.run(THREADS_DRAINED.set)
-    assert THREADS_DRAINED.wait(10)
-    gc.collect()
-    assert held() is None
+
+    def let_go() -> bool:
+        gc.collect()
+        return held() is None
+
+    wait_until(let_go)  # the thread that told of it may still be on its way out of the job
