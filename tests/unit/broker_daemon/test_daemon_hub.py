@@ -132,7 +132,7 @@ def test_reports_count_for_classes_in_which_the_session_has_sockets(
     bench = Bench()
     for number, name in enumerate(registered):
         bench.flows.add(PassedSocket(f"f-{number}", "s-1", "j", name, "bulk", "udp", "10.0.0.1:1", 1, 1000, number))
-    connection = Connection("10.0.0.2", 1, reported, 0.01, None, None, None, None, None, None, False)
+    connection = Connection("10.0.0.2", 1, reported, 0.01, *([None] * 8), application_limited=False)
     bench.hub.report(cast(Session, Someone("s-1")), Report((connection,)))
     samples = bench.flows.samples(interface_of=lambda _: "eth0", now_s=0.0).get("eth0", ())
     assert [sample.traffic_class for sample in samples] == ([] if seen is None else [seen])
