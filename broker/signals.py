@@ -37,8 +37,8 @@ RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
 TWO_WAY_PART = 0.3
 """Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
 WAY_PART_S, WAY_PARTS = 10.0, 4
-"""One-way delays are compared with the least of 40 s: two clocks drift apart by 2 ms in that time at 50 ppm, and a queue
-that never empties for so long has been found by then."""
+"""One-way delays are compared with the least of 40 s: two clocks drift apart by 2 ms in that time at 50 ppm, and a
+queue that never empties for so long has been found by then."""
 FLOWS_MAX = 32
 """Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time."""
 GAPS_S = 10.0
@@ -336,7 +336,9 @@ def _way_there(
         least.append((sent_s, sample.one_way_s))
     after = replace(before, way_at_s=sent_s, way_least_s=tuple(least))
     index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
-    own_s = [tick.queue_s[index] for tick in ticks if sent_s - QUEUE_JOINED_S <= tick.at_s <= sent_s + QUEUE_LOOK_BACK_S]
+    own_s = [
+        tick.queue_s[index] for tick in ticks if sent_s - QUEUE_JOINED_S <= tick.at_s <= sent_s + QUEUE_LOOK_BACK_S
+    ]
     if not own_s or max(own_s) > QUEUE_TRUSTED_S:
         return after, None
     excess_s = sample.one_way_s - min(value for _, value in least)

@@ -13,7 +13,7 @@ from aioquic.tls import CipherSuite
 from cryptography import x509
 
 from transport.engine.aioquic_connection import CID_BYTES
-from transport.engine.aioquic_recovery import BULK_CONTROLLER
+from transport.engine.aioquic_recovery import BULK_CONTROLLER, CUBIC_CONTROLLER
 from transport.engine.base import EngineSettings, Trust
 from transport.engine.udp import UdpPort
 from transport.wire.hello import ALPN
@@ -25,6 +25,8 @@ STREAM_WINDOW_BYTES = 2**20
 STREAMS_IN_WINDOW = 16
 """So many unposted messages may begin before a posted one could be kept waiting by them."""
 WINDOW_BYTES_MIN = 65536
+CONTROLLERS = {"cubic": CUBIC_CONTROLLER, "reno": "reno"}
+"""By what `EngineSettings.congestion` says."""
 
 
 @dataclass
@@ -54,7 +56,7 @@ def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client:
             CipherSuite.AES_256_GCM_SHA384,
             CipherSuite.CHACHA20_POLY1305_SHA256,
         ],
-        congestion_control_algorithm=BULK_CONTROLLER if endpoint.bulk else settings.congestion,
+        congestion_control_algorithm=BULK_CONTROLLER if endpoint.bulk else CONTROLLERS[settings.congestion],
         connection_id_length=CID_BYTES,
         idle_timeout=max(30.0, 2 * settings.dead_after_s),  # a second line of defence; the engine's tick is the first
         max_data=window,

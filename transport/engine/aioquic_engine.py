@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hive_qos.errors import MisuseError
 from transport.engine.aioquic_core import Core
-from transport.engine.aioquic_dial import Endpoint
+from transport.engine.aioquic_dial import CONTROLLERS, Endpoint
 from transport.engine.base import (
     Address,
     Buffer,
@@ -48,8 +48,9 @@ class AioquicEngine(Engine):
 
     def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
         super().__init__(settings=settings, on_events=on_events)
-        if settings.congestion not in ("cubic", "reno"):
-            raise MisuseError(f"congestion control {settings.congestion!r} is not known; write cubic or reno")
+        if settings.congestion not in CONTROLLERS:
+            known = " or ".join(CONTROLLERS)
+            raise MisuseError(f"congestion control {settings.congestion!r} is not known; write {known}")
         if not 1200 <= settings.datagram_bytes <= 65000:
             raise MisuseError(f"datagrams of {settings.datagram_bytes} bytes; QUIC needs at least 1200")
         self._process = os.getpid()

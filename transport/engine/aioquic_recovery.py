@@ -16,9 +16,10 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 
-from transport.engine.congestion import DelayBound, DeliveryRate, Pacer, RttWindow
+from transport.engine.congestion import Cubic, DelayBound, DeliveryRate, Pacer, RttWindow
 
 BULK_CONTROLLER = "hive-delay-bound"
+CUBIC_CONTROLLER = "hive-cubic"
 
 
 class SentPacket:
@@ -48,17 +49,10 @@ class SentPacket:
         self.delivery_handlers: list[tuple[Any, Any]] = []
 
 
-class DelayBoundControl(QuicCongestionControl):
-    """`DelayBound` in aioquic's clothes."""
+class _Control(QuicCongestionControl):
+    """What our controllers have in common in aioquic's clothes."""
 
-    def __init__(self, *, max_datagram_size: int) -> None:
-        super().__init__(max_datagram_size=max_datagram_size)
-        self.bound = DelayBound(packet_bytes=max_datagram_size)
-
-    def on_packet_acked(self, *, now: float, packet: Any) -> None:
-        self.bytes_in_flight -= packet.sent_bytes
-        self.bound.on_acked(packet.sent_bytes, now_s=now)
-        self.congestion_window = self.bound.allowed_bytes()
+    bound: Cubic | DelayBound
 
     def on_packet_sent(self, *, packet: Any) -> None:
         self.bytes_in_flight += packet.sent_bytes
@@ -66,6 +60,11 @@ class DelayBoundControl(QuicCongestionControl):
     def on_packets_expired(self, *, packets: Iterable[Any]) -> None:
         for packet in packets:
             self.bytes_in_flight -= packet.sent_bytes
+
+    def on_packet_acked(self, *, now: float, packet: Any) -> None:
+        self.bytes_in_flight -= packet.sent_bytes
+        self.bound.on_acked(packet.sent_bytes, now_s=now)
+        self.congestion_window = self.bound.allowed_bytes()
 
     def on_packets_lost(self, *, now: float, packets: Iterable[Any]) -> None:
         latest = 0.0
@@ -75,16 +74,42 @@ class DelayBoundControl(QuicCongestionControl):
         self.bound.on_loss(now_s=now, sent_at_s=latest)
         self.congestion_window = self.bound.allowed_bytes()
 
-    def on_persistent_congestion(self) -> None:
-        self.bound.on_loss(now_s=math.inf, sent_at_s=math.inf)
-        self.congestion_window = self.bound.allowed_bytes()
-
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
         self.bound.on_rtt(rtt, now_s=now)
         self.congestion_window = self.bound.allowed_bytes()
 
 
+class CubicControl(_Control):
+    """`Cubic`."""
+
+    def __init__(self, *, max_datagram_size: int) -> None:
+        super().__init__(max_datagram_size=max_datagram_size)
+        self.bound: Cubic = Cubic(packet_bytes=max_datagram_size)
+
+    def on_packet_sent(self, *, packet: Any) -> None:
+        self.bound.on_sent(now_s=packet.sent_time)
+        self.congestion_window = self.bound.allowed_bytes()
+        super().on_packet_sent(packet=packet)
+
+    def on_persistent_congestion(self) -> None:
+        self.bound.on_persistent_congestion()
+        self.congestion_window = self.bound.allowed_bytes()
+
+
+class DelayBoundControl(_Control):
+    """`DelayBound`."""
+
+    def __init__(self, *, max_datagram_size: int) -> None:
+        super().__init__(max_datagram_size=max_datagram_size)
+        self.bound: DelayBound = DelayBound(packet_bytes=max_datagram_size)
+
+    def on_persistent_congestion(self) -> None:
+        self.bound.on_loss(now_s=math.inf, sent_at_s=math.inf)
+        self.congestion_window = self.bound.allowed_bytes()
+
+
 register_congestion_control(BULK_CONTROLLER, DelayBoundControl)
+register_congestion_control(CUBIC_CONTROLLER, CubicControl)
 
 
 class Recovery(QuicPacketRecovery):
@@ -167,7 +192,8 @@ class Recovery(QuicPacketRecovery):
     def update_pacing(self) -> None:
         """Set the pacing rate from window and round trip."""
         if self._rtt_initialized:
-            slow_start = self._cc.ssthresh is None if not self.bulk else self._cc.bound.slow_start  # type: ignore[attr-defined]  # the bulk controller is ours
+            ours = self._cc.bound if isinstance(self._cc, _Control) else None
+            slow_start = self._cc.ssthresh is None if ours is None else ours.slow_start
             gain = 2.0 if slow_start else 1.25
             self.pacer.set_rate(gain * self._cc.congestion_window / max(self._rtt_smoothed, 0.0005))
 

@@ -1,4 +1,4 @@
-"""Pacing, round-trip windows, delivery rates and the delay-bounded controller, on a link that is reckoned."""
+"""Pacing, round-trip windows, delivery rates, CUBIC and the delay-bounded controller, on links that are reckoned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from transport.engine.congestion import DelayBound, DeliveryRate, Pacer, RttWindow
+from transport.engine.congestion import Cubic, DelayBound, DeliveryRate, Pacer, RttWindow
 
 MIB = 2**20
 
@@ -104,3 +104,90 @@ def test_without_a_sample_the_controller_does_not_know_the_path() -> None:
     bound = DelayBound(packet_bytes=1000)
     assert bound.base_s == math.inf
     assert bound.allowed_bytes() == 10_000
+
+
+class Link:
+    """A FIFO that drops what does not fit, with one sender that always has more; acknowledgements come one by one."""
+
+    def __init__(self, *, rate_bytes_per_s: float, base_s: float, buffer_s: float) -> None:
+        self.rate, self.base_s, self.buffer_s = rate_bytes_per_s, base_s, buffer_s
+        self.cubic = Cubic(packet_bytes=1452)
+        self.now_s, self.free_at, self.delivered, self.cuts = 0.0, 0.0, 0, 0
+        self.back_s = 0.0  # a queue on the way back
+
+    def run(self, until_s: float) -> list[float]:
+        """The window after every acknowledgement."""
+        flight: list[tuple[float, float, bool]] = []
+        windows = []
+        self.delivered = 0
+        while self.now_s < until_s:
+            while (len(flight) + 1) * 1452 <= self.cubic.allowed_bytes():
+                self.free_at = max(self.free_at, self.now_s)
+                lost = self.free_at - self.now_s > self.buffer_s
+                if not lost:
+                    self.free_at += 1452 / self.rate
+                flight.append((self.free_at + self.base_s + self.back_s, self.now_s, lost))
+                self.cubic.on_sent(now_s=self.now_s)
+            done_s, sent_s, lost = flight.pop(0)
+            self.now_s = max(self.now_s, done_s)
+            if lost:
+                before = self.cubic.window_bytes
+                self.cubic.on_loss(now_s=self.now_s, sent_at_s=sent_s)
+                self.cuts += self.cubic.window_bytes < before
+                continue
+            self.cubic.on_rtt(self.now_s - sent_s, now_s=self.now_s)
+            self.cubic.on_acked(1452, now_s=self.now_s)
+            self.delivered += 1452
+            windows.append(self.cubic.window_bytes)
+        return windows
+
+
+@pytest.mark.parametrize("rate", [1.25e6, 5e6, 12.5e6])
+@pytest.mark.parametrize("base_s", [0.006, 0.04])
+def test_cubic_fills_a_link_whose_buffer_holds_a_round_trip(rate: float, base_s: float) -> None:
+    link = Link(rate_bytes_per_s=rate, base_s=base_s, buffer_s=max(base_s, 0.02))
+    link.run(10.0)
+    link.run(30.0)
+    assert link.delivered / 20 > 0.95 * rate
+    assert link.cuts >= 1  # it looks for more
+
+
+def test_after_a_pause_cubic_is_back_within_a_few_round_trips_although_the_way_back_is_full() -> None:
+    link = Link(rate_bytes_per_s=2.5e6, base_s=0.006, buffer_s=0.1)
+    known = link.run(10.0)[-1]
+    link.now_s += 5.0
+    link.back_s = 0.05
+    began_s = link.now_s
+    link.cubic.on_sent(now_s=began_s)
+    assert link.cubic.allowed_bytes() == 10 * 1452
+    windows = link.run(began_s + 0.5)
+    assert windows[-1] >= 0.7 * known
+
+
+def test_a_gap_of_a_step_does_not_restart_cubic() -> None:
+    link = Link(rate_bytes_per_s=2.5e6, base_s=0.006, buffer_s=0.1)
+    before = link.run(10.0)[-1]
+    link.cubic.on_sent(now_s=link.now_s + 1.5)
+    assert link.cubic.window_bytes == before
+
+
+def test_cubic_cuts_to_seven_tenths_once_for_the_losses_of_a_round_trip() -> None:
+    cubic = Cubic(packet_bytes=1000)
+    cubic.window_bytes = 100_000.0
+    cubic.on_loss(now_s=10.0, sent_at_s=9.9)
+    cubic.on_loss(now_s=10.01, sent_at_s=9.95)
+    assert cubic.window_bytes == pytest.approx(70_000)
+    for _ in range(20):
+        cubic.on_loss(now_s=11.0, sent_at_s=10.9)
+    assert cubic.window_bytes == pytest.approx(49_000)
+    cubic.on_persistent_congestion()
+    assert cubic.allowed_bytes() == 2000
+    assert cubic.slow_start
+
+
+def test_the_first_slow_start_ends_without_loss_where_the_round_trip_grows() -> None:
+    link = Link(rate_bytes_per_s=2.5e6, base_s=0.04, buffer_s=1.0)
+    link.run(2.0)
+    assert link.cuts == 0
+    assert not link.cubic.slow_start
+    assert link.cubic.window_bytes < 2.5e6 * 0.5  # the buffer would have taken a second of it
