@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import statistics
 import threading
@@ -11,25 +12,41 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from patience import LIMIT_S, best_of, wait_until
 
 from hive_qos.errors import ConfigurationError
 from tools.lab import Host, Lab
+from tools.lab.link import Link
 
 RATE_BITS_PER_S = 40_000_000
+BURST_BYTES = 64 * 1024
+"""More than the token bucket of any link here lets through at once: 3 ms of 100 Mbit/s are 38 kB."""
+SO_RCVBUFFORCE = 33
 
 
 @dataclass
 class Flow:
-    """A TCP flow of this process between two hosts; `goodput` measures at the receiver."""
+    """A TCP flow of this process between two hosts, over one link; what it gets is measured at the receiver."""
 
-    connection: socket.socket
     received_bytes: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def goodput_bits_per_s(self, duration_s: float) -> float:
+    def share(self, link: Link, duration_s: float = 1.0) -> float:
+        """What it gets of the link's rate in a window; that the link carried no more than its rate is asserted.
+
+        The kernel counts what left the queue, and the time around the counting is the longest it can have been, so
+        that no stall makes a link look faster than it is. What arrived can look so: buffers empty after a stall.
+        """
+        outer_start_s = time.monotonic()
+        sent_bytes = link.counters()["a"].bytes
         start_bytes, start_s = self.received_bytes, time.monotonic()
-        time.sleep(duration_s)
-        return (self.received_bytes - start_bytes) * 8 / (time.monotonic() - start_s)
+        time.sleep(duration_s)  # the window itself
+        received_bits, taken_s = (self.received_bytes - start_bytes) * 8, time.monotonic() - start_s
+        sent_bits = (link.counters()["a"].bytes - sent_bytes - BURST_BYTES) * 8
+        rate_bits_per_s = link.rate_bits_per_s
+        assert rate_bits_per_s is not None
+        assert sent_bits <= rate_bits_per_s * (time.monotonic() - outer_start_s), "faster than the link"
+        return received_bits / taken_s / rate_bits_per_s
 
 
 @contextlib.contextmanager
@@ -42,7 +59,7 @@ def flow(source: Host, target: Host) -> Iterator[Flow]:
     sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
     sender.connect((target.address, 5001))
     receiver, _ = server.accept()
-    running = Flow(receiver)
+    running = Flow()
 
     def send() -> None:
         with contextlib.suppress(OSError):
@@ -77,10 +94,10 @@ class Pinger:
             self._echo = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
         with source.enter():
             self._ask = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        self._echo.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 16 * 2**20)  # all that a test sends fits
         self._echo.bind((target.address6, 5002))
-        self._echo.settimeout(2)
         self._ask.connect((target.address6, 5002))
-        self._ask.settimeout(2)
+        self._asked = 0
 
     def __enter__(self) -> Pinger:
         return self
@@ -89,29 +106,47 @@ class Pinger:
         self._ask.close()
         self._echo.close()
 
-    def rtt_s(self) -> float:
+    def rtt_s(self, *, limit_s: float = LIMIT_S) -> float:
+        """One round trip; answers to earlier questions are passed over."""
+        self._echo.settimeout(limit_s)
+        self._ask.settimeout(limit_s)
+        self._asked += 1
+        question = self._asked.to_bytes(4, "big")
         start_s = time.monotonic()
-        self._ask.send(b"x")
-        data, address = self._echo.recvfrom(100)
-        self._echo.sendto(data, address)
-        self._ask.recv(100)
+        self._ask.send(question)
+        data = b""
+        while data != question:
+            data, address = self._echo.recvfrom(100)
+            self._echo.sendto(data, address)
+        while self._ask.recv(100) != question:
+            pass
         return time.monotonic() - start_s
 
-    def median_rtt_s(self, count: int = 50) -> float:
+    def median_rtt_s(self, count: int = 20) -> float:
         return statistics.median(self.rtt_s() for _ in range(count))
 
-    def count_arrivals(self, sent: int) -> int:
-        """Send `sent` datagrams at an easy pace and count those that arrive."""
+    def has_rtt_s(self, low_s: float, high_s: float) -> None:
+        """Assert that the median of a window lies there. Noise moves it both ways; a wrong delay is always wrong."""
+        best_of(self.median_rtt_s, lambda found_s: low_s <= found_s <= high_s)
+
+    def count_arrivals(self, sent: int, *, lost: Callable[[], int] = lambda: 0) -> int:
+        """Send `sent` datagrams at an easy pace and count those that arrive, until all that were not lost have."""
         arrived = 0
         self._echo.setblocking(False)
+        lost_before = lost()
         for number in range(sent):
             self._ask.send(b"x" * 64)
             if number % 50 == 49:
-                time.sleep(0.005)
+                time.sleep(0.005)  # the pace: 5 Mbit/s
                 arrived += self._drain()
-        time.sleep(0.2)
-        arrived += self._drain()
-        self._echo.settimeout(2)
+
+        def all_arrived() -> bool:
+            nonlocal arrived
+            arrived += self._drain()
+            return arrived + lost() - lost_before >= sent
+
+        with contextlib.suppress(AssertionError):  # the caller says what it expected
+            wait_until(all_arrived)
         return arrived
 
     def _drain(self) -> int:
@@ -136,23 +171,30 @@ def main_job() -> Iterator[Lab]:
 
 def test_the_round_trip_is_twice_the_delays(main_job: Lab) -> None:
     with Pinger(main_job["a"], main_job["b"]) as pinger:
-        assert 0.0098 <= pinger.median_rtt_s() <= 0.012
+        pinger.has_rtt_s(0.0098, 0.012)
 
 
 def test_one_tcp_flow_gets_nearly_all_of_the_rate_and_a_change_of_rate_takes_hold(main_job: Lab) -> None:
     link = main_job.links["a-r"]
-    with flow(main_job["a"], main_job["b"]) as running:
-        running.goodput_bits_per_s(1.0)
-        # Ethernet, IP and TCP headers leave 1448 of 1514 bytes: 0.956.
-        assert 0.93 * RATE_BITS_PER_S <= running.goodput_bits_per_s(2.0) <= 0.96 * RATE_BITS_PER_S
-        link.set_rate(RATE_BITS_PER_S // 2)
-        assert link.rate_bits_per_s == RATE_BITS_PER_S // 2
-        time.sleep(0.5)
-        assert 0.93 * RATE_BITS_PER_S / 2 <= running.goodput_bits_per_s(1.5) <= 0.97 * RATE_BITS_PER_S / 2
+    try:
+        with flow(main_job["a"], main_job["b"]) as running:
+            # Ethernet, IP and TCP headers leave 1448 of 1514 bytes: 0.956.
+            best_of(lambda: running.share(link), lambda share: share >= 0.93)
+            link.set_rate(RATE_BITS_PER_S // 2)
+            assert link.rate_bits_per_s == RATE_BITS_PER_S // 2
+            best_of(lambda: running.share(link), lambda share: share >= 0.93)
+    finally:
         link.set_rate(RATE_BITS_PER_S)
-    relay_cpu_s = main_job.relay_request({"op": "status"})["cpu_s"]
-    frames = sum(way.packets for one in main_job.links.values() for way in one.counters().values())
-    assert relay_cpu_s / frames < 150e-6, f"{relay_cpu_s / frames * 1e6:.0f} us of CPU a frame"
+
+
+def test_a_relay_without_frames_rests(main_job: Lab) -> None:
+    def share_of_a_core() -> float:
+        start_s, cpu_s = time.monotonic(), main_job.relay_request({"op": "status"})["cpu_s"]
+        time.sleep(0.5)  # the window itself
+        return (main_job.relay_request({"op": "status"})["cpu_s"] - cpu_s) / (time.monotonic() - start_s)
+
+    # One that looks again and again instead of waiting takes all of a core; stray frames of hosts cost next to nothing.
+    best_of(share_of_a_core, lambda share: share < 0.1)
 
 
 def test_a_full_buffer_delays_by_its_length_and_twice_that_at_half_rate(main_job: Lab) -> None:
@@ -166,22 +208,29 @@ def test_a_full_buffer_delays_by_its_length_and_twice_that_at_half_rate(main_job
     target = (main_job["r"].address, 9)
 
     def flood() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.005):
             for _ in range(40):
                 blast.sendto(b"x" * 1400, target)
-            time.sleep(0.005)
+
+    def filling() -> float:
+        """The queue's length as a share of the buffer: the median of a window, in which it is never longer."""
+        lengths = _sampled(lambda: link.counters()["a"].backlog_bytes, 9)
+        assert max(lengths) <= 1.02 * link.buffer_bytes
+        return statistics.median(lengths) / link.buffer_bytes
 
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        for rate_bits_per_s, expected_s in ((RATE_BITS_PER_S, 0.1), (RATE_BITS_PER_S // 2, 0.2)):
-            waiting_bytes = link.counters()["a"].backlog_bytes
-            link.set_rate(rate_bits_per_s)
-            assert link.counters()["a"].backlog_bytes >= 0.8 * waiting_bytes, "a change of rate lost the queue"
-            time.sleep(0.4)
-            backlog_bytes = statistics.median(_sampled(lambda: link.counters()["a"].backlog_bytes, 9))
-            assert 0.9 <= backlog_bytes * 8 / rate_bits_per_s / expected_s <= 1.02
-            assert link.counters()["a"].drops > 0
+        best_of(filling, lambda share: share >= 0.9)
+        before = link.counters()["a"]
+        link.set_rate(RATE_BITS_PER_S // 2)
+        after = link.counters()["a"]
+        # What waited waits still or was sent: a change of rate that lost the queue, or made another, has neither.
+        assert after.bytes >= before.bytes
+        # (The kernel reads the two one after the other: a frame may leave between.)
+        assert after.backlog_bytes + after.bytes - before.bytes >= before.backlog_bytes - 2 * 1514
+        best_of(filling, lambda share: share >= 0.9)
+        wait_until(lambda: link.counters()["a"].drops > before.drops)
     finally:
         stop.set()
         thread.join()
@@ -191,33 +240,46 @@ def test_a_full_buffer_delays_by_its_length_and_twice_that_at_half_rate(main_job
 
 def test_delay_and_loss_change_while_running(main_job: Lab) -> None:
     link = main_job.links["a-r"]
+
+    def lost() -> int:
+        return link.counters()["a"].lost
+
     with Pinger(main_job["a"], main_job["b"]) as pinger:
         link.set_delay(0.0125)
-        assert 0.0298 <= pinger.median_rtt_s(20) <= 0.033
+        pinger.has_rtt_s(0.0298, 0.033)
         link.set_delay(0.0025)
-        lost_before = link.counters()["a"].lost
+        lost_before = lost()
         link.set_loss(0.1)
-        arrived = pinger.count_arrivals(4000)
+        arrived = pinger.count_arrivals(4000, lost=lost)
         # 4000 draws at 0.1: mean 400, standard deviation 19; five of those.
         assert 305 <= 4000 - arrived <= 495
-        assert link.counters()["a"].lost - lost_before == pytest.approx(4000 - arrived, abs=5)
+        assert lost() - lost_before == pytest.approx(4000 - arrived, abs=5)
         link.set_loss(0)
         assert pinger.count_arrivals(1000) == 1000
         assert link.path() == (0.0025, 0)
 
 
+def answered_in_s(pinger: Pinger) -> float:
+    try:
+        return pinger.rtt_s(limit_s=2.0)
+    except TimeoutError:
+        return math.inf
+
+
 def test_a_link_that_is_down_loses_the_carrier_and_comes_back(main_job: Lab) -> None:
     link = main_job.links["a-r"]
+
+    def shown() -> str:
+        return main_job["a"].run(["ip", "link", "show", "eth0"]).stdout
+
     with Pinger(main_job["a"], main_job["b"]) as pinger:
         link.down()
         with pytest.raises(TimeoutError):
-            pinger.rtt_s()
-        assert "NO-CARRIER" in main_job["a"].run(["ip", "link", "show", "eth0"]).stdout
+            pinger.rtt_s(limit_s=1.0)
+        assert "NO-CARRIER" in shown()
         link.up()
-        deadline_s = time.monotonic() + 5
-        while "state UP" not in main_job["a"].run(["ip", "link", "show", "eth0"]).stdout:
-            assert time.monotonic() < deadline_s
-        assert pinger.rtt_s() < 0.1
+        wait_until(lambda: "state UP" in shown(), what=shown)
+        best_of(lambda: answered_in_s(pinger), lambda found_s: found_s < 0.1)
 
 
 def test_a_link_without_delay_needs_no_relay_and_keeps_its_rate(lab_factory: Callable[..., Lab]) -> None:
@@ -228,8 +290,7 @@ def test_a_link_without_delay_needs_no_relay_and_keeps_its_rate(lab_factory: Cal
     lab.up()
     assert link.medium == "veth"
     with flow(lab["a"], lab["b"]) as running:
-        running.goodput_bits_per_s(0.5)
-        assert 0.92e8 <= running.goodput_bits_per_s(1.0) <= 0.96e8
+        best_of(lambda: running.share(link, 0.5), lambda share: share >= 0.92, windows=30)
     counters = link.counters()["a"]
     # No segmentation offload: what the bucket counts are frames, none larger than the MTU allows.
     assert counters.bytes / counters.packets <= 1514
