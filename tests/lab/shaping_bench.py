@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from patience import LIMIT_S
+
 from tools.lab.kernel import entered
 
 INTERFACE = "v0"
@@ -20,7 +22,7 @@ FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 def tool(*words: str) -> str:
     """Run a command and give what it printed."""
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=20).stdout
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Bench:
     def sink(self, family: socket.AddressFamily, port: int = 0) -> Iterator[socket.socket]:
         """A UDP socket at the receiver that holds all that a test sends before it looks."""
         with entered(self.receiver), socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, 33, 8 * 2**20)  # SO_RCVBUFFORCE
+            sock.setsockopt(socket.SOL_SOCKET, 33, 32 * 2**20)  # SO_RCVBUFFORCE
             sock.bind((RECEIVER[family], port))
-            sock.settimeout(5.0)
+            sock.settimeout(LIMIT_S)
             yield sock
 
     def socket(self, family: socket.AddressFamily) -> socket.socket:
@@ -96,4 +98,4 @@ def make_bench() -> Iterator[Bench]:
         yield bench
     finally:
         for namespace in (bench.sender, bench.receiver):
-            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, timeout=20, check=False)
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, timeout=LIMIT_S, check=False)

@@ -191,7 +191,7 @@ def test_a_killed_shapers_tree_is_adopted_and_the_users_root_still_comes_back(
         cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -251,7 +251,7 @@ def test_without_privilege_the_error_says_which_capability(bench: Bench, tmp_pat
             cwd=root,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
     assert "CAP_NET_ADMIN" in done.stdout, done.stderr

@@ -11,9 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S, best_of, wait_until
 from shaping_bench import FAMILIES, INTERFACE, RECEIVER, SENDER, Bench, make_bench
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "shaping"))
@@ -59,26 +61,29 @@ def group() -> Iterator[Path]:
     path.rmdir()
 
 
-STRAY_PACKETS = 4
-"""IPv6 reports its multicast groups and looks for routers for some seconds after a link came up: to `other`."""
-
-
 def sent_by_class(shaper: Shaper, send: Callable[[], None]) -> dict[str, int]:
-    """Packets that each class sent while `send` ran and until nothing waits any more; classes with none left out.
-
-    `other` counts only above what the kernel sends by itself, and to whole tens: tests send 20.
-    """
+    """Packets that each class sent while `send` ran and until nothing waits any more; classes with none left out."""
     before = shaper.counters(INTERFACE)
     send()
-    deadline_s = time.monotonic() + 5
-    while any(found.backlog_packets for found in shaper.counters(INTERFACE).classes.values()):
-        assert time.monotonic() < deadline_s, "a backlog does not drain"
+    wait_until(
+        lambda: not any(found.backlog_packets for found in shaper.counters(INTERFACE).classes.values()),
+        what=lambda: "a backlog does not drain",
+    )
     after = shaper.counters(INTERFACE)
     assert after.direct_packets == 0
     counts = {name: found.sent_packets - before.classes[name].sent_packets for name, found in after.classes.items()}
-    if counts["other"] % 10 <= STRAY_PACKETS:
-        counts["other"] -= counts["other"] % 10
+    counts["other"] = without_strays(
+        packets=counts["other"], sent_bytes=after.classes["other"].sent_bytes - before.classes["other"].sent_bytes
+    )
     return {name: count for name, count in counts.items() if count}
+
+
+def without_strays(*, packets: int, sent_bytes: int) -> int:
+    """How many of these packets are a test's (1042 to 1062 bytes), and not the kernel's own (70 to 130 bytes).
+
+    IPv6 reports its multicast groups and looks for routers, to `other`, for as long as a slow machine gives it.
+    """
+    return max(0, round((sent_bytes - 90 * packets) / 960))
 
 
 def send_some(sock: socket.socket, family: socket.AddressFamily, *, port: int = 9, count: int = 20) -> None:
@@ -208,7 +213,7 @@ def fetch(family: socket.AddressFamily, bench: Bench, tell: Callable[[str], None
     """Have the child at the sender accept a connection from the receiver and answer with 50 000 bytes."""
     with entered(bench.receiver):
         client = socket.socket(family)
-    client.settimeout(5)
+    client.settimeout(LIMIT_S)
     with client:
         client.connect((SENDER[family], 7000))
         thread = threading.Thread(target=tell, args=("accept",))
@@ -304,8 +309,8 @@ def test_a_passed_socket_wins_over_ports_and_codepoints(shaper: Shaper, bench: B
 
 
 def hold_storage(capacity: int = 40 * MBIT) -> InterfaceShape:
-    """Storage at 400 kbit/s: 50 packets of a kilobyte take a second to leave."""
-    return make_shape(INTERFACE, capacity=capacity, storage=400_000, storage_ceil=400_000)
+    """Storage at 20 kbit/s: 50 packets of a kilobyte take 20 s to leave, so that they wait however slow a test is."""
+    return make_shape(INTERFACE, capacity=capacity, storage=20_000, storage_ceil=20_000)
 
 
 def received(sink: socket.socket, count: int) -> list[int]:
@@ -341,7 +346,7 @@ def test_a_killed_shapers_backlog_is_adopted_without_losing_a_packet(bench: Benc
         "from shaping.journal import Journal; from shaping.kernel import RealKernel\n"
         "from shaping.shaper import Shaper\n"
         "sys.path.insert(0, sys.argv[2]); from shaping_contract import make_shape\n"
-        "shape = make_shape('v0', storage=400_000, storage_ceil=400_000)\n"
+        "shape = make_shape('v0', storage=20_000, storage_ceil=20_000)\n"
         "Shaper(RealKernel(), Journal(Path(sys.argv[1]))).attach(shape)\n"
         "print('up', flush=True); sys.stdin.read(1); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -358,7 +363,7 @@ def test_a_killed_shapers_backlog_is_adopted_without_losing_a_packet(bench: Benc
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         with bench.sink(socket.AF_INET) as sink, fill_storage(bench, sink, 100):
-            process.communicate(".", timeout=10)
+            process.communicate(".", timeout=LIMIT_S)
             assert process.returncode == -signal.SIGKILL
             with entered(bench.sender), Shaper(RealKernel(), Journal(tmp_path)) as shaper:
                 attachment = shaper.attach(make_shape(INTERFACE))
@@ -437,28 +442,45 @@ def flood(bench: Bench, leaf: str) -> Iterator[None]:
             thread.join()
 
 
-def rates(shaper: Shaper, *, over_s: float) -> dict[str, float]:
-    """Bits per second of each class over so long a time, after a tenth of a second for queues to fill."""
-    time.sleep(0.1)  # real time is what is measured here
+@dataclass(frozen=True)
+class Window:
+    """Bits per second of each class over some time: `sent` as measured, `surely` what it cannot have been below."""
+
+    sent: dict[str, float]
+    surely: dict[str, float]
+
+
+def rates(shaper: Shaper, *, over_s: float) -> Window:
+    """Measure a window. A stall between counting and looking at the clock cannot make `surely` larger than it was."""
+    outer_start_s = time.monotonic()
     before, start_s = shaper.counters(INTERFACE), time.monotonic()
-    time.sleep(over_s)
+    time.sleep(over_s)  # the window itself
+    inner_end_s = time.monotonic()
     after, end_s = shaper.counters(INTERFACE), time.monotonic()
-    return {
-        name: (found.sent_bytes - before.classes[name].sent_bytes) * 8 / (end_s - start_s)
-        for name, found in after.classes.items()
-    }
+    bits = {name: (found.sent_bytes - before.classes[name].sent_bytes) * 8 for name, found in after.classes.items()}
+    return Window(
+        {name: count / (inner_end_s - start_s) for name, count in bits.items()},
+        {name: count / (end_s - outer_start_s) for name, count in bits.items()},
+    )
 
 
 def test_a_class_keeps_its_guarantee_and_borrows_what_others_leave(shaper: Shaper, bench: Bench) -> None:
     shaper.attach(make_shape(INTERFACE, capacity=20 * MBIT, compute=12 * MBIT, storage=4 * MBIT, other=2 * MBIT))
+
+    def window() -> Window:
+        found = rates(shaper, over_s=0.8)
+        assert sum(found.surely.values()) <= 1.05 * 20 * MBIT, "more than there is"
+        return found
+
+    def guaranteed(found: Window) -> bool:
+        """Storage has its guarantee; compute its own, and the excess first, by its priority; all is used."""
+        storage, compute = found.sent["storage"], found.sent["compute"]
+        return storage >= 0.9 * 4 * MBIT and compute >= 0.9 * 15 * MBIT and storage + compute >= 0.9 * 20 * MBIT
+
     with flood(bench, "storage"):
-        alone = rates(shaper, over_s=0.6)
-        assert alone["storage"] >= 0.9 * 20 * MBIT, "alone, it borrows all that is there"
+        best_of(window, lambda alone: alone.sent["storage"] >= 0.9 * 20 * MBIT)
         with flood(bench, "compute"):
-            together = rates(shaper, over_s=0.8)
-    assert together["storage"] >= 0.9 * 4 * MBIT, "its guarantee"
-    assert together["compute"] >= 0.9 * 15 * MBIT, "its guarantee, and the excess first, by its priority"
-    assert 0.9 * 20 * MBIT <= together["storage"] + together["compute"] <= 1.05 * 20 * MBIT
+            best_of(window, guaranteed)
     assert shaper.counters(INTERFACE).direct_packets == 0
 
 
@@ -471,6 +493,11 @@ def test_leaves_together_never_send_more_than_their_parents_ceiling(shaper: Shap
         for found in shape.classes
     )
     shaper.attach(InterfaceShape(INTERFACE, shape.capacity_bits_per_s, limited))
-    with flood(bench, "compute"), flood(bench, BULK_NAME):
+
+    def window() -> Window:
         found = rates(shaper, over_s=0.8)
-    assert 0.9 * 4 * MBIT <= found["compute"] <= 1.1 * 4 * MBIT
+        assert found.surely["compute"] <= 1.1 * 4 * MBIT
+        return found
+
+    with flood(bench, "compute"), flood(bench, BULK_NAME):
+        best_of(window, lambda found: found.sent["compute"] >= 0.9 * 4 * MBIT)
