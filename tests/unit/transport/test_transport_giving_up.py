@@ -25,17 +25,17 @@ def test_a_timeout_says_what_was_done_and_for_whom_it_waits(make_world):
 
 
 def test_a_rank_that_gives_up_takes_the_others_with_it(make_world):
+    """So large that nobody ends it without the results of the others, who have given up: the first word may be late."""
     world = make_world(3)
-
-    second = world.groups[1].barrier(timeout_s=60.0)
-    third = world.groups[2].barrier(timeout_s=0.2)
+    second = world.groups[1].allreduce(np.zeros(30_000), timeout_s=60.0)
+    third = world.groups[2].allreduce(np.zeros(30_000), timeout_s=0.2)
     with pytest.raises(TimedOutError):
         third.wait(30)
     with pytest.raises(CancelledError, match="rank 2 gave up"):
         second.wait(30)
     # The late rank learns it at once, although it had not begun.
     with pytest.raises(CancelledError, match="rank 2 gave up"):
-        world.groups[0].barrier(timeout_s=60.0).wait(30)
+        world.groups[0].allreduce(np.zeros(30_000), timeout_s=60.0).wait(30)
 
 
 def test_a_group_works_on_after_an_operation_that_failed_everywhere(make_world):
@@ -50,12 +50,12 @@ def test_a_group_works_on_after_an_operation_that_failed_everywhere(make_world):
 
 def test_abort_ends_what_is_under_way_on_all_ranks(make_world):
     world = make_world(2)
-    mine = world.groups[0].allreduce(np.zeros(100))
+    mine = world.groups[0].allreduce(np.zeros(30_000))
     world.groups[0].abort("a test")
     with pytest.raises(CancelledError, match="a test"):
         mine.wait(30)
     with pytest.raises(CancelledError, match="a test"):
-        world.groups[1].allreduce(np.zeros(100)).wait(30)
+        world.groups[1].allreduce(np.zeros(30_000)).wait(30)
 
 
 def test_closing_ends_what_is_under_way_and_further_use_is_misuse(make_world):
