@@ -1,0 +1,178 @@
+"""Clients that do not behave, and whatever else can go wrong with one session: the daemon and the others live on."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from typing import Any
+
+import pytest
+from broker_support import Running, ask, connected, register
+from patience import best_of, wait_until
+
+from broker.client.protocol import encode
+from broker.daemon import sessions
+from broker.daemon.hub import SessionHub
+from broker.daemon.machine import MESSAGES_AT_ONCE, MESSAGES_PER_S
+
+QUEUE_MAX = 1000
+"""Packets that a Unix socket holds at most: its buffer of 208 KiB over the 256 bytes that the smallest takes."""
+
+
+def open_descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_too_many_descriptors_end_the_session_and_none_leaks(running: Running) -> None:
+    before = open_descriptors()
+    for _ in range(5):
+        with connected(running.sessions) as session, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            assert ask(session, register(), descriptors=(udp.fileno(),) * 9)["code"] == "too-long"
+            assert session.recv(10) == b""
+        with connected(running.sessions) as session, open(os.devnull) as file:
+            assert ask(session, {"op": "bye2"}, descriptors=(file.fileno(),) * 8)["code"] == "unknown-operation"
+            assert ask(session, register(), descriptors=(file.fileno(),) * 8)["code"] == "not-a-socket"
+    wait_until(lambda: running.status()["sessions"] == [])
+    wait_until(lambda: open_descriptors() <= before)
+
+
+@pytest.mark.parametrize("garbage", [b"\x00\xff" * 100, b"null", b"{" * 1000, b"x" * 80_000, b'{"op":"hello","v":9}'])
+def test_garbage_gets_an_error_and_the_end_and_others_are_not_disturbed(running: Running, garbage: bytes) -> None:
+    with connected(running.sessions) as other, connected(running.sessions, hello=False) as session:
+        session.send(garbage)
+        assert json.loads(session.recv(70_000))["op"] == "error"
+        assert session.recv(10) == b""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            assert ask(other, register(), descriptors=(udp.fileno(),))["op"] == "registered"
+
+
+def test_a_session_whose_process_and_connection_end_in_one_round_does_not_end_the_daemon(running: Running) -> None:
+    program = (
+        "import os, socket, sys\n"
+        "sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); sock.connect(sys.argv[1])\n"
+        'sock.send(b\'{"v":1,"op":"hello","client":"t","job":"j"}\'); sock.recv(1000)\n'
+        "if os.fork(): print(flush=True)\n"  # the child, which holds the connection as well, outlives its parent
+        "sys.stdin.read()"
+    )
+    client = subprocess.Popen(
+        [sys.executable, "-c", program, running.sessions], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdout.readline()
+    wait_until(lambda: len(running.status()["sessions"]) == 1)
+    release = threading.Event()
+    running.between_rounds(
+        release
+    )  # the loop stands still meanwhile: both ends are ready in one round, the pidfd first
+    client.kill()
+    client.wait()
+    client.stdin.close()
+    assert client.stdout.read() == b""  # the child has ended, too
+    client.stdout.close()
+    release.set()
+    wait_until(lambda: running.status()["sessions"] == [])
+    assert running.error is None
+
+
+def test_a_process_that_is_not_to_be_found_gets_a_clear_refusal_and_no_session(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "process_of", lambda sock, peer: None)  # as the kernel's answer for a reaped one
+    with connected(running.sessions, hello=False) as session:
+        assert json.loads(session.recv(1000))["code"] == "no-process"
+        assert session.recv(10) == b""
+    assert running.status()["sessions"] == []
+
+
+def test_a_session_that_cannot_be_watched_is_ended_and_the_daemon_lives_on(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = selectors.EpollSelector.register
+
+    def full(selector: selectors.EpollSelector, one: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        if isinstance(one, socket.socket) and one.type == socket.SOCK_SEQPACKET:
+            raise OSError(28, "No space left on device")
+        return register(selector, one, events, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(selectors.EpollSelector, "register", full)
+        with connected(running.sessions, hello=False) as session:
+            assert session.recv(10) == b""
+    with connected(running.sessions):
+        assert running.error is None
+
+
+def test_one_user_does_not_take_all_sessions(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "SESSIONS_PER_USER_MAX", 3)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(connected(running.sessions))
+        refused = stack.enter_context(connected(running.sessions, hello=False))
+        assert json.loads(refused.recv(1000))["text"] == "at most 3 sessions of one user"
+        assert refused.recv(10) == b""
+
+
+def test_a_mistake_of_ours_ends_the_session_that_met_it_and_not_the_daemon(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OverflowError("as it could be")
+
+    with connected(running.sessions) as session, connected(running.sessions) as other:
+        monkeypatch.setattr(SessionHub, "report", broken)
+        assert ask(session, {"op": "report", "connections": []})["code"] == "internal"
+        assert session.recv(10) == b""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            assert ask(other, register(), descriptors=(udp.fileno(),))["op"] == "registered"
+
+
+def test_a_flooding_client_is_slowed_down_and_nothing_else_is(running: Running) -> None:
+    with (
+        connected(running.sessions) as flood,
+        connected(running.sessions) as other,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+    ):
+        flood.setblocking(False)
+        packet = encode({"op": "report", "connections": []})
+        began_s, sent = time.monotonic(), 0
+
+        def fill() -> None:
+            nonlocal sent
+            with contextlib.suppress(BlockingIOError):
+                while sent < 100_000:
+                    flood.send(packet)
+                    sent += 1
+
+        def waiting_after_the_others_answer() -> int:
+            """Bytes of the flood that the broker had not read when it answered somebody else."""
+            fill()
+            assert ask(other, register(), descriptors=(udp.fileno(),))["op"] == "registered"
+            return struct.unpack("i", fcntl.ioctl(flood, termios.TIOCOUTQ, bytes(4)))[0]
+
+        best_of(waiting_after_the_others_answer, lambda found: found > 0)  # a stall of a second empties it
+        fill()
+        read_max = MESSAGES_AT_ONCE + MESSAGES_PER_S * (time.monotonic() - began_s)
+        assert sent <= read_max + QUEUE_MAX, "it is read as fast as it floods"
+
+
+def test_a_client_that_does_not_read_is_ended(running: Running) -> None:
+    with connected(running.sessions) as session:
+        for _ in range(3000):
+            try:
+                session.send(encode({"op": "enter", "id": 1, "class": "nonsense"}))
+            except (BrokenPipeError, ConnectionResetError, TimeoutError):
+                break
+        wait_until(lambda: running.status()["sessions"] == [])

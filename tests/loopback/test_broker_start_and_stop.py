@@ -1,0 +1,111 @@
+"""How the daemon starts, or says why not, and what it leaves when it stops: interfaces, sockets, a recording."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from broker_support import CONFIGURATION, Running, ask, connected
+from patience import LIMIT_S, wait_until
+
+from broker.config import load
+from broker.daemon.daemon import Daemon, Options
+from broker.daemon.log import open_log
+from broker.daemon.notify import Notifier
+from broker.record import replay
+from hive_qos.errors import BrokerRejectedError, ConfigurationError, PrivilegeError, ShapingError
+from shaping.shaper import Shaper
+
+
+@pytest.mark.parametrize("what", ["interface", "privilege", "directory"])
+def test_a_start_that_cannot_be_is_one_clear_error_and_leaves_nothing(tmp_path: Path, what: str) -> None:
+    running = Running(tmp_path)
+    running.write(interface="eth9" if what == "interface" else "lo")
+    if what == "privilege":
+        running.kernel.privileged = False
+    if what == "directory":
+        (tmp_path / "run").write_text("a file")
+    running.start()
+    expected = PrivilegeError if what == "privilege" else ConfigurationError
+    assert isinstance(running.error, expected), running.error
+    assert not (tmp_path / "run/session.sock").exists()
+    assert running.kernel.observe("lo") is None
+
+
+def test_a_second_daemon_is_refused_and_the_first_does_not_notice(running: Running) -> None:
+    second = Running(running.folder)
+    second.write()
+    second.start()  # returns as soon as the first one answers
+    assert second.thread is not None
+    second.thread.join(LIMIT_S)
+    assert isinstance(second.error, BrokerRejectedError)
+    assert "another broker" in str(second.error)
+    assert running.status()["schema"] == 1
+
+
+def test_a_stop_gives_interfaces_back_and_removes_the_sockets(running: Running) -> None:
+    assert running.kernel.observe("lo") is not None
+    running.stop()
+    assert running.kernel.observe("lo") is None
+    assert not Path(running.sessions).exists()
+    assert not Path(running.api).exists()
+
+
+def test_a_stop_gives_every_interface_back_that_it_can_and_says_what_it_could_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Running(tmp_path)
+    running.write(CONFIGURATION + '[[interface]]\nname = "eth7"\negress = "8 Mbit/s"\n')
+    running.start()
+    detach = Shaper.detach
+
+    def fail(shaper: Shaper, interface: str) -> tuple[str, ...]:
+        if interface == "lo":
+            raise OSError(28, "No space left on device")
+        return detach(shaper, interface)
+
+    monkeypatch.setattr(Shaper, "detach", fail)
+    running.stop()
+    assert running.kernel.observe("eth7") is None
+    assert isinstance(running.error, ShapingError)
+    assert "lo: [Errno 28]" in str(running.error)
+
+
+def test_a_stop_that_comes_before_the_start_touches_nothing(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    running.write()
+    options = Options(load_policy=lambda: load((tmp_path / "broker.toml").read_text()))
+    daemon = Daemon(options, kernel=running.kernel, classifier=None, log=open_log())
+    daemon.stop()
+    daemon.run()
+    assert daemon.snapshot is None
+    assert running.kernel.observe("lo") is None
+
+
+def test_a_recording_of_the_daemon_replays_to_the_same_bytes(running: Running) -> None:
+    with connected(running.sessions) as session:
+        burst = {"op": "burst", "id": 2, "job": "j", "step": 7, "bytes": {"127.0.0.1": 4_000_000}, "deadline_s": 60.0}
+        ask(session, burst)
+        wait_until(lambda: running.status()["daemon"]["ticks"] > 20)
+    running.stop()
+    lines = (running.folder / "record.jsonl").read_text().splitlines()
+    result = replay(lines)
+    assert result.ticks >= 20
+    assert result.first_difference is None
+
+
+def test_a_supervisor_hears_ready_watchdog_and_stopping(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.settimeout(LIMIT_S)
+        supervisor.bind(str(tmp_path / "notify"))
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"}
+        running = Running(tmp_path, notifier=Notifier(environment))
+        running.write()
+        running.start()
+        assert supervisor.recv(1000).startswith(b"READY=1\nSTATUS=shaping lo")
+        assert supervisor.recv(1000) == b"WATCHDOG=1"
+        running.stop()
+        heard = b""
+        while heard != b"STOPPING=1":
+            heard = supervisor.recv(1000)
