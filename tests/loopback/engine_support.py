@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from patience import LIMIT_S
+
 from transport.engine import create_engine
 from transport.engine.base import (
     Announced,
@@ -27,8 +29,9 @@ from transport.identity import EphemeralIdentity, ephemeral_identity
 from transport.wire.header import Header, Kind, MatchKey
 
 E = TypeVar("E")
+ENDS = (SendDone, Received, OperationFailed)
 QUICK = EngineSettings(keep_alive_s=0.2, dead_after_s=1.0, handshake_timeout_s=2.0)
-"""Impatient, so that tests of loss are short."""
+"""Impatient, so that tests of loss are short. Nothing that must live is tested with it: a stall would kill it."""
 
 
 class Node:
@@ -73,18 +76,26 @@ class Node:
         name = other.name if expected == "" else expected
         return self.engine.connect(self.endpoint, other.address, expected_peer=name)
 
-    def take(self, kind: type[E], where: Callable[[Any], bool] = lambda event: True, timeout_s: float = 10) -> E:
+    def take(self, kind: type[E], where: Callable[[Any], bool] = lambda event: True, timeout_s: float = LIMIT_S) -> E:
         """The next event of a kind; fails the test with all events when it does not come."""
         end = time.monotonic() + timeout_s
         with self.condition:
             while True:
-                for event in self.events:
-                    if isinstance(event, kind) and where(event):
-                        self.events.remove(event)
-                        return event
+                found = self.find(kind, where)
+                if found is not None:
+                    return found
                 left = end - time.monotonic()
                 assert left > 0, f"{self.name}: no {kind} in {timeout_s} s, but {self.events}"
                 self.condition.wait(left)
+
+    def find(self, kind: type[E], where: Callable[[Any], bool] = lambda event: True) -> E | None:
+        """The next event of a kind, if it has come."""
+        with self.condition:
+            for event in self.events:
+                if isinstance(event, kind) and where(event):
+                    self.events.remove(event)
+                    return event
+        return None
 
     def none(self, kind: type[Any], *, within_s: float) -> None:
         """Nothing of the kind comes for a while."""
@@ -110,9 +121,28 @@ class Node:
         view = None if buffer is None else memoryview(buffer)
         return self.engine.post(peer, key(tag), view)
 
-    def outcome(self, operation: int, timeout_s: float = 10) -> SendDone | Received | OperationFailed:
-        end = (SendDone, Received, OperationFailed)
-        return self.take(end, lambda event: event.operation == operation, timeout_s)  # type: ignore[arg-type]
+    def outcome(self, operation: int) -> SendDone | Received | OperationFailed:
+        return self.take(ENDS, lambda event: event.operation == operation)  # type: ignore[arg-type]
+
+    def found_outcome(self, operation: int) -> SendDone | Received | OperationFailed | None:
+        """The outcome, if it is there."""
+        return self.find(ENDS, lambda event: event.operation == operation)  # type: ignore[arg-type]
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Stop the engine's thread, as SIGSTOP would: its socket stays bound and swallows everything."""
+        stands, go_on = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            stands.set()
+            go_on.wait()
+
+        self.engine._core.command(stand)  # type: ignore[attr-defined]
+        assert stands.wait(LIMIT_S)
+        try:
+            yield
+        finally:
+            go_on.set()
 
 
 def key(tag: int) -> MatchKey:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from aioquic.tls import Epoch
 from engine_support import QUICK, Announced, ConnectionDown, ConnectionUp, connected, key, pair
+from patience import LIMIT_S, best_of, wait_until
 
 from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, PeerError, TimedOutError
 from transport.engine import create_engine
@@ -108,9 +109,10 @@ def test_a_control_message_overtakes_gradients_and_bulk_that_were_queued_before(
         big = bytes(6 * 2**20)
         posts = {b.post("a", bytearray(len(big)), tag=tag): tag for tag in (1, 2)}
         posts[b.post("a", bytearray(1000), tag=3)] = 3
-        a.send(up, big, tag=1, priority=Priority.BULK)
-        a.send(up, big, tag=2, priority=Priority.GRADIENT)
-        a.send(up, bytes(1000), tag=3, priority=Priority.CONTROL)
+        with a.standing_still():  # so that all three wait when it begins
+            a.send(up, big, tag=1, priority=Priority.BULK)
+            a.send(up, big, tag=2, priority=Priority.GRADIENT)
+            a.send(up, bytes(1000), tag=3, priority=Priority.CONTROL)
         for _ in posts:
             order.append(posts[b.take(Received).operation])
         assert order == [3, 2, 1]
@@ -158,11 +160,17 @@ def test_cancelling_what_has_ended_or_never_began_is_harmless() -> None:
 
 def test_a_deadline_fails_the_send_and_says_how_far_it_came() -> None:
     settings = EngineSettings(unexpected_bytes_max=2**20)
+    deadlines_s = iter((0.3, 1.0, 5.0))
     with connected(settings=settings) as (a, _b, up, _):
-        send = a.send(up, bytes(8 * 2**20), deadline_s=0.3)  # nobody posts, so that it cannot get through
-        error = a.outcome(send).error
-        assert isinstance(error, TimedOutError)
-        assert 0 < error.bytes_done < error.bytes_total
+
+        def failed() -> TimedOutError:
+            send = a.send(up, bytes(8 * 2**20), deadline_s=next(deadlines_s))  # nobody posts: it cannot get through
+            error = a.outcome(send).error
+            assert isinstance(error, TimedOutError)
+            assert error.bytes_done < error.bytes_total
+            return error
+
+        best_of(failed, lambda error: error.bytes_done > 0, windows=3)  # nothing, where the engine was held up
 
 
 def test_a_message_longer_than_its_buffer_fails_and_the_connection_lives() -> None:
@@ -241,7 +249,7 @@ def test_a_half_received_message_is_sent_again_over_another_connection() -> None
         a.engine.disconnect(first, wire_code=0, reason="moving")
         assert isinstance(a.outcome(interrupted).error, ConnectionLostError)
         a.send(second, payload)
-        assert isinstance(b.outcome(post, 30), Received)
+        assert isinstance(b.outcome(post), Received)
         assert buffer == payload
 
 
@@ -259,12 +267,12 @@ def test_a_goodbye_fails_waiting_posts_and_names_the_peer() -> None:
 def test_a_peer_that_falls_silent_is_declared_dead_and_named() -> None:
     with connected(settings=QUICK) as (a, b, _up, _):
         post = b.post("a", None)
-        silence(a)
-        down = b.take(ConnectionDown, timeout_s=5)
-        assert isinstance(down.error, ConnectionLostError)
-        assert "nothing heard" in str(down.error)
-        assert down.peer == "a"
-        assert isinstance(b.outcome(post).error, ConnectionLostError)
+        with a.standing_still():
+            down = b.take(ConnectionDown)
+            assert isinstance(down.error, ConnectionLostError)
+            assert "nothing heard" in str(down.error)
+            assert down.peer == "a"
+            assert isinstance(b.outcome(post).error, ConnectionLostError)
 
 
 @pytest.mark.parametrize("first", [0xC0, 0x40])
@@ -273,25 +281,15 @@ def test_forged_datagrams_do_not_keep_a_silent_peer_alive(first: int) -> None:
         (link,) = b.engine._core._links  # type: ignore[attr-defined]
         identifier = link.connection.host_cid
         head = bytes([first]) + (b"\x00\x00\x00\x01\x08" if first & 0x80 else b"") + identifier
-        silence(a)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
-            end = time.monotonic() + 3.5
-            while time.monotonic() < end:
+        with a.standing_still(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
+
+            def found_dead() -> ConnectionDown | None:
                 forger.sendto(head + bytes(1200), b.address)
                 a.sock.sendto(head + bytes(1200), b.address)
-                with b.condition:
-                    b.condition.wait(0.05)
-                    downs = [event for event in b.events if isinstance(event, ConnectionDown)]
-                if downs:
-                    break
-        assert downs, "it still counts as alive"
-        assert "nothing heard" in str(downs[0].error)
+                return b.find(ConnectionDown)
 
-
-def silence(node: object) -> None:
-    """Stop a node's thread in the middle, as SIGSTOP would: its socket stays bound and swallows everything."""
-    hold = threading.Event()
-    node.engine._core.command(lambda: hold.wait(4))  # type: ignore[attr-defined]
+            down = wait_until(found_dead, what=lambda: "it still counts as alive", pause_s=0.05)
+        assert "nothing heard" in str(down.error)
 
 
 class NarrowSocket:
@@ -359,11 +357,11 @@ def test_messages_arrive_whole_over_a_path_that_loses_and_reorders() -> None:
         sends = [(a, a.send(up_a, payload, tag=tag)) for tag, payload in enumerate(payloads)]
         sends += [(b, b.send(up_b, payload, tag=tag)) for tag, payload in enumerate(payloads)]
         for node, operation, payload in posts:
-            assert node.outcome(operation, 30).payload == payload
+            assert node.outcome(operation).payload == payload
         for node, operation in sends:
-            assert isinstance(node.outcome(operation, 30), SendDone)
-        a.none(ConnectionDown, within_s=0.15)
-        assert a.engine.statistics()[up_a].lost_packets > 0
+            assert isinstance(node.outcome(operation), SendDone)
+        wait_until(lambda: a.engine.statistics()[up_a].lost_packets > 0)  # they are at most 100 ms old
+        assert a.find(ConnectionDown) is None
 
 
 def test_keys_are_changed_in_time_and_nobody_notices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,17 +380,25 @@ def test_dialling_where_nobody_answers_fails_in_time() -> None:
     with pair(settings=QUICK) as (a, b):
         b.engine.close()
         attempt = a.dial(b)
-        down = a.take(ConnectionDown, timeout_s=5)
+        down = a.take(ConnectionDown)
         assert down.attempt == attempt
         assert down.connection is None
         assert isinstance(down.error, ConnectionLostError)
 
 
 def test_idle_connections_stay_alive() -> None:
-    with connected(settings=QUICK) as (a, b, up, _):
-        a.none(ConnectionDown, within_s=2.0)  # twice the time after which a silent peer is dead
-        a.send(up, b"hello")
-        assert b.outcome(b.post("a", None)).payload == b"hello"
+    settings = EngineSettings(keep_alive_s=0.2, dead_after_s=1.5)
+
+    def lives() -> bool:
+        with connected(settings=settings) as (a, b, up, _):
+            time.sleep(3.0)  # twice the time after which a silent peer is dead
+            if a.find(ConnectionDown) is not None:
+                return False
+            a.send(up, b"hello")
+            assert b.outcome(b.post("a", None)).payload == b"hello"
+            return True
+
+    best_of(lives, lambda alive: alive, windows=4)  # a stall of 1.5 s is a death; without keep-alives each one is
 
 
 def test_statistics_tell_what_was_moved() -> None:
@@ -400,12 +406,12 @@ def test_statistics_tell_what_was_moved() -> None:
         post = b.post("a", None)
         a.outcome(a.send(up, bytes(4 * 2**20)))
         b.outcome(post)
-        a.none(ConnectionDown, within_s=0.25)
+        wait_until(lambda: a.engine.statistics()[up].delivered_bytes > 4 * 2**20)  # they are at most 100 ms old
         found = a.engine.statistics()[up]
         assert found.peer == "b"
         assert found.remote == b.address
-        assert found.delivered_bytes > 4 * 2**20
-        assert 0 < found.rtt_s_min <= found.rtt_s < 1
+        assert found.rtt_s_min < 1  # the shortest one, which no stall lengthens: it is in seconds
+        assert 0 < found.rtt_s_min <= found.rtt_s
         assert found.delivery_rate_bits_per_s >= 0
         assert found.sent_packets >= 4 * 2**20 // 1452
 
@@ -476,7 +482,7 @@ def test_a_caller_whose_callback_raises_does_not_stop_the_engine(caplog: pytest.
 
         b.engine._core.on_events = fail
         a.send(up, b"into the void")
-        assert called.wait(5)
+        assert called.wait(LIMIT_S)
         b.engine._core.on_events = real
         a.send(up, b"still alive", tag=1)
         assert b.outcome(b.post("a", None, tag=1)).payload == b"still alive"
