@@ -18,7 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from transport.engine import create_engine
-from transport.engine.base import Announced, ConnectionUp, Engine, EngineSettings, Event, Priority, Received, SendDone
+from transport.engine.base import (
+    Announced,
+    ConnectionStatistics,
+    ConnectionUp,
+    Engine,
+    EngineSettings,
+    Event,
+    Priority,
+    Received,
+    SendDone,
+)
 from transport.identity import load_identity
 from transport.wire.header import Header, Kind, MatchKey
 
@@ -49,6 +59,12 @@ class Peer:
         with self.condition:
             self.events.extend(events)
             self.condition.notify_all()
+
+    def statistics(self, connection: int) -> ConnectionStatistics:
+        found = self.engine.statistics()
+        if connection not in found:
+            raise RuntimeError(f"connection {connection} is gone: {self.events}")
+        return found[connection]
 
     def take(self, match: Callable[[Event], bool], timeout_s: float = 30) -> Any:
         end = time.monotonic() + timeout_s
@@ -117,9 +133,9 @@ def probe(peer: Peer, other: str, address: str, seconds: float) -> dict[str, Any
     peer.engine.send(connections[True], message(1, BULK_BYTES, Kind.BULK), bulk_payload, priority=Priority.BULK)
     time.sleep(1.0)
     cpu_s = resource.getrusage(resource.RUSAGE_SELF)
-    before, begun = peer.engine.statistics()[connections[True]], time.monotonic()
+    before, begun = peer.statistics(connections[True]), time.monotonic()
     loaded = several(seconds)
-    after, taken_s = peer.engine.statistics()[connections[True]], time.monotonic() - begun
+    after, taken_s = peer.statistics(connections[True]), time.monotonic() - begun
     spent = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "idle_s": {"median": statistics.median(idle), "p95": statistics.quantiles(idle, n=20)[-1], "n": len(idle)},

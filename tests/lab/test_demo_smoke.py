@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import wait_until
 
 from tools.demo.records import read
 from tools.demo.report import compute
@@ -48,10 +50,8 @@ def nothing_is_left_of(output: Path) -> None:
     namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split()
     assert not [name for name in namespaces if name.startswith(f"hq{topology['lab']}-")]
     assert not Path(topology["work"]).exists()
-    deadline = time.monotonic() + 5
-    while (left := processes_that_name(topology["work"], str(output))) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
+    left = functools.partial(processes_that_name, topology["work"], str(output))
+    wait_until(lambda: not left(), what=left, pause_s=0.1)
 
 
 def processes_that_name(*words: str) -> list[str]:
@@ -70,11 +70,11 @@ def events(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 def test_short_run_reports_every_phase_and_can_be_recomputed(tmp_path: Path) -> None:
     process = demo(tmp_path, *FEW)
     try:
-        text, _ = process.communicate(timeout=150)
+        text, _ = process.communicate(timeout=420)
     finally:
         process.kill()
     assert process.returncode in (0, 1), text  # 1: a goal was missed, which so few steps may well do
@@ -86,7 +86,7 @@ def test_short_run_reports_every_phase_and_can_be_recomputed(tmp_path: Path) -> 
             cell = report["phases"][condition][half]
             assert cell["steps"] == 3
             assert cell["step_s"]["p95"] >= cell["step_s"]["median"] > 0
-            assert 0 < cell["cpu_share"] <= 1
+            assert 0 < cell["cpu_share"] < 1.001  # a machine that is full, and rounding
             assert (cell["storage_bits_per_s"] > 1e6) == (condition != "idle")
     steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     wanted = {"rank": 0, "kind": "phase", "condition": "brokered", "half": "half", "settling": False}
@@ -99,7 +99,7 @@ def test_short_run_reports_every_phase_and_can_be_recomputed(tmp_path: Path) -> 
     nothing_is_left_of(tmp_path)
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 def test_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
     process = demo(tmp_path, *FEW, "--backend=gloo")
     try:
@@ -107,9 +107,9 @@ def test_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
         for line in process.stdout:
             if line.startswith("starting training"):
                 break
-        time.sleep(1.0)  # the trainers are being born: the worst moment
+        time.sleep(1.0)  # the trainers are being born, the worst moment; at any other it must hold as well
         os.kill(process.pid, signal.SIGINT)
-        text, _ = process.communicate(timeout=30)
+        text, _ = process.communicate(timeout=100)
     finally:
         process.kill()
     assert process.returncode == 130, text

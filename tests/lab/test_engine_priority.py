@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
+from patience import best_of
 
 from tools.lab import Lab
 from transport.identity import ca_init, ca_issue
@@ -16,8 +18,11 @@ from transport.identity import ca_init, ca_issue
 ROOT = Path(__file__).parents[2]
 PEER = Path(__file__).with_name("engine_peer.py")
 RATE_BITS_PER_S = 40_000_000
-TRIES = 3
-"""Latencies of a few milliseconds are measured on shared cores: the best of three shows what the queue does."""
+LATENCY_RATIO_MAX = 3
+"""Of control messages with and without bulk, medians of one run. Idle they take 8 to 10 ms there and back; behind a
+buffer that bulk has filled it would be 100 ms more, and behind the bulk itself minutes."""
+BULK_SHARE_MIN = 0.2
+"""Of the link: so much must flow for the latency to say anything. How fast Python is says nothing here."""
 
 
 def measure(lab: Lab, folder: Path, *, seconds: float) -> dict[str, Any]:
@@ -33,7 +38,9 @@ def measure(lab: Lab, folder: Path, *, seconds: float) -> dict[str, Any]:
         assert echo.stdout is not None
         assert echo.stdout.readline() == b"ready\n"
         probe = ["probe", "--folder", str(folder), "--name", "a", "--other", "b", "--address", a.address]
-        done = a.run([*common, *probe, "--remote", b.address, "--seconds", str(seconds)], env=environment, timeout_s=60)
+        done = a.run(
+            [*common, *probe, "--remote", b.address, "--seconds", str(seconds)], env=environment, timeout_s=100
+        )
     finally:
         echo.kill()
         echo.wait()
@@ -43,7 +50,8 @@ def measure(lab: Lab, folder: Path, *, seconds: float) -> dict[str, Any]:
     return found
 
 
-def test_a_control_message_takes_at_most_twice_its_idle_latency_while_a_gigabyte_of_bulk_flows(
+@pytest.mark.timeout(300)
+def test_a_control_message_does_not_wait_behind_a_gigabyte_of_bulk(
     lab_factory: Callable[..., Lab], tmp_path: Path
 ) -> None:
     ca_init(tmp_path / "ca")
@@ -56,14 +64,9 @@ def test_a_control_message_takes_at_most_twice_its_idle_latency_while_a_gigabyte
     for name in ("a", "b"):
         lab.link(name, "r", rate_bits_per_s=RATE_BITS_PER_S, delay_s=0.002, buffer_s=0.1)
     lab.up()
-    results = []
-    for _ in range(TRIES):
-        found = measure(lab, tmp_path, seconds=4.0)
-        results.append(found)
-        ratio = found["loaded_s"]["median"] / found["idle_s"]["median"]
-        if ratio <= 2 and found["bulk_bits_per_s"] >= 0.7 * RATE_BITS_PER_S:
-            break
-    else:
-        raise AssertionError(json.dumps(results, indent=1))
-    if "HIVE_SHOW" in os.environ:
-        print(json.dumps(results, indent=1))
+
+    def good(found: dict[str, Any]) -> bool:
+        waits = found["loaded_s"]["median"] / found["idle_s"]["median"]
+        return waits <= LATENCY_RATIO_MAX and found["bulk_bits_per_s"] >= BULK_SHARE_MIN * RATE_BITS_PER_S
+
+    best_of(lambda: measure(lab, tmp_path, seconds=4.0), good, windows=4)

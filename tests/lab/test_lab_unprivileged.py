@@ -39,7 +39,7 @@ def nobody() -> Iterator[tuple[Path, list[str]]]:
 
 
 def run(nobody: tuple[Path, list[str]], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*nobody[1], *words], cwd=nobody[0], capture_output=True, text=True, timeout=30)
+    return subprocess.run([*nobody[1], *words], cwd=nobody[0], capture_output=True, text=True, timeout=60)
 
 
 def user_namespaces_allowed() -> bool:
