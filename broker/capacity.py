@@ -7,7 +7,7 @@ a shared uplink lies behind, a queue grows there instead: delay that our own que
             reports do not cover the traffic: to 0.95 of what left, if that was clearly less than allowed, else to 0.8.
     drain   then for about twice the excess delay use half: the far link stays busy with its queue meanwhile, so this
             costs no throughput. Signals from before its end are ignored, they tell about a rate that is over.
-    probe   when the shaper has been the limit for a while and no queue shows: 3 % more; steps double up to 16 % once
+    probe   when the shaper has been the limit for a while and no queue shows: 3 % more; steps double up to 20 % once
             well past what failed last. A probe that shows a queue is taken back; the next one waits up to 1.5 s.
     hold    when nothing fresh is known: the last capacity stands.
     doubt   delay that stays although the rate was cut again and again is not our queue: the rate is given back,
@@ -65,6 +65,9 @@ CUT_TO_THROUGH = 0.95
 percent."""
 CUT_MOST, CUT_BLIND, CUT_LEAST = 0.5, 0.8, 0.97
 """Never below half at once (a wrong measurement costs one step); a fifth without one; a cut that is worth a write."""
+FOUND_AFTER_S = 0.2
+"""What is sent beyond the capacity by a part p adds p seconds of queue a second, and a queue is found after 0.2 s at
+the soonest: so a queue of D seconds means at most D / 0.2 too much, whatever the measured rates say."""
 PROBE_BACK = 0.9
 """A failed probe costs at most a tenth of what was there before it."""
 DRAIN_FACTOR, DRAIN_S_MAX = 0.5, 0.8
@@ -79,11 +82,11 @@ BUSY_UNSEEN_S = 1.0
 SEEN_AFTER_S = 0.2
 """How long it has to be the limit before a probe: one detection time, or three when no destination says anything.
 A sample tells about the last raise when it was taken this much later: a tick until it is applied, and a round trip."""
-PROBE_STEP, PROBE_STEP_MAX = 0.03, 0.16
-NEAR, GENTLE_UP_TO, BEYOND = 0.97, 1.06, 1.12
-"""3 % over a bottleneck adds 30 ms of queue a second: seen within a second, harmless until then. So up to 6 % over what
-came through at the last cut steps stay small, and 12 % over it the back-off is forgotten. At 16 % the climb from a half
-takes seven steps, 2.5 s; its overshoot is 70 ms of queue."""
+PROBE_STEP, PROBE_STEP_MAX = 0.03, 0.2
+NEAR, GENTLE_UP_TO, BEYOND = 0.97, 1.04, 1.12
+"""3 % over a bottleneck adds 30 ms of queue a second: seen within a second, harmless until then. So up to 4 % over what
+came through at the last cut steps stay small, and 12 % over it the back-off is forgotten. At 20 % the climb from a half
+takes eight steps, 3.2 s; its overshoot is 60 ms of queue."""
 HOLD_S, HOLD_S_MAX = 1.0, 1.5
 """From a cut to the first probe, and at most: a rise has to be followed within 5 s."""
 LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
@@ -245,7 +248,8 @@ def _cut(state: CapacityState, now: signals.Signals, *, by: str, limited: bool, 
         target = CUT_BLIND * rate
     if untouched:  # acknowledgements that a burst's end sets free make too much of what came through
         target = min(target, rate * (1 - FIRST_CUT * min(1.0, max(0.0, excess_s - DELAY_S) / FIRST_CUT_DELAY_S)))
-    target = min(max(target, CUT_MOST * rate), CUT_LEAST * rate)
+    most = CUT_MOST if by == "loss" else max(CUT_MOST, 1 / (1 + excess_s / FOUND_AFTER_S))
+    target = min(max(target, most * rate), CUT_LEAST * rate)
     if by == "probe":
         target = max(target, PROBE_BACK * state.rate_before_raise_bits_per_s)
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.back_off_s)) if probe_failed else HOLD_S

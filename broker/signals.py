@@ -7,8 +7,9 @@ elsewhere:
   divided by the rate at which the class left is subtracted, as its highest value since the packet can have been queued;
   where that is more than `QUEUE_TRUSTED_S` (a class that HTB starves) the sample says nothing.
 - a queue towards us. In an all-reduce everybody sends at once, and acknowledgements wait behind the peer's data, at the
-  peer or at our own slow way in; transports then take packets for lost that are not. So while much comes in, samples
-  are "two-way": they can say that there is no queue, never that there is one. The gaps between bursts can.
+  peer or at our own slow way in; transports then take packets for lost that are not. So our transport measures the way
+  there by itself (transport.path_delay). Where it does not, samples are "two-way" while much comes in: they can say
+  that there is no queue, never that there is one. The gaps between bursts can.
 - a busy processor. It holds up single samples: the lesser of the last and the smoothed round trip counts, and several
   ticks in a row have to agree.
 
@@ -30,7 +31,7 @@ WINDOW_S = 0.3
 """Over which delivery is measured: three reports; shorter shows the grain of acknowledgements, longer the past."""
 ACTIVE_S = 1.5
 """How old a destination's last signal may be: a step's gap in either class is shorter."""
-VOTE_S, SLOW_S = 0.8, 2.5
+VOTE_S, SLOW_S, SLOW_APART_S = 0.8, 2.5, 0.5
 """Samples that vote together: eight ticks; where they come once a second, the last two."""
 RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
 """Below 85 % of the most that came in, the way in has room; what was seen fades by a half in twelve minutes."""
@@ -74,7 +75,8 @@ LOSS_PACKETS_MIN, LOSS_PART = 3, 0.01
 class Signals:
     """What can be said now.
 
-    Fields: `excess_s` of the destinations that see most agreement, None where nobody says anything; `baseline_s` the
+    Fields: `excess_s` the middle one of the destinations, the fresh one-way ones where there are some, None where
+    nobody says anything; `baseline_s` the
     shortest baseline; `one_way` whether a one-way destination is among them, and `pressed` one that takes less than is
     offered; `through_bits_per_s` what arrives, on the wire's scale, None where reports do not cover the traffic;
     `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the last second;
@@ -126,6 +128,7 @@ def observe(
     )
     kept: list[FlowState] = []
     excess: dict[tuple[str, bool], tuple[float, float]] = {}
+    asked: set[str] = set()
     pressed_s = state.pressed_s
     lost = sent = 0
     for sample in _chosen(flows):
@@ -143,6 +146,7 @@ def observe(
         if way is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
             least_s, most_s = excess.get((sample.peer, False), way)
             excess[sample.peer, False] = (min(least_s, way[0]), min(most_s, way[1]))
+            asked.add(sample.peer)
         if span is None or now_s - sample.age_s < state.ignore_before_s or sample.one_way_s is not None:
             continue
         if two_way and sample.traffic_class != "compute":
@@ -153,7 +157,7 @@ def observe(
     state = replace(
         state,
         flows=tuple(kept),
-        destinations=_destinations(state.destinations, excess, now_s=now_s),
+        destinations=_destinations(state.destinations, excess, asked, now_s=now_s),
         ticks=tuple(recent),
         pressed_s=pressed_s,
         one_way_s=now_s if any(not two_way for _, two_way in excess) else state.one_way_s,
@@ -165,10 +169,11 @@ def observe(
 def read(state: SignalState, *, now_s: float) -> Signals:
     """Say what the memory means now."""
     active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - ACTIVE_S]
-    latest = sorted(entry.excess[-1][1] for entry in active)
+    fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
+    latest = sorted(entry.excess[-1][1] for entry in fresh or active)
     lost, sent = _loss(state, now_s=now_s)
     return Signals(
-        excess_s=latest[(len(latest) - 1) // 2] if latest else None,
+        excess_s=latest[len(latest) // 2] if latest else None,
         baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
         one_way=any(not entry.two_way for entry in active),
         pressed=state.pressed_s is not None and state.pressed_s > now_s - PRESSED_S,
@@ -181,7 +186,11 @@ def read(state: SignalState, *, now_s: float) -> Signals:
 
 
 def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> bool:
-    """Whether destinations see a queue: most one-way ones surely, while most two-way ones do not surely see none.
+    """Whether destinations see a queue.
+
+    Most of the one-way destinations surely have to. Where the way there is measured by itself ("asked"), such a
+    destination is enough, if not as many others surely see none: who is not sure, because it may be our own queue, has
+    no say. A two-way destination can only say no.
 
     Args:
         state: the signals.
@@ -190,6 +199,7 @@ def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of
         high, of: a destination sees one when so many of so many last samples do; with samples only once a second, two.
     """
     sees: list[bool] = []
+    votes = asked = 0
     clear_two_way: list[bool] = []
     for entry in state.destinations:
         if entry.two_way:
@@ -198,12 +208,22 @@ def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of
                 clear_two_way.append(2 * sum(most_s <= threshold_s for _, _, most_s in recent) > len(recent))
             continue
         fresh = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S]
+        slow = entry.excess[-2:]
+        if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
+            fresh, needed = [sample for sample in slow if sample[0] > now_s - SLOW_S], 2
+        else:
+            needed = high
         if len(fresh) < 2:
-            fresh = [sample for sample in entry.excess[-2:] if sample[0] > now_s - SLOW_S]
-        if len(fresh) >= 2:
-            slow = len(fresh) == 2 and fresh[1][0] - fresh[0][0] > 0.5
-            sees.append(sum(least_s > threshold_s for _, least_s, _ in fresh) >= (2 if slow else high))
-    return _most(sees) and not _most(clear_two_way)
+            continue
+        vote = 0
+        if sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:
+            vote = 1
+        elif 2 * sum(most_s <= threshold_s for _, _, most_s in fresh) >= len(fresh):
+            vote = -1
+        sees.append(vote == 1)
+        votes += vote
+        asked += vote if entry.asked else 0
+    return (_most(sees) or min(votes, asked) > 0) and not _most(clear_two_way)
 
 
 def less_comes_in(state: SignalState, *, now_s: float) -> bool:
@@ -371,12 +391,17 @@ def _baseline(before: FlowState, sample: FlowSample, *, rtt_s: float, loaded: bo
 
 
 def _destinations(
-    before: Sequence[DestinationState], excess: dict[tuple[str, bool], tuple[float, float]], *, now_s: float
+    before: Sequence[DestinationState],
+    excess: dict[tuple[str, bool], tuple[float, float]],
+    asked: set[str],
+    *,
+    now_s: float,
 ) -> tuple[DestinationState, ...]:
     known = {(entry.peer, entry.two_way): entry for entry in before if entry.excess[-1][0] > now_s - 2 * ACTIVE_S}
     for (peer, two_way), (least_s, most_s) in excess.items():
         entry = known.get((peer, two_way), DestinationState(peer, two_way))
-        known[peer, two_way] = replace(entry, excess=(*entry.excess[-7:], (now_s, least_s, most_s)))
+        latest = (now_s, least_s, most_s)
+        known[peer, two_way] = replace(entry, asked=peer in asked, excess=(*entry.excess[-7:], latest))
     return tuple(known[key] for key in sorted(known))
 
 

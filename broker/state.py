@@ -79,11 +79,13 @@ class DestinationState:
     """One destination's last delay signals: (time, at least, at most), seconds over the baseline that are not our
     queue.
 
-    `two_way` where much came in at the time, so that acknowledgements may have waited in a queue towards us.
+    `two_way` where much came in at the time, so that acknowledgements may have waited in a queue towards us; `asked`
+    where the way there was measured by itself.
     """
 
     peer: str
     two_way: bool
+    asked: bool = False
     excess: tuple[tuple[float, float, float], ...] = ()
 
 

@@ -32,33 +32,55 @@ def busy(*, seed: int = 1) -> dict[str, object]:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_silent_fall_to_half_is_followed_within_a_second_and_a_half(run: Run, seed: int) -> None:
     world = run(World(rate=falls_to(HALF), **busy(seed=seed)), 30)
-    assert max(rates(world, 13.5, 14.0)) <= 21.5
-    assert statistics.quantiles(queues_ms(world, 14, 30), n=20)[-1] < 170  # of 200 that the buffer has
-    assert statistics.median(queues_ms(world, 14, 30)) < 30
+    assert max(rates(world, 13.0, 14.0)) <= 21.5
+    assert statistics.quantiles(queues_ms(world, 14, 30), n=20)[-1] < 50  # of 200 that the buffer has
+    assert statistics.median(queues_ms(world, 14, 30)) < 5
 
 
-def test_a_fall_to_a_third_is_followed_when_its_burst_is_over(run: Run) -> None:
-    world = run(World(rate=falls_to(THIRD), **busy()), 30)
-    assert max(rates(world, 13.8, 14.2)) <= 21
-    assert max(rates(world, 17.2, 18.2)) <= 15
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_fall_to_a_third_is_followed_within_a_second_and_a_half(run: Run, seed: int) -> None:
+    world = run(World(rate=falls_to(THIRD), **busy(seed=seed)), 30)
+    assert max(rates(world, 13.8, 30)) <= 15
     assert statistics.median(queues_ms(world, 15, 30)) < 40
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_where_no_peer_says_when_it_got_a_packet_a_fall_is_found_in_the_gaps_between_bursts(
+    run: Run, seed: int
+) -> None:
+    world = run(World(rate=falls_to(HALF), ask=False, **busy(seed=seed)), 30)
+    assert max(rates(world, 16, 17)) <= 21.5
+    assert statistics.quantiles(queues_ms(world, 17, 30), n=20)[-1] < 170
+
+
+def test_training_alone_finds_a_fall_by_asking(run: Run) -> None:
+    world = run(World([quic()], falls_to(HALF)), 30)
+    assert max(rates(world, 13.0, 30)) <= 23
+    assert statistics.quantiles(queues_ms(world, 14, 30), n=20)[-1] < 50
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_after_a_fall_the_rate_stays_close_below_the_new_capacity(run: Run, seed: int) -> None:
     world = run(World(rate=falls_to(HALF), **busy(seed=seed)), 60)
     settled = rates(world, 15, 60)
-    assert 18.0 <= statistics.mean(settled) <= 20.5
-    assert max(settled) <= 24.5
+    assert 18.5 <= statistics.mean(settled) <= 20
+    assert max(settled) <= 22.5
     working = [rate for rate in settled if rate > 12]  # a drain is half the rate for a tick or two
     assert len(working) >= 0.93 * len(settled)
     assert min(working) >= 16.5
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_rise_is_followed_within_five_seconds(run: Run, seed: int) -> None:
+def test_a_rise_is_followed_within_five_seconds_and_a_half(run: Run, seed: int) -> None:
     world = run(World(rate=falls_to(HALF, until_s=25.0), **busy(seed=seed)), 40)
     assert min(rates(world, 30.5, 40)) >= 35
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_rise_to_less_than_before_ends_there(run: Run, seed: int) -> None:
+    world = run(World(rate=lambda at_s: FULL if at_s < 12 else HALF if at_s < 25 else 30e6, **busy(seed=seed)), 45)
+    assert 27.5 <= statistics.mean(rates(world, 31, 45)) <= 30
+    assert statistics.quantiles(queues_ms(world, 26, 45), n=20)[-1] < 70
 
 
 def test_five_minutes_of_jitter_and_processor_noise_cause_no_cut(run: Run) -> None:
@@ -77,11 +99,11 @@ def test_a_queue_towards_us_while_everybody_sends_is_not_taken_for_our_uplinks(r
     assert min(rates(world, 0, 60)) == 38.8
 
 
-def test_a_fall_is_found_although_a_queue_towards_us_hides_it_during_bursts(run: Run) -> None:
+def test_a_fall_is_found_although_a_queue_towards_us_lengthens_every_round_trip(run: Run) -> None:
     world = run(World([quic(), tcp(), tcp(port=874)], falls_to(HALF), reverse_queue_s=0.15), 40)
-    assert max(rates(world, 13, 20)) <= 31
-    assert max(rates(world, 21, 40)) <= 24
-    assert statistics.mean(rates(world, 15, 40)) >= 16
+    assert max(rates(world, 13, 40)) <= 22.5
+    assert statistics.mean(rates(world, 15, 40)) >= 18.5
+    assert statistics.quantiles(queues_ms(world, 14, 40), n=20)[-1] < 60
 
 
 def test_training_alone_behind_a_slow_peer_is_not_cut_without_loss(run: Run) -> None:
@@ -124,7 +146,7 @@ def test_silence_holds_the_last_safe_capacity_and_says_so(run: Run) -> None:
     world = run(World(rate=falls_to(HALF), silent_from_s=18.0, **busy()), 40)
     held = set(rates(world, 20.5, 40))
     assert len(held) == 1
-    assert held.pop() <= 24.5
+    assert held.pop() <= 21.5
     reason = world.decisions[-1].allocation.interfaces[0].capacity_reason
     assert reason.code == "signals-missing"
 
@@ -153,6 +175,8 @@ def test_delay_that_does_not_follow_our_rate_is_not_blamed_on_us_for_long(run: R
     assert rates(world, 38, 40)[-1] == 38.8
 
 
-def test_half_of_the_reports_lost_still_find_a_fall_within_four_seconds(run: Run) -> None:
-    world = run(World([quic(), tcp()], falls_to(HALF), report_lost=0.5), 30)
-    assert max(rates(world, 16, 17)) <= 23
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_half_of_the_reports_lost_still_find_a_fall_within_two_seconds(run: Run, seed: int) -> None:
+    world = run(World([quic(), tcp()], falls_to(HALF), report_lost=0.5, seed=seed), 40)
+    assert max(rates(world, 14, 40)) <= 24
+    assert statistics.mean(rates(world, 15, 40)) >= 17
