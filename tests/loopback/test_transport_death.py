@@ -49,7 +49,7 @@ class Program:
     def end(self) -> tuple[int, str]:
         """Its exit status and what it wrote to standard error."""
         try:
-            _, errors = self.process.communicate(timeout=20)
+            _, errors = self.process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGABRT)  # the fault handler then writes where every thread stands
             raise AssertionError(f"it does not end: {self.process.communicate()[1]}") from None
@@ -72,7 +72,7 @@ def programs(tmp_path: Path) -> Iterator[Any]:
         one.process.communicate()
 
 
-def test_a_killed_rank_is_named_by_all_others_within_ten_seconds(programs):
+def test_a_killed_rank_is_named_by_all_others_long_before_their_timeouts(programs):
     first, second, third = programs("steps", 3)
     for one in (first, second, third):
         assert one.line()["value"] == 6.0
@@ -83,30 +83,29 @@ def test_a_killed_rank_is_named_by_all_others_within_ten_seconds(programs):
         while "error" not in said:
             said = one.line()
         assert (said["error"], said["rank"]) == ("ConnectionLostError", 2), said
-        assert said["at_s"] - killed_s < 10.0
+        assert said["at_s"] - killed_s < 30.0  # 5 s of silence and 2 s of dialling; their own timeouts are 60 s
         assert one.line()["closed"]
         assert one.end()[0] == 0
 
 
-def test_a_rank_that_crashes_says_goodbye_and_is_named_within_two_seconds(programs):
+def test_a_rank_that_crashes_says_goodbye_and_is_named_by_it(programs):
     first, second = programs("crash", 2)
     status, errors = first.end()
-    ended_s = time.monotonic()
     assert status == 1
     assert "a bug in the training script" in errors
     said = second.line()
     assert (said["error"], said["rank"]) == ("ConnectionLostError", 0), said
-    assert said["at_s"] - ended_s < 2.0
+    assert "has left the group" in said["text"]  # and was not waited for until it counted as dead
 
 
-def test_ctrl_c_ends_a_waiting_rank_at_once_and_tells_the_other(programs):
+def test_ctrl_c_ends_a_waiting_rank_and_tells_the_other(programs):
     first, second = programs("idle", 2)
-    began_s = time.monotonic()
     first.process.send_signal(signal.SIGINT)
     status, errors = first.end()
     assert status == -signal.SIGINT or "KeyboardInterrupt" in errors
-    assert second.line()["rank"] == 0
-    assert time.monotonic() - began_s < 5.0
+    said = second.line()
+    assert said["rank"] == 0
+    assert "has left the group" in said["text"]
 
 
 def test_a_stopped_rank_that_comes_back_in_time_is_not_lost(programs):

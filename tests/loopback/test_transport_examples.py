@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import socket
 import subprocess
@@ -19,7 +21,7 @@ def run_all(commands: list[list[str]]) -> list[str]:
         for command in commands
     ]
     try:
-        results = [process.communicate(timeout=60) for process in processes]
+        results = [process.communicate(timeout=100) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -29,10 +31,17 @@ def run_all(commands: list[list[str]]) -> list[str]:
     return [output.decode() for output, _ in results]
 
 
+def free_port() -> int:
+    """Below the ports that the kernel gives to whoever asks for any, so that nobody takes it meanwhile."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 def test_two_scripts_send_each_other_tensors():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     program = str(EXAMPLES / "send_tensors.py")
     meet = f"127.0.0.1:{port}"
     outputs = run_all([[program, "--rank", str(rank), "--meet", meet, "--mib", "1"] for rank in (1, 0)])

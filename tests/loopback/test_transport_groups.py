@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import LIMIT_S, best_of, wait_until
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError, PeerError, TimedOutError
 from transport import FileRendezvous, Group, MemoryRendezvous, Priority, ReduceOp, Settings, TcpRendezvous
@@ -28,14 +29,26 @@ class Ranks:
         self.groups: list[Group] = []
         self._pool = ThreadPoolExecutor(16)
 
-    def connect(self, size: int, settings: Settings | list[Settings] = LOCAL, rendezvous: Any = None) -> list[Any]:
+    def connect(
+        self,
+        size: int,
+        settings: Settings | list[Settings] = LOCAL,
+        rendezvous: Any = None,
+        *,
+        connect_timeout_s: float = LIMIT_S,
+    ) -> list[Any]:
         store = rendezvous or MemoryRendezvous()
         each = settings if isinstance(settings, list) else [settings] * size
 
         def one(rank: int) -> Any:
             try:
                 return Group.connect(
-                    store, rank=rank, world_size=size, settings=each[rank], connect_timeout_s=2.0, timeout_s=30.0
+                    store,
+                    rank=rank,
+                    world_size=size,
+                    settings=each[rank],
+                    connect_timeout_s=connect_timeout_s,
+                    timeout_s=60.0,
                 )
             except Exception as error:  # noqa: BLE001 - the test looks at it
                 return error
@@ -57,8 +70,11 @@ def ranks() -> Iterator[Ranks]:
     ranks = Ranks()
     yield ranks
     ranks.close()
-    names = [one.name for one in threading.enumerate()]
-    assert not [name for name in names if name.startswith(("hive-transport", "hive-aioquic"))], names
+    wait_until(lambda: not own_threads(), what=own_threads)  # told to end, but perhaps not yet over
+
+
+def own_threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith(("hive-transport", "hive-aioquic"))]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -140,12 +156,9 @@ def test_bulk_goes_over_a_connection_of_its_own(ranks):
             group.recv(tensor, 0).wait()
 
     ranks.run(body)
-    statistics: Any = {}
-    give_up_s = time.monotonic() + 5.0
-    while len(statistics) < 2 and time.monotonic() < give_up_s:  # they are at most 100 ms old
-        time.sleep(0.02)
-        statistics = ranks.groups[0]._runtime.statistics()
-    assert sorted(one.bulk for one in statistics.values()) == [False, True]
+    runtime = ranks.groups[0]._runtime
+    wait_until(lambda: len(runtime.statistics()) == 2)  # they are at most 100 ms old
+    assert sorted(one.bulk for one in runtime.statistics().values()) == [False, True]
 
 
 def test_a_mismatched_message_is_named_and_later_ones_still_arrive(ranks):
@@ -169,30 +182,32 @@ def test_a_mismatched_message_is_named_and_later_ones_still_arrive(ranks):
 
 def test_a_broken_connection_is_made_again_in_the_middle_of_a_collective(ranks):
     ranks.connect(2)
-    tensors = [np.full(1_500_000, rank + 1, "f4") for rank in range(2)]
-    works = [group.allreduce(tensor) for group, tensor in zip(ranks.groups, tensors, strict=True)]
     runtime = ranks.groups[0]._runtime
-    while not works[0].bytes_done:
-        time.sleep(0.005)
-    assert not works[0].done()
-    connection = runtime._endpoint.peers.route(1, bulk=False)
-    runtime._engine.disconnect(connection, wire_code=0, reason="a test")
-    for work in works:
-        work.wait(20)
-    assert all((tensor == 3).all() for tensor in tensors)
-    assert runtime._endpoint.peers.route(1, bulk=False) != connection
+
+    def broken_in_the_middle() -> bool:
+        tensors = [np.full(1_500_000, rank + 1, "f4") for rank in range(2)]
+        works = [group.allreduce(tensor) for group, tensor in zip(ranks.groups, tensors, strict=True)]
+        wait_until(lambda: works[0].bytes_done, pause_s=0.002)
+        connection = runtime._endpoint.peers.route(1, bulk=False)
+        middle = not works[0].done()
+        runtime._engine.disconnect(connection, wire_code=0, reason="a test")
+        for work in works:
+            work.wait(LIMIT_S)
+        assert all((tensor == 3).all() for tensor in tensors)
+        wait_until(lambda: runtime._endpoint.peers.route(1, bulk=False) not in (None, connection))
+        return middle
+
+    best_of(broken_in_the_middle, lambda middle: middle)  # after a stall it may be over before
 
 
-def test_a_rank_that_leaves_is_known_at_once(ranks):
+def test_a_rank_that_leaves_is_known_by_its_goodbye(ranks):
     ranks.connect(3)
     work = ranks.groups[0].recv(None, 2, timeout_s=60.0)
-    began_s = time.monotonic()
     ranks.groups[2].close()
-    with pytest.raises(ConnectionLostError, match="rank 2"):
-        work.wait(10)
-    assert time.monotonic() - began_s < 2.0
-    with pytest.raises(ConnectionLostError, match="rank 2"):
-        ranks.groups[1].barrier(timeout_s=60.0).wait(10)
+    with pytest.raises(ConnectionLostError, match=r"rank 2 .*has left the group"):
+        work.wait(LIMIT_S)
+    with pytest.raises(ConnectionLostError, match=r"rank 2 .*has left the group"):
+        ranks.groups[1].barrier(timeout_s=60.0).wait(LIMIT_S)
 
 
 def test_certificates_of_a_cluster_connect_ranks_that_share_one(ranks, tmp_path):
@@ -236,7 +251,9 @@ def test_a_rank_that_is_not_who_it_should_be_is_refused(ranks, tmp_path, what):
         settings[1] = dataclasses.replace(LOCAL, job_secret=b"another")
     else:
         settings[1] = dataclasses.replace(LOCAL, job_secret=b"")
-    results = ranks.connect(2, settings)
+    # A wrong secret is found in the other's entry; a certificate when dialling, for as long as both may try.
+    limits_s = {"another secret": LIMIT_S, "no secret": 5.0}
+    results = ranks.connect(2, settings, connect_timeout_s=limits_s.get(what, 2.0))
     assert not ranks.groups
     assert all(isinstance(result, PeerError | TimedOutError) for result in results), results
     if "secret" in what:
@@ -247,7 +264,7 @@ def test_a_rank_that_does_not_come_is_named(ranks):
     began_s = time.monotonic()
     with pytest.raises(TimedOutError, match="rank 1"):
         Group.connect(MemoryRendezvous(), rank=0, world_size=3, settings=LOCAL, connect_timeout_s=0.3)
-    assert time.monotonic() - began_s < 3.0
+    assert time.monotonic() - began_s < LIMIT_S / 2  # without its argument it waits for a minute or more
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
