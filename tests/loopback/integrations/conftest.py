@@ -15,7 +15,7 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     """Run scenarios of a program: {scenario: [result of rank 0, ...]}."""
 
     def run(
-        program: str, scenarios: dict[str, int], *, limit_s: float = 60, **changes: str
+        program: str, scenarios: dict[str, int], *, limit_s: float = 240, **changes: str
     ) -> dict[str, list[RankResult]]:
         output = tmp_path_factory.mktemp("ranks")
         done = subprocess.run(

@@ -13,12 +13,14 @@ CHECKS = re.findall(r"@check\ndef (\w+)", SOURCE)
 SHORT = re.findall(r'"(\w+)"', SOURCE.split("SHORT = (")[1].split(")")[0])
 ADAPTERS = ("run", "run_without_backend", "run_in_a_mixed_group")
 
+pytestmark = pytest.mark.timeout(300)
+"""The first test starts all ranks of all scenarios, which takes tens of seconds where others want the cores as well."""
 Results = dict[str, list[RankResult]]
 
 
 @pytest.fixture(scope="module")
 def results(run_ranks: RunRanks) -> Results:
-    return run_ranks("collectives.py", dict.fromkeys(ADAPTERS, 3), limit_s=80)
+    return run_ranks("collectives.py", dict.fromkeys(ADAPTERS, 3))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from torch_ranks import RankResult, RunRanks
 
+pytestmark = pytest.mark.timeout(300)
+"""The first test starts all ranks of all scenarios, which takes tens of seconds where others want the cores as well."""
 SCENARIOS = {
     "alone": 1,
     "with_a_secret_and_no_broker": 2,
@@ -22,7 +24,7 @@ Results = dict[str, list[RankResult]]
 @pytest.fixture(scope="module")
 def results(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> Results:
     scratch: Path = tmp_path_factory.mktemp("scratch")
-    return run_ranks("setups.py", SCENARIOS, limit_s=60, SCRATCH=str(scratch))
+    return run_ranks("setups.py", SCENARIOS, SCRATCH=str(scratch))
 
 
 @pytest.mark.parametrize(

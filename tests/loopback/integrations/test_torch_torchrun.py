@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch_ranks import PROGRAMS, environment
 
 
+@pytest.mark.timeout(300)
 def test_torchrun_with_hive_trains_to_the_weights_that_gloo_trains_to(tmp_path: Path) -> None:
     running = {
         backend: subprocess.Popen(
@@ -27,7 +29,7 @@ def test_torchrun_with_hive_trains_to_the_weights_that_gloo_trains_to(tmp_path: 
     }
     for backend, process in running.items():
         try:
-            output, _ = process.communicate(timeout=90)
+            output, _ = process.communicate(timeout=140)
         finally:
             process.kill()
         assert process.returncode == 0, f"{backend}: {output}"

@@ -442,7 +442,7 @@ def a_late_rank_is_a_timeout_with_the_bytes_done(rank: int, size: int) -> None:
     started_s = time.monotonic()
     if rank != 1:
         raises(RuntimeError, lambda: dist.all_reduce(torch.ones(100), group=group), "[timed-out]")
-        assert 0.5 < time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < 30  # the group's own timeout, and not the minute of the others
         work = dist.irecv(torch.empty(1), 1, tag=99)
         raises(RuntimeError, lambda: work.wait(timedelta(milliseconds=100)), "bytes done")
     dist.barrier()  # the default group is as good as before

@@ -22,7 +22,7 @@ from ranks import connect, report
 
 VICTIM = 1
 LARGE = 2 * 2**20
-"""Elements: a collective of 8 MiB takes aioquic half a second or more, so that a death falls into its middle."""
+"""Elements: a collective of 8 MiB takes aioquic half a second or more, so that a death falls into the middle of one."""
 
 
 def survive(call: Callable[[], object]) -> None:
@@ -69,7 +69,12 @@ def within(rank: int, size: int) -> None:
     dist.barrier()
     if rank == VICTIM:
         die_in(0.2)
-    survive(lambda: dist.all_reduce(torch.ones(LARGE)))
+
+    def again_and_again() -> None:
+        for _ in range(1000):
+            dist.all_reduce(torch.ones(LARGE))
+
+    survive(again_and_again)
 
 
 def after(rank: int, size: int) -> None:
@@ -137,7 +142,7 @@ def stopped(rank: int, size: int) -> None:
     connect()
     dist.barrier()
     if rank == VICTIM:
-        die_in(13)  # a stopped process does not end by itself
+        die_in(22)  # a stopped process does not end by itself; the others know it long before
         os.kill(os.getpid(), signal.SIGSTOP)
     survive(lambda: dist.all_reduce(torch.ones(1000)))
 
@@ -170,15 +175,16 @@ def missing(rank: int, size: int) -> None:
     """`monitored_barrier` names the rank that does not come."""
     connect()
     dist.barrier()
-    if rank == VICTIM:
-        time.sleep(3)  # alive, and elsewhere
-        return
-    survive(lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=1), False))
-    time.sleep(1)
+    store = dist.distributed_c10d._get_default_store()
+    if rank != VICTIM:
+        survive(lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=1), False))
+        store.set(f"told/{rank}", b"")
+    # The victim is alive, and elsewhere; nobody leaves before both others have been told.
+    store.wait(["told/0", "told/2"], timedelta(seconds=60))
 
 
 def never(rank: int, size: int) -> None:
     """A rank that never connects: the others say which within the timeout."""
     if rank == VICTIM:
         return
-    survive(lambda: connect(timeout=timedelta(seconds=4)))
+    survive(lambda: connect(timeout=timedelta(seconds=10)))
