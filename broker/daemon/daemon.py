@@ -32,17 +32,16 @@ from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
 from broker.daemon.plant import Plant
 from broker.daemon.recorder import Recorder
+from broker.daemon.roster import Roster
 from broker.daemon.runtime import Lock, directory
 from broker.daemon.sessions import SessionServer
-from broker.daemon.shapes import rules_of, shape_of
 from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.tcp_watch import TcpWatch
 from broker.decide import decide
 from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy, State
-from hive_qos.errors import ConfigurationError, HiveError, ShapingError
+from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
-from shaping.model import Rule
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
 
@@ -51,9 +50,6 @@ COUNTERS_FRESH_S = 0.02
 
 URGENT_S = 0.005
 """Announcements that come closer together than this share a decision, so that no client can make us decide all day."""
-
-LOOK_S = 1.0
-"""How often we look for an interface that policy names and that was not there."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +100,6 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
         self._stopping = self._reloading = False
-        self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
-        self._looked_s = 0.0
         self._reload_alarm: Alarm | None = None
         self._cgroup_mount: str | None = None
         self._ticks = self._late_ticks = 0
@@ -160,8 +154,8 @@ class Daemon:
         self._flows, self._bursts = FlowTable(), BurstBook()
         self._tcp_watch = TcpWatch(self._netlink, log=self._log)
         self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
-        self._journal = Journal(Path(daemon.state_dir))
-        shaper = Shaper(self._kernel, self._journal, classifier=self._classifier)
+        journal = Journal(Path(daemon.state_dir))
+        shaper = Shaper(self._kernel, journal, classifier=self._classifier)
         self._plant = Plant(
             shaper,
             log=self._log,
@@ -169,10 +163,11 @@ class Daemon:
             take_over=self._options.take_over,
             rebuild=self._options.rebuild,
         )
+        self._roster = Roster(self._plant, kernel=self._kernel, journal=journal, log=self._log, clock=self._clock)
         problems: tuple[str, ...] = ()
         try:
             if not self._stopping:
-                self._give_back_strays()
+                self._roster.give_back_strays(self._policy)
                 self._cgroup_mount = self._make_cgroups()
                 self._attach_all()
                 self._serve()
@@ -186,68 +181,12 @@ class Daemon:
         if problems:
             raise ShapingError(f"not everything was put back: {'; '.join(problems)}")
 
-    def _give_back_strays(self) -> None:
-        """Interfaces that a former daemon shaped and that policy does not name any more: nobody else would."""
-        wanted = {entry.name for entry in self._policy.interfaces}
-        journalled = set(self._journal.interfaces())
-        for name in self._kernel.interfaces():
-            try:
-                stray = name not in wanted and (name in journalled or self._kernel.observe(name) is not None)
-            except HiveError as problem:
-                self._log.warning("interface", interface=name, note=f"cannot be looked at: {problem}")
-                continue
-            if stray:
-                self._log.warning("interface", interface=name, note="policy does not name it any more; given back")
-                self._plant.detach(name)
-
     def _attach_all(self) -> None:
-        """Attach what policy names and is there. For the rest `decide` raises an alarm; it is attached when it comes.
-
-        Raises:
-            ConfigurationError: not one of them is there.
-            HiveError, OSError, ValueError: one that is there cannot be shaped.
-        """
+        """Attach what policy names and is there, on the capacities that are known without having measured."""
         decision = decide(
             now_s=self._clock(), state=self._state, measurements=self._measure_links(), policy=self._policy
         )
-        rules = self._rules()
-        present = set(self._kernel.interfaces())
-        names = [entry.name for entry in self._policy.interfaces]
-        if not present.intersection(names):
-            raise ConfigurationError("interface.name", ", ".join(names), "no such interface in this network namespace")
-        for allocation in decision.allocation.interfaces:
-            shape = shape_of(allocation, rules=rules)
-            if allocation.name in self._plant.names:
-                self._plant.change(shape)
-            elif allocation.name in present:
-                self._plant.attach(shape)
-        self._note_missing()
-
-    def _note_missing(self) -> None:
-        missing = {entry.name for entry in self._policy.interfaces} - self._plant.names
-        for name in missing - set(self._missing):
-            self._log.error("interface", interface=name, code="interface-missing", error="not there; waiting for it")
-        self._missing = {name: self._missing.get(name) for name in sorted(missing)}
-        self._looked_s = self._clock()
-
-    def _attach_missing(self, decision: Decision, rules: tuple[Rule, ...]) -> None:
-        """Attach what has appeared since. What goes wrong with that is the alarm, and is tried again."""
-        if not self._missing or self._clock() - self._looked_s < LOOK_S:
-            return
-        self._looked_s = self._clock()
-        try:
-            present = self._kernel.interfaces()
-        except HiveError as problem:
-            self._log.warning("interfaces", note=f"cannot be listed: {problem}")
-            return
-        for allocation in decision.allocation.interfaces:
-            if allocation.name in self._missing and allocation.name in present:
-                try:
-                    self._plant.attach(shape_of(allocation, rules=rules))
-                except (HiveError, OSError, ValueError) as problem:
-                    text = f"it is there, but cannot be shaped: {problem}"
-                    self._missing[allocation.name] = Alarm("attach-failed", allocation.name, text)
-        self._note_missing()
+        self._roster.attach_all(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
 
     def _serve(self) -> None:
         self._selector.register(self._wake.reader, selectors.EVENT_READ, self._wake.clear)
@@ -323,21 +262,16 @@ class Daemon:
             self._attach_all()
         except (HiveError, ConfigurationErrors, OSError, ValueError) as problem:
             self._policy = old
-            self._note_missing()
-            for name in self._plant.names - {entry.name for entry in old.interfaces}:
-                self._plant.detach(name)
+            self._roster.keep(old)
             text = f"not taken, the former one holds: {problem}"
             self._reload_alarm = Alarm(code="configuration-rejected", subject="broker.toml", text=text)
             self._log.error("reload", error=text)
         else:
             self._reload_alarm = None
-            wanted = {entry.name for entry in policy.interfaces}
-            for name in self._plant.names - wanted:
-                self._plant.detach(name)
-            self._note_missing()
+            self._roster.keep(policy)
             self._authority = Authority.of(policy)
             self._sessions.authority = self._authority
-            self._log.info("reload", interfaces=",".join(sorted(wanted)))
+            self._log.info("reload", interfaces=",".join(sorted(entry.name for entry in policy.interfaces)))
         self._notifier.ready(f"shaping {', '.join(sorted(self._plant.names))}")
 
     # --- the tick ------------------------------------------------------------------------------------------------
@@ -350,11 +284,7 @@ class Daemon:
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=self._policy)
         self._state, self._decision = decision.state, decision
         self._ticks += 1
-        rules = self._rules()
-        for allocation in decision.allocation.interfaces:
-            if allocation.name in self._plant.names:
-                self._plant.apply(shape_of(allocation, rules=rules))
-        self._attach_missing(decision, rules)
+        self._roster.apply(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
         self._plant.classify()
         self._hub.answer(decision.credits, self._sessions.sessions)
         if self._recorder is not None:
@@ -399,7 +329,7 @@ class Daemon:
         )
 
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
-        own = (self._reload_alarm, self._record_alarm, *self._missing.values())
+        own = (self._reload_alarm, self._record_alarm, *self._roster.alarms())
         usage = resource.getrusage(resource.RUSAGE_SELF)
         self._snapshot = Snapshot(
             host=self._host,
@@ -431,9 +361,8 @@ class Daemon:
     def _interface_of(self, address: str) -> str | None:
         return self._routes.interface_towards(address, shaped=self._plant.names, now_s=self._clock())
 
-    def _rules(self) -> tuple[Rule, ...]:
-        paths = cgroups.class_paths() if self._cgroup_mount is not None else ()
-        return rules_of(self._policy, class_cgroups=paths)
+    def _class_cgroups(self) -> tuple[tuple[str, str], ...]:
+        return cgroups.class_paths() if self._cgroup_mount is not None else ()
 
     def _make_cgroups(self) -> str | None:
         mount = cgroups.mount_point()

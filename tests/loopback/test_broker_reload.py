@@ -59,7 +59,7 @@ def test_a_reload_that_the_kernel_does_not_take_leaves_the_last_good_one_and_an_
 def test_an_interface_that_is_not_there_is_an_alarm_and_is_shaped_when_it_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.daemon.daemon.LOOK_S", 0.05)
+    monkeypatch.setattr("broker.daemon.roster.LOOK_S", 0.05)
     late = FakeKernel(["lo", "eth7"])
     running = Running(tmp_path, kernel=late)
     there = ["lo"]

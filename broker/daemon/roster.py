@@ -1,0 +1,114 @@
+"""Which interfaces policy names, and which of them are there: attach what comes, give back what is named no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.daemon.log import Log
+from broker.daemon.plant import Plant
+from broker.daemon.shapes import rules_of, shape_of
+from broker.model import Alarm, Allocation, Policy
+from hive_qos.errors import ConfigurationError, HiveError
+from shaping.journal import Journal
+from shaping.kernel_api import Kernel
+from shaping.model import InterfaceShape
+
+LOOK_S = 1.0
+"""How often we look for an interface that policy names and that was not there."""
+
+ClassCgroups = tuple[tuple[str, str], ...]
+"""The cgroups (class, path) into which `hive-qos run` puts programs."""
+
+
+class Roster:
+    """The interfaces of one policy against those of the network namespace."""
+
+    def __init__(self, plant: Plant, *, kernel: Kernel, journal: Journal, log: Log, clock: Callable[[], float]) -> None:
+        self._plant, self._kernel, self._journal = plant, kernel, journal
+        self._log, self._clock = log, clock
+        self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
+        self._looked_s = 0.0
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What went wrong with interfaces that came later."""
+        return tuple(alarm for alarm in self._missing.values() if alarm is not None)
+
+    def give_back_strays(self, policy: Policy) -> None:
+        """Interfaces that a former daemon shaped and that policy does not name any more: nobody else would."""
+        wanted = _names(policy)
+        journalled = set(self._journal.interfaces())
+        for name in self._kernel.interfaces():
+            try:
+                stray = name not in wanted and (name in journalled or self._kernel.observe(name) is not None)
+            except HiveError as problem:
+                self._log.warning("interface", interface=name, note=f"cannot be looked at: {problem}")
+                continue
+            if stray:
+                self._log.warning("interface", interface=name, note="policy does not name it any more; given back")
+                self._plant.detach(name)
+
+    def attach_all(self, allocation: Allocation, *, policy: Policy, class_cgroups: ClassCgroups) -> None:
+        """Attach what policy names and is there. For the rest `decide` raises an alarm; it is attached when it comes.
+
+        Raises:
+            ConfigurationError: not one of them is there.
+            HiveError, OSError, ValueError: one that is there cannot be shaped.
+        """
+        present = set(self._kernel.interfaces())
+        if not present.intersection(_names(policy)):
+            names = ", ".join(entry.name for entry in policy.interfaces)
+            raise ConfigurationError("interface.name", names, "no such interface in this network namespace")
+        for shape in _shapes(allocation, policy, class_cgroups):
+            if shape.interface in self._plant.names:
+                self._plant.change(shape)
+            elif shape.interface in present:
+                self._plant.attach(shape)
+        self._note_missing(policy)
+
+    def apply(self, allocation: Allocation, *, policy: Policy, class_cgroups: ClassCgroups) -> None:
+        """Bring every interface that we hold to its allocation, and attach what has appeared since."""
+        shapes = _shapes(allocation, policy, class_cgroups)
+        for shape in shapes:
+            if shape.interface in self._plant.names:
+                self._plant.apply(shape)
+        if self._missing and self._clock() - self._looked_s >= LOOK_S:
+            self._attach_missing(shapes)
+            self._note_missing(policy)
+
+    def keep(self, policy: Policy) -> None:
+        """Give back what we hold and the policy does not name."""
+        for name in self._plant.names - _names(policy):
+            self._plant.detach(name)
+        self._note_missing(policy)
+
+    def _attach_missing(self, shapes: list[InterfaceShape]) -> None:
+        """Attach what has appeared since. What goes wrong with that is the alarm, and is tried again."""
+        self._looked_s = self._clock()
+        try:
+            present = self._kernel.interfaces()
+        except HiveError as problem:
+            self._log.warning("interfaces", note=f"cannot be listed: {problem}")
+            return
+        for shape in shapes:
+            if shape.interface in self._missing and shape.interface in present:
+                try:
+                    self._plant.attach(shape)
+                except (HiveError, OSError, ValueError) as problem:
+                    text = f"it is there, but cannot be shaped: {problem}"
+                    self._missing[shape.interface] = Alarm("attach-failed", shape.interface, text)
+
+    def _note_missing(self, policy: Policy) -> None:
+        missing = _names(policy) - self._plant.names
+        for name in missing - set(self._missing):
+            self._log.error("interface", interface=name, code="interface-missing", error="not there; waiting for it")
+        self._missing = {name: self._missing.get(name) for name in sorted(missing)}
+        self._looked_s = self._clock()
+
+
+def _names(policy: Policy) -> set[str]:
+    return {entry.name for entry in policy.interfaces}
+
+
+def _shapes(allocation: Allocation, policy: Policy, class_cgroups: ClassCgroups) -> list[InterfaceShape]:
+    rules = rules_of(policy, class_cgroups=class_cgroups)
+    return [shape_of(entry, rules=rules) for entry in allocation.interfaces]
