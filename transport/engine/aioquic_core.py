@@ -1,7 +1,7 @@
 """Connections, mailboxes and sockets of the engine, all of it in the engine's thread.
 
 In a turn of the loop each socket gives up to `READ_MAX` datagrams, then timers run, then each connection sends at most
-`SEND_MAX` packets, compute before bulk. So a turn takes a few milliseconds, whatever queues.
+a batch of packets, compute before bulk. So a turn takes a few milliseconds, whatever queues.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from transport.wire.errors import WireCode, WireError
 from transport.wire.hello import HelloKey
 
 READ_MAX = 48
-SEND_MAX = 16
 LINKS_PER_PEER_MAX = 4
 """Of one name, rank and kind: dialled by either side, and each again before the loss of the old one was noticed."""
 LINKS_PER_NAME_MAX = 256
@@ -230,8 +229,8 @@ class Core(Loop):
         if link.ended:
             return
         link.ended = True
-        datagrams = link.connection.transmit(self._now, SEND_MAX)
         endpoint = self._endpoints[link.endpoint]
+        datagrams = link.connection.transmit(self._now, endpoint.port.batch)
         endpoint.port.send(datagrams)
         self._watch(endpoint)
         self._links.remove(link)
@@ -269,14 +268,15 @@ class Core(Loop):
             if endpoint.port.waiting:
                 link.timer_at = None  # the socket is full; EPOLLOUT brings us back
                 continue
-            datagrams = link.connection.transmit(now, SEND_MAX)
+            batch = endpoint.port.batch
+            datagrams = link.connection.transmit(now, batch)
             if datagrams:
                 endpoint.port.send(datagrams)
                 if endpoint.port.waiting:
                     self._watch(endpoint)
                 if endpoint.port.too_long:
                     self._shrink(endpoint)
-            link.timer_at = now if len(datagrams) >= SEND_MAX else link.connection.get_timer()
+            link.timer_at = now if len(datagrams) >= batch else link.connection.get_timer()
             self._collect(link)
 
     def _timers(self, now: float) -> None:
@@ -334,6 +334,13 @@ class Core(Loop):
         for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
             del self._lingering[cid]
         self.snapshot = {number: link.statistics() for number, link in self._by_number.items()}
+        for endpoint in self._endpoints.values():
+            carried = sum(
+                link.connection.recovery.delivery.rate_bits_per_s
+                for link in self._by_number.values()
+                if link.endpoint == endpoint.number
+            )
+            endpoint.port.fit(carried / 8)
 
     def _drop(self, link: Link, code: WireCode, error: TransportError) -> None:
         link.local_error = link.local_error or error

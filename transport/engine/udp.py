@@ -12,6 +12,13 @@ from typing import Any
 RECEIVE_BUFFER_BYTES = 4 * 2**20
 """100 ms at 320 Mbit/s, for when the interpreter is held up; the kernel grants less to the unprivileged, silently."""
 SEND_BUFFER_BYTES = 256 * 2**10
+SEND_BUFFER_BYTES_MIN = 8 * 2**10
+SEND_BUFFER_S, RATE_KEPT = 0.008, 0.97
+"""What waits in this host for a slow link waits in the kernel behind this socket, and our acknowledgements and control
+messages wait behind it: 256 KiB are 56 ms at 20 Mbit/s. So the buffer holds 8 ms of what is delivered (the kernel
+counts double for its own overhead: 10 ms of payload), at the highest rate of late, which fades by half in 2 s."""
+BATCH_MIN, BATCH_MAX = 4, 16
+"""Datagrams that are made at once: those that the kernel has no room for wait here, in front of everything later."""
 DATAGRAM_BYTES_MAX = 65536
 SEGMENTS_MAX = 8
 """Datagrams that the kernel takes in one call: at 40 Mbit/s they are 2.3 ms, no more than others should wait behind."""
@@ -27,6 +34,8 @@ class UdpPort:
         self.waiting: deque[tuple[bytes, Any]] = deque()
         self.too_long: set[Any] = set()
         self._segments = True
+        self._rate_bytes_per_s = 0.0
+        self._buffer_bytes = SEND_BUFFER_BYTES
         self._coalesced = True
         sock.setblocking(False)
         for option, size in ((socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES), (socket.SO_SNDBUF, SEND_BUFFER_BYTES)):
@@ -97,6 +106,20 @@ class UdpPort:
                 if error.errno == errno.EMSGSIZE:
                     self.too_long.add(address)
             at += count
+
+    @property
+    def batch(self) -> int:
+        """How many datagrams to make at once, so that they fit the send buffer: it counts 2 KiB for each."""
+        return min(max(self._buffer_bytes // 2048, BATCH_MIN), BATCH_MAX)
+
+    def fit(self, rate_bytes_per_s: float) -> None:
+        """Ten times a second: keep the send buffer as short as what is delivered allows."""
+        self._rate_bytes_per_s = max(rate_bytes_per_s, RATE_KEPT * self._rate_bytes_per_s)
+        wanted = int(self._rate_bytes_per_s * SEND_BUFFER_S)
+        wanted = min(max(wanted, SEND_BUFFER_BYTES_MIN), SEND_BUFFER_BYTES)
+        if not 0.8 * self._buffer_bytes <= wanted <= 1.25 * self._buffer_bytes:
+            self._buffer_bytes = wanted
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
 
     def flush(self) -> None:
         """Send what was kept."""
