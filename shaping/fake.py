@@ -24,6 +24,7 @@ from shaping.model import (
     ClassCounters,
     ClassSpec,
     DeleteFilter,
+    DeviceSegments,
     FilterSpec,
     LeafSpec,
     Operation,
@@ -35,6 +36,7 @@ from shaping.model import (
 )
 
 DEFAULT_ROOT = PriorQdisc(kind="noqueue", handle_major=0, options={"raw": ""})
+DEFAULT_SEGMENTS = DeviceSegments(limit=65_535, default=65_535)
 
 
 @dataclass
@@ -47,6 +49,7 @@ class _Interface:
     leaves: dict[int, LeafSpec] = field(default_factory=dict)
     filters: dict[int, FilterSpec] = field(default_factory=dict)
     backlog_packets: dict[int, int] = field(default_factory=dict)
+    segments: DeviceSegments = DEFAULT_SEGMENTS
 
 
 class FakeKernel:
@@ -71,11 +74,17 @@ class FakeKernel:
         self.purged_packets = 0
         self.applied: list[Operation] = []
         self.reject_next: tuple[type[Operation], KernelRejectedError] | None = None
+        self.reject_segments: KernelRejectedError | None = None
 
     def set_root(self, interface: str, root: PriorQdisc) -> None:
         """As if somebody else had put this qdisc at the root."""
         self._drop_tree(self._interface(interface))
         self._interface(interface).root = root
+
+    def change_segments(self, interface: str, limit: int) -> None:
+        """As if somebody else had set the device's gso_max_segs."""
+        found = self._interface(interface)
+        found.segments = replace(found.segments, limit=limit)
 
     def enqueue(self, interface: str, minor: int, packets: int) -> None:
         """As if so many packets waited in a leaf."""
@@ -146,6 +155,18 @@ class FakeKernel:
     def counters(self, interface: str) -> tuple[dict[int, ClassCounters], int]:
         found = self._interface(interface)
         return {minor: ClassCounters(backlog_packets=found.backlog_packets.get(minor, 0)) for minor in found.classes}, 0
+
+    def segments(self, interface: str) -> DeviceSegments:
+        return self._interface(interface).segments
+
+    def set_segments(self, interface: str, limit: int) -> None:
+        self._need_privilege(f"set gso_max_segs {limit} of {interface}")
+        if self.reject_segments is not None:
+            raise self.reject_segments
+        if limit > self.segments(interface).default:
+            what = f"set gso_max_segs {limit} of {interface}"
+            raise KernelRejectedError(what, errno_value=errno.EINVAL, detail="more than the driver takes")
+        self.change_segments(interface, limit)
 
     def close(self) -> None:
         """Nothing to release: the state is the kernel's, and outlives who looked at it."""

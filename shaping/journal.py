@@ -1,7 +1,7 @@
-"""Remember on disk what stood at an interface's root before us, so that a crash does not lose it.
+"""Remember on disk how an interface was before us, so that a crash does not lose it.
 
-One small JSON file an interface, written beside its place, synced and renamed into it: after a power cut there is the
-old file, the new one or none, never half of one.
+One small JSON file a thing that we change, written beside its place, synced and renamed into it: after a power cut
+there is the old file, the new one or none, never half of one.
 """
 
 from __future__ import annotations
@@ -9,18 +9,27 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from hive_qos.errors import ShapingError
 from shaping.model import PriorQdisc
 
+T = TypeVar("T")
+
 _VERSION = 1
+_QDISC, _SEGMENTS = "qdisc", "gso"
 _NAME = re.compile(r"[^/\s:]{1,15}")
 """What the kernel takes as an interface's name (dev_valid_name): no slash, colon or space, at most 15 bytes."""
 
 
 class Journal:
-    """The entries under one state directory, made with mode 0700 when first written. One writer."""
+    """The entries under one state directory, made with mode 0700 when first written. One writer.
+
+    An interface has one entry for its root qdisc, and one for the segments that its device took in one piece, from
+    before we first change that until it is put back.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -31,27 +40,13 @@ class Journal:
         Raises:
             OSError: the state directory cannot be written: do not touch the interface then.
         """
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._path(interface)
-        scratch = path.with_suffix(".new")
         entry = {
-            "version": _VERSION,
-            "interface": interface,
             "kind": prior.kind,
             "handle_major": prior.handle_major,
             "options": dict(prior.options),
             "nested": prior.nested,
         }
-        scratch.unlink(
-            missing_ok=True
-        )  # of a start that was killed; or put there by somebody else: never write into it
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(scratch, flags, 0o600), "w", encoding="utf-8") as file:
-            json.dump(entry, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-        self._sync_directory()
+        self._write(_QDISC, interface, entry)
 
     def read(self, interface: str) -> PriorQdisc | None:
         """The entry, or None.
@@ -59,7 +54,49 @@ class Journal:
         Raises:
             ShapingError: there is a file, but not one of ours; somebody has to look at it.
         """
-        path = self._path(interface)
+        return self._read(_QDISC, interface, _prior_of, "restore the qdisc")
+
+    def forget(self, interface: str) -> None:
+        """Remove the entry. Harmless when there is none."""
+        self._forget(_QDISC, interface)
+
+    def write_segments(self, interface: str, limit: int) -> None:
+        """Write and fsync the device's own `gso_max_segs`, as `write` does."""
+        self._write(_SEGMENTS, interface, {"gso_max_segs": limit})
+
+    def read_segments(self, interface: str) -> int | None:
+        """The device's own `gso_max_segs`, None where we have not changed it. Errors as of `read`."""
+        return self._read(_SEGMENTS, interface, lambda entry: int(entry["gso_max_segs"]), "set gso_max_segs")
+
+    def forget_segments(self, interface: str) -> None:
+        """Remove that entry. Harmless when there is none."""
+        self._forget(_SEGMENTS, interface)
+
+    def interfaces(self) -> tuple[str, ...]:
+        """Interfaces that have an entry of either kind, sorted."""
+        names = {
+            path.name[len(kind) + 1 : -len(".json")]
+            for kind in (_QDISC, _SEGMENTS)
+            for path in self.directory.glob(f"{kind}-*.json")
+        }
+        return tuple(sorted(names))
+
+    def _write(self, kind: str, interface: str, entry: Mapping[str, object]) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._path(kind, interface)
+        scratch = path.with_suffix(".new")
+        # Left by a start that was killed, or put there by somebody else: never write into it.
+        scratch.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(scratch, flags, 0o600), "w", encoding="utf-8") as file:
+            json.dump({"version": _VERSION, "interface": interface, **entry}, file, indent=1, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+        self._sync_directory()
+
+    def _read(self, kind: str, interface: str, make: Callable[[dict[str, Any]], T], by_hand: str) -> T | None:
+        path = self._path(kind, interface)
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -68,34 +105,21 @@ class Journal:
             entry = json.loads(text)
             if entry["version"] != _VERSION:
                 raise ValueError(f"version {entry['version']}, not {_VERSION}")
-            options = entry["options"]
-            if not isinstance(options, dict):
-                raise TypeError("options is no table")
-            return PriorQdisc(
-                kind=str(entry["kind"]),
-                handle_major=int(entry["handle_major"]),
-                options={str(key): value for key, value in options.items()},
-                nested=int(entry["nested"]),
-            )
+            return make(entry)
         except (ValueError, KeyError, TypeError) as error:
             raise ShapingError(
-                f"{path} is not a journal entry ({error}); restore the qdisc by hand and remove the file"
+                f"{path} is not a journal entry ({error}); {by_hand} by hand and remove the file"
             ) from error
 
-    def forget(self, interface: str) -> None:
-        """Remove the entry. Harmless when there is none."""
-        self._path(interface).unlink(missing_ok=True)
+    def _forget(self, kind: str, interface: str) -> None:
+        self._path(kind, interface).unlink(missing_ok=True)
         if self.directory.exists():
             self._sync_directory()
 
-    def interfaces(self) -> tuple[str, ...]:
-        """Interfaces that have an entry, sorted."""
-        return tuple(sorted(path.name[len("qdisc-") : -len(".json")] for path in self.directory.glob("qdisc-*.json")))
-
-    def _path(self, interface: str) -> Path:
+    def _path(self, kind: str, interface: str) -> Path:
         if not _NAME.fullmatch(interface) or interface in (".", ".."):
             raise ValueError(f"{interface!r} is not the name of an interface")
-        return self.directory / f"qdisc-{interface}.json"
+        return self.directory / f"{kind}-{interface}.json"
 
     def _sync_directory(self) -> None:
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -103,3 +127,15 @@ class Journal:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _prior_of(entry: dict[str, Any]) -> PriorQdisc:
+    options = entry["options"]
+    if not isinstance(options, dict):
+        raise TypeError("options is no table")
+    return PriorQdisc(
+        kind=str(entry["kind"]),
+        handle_major=int(entry["handle_major"]),
+        options={str(key): value for key, value in options.items()},
+        nested=int(entry["nested"]),
+    )

@@ -14,6 +14,7 @@ import errno
 import json
 import socket
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
@@ -37,6 +38,7 @@ from shaping.codec import (
     encode_dump,
     encode_operation,
     encode_qdisc,
+    encode_segments,
     options_to_give_back,
 )
 from shaping.model import (
@@ -51,6 +53,7 @@ from shaping.model import (
     ClassCounters,
     ClassSpec,
     DeleteFilter,
+    DeviceSegments,
     FilterSpec,
     LeafSpec,
     Operation,
@@ -189,6 +192,20 @@ class RealKernel:
         roots = [item for item in self._qdiscs(interface, index) if item.handle == MAJOR << 16]
         return found, decode_root(roots[0])[1] if roots else 0
 
+    def segments(self, interface: str) -> DeviceSegments:
+        link = self._link(interface)
+        limit = int(link.get_attr("IFLA_GSO_MAX_SEGS"))
+        default = link.get_attr("IFLA_TSO_MAX_SEGS")
+        return DeviceSegments(limit=limit, default=limit if default is None else int(default))
+
+    def set_segments(self, interface: str, limit: int) -> None:
+        group = int(self._link(interface).get_attr("IFLA_GROUP"))
+        request = encode_segments(limit, interface_index=self._index(interface), group=group)
+        self._tc.execute([(f"set gso_max_segs {limit} of {interface}", request)])
+        found = self.segments(interface).limit
+        if found != limit:
+            raise ReadBackError(f"gso_max_segs of {interface}", wanted=limit, found=found)
+
     def close(self) -> None:
         self._tc.close()
         self._route.close()
@@ -201,6 +218,14 @@ class RealKernel:
             raise ConfigurationError(
                 "interface.name", interface, f"no such interface in this network namespace; there are {there}"
             ) from error
+
+    def _link(self, interface: str) -> Any:
+        index = self._index(interface)
+        try:
+            return next(iter(self._route.get_links(index)))
+        except NetlinkError as error:
+            what = f"look at the link {interface}"
+            raise KernelRejectedError(what, errno_value=error.code, detail=str(error.args[-1])) from error
 
     def _qdiscs(self, interface: str, index: int) -> list[Object]:
         objects = self._tc.dump(f"list queues of {interface}", encode_dump(RTM_GETQDISC, interface_index=index))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from shaping.model import Capabilities, ClassCounters, Operation, PriorQdisc, Rule, Tree
+from shaping.model import Capabilities, ClassCounters, DeviceSegments, Operation, PriorQdisc, Rule, Tree
 
 
 class Kernel(Protocol):
@@ -40,6 +40,12 @@ class Kernel(Protocol):
 
     def counters(self, interface: str) -> tuple[dict[int, ClassCounters], int]:
         """Counters of our classes by minor, and the HTB's direct packets. Cheap enough for ten times a second."""
+
+    def segments(self, interface: str) -> DeviceSegments:
+        """How many segments the device takes in one piece, and by default."""
+
+    def set_segments(self, interface: str, limit: int) -> None:
+        """Make the device take at most so many, from living connections too, and read it back."""
 
     def close(self) -> None:
         """Release sockets. Nothing in the kernel changes."""

@@ -99,12 +99,15 @@ class InterfaceShape:
         capacity_bits_per_s: rate and ceiling of the root class: what all classes together may send.
         classes: the four of `CLASS_NAMES`, each once, in any order, and at most one `BULK_NAME`.
         rules: classification besides passed sockets; the first that matches wins among ports and DSCP.
+        gso_max_segs: segments that TCP may hand over in one piece, at least 1; never more than the device had before
+            us. None leaves, or puts back, the device's own.
     """
 
     interface: str
     capacity_bits_per_s: int
     classes: tuple[ClassShape, ...]
     rules: tuple[Rule, ...] = ()
+    gso_max_segs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -287,6 +290,31 @@ class InterfaceCounters:
     interface: str
     classes: Mapping[str, ClassCounters]
     direct_packets: int
+
+
+@dataclass(frozen=True)
+class DeviceSegments:
+    """How many segments a device takes in one piece.
+
+    Args:
+        limit: what holds now (`gso_max_segs` of ip-link).
+        default: what its driver started with (`tso_max_segs`); the limit itself where the kernel, before 6.0, does not
+            say. Another limit than this was set by somebody.
+    """
+
+    limit: int
+    default: int
+
+
+@dataclass(frozen=True)
+class SegmentState:
+    """What came of an interface's `gso_max_segs`: the limit that we left there, and why it is not the wanted one.
+
+    `limit` is None when the kernel would not even say. `note` is a sentence, None when all is as wanted.
+    """
+
+    limit: int | None
+    note: str | None = None
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,11 @@ from shaping.model import (
     Operation,
     PriorQdisc,
     Rule,
+    SegmentState,
     Tree,
     show_classid,
 )
+from shaping.segments import Segments
 from shaping.tree import desired_tree
 
 
@@ -65,6 +67,7 @@ class Shaper:
         self._kernel = kernel
         self._journal = journal
         self._classifier = classifier
+        self._segments = Segments(kernel, journal)
         self._rules: dict[str, tuple[Rule, ...]] = {}
         self._attached: dict[str, _Attached] = {}
         self._capabilities: Capabilities | None = None
@@ -85,7 +88,8 @@ class Shaper:
         """Take over one interface: journal the prior root, build the tree, or adopt the one of ours that is there.
 
         Args:
-            replace_foreign: replace a root that somebody configured; it is journalled and put back by `detach`.
+            replace_foreign: replace a root, and a gso_max_segs, that somebody configured; what was there is journalled
+                and put back by `detach`.
             rebuild: when a tree of ours has another structure than we would build, build anew (its queues are lost).
 
         Raises:
@@ -107,9 +111,12 @@ class Shaper:
         self._rules[interface] = shape.rules
         try:
             notes = self.classify()
+            limited = self._segments.attach(interface, shape.gso_max_segs, take_over=replace_foreign)
         except BaseException as error:  # it goes on below; but nobody would know of the tree that is there now
             _told(error, lambda: self.detach(interface))
             raise
+        if limited is not None:
+            notes = (*notes, f"{interface}: {limited}")
         return replace(attachment, notes=(*attachment.notes, *notes))
 
     def apply(self, shape: InterfaceShape) -> tuple[Operation, ...]:
@@ -133,6 +140,7 @@ class Shaper:
             raise
         if operations:
             self._attached[shape.interface] = replace(attached, tree=wanted)
+        self._segments.apply(shape.interface, shape.gso_max_segs)
         if self._rules.get(shape.interface) != shape.rules:
             self._rules[shape.interface] = shape.rules
             self.classify()
@@ -175,10 +183,18 @@ class Shaper:
         if observed is None:
             del self._attached[interface]
             raise ShapingError(f"the root of {interface} is not ours any more; somebody replaced or removed it")
-        if observed == attached.tree:
-            return True
         self._attached[interface] = replace(attached, tree=observed)
-        return False
+        limited = self._segments.verify(interface)
+        return limited and observed == attached.tree
+
+    def segments(self, interface: str) -> SegmentState:
+        """What came of an attached interface's `gso_max_segs`.
+
+        Raises:
+            ConfigurationError: not attached.
+        """
+        self._known(interface)
+        return self._segments.state(interface)
 
     def counters(self, interface: str) -> InterfaceCounters:
         """Read an attached interface.
@@ -207,7 +223,8 @@ class Shaper:
         """
         attached = self._attached.pop(interface, None)
         classified = self._rules.pop(interface, None) is not None
-        notes = self._put_back(interface, attached)
+        notes = self._segments.put_back(interface)
+        notes = (*notes, *self._put_back(interface, attached))
         if classified:  # last: whatever the rules of other interfaces meet, this one's root is back by now
             try:
                 notes = (*notes, *self.classify())

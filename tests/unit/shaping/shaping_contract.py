@@ -22,6 +22,7 @@ from shaping.model import (
     ChangeClass,
     ClassShape,
     DeleteFilter,
+    DeviceSegments,
     InterfaceShape,
     PriorQdisc,
     Rule,
@@ -42,6 +43,7 @@ def make_shape(
     other: int = 4 * MBIT,
     storage_ceil: int | None = None,
     rules: tuple[Rule, ...] = (),
+    gso_max_segs: int | None = None,
 ) -> InterfaceShape:
     """A shape with the given guarantees, ceilings at the capacity and the usual priorities."""
     return InterfaceShape(
@@ -54,6 +56,7 @@ def make_shape(
             ClassShape("other", other, capacity, 2),
         ),
         rules=rules,
+        gso_max_segs=gso_max_segs,
     )
 
 
@@ -167,10 +170,27 @@ def the_first_refusal_is_told_and_the_rest_of_the_batch_is_done(kernel: Kernel, 
 
 
 def an_interface_that_is_not_there_is_named(kernel: Kernel, interface: str) -> None:
-    for call in (kernel.observe, kernel.root, kernel.counters):
+    for call in (kernel.observe, kernel.root, kernel.counters, kernel.segments):
         with pytest.raises(ConfigurationError, match="nope0") as caught:
             call("nope0")
         assert interface in caught.value.reason
+
+
+def a_limit_of_segments_reads_back_and_the_default_stays(kernel: Kernel, interface: str) -> None:
+    before = kernel.segments(interface)
+    assert before.limit == before.default > 2
+    kernel.set_segments(interface, 2)
+    assert kernel.segments(interface) == DeviceSegments(limit=2, default=before.default)
+    kernel.set_segments(interface, before.limit)
+    assert kernel.segments(interface) == before
+
+
+def more_segments_than_the_driver_takes_are_refused(kernel: Kernel, interface: str) -> None:
+    before = kernel.segments(interface)
+    with pytest.raises(KernelRejectedError) as caught:
+        kernel.set_segments(interface, before.default + 1)
+    assert caught.value.errno_value == errno.EINVAL
+    assert kernel.segments(interface) == before
 
 
 CLAIMS: tuple[Callable[[Kernel, str], None], ...] = (
@@ -188,4 +208,6 @@ CLAIMS: tuple[Callable[[Kernel, str], None], ...] = (
     what_is_not_there_cannot_be_changed,
     the_first_refusal_is_told_and_the_rest_of_the_batch_is_done,
     an_interface_that_is_not_there_is_named,
+    a_limit_of_segments_reads_back_and_the_default_stays,
+    more_segments_than_the_driver_takes_are_refused,
 )
