@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -106,21 +107,24 @@ def clear(
       systemctl stop hive-qos; hive-qos clear
     """
     from broker.daemon import cgroups
-    from broker.daemon.runtime import Lock
+    from broker.daemon.runtime import Lock, NamespaceLock
     from shaping.journal import Journal
     from shaping.kernel import RealKernel
     from shaping.shaper import Shaper
 
     directory = state_dir or _state_dir(config)
-    if directory.is_dir() and not force:
+    with contextlib.ExitStack() as held:  # no broker starts meanwhile
         try:
-            Lock(os.path.join(directory, "broker.lock")).close()
+            if not force:
+                held.enter_context(NamespaceLock())
+                if directory.is_dir():
+                    held.enter_context(Lock(os.path.join(directory, "broker.lock")))
         except BrokerRejectedError as problem:
             raise BrokerRejectedError(f"{problem.args[0]}, or use --force") from problem
-    with Shaper(RealKernel(), Journal(directory), classifier=_classifier()) as shaper:
+        shaper = held.enter_context(Shaper(RealKernel(), Journal(directory), classifier=_classifier()))
         notes = list(shaper.clear())
-    mount = cgroups.mount_point()
-    busy = cgroups.remove(mount) if mount is not None else ()
+        mount = cgroups.mount_point()
+        busy = cgroups.remove(mount) if mount is not None else ()
     if busy:
         notes.append(f"programs still run in {', '.join(busy)}; the cgroups stay, without effect")
     if as_json:

@@ -111,13 +111,19 @@ def limits_of(mount: str, *, pid: int, proc: str = "/proc") -> tuple[str, ...]:
 
 
 def remove(mount: str) -> tuple[str, ...]:
-    """Remove the cgroups that are empty; returns those in which programs still run (they stay, without effect)."""
+    """Remove the cgroups that are empty; returns those in which programs still run (they stay, without effect).
+
+    Raises:
+        PrivilegeError: they are not ours to remove.
+    """
     busy = []
     for _, path in class_paths():
         try:
             os.rmdir(os.path.join(mount, path))
         except FileNotFoundError:
             continue
+        except PermissionError as problem:
+            raise PrivilegeError(f"cannot remove the cgroup {path}: {problem.strerror}") from problem
         except OSError:
             busy.append(path)
     if not busy:

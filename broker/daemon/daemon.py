@@ -33,7 +33,7 @@ from broker.daemon.notify import Notifier
 from broker.daemon.plant import Plant
 from broker.daemon.recorder import Recorder
 from broker.daemon.roster import Roster
-from broker.daemon.runtime import Lock, directory
+from broker.daemon.runtime import NAMESPACE, Lock, NamespaceLock, directory
 from broker.daemon.sessions import SessionServer
 from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.tcp_watch import TcpWatch
@@ -74,6 +74,7 @@ class Daemon:
         classifier: enforces rules on cgroups and users; None where this host cannot.
         clock: monotonic seconds.
         mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
+        namespace: the file that is locked against a second broker; another one beside a kernel in memory.
     """
 
     def __init__(
@@ -86,8 +87,9 @@ class Daemon:
         clock: Callable[[], float] = time.monotonic,
         notifier: Notifier | None = None,
         mark: Callable[..., None] = mark_socket,
+        namespace: str = NAMESPACE,
     ) -> None:
-        self._mark = mark
+        self._mark, self._namespace = mark, namespace
         self._options, self._kernel, self._classifier = options, kernel, classifier
         self._log, self._clock = log, clock
         self._notifier = notifier or Notifier({})
@@ -131,16 +133,17 @@ class Daemon:
             HiveError: something that is needed at start is not there or not allowed; nothing was left behind.
         """
         daemon = self._policy.daemon
-        for path in {os.path.dirname(daemon.api_socket), os.path.dirname(daemon.session_socket)}:
-            directory(path, key="runtime-dir", mode=0o755)
-        directory(daemon.state_dir, key="daemon.state_dir", mode=0o700)
-        with Lock(daemon.session_socket + ".lock"), Lock(os.path.join(daemon.state_dir, "broker.lock")):
-            try:
-                self._run_locked()
-            finally:
-                self._kernel.close()
-                self._selector.close()
-                self._wake.close()
+        try:
+            with NamespaceLock(self._namespace):
+                for path in {os.path.dirname(daemon.api_socket), os.path.dirname(daemon.session_socket)}:
+                    directory(path, key="runtime-dir", mode=0o755)
+                directory(daemon.state_dir, key="daemon.state_dir", mode=0o700)
+                with Lock(daemon.session_socket + ".lock"), Lock(os.path.join(daemon.state_dir, "broker.lock")):
+                    self._run_locked()
+        finally:
+            self._kernel.close()
+            self._selector.close()
+            self._wake.close()
 
     # --- start and stop ------------------------------------------------------------------------------------------
 
@@ -167,6 +170,7 @@ class Daemon:
         problems: tuple[str, ...] = ()
         try:
             if not self._stopping:
+                self._roster.require_one(self._policy)
                 self._roster.give_back_strays(self._policy)
                 self._cgroup_mount = self._make_cgroups()
                 self._attach_all()
@@ -381,7 +385,7 @@ class Daemon:
             return ()
         try:
             busy = cgroups.remove(self._cgroup_mount)
-        except OSError as problem:
+        except (HiveError, OSError) as problem:
             return (f"cgroups: {problem}",)
         if busy:
             self._log.info("cgroups", note=f"programs still run in {', '.join(busy)}; they stay there, unshaped")

@@ -47,6 +47,16 @@ class Roster:
                 self._log.warning("interface", interface=name, note="policy does not name it any more; given back")
                 self._plant.detach(name)
 
+    def require_one(self, policy: Policy) -> None:
+        """Be sure that there is something to shape, before anything is touched.
+
+        Raises:
+            ConfigurationError: not one of the interfaces that policy names is there.
+        """
+        if not _names(policy).intersection(self._kernel.interfaces()):
+            names = ", ".join(entry.name for entry in policy.interfaces)
+            raise ConfigurationError("interface.name", names, "no such interface in this network namespace")
+
     def attach_all(self, allocation: Allocation, *, policy: Policy, class_cgroups: ClassCgroups) -> None:
         """Attach what policy names and is there. For the rest `decide` raises an alarm; it is attached when it comes.
 
@@ -54,10 +64,8 @@ class Roster:
             ConfigurationError: not one of them is there.
             HiveError, OSError, ValueError: one that is there cannot be shaped.
         """
+        self.require_one(policy)
         present = set(self._kernel.interfaces())
-        if not present.intersection(_names(policy)):
-            names = ", ".join(entry.name for entry in policy.interfaces)
-            raise ConfigurationError("interface.name", names, "no such interface in this network namespace")
         for shape in _shapes(allocation, policy, class_cgroups):
             if shape.interface in self._plant.names:
                 self._plant.change(shape)

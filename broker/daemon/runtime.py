@@ -1,4 +1,4 @@
-"""What the daemon needs of the file system: its directories, one lock against a second daemon, and its socket files."""
+"""What the daemon needs of the file system: its directories, locks against a second daemon, and its socket files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import os
 import socket
 import stat
 from types import TracebackType
+from typing import Self
 
 from hive_qos.errors import BrokerRejectedError, ConfigurationError
+
+NAMESPACE = "/proc/self/ns/net"
+"""The network namespace of this process, as a file that can be locked."""
 
 _BACKLOG = 64
 _PATH_BYTES_MAX = 107  # sun_path of unix(7), with its closing NUL
@@ -44,8 +48,57 @@ def directory(path: str, *, key: str, mode: int) -> None:
         raise ConfigurationError(key, path, "cannot be written; run as the service does, or name another directory")
 
 
-class Lock:
-    """Held for the life of a daemon: at most one for each directory. The kernel releases it when the process dies.
+class _Held:
+    """An exclusive lock on an open file, which the kernel releases when the process dies."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def taken(self) -> bool:
+        """Lock it; False when another process has."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Release the lock; the file stays, so that a waiting one and a new one meet at the same file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class NamespaceLock(_Held):
+    """Held for the life of a daemon: one for each network namespace, whatever directories it was given.
+
+    Two would shape the same interfaces, and the first to stop would take the other's tree away. The lock is on the
+    namespace itself, so that it needs no directory that both can write. Any program of the namespace can take it, and
+    so keep a broker from starting: the error names its pid and its user.
+
+    Raises:
+        BrokerRejectedError: another process holds it.
+    """
+
+    def __init__(self, path: str = NAMESPACE) -> None:
+        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        if not self.taken():
+            holder = _holder(self._descriptor)
+            self.close()
+            raise BrokerRejectedError(
+                f"another broker ({holder}) works in this network namespace; stop it first "
+                "(one broker shapes all interfaces of a namespace)"
+            )
+
+
+class Lock(_Held):
+    """Held for the life of a daemon: at most one for each directory, from whatever network namespace.
 
     Raises:
         BrokerRejectedError: another daemon holds it; names its pid.
@@ -54,29 +107,26 @@ class Lock:
 
     def __init__(self, path: str) -> None:
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            super().__init__(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
         except OSError as problem:
             raise ConfigurationError("lock", path, f"cannot be opened: {problem.strerror}") from problem
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
-            holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(self._descriptor)
-            raise BrokerRejectedError(f"another broker (pid {holder}) holds {path}; stop it first") from problem
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        if not self.taken():
+            holder = _holder(self._descriptor)
+            self.close()
+            raise BrokerRejectedError(f"another broker ({holder}) holds {path}; stop it first")
 
-    def close(self) -> None:
-        """Release the lock; the file stays, so that a waiting one and a new one meet at the same file."""
-        os.close(self._descriptor)
 
-    def __enter__(self) -> Lock:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def _holder(descriptor: int) -> str:
+    """Who has locked a file, from proc_locks(5); a process of another pid namespace is not shown there."""
+    found = os.fstat(descriptor)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == place:
+                with contextlib.suppress(FileNotFoundError):
+                    return f"pid {fields[4]}, user {os.stat(f'/proc/{fields[4]}').st_uid}"
+    return "pid unknown"
 
 
 def listen(path: str, *, kind: socket.SocketKind, mode: int, group: int | None) -> socket.socket:

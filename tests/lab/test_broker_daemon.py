@@ -286,20 +286,50 @@ def test_a_tree_that_somebody_deletes_is_built_again_and_said(broker: Broker) ->
 
 
 def test_a_second_daemon_a_missing_interface_and_missing_privilege_are_told_apart(broker: Broker, folder: Path) -> None:
+    assert broker.process is not None
     argv = [*COMMAND, "broker", "--config", str(broker.folder / "broker.toml"), "--state-dir"]
     second = broker.host.run([*argv, str(folder / "state"), "--runtime-dir", str(folder / "run")], check=False)
     assert (second.returncode, second.stderr.count("\n")) == (5, 1)
-    assert "another broker" in second.stderr
+    assert f"another broker (pid {broker.process.pid}, user 0)" in second.stderr
+    broker.end(signal.SIGKILL)
+    tree = broker.root_qdisc()
     (folder / "other.toml").write_text('version = 1\n[[interface]]\nname = "eth9"\negress = "1 Mbit/s"\n')
     other = [*COMMAND, "broker", "--config", str(folder / "other.toml"), "--state-dir", str(folder / "s2")]
     missing = broker.host.run([*other, "--runtime-dir", str(folder / "r2")], check=False)
     assert missing.returncode == 3
     assert "eth9" in missing.stderr
+    assert broker.root_qdisc() == tree
     (folder / "open").mkdir(mode=0o777)
     (folder / "open").chmod(0o777)
     mine = [*argv, str(folder / "open/s"), "--runtime-dir", str(folder / "open/r")]
     unprivileged = broker.host.run(mine, check=False, user=USER)
     assert unprivileged.returncode == 6, unprivileged.stderr
+    assert "programs still run" not in unprivileged.stderr
+    assert broker.host.run([*COMMAND, "clear", "--state-dir", str(folder / "state")]).returncode == 0
+
+
+def test_neither_a_broker_nor_a_clear_with_other_directories_takes_anything_from_a_running_one(
+    lab: Lab, folder: Path
+) -> None:
+    host = lab["a"]
+    host.run(["tc", "qdisc", "add", "dev", "eth0", "root", "handle", "5:", "pfifo", "limit", "77"])
+    try:
+        broker = Broker(host, folder, arguments=("--take-over",))
+        before = broker.root_qdisc()
+        broker.start()
+        tree = broker.root_qdisc()
+        assert "htb ffe0:" in tree
+        (folder / "absent.toml").write_text('version = 1\n[[interface]]\nname = "eth9"\negress = "1 Mbit/s"\n')
+        places = ["--state-dir", str(folder / "s2"), "--runtime-dir", str(folder / "r2")]
+        for configuration in ("broker.toml", "absent.toml"):
+            second = [*COMMAND, "broker", "--config", str(folder / configuration), *places]
+            assert host.run(second, check=False).returncode == 5
+        assert host.run([*COMMAND, "clear", "--state-dir", str(folder / "s2")], check=False).returncode == 5
+        assert broker.root_qdisc() == tree
+        assert broker.end(signal.SIGTERM) == 0
+        assert broker.root_qdisc() == before
+    finally:
+        host.run(["tc", "qdisc", "del", "dev", "eth0", "root"])
 
 
 def test_clear_removes_what_a_killed_daemon_left(broker: Broker) -> None:

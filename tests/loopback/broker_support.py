@@ -51,6 +51,7 @@ class Running:
     thread: threading.Thread | None = None
     notifier: Notifier = field(default_factory=lambda: Notifier({}))
     mark: Callable[..., None] | None = None
+    namespace: Path | None = None
 
     @property
     def sessions(self) -> str:
@@ -75,9 +76,11 @@ class Running:
             except Exception as problem:  # noqa: BLE001 - a test looks at whatever it is
                 self.error = problem
 
+        namespace = self.namespace or self.folder / "namespace"  # its kernel is in memory: no other broker minds it
+        namespace.touch()
         options = Options(load_policy=lambda: load((self.folder / "broker.toml").read_text()))
         self.daemon = Daemon(options, kernel=self.kernel, classifier=FakeClassifier(), log=open_log(),
-                             mark=self.mark or mark,
+                             mark=self.mark or mark, namespace=str(namespace),
                              notifier=self.notifier)  # fmt: skip
         self.thread = threading.Thread(target=run, args=(self.daemon,))
         self.thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -13,8 +14,12 @@ from broker.config import load
 from broker.daemon.daemon import Daemon, Options
 from broker.daemon.log import open_log
 from broker.daemon.notify import Notifier
+from broker.daemon.shapes import shape_of
+from broker.decide import decide
+from broker.model import Measurements, State
 from broker.record import replay
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, PrivilegeError, ShapingError
+from shaping.journal import Journal
 from shaping.shaper import Shaper
 
 
@@ -42,6 +47,30 @@ def test_a_second_daemon_is_refused_and_the_first_does_not_notice(running: Runni
     assert isinstance(second.error, BrokerRejectedError)
     assert "another broker" in str(second.error)
     assert running.status()["schema"] == 1
+
+
+def test_a_second_daemon_of_the_namespace_is_refused_whatever_its_directories(running: Running, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    second = Running(tmp_path / "other", kernel=running.kernel, namespace=running.folder / "namespace")
+    second.write()
+    second.start()
+    assert isinstance(second.error, BrokerRejectedError)
+    assert f"another broker (pid {os.getpid()}, user {os.geteuid()})" in str(second.error)
+    assert not (tmp_path / "other/state").exists()
+    assert running.kernel.observe("lo") is not None
+
+
+def test_a_start_that_finds_none_of_its_interfaces_takes_no_tree_away(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    running.write()
+    allocation = decide(
+        now_s=0.0, state=State(), measurements=Measurements(), policy=load((tmp_path / "broker.toml").read_text())
+    ).allocation
+    Shaper(running.kernel, Journal(tmp_path / "state")).attach(shape_of(allocation.interfaces[0], rules=()))
+    running.write(interface="eth9")
+    running.start()
+    assert isinstance(running.error, ConfigurationError)
+    assert running.kernel.observe("lo") is not None
 
 
 def test_a_stop_gives_interfaces_back_and_removes_the_sockets(running: Running) -> None:
@@ -76,7 +105,10 @@ def test_a_stop_that_comes_before_the_start_touches_nothing(tmp_path: Path) -> N
     running = Running(tmp_path)
     running.write()
     options = Options(load_policy=lambda: load((tmp_path / "broker.toml").read_text()))
-    daemon = Daemon(options, kernel=running.kernel, classifier=None, log=open_log())
+    (tmp_path / "namespace").touch()
+    daemon = Daemon(
+        options, kernel=running.kernel, classifier=None, log=open_log(), namespace=str(tmp_path / "namespace")
+    )
     daemon.stop()
     daemon.run()
     assert daemon.snapshot is None
