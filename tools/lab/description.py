@@ -11,7 +11,7 @@ from hive_qos.errors import ConfigurationError
 from hive_qos.units import parse_duration_s, parse_fraction, parse_rate_bits_per_s, parse_size_bytes
 from tools.lab.model import Description, LinkSpec, NodeSpec
 
-_TOP = {"name", "hosts", "routers", "defaults", "link", "site", "sysctls", "congestion"}
+_TOP = {"name", "hosts", "routers", "defaults", "link", "site", "sysctls", "congestion", "gso_max_segs"}
 _PROPERTIES = {"rate", "delay", "loss", "buffer", "carrier", "seed"}
 
 
@@ -32,7 +32,8 @@ def parse(text: str) -> Description:
     congestion = _names("congestion", [raw.get("congestion", "")])[0]
 
     def host(name: str, site: str = "") -> NodeSpec:
-        return NodeSpec(name=name, site=site, congestion=congestion, sysctls=sysctls)
+        segments = raw.get("gso_max_segs", 1)
+        return NodeSpec(name=name, site=site, congestion=congestion, sysctls=sysctls, gso_max_segs=segments)
 
     def router(name: str, site: str = "") -> NodeSpec:
         return NodeSpec(name=name, kind="router", site=site, sysctls=sysctls)
@@ -96,6 +97,7 @@ def to_plain(description: Description) -> dict[str, Any]:
             "site": node.site,
             "congestion": node.congestion,
             "sysctls": dict(node.sysctls),
+            "gso_max_segs": node.gso_max_segs,
         }
         for node in description.nodes
     ]

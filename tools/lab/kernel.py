@@ -125,14 +125,17 @@ def set_sysctls(values: Mapping[str, str], *, namespace: str) -> None:
                 raise LabError(f"sysctl {key}={value} in {namespace}: {error.strerror}") from error
 
 
-def segmentation_off(devices: Iterable[str], *, namespace: str) -> None:
+def segmentation_off(devices: Iterable[str], *, namespace: str, gso_max_segs: int = 1) -> None:
     """Make `devices` carry frames of at most their MTU, with checksums, as a wire does (ethtool -K ... off).
 
     TCP builds frames of up to 64 KiB all the same and has them cut below the queueing discipline, unless the device
     says that it takes one segment: at 20 Mbit/s such a frame keeps a host's own queue busy for 26 ms.
+
+    Args:
+        gso_max_segs: how many segments the devices say that they take.
     """
     devices = list(devices)
-    ip_batch([f"link set dev {device} gso_max_segs 1" for device in devices], namespace=namespace)
+    ip_batch([f"link set dev {device} gso_max_segs {gso_max_segs}" for device in devices], namespace=namespace)
     with entered(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for device in devices:
             for operation in _SEGMENTATION:

@@ -88,10 +88,18 @@ class Lab:
     # Declaring
 
     def host(
-        self, name: str, *, site: str = "", congestion: str = "", sysctls: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        site: str = "",
+        congestion: str = "",
+        sysctls: Mapping[str, str] | None = None,
+        gso_max_segs: int = 1,
     ) -> Host:
         """Declare a host; `NodeSpec` explains the arguments."""
-        return self._node(NodeSpec(name=name, site=site, congestion=congestion, sysctls=sysctls or {}))
+        return self._node(
+            NodeSpec(name=name, site=site, congestion=congestion, sysctls=sysctls or {}, gso_max_segs=gso_max_segs)
+        )
 
     def router(self, name: str, *, site: str = "", sysctls: Mapping[str, str] | None = None) -> Host:
         """Declare a router: a node that forwards."""
@@ -311,7 +319,7 @@ class Lab:
         if not links:
             return
         self._mediums |= make.choose_mediums(links)
-        make.cables(links, namespaces=self._namespaces, wires=self.wires)
+        make.cables(links, self.description.nodes, namespaces=self._namespaces, wires=self.wires)
         relayed = [link for link in links if self._mediums[link.spec.name] == "relay"]
         if relayed and self._relay is None:
             self._relay = make.start_relay(self.id, wires=self.wires)

@@ -101,12 +101,13 @@ def choose_mediums(links: Sequence[LinkPlan]) -> dict[str, wire.Medium]:
     return {link.spec.name: wire.choose_medium(link.spec, has_netem=netem) for link in links}
 
 
-def cables(links: Sequence[LinkPlan], *, namespaces: Mapping[str, str], wires: str) -> None:
+def cables(links: Sequence[LinkPlan], specs: Sequence[NodeSpec], *, namespaces: Mapping[str, str], wires: str) -> None:
     """Devices between the nodes and the wires, carrying real frames."""
+    segments = {node.name: node.gso_max_segs for node in specs}
     ip_batch([line for link in links for line in wire.veth_lines(link, namespaces=namespaces, wires=wires)])
     ends = [end for link in links for end in (link.first, link.second)]
     for end in ends:
-        segmentation_off([end.name], namespace=namespaces[end.node])
+        segmentation_off([end.name], namespace=namespaces[end.node], gso_max_segs=segments[end.node])
     segmentation_off([end.wire for end in ends], namespace=wires)
 
 

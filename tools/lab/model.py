@@ -24,6 +24,9 @@ LINKS_MAX = 200
 DELAY_S_MAX = 10.0
 """Ten seconds one way: beyond every path on Earth; a larger figure is a unit mistaken."""
 
+GSO_SEGMENTS_MAX = 65_535
+"""The kernel's own bound and default (GSO_MAX_SEGS): TCP then builds frames of up to 64 KiB."""
+
 BUFFER_S_DEFAULT = 0.1
 """100 ms at the rate: an ordinary uplink's queue."""
 
@@ -45,6 +48,8 @@ class NodeSpec:
         congestion: the TCP congestion control of all its flows, e.g. `cubic`; empty for the machine's default. Set on
             the routes: a namespace may not choose an algorithm that the machine restricts, a route may.
         sysctls: written in the namespace before it is used, e.g. `{"net.ipv4.tcp_sack": "0"}`.
+        gso_max_segs: segments that TCP hands to a device in one piece. 1 makes hosts alike, shaped or not;
+            `GSO_SEGMENTS_MAX` is what a device starts with.
     """
 
     name: str
@@ -52,6 +57,7 @@ class NodeSpec:
     site: str = ""
     congestion: str = ""
     sysctls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    gso_max_segs: int = 1
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
@@ -59,6 +65,9 @@ class NodeSpec:
             raise ConfigurationError(f"{self.kind}.name", self.name, reason)
         if re.fullmatch(r"[a-z0-9_]{0,15}", self.congestion) is None:
             raise ConfigurationError(f"{self.kind}.{self.name}.congestion", self.congestion, 'a name such as "cubic"')
+        if type(self.gso_max_segs) is not int or not 1 <= self.gso_max_segs <= GSO_SEGMENTS_MAX:
+            reason = f"write a whole number from 1 to {GSO_SEGMENTS_MAX}"
+            raise ConfigurationError(f"{self.kind}.{self.name}.gso_max_segs", self.gso_max_segs, reason)
         for key in self.sysctls:
             if not key.startswith("net."):
                 raise ConfigurationError(f"{self.kind}.{self.name}.sysctls", key, "only net.* belongs to a namespace")

@@ -64,17 +64,26 @@ def test_sites_become_a_router_with_its_hosts() -> None:
 def test_a_description_survives_the_state_file() -> None:
     description = Description(
         name="x",
-        nodes=(NodeSpec(name="a", sysctls={"net.ipv4.tcp_sack": "0"}, congestion="bbr"), NodeSpec(name="b", site="s")),
+        nodes=(
+            NodeSpec(name="a", sysctls={"net.ipv4.tcp_sack": "0"}, congestion="bbr"),
+            NodeSpec(name="b", site="s", gso_max_segs=65_535),
+        ),
         links=(LinkSpec(name="a-b", first="a", second="b", rate_bits_per_s=10**6, loss=0.1),),
     )
     assert from_plain(to_plain(description)) == description
+
+
+def test_hosts_hand_single_segments_to_their_devices_unless_told_and_routers_always_do() -> None:
+    text = "hosts = ['a']\nrouters = ['r']\n"
+    assert [node.gso_max_segs for node in parse(text).nodes] == [1, 1]
+    assert [node.gso_max_segs for node in parse("gso_max_segs = 65535\n" + text).nodes] == [65_535, 1]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("hosts = [", "not TOML"),
-        ("host = ['a']", "host = ['a']: no such key; known: congestion, defaults, hosts"),
+        ("host = ['a']", "host = ['a']: no such key; known: congestion, defaults, gso_max_segs"),
         ("hosts = 'a'", """hosts = 'a': write names: ["a", "b"]"""),
         ("hosts = ['A']", "host.name = 'A': use lower-case letters"),
         ("hosts = ['a', 'a']", "nodes = 'a': the name is there twice"),
@@ -101,6 +110,8 @@ def test_a_description_survives_the_state_file() -> None:
         ),
         ("hosts = ['a']\n[sysctls]\n'vm.swappiness' = 1", "only net.* belongs to a namespace"),
         ("hosts = ['a']\ncongestion = 'x; rm'", "host.a.congestion = 'x; rm': a name such as"),
+        ("hosts = ['a']\ngso_max_segs = 0", "host.a.gso_max_segs = 0: write a whole number from 1 to 65535"),
+        ("hosts = ['a']\ngso_max_segs = true", "host.a.gso_max_segs = True: write a whole number from 1 to 65535"),
         ("name = 5", "name = [5]: write names"),
         ("hosts = ['a', 'b']\n[[link]]\nbetween = ['a', 'b']\nseed = 'x'", "seed = 'x': write a whole number"),
         ("hosts = ['a', 'b']\n[[link]]\nbetween = ['a', 'b']\nname = 'x y'", "use lower-case letters, digits"),
