@@ -42,7 +42,7 @@ CLASS_DEFAULTS = {
 """Where the file says nothing: 92 % promised, training first, people's own traffic before replication."""
 
 _TOP_KEYS = ("version", "interface", "class", "daemon")
-_INTERFACE_KEYS = ("name", "egress", "ingress")
+_INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
 _MATCH_KEYS = ("cgroup", "port", "uid", "dscp")
 _DAEMON_KEYS = ("tick", "state_dir", "api_socket", "session_socket", "group", "admin_group", "record_file")
@@ -121,15 +121,20 @@ class _Reader:
         ingress = raw.get("ingress", "off")
         if ingress != "off":
             self.problem(prefix + "ingress", ingress, 'shaping towards us is not in this version; write "off"')
+        gso = raw.get("gso_max_segs", "auto")
+        if gso not in ("auto", "off"):
+            reason = 'write "auto" (follows the rate) or "off" (the device\'s own stays)'
+            self.problem(prefix + "gso_max_segs", gso, reason)
+        limit = gso != "off"
         egress = raw.get("egress", "auto")
         if egress == "auto":
-            return InterfacePolicy(name=name)
+            return InterfacePolicy(name=name, limit_segments=limit)
         rate = self.parsed(raw, "egress", parse_rate_bits_per_s, prefix=prefix, default=None, hint='"auto" or a rate')
         if rate is not None and rate < EGRESS_BITS_PER_S_MIN:
             least = format_rate(EGRESS_BITS_PER_S_MIN)
             self.problem(prefix + "egress", egress, f"too slow to be shared among four classes; write at least {least}")
             rate = None
-        return InterfacePolicy(name=name, egress_bits_per_s=rate)
+        return InterfacePolicy(name=name, egress_bits_per_s=rate, limit_segments=limit)
 
     def classes(self, raw: Mapping[str, Any]) -> tuple[ClassPolicy, ...]:
         table = self.table(raw, "class", prefix="")

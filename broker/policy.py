@@ -52,10 +52,15 @@ class ClassPolicy:
 
 @dataclass(frozen=True)
 class InterfacePolicy:
-    """One shaped interface. `egress_bits_per_s` None is "auto": the link's own speed, measured from there on."""
+    """One shaped interface.
+
+    Fields: `egress_bits_per_s` None is "auto": the link's own speed, measured from there on; `limit_segments` whether
+    its `gso_max_segs` follows the rate.
+    """
 
     name: str
     egress_bits_per_s: int | None = None
+    limit_segments: bool = True
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable
 from broker.daemon.http_api import HttpApi
 from broker.daemon.hub import SessionHub
-from broker.daemon.links import Routes, Speeds, received_bytes
+from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
@@ -153,7 +153,7 @@ class Daemon:
             self._log.warning("groups", note=note)
         self._started_s = self._clock()
         self._netlink = Netlink()
-        self._routes, self._speeds = Routes(self._netlink), Speeds()
+        self._routes, self._links = Routes(self._netlink), Links()
         self._flows, self._bursts = FlowTable(), BurstBook()
         self._tcp_watch = TcpWatch(self._netlink, log=self._log)
         self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
@@ -166,7 +166,9 @@ class Daemon:
             take_over=self._options.take_over,
             rebuild=self._options.rebuild,
         )
-        self._roster = Roster(self._plant, kernel=self._kernel, journal=journal, log=self._log, clock=self._clock)
+        self._roster = Roster(
+            self._plant, kernel=self._kernel, journal=journal, links=self._links, log=self._log, clock=self._clock
+        )
         problems: tuple[str, ...] = ()
         try:
             if not self._stopping:
@@ -313,7 +315,7 @@ class Daemon:
                 interfaces.append(
                     InterfaceSample(
                         name=entry.name,
-                        link_bits_per_s=self._speeds.link_bits_per_s(entry.name, now_s=now_s),
+                        link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
                         counters_age_s=age_s,
                         classes=samples,
                         flows=flows.get(entry.name, ()),
@@ -327,7 +329,7 @@ class Daemon:
         now_s = self._clock()
         return Measurements(
             tuple(
-                InterfaceSample(name=entry.name, link_bits_per_s=self._speeds.link_bits_per_s(entry.name, now_s=now_s))
+                InterfaceSample(name=entry.name, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s))
                 for entry in self._policy.interfaces
             )
         )
@@ -349,6 +351,7 @@ class Daemon:
             policy=self._policy,
             decision=decision,
             measurements=measurements,
+            segments=self._roster.segments(),
             sessions=tuple(
                 SessionInfo(
                     name=one.name, client=one.machine.hello.client, job=one.job, pid=one.peer.pid, uid=one.peer.uid

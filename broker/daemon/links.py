@@ -1,4 +1,4 @@
-"""What interfaces there are towards an address, and how fast each says that it is."""
+"""What interfaces there are towards an address, how fast each says that it is, and how long its frames are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from broker.daemon.netlink import Kernel
 
 ROUTE_LIFE_S = 10.0
 ROUTES_MAX = 4096
-SPEED_LIFE_S = 10.0
+LINKS_LIFE_S = 10.0
+MTU_BYTES = 1500
+"""Of an interface that is not there yet."""
 
 _SIOCETHTOOL, _ETHTOOL_GDRVINFO = 0x8946, 0x3
 _DRIVER_INFO_BYTES = 196
@@ -43,22 +45,34 @@ class Routes:
         return known[0] if known[0] in shaped else None
 
 
-class Speeds:
-    """What the drivers say that their links can do. Remembers for a while; for one thread."""
+class Links:
+    """What the drivers say of their links. Remembers for a while; for one thread."""
 
     def __init__(self) -> None:
-        self._known: dict[str, int | None] = {}
+        self._speeds: dict[str, int | None] = {}
+        self._mtus: dict[str, int] = {}
         self._at_s: float | None = None
 
     def link_bits_per_s(self, interface: str, *, now_s: float) -> int | None:
         """The link's speed, None where the driver says none that means anything."""
-        if self._at_s is None or now_s - self._at_s > SPEED_LIFE_S:
-            self._at_s = now_s
-            self._known = {
-                name: stats.speed * 1_000_000 if stats.speed > 0 and driver_of(name) not in _NO_SPEED else None
-                for name, stats in psutil.net_if_stats().items()
-            }
-        return self._known.get(interface)
+        self._look(now_s)
+        return self._speeds.get(interface)
+
+    def mtu_bytes(self, interface: str, *, now_s: float) -> int:
+        """The longest packet that the link takes."""
+        self._look(now_s)
+        return self._mtus.get(interface, MTU_BYTES)
+
+    def _look(self, now_s: float) -> None:
+        if self._at_s is not None and now_s - self._at_s <= LINKS_LIFE_S:
+            return
+        self._at_s = now_s
+        found = psutil.net_if_stats()
+        self._speeds = {
+            name: stats.speed * 1_000_000 if stats.speed > 0 and driver_of(name) not in _NO_SPEED else None
+            for name, stats in found.items()
+        }
+        self._mtus = {name: stats.mtu for name, stats in found.items()}
 
 
 def received_bytes() -> dict[str, int]:

@@ -14,7 +14,7 @@ from broker.daemon.shapes import worth_applying
 from broker.model import Alarm, ClassSample
 from broker.policy import CLASS_NAMES
 from hive_qos.errors import HiveError
-from shaping.model import InterfaceShape
+from shaping.model import InterfaceShape, SegmentState
 from shaping.shaper import Shaper
 
 RETRY_S = 1.0
@@ -155,7 +155,8 @@ class Plant:
             elif self._shaper.verify(shape.interface):
                 shape = entry.shape
             else:
-                self._log.warning("interface", interface=shape.interface, note="somebody changed our tree; set right")
+                note = "somebody changed our tree or gso_max_segs; looked at again"
+                self._log.warning("interface", interface=shape.interface, note=note)
                 self._shaper.apply(shape)
             entry.verified_at_s = now_s
         except (HiveError, OSError, ValueError) as problem:  # ValueError: a shape that cannot be
@@ -165,6 +166,11 @@ class Plant:
         if entry.alarm is not None:
             self._log.info("interface well again", interface=shape.interface)
             entry.alarm = None
+
+    def segments(self, interface: str) -> SegmentState | None:
+        """What came of an interface's `gso_max_segs`; None while we do not hold it."""
+        entry = self._interfaces.get(interface)
+        return self._shaper.segments(interface) if entry is not None and entry.attached else None
 
     def classify(self, *, at_once: bool = False) -> None:
         """Once a second, or at once: keep rules on cgroups and users in force; log what is not, when that changes."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from broker import reasons
+from broker.daemon.links import Links
 from broker.daemon.log import Log
 from broker.daemon.plant import Plant
 from broker.daemon.shapes import rules_of, shape_of
+from broker.daemon.status import SegmentInfo
 from broker.model import Alarm, Allocation, Policy
+from broker.segments import OFF, NotInForce, SegmentChoice, choose
 from hive_qos.errors import ConfigurationError, HiveError
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
 from shaping.model import InterfaceShape
 
+HEADER_BYTES = 14
+"""Of Ethernet, which the kernel counts beside the packet."""
 LOOK_S = 1.0
 """How often we look for an interface that policy names and that was not there."""
 
@@ -23,15 +29,28 @@ ClassCgroups = tuple[tuple[str, str], ...]
 class Roster:
     """The interfaces of one policy against those of the network namespace."""
 
-    def __init__(self, plant: Plant, *, kernel: Kernel, journal: Journal, log: Log, clock: Callable[[], float]) -> None:
-        self._plant, self._kernel, self._journal = plant, kernel, journal
+    def __init__(
+        self, plant: Plant, *, kernel: Kernel, journal: Journal, links: Links, log: Log, clock: Callable[[], float]
+    ) -> None:
+        self._plant, self._kernel, self._journal, self._links = plant, kernel, journal, links
         self._log, self._clock = log, clock
         self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
         self._looked_s = 0.0
+        self._chosen: dict[str, SegmentChoice] = {}
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What went wrong with interfaces that came later."""
         return tuple(alarm for alarm in self._missing.values() if alarm is not None)
+
+    def segments(self) -> Mapping[str, SegmentInfo]:
+        """The limit of segments of each interface that we hold, and why."""
+        found = {}
+        for name in self._plant.names & self._chosen.keys():
+            state = self._plant.segments(name)
+            if state is not None:
+                reason = self._chosen[name].reason if state.note is None else NotInForce(state.note)
+                found[name] = SegmentInfo(state.limit, reasons.state(reason))
+        return found
 
     def give_back_strays(self, policy: Policy) -> None:
         """Interfaces that a former daemon shaped and that policy does not name any more: nobody else would."""
@@ -66,7 +85,7 @@ class Roster:
         """
         self.require_one(policy)
         present = set(self._kernel.interfaces())
-        for shape in _shapes(allocation, policy, class_cgroups):
+        for shape in self._shapes(allocation, policy, class_cgroups):
             if shape.interface in self._plant.names:
                 self._plant.change(shape)
             elif shape.interface in present:
@@ -75,7 +94,7 @@ class Roster:
 
     def apply(self, allocation: Allocation, *, policy: Policy, class_cgroups: ClassCgroups) -> None:
         """Bring every interface that we hold to its allocation, and attach what has appeared since."""
-        shapes = _shapes(allocation, policy, class_cgroups)
+        shapes = self._shapes(allocation, policy, class_cgroups)
         for shape in shapes:
             if shape.interface in self._plant.names:
                 self._plant.apply(shape)
@@ -112,11 +131,24 @@ class Roster:
         self._missing = {name: self._missing.get(name) for name in sorted(missing)}
         self._looked_s = self._clock()
 
+    def _shapes(self, allocation: Allocation, policy: Policy, class_cgroups: ClassCgroups) -> list[InterfaceShape]:
+        rules = rules_of(policy, class_cgroups=class_cgroups)
+        limited = {entry.name for entry in policy.interfaces if entry.limit_segments}
+        shapes = []
+        chosen = {}
+        for entry in allocation.interfaces:
+            choice = OFF
+            if entry.name in limited:
+                choice = choose(
+                    entry.capacity_bits_per_s,
+                    frame_bytes=self._links.mtu_bytes(entry.name, now_s=self._clock()) + HEADER_BYTES,
+                    last=self._chosen.get(entry.name),
+                )
+            chosen[entry.name] = choice
+            shapes.append(shape_of(entry, rules=rules, gso_max_segs=choice.gso_max_segs))
+        self._chosen = chosen
+        return shapes
+
 
 def _names(policy: Policy) -> set[str]:
     return {entry.name for entry in policy.interfaces}
-
-
-def _shapes(allocation: Allocation, policy: Policy, class_cgroups: ClassCgroups) -> list[InterfaceShape]:
-    rules = rules_of(policy, class_cgroups=class_cgroups)
-    return [shape_of(entry, rules=rules) for entry in allocation.interfaces]

@@ -27,7 +27,9 @@ def rules_of(policy: Policy, *, class_cgroups: tuple[tuple[str, str], ...] = ())
     return written + tuple(Rule(target=name, cgroup=path) for name, path in class_cgroups)
 
 
-def shape_of(allocation: InterfaceAllocation, *, rules: tuple[Rule, ...]) -> InterfaceShape:
+def shape_of(
+    allocation: InterfaceAllocation, *, rules: tuple[Rule, ...], gso_max_segs: int | None = None
+) -> InterfaceShape:
     """The shape of one interface: the allocation, made to fit what the kernel side can keep.
 
     Every class gets at least `RATE_BITS_PER_S_MIN`; what that adds is taken from the others in proportion to what they
@@ -48,6 +50,7 @@ def shape_of(allocation: InterfaceAllocation, *, rules: tuple[Rule, ...]) -> Int
             for entry, rate in zip(allocation.classes, rates, strict=True)
         ),
         rules=rules,
+        gso_max_segs=gso_max_segs,
     )
 
 
@@ -61,8 +64,10 @@ def _fitted(rates_bits_per_s: Sequence[int], *, capacity_bits_per_s: int) -> lis
 
 
 def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bool:
-    """Say whether `wanted` differs from what was applied by more than the dead band, in any figure."""
+    """Say whether `wanted` differs from what was applied by more than the dead band in a rate, or in anything else."""
     if applied is None or applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
+        return True
+    if applied.gso_max_segs != wanted.gso_max_segs:
         return True
     if _differ(applied.capacity_bits_per_s, wanted.capacity_bits_per_s):
         return True

@@ -6,14 +6,14 @@ The loop makes one frozen `Snapshot` a tick; whoever asks has it rendered in his
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from broker.codec import to_json
 from broker.daemon.flows import PassedSocket
 from broker.daemon.netlink import TcpConnection
-from broker.model import Alarm, Decision, Measurements, Policy
+from broker.model import Alarm, Decision, InterfaceAllocation, Measurements, Policy, Reason
 from hive_qos import __version__
 
 SCHEMA = 1
@@ -46,8 +46,16 @@ class DaemonInfo:
 
 
 @dataclass(frozen=True)
+class SegmentInfo:
+    """How many segments an interface takes in one piece now (None: the kernel does not say), and why."""
+
+    gso_max_segs: int | None
+    gso_reason: Reason
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """Everything that a reader may ask for, as of one tick. `ages` are seconds at that tick."""
+    """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface."""
 
     host: str
     daemon: DaemonInfo
@@ -57,6 +65,7 @@ class Snapshot:
     sessions: tuple[SessionInfo, ...]
     passed: tuple[PassedSocket, ...]
     tcp: tuple[tuple[TcpConnection, str], ...]
+    segments: Mapping[str, SegmentInfo]
     alarms: tuple[Alarm, ...]
 
 
@@ -68,7 +77,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "host": snapshot.host,
         "version": __version__,
         "daemon": to_json(snapshot.daemon),
-        "interfaces": [_interface(entry) for entry in snapshot.decision.allocation.interfaces],
+        "interfaces": [_interface(entry, snapshot.segments) for entry in snapshot.decision.allocation.interfaces],
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
         "jobs": _jobs(snapshot),
@@ -115,8 +124,10 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str) -> dict[str, Any]:
     }
 
 
-def _interface(entry: Any) -> dict[str, Any]:
+def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) -> dict[str, Any]:
     shown: dict[str, Any] = to_json(entry)
+    if entry.name in segments:
+        shown.update(to_json(segments[entry.name]))
     return shown
 
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from broker.cli.status_table import render
 from broker.config import load
 from broker.daemon.flows import PassedSocket
-from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot, document, metrics
+from broker.daemon.status import DaemonInfo, SegmentInfo, SessionInfo, Snapshot, document, metrics
 from broker.daemon.text import printable
 from broker.decide import decide
-from broker.model import Alarm, Burst, ClassSample, FlowSample, InterfaceSample, Measurements, State
+from broker.model import Alarm, Burst, ClassSample, FlowSample, InterfaceSample, Measurements, Reason, State
 
 POLICY = load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n')
 EVIL = "job\x1b[2J\x1b]0;owned\x07\r\n\u202e[red]x[/red]"
@@ -44,6 +44,7 @@ def snapshot(*, job: str = "train", alarms: tuple[Alarm, ...] = ()) -> Snapshot:
         sessions=(SessionInfo("s-1", "transport", job, 1, 0),),
         passed=(PassedSocket("f-1", "s-1", job, "compute", "gradient", "udp", "10.0.0.1:4", 1, 0, 5),),
         tcp=(),
+        segments={"eth0": SegmentInfo(4, Reason("gso-piece-time", "4 segments"))},
         alarms=alarms,
     )
 
@@ -62,6 +63,8 @@ def test_the_document_is_json_and_counts_a_job_once() -> None:
     assert (burst["step"], burst["announced_bytes"]) == (7, 4_000_000)
     assert burst["credited_bytes"] > 0
     assert [flow["kind"] for flow in value["flows"]] == ["socket", "connection"]
+    (interface,) = value["interfaces"]
+    assert (interface["gso_max_segs"], interface["gso_reason"]["code"]) == (4, "gso-piece-time")
 
 
 def test_the_table_names_every_class_its_figures_and_its_reason_in_80_columns() -> None:
