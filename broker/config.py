@@ -93,7 +93,7 @@ class _Reader:
     def policy(self, text: str) -> Policy | None:
         try:
             raw = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # beside what is no TOML: numbers too long, and brackets too deep
             self.problem("broker.toml", "...", f"not TOML: {error}")
             return None
         self.known(raw, keys=_TOP_KEYS, prefix="")

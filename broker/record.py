@@ -67,7 +67,7 @@ def replay(lines: Iterable[str]) -> Replay:
     """Decide again what a recording decided and compare the bytes.
 
     Raises:
-        ValueError: not a recording; names the line.
+        ValueError: not a recording, or one without a decision; names the line.
     """
     header: _Header | None = None
     state = State()
@@ -83,13 +83,15 @@ def replay(lines: Iterable[str]) -> Replay:
             tick = from_json(_Tick, data)
             if header is None:
                 raise ValueError("the recording does not start with its header")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"line {number}: {error}") from error
         decision = decide(now_s=tick.now_s, state=state, measurements=tick.measurements, policy=header.policy)
         state = decision.state
         ticks += 1
         if tick_line(now_s=tick.now_s, measurements=tick.measurements, decision=decision) != line:
             return Replay(ticks=ticks, first_difference=number)
+    if not ticks:
+        raise ValueError("there is no decision in it")
     return Replay(ticks=ticks, first_difference=None)
 
 

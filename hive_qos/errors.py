@@ -52,10 +52,18 @@ class ConfigurationError(HiveError):
     code = "configuration"
 
     def __init__(self, key: str, value: object, reason: str) -> None:
-        super().__init__(f"{key} = {value!r}: {reason}")
+        super().__init__(f"{key} = {_shown(value)}: {reason}")
         self.key = key
         self.value = value
         self.reason = reason
+
+
+def _shown(value: object) -> str:
+    """A value as its owner wrote it, or that this cannot be: numbers too long (0x...) and lists too deep for repr."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return "(too large to show)"
 
 
 class TransportError(HiveError):

@@ -24,7 +24,8 @@ def test_a_reload_takes_a_good_configuration_and_keeps_the_last_good_one(running
     running.daemon.reload()
     wait_until(lambda: [entry["name"] for entry in running.status()["interfaces"]] == ["eth7"])
     assert running.kernel.observe("lo") is None
-    for bad in ("version = 1\n", CONFIGURATION + "[class.storage]\nguarantee = '101 %'\n"):
+    too_deep = f"x = {'[' * 3000}{']' * 3000}\n"
+    for bad in ("version = 1\n", CONFIGURATION + "[class.storage]\nguarantee = '101 %'\n", too_deep):
         running.write(bad, interface="eth7")
         running.daemon.reload()
         wait_until(lambda: [alarm["code"] for alarm in running.status()["alarms"]] == ["configuration-rejected"])

@@ -23,7 +23,7 @@ def parse(text: str) -> Description:
     """
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # beside what is no TOML: numbers too long, and brackets too deep
         raise ConfigurationError("description", text[:40], f"not TOML: {error}") from error
     _known("", raw, _TOP)
     sysctls = {key: str(value) for key, value in _table("sysctls", raw.get("sysctls", {})).items()}

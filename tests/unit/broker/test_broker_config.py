@@ -103,6 +103,9 @@ def test_units_that_people_write_are_understood() -> None:
         (HEAD + '[daemon]\nstate_dir = "here"', "daemon.state_dir", "absolute"),
         (HEAD + 'class = "x"', "interface[0].class", "known here"),
         ("version = [", "broker.toml", "not TOML"),
+        (f"x = {'[' * 3000}{']' * 3000}", "broker.toml", "not TOML"),
+        (f"version = {'9' * 5000}", "broker.toml", "not TOML"),
+        (HEAD + f"[class.storage]\npriority = 0x{'f' * 5000}", "class.storage.priority", "0 to 7"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_its_key_and_says_what_to_write(text: str, key: str, words: str) -> None:

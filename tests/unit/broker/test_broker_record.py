@@ -39,6 +39,9 @@ def test_a_changed_measurement_is_found_at_its_line(recording: list[str]) -> Non
 def test_a_file_that_is_no_recording_is_refused_with_its_line(recording: list[str]) -> None:
     for lines, words in (
         (["hello"], "line 1"),
+        (["[" * 100_000], "line 1"),
+        ([], "no decision"),
+        (recording[:1], "no decision"),
         (recording[1:3], "does not start"),
         ([recording[0], '{"now_s": "x"}'], "line 2"),
         (['{"record": 99, "policy": {"interfaces": [], "classes": []}, "state": {}}'], "version 99"),

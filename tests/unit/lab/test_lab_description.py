@@ -83,6 +83,8 @@ def test_hosts_hand_single_segments_to_their_devices_unless_told_and_routers_alw
     ("text", "words"),
     [
         ("hosts = [", "not TOML"),
+        (f"hosts = {'[' * 3000}{']' * 3000}", "not TOML"),
+        (f"gso_max_segs = {'9' * 5000}", "not TOML"),
         ("host = ['a']", "host = ['a']: no such key; known: congestion, defaults, gso_max_segs"),
         ("hosts = 'a'", """hosts = 'a': write names: ["a", "b"]"""),
         ("hosts = ['A']", "host.name = 'A': use lower-case letters"),
