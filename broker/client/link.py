@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from broker.client import protocol
+from broker.client.exchange import ask
 from broker.client.mailbox import Mailbox, Registration, SessionState
 from broker.client.trust import check_server
 
@@ -77,11 +78,7 @@ def _serve_once(box: Mailbox, path: str) -> None:
 
 def _greet(sock: socket.socket, box: Mailbox) -> None:
     hello = {"v": protocol.VERSION, "op": "hello", "client": box.client, "job": box.job, "pid": os.getpid()}
-    sock.send(protocol.encode(hello))
-    packet = sock.recv(protocol.PACKET_BYTES_MAX + 1)
-    if not packet:
-        raise ConnectionResetError("the broker closed the session at once")
-    answer = protocol.decode(packet)
+    answer = ask(sock, hello)
     if answer.get("op") != "welcome":
         _note(box, answer)
         raise protocol.MessageError(str(answer.get("code", "error")), str(answer.get("text", "not welcome")))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.client import protocol
+from broker.client.exchange import ask
 from broker.client.trust import check_server
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
 
@@ -44,11 +45,7 @@ def request(
 
 
 def _ask(sock: socket.socket, message: Mapping[str, Any]) -> dict[str, Any]:
-    sock.send(protocol.encode(message))
-    packet = sock.recv(protocol.PACKET_BYTES_MAX + 1)
-    if not packet:
-        raise ConnectionResetError("the broker closed the session without an answer")
-    answer = protocol.decode(packet)
+    answer = ask(sock, message)
     if answer.get("op") == "error":
         raise BrokerRejectedError(f"{answer.get('code', 'error')}: {answer.get('text', '')}")
     return answer

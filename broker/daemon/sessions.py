@@ -145,7 +145,9 @@ class SessionServer:
                 session.paused_until_s = None
                 self._selector.register(session.sock, selectors.EVENT_READ, lambda one=session: self._read(one))
             if session.machine.phase is Phase.NEW and now_s - session.since_s > HELLO_TIMEOUT_S:
-                self._end(session, "no-hello", f"no hello within {HELLO_TIMEOUT_S:g} s")
+                text = f"no hello within {HELLO_TIMEOUT_S:g} s"
+                session.send(error("no-hello", text).message)
+                self._end(session, "no-hello", text)
 
     def _accept(self) -> None:
         try:
@@ -170,7 +172,7 @@ class SessionServer:
         )
         if refusal is not None:
             session.send(error(*refusal).message)
-            sock.close()
+            _close(sock)
             self._log.warning("session refused", uid=peer.uid, pid=peer.pid, code=refusal[0])
             return
         assert pidfd is not None
@@ -282,10 +284,19 @@ class SessionServer:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(session.pidfd)
             os.close(session.pidfd)
-        session.sock.close()
+        _close(session.sock)
         self.sessions.pop(session.name, None)
         self._log.info("session over", session=session.name, reason=text, code=code or None)
         self._hub.gone(session)
+
+
+def _close(sock: socket.socket) -> None:
+    """Close, so that the peer reads what we said last: where packets of his are unread, he is told ECONNRESET first."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RD)  # nothing comes any more, so that this ends
+        while sock.recv(1, socket.MSG_DONTWAIT):
+            pass
+    sock.close()
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:

@@ -21,10 +21,13 @@ import pytest
 from broker_support import Running, ask, connected, register
 from patience import best_of, wait_until
 
+from broker.client import Session, request
 from broker.client.protocol import encode
 from broker.daemon import sessions
+from broker.daemon.authority import Authority, Right
 from broker.daemon.hub import SessionHub
 from broker.daemon.machine import MESSAGES_AT_ONCE, MESSAGES_PER_S
+from hive_qos.errors import BrokerRejectedError
 
 QUEUE_MAX = 1000
 """Packets that a Unix socket holds at most: its buffer of 208 KiB over the 256 bytes that the smallest takes."""
@@ -95,6 +98,44 @@ def test_a_process_that_is_not_to_be_found_gets_a_clear_refusal_and_no_session(
         assert json.loads(session.recv(1000))["code"] == "no-process"
         assert session.recv(10) == b""
     assert running.status()["sessions"] == []
+
+
+def test_a_user_who_may_not_is_told_so_whether_he_speaks_first_or_late(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Authority, "right_of", lambda authority, peer: Right.NONE)
+    release = threading.Event()
+    running.between_rounds(release)
+    with connected(running.sessions, hello=False) as early, connected(running.sessions, hello=False) as late:
+        early.send(encode({"v": 1, "op": "hello", "client": "test", "job": "j", "pid": 1}))
+        release.set()
+        for one in (early, late):
+            assert json.loads(one.recv(70_000))["code"] == "not-allowed"
+            assert one.recv(10) == b""
+        with pytest.raises(BrokenPipeError):
+            late.send(b"{}")
+    with Session(job="j", socket_path=running.sessions) as session:
+        wait_until(lambda: any("not-allowed" in text for text in session.rejections))
+    with pytest.raises(BrokerRejectedError, match="not-allowed"):
+        request({"op": "enter", "class": "storage"}, socket_path=running.sessions)
+
+
+def test_a_session_that_is_ended_for_one_packet_hears_why_though_it_sent_others(running: Running) -> None:
+    release = threading.Event()
+    running.between_rounds(release)
+    with connected(running.sessions, hello=False) as session:
+        for packet in (b"null", b"{}", b"{}"):
+            session.send(packet)
+        release.set()
+        assert json.loads(session.recv(70_000))["op"] == "error"
+        assert session.recv(10) == b""
+
+
+def test_who_never_says_hello_is_told_why_it_ends(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "HELLO_TIMEOUT_S", 0.05)
+    with connected(running.sessions, hello=False) as session:
+        assert json.loads(session.recv(70_000))["code"] == "no-hello"
+        assert session.recv(10) == b""
 
 
 def test_a_session_that_cannot_be_watched_is_ended_and_the_daemon_lives_on(
