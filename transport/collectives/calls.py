@@ -111,17 +111,7 @@ def allreduce(site: Site, tensor: object, op: ReduceOp) -> Call:
 def broadcast(site: Site, tensor: object, root: int) -> Call:
     _check_root(site, root)
     view = TensorView.of(tensor, writable=site.rank != root)
-
-    def plan(_turn: int, chunk_elems: int) -> Schedule:
-        return schedule.broadcast(
-            rank=site.rank,
-            size=site.size,
-            root=root,
-            elems=view.elems,
-            chunk_elems=chunk_elems,
-            small_elems=SMALL_BYTES // view.item_bytes,
-        )
-
+    plan = _rooted(schedule.broadcast, site, root, view)
     words = f"broadcast from {root} of {view.elems} {view.dtype}"
     return _call(site, Operation.BROADCAST, plan, [view], words=words, results=[view] if site.rank != root else [])
 
@@ -130,17 +120,7 @@ def reduce(site: Site, tensor: object, root: int, op: ReduceOp) -> Call:
     _check_root(site, root)
     view = TensorView.of(tensor, writable=site.rank == root)
     check(view.dtype, op)
-
-    def plan(_turn: int, chunk_elems: int) -> Schedule:
-        return schedule.reduce(
-            rank=site.rank,
-            size=site.size,
-            root=root,
-            elems=view.elems,
-            chunk_elems=chunk_elems,
-            small_elems=SMALL_BYTES // view.item_bytes,
-        )
-
+    plan = _rooted(schedule.reduce, site, root, view)
     words = f"reduce {op.value} to {root} of {view.elems} {view.dtype}"
     results = [view] if site.rank == root else []
     return _call(site, Operation.REDUCE, plan, [view], words=words, results=results, op=op)
@@ -234,6 +214,22 @@ def _call(
         reduce_op=op,
         results=tuple(results),
     )
+
+
+def _rooted(make: Callable[..., Schedule], site: Site, root: int, view: TensorView) -> Callable[[int, int], Schedule]:
+    """The plan of what goes from one rank to all, or from all to one."""
+
+    def plan(_turn: int, chunk_elems: int) -> Schedule:
+        return make(
+            rank=site.rank,
+            size=site.size,
+            root=root,
+            elems=view.elems,
+            chunk_elems=chunk_elems,
+            small_elems=SMALL_BYTES // view.item_bytes,
+        )
+
+    return plan
 
 
 def _exchange(
