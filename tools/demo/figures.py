@@ -26,7 +26,8 @@ from typing import Any, TypeAlias
 Record: TypeAlias = Mapping[str, Any]
 
 SHAPED_SHARE = 0.97
-"""Of the link: what a shaper gives out, so that the queue is where the priorities are. The broker's headroom, too."""
+"""Of the link: what a shaper gives out, so that the queue is where the priorities are. The broker's headroom is as
+large, but stated for itself: this one measures every phase, most without a broker, and must not move with theirs."""
 
 LOSS_STEPS = 10
 """First and last loss are means over so many steps of rank 0: one batch alone is noise."""
