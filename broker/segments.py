@@ -44,7 +44,8 @@ class PieceTime:
     rate_bits_per_s: int
 
     def text(self) -> str:
-        return f"{self.segments} segments in one piece take {1e3 * self.piece_s:.2g} ms at {_rate(self)}"
+        rate = format_rate(self.rate_bits_per_s)
+        return f"{self.segments} segments in one piece take {1e3 * self.piece_s:.2g} ms at {rate}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class FastEnough:
     rate_bits_per_s: int
 
     def text(self) -> str:
-        return f"64 KiB in one piece take {1e3 * self.piece_s:.2g} ms at {_rate(self)}; the device's own limit stands"
+        rate = format_rate(self.rate_bits_per_s)
+        return f"64 KiB in one piece take {1e3 * self.piece_s:.2g} ms at {rate}; the device's own limit stands"
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,3 @@ def _segments_at(rate_bits_per_s: float, frame_bytes: int) -> float:
     if piece_bytes >= PIECE_BYTES_MAX:
         return math.inf
     return 2.0 ** math.floor(math.log2(max(1.0, piece_bytes / frame_bytes)))
-
-
-def _rate(reason: PieceTime | FastEnough) -> str:
-    return format_rate(reason.rate_bits_per_s)

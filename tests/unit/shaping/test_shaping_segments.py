@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 
 import pytest
 from shaping_contract import make_shape
@@ -16,16 +15,6 @@ from shaping.shaper import Shaper
 
 OWN = DEFAULT_SEGMENTS.limit
 REFUSED = KernelRejectedError("set gso_max_segs", errno_value=errno.EOPNOTSUPP, detail="no")
-
-
-@pytest.fixture
-def kernel() -> FakeKernel:
-    return FakeKernel(("eth0", "eth1"))
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path)
 
 
 @pytest.fixture

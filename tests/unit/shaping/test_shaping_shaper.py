@@ -28,16 +28,6 @@ TBF = PriorQdisc("tbf", 7, {"raw": "2800"})
 PORT = (Rule("storage", port=873),)
 
 
-@pytest.fixture
-def kernel() -> FakeKernel:
-    return FakeKernel(("eth0", "eth1"))
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path)
-
-
 def test_a_default_root_is_journalled_and_replaced(kernel: FakeKernel, journal: Journal) -> None:
     attachment = Shaper(kernel, journal).attach(make_shape("eth0"))
     assert not attachment.adopted
