@@ -1,8 +1,8 @@
 """The native engine as its callers see it: arguments are checked here, the Rust crate in `native/` does the work.
 
-What Rust tells comes as tuples in batches, on the one thread that calls `on_events`. Who a peer is and whether its hello
-is acceptable is decided here, by the code that decides it for the other engine too, so that both refuse the same peers
-with the same codes; only new connections wait for that, and so for the GIL. Messages move without it.
+What Rust tells comes as tuples in batches, on the one thread that calls `on_events`. Who a peer is and whether its
+hello is acceptable is decided here, by the code that decides it for the other engine too, so that both refuse the same
+peers with the same codes; only new connections wait for that, and so for the GIL. Messages move without it.
 In a forked child the engine is inert: its sockets are closed there, and its methods raise, except `close`.
 """
 
