@@ -9,6 +9,9 @@ MIB = 2**20
 SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "allreduce")
 """In the order of a run; the numbers of docs/performance.md."""
 
+FRAMES, OFFLOAD = "1 Gbit/s", "1 Gbit/s, offload"
+"""Cases of `lan`: frames as on a wire, and lumps as between a host and its network card."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -36,10 +39,10 @@ class Settings:
     repetitions: int = 5
     warm_up_s: float = 0.7
     loopback_s: float = 2.7
-    lan_s: float = 3.2
-    loss_s: float = 5.0
+    lan_s: float = 3.0
+    loss_s: float = 4.0
     loss_repetitions: int = 3
-    latency_s: float = 2.5
+    latency_s: float = 2.0
     latency_repetitions: int = 3
     flow_bytes_max: int = 8 * 10**9
     lan_bits_per_s: int = 1_000_000_000
@@ -51,14 +54,14 @@ class Settings:
     mixed_delay_s: float = 0.002
     bulk_bytes: int = 10**9
     memory_bytes: int = 4 * 10**9
-    memory_s: float = 12.0
+    memory_s: float = 8.0
     asleep_s: float = 3.0
     idle_connections: int = 1000
-    idle_connections_s: float = 25.0
+    idle_connections_s: float = 15.0
     worlds: tuple[int, ...] = (2, 4)
     payload_bytes: int = 64 * MIB
-    allreduce_repetitions: int = 5
-    allreduce_s: float = 30.0
+    allreduce_repetitions: int = 4
+    allreduce_s: float = 25.0
     run_seconds_max: float = 850.0
 
     def as_record(self) -> dict[str, object]:
