@@ -19,6 +19,7 @@ pub struct Gate {
 }
 
 struct State {
+    ended: bool,
     taken: u64,
     waiting: [VecDeque<(u64, oneshot::Sender<Permit>)>; LEVELS],
 }
@@ -50,6 +51,7 @@ impl Gate {
             least,
             window,
             state: Mutex::new(State {
+                ended: false,
                 taken: 0,
                 waiting: Default::default(),
             }),
@@ -65,7 +67,7 @@ impl Gate {
         let waiting = {
             let mut state = self.lock();
             let free = state.taken < self.limit() && state.waiting[..=level].iter().all(VecDeque::is_empty);
-            if urgent || free {
+            if urgent || free || state.ended {
                 state.taken += amount;
                 return Permit {
                     gate: self.clone(),
@@ -76,11 +78,21 @@ impl Gate {
             state.waiting[level].push_back((amount, sender));
             receiver
         };
-        // The sender is dropped only together with the gate, which `self` keeps.
+        // Without an answer the gate has ended, and what is handed over now is refused by the stack.
         waiting.await.unwrap_or_else(|_| Permit {
             gate: self.clone(),
             amount: 0,
         })
+    }
+
+    /// The connection has ended: nobody waits any more, for nothing that is inside will leave.
+    pub fn end(self: &Arc<Self>) {
+        let waiting = {
+            let mut state = self.lock();
+            state.ended = true;
+            std::mem::take(&mut state.waiting)
+        };
+        drop(waiting); // which tells those who wait
     }
 
     /// Bytes have left the stack.

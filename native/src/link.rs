@@ -291,6 +291,8 @@ impl Link {
         let was = self.stage.send_replace(Stage::Ended);
         let peer = self.peer();
         let last = self.engine.forget(self, was == Stage::Up);
+        self.gate.end();
+        self.opener.end();
         while self.sends.load(Ordering::SeqCst) > 0 {
             self.sends_ended.notified().await;
         }
