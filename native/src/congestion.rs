@@ -199,3 +199,55 @@ impl Controller for DelayBound {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A path of `rate` bytes a second whose queue holds everything: how long a round trip takes with `window` in it.
+    fn round_trip(window: f64, rate: f64, base_s: f64) -> f64 {
+        base_s.max(window / rate)
+    }
+
+    #[test]
+    fn the_queue_of_its_own_settles_near_the_target() {
+        let (rate, base_s) = (5e6, 0.010); // 40 Mbit/s, 10 ms: 50 kB in flight
+        let mut control = DelayBound::new(1452.0);
+        let began = Instant::now();
+        let mut now_s = 0.0;
+        let mut queues_s = Vec::new();
+        while now_s < 9.0 {
+            let window = control.window() as f64;
+            let rtt_s = round_trip(window, rate, base_s);
+            let packets = (window / 1452.0) as usize;
+            for _ in 0..packets {
+                now_s += rtt_s / packets as f64;
+                control.on_rtt(rtt_s, began + Duration::from_secs_f64(now_s));
+                control.on_acked(1452.0);
+            }
+            if now_s > 4.0 {
+                queues_s.push(rtt_s - base_s);
+            }
+        }
+        let most_s = queues_s.iter().copied().fold(0.0, f64::max);
+        let mean_s = queues_s.iter().sum::<f64>() / queues_s.len() as f64;
+        assert!(most_s < 0.005, "a queue of {most_s} s where 2.5 ms are allowed");
+        assert!(mean_s > 0.001, "a queue of {mean_s} s: the link is not full");
+    }
+
+    #[test]
+    fn losses_of_one_round_trip_halve_it_once() {
+        let mut control = DelayBound::new(1000.0);
+        control.window_bytes = 80_000.0;
+        let sent = Instant::now();
+        let now = sent + Duration::from_millis(10);
+        control.on_congestion_event(now, sent, false, 1000);
+        control.on_congestion_event(now, sent, false, 1000);
+        assert_eq!(control.window(), 40_000);
+        for _ in 0..10 {
+            let later = now + Duration::from_secs(1);
+            control.on_congestion_event(later, later, true, 1000);
+        }
+        assert_eq!(control.window(), 4_000);
+    }
+}

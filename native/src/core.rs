@@ -234,6 +234,11 @@ impl Core {
         py.detach(|| self.engine.mail.held(peer))
     }
 
+    /// Bytes of datagrams that all living connections have received, as of now.
+    fn received_bytes(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.engine.received_bytes())
+    }
+
     /// A tuple for each connection, its number first, then the fields of `ConnectionStatistics` in their order.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let snapshot = self.engine.statistics();

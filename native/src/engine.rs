@@ -40,6 +40,8 @@ const WINDOW_BYTES_MIN: u64 = 65536;
 const BEFORE_HELLO_BYTES_MAX: u64 = 1 << 20;
 /// One for the socket and one for the connection: what a core does less, so that a second one helps.
 const THREADS: usize = 2;
+/// A packet of Ethernet without tunnels, whatever we send ourselves.
+const DATAGRAM_BYTES_TAKEN_MIN: u16 = 1472;
 const GOODBYE_WITHIN: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Debug)]
@@ -156,12 +158,13 @@ impl Engine {
         // SAFETY: the caller keeps the descriptor open.
         let socket = unsafe { Socket::adopt(descriptor, local) }?;
         let server = ServerConfig::with_crypto(identity.server.clone());
-        let endpoint = quinn::Endpoint::new_with_abstract_socket(
-            EndpointConfig::default(),
-            Some(server),
-            socket,
-            Arc::new(TokioRuntime),
-        )?;
+        let mut config = EndpointConfig::default();
+        // What we can take in, which is also what the peer may probe the path for.
+        let taken = self.settings.datagram_bytes.max(DATAGRAM_BYTES_TAKEN_MIN);
+        config
+            .max_udp_payload_size(taken)
+            .expect("more than QUIC's least, as the settings are");
+        let endpoint = quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, Arc::new(TokioRuntime))?;
         let served = Arc::new(Served {
             number,
             endpoint,
@@ -294,6 +297,13 @@ impl Engine {
     /// What every connection measured at the last tick.
     pub fn statistics(&self) -> Arc<Vec<LinkStatistics>> {
         locked(&self.snapshot).clone()
+    }
+
+    /// Bytes of datagrams that all living connections have received, as of now.
+    pub fn received_bytes(&self) -> u64 {
+        let links = locked(&self.links);
+        let connections = links.values().filter_map(|link| link.connection());
+        connections.map(|connection| connection.stats().udp_rx.bytes).sum()
     }
 
     /// Fail every operation and close every connection.

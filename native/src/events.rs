@@ -119,6 +119,12 @@ impl EventQueue {
         Some(std::mem::take(&mut waiting.events))
     }
 
+    /// What waits, for tests without Python.
+    #[cfg(test)]
+    pub fn drain(&self) -> Vec<Event> {
+        std::mem::take(&mut self.lock().events)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -298,7 +298,10 @@ impl Mail {
             if slot.channel.id() != channel {
                 return true;
             }
-            let place = std::mem::replace(&mut slot.lock().place, Place::Refused(Code::Cancelled));
+            let mut state = slot.lock();
+            slot.narrow(&mut state);
+            let place = std::mem::replace(&mut state.place, Place::Refused(Code::Cancelled));
+            drop(state);
             if let Place::Posted { destination, .. } = place {
                 freed.push(Post {
                     operation: *operation,
@@ -640,3 +643,7 @@ impl Mailbox {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "mail_tests.rs"]
+mod tests;
