@@ -155,11 +155,23 @@ impl Core {
     }
 
     /// The peer's hello is good: messages may go. False where the connection has ended.
-    fn begin(&self, py: Python<'_>, number: u64, account: String, job: String, message_bytes_max: u64) -> bool {
-        py.detach(|| {
+    ///
+    /// `dead_after_s`: patience with this peer, where it is not the engine's.
+    #[pyo3(signature = (number, account, job, message_bytes_max, dead_after_s))]
+    fn begin(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        account: String,
+        job: String,
+        message_bytes_max: u64,
+        dead_after_s: Option<f64>,
+    ) -> PyResult<bool> {
+        let dead_after = dead_after_s.map(seconds).transpose()?;
+        Ok(py.detach(|| {
             let link = self.engine.link(number);
-            link.is_some_and(|link| link.begin(account, job, message_bytes_max))
-        })
+            link.is_some_and(|link| link.begin(account, job, message_bytes_max, dead_after))
+        }))
     }
 
     /// The peer broke the protocol, or is not who it should be.

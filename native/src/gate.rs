@@ -14,7 +14,7 @@ pub const LEVELS: usize = 6;
 
 pub struct Gate {
     least: u64,
-    window: Arc<AtomicU64>,
+    used: Arc<AtomicU64>,
     state: Mutex<State>,
 }
 
@@ -45,11 +45,11 @@ impl Drop for Permit {
 }
 
 impl Gate {
-    /// At most two of `window` (which others keep up to date) may be inside, or `least` where that is more.
-    pub fn new(least: u64, window: Arc<AtomicU64>) -> Arc<Self> {
+    /// At most two of `used` (bytes in flight, which others keep up to date) may be inside, or `least` if that is more.
+    pub fn new(least: u64, used: Arc<AtomicU64>) -> Arc<Self> {
         Arc::new(Self {
             least,
-            window,
+            used,
             state: Mutex::new(State {
                 ended: false,
                 taken: 0,
@@ -59,7 +59,7 @@ impl Gate {
     }
 
     fn limit(&self) -> u64 {
-        self.least.max(2 * self.window.load(Ordering::Relaxed))
+        self.least.max(2 * self.used.load(Ordering::Relaxed))
     }
 
     /// Wait for leave to hand over `amount`; `urgent` does not wait.

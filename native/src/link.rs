@@ -20,8 +20,9 @@ use crate::measure::Measure;
 use crate::outgoing;
 use crate::wire::{Code, Violation, code_name};
 
-/// What may wait in the stack where two congestion windows are less: a path's window is not known before it is used.
-const INSIDE_BYTES_MIN: u64 = 1 << 20;
+/// What may wait in the stack where twice what is in flight is less. The stack serves what it holds by priority too, so
+/// that this keeps no urgent message waiting; an eighth of the credit that a peer gives by default.
+const INSIDE_BYTES_MIN: u64 = 4 << 20;
 /// How long a dialling side waits for the word that its refusal will be understood.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(1);
 const REASON_BYTES_MAX: usize = 500;
@@ -64,6 +65,7 @@ struct State {
     reason: String,
     widened: i64,
     doors_closed: bool,
+    dead_after: Duration,
     frames_heard: u64,
     heard_at: Instant,
 }
@@ -88,6 +90,7 @@ impl Link {
             reason: String::new(),
             widened: 0,
             doors_closed: false,
+            dead_after: engine.settings.dead_after,
             frames_heard: 0,
             heard_at: Instant::now(),
         };
@@ -96,7 +99,7 @@ impl Link {
             bulk,
             dialled,
             engine,
-            gate: Gate::new(INSIDE_BYTES_MIN, measure.window.clone()),
+            gate: Gate::new(INSIDE_BYTES_MIN, measure.used.clone()),
             opener: Gate::new(1, Arc::default()),
             measure,
             stage: watch::channel(Stage::Handshaking).0,
@@ -198,9 +201,10 @@ impl Link {
     }
 
     /// The peer's hello is good: messages may go. False where the connection has ended meanwhile.
-    pub fn begin(&self, account: String, job: String, message_bytes_max: u64) -> bool {
+    pub fn begin(&self, account: String, job: String, message_bytes_max: u64, dead_after: Option<Duration>) -> bool {
         {
             let mut state = self.lock();
+            state.dead_after = dead_after.unwrap_or(self.engine.settings.dead_after);
             state.account = account;
             state.job = job;
             state.message_bytes_max = message_bytes_max;
@@ -390,7 +394,7 @@ impl Link {
             + frames.path_response
             + frames.immediate_ack
             + frames.ack_frequency;
-        let (silent, doors_closed) = {
+        let (silent, patience, doors_closed) = {
             let mut state = self.lock();
             if heard != state.frames_heard {
                 state.frames_heard = heard;
@@ -398,9 +402,12 @@ impl Link {
             } else {
                 state.heard_at += held_up; // nobody could have been heard
             }
-            (now.saturating_duration_since(state.heard_at), state.doors_closed)
+            (
+                now.saturating_duration_since(state.heard_at),
+                state.dead_after,
+                state.doors_closed,
+            )
         };
-        let patience = self.engine.settings.dead_after;
         if silent > patience {
             let (silent_s, patience_s) = (silent.as_secs_f64(), patience.as_secs_f64());
             let reason = format!("nothing heard for {silent_s:.1} s (dead after {patience_s} s)");

@@ -37,8 +37,9 @@ struct State {
 #[derive(Debug)]
 pub struct Measure {
     state: Mutex<State>,
-    /// The congestion window, for whoever only needs that.
-    pub window: Arc<AtomicU64>,
+    /// How much of the congestion window is in use: what is in flight when acknowledgements come, at most the window.
+    /// Where no packet is ever lost the window itself grows without end.
+    pub used: Arc<AtomicU64>,
 }
 
 impl Measure {
@@ -61,7 +62,7 @@ impl Measure {
         };
         Arc::new(Self {
             state: Mutex::new(state),
-            window: Arc::default(),
+            used: Arc::default(),
         })
     }
 
@@ -74,11 +75,6 @@ impl Measure {
         let mut state = self.lock();
         state.span_limited |= state.told.in_flight == 0;
         state.close_span(now);
-    }
-
-    fn set_window(&self, state: &mut State, window: u64) {
-        state.told.window = window;
-        self.window.store(window, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -139,7 +135,7 @@ pub struct ObservedFactory {
 impl ControllerFactory for ObservedFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.inner.clone().build(now, current_mtu);
-        self.measure.set_window(&mut self.measure.lock(), inner.window());
+        self.measure.lock().told.window = inner.window();
         Box::new(Observed {
             inner,
             measure: self.measure.clone(),
@@ -173,8 +169,10 @@ impl Controller for Observed {
             state.note_rtt(rtt, now);
         }
         state.told.delivered += std::mem::take(&mut self.acked);
+        state.told.window = self.inner.window();
+        let used = state.told.in_flight.min(state.told.window);
+        self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
-        self.measure.set_window(&mut state, self.inner.window());
         state.span_limited |= std::mem::take(&mut self.limited) | app_limited;
         state.close_span(now);
     }
@@ -183,7 +181,7 @@ impl Controller for Observed {
         self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
         let mut state = self.measure.lock();
         state.told.in_flight = state.told.in_flight.saturating_sub(lost_bytes);
-        self.measure.set_window(&mut state, self.inner.window());
+        state.told.window = self.inner.window();
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {

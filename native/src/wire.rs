@@ -546,7 +546,7 @@ mod tests {
             let value = &line[line.find("\"value\": ").unwrap() + 9..];
             let number = |name: &str| {
                 let found = value.contains(&format!("\"{name}\": "));
-                found.then(|| field(value, name).parse().unwrap()).unwrap_or(0)
+                if found { field(value, name).parse().unwrap() } else { 0 }
             };
             let text = |name: &str| {
                 let found = value.contains(&format!("\"{name}\": "));
@@ -629,11 +629,11 @@ mod tests {
             }
             data.truncate(1 + random() as usize % data.len());
             let _ = split_frame(&data);
-            if let Ok(Some((start, end))) = split_header(&data) {
-                if let Ok(header) = decode_header(&data[start..end]) {
-                    assert!(header.key.kind <= 3 && header.shape.len() <= DIMENSIONS_MAX);
-                    assert!(header.key.group.len() <= NAME_BYTES_MAX);
-                }
+            if let Ok(Some((start, end))) = split_header(&data)
+                && let Ok(header) = decode_header(&data[start..end])
+            {
+                assert!(header.key.kind <= 3 && header.shape.len() <= DIMENSIONS_MAX);
+                assert!(header.key.group.len() <= NAME_BYTES_MAX);
             }
         }
     }

@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, PeerError, TimedOutError, TransportError
 from transport.engine.base import (
+    DEAD_AFTER_S,
     Address,
     Announced,
     Buffer,
@@ -66,6 +67,8 @@ LINKS_PER_PEER_MAX = 4
 """Of one name, rank and kind: dialled by either side, and each again before the loss of the old one was noticed."""
 LINKS_PER_NAME_MAX = 256
 """A host's certificate may serve all its ranks: 64 of them, compute and bulk, dialled by either side."""
+NATIVE_DEAD_AFTER_S = 2.0
+"""Of a peer whose engine is native too: nothing of Python's holds its acknowledgements up."""
 
 # Built from native/ where cargo is; mypy must not depend on whether it was.
 _native: Any = importlib.import_module("hive_qos_native")
@@ -127,7 +130,7 @@ class NativeEngine(Engine):
             message_bytes_max=settings.message_bytes_max,
             streams_max=settings.streams_max,
             keep_alive_s=settings.keep_alive_s,
-            dead_after_s=settings.dead_after_s,
+            dead_after_s=settings.dead_after_s or DEAD_AFTER_S,
             handshake_timeout_s=settings.handshake_timeout_s,
             datagram_bytes=settings.datagram_bytes,
             congestion=settings.congestion,
@@ -372,7 +375,9 @@ class NativeEngine(Engine):
         rank = link.identity[1]
         accepted = min(int(hello.get(HelloKey.LIMITS, {}).get(LimitKey.MESSAGE_BYTES, VARINT_MAX)), VARINT_MAX)
         account = "" if rank is None else str(rank)
-        if not self._core.begin(number, account, str(hello.get(HelloKey.JOB, "")), accepted):
+        both_native = self.settings.dead_after_s is None and hello.get(HelloKey.ENGINE) == self.name
+        patience_s = NATIVE_DEAD_AFTER_S if both_native else None
+        if not self._core.begin(number, account, str(hello.get(HelloKey.JOB, "")), accepted, patience_s):
             return None
         link.up = True
         return ConnectionUp(number, link.endpoint, link.peer, link.remote, hello, link.attempt)
