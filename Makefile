@@ -7,15 +7,15 @@ NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock native/src/*.rs)
 
 .PHONY: setup demo bench test check format unit loopback lab wheel clean
 
-setup: $(VENV)/.setup-done $(VENV)/.native-done
+setup: $(VENV)/.setup-done
 
-$(VENV)/.setup-done: pyproject.toml setup.py tools/setup.sh
-	@bash tools/setup.sh "$(PYTHON)" "$(VENV)"
-	@touch $@
-
-# After a change of the crate only the package itself is installed again, which has cargo build what changed.
-$(VENV)/.native-done: $(NATIVE) | $(VENV)/.setup-done
-	@bash tools/setup.sh --package-only "$(VENV)"
+# Where only the crate has changed, only the package itself is installed again: cargo builds what changed of it.
+$(VENV)/.setup-done: pyproject.toml setup.py tools/setup.sh $(NATIVE)
+	@if [[ -e $@ && -z "$(filter-out $(NATIVE),$?)" ]]; then \
+	  bash tools/setup.sh --package-only "$(VENV)"; \
+	else \
+	  bash tools/setup.sh "$(PYTHON)" "$(VENV)"; \
+	fi
 	@touch $@
 
 demo: setup

@@ -12,14 +12,15 @@ venv=$2
 
 say() { printf 'setup: %s\n' "$*"; }
 install() { # pip shows nothing of a build that went well, so what it says of the native engine is taken from its log
-  local log=$venv/setup.log
+  local log=$venv/setup.log installed
+  installed=$(realpath -s "$venv")/bin/python
   if ! "$venv/bin/python" -m pip install -v --disable-pip-version-check "$@" >"$log" 2>&1; then
     tail -n 40 "$log" >&2
     say "pip failed; its whole log is $log" >&2
     exit 1
   fi
   if ! grep -o 'hive-qos: without the native engine.*' "$log"; then
-    say "native engine $(cd / && "$OLDPWD/$venv/bin/python" -c 'import hive_qos_native as n; print(n.__version__)')"
+    say "native engine $(cd / && "$installed" -c 'import hive_qos_native as n; print(n.__version__)')"
   fi
 }
 

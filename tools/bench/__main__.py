@@ -37,7 +37,7 @@ def bench(
         bool, typer.Option("--report-only", help="Compute from the records that are there.")
     ] = False,
 ) -> None:
-    """Measure, print the tables, and leave records.jsonl, report.json and a plot for each scenario."""
+    """Measure, print the tables, and leave records.jsonl, report.json, report.md and a plot for each scenario."""
     names = scenarios or list(SCENARIOS)
     unknown = [name for name in names if name not in SCENARIOS]
     if unknown:
@@ -113,6 +113,7 @@ def _report(output: Path) -> None:
         console.print(f"{output}: {error}", style="red", markup=False)
         raise typer.Exit(EXIT_FAILED) from None
     plots.draw(found, output)
+    (output / "report.md").write_text(table.markdown(found), encoding="utf-8")
     table.print_report(console, found)
     console.print(f"Report: {output / report.FILE}   Plots: {output}/*.png", highlight=False)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tools.bench import contenders, machine
 from tools.bench.contenders import Contender
+from tools.bench.offload import offload
 from tools.bench.pairs import START_S, free_port
 from tools.bench.place import of_host, python
 from tools.bench.side import Side
@@ -19,7 +20,7 @@ ONE_S_MAX = 60.0
 
 
 def allreduces(run: Run) -> None:
-    """Every rank on a host of its own, all links meeting in a router."""
+    """Every rank on a host of its own, all links meeting in a router; with frames and with segmentation offload."""
     settings = run.settings
     for world in settings.worlds:
         lab = Lab("bench-allreduce")
@@ -33,10 +34,12 @@ def allreduces(run: Run) -> None:
                 if not contender.missing() and run.may("allreduce", contender):
                     with run.guarded("allreduce", contender):
                         groups[contender] = stack.enter_context(_group(run, lab, contender, world))
-            _take_turns(run, lab, groups, world)
+            _take_turns(run, lab, groups, f"{world} ranks")
+            offload(lab)
+            _take_turns(run, lab, groups, f"{world} ranks, offload")
 
 
-def _take_turns(run: Run, lab: Lab, groups: dict[Contender, list[Side]], world: int) -> None:
+def _take_turns(run: Run, lab: Lab, groups: dict[Contender, list[Side]], case: str) -> None:
     settings, spent_s = run.settings, dict.fromkeys(groups, 0.0)
     # The first one of each makes connections and buffers; it is in the records and in no figure.
     for repetition in range(-1, settings.allreduce_repetitions):
@@ -51,7 +54,7 @@ def _take_turns(run: Run, lab: Lab, groups: dict[Contender, list[Side]], world: 
                 ranks: list[dict[str, Any]] = [side.end(wait_s=ONE_S_MAX) for side in sides]
                 used = machine.between(begin, machine.read(lab))
                 spent_s[contender] = spent + used["seconds"]
-                fields = {"case": f"{world} ranks", "repetition": repetition, "machine": used, "ranks": ranks}
+                fields = {"case": case, "repetition": repetition, "machine": used, "ranks": ranks}
                 fields |= {"payload_bytes": settings.payload_bytes, "rate_bits_per_s": settings.lan_bits_per_s}
                 run.write("allreduce", contender, kind="allreduce", **fields)
 

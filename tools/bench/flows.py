@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from tools.bench import contenders
+from tools.bench.offload import offload
 from tools.bench.pairs import Flow, Pair
 from tools.bench.place import Place, loopback, of_host
 from tools.bench.settings import FRAMES, MIB, OFFLOAD
 from tools.bench.turns import Measure, Run, lab_up
 from tools.lab import Lab
-from tools.lab.kernel import segmentation_on
 
 
 def measure_of(flow: Flow, *, warm_up_s: float, rate_bits_per_s: int | None) -> Measure:
@@ -50,9 +50,7 @@ def lan_flows(run: Run) -> None:
     with lab_up(lab), ExitStack() as stack:
         pairs = run.pairs(stack, "lan", contenders.LAN, *ends(lab))
         run.turns("lan", FRAMES, pairs, measure, repetitions=settings.repetitions, lab=lab)
-        for end in (lab.plan.links[0].first, lab.plan.links[0].second):
-            segmentation_on([end.name], namespace=lab.namespace_of(end.node))
-            segmentation_on([end.wire], namespace=lab.wires)
+        offload(lab)
         run.turns("lan", OFFLOAD, pairs, measure, repetitions=settings.repetitions, lab=lab)
 
 

@@ -49,6 +49,18 @@ def print_report(console: Console, report: Mapping[str, Any]) -> None:
     _print_goals(console, report["goals"])
 
 
+def markdown(report: Mapping[str, Any]) -> str:
+    """The same tables for a document."""
+    lines = []
+    for title, cells, columns in sections(report):
+        names = ["case", "contender", *(name for name, _ in columns)]
+        lines += [f"### {title}", "", f"| {' | '.join(names)} |", "|---|---|" + "---:|" * len(columns)]
+        for cell in cells:
+            lines.append(f"| {' | '.join([cell['case'], cell['contender'], *(show(cell) for _, show in columns)])} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def sections(report: Mapping[str, Any]) -> list[tuple[str, list[Cell], list[Column]]]:
     """Title, rows and columns of each table; the table and docs/performance.md show the same."""
     found = []

@@ -97,6 +97,13 @@ def test_the_table_says_who_was_missing_and_who_failed() -> None:
     assert "0.98" in text  # 117 of 119
 
 
+def test_the_document_has_the_tables_cells() -> None:
+    lines = table.markdown(report.compute(records.HEAD, a_run())).splitlines()
+    native = next(line for line in lines if line.startswith("| 1 Gbit/s | native |"))
+    assert native.endswith("| 0.98 |")  # of iperf3
+    assert "842 Mbit/s (468 Mbit/s … 936 Mbit/s)" in native
+
+
 def test_every_scenario_has_a_title_and_a_picture(tmp_path: Path) -> None:
     assert set(SCENARIOS) <= set(table.TITLES)
     assert set(SCENARIOS) == set(plots.PANELS)

@@ -98,13 +98,11 @@ class GlooSide:
             trips[str(size)].append(time.perf_counter() - started_s)
             number += 1
             time.sleep(order["pause_s"])
-        seconds = time.monotonic() - begin_s
         stop.set()
         if order["bulk_bytes"]:
             bulk.join()
         self._flag(False)
-        found = {**flowing, "seconds": seconds + order["bulk_lead_s"]} if order["bulk_bytes"] else None
-        return {"round_trips_s": trips, "bulk": found}
+        return {"round_trips_s": trips, "bulk": flowing if order["bulk_bytes"] else None}
 
     def echo(self, order: Order, begun: Begun) -> Mapping[str, Any]:
         """Send back what comes until the flag says that it was all."""
@@ -133,13 +131,13 @@ class GlooSide:
 
     def _bulk_out(self, order: Order, stop: threading.Event, flowing: dict[str, float]) -> None:
         payload = torch.full((order["bulk_message_bytes"],), 0x5A, dtype=torch.uint8)
-        left = order["bulk_bytes"] // payload.numel()
+        left, begin_s = order["bulk_bytes"] // payload.numel(), time.monotonic()
         while left and not stop.is_set():
             dist.send(torch.ones(1, dtype=torch.uint8), self._other, tag=BULK_FLAG_TAG)
             dist.send(payload, self._other, tag=BULK_TAG)
             flowing["bytes"] += payload.numel()
             left -= 1
-        flowing["exhausted"] = float(not left)
+        flowing |= {"exhausted": float(not left), "seconds": time.monotonic() - begin_s}
         dist.send(torch.zeros(1, dtype=torch.uint8), self._other, tag=BULK_FLAG_TAG)
 
     def _bulk_in(self, order: Order) -> None:

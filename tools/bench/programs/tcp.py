@@ -61,12 +61,11 @@ class TcpSide:
             trips[str(size)].append(time.perf_counter() - started_s)
             number += 1
             time.sleep(order["pause_s"])
-        seconds = time.monotonic() - begin_s + order["bulk_lead_s"]
         stop.set()
         if order["bulk_bytes"]:
             bulk.join()
         connection.sendall(bytes(4))
-        return {"round_trips_s": trips, "bulk": {**flowing, "seconds": seconds} if order["bulk_bytes"] else None}
+        return {"round_trips_s": trips, "bulk": flowing if order["bulk_bytes"] else None}
 
     def echo(self, order: Order, begun: Begun) -> Mapping[str, Any]:
         """Send back what comes until a size of 0."""
@@ -84,12 +83,12 @@ class TcpSide:
 
     def _bulk_out(self, left_bytes: int, stop: threading.Event, flowing: dict[str, float]) -> None:
         """Send frames of a flag and a chunk; the flag 0 ends it."""
-        connection, chunk = _made(self._bulk), b"\x01" + bytes(CHUNK_BYTES)
+        connection, chunk, begin_s = _made(self._bulk), b"\x01" + bytes(CHUNK_BYTES), time.monotonic()
         while left_bytes > 0 and not stop.is_set():
             connection.sendall(chunk)
             flowing["bytes"] += CHUNK_BYTES
             left_bytes -= CHUNK_BYTES
-        flowing["exhausted"] = float(left_bytes <= 0)
+        flowing |= {"exhausted": float(left_bytes <= 0), "seconds": time.monotonic() - begin_s}
         connection.sendall(b"\x00" + bytes(CHUNK_BYTES))
 
     def _bulk_in(self) -> None:
