@@ -1,7 +1,7 @@
 //! Who may hand bytes to the stack next: strictly by priority, equals in turns, and no more in all than is useful.
 //!
-//! The stack serves its streams by priority too, but what it holds has used up credit and memory. So only about two
-//! congestion windows wait inside it, and a message of higher priority is never behind more than that.
+//! The stack serves its streams by priority too, but what it holds has used up credit and memory. So little more than
+//! what is in flight waits inside it, and a message of higher priority is never behind more than that.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,7 +45,7 @@ impl Drop for Permit {
 }
 
 impl Gate {
-    /// At most two of `used` (bytes in flight, which others keep up to date) may be inside, or `least` if that is more.
+    /// At most half as much again as `used` (bytes in flight, which others keep up to date) may be inside, or `least`.
     pub fn new(least: u64, used: Arc<AtomicU64>) -> Arc<Self> {
         Arc::new(Self {
             least,
@@ -59,7 +59,8 @@ impl Gate {
     }
 
     fn limit(&self) -> u64 {
-        self.least.max(2 * self.used.load(Ordering::Relaxed))
+        let used = self.used.load(Ordering::Relaxed);
+        self.least.max(used + used / 2)
     }
 
     /// Wait for leave to hand over `amount`; `urgent` does not wait.

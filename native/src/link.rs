@@ -20,9 +20,9 @@ use crate::measure::Measure;
 use crate::outgoing;
 use crate::wire::{Code, Violation, code_name};
 
-/// What may wait in the stack where twice what is in flight is less. The stack serves what it holds by priority too, so
-/// that this keeps no urgent message waiting; an eighth of the credit that a peer gives by default.
-const INSIDE_BYTES_MIN: u64 = 4 << 20;
+/// What may wait in the stack where half as much again as is in flight is less. More would fill the socket of a receiver
+/// that is slower than the path at once, and an urgent message would wait there.
+const INSIDE_BYTES_MIN: u64 = 1 << 20;
 /// How long a dialling side waits for the word that its refusal will be understood.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(1);
 const REASON_BYTES_MAX: usize = 500;
