@@ -3,33 +3,50 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock native/src/*.rs)
 
-.PHONY: setup demo test check format unit loopback lab clean
+.PHONY: setup demo bench test check format unit loopback lab wheel clean
 
 setup: $(VENV)/.setup-done
 
-$(VENV)/.setup-done: pyproject.toml tools/setup.sh
-	@bash tools/setup.sh "$(PYTHON)" "$(VENV)"
+# Where only the crate has changed, only the package itself is installed again: cargo builds what changed of it.
+$(VENV)/.setup-done: pyproject.toml setup.py tools/setup.sh $(NATIVE)
+	@if [[ -e $@ && -z "$(filter-out $(NATIVE),$?)" ]]; then \
+	  bash tools/setup.sh --package-only "$(VENV)"; \
+	else \
+	  bash tools/setup.sh "$(PYTHON)" "$(VENV)"; \
+	fi
 	@touch $@
 
 demo: setup
 	@$(BIN)/python -m tools.demo run --output out/demo
+
+# Side by side with Gloo, iperf3 and kernel TCP; BENCH="--quick loopback lan" and the like for less.
+bench: setup
+	@bash tools/bench/setup.sh
+	@$(BIN)/python -m tools.bench $(BENCH)
+
+# A wheel with the native engine for machines without cargo, in dist/.
+wheel:
+	@bash tools/wheel.sh "$(PYTHON)" dist
 
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@bash tools/cargo.sh check $(BIN)/python
 
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 test: check
+	@bash tools/cargo.sh test $(BIN)/python
 	$(BIN)/python -m pytest
 
 unit loopback lab: setup
 	$(BIN)/python -m pytest tests/$@
 
 clean:
-	rm -rf $(VENV) out build dist *.egg-info
+	rm -rf $(VENV) out build dist *.egg-info hive_qos_native*.so native/target

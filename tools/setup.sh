@@ -1,11 +1,33 @@
 #!/usr/bin/env bash
 # Bring in what the project needs: Debian packages (as root), a virtual environment, Python packages.
 # Usage: tools/setup.sh PYTHON VENV
+#        tools/setup.sh --package-only VENV     install this package again, which builds what changed of its Rust
+#
+# The native engine is built with the cargo that is here, in release mode. None is installed: Debian's is years older
+# than the crate's dependencies allow, and a toolchain of its own is more than a set-up should bring. Without one the
+# pure-Python engine does everything, slower; `make wheel` elsewhere gives a package that needs no cargo.
 set -euo pipefail
 python=$1
 venv=$2
 
 say() { printf 'setup: %s\n' "$*"; }
+install() { # pip shows nothing of a build that went well, so what it says of the native engine is taken from its log
+  local log=$venv/setup.log installed
+  installed=$(realpath -s "$venv")/bin/python
+  if ! "$venv/bin/python" -m pip install -v --disable-pip-version-check "$@" >"$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    say "pip failed; its whole log is $log" >&2
+    exit 1
+  fi
+  if ! grep -o 'hive-qos: without the native engine.*' "$log"; then
+    say "native engine $(cd / && "$installed" -c 'import hive_qos_native as n; print(n.__version__)')"
+  fi
+}
+
+if [[ $python == --package-only ]]; then
+  install --no-deps -e .
+  exit 0
+fi
 # The demo's trainers run as an ordinary user: an interpreter below /root would be out of their reach.
 reachable() { setpriv --reuid=65534 --regid=65534 --clear-groups sh -c 'exec "$0" -c "import sys"' "$1" 2>/dev/null; }
 recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
@@ -29,6 +51,13 @@ command -v ip >/dev/null || missing+=(iproute2)
 command -v rsync >/dev/null || missing+=(rsync)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
 "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+# The crate's own tests are a program that links Python's shared library; only Debian's comes without it.
+if command -v cargo >/dev/null && [[ $real == /usr/bin/* || $python == /usr/bin/* ]] && ! "$python" -c '
+import pathlib, sys, sysconfig
+sys.exit(not pathlib.Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY")).exists())'
+then
+  missing+=(libpython3-dev)
+fi
 if ((${#missing[@]})); then
   if [[ $EUID -ne 0 ]]; then
     say "missing: ${missing[*]}; install them first: apt-get install ${missing[*]}" >&2
@@ -51,5 +80,5 @@ if [[ ! -x $venv/bin/python ]]; then
   "$python" -m venv "${site[@]}" "$venv"
 fi
 say "installing Python packages (the first time downloads torch, several GB)"
-"$venv/bin/python" -m pip install -q --disable-pip-version-check -e '.[torch,demo,dev]'
+install -e '.[torch,demo,dev]'
 say "done"

@@ -28,7 +28,8 @@ class Settings:
         job_secret: authenticates rendezvous entries, with certificates of a CA too; empty for none.
         ca, certificate, key: PEM files of the cluster's CA and of this node; all three or none.
         broker: the session socket, `off`, or None for the usual place.
-        dead_after_s: no acknowledgement from a peer for so long means that its connection is lost.
+        dead_after_s: no acknowledgement from a peer for so long means that its connection is lost. None: 5 s, or 2 s
+            where both engines are native.
         reconnect_s: a lost connection may be re-made for so long before the peer counts as dead. Together with
             `dead_after_s` below the ten seconds within which everybody knows of a death.
         chunk_bytes: collectives cut their shards into messages of this size, so that sending, reducing and receiving
@@ -48,7 +49,7 @@ class Settings:
     certificate: str = ""
     key: str = ""
     broker: str | None = None
-    dead_after_s: float = 5.0
+    dead_after_s: float | None = None
     reconnect_s: float = 2.0
     chunk_bytes: int = 512 * 1024
     receive_bytes_max: int = 2**30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import grp
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -71,8 +72,40 @@ def _engines() -> list[Finding]:
         version = importlib.metadata.version("aioquic")
         found.append(Finding("engine aioquic", "good", f"{version}"))
     except importlib.metadata.PackageNotFoundError:
-        found.append(Finding("engine aioquic", "bad", "not installed", "pip install 'aioquic>=1.3,<2'"))
+        found.append(Finding("engine aioquic", "bad", "not installed", "pip install 'aioquic>=1.7,<1.8'"))
+    native = _native_version()
+    if isinstance(native, str):
+        found.append(Finding("engine native", "good", native))
+    else:
+        advice = "install a wheel that has it (make wheel), or install again where cargo is: pip install ."
+        found.append(Finding("engine native", "note", f"not here: {native}", advice))
+    found.append(_engine_in_use(native))
     return found
+
+
+def _native_version() -> str | ImportError:
+    """The native engine's version, or why it cannot be imported."""
+    from transport.engine import NATIVE_MODULE
+
+    try:
+        return str(importlib.import_module(NATIVE_MODULE).__version__)
+    except ImportError as problem:
+        return problem
+
+
+def _engine_in_use(native: str | ImportError) -> Finding:
+    """Which engine a program in this environment gets, and by whose wish."""
+    from transport.engine import NAMES
+
+    what, wish = "engine in use", os.environ.get("HIVE_ENGINE") or "auto"
+    if wish not in NAMES:
+        return Finding(what, "bad", f"HIVE_ENGINE={wish} is not known", f"set it to one of {', '.join(NAMES)}")
+    here = isinstance(native, str)
+    if wish == "native" and not here:
+        return Finding(what, "bad", "none: HIVE_ENGINE=native, and it is not here", "unset HIVE_ENGINE, or install it")
+    if wish == "auto":
+        return Finding(what, "good", "native, because it is here" if here else "aioquic, because native is not here")
+    return Finding(what, "good", f"{wish}, because HIVE_ENGINE says so")
 
 
 def _torch() -> list[Finding]:

@@ -1,7 +1,15 @@
-"""Nodes for the engine's tests: an engine with an identity, a socket, and its events to wait for."""
+"""Nodes for the engines' tests: an engine with an identity, a socket, and its events to wait for.
+
+Tests run over both engines and over the two mixed pairs: a module that imports `engines` and `pytest_generate_tests`
+runs each of its tests once for every pair, or for those that `over` names. The first node of a test is of the pair's
+first engine.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 import socket
 import threading
 import time
@@ -9,9 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import pytest
+from engine_relay import Fate, Relay
 from patience import LIMIT_S
 
-from transport.engine import create_engine
+from transport.engine import NATIVE_MODULE, create_engine
 from transport.engine.base import (
     Announced,
     ConnectionDown,
@@ -30,8 +40,49 @@ from transport.wire.header import Header, Kind, MatchKey
 
 E = TypeVar("E")
 ENDS = (SendDone, Received, OperationFailed)
+Test = TypeVar("Test", bound=Callable[..., None])
 QUICK = EngineSettings(keep_alive_s=0.2, dead_after_s=1.0, handshake_timeout_s=2.0)
 """Impatient, so that tests of loss are short. Nothing that must live is tested with it: a stall would kill it."""
+PAIRS = [("aioquic", "aioquic"), ("native", "native"), ("aioquic", "native"), ("native", "aioquic")]
+EACH = PAIRS[:2]
+"""For what has one node of ours: the mixed pairs have nothing to add."""
+_pair: tuple[str, str] = PAIRS[0]
+_nodes = 0
+
+
+def need(*names: str) -> None:
+    """Skip a test where an engine that it needs is not built; where it could be, and in CI has to be, fail it."""
+    if "native" in names and importlib.util.find_spec(NATIVE_MODULE) is None:
+        why = "the native engine is not built here: run tools/setup.sh where cargo is"
+        if os.environ.get("CI") and shutil.which("cargo"):
+            pytest.fail(why)
+        pytest.skip(why)
+
+
+def over(*pairs: tuple[str, str]) -> Callable[[Test], Test]:
+    """Run a test over these pairs alone; say why beside it."""
+
+    def mark(test: Test) -> Test:
+        test.engine_pairs = pairs  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test of a module that imports this runs once for each of its pairs."""
+    if "engines" in metafunc.fixturenames:
+        pairs = EACH if "victim" in metafunc.fixturenames else getattr(metafunc.function, "engine_pairs", PAIRS)
+        metafunc.parametrize("engines", pairs, ids="-".join, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def engines(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Which engines the nodes of this test are of, in the order in which they are made."""
+    global _pair, _nodes
+    need(*request.param)
+    _pair, _nodes = request.param, 0
+    return _pair
 
 
 class Node:
@@ -48,6 +99,7 @@ class Node:
         job: str = "job",
         bulk: bool = False,
     ) -> None:
+        global _nodes
         self.name = name
         self.identity: EphemeralIdentity = ephemeral_identity(name)
         self.credentials = credentials or self.identity.credentials
@@ -55,7 +107,8 @@ class Node:
         self.job = job
         self.events: list[Event] = []
         self.condition = threading.Condition()
-        self.engine = create_engine("aioquic", settings or EngineSettings(), self._on_events)
+        self.engine = create_engine(_pair[min(_nodes, 1)], settings or EngineSettings(), self._on_events)
+        _nodes += 1
         self.sock = bound_socket(host)
         self.address = self.sock.getsockname()[:2]
         self.bulk = bulk
@@ -72,9 +125,10 @@ class Node:
             self.sock, credentials=self.credentials, trust=self.trust or trust, hello=hello, bulk=self.bulk
         )
 
-    def dial(self, other: Node, *, expected: str | None = "") -> int:
+    def dial(self, other: Node, *, expected: str | None = "", through: Relay | None = None) -> int:
         name = other.name if expected == "" else expected
-        return self.engine.connect(self.endpoint, other.address, expected_peer=name)
+        address = other.address if through is None else through.address
+        return self.engine.connect(self.endpoint, address, expected_peer=name)
 
     def take(self, kind: type[E], where: Callable[[Any], bool] = lambda event: True, timeout_s: float = LIMIT_S) -> E:
         """The next event of a kind; fails the test with all events when it does not come."""
@@ -144,6 +198,11 @@ class Node:
         finally:
             go_on.set()
 
+    def held(self, peer: str) -> int:
+        """Memory that messages from a peer take which nobody has posted for."""
+        core: Any = self.engine._core  # type: ignore[attr-defined]
+        return int(core.held(peer) if self.engine.name == "native" else core._mailboxes[peer].reserved)
+
 
 def key(tag: int) -> MatchKey:
     return MatchKey(kind=Kind.POINT_TO_POINT, tag=tag)
@@ -186,7 +245,20 @@ def connected(**options: Any) -> Iterator[tuple[Node, Node, int, int]]:
         yield a, b, a.take(ConnectionUp).connection, b.take(ConnectionUp).connection
 
 
+@contextmanager
+def relayed(fate: Fate, **options: Any) -> Iterator[tuple[Node, Node, int, int, Relay]]:
+    """Nodes "a" and "b", connected over a path of which the test disposes."""
+    with pair(**options) as (a, b):
+        relay = Relay(b.address, fate)
+        try:
+            a.dial(b, through=relay)
+            yield a, b, a.take(ConnectionUp).connection, b.take(ConnectionUp).connection, relay
+        finally:
+            relay.close()
+
+
 __all__ = [
+    "EACH",
     "QUICK",
     "Announced",
     "ConnectionDown",
@@ -194,6 +266,11 @@ __all__ = [
     "Node",
     "bound_socket",
     "connected",
+    "engines",
     "key",
+    "need",
+    "over",
     "pair",
+    "pytest_generate_tests",
+    "relayed",
 ]

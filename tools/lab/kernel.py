@@ -134,12 +134,25 @@ def segmentation_off(devices: Iterable[str], *, namespace: str, gso_max_segs: in
     Args:
         gso_max_segs: how many segments the devices say that they take.
     """
+    _set_segmentation(devices, namespace=namespace, on=False, segments_max=gso_max_segs)
+
+
+def segmentation_on(devices: Iterable[str], *, namespace: str) -> None:
+    """Let `devices` carry frames of up to 64 KiB, as between a host and a network card that cuts and joins them.
+
+    For measuring what a host's processor does: rates still count every frame's header (the kernel knows how many
+    frames a large one stands for), but queues and buckets move in lumps of up to 64 KiB.
+    """
+    _set_segmentation(devices, namespace=namespace, on=True, segments_max=65535)
+
+
+def _set_segmentation(devices: Iterable[str], *, namespace: str, on: bool, segments_max: int) -> None:
     devices = list(devices)
-    ip_batch([f"link set dev {device} gso_max_segs {gso_max_segs}" for device in devices], namespace=namespace)
+    ip_batch([f"link set dev {device} gso_max_segs {segments_max}" for device in devices], namespace=namespace)
     with entered(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for device in devices:
             for operation in _SEGMENTATION:
-                value = ctypes.create_string_buffer(struct.pack("II", operation, 0))
+                value = ctypes.create_string_buffer(struct.pack("II", operation, int(on)))
                 request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
                 try:
                     fcntl.ioctl(control, _SIOCETHTOOL, request)

@@ -27,7 +27,7 @@ def create_engine(name: str, settings: EngineSettings, on_events: Callable[[Sequ
         raise MisuseError(f"engine {name!r} is not known; write one of {', '.join(NAMES)}")
     if name != "aioquic":
         try:
-            native = importlib.import_module(NATIVE_MODULE)
+            importlib.import_module(NATIVE_MODULE)
         except ImportError as error:
             if name == "native":
                 raise MisuseError(
@@ -35,8 +35,9 @@ def create_engine(name: str, settings: EngineSettings, on_events: Callable[[Sequ
                     "with cargo from native/, or set HIVE_ENGINE=aioquic"
                 ) from error
         else:
-            engine: Engine = native.NativeEngine(settings=settings, on_events=on_events)
-            return engine
+            from transport.engine.native_engine import NativeEngine
+
+            return NativeEngine(settings=settings, on_events=on_events)
     # Imported here so that a host with the native engine never pays for loading the other.
     from transport.engine.aioquic_engine import AioquicEngine
 

@@ -21,6 +21,7 @@ from transport.engine.aioquic_connection import CID_BYTES, HiveConnection
 from transport.engine.aioquic_dial import Endpoint, configuration_of, read_first_packet
 from transport.engine.aioquic_loop import Loop
 from transport.engine.base import (
+    DEAD_AFTER_S,
     Address,
     ConnectionDown,
     ConnectionStatistics,
@@ -315,6 +316,7 @@ class Core(Loop):
 
     def _tick(self, now: float) -> None:
         settings = self.settings
+        patience_s = settings.dead_after_s or DEAD_AFTER_S
         for link in list(self._links):
             connection = link.connection
             silent_s = now - connection.heard_at
@@ -323,8 +325,8 @@ class Core(Loop):
                     reason = f"no connection within {settings.handshake_timeout_s:g} s"
                     self._drop(link, WireCode.HANDSHAKE_TIMEOUT, ConnectionLostError(link.peer, reason))
                 continue
-            if silent_s > settings.dead_after_s:
-                reason = f"nothing heard for {silent_s:.1f} s (dead after {settings.dead_after_s:g} s)"
+            if silent_s > patience_s:
+                reason = f"nothing heard for {silent_s:.1f} s (dead after {patience_s:g} s)"
                 self._drop(link, WireCode.DEAD, ConnectionLostError(link.peer, reason))
             elif silent_s >= settings.keep_alive_s and now - link.pinged_at >= settings.keep_alive_s:
                 link.pinged_at = now

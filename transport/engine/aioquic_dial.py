@@ -58,7 +58,9 @@ def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client:
         ],
         congestion_control_algorithm=BULK_CONTROLLER if endpoint.bulk else CONTROLLERS[settings.congestion],
         connection_id_length=CID_BYTES,
-        idle_timeout=max(30.0, 2 * settings.dead_after_s),  # a second line of defence; the engine's tick is the first
+        idle_timeout=max(
+            30.0, 2 * (settings.dead_after_s or 0.0)
+        ),  # a second line of defence; the engine's tick is the first
         max_data=window,
         max_stream_data=min(STREAM_WINDOW_BYTES, window // STREAMS_IN_WINDOW),
         max_datagram_size=settings.datagram_bytes,

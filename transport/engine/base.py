@@ -74,6 +74,10 @@ class Trust:
     roles: frozenset[str] = frozenset({"job"})
 
 
+DEAD_AFTER_S = 5.0
+"""Silence of a peer whose acknowledgements Python may hold up, until it counts as dead."""
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """What an engine may use, and how patient it is. Every bound is enforced by the engine.
@@ -83,7 +87,8 @@ class EngineSettings:
         message_bytes_max: largest payload accepted (1 TiB), checked before anything is allocated.
         streams_max: incoming messages open at once, for each connection.
         keep_alive_s: how often an idle connection proves that it lives.
-        dead_after_s: no acknowledgement for so long means that the peer is dead (5 s: Python may be held up).
+        dead_after_s: no acknowledgement for so long means that the peer is dead. None: `DEAD_AFTER_S`, for Python may
+            be held up; less where both sides are native and nothing of Python's is in the way.
         handshake_timeout_s: a connection that is not up by then has failed.
         datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
         congestion: `cubic` or `reno` for gradients; bulk endpoints use the delay-bounded controller.
@@ -93,7 +98,7 @@ class EngineSettings:
     message_bytes_max: int = 2**40
     streams_max: int = 1024
     keep_alive_s: float = 1.0
-    dead_after_s: float = 5.0
+    dead_after_s: float | None = None
     handshake_timeout_s: float = 10.0
     datagram_bytes: int = 1452
     congestion: str = "cubic"

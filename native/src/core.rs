@@ -1,0 +1,334 @@
+//! The engine as Python calls it: plain arguments, checked in `native_engine.py`; nothing here waits for the network.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use bytes::Bytes;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use tokio::runtime::Runtime;
+
+use crate::buffers::{Payload, Posted};
+use crate::engine::{Engine, Settings};
+use crate::events::{Event, EventQueue, deliver_all};
+use crate::mail::Post;
+use crate::outgoing::Message;
+use crate::tls::Identity;
+use crate::wire::Key;
+
+#[pyclass(module = "hive_qos_native", frozen)]
+pub struct Core {
+    engine: Arc<Engine>,
+    process: u32,
+    running: Mutex<Option<Running>>,
+}
+
+/// The threads, until they are joined.
+struct Running {
+    runtime: Runtime,
+    events: JoinHandle<()>,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(running) = running {
+            if std::process::id() == self.process {
+                running.runtime.shutdown_background();
+            } else {
+                std::mem::forget(running); // a forked child has none of these threads
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Core {
+    /// Start an engine. `deliver` is called with lists of tuples, from one thread of the engine's own.
+    #[new]
+    #[pyo3(signature = (*, deliver, unexpected_bytes_max, message_bytes_max, streams_max, keep_alive_s, dead_after_s,
+                        handshake_timeout_s, datagram_bytes, congestion))]
+    #[expect(clippy::too_many_arguments, reason = "the settings, each by its name")]
+    fn new(
+        deliver: Py<PyAny>,
+        unexpected_bytes_max: u64,
+        message_bytes_max: u64,
+        streams_max: u32,
+        keep_alive_s: f64,
+        dead_after_s: f64,
+        handshake_timeout_s: f64,
+        datagram_bytes: u16,
+        congestion: String,
+    ) -> PyResult<Self> {
+        let settings = Settings {
+            unexpected_bytes_max,
+            message_bytes_max,
+            streams_max,
+            keep_alive: seconds(keep_alive_s)?,
+            dead_after: seconds(dead_after_s)?,
+            handshake_timeout: seconds(handshake_timeout_s)?,
+            datagram_bytes,
+            congestion,
+        };
+        let queue = Arc::new(EventQueue::default());
+        let (engine, runtime) = Engine::start(settings, queue.clone())?;
+        let events = thread::Builder::new()
+            .name("hive-events".to_owned())
+            .spawn(move || deliver_all(&queue, deliver))?;
+        Ok(Self {
+            engine,
+            process: std::process::id(),
+            running: Mutex::new(Some(Running { runtime, events })),
+        })
+    }
+
+    #[getter]
+    fn over(&self) -> bool {
+        self.engine.over()
+    }
+
+    /// A number for a connection that is going to be dialled.
+    fn number(&self) -> u64 {
+        self.engine.number()
+    }
+
+    /// Have an object delivered in its place among the events.
+    fn echo(&self, object: Py<PyAny>) {
+        self.engine.events.push(Event::Echo(object));
+    }
+
+    /// Serve a UDP socket; the caller keeps it open until `close` has returned.
+    #[expect(clippy::too_many_arguments, reason = "what an endpoint is, each by its name")]
+    fn add_endpoint(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        descriptor: RawFd,
+        local: (String, u16),
+        certificates: Vec<Vec<u8>>,
+        key: Vec<u8>,
+        hello: Vec<u8>,
+        bulk: bool,
+    ) -> PyResult<()> {
+        let local = address(&local.0, local.1, 0)?;
+        let identity = Identity::new(certificates, key).map_err(PyValueError::new_err)?;
+        py.detach(|| {
+            // SAFETY: the Python side holds the socket object until `close` has returned.
+            unsafe {
+                self.engine
+                    .add_endpoint(number, descriptor, local, identity, hello.into(), bulk)
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Dial; ends in "chain" or "down" with this number.
+    #[pyo3(signature = (endpoint, number, host, port, scope, expected))]
+    #[expect(clippy::too_many_arguments, reason = "an address has three parts")]
+    fn connect(
+        &self,
+        py: Python<'_>,
+        endpoint: u64,
+        number: u64,
+        host: &str,
+        port: u16,
+        scope: u32,
+        expected: Option<&str>,
+    ) -> PyResult<()> {
+        let remote = address(host, port, scope)?;
+        py.detach(|| self.engine.connect(endpoint, number, remote, expected));
+        Ok(())
+    }
+
+    /// The peer's certificate is good.
+    fn verified(&self, py: Python<'_>, number: u64, peer: &str) {
+        py.detach(|| {
+            if let Some(link) = self.engine.link(number) {
+                link.verified(peer);
+            }
+        });
+    }
+
+    /// The peer's hello is good: messages may go. False where the connection has ended.
+    ///
+    /// `dead_after_s`: patience with this peer, where it is not the engine's.
+    #[pyo3(signature = (number, account, job, message_bytes_max, dead_after_s))]
+    fn begin(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        account: String,
+        job: String,
+        message_bytes_max: u64,
+        dead_after_s: Option<f64>,
+    ) -> PyResult<bool> {
+        let dead_after = dead_after_s.map(seconds).transpose()?;
+        Ok(py.detach(|| {
+            let link = self.engine.link(number);
+            link.is_some_and(|link| link.begin(account, job, message_bytes_max, dead_after))
+        }))
+    }
+
+    /// The peer broke the protocol, or is not who it should be.
+    fn refuse(&self, py: Python<'_>, number: u64, code: u64, reason: String) {
+        py.detach(|| {
+            if let Some(link) = self.engine.link(number) {
+                link.refuse(code, reason);
+            }
+        });
+    }
+
+    #[pyo3(signature = (operation, connection, header, payload, level, deadline_s))]
+    #[expect(clippy::too_many_arguments, reason = "what a message is")]
+    fn send(
+        &self,
+        py: Python<'_>,
+        operation: u64,
+        connection: u64,
+        header: Vec<u8>,
+        payload: Option<PyBuffer<u8>>,
+        level: usize,
+        deadline_s: Option<f64>,
+    ) -> PyResult<()> {
+        let message = Message {
+            operation,
+            header: Bytes::from(header),
+            payload: payload.map(|buffer| Payload::new(buffer, self.engine.events.clone())),
+            level,
+            deadline: deadline_s.map(|after_s| seconds(after_s.max(0.0))).transpose()?,
+        };
+        py.detach(|| self.engine.send(connection, message));
+        Ok(())
+    }
+
+    /// `key` is kind, group, step, bucket, attempt, epoch, tag.
+    #[pyo3(signature = (operation, peer, key, buffer))]
+    fn post(
+        &self,
+        py: Python<'_>,
+        operation: u64,
+        peer: &str,
+        key: (u8, String, u64, u64, u64, u64, u64),
+        buffer: Option<PyBuffer<u8>>,
+    ) {
+        let (kind, group, step, bucket, attempt, epoch, tag) = key;
+        let post = Post {
+            operation,
+            key: Key {
+                kind,
+                group,
+                step,
+                bucket,
+                attempt,
+                epoch,
+                tag,
+            },
+            buffer: buffer.map(|buffer| Posted::new(buffer, self.engine.events.clone())),
+        };
+        py.detach(|| self.engine.mail.post(peer, post));
+    }
+
+    fn cancel(&self, py: Python<'_>, operation: u64) {
+        py.detach(|| self.engine.cancel(operation));
+    }
+
+    fn discard(&self, py: Python<'_>, group: &str, before_step: u64) {
+        py.detach(|| self.engine.mail.discard(group, before_step));
+    }
+
+    /// Memory that waiting messages of a peer take.
+    fn held(&self, py: Python<'_>, peer: &str) -> u64 {
+        py.detach(|| self.engine.mail.held(peer))
+    }
+
+    /// Bytes of datagrams that all living connections have received, as of now.
+    fn received_bytes(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.engine.received_bytes())
+    }
+
+    /// A tuple for each connection, its number first, then the fields of `ConnectionStatistics` in their order.
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let snapshot = self.engine.statistics();
+        let mut told = Vec::with_capacity(snapshot.len());
+        for one in snapshot.iter() {
+            let measured = &one.measured;
+            let fields: [Bound<'py, PyAny>; 16] = [
+                one.number.into_pyobject(py)?.into_any(),
+                (&*one.peer).into_pyobject(py)?.into_any(),
+                (one.remote.ip().to_string(), one.remote.port())
+                    .into_pyobject(py)?
+                    .into_any(),
+                one.bulk.into_pyobject(py)?.to_owned().into_any(),
+                one.rtt.as_secs_f64().into_pyobject(py)?.into_any(),
+                measured.rtt_min.as_secs_f64().into_pyobject(py)?.into_any(),
+                measured.rtt_latest.as_secs_f64().into_pyobject(py)?.into_any(),
+                measured.window.into_pyobject(py)?.into_any(),
+                measured.in_flight.into_pyobject(py)?.into_any(),
+                one.sent_bytes.into_pyobject(py)?.into_any(),
+                one.received_bytes.into_pyobject(py)?.into_any(),
+                measured.delivered.into_pyobject(py)?.into_any(),
+                one.lost_packets.into_pyobject(py)?.into_any(),
+                one.sent_packets.into_pyobject(py)?.into_any(),
+                measured.rate_bits_per_s.into_pyobject(py)?.into_any(),
+                measured.application_limited.into_pyobject(py)?.to_owned().into_any(),
+            ];
+            told.push(PyTuple::new(py, fields)?);
+        }
+        Ok(told)
+    }
+
+    fn disconnect(&self, py: Python<'_>, number: u64, code: u64, reason: &str) {
+        py.detach(|| {
+            if let Some(link) = self.engine.link(number) {
+                link.disconnect(code, reason);
+            }
+        });
+    }
+
+    /// End everything because something of the caller's own broke.
+    fn broke(&self, py: Python<'_>, what: &str) {
+        py.detach(|| self.engine.broke(what));
+    }
+
+    /// Say goodbye, fail what is open, deliver what is left, end the threads.
+    fn close(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
+        let timeout = seconds(timeout_s.max(0.0))?;
+        py.detach(|| {
+            let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let Some(Running { runtime, events }) = running else {
+                return Ok(());
+            };
+            runtime.block_on(async {
+                // What takes longer is cut off: everything has been told to end.
+                let _ = tokio::time::timeout(timeout, self.engine.finish()).await;
+            });
+            runtime.shutdown_timeout(timeout);
+            self.engine.events.end();
+            if thread::current().id() != events.thread().id() {
+                events
+                    .join()
+                    .map_err(|_| PyRuntimeError::new_err("the event thread failed"))?;
+            }
+            Ok(())
+        })
+    }
+}
+
+fn seconds(value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value).map_err(|error| PyValueError::new_err(format!("{value} s: {error}")))
+}
+
+fn address(host: &str, port: u16, scope: u32) -> PyResult<SocketAddr> {
+    let host: IpAddr = host
+        .parse()
+        .map_err(|_| PyValueError::new_err(format!("{host:?} is not a literal address")))?;
+    Ok(match host {
+        IpAddr::V4(_) => SocketAddr::new(host, port),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope).into(),
+    })
+}

@@ -1,0 +1,465 @@
+//! The engine: endpoints, connections, operations, and the runtime whose threads do the work without the GIL.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use quinn::{ClientConfig, EndpointConfig, Incoming, ServerConfig, TokioRuntime};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::oneshot;
+
+use crate::congestion;
+use crate::events::{Event, EventQueue, Failure};
+use crate::link::{Link, Stage, remote_name};
+use crate::mail::Mail;
+use crate::measure::{Measure, Measured, ObservedFactory};
+use crate::outgoing::{Message, send};
+use crate::socket::Socket;
+use crate::tls::{Identity, Limits};
+use crate::wire::Code;
+
+const TICK: Duration = Duration::from_millis(100);
+/// A tick that came so much later was not the network's fault: peers are given that time again.
+const HELD_UP: Duration = Duration::from_millis(500);
+/// Connections whose peer has not been judged yet; more are ignored, as if their first packet had been lost.
+const HALF_OPEN_MAX: usize = 256;
+/// Credit that every stream has: 2 MiB at 40 ms round trip are 400 Mbit/s for one message alone.
+const STREAM_WINDOW_BYTES: u64 = 2 << 20;
+/// So many unposted messages may begin before a posted one could be kept waiting by them.
+const STREAMS_IN_WINDOW: u64 = 16;
+const WINDOW_BYTES_MIN: u64 = 65536;
+/// Of messages that overtake the hello: the windows of the first three round trips are less.
+const BEFORE_HELLO_BYTES_MAX: u64 = 1 << 20;
+/// One for the socket and one for the connection: what a core does less, so that a second one helps.
+const THREADS: usize = 2;
+/// A packet of Ethernet without tunnels, whatever we send ourselves.
+const DATAGRAM_BYTES_TAKEN_MIN: u16 = 1472;
+const GOODBYE_WITHIN: Duration = Duration::from_millis(300);
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub unexpected_bytes_max: u64,
+    pub message_bytes_max: u64,
+    pub streams_max: u32,
+    pub keep_alive: Duration,
+    pub dead_after: Duration,
+    pub handshake_timeout: Duration,
+    pub datagram_bytes: u16,
+    pub congestion: String,
+}
+
+impl Settings {
+    /// How much a peer may have on this side that has no place: compute and bulk share the store.
+    pub fn window_bytes(&self) -> u64 {
+        WINDOW_BYTES_MIN
+            .max(self.unexpected_bytes_max / 2)
+            .min(u64::from(u32::MAX))
+    }
+
+    pub fn stream_window_bytes(&self) -> u32 {
+        STREAM_WINDOW_BYTES.min(self.window_bytes() / STREAMS_IN_WINDOW) as u32
+    }
+}
+
+/// One socket and who we are on it.
+struct Served {
+    number: u64,
+    endpoint: quinn::Endpoint,
+    identity: Identity,
+    hello: Bytes,
+    bulk: bool,
+}
+
+/// A send under way: over which connection, and how to end it.
+type Sending = (Arc<Link>, oneshot::Sender<Failure>);
+
+/// What one connection measured.
+pub struct LinkStatistics {
+    pub number: u64,
+    pub peer: Arc<str>,
+    pub remote: SocketAddr,
+    pub bulk: bool,
+    pub rtt: Duration,
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+    pub lost_packets: u64,
+    pub sent_packets: u64,
+    pub measured: Measured,
+}
+
+pub struct Engine {
+    pub settings: Settings,
+    pub events: Arc<EventQueue>,
+    pub mail: Mail,
+    handle: Handle,
+    over: AtomicBool,
+    numbers: AtomicU64,
+    endpoints: Mutex<HashMap<u64, Arc<Served>>>,
+    links: Mutex<BTreeMap<u64, Arc<Link>>>,
+    sends: Mutex<BTreeMap<u64, Sending>>,
+    snapshot: Mutex<Arc<Vec<LinkStatistics>>>,
+}
+
+impl Engine {
+    /// Start the runtime's threads.
+    pub fn start(settings: Settings, events: Arc<EventQueue>) -> std::io::Result<(Arc<Self>, Runtime)> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("hive-quic")
+            .enable_all()
+            .build()?;
+        let engine = Arc::new(Self {
+            mail: Mail::new(settings.unexpected_bytes_max, events.clone()),
+            settings,
+            events,
+            handle: runtime.handle().clone(),
+            over: AtomicBool::new(false),
+            numbers: AtomicU64::new(1),
+            endpoints: Mutex::default(),
+            links: Mutex::default(),
+            sends: Mutex::default(),
+            snapshot: Mutex::default(),
+        });
+        spawn(&engine, tick(engine.clone()));
+        Ok((engine, runtime))
+    }
+
+    pub fn over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// A number that no other connection has.
+    pub fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Serve a socket.
+    ///
+    /// # Safety
+    /// The descriptor stays open until the engine is closed.
+    pub unsafe fn add_endpoint(
+        self: &Arc<Self>,
+        number: u64,
+        descriptor: RawFd,
+        local: SocketAddr,
+        identity: Identity,
+        hello: Bytes,
+        bulk: bool,
+    ) -> std::io::Result<()> {
+        let _runtime = self.handle.enter();
+        // SAFETY: the caller keeps the descriptor open.
+        let socket = unsafe { Socket::adopt(descriptor, local) }?;
+        let server = ServerConfig::with_crypto(identity.server.clone());
+        let mut config = EndpointConfig::default();
+        // What we can take in, which is also what the peer may probe the path for.
+        let taken = self.settings.datagram_bytes.max(DATAGRAM_BYTES_TAKEN_MIN);
+        config
+            .max_udp_payload_size(taken)
+            .expect("more than QUIC's least, as the settings are");
+        let endpoint = quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, Arc::new(TokioRuntime))?;
+        let served = Arc::new(Served {
+            number,
+            endpoint,
+            identity,
+            hello,
+            bulk,
+        });
+        locked(&self.endpoints).insert(number, served.clone());
+        spawn(self, accept(self.clone(), served));
+        Ok(())
+    }
+
+    /// Dial.
+    pub fn connect(self: &Arc<Self>, endpoint: u64, number: u64, remote: SocketAddr, expected: Option<&str>) {
+        let served = locked(&self.endpoints).get(&endpoint).cloned();
+        let name = expected.map_or_else(|| remote_name(remote), str::to_owned);
+        let down = |reason: String| {
+            self.events.push(Event::Down {
+                link: number,
+                peer: name.clone(),
+                failure: Some(Failure::Lost {
+                    peer: name.clone(),
+                    reason,
+                }),
+            });
+        };
+        let Some(served) = served else {
+            return down(format!("there is no endpoint {endpoint}"));
+        };
+        let measure = Measure::new();
+        let mut config = ClientConfig::new(served.identity.client.clone());
+        config.transport_config(self.transport(served.bulk, &measure));
+        let _runtime = self.handle.enter();
+        // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
+        let connecting = served.endpoint.connect_with(config, remote, &remote.ip().to_string());
+        match connecting {
+            Err(error) => down(format!("{} cannot be dialled from this socket: {error}", remote.ip())),
+            Ok(connecting) => {
+                let hello = served.hello.clone();
+                let link = Link::new(self.clone(), number, remote, hello, true, served.bulk, measure);
+                if let Some(expected) = expected {
+                    link.set_peer(expected);
+                }
+                locked(&self.links).insert(number, link.clone());
+                spawn(self, link.run(connecting));
+            }
+        }
+    }
+
+    fn transport(&self, bulk: bool, measure: &Arc<Measure>) -> Arc<quinn::TransportConfig> {
+        let settings = &self.settings;
+        let inner =
+            congestion::factory(&settings.congestion, bulk).expect("the name was checked when the engine began");
+        let limits = Limits {
+            stream_window_bytes: settings.stream_window_bytes(),
+            first_window_bytes: settings.window_bytes().min(BEFORE_HELLO_BYTES_MAX) as u32,
+            streams_max: settings.streams_max,
+            datagram_bytes: settings.datagram_bytes,
+            keep_alive: settings.keep_alive,
+            // A second line of defence; the tick is the first.
+            idle: Duration::from_secs(30).max(2 * settings.dead_after),
+        };
+        Arc::new(limits.transport(Arc::new(ObservedFactory {
+            inner,
+            measure: measure.clone(),
+        })))
+    }
+
+    pub fn link(&self, number: u64) -> Option<Arc<Link>> {
+        locked(&self.links).get(&number).cloned()
+    }
+
+    /// A connection has ended. Whether it was the last one to its peer that was up.
+    pub fn forget(&self, link: &Link, was_up: bool) -> bool {
+        let mut links = locked(&self.links);
+        links.remove(&link.number);
+        let peer = link.peer();
+        was_up && !links.values().any(|other| other.is(Stage::Up) && other.peer() == peer)
+    }
+
+    /// Send one message over a connection.
+    pub fn send(self: &Arc<Self>, connection: u64, message: Message) {
+        let operation = message.operation;
+        let fail = |message: Message, failure: Failure| {
+            drop(message); // let go of the payload first
+            self.events.push(Event::Failed { operation, failure });
+        };
+        let link = self
+            .link(connection)
+            .filter(|link| link.is(Stage::Up) && !link.closing());
+        let Some(link) = link else {
+            let failure = Failure::Lost {
+                peer: format!("connection {connection}"),
+                reason: "it has ended or never was".to_owned(),
+            };
+            return fail(message, failure);
+        };
+        let (length, accepted) = (
+            message.payload.as_ref().map_or(0, |payload| payload.len() as u64),
+            link.message_bytes_max(),
+        );
+        if length > accepted {
+            let failure = Failure::Peer {
+                peer: link.peer().to_string(),
+                reason: format!("accepts messages of {accepted} bytes; this has {length}"),
+                code: 0,
+            };
+            return fail(message, failure);
+        }
+        let (abort, aborted) = oneshot::channel();
+        locked(&self.sends).insert(operation, (link.clone(), abort));
+        spawn(self, send(link, message, aborted));
+    }
+
+    pub fn forget_send(&self, operation: u64) {
+        locked(&self.sends).remove(&operation);
+    }
+
+    /// End a send or a post.
+    pub fn cancel(&self, operation: u64) {
+        let sending = locked(&self.sends).remove(&operation);
+        if let Some((link, abort)) = sending {
+            let text = format!("the send to {} was cancelled here", link.peer());
+            let _ = abort.send(Failure::Cancelled(text)); // it may have ended meanwhile
+        } else {
+            self.mail.cancel(operation);
+        }
+    }
+
+    /// What every connection measured at the last tick.
+    pub fn statistics(&self) -> Arc<Vec<LinkStatistics>> {
+        locked(&self.snapshot).clone()
+    }
+
+    /// Bytes of datagrams that all living connections have received, as of now.
+    pub fn received_bytes(&self) -> u64 {
+        let links = locked(&self.links);
+        let connections = links.values().filter_map(|link| link.connection());
+        connections.map(|connection| connection.stats().udp_rx.bytes).sum()
+    }
+
+    /// Fail every operation and close every connection.
+    pub fn end(&self, code: Code, failure: Failure, say: &str) {
+        self.over.store(true, Ordering::SeqCst);
+        for (_, abort) in std::mem::take(&mut *locked(&self.sends)).into_values() {
+            let _ = abort.send(failure.clone()); // it may have ended meanwhile
+        }
+        self.mail.fail_all(&failure);
+        let links: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
+        for link in &links {
+            if code == Code::NoError {
+                link.disconnect(code as u64, say);
+            } else {
+                link.close(code as u64, failure.clone());
+            }
+        }
+    }
+
+    /// Something in here broke: everything ends, and the caller is told why.
+    pub fn broke(&self, what: &str) {
+        let failure = Failure::Lost {
+            peer: "everybody".to_owned(),
+            reason: format!("the engine of this process failed: {what}"),
+        };
+        self.end(Code::Internal, failure, what);
+    }
+
+    /// Say goodbye and wait a moment until that has been sent and everything has told its end.
+    pub async fn finish(&self) {
+        let living: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
+        self.end(
+            Code::NoError,
+            Failure::Cancelled("the engine was closed here".to_owned()),
+            "goodbye",
+        );
+        let until = Instant::now() + GOODBYE_WITHIN;
+        let said = |link: &Arc<Link>| {
+            let connection = link.connection();
+            connection.is_none_or(|connection| connection.stats().frame_tx.connection_close > 0)
+        };
+        while Instant::now() < until && !(living.iter().all(said) && locked(&self.links).is_empty()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        for served in std::mem::take(&mut *locked(&self.endpoints)).into_values() {
+            served.endpoint.close(0u32.into(), b"goodbye");
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Run a task of the engine's. One that panics ends the engine, not the process.
+pub fn spawn(engine: &Arc<Engine>, future: impl Future<Output = ()> + Send + 'static) {
+    engine.handle.spawn(Guarded {
+        engine: engine.clone(),
+        future: Box::pin(future),
+    });
+}
+
+struct Guarded {
+    engine: Arc<Engine>,
+    future: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Future for Guarded {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        // A future that panicked is not polled again, and what it shared is behind locks that forgive it.
+        match catch_unwind(AssertUnwindSafe(|| self.future.as_mut().poll(cx))) {
+            Ok(polled) => polled,
+            Err(panic) => {
+                self.engine.broke(&words_of(&*panic));
+                Poll::Ready(())
+            }
+        }
+    }
+}
+
+/// What a panic says.
+pub fn words_of(panic: &(dyn Any + Send)) -> String {
+    let words = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    words
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic".to_owned())
+}
+
+async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
+    while let Some(incoming) = served.endpoint.accept().await {
+        let half_open = {
+            let links = locked(&engine.links);
+            links.values().filter(|link| link.is(Stage::Handshaking)).count()
+        };
+        if half_open >= HALF_OPEN_MAX || engine.over() {
+            incoming.ignore();
+        } else {
+            begin(&engine, &served, incoming);
+        }
+    }
+}
+
+/// Somebody dials us.
+fn begin(engine: &Arc<Engine>, served: &Served, incoming: Incoming) {
+    let remote = incoming.remote_address();
+    let measure = Measure::new();
+    let mut config = ServerConfig::with_crypto(served.identity.server.clone());
+    config.transport_config(engine.transport(served.bulk, &measure));
+    let Ok(connecting) = incoming.accept_with(Arc::new(config)) else {
+        return; // its first packet was not good
+    };
+    let (number, hello) = (engine.number(), served.hello.clone());
+    let link = Link::new(engine.clone(), number, remote, hello, false, served.bulk, measure);
+    locked(&engine.links).insert(number, link.clone());
+    engine.events.push(Event::Accepted {
+        link: number,
+        endpoint: served.number,
+        remote: (remote.ip().to_string(), remote.port()),
+    });
+    spawn(engine, link.run(connecting));
+}
+
+async fn tick(engine: Arc<Engine>) {
+    let mut before = Instant::now();
+    while !engine.over() {
+        tokio::time::sleep(TICK).await;
+        let now = Instant::now();
+        let late = now.saturating_duration_since(before).saturating_sub(TICK);
+        before = now;
+        let held_up = if late > HELD_UP { late } else { Duration::ZERO };
+        let links: Vec<Arc<Link>> = locked(&engine.links).values().cloned().collect();
+        let mut snapshot = Vec::with_capacity(links.len());
+        for link in links {
+            link.tick(now, held_up);
+            if link.is(Stage::Up) {
+                snapshot.extend(statistics_of(&link));
+            }
+        }
+        *locked(&engine.snapshot) = Arc::new(snapshot);
+    }
+}
+
+fn statistics_of(link: &Link) -> Option<LinkStatistics> {
+    let stats = link.connection()?.stats();
+    Some(LinkStatistics {
+        number: link.number,
+        peer: link.peer(),
+        remote: link.remote(),
+        bulk: link.bulk,
+        rtt: stats.path.rtt,
+        sent_bytes: stats.udp_tx.bytes,
+        received_bytes: stats.udp_rx.bytes,
+        lost_packets: stats.path.lost_packets,
+        sent_packets: stats.path.sent_packets,
+        measured: link.measure.read(),
+    })
+}

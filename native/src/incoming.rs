@@ -1,0 +1,185 @@
+//! What one connection receives: the peer's control stream, and each message on a stream of its own.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use quinn::{ReadError, RecvStream, VarInt};
+
+use crate::engine::spawn;
+use crate::events::Event;
+use crate::link::{Link, Stage};
+use crate::mail::{Next, Slot};
+use crate::wire::{self, Code, HEADER_BYTES_MAX, Violation, code_name};
+
+const FRAME_HELLO: u64 = 0;
+/// Read at once: about 45 KB of full packets, copied while they are in the cache.
+const CHUNKS: usize = 32;
+
+/// Take the peer's streams as they come. The first is its control stream.
+pub async fn listen(link: Arc<Link>) {
+    let Some(connection) = link.connection() else {
+        return;
+    };
+    let Ok(control) = connection.accept_uni().await else {
+        return;
+    };
+    spawn(&link.engine, listen_to_control(link.clone(), control));
+    while let Ok(stream) = connection.accept_uni().await {
+        spawn(&link.engine, receive(link.clone(), stream));
+    }
+}
+
+async fn listen_to_control(link: Arc<Link>, mut stream: RecvStream) {
+    let mut greeted = false;
+    let mut data = Vec::new();
+    let violation = loop {
+        match stream.read_chunk(HEADER_BYTES_MAX, true).await {
+            Ok(Some(chunk)) => data.extend_from_slice(&chunk.bytes),
+            Ok(None) => break Violation::new(Code::ProtocolViolation, "ended its control stream"),
+            Err(ReadError::Reset(_)) => {
+                break Violation::new(Code::ProtocolViolation, "reset its control stream");
+            }
+            Err(_) => return,
+        }
+        if let Err(violation) = read_frames(&link, &mut data, &mut greeted) {
+            break violation;
+        }
+    };
+    link.violated(violation);
+}
+
+fn read_frames(link: &Link, data: &mut Vec<u8>, greeted: &mut bool) -> Result<(), Violation> {
+    let mut at = 0;
+    while let Some((kind, start, end)) = wire::split_frame(&data[at..])? {
+        if kind == FRAME_HELLO {
+            if std::mem::replace(greeted, true) {
+                return Err(Violation::new(Code::ProtocolViolation, "said hello twice"));
+            }
+            link.engine.events.push(Event::Hello {
+                link: link.number,
+                body: data[at + start..at + end].to_vec(),
+            });
+        }
+        at += end;
+    }
+    data.drain(..at);
+    Ok(())
+}
+
+/// Receive one message.
+async fn receive(link: Arc<Link>, mut stream: RecvStream) {
+    let (header, first) = match read_header(&mut stream).await {
+        Ok(Some(found)) => found,
+        Ok(None) => return,
+        Err(violation) => return link.violated(violation),
+    };
+    let mut stage = link.stage.subscribe();
+    match stage.wait_for(|stage| *stage >= Stage::Up).await {
+        Ok(stage) if *stage == Stage::Up => {}
+        _ => return,
+    }
+    let accepted = link.engine.settings.message_bytes_max;
+    if header.length > accepted {
+        let reason = format!("a message of {} bytes where {accepted} are accepted", header.length);
+        return link.violated(Violation::new(Code::MessageTooLong, reason));
+    }
+    let job = link.job();
+    if !header.job.is_empty() && !job.is_empty() && header.job != job {
+        let reason = format!("a message of job {:?} from job {job:?}", header.job);
+        return link.violated(Violation::new(Code::JobMismatch, reason));
+    }
+    let slot = link.engine.mail.arrived(&link.peer(), header, link.clone());
+    if let Err(violation) = read_payload(&link, &mut stream, &slot, first).await {
+        link.violated(violation);
+    }
+}
+
+/// A message's header and what came with it; None where the stream ended for no fault of the peer's.
+async fn read_header(stream: &mut RecvStream) -> Result<Option<(wire::Header, Bytes)>, Violation> {
+    let mut data = Vec::new();
+    loop {
+        let chunk = match stream.read_chunk(HEADER_BYTES_MAX, true).await {
+            Ok(Some(chunk)) => chunk.bytes,
+            Ok(None) => {
+                return Err(Violation::new(Code::LengthMismatch, "a stream ended within its header"));
+            }
+            Err(_) => return Ok(None),
+        };
+        let whole = if data.is_empty() {
+            chunk
+        } else {
+            [&data[..], &chunk].concat().into()
+        };
+        if let Some((start, end)) = wire::split_header(&whole)? {
+            let header = wire::decode_header(&whole[start..end])?;
+            return Ok(Some((header, whole.slice(end..))));
+        }
+        data = whole.to_vec();
+    }
+}
+
+async fn read_payload(link: &Link, stream: &mut RecvStream, slot: &Arc<Slot>, first: Bytes) -> Result<(), Violation> {
+    let mail = &link.engine.mail;
+    if !slot.write(&first) {
+        return Err(too_much(slot));
+    }
+    let mut chunks: [Bytes; CHUNKS] = Default::default();
+    loop {
+        match slot.next() {
+            Next::Stop(code) => {
+                let _ = stream.stop(VarInt::from_u32(code as u32)); // it may have ended meanwhile
+                return Ok(());
+            }
+            Next::Wait => {
+                tokio::select! {
+                    () = slot.changed.notified() => {}
+                    reset = stream.received_reset() => match reset {
+                        Ok(Some(code)) => {
+                            mail.reset(slot, &reason_of(code));
+                            return Ok(());
+                        }
+                        _ => return Ok(()),
+                    }
+                }
+                continue;
+            }
+            Next::Read => {}
+        }
+        let read = tokio::select! {
+            biased;
+            read = stream.read_chunks(&mut chunks) => read,
+            () = slot.changed.notified() => continue,
+        };
+        match read {
+            Ok(Some(count)) => {
+                for chunk in &mut chunks[..count] {
+                    if !slot.write(&std::mem::take(chunk)) {
+                        return Err(too_much(slot));
+                    }
+                }
+            }
+            Ok(None) if slot.whole() => {
+                mail.completed(slot);
+                return Ok(());
+            }
+            Ok(None) => {
+                let reason = format!("a stream ended short of its {} bytes", slot.header.length);
+                return Err(Violation::new(Code::LengthMismatch, reason));
+            }
+            Err(ReadError::Reset(code)) => {
+                mail.reset(slot, &reason_of(code));
+                return Ok(());
+            }
+            Err(_) => return Ok(()), // the connection has ended, which the mail is told
+        }
+    }
+}
+
+fn too_much(slot: &Slot) -> Violation {
+    let reason = format!("more than the {} bytes that its header says", slot.header.length);
+    Violation::new(Code::LengthMismatch, reason)
+}
+
+fn reason_of(code: VarInt) -> String {
+    format!("stream reset with {}", code_name(code.into_inner()))
+}

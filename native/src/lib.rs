@@ -1,0 +1,33 @@
+//! The native engine of hive-qos' transport: quinn behind the interface of `transport/engine/base.py`.
+//!
+//! - `core` is what Python sees; `transport/engine/native_engine.py` turns it into an `Engine`.
+//! - `engine` owns sockets, connections and the runtime; `link` is one connection, `incoming` and `outgoing` its two
+//!   directions, `gate` who sends next, `mail` who gets which message.
+//! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
+//!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion` and `measure` say what they are.
+
+mod buffers;
+mod congestion;
+mod core;
+mod engine;
+mod events;
+mod gate;
+mod incoming;
+mod link;
+mod mail;
+mod measure;
+mod memory;
+mod outgoing;
+mod socket;
+mod tls;
+pub mod wire;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn hive_qos_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("CONGESTION", congestion::NAMES)?;
+    module.add_class::<core::Core>()?;
+    module.add_class::<memory::Memory>()
+}

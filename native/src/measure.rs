@@ -1,0 +1,212 @@
+//! What a connection measures of its path, taken where the congestion controller hears of every packet.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use quinn::congestion::{Controller, ControllerFactory};
+use quinn_proto::RttEstimator;
+
+const RATE_SPAN: Duration = Duration::from_millis(100);
+const RTT_SPAN: Duration = Duration::from_secs(10);
+
+/// A connection's own measurements. Times are of the last acknowledgement.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    pub rtt_latest: Duration,
+    pub rtt_min: Duration,
+    pub window: u64,
+    pub in_flight: u64,
+    pub delivered: u64,
+    pub rate_bits_per_s: u64,
+    pub application_limited: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    told: Measured,
+    previous_min: Option<Duration>,
+    current_min: Option<Duration>,
+    min_since: Option<Instant>,
+    span: Option<(Instant, u64)>,
+    span_limited: bool,
+}
+
+/// Shared between the controller, which writes, and whoever reads statistics.
+#[derive(Debug)]
+pub struct Measure {
+    state: Mutex<State>,
+    /// How much of the congestion window is in use: what is in flight when acknowledgements come, at most the window.
+    /// Where no packet is ever lost the window itself grows without end.
+    pub used: Arc<AtomicU64>,
+}
+
+impl Measure {
+    pub fn new() -> Arc<Self> {
+        let state = State {
+            told: Measured {
+                rtt_latest: Duration::ZERO,
+                rtt_min: Duration::ZERO,
+                window: 0,
+                in_flight: 0,
+                delivered: 0,
+                rate_bits_per_s: 0,
+                application_limited: true,
+            },
+            previous_min: None,
+            current_min: None,
+            min_since: None,
+            span: None,
+            span_limited: true,
+        };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            used: Arc::default(),
+        })
+    }
+
+    pub fn read(&self) -> Measured {
+        self.lock().told.clone()
+    }
+
+    /// Close the rate's span if it is long enough, also while nothing is acknowledged.
+    pub fn tick(&self, now: Instant) {
+        let mut state = self.lock();
+        state.span_limited |= state.told.in_flight == 0;
+        state.close_span(now);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn close_span(&mut self, now: Instant) {
+        let Some((since, bytes)) = self.span else {
+            self.span = Some((now, self.told.delivered));
+            return;
+        };
+        let span = now.saturating_duration_since(since);
+        if span < RATE_SPAN {
+            return;
+        }
+        let bits = (self.told.delivered - bytes) as f64 * 8.0;
+        self.told.rate_bits_per_s = (bits / span.as_secs_f64()) as u64;
+        self.told.application_limited = self.span_limited;
+        self.span_limited = false;
+        self.span = Some((now, self.told.delivered));
+    }
+
+    /// The least round trip of the last one to two spans, so that a changed path is believed in time.
+    fn note_rtt(&mut self, rtt: Duration, now: Instant) {
+        let age = self.min_since.map(|since| now.saturating_duration_since(since));
+        if age.is_none_or(|age| age > RTT_SPAN) {
+            self.previous_min = age.filter(|age| *age <= 2 * RTT_SPAN).and(self.current_min);
+            self.current_min = None;
+            self.min_since = Some(now);
+        }
+        self.current_min = Some(self.current_min.map_or(rtt, |least| least.min(rtt)));
+        self.told.rtt_latest = rtt;
+        self.told.rtt_min = self
+            .previous_min
+            .into_iter()
+            .chain(self.current_min)
+            .min()
+            .unwrap_or(rtt);
+    }
+}
+
+/// A controller that also writes down what it hears.
+pub struct Observed {
+    inner: Box<dyn Controller>,
+    measure: Arc<Measure>,
+    latest: Option<Duration>,
+    acked: u64,
+    limited: bool,
+}
+
+pub struct ObservedFactory {
+    pub inner: Arc<dyn ControllerFactory + Send + Sync>,
+    pub measure: Arc<Measure>,
+}
+
+impl ControllerFactory for ObservedFactory {
+    fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
+        let inner = self.inner.clone().build(now, current_mtu);
+        self.measure.lock().told.window = inner.window();
+        Box::new(Observed {
+            inner,
+            measure: self.measure.clone(),
+            latest: None,
+            acked: 0,
+            limited: false,
+        })
+    }
+}
+
+impl Controller for Observed {
+    fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
+        self.inner.on_sent(now, bytes, last_packet_number);
+        self.measure.lock().told.in_flight += bytes;
+    }
+
+    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
+        self.inner.on_ack(now, sent, bytes, app_limited, rtt);
+        // Of the packets that one acknowledgement is for, the last one sent is the one whose round trip it shows.
+        // (The stack takes `now` before it reads a batch, so that one may seem to have been acknowledged at once.)
+        let rtt = Some(now.saturating_duration_since(sent)).filter(|rtt| !rtt.is_zero());
+        self.latest = rtt.into_iter().chain(self.latest).min();
+        self.acked += bytes;
+        self.limited |= app_limited;
+    }
+
+    fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
+        self.inner.on_end_acks(now, in_flight, app_limited, largest);
+        let mut state = self.measure.lock();
+        if let Some(rtt) = self.latest.take() {
+            state.note_rtt(rtt, now);
+        }
+        state.told.delivered += std::mem::take(&mut self.acked);
+        state.told.window = self.inner.window();
+        let used = state.told.in_flight.min(state.told.window);
+        self.measure.used.store(used, Ordering::Relaxed);
+        state.told.in_flight = in_flight;
+        state.span_limited |= std::mem::take(&mut self.limited) | app_limited;
+        state.close_span(now);
+    }
+
+    fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
+        self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+        let mut state = self.measure.lock();
+        state.told.in_flight = state.told.in_flight.saturating_sub(lost_bytes);
+        state.told.window = self.inner.window();
+    }
+
+    fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.inner.on_mtu_update(new_mtu);
+    }
+
+    fn window(&self) -> u64 {
+        self.inner.window()
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(Self {
+            inner: self.inner.clone_box(),
+            measure: self.measure.clone(),
+            latest: self.latest,
+            acked: self.acked,
+            limited: self.limited,
+        })
+    }
+
+    fn initial_window(&self) -> u64 {
+        self.inner.initial_window()
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}

@@ -1,0 +1,199 @@
+//! TLS 1.3 for both sides: our certificate is presented, the peer's is asked for, and its key is proved.
+//!
+//! Whether the certificate itself is good is judged when the handshake is complete, by the one place that knows
+//! (`transport/identity`), on both sides alike: only then can the other side be told why not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme, version};
+
+pub const ALPN: &[u8] = b"hive-tensor/1";
+
+/// The configurations of an endpoint as client and as server.
+pub struct Identity {
+    pub client: Arc<QuicClientConfig>,
+    pub server: Arc<QuicServerConfig>,
+}
+
+impl Identity {
+    /// Args: certificates in DER, our own first, and the key in PKCS 8.
+    pub fn new(certificates: Vec<Vec<u8>>, key: Vec<u8>) -> Result<Self, String> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let chain: Vec<CertificateDer<'static>> = certificates.into_iter().map(CertificateDer::from).collect();
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key));
+        let proof = Arc::new(KeyProof::new(&provider));
+        let wrong = |error: Error| error.to_string();
+        let mut client = rustls::ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(wrong)?
+            .dangerous()
+            .with_custom_certificate_verifier(proof.clone())
+            .with_client_auth_cert(chain.clone(), key.clone_key())
+            .map_err(wrong)?;
+        client.alpn_protocols = vec![ALPN.to_vec()];
+        let mut server = rustls::ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(wrong)?
+            .with_client_cert_verifier(proof)
+            .with_single_cert(chain, key)
+            .map_err(wrong)?;
+        server.alpn_protocols = vec![ALPN.to_vec()];
+        let unusable = |error: quinn::crypto::rustls::NoInitialCipherSuite| error.to_string();
+        Ok(Self {
+            client: Arc::new(QuicClientConfig::try_from(client).map_err(unusable)?),
+            server: Arc::new(QuicServerConfig::try_from(server).map_err(unusable)?),
+        })
+    }
+}
+
+/// Checks that the peer holds the key of the certificate that it shows, and nothing else.
+#[derive(Debug)]
+struct KeyProof {
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl KeyProof {
+    fn new(provider: &CryptoProvider) -> Self {
+        Self {
+            algorithms: provider.signature_verification_algorithms,
+        }
+    }
+
+    fn check(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+    }
+}
+
+fn no_tls12() -> Error {
+    Error::General("QUIC has no TLS 1.2".to_owned())
+}
+
+impl ServerCertVerifier for KeyProof {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(no_tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.check(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+impl ClientCertVerifier for KeyProof {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    /// A client without a certificate is let through the handshake, so that it can be told that one is missing.
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(no_tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.check(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+/// QUIC's side of the settings.
+pub struct Limits {
+    pub stream_window_bytes: u32,
+    pub first_window_bytes: u32,
+    pub streams_max: u32,
+    pub datagram_bytes: u16,
+    pub keep_alive: Duration,
+    pub idle: Duration,
+}
+
+/// Bytes that every QUIC path takes (RFC 9000 14).
+const DATAGRAM_BYTES_MIN: u16 = 1200;
+/// What the stack holds unacknowledged: the gate bounds it to less, and control messages may always pass.
+const SEND_WINDOW_BYTES: u64 = 1 << 40;
+
+impl Limits {
+    pub fn transport(
+        &self,
+        congestion: Arc<dyn quinn::congestion::ControllerFactory + Send + Sync>,
+    ) -> quinn::TransportConfig {
+        let mut config = quinn::TransportConfig::default();
+        let mut discovery = quinn::MtuDiscoveryConfig::default();
+        discovery.upper_bound(self.datagram_bytes);
+        config
+            .max_concurrent_bidi_streams(0u32.into())
+            .max_concurrent_uni_streams(self.streams_max.into())
+            .stream_receive_window(self.stream_window_bytes.into())
+            .receive_window(self.first_window_bytes.into())
+            .send_window(SEND_WINDOW_BYTES)
+            // One stream of a priority after the other: the first chunk is reduced while the next is on its way.
+            .send_fairness(false)
+            .datagram_receive_buffer_size(None)
+            .initial_mtu(DATAGRAM_BYTES_MIN)
+            .min_mtu(DATAGRAM_BYTES_MIN)
+            .mtu_discovery_config((self.datagram_bytes > DATAGRAM_BYTES_MIN).then_some(discovery))
+            .keep_alive_interval(Some(self.keep_alive))
+            .max_idle_timeout(quinn::IdleTimeout::try_from(self.idle).ok())
+            .congestion_controller_factory(congestion);
+        config
+    }
+}

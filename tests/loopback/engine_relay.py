@@ -1,0 +1,103 @@
+"""A path between two sockets that loses, delays, cuts or forges datagrams as a test wants it, for either engine."""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterable
+
+Fate = Callable[[bytes], Iterable[bytes]]
+"""What becomes of a datagram: the ones that go on instead of it."""
+
+
+class Relay:
+    """Forwards between one dialling side and `server`, through `fate`, until closed."""
+
+    def __init__(self, server: tuple[str, int], fate: Fate) -> None:
+        self.fate = fate
+        self.to_server = b""
+        self._server = server
+        self._client: tuple[str, int] | None = None
+        self._front, self._back = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+        for sock in (self._front, self._back):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 2**20)
+            sock.bind(("127.0.0.1", 0))
+            sock.setblocking(False)
+        self.address: tuple[str, int] = self._front.getsockname()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def forge(self, data: bytes) -> None:
+        """Send to the server from the address that it knows the client by."""
+        self._back.sendto(data, self._server)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._front.close()
+        self._back.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            ready, _, _ = select.select([self._front, self._back], [], [], 0.05)
+            for sock in ready:
+                for _ in range(64):
+                    try:
+                        data, sender = sock.recvfrom(65536)
+                    except BlockingIOError:
+                        break
+                    self._forward(data, sender, from_client=sock is self._front)
+
+    def _forward(self, data: bytes, sender: tuple[str, int], *, from_client: bool) -> None:
+        if from_client:
+            self._client = sender
+            self.to_server = data
+        for out in self.fate(data):
+            if from_client:
+                self._back.sendto(out, self._server)
+            elif self._client is not None:
+                self._front.sendto(out, self._client)
+
+
+def straight(data: bytes) -> list[bytes]:
+    """Nothing happens."""
+    return [data]
+
+
+def silent(data: bytes) -> list[bytes]:
+    """Nothing comes through, as after a cable was cut."""
+    return []
+
+
+def narrow(data: bytes) -> list[bytes]:
+    """A path that swallows what is longer than 1300 bytes and tells nobody, as behind a tunnel."""
+    return [data] if len(data) <= 1300 else []
+
+
+def rough(seed: int) -> Fate:
+    """Loses every thirtieth datagram, and now and then doubles, delays, cuts or spoils one; the same in every run."""
+    rng = random.Random(seed)
+    late: list[bytes] = []
+
+    def fate(data: bytes) -> list[bytes]:
+        held = [late.pop()] if late else []
+        draw = rng.random()
+        if draw < 0.03:
+            return held
+        if draw < 0.05:
+            return [data, data, *held]
+        if draw < 0.07 and not held:
+            late.append(data)
+            return []
+        if draw < 0.08:
+            return [data[: rng.randrange(len(data))] or b"\0", *held]
+        if draw < 0.09:
+            spoiled = bytearray(data)
+            spoiled[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            return [bytes(spoiled), *held]
+        return [data, *held]
+
+    return fate

@@ -1,0 +1,187 @@
+"""What the native engine promises beyond the other: nothing in Python holds the network up, or is broken by it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import random
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from engine_relay import straight
+from engine_support import (
+    QUICK,
+    Announced,
+    ConnectionDown,
+    ConnectionUp,
+    connected,
+    engines,
+    over,
+    pair,
+    pytest_generate_tests,
+    relayed,
+)
+
+from transport.engine.base import EngineSettings, Priority, Received, SendDone
+
+__all__ = ["engines", "pytest_generate_tests"]
+
+NATIVE = ("native", "native")
+
+
+def hold_the_interpreter(seconds: float) -> None:
+    """Sleep with the GIL held, as a long call into a library does that does not let go of it."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+@over(NATIVE)
+def test_a_long_hold_of_the_interpreter_stops_no_transfer_and_kills_nobody() -> None:
+    with connected(settings=QUICK) as (a, b, up, _):
+        payload = random.Random(1).randbytes(100 * 2**20)
+        buffer = bytearray(len(payload))
+        post = b.post("a", buffer)
+        began = b.engine._core.received_bytes()  # type: ignore[attr-defined]
+        a.send(up, payload)
+        hold_the_interpreter(2.5)  # more than twice the time after which a silent peer is dead
+        arrived = b.engine._core.received_bytes() - began  # type: ignore[attr-defined]
+        assert arrived >= len(payload), "it was not moved while Python stood still"
+        assert isinstance(b.outcome(post, 1), Received)
+        assert buffer == payload
+        a.none(ConnectionDown, within_s=0.3)
+        assert not [event for event in b.events if isinstance(event, ConnectionDown)]
+
+
+@over(NATIVE)
+def test_a_buffer_cannot_be_resized_while_it_is_lent_and_can_afterwards() -> None:
+    with connected(settings=EngineSettings(unexpected_bytes_max=2**20)) as (a, b, up, _):
+        payload, buffer = bytearray(8 * 2**20), bytearray(8 * 2**20)
+        send = a.send(up, payload)
+        post = b.post("a", buffer, tag=1)
+        for lent in (payload, buffer):
+            with pytest.raises(BufferError):
+                lent.extend(b"more")
+        a.engine.cancel(send)
+        b.engine.cancel(post)
+        a.outcome(send)
+        b.outcome(post)
+        gc.collect()
+        for free in (payload, buffer):
+            free.extend(b"more")
+
+
+@over(NATIVE)
+def test_a_tensor_that_nobody_else_holds_is_sent_whole() -> None:
+    with connected() as (a, b, up, _):
+        array = np.random.default_rng(1).integers(0, 255, 20 * 2**20, dtype=np.uint8)
+        expected = array.tobytes()
+        post = b.post("a", None)
+        a.send(up, memoryview(array))
+        del array
+        gc.collect()
+        assert b.outcome(post).payload == expected
+
+
+@over(("native", "native"), ("native", "aioquic"))
+def test_urgent_messages_do_not_wait_behind_a_flood_to_the_same_peer() -> None:
+    with connected() as (a, b, up, _):
+        big = bytes(16 * 2**20)
+        for tag in range(8):
+            b.post("a", bytearray(len(big)), tag=tag)
+            a.send(up, big, tag=tag, priority=Priority.BULK)
+        post = b.post("a", None, tag=100)
+        a.send(up, b"urgent", tag=100, priority=Priority.CONTROL)
+        b.outcome(post)
+        assert sum(isinstance(event, Received) for event in b.events) < 8
+
+
+@over(NATIVE)
+def test_a_thousand_streams_that_say_nothing_stop_nobody() -> None:
+    settings = EngineSettings(streams_max=64, unexpected_bytes_max=2**20)
+    with connected(settings=settings) as (a, b, up, _):
+        flood = [a.send(up, bytes(100_000), tag=1000 + number) for number in range(200)]
+        post = b.post("a", None, tag=1)
+        a.send(up, b"through", tag=1, priority=Priority.CONTROL)
+        assert b.held("a") <= settings.unexpected_bytes_max * 9 // 8 + 64 * 65536
+        for number in range(200):
+            b.post("a", None, tag=1000 + number)
+        for send in flood:
+            assert isinstance(a.outcome(send, 20), SendDone)
+        assert b.outcome(post).payload == b"through"
+
+
+@over(NATIVE)
+def test_a_goodbye_is_heard_in_time_over_a_real_path() -> None:
+    with relayed(straight) as (a, b, _up, _, _relay):
+        began = time.monotonic()
+        a.engine.close()
+        assert b.take(ConnectionDown).error is None
+        assert time.monotonic() - began < 1
+
+
+@over(NATIVE)
+def test_other_congestion_controllers_move_messages_too() -> None:
+    for name in ("bbr", "reno"):
+        with connected(settings=EngineSettings(congestion=name)) as (a, b, up, _):
+            post = b.post("a", None)
+            a.send(up, bytes(3_000_000))
+            assert len(b.outcome(post).payload) == 3_000_000
+
+
+@over(NATIVE)
+def test_bulk_moves_under_the_delay_bound() -> None:
+    with connected(bulk=True) as (a, b, up, _):
+        post = b.post("a", None)
+        a.outcome(a.send(up, bytes(20_000_000), priority=Priority.BULK), 30)
+        assert len(b.outcome(post).payload) == 20_000_000
+        a.none(ConnectionDown, within_s=0.25)
+        assert a.engine.statistics()[up].bulk
+
+
+@over(NATIVE)
+def test_peers_that_come_again_are_judged_again() -> None:
+    with pair() as (a, b):
+        for _ in range(3):
+            a.dial(b)
+            up = a.take(ConnectionUp).connection
+            b.take(ConnectionUp)
+            a.engine.disconnect(up, wire_code=0, reason="once more")
+            assert b.take(ConnectionDown).error is None
+
+
+@over(NATIVE)
+def test_announced_messages_carry_every_field_of_their_header() -> None:
+    from transport.wire.header import Header, Kind
+
+    header = Header(
+        kind=Kind.COLLECTIVE, job="job", group="größe", epoch=1, step=2**64 - 1, bucket=3, attempt=4, tag=2**63,
+        dtype="bfloat16", shape=(2, 3), length=12, weight=0.5, contributors=b"\x0d", call="allreduce",
+    )  # fmt: skip
+    with connected() as (a, b, up, _):
+        a.engine.send(up, header, memoryview(bytes(12)), priority=Priority.GRADIENT)
+        assert b.take(Announced).header == header
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, "tests/loopback")
+import engine_support
+from engine_support import connected
+engine_support._pair = ("native", "native")
+manager = connected()
+a, b, up, _ = manager.__enter__()
+a.send(up, bytes(50_000_000))
+{end}
+"""
+
+
+@over(NATIVE)
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise KeyboardInterrupt", "import os; os._exit(0)"])
+def test_an_interpreter_that_ends_in_the_middle_ends_quietly(end: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(end=end)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert result.returncode in (0, 1, 130, -2)
+    assert "FATAL" not in result.stderr
+    assert "panicked" not in result.stderr

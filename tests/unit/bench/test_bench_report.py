@@ -1,0 +1,138 @@
+"""The report from raw records: cells, ratios, goals, what is missing; and iperf3's own report made into a record."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import bench_records as records
+import pytest
+from rich.console import Console
+
+from tools.bench import iperf, plots, report, table
+from tools.bench.records import Writer, read
+from tools.bench.settings import QUICK, SCENARIOS, Settings
+from tools.bench.side import BenchError
+
+
+def goal(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(entry for entry in found["goals"] if entry["name"] == name)
+
+
+def cell(found: dict[str, Any], contender: str, case: str) -> dict[str, Any]:
+    return next(entry for entry in found["cells"] if (entry["contender"], entry["case"]) == (contender, case))
+
+
+def a_run() -> list[dict[str, Any]]:
+    rows = []
+    for repetition, speed in enumerate((1.0, 0.5, 0.9)):
+        rows.append(records.flow("native", bytes_per_s=117e6 * speed, cpu_s_per_s=0.1, repetition=repetition))
+        rows.append(
+            records.flow("native", bytes_per_s=117e6, cpu_s_per_s=0.1, repetition=repetition, case="1 Gbit/s, offload")
+        )
+        rows.append(records.flow("iperf3", bytes_per_s=119e6 * speed, repetition=repetition))
+        rows.append(records.latency("native", [0.001] * 10, loaded=False, repetition=repetition))
+        rows.append(records.latency("native", [0.003] * 10, loaded=True, repetition=repetition))
+        rows.append(records.allreduce("hive native", 1.0, repetition=repetition))
+        rows.append(records.allreduce("gloo", 1.4, repetition=repetition))
+    return rows
+
+
+def test_cells_are_medians_and_ratios_are_paired() -> None:
+    found = report.compute(records.HEAD, a_run())
+    native = cell(found, "native", "1 Gbit/s")
+    assert native["figures"]["goodput_bits_per_s"]["median"] == pytest.approx(8 * 117e6 * 0.9)
+    assert native["ratios"]["iperf3"]["median"] == pytest.approx(117 / 119)
+    assert native["ratios"]["iperf3"]["low"] == pytest.approx(native["ratios"]["iperf3"]["high"])
+    assert "iperf3" not in cell(found, "iperf3", "1 Gbit/s")["ratios"]
+
+
+def test_goals_are_judged_and_what_was_not_measured_is_neither() -> None:
+    found = report.compute(records.HEAD, a_run())
+    assert goal(found, "1 Gbit/s: of iperf3 TCP")["passed"] is True
+    assert goal(found, "1 Gbit/s, offload: sender's CPU s/GB")["passed"] is True
+    assert goal(found, "1 Gbit/s: 1 kB beside bulk, of idle")["passed"] is False  # three times
+    assert goal(found, "all_reduce, 2 ranks: times Gloo")["value"] == pytest.approx(1.4)
+    assert goal(found, "loopback: of Gloo, ordinary packets")["passed"] is None
+    assert goal(found, "all_reduce, 4 ranks: times Gloo")["passed"] is None
+
+
+def test_warming_up_turns_and_failures_are_in_no_figure() -> None:
+    rows = [records.allreduce("gloo", 9.0, repetition=-1), *a_run()]
+    rows.append({"kind": "failure", "scenario": "lan", "contender": "aioquic", "error": "no time was left"})
+    found = report.compute(records.HEAD, rows)
+    assert cell(found, "gloo", "2 ranks")["figures"]["seconds"]["n"] == 3
+    assert [failure["contender"] for failure in found["failures"]] == ["aioquic"]
+
+
+def test_a_report_is_computed_again_from_its_records_alone(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for row in (records.HEAD, *a_run()):
+        writer.write(row)
+    writer.close()
+    found = report.write(tmp_path)
+    assert json.loads((tmp_path / report.FILE).read_text()) == json.loads(json.dumps(found))
+    assert report.compute(*read(tmp_path)) == found
+
+
+def test_records_without_a_head_are_refused(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(records.flow("native", bytes_per_s=1.0))
+    writer.close()
+    with pytest.raises(ValueError, match="does not begin"):
+        read(tmp_path)
+
+
+def test_the_table_says_who_was_missing_and_who_failed() -> None:
+    head = {**records.HEAD, "missing": {"native": "not built here"}}
+    rows = [*a_run(), {"kind": "failure", "scenario": "lan", "contender": "aioquic", "error": "it hung"}]
+    console = Console(width=160, file=io.StringIO())
+    table.print_report(console, report.compute(head, rows))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "native: not built here" in text
+    assert "aioquic: it hung" in text
+    assert "0.98" in text  # 117 of 119
+
+
+def test_the_document_has_the_tables_cells() -> None:
+    lines = table.markdown(report.compute(records.HEAD, a_run())).splitlines()
+    native = next(line for line in lines if line.startswith("| 1 Gbit/s | native |"))
+    assert native.endswith("| 0.98 |")  # of iperf3
+    assert "842 Mbit/s (468 Mbit/s … 936 Mbit/s)" in native
+
+
+def test_every_scenario_has_a_title_and_a_picture(tmp_path: Path) -> None:
+    assert set(SCENARIOS) <= set(table.TITLES)
+    assert set(SCENARIOS) == set(plots.PANELS)
+    drawn = plots.draw(report.compute(records.HEAD, a_run()), tmp_path)
+    assert sorted(path.name for path in drawn) == ["allreduce.png", "lan.png", "latency.png"]
+
+
+def test_a_quick_run_is_smaller_in_every_respect() -> None:
+    whole = Settings()
+    for name in ("repetitions", "loopback_s", "lan_s", "loss_s", "latency_s", "memory_bytes", "run_seconds_max"):
+        assert getattr(QUICK, name) < getattr(whole, name)
+
+
+def iperf_report(*, host_total: float) -> dict[str, Any]:
+    intervals = [{"sum": {"end": 0.5 * (n + 1), "bytes": 10_000_000 * (n + 1)}} for n in range(4)]
+    end = {"cpu_utilization_percent": {"host_total": host_total}, "streams": [{"sender": {"retransmits": 3}}]}
+    return {"intervals": intervals, "end": end}
+
+
+def test_iperf3s_percentage_becomes_cpu_seconds_spread_over_the_bytes() -> None:
+    found = iperf.side_record(iperf_report(host_total=50.0), sending=True)
+    rows = found["samples"]
+    assert [row[1] for row in rows] == [0, 10_000_000, 30_000_000, 60_000_000, 100_000_000]
+    assert rows[-1][2] == pytest.approx(1.0)  # half of a core for 2 s
+    assert rows[2][2] == pytest.approx(0.3)
+    assert rows[-1][0] - rows[0][0] == pytest.approx(2.0)
+    assert found["statistics"]["retransmits"] == 3
+
+
+def test_iperf3s_own_words_are_the_error() -> None:
+    with pytest.raises(BenchError, match="unable to connect"):
+        iperf.side_record({"error": "unable to connect to server"}, sending=False)

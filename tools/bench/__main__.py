@@ -1,0 +1,126 @@
+"""`python -m tools.bench`: measure the engines beside what everybody has, or compute a report again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tools.bench.settings import QUICK, SCENARIOS, Settings
+
+if TYPE_CHECKING:
+    from tools.bench.turns import Run
+
+EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
+LABLESS = {"loopback", "memory"}
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+console = Console()
+if not console.is_terminal:
+    console = Console(width=150)  # a log has no width; tables keep theirs
+
+
+@app.command()
+def bench(
+    scenarios: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(SCENARIOS)}; all without.")] = None,
+    output: Annotated[Path, typer.Option(help="Where records, report and plots go.")] = Path("out/bench"),
+    quick: Annotated[bool, typer.Option("--quick", help="Within 2 minutes; says less.")] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Compute from the records that are there.")
+    ] = False,
+) -> None:
+    """Measure, print the tables, and leave records.jsonl, report.json, report.md and a plot for each scenario."""
+    names = scenarios or list(SCENARIOS)
+    unknown = [name for name in names if name not in SCENARIOS]
+    if unknown:
+        console.print(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}", style="red")
+        raise typer.Exit(EXIT_FAILED)
+    if not report_only:
+        if not LABLESS.issuperset(names):
+            from tools.lab import privilege
+
+            privilege.ensure([sys.executable, "-m", "tools.bench", *sys.argv[1:]])
+        try:
+            _measure([name for name in SCENARIOS if name in names], output, QUICK if quick else Settings())
+        except KeyboardInterrupt:
+            console.print("interrupted; everything is taken down", style="yellow")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    _report(output)
+
+
+def _measure(names: list[str], output: Path, settings: Settings) -> None:
+    from tools.bench import contenders, pairs  # the lab among them, which wants the privilege
+    from tools.bench.records import HEAD, Writer
+    from tools.bench.turns import Run
+
+    functions = _functions()
+    everybody = {c.name: c for group in (contenders.LOOPBACK, contenders.LAN, contenders.LOSS, contenders.ALLREDUCE)
+                 for c in group}  # fmt: skip
+    missing = {name: c.missing() for name, c in everybody.items() if c.missing()}
+    head: Mapping[str, Any] = {
+        "kind": HEAD,
+        "settings": settings.as_record(),
+        "scenarios": names,
+        "versions": contenders.versions(),
+        "machine": {"cores": os.cpu_count(), "kernel": os.uname().release},
+        "missing": missing,
+    }
+    writer = Writer(output)
+    folder = Path(tempfile.mkdtemp(prefix="hive-bench-"))
+    begin_s = time.monotonic()
+    try:
+        writer.write(head)
+        (folder / "logs").mkdir()
+        pairs.identities(folder)
+        run = Run(settings, folder, writer, _say)
+        for name in names:
+            _say(f"{name} ({time.monotonic() - begin_s:.0f} s so far)")
+            functions[name](run)
+    finally:
+        writer.close()
+        shutil.rmtree(output / "logs", ignore_errors=True)
+        shutil.copytree(folder / "logs", output / "logs", dirs_exist_ok=True)
+        shutil.rmtree(folder)
+
+
+def _functions() -> Mapping[str, Callable[[Run], None]]:
+    from tools.bench import allreduce, flows, latency, memory
+
+    return {
+        "loopback": flows.loopback_flows,
+        "lan": flows.lan_flows,
+        "loss": flows.lossy_flows,
+        "latency": latency.latencies,
+        "memory": memory.memory,
+        "allreduce": allreduce.allreduces,
+    }
+
+
+def _report(output: Path) -> None:
+    from tools.bench import plots, report, table
+
+    try:
+        found = report.write(output)
+    except (OSError, ValueError) as error:
+        console.print(f"{output}: {error}", style="red", markup=False)
+        raise typer.Exit(EXIT_FAILED) from None
+    plots.draw(found, output)
+    (output / "report.md").write_text(table.markdown(found), encoding="utf-8")
+    table.print_report(console, found)
+    console.print(f"Report: {output / report.FILE}   Plots: {output}/*.png", highlight=False)
+
+
+def _say(text: str) -> None:
+    console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(app())

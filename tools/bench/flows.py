@@ -1,0 +1,82 @@
+"""The scenarios of one flow: over loopback, over a fast link, over a slow lossy one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from tools.bench import contenders
+from tools.bench.offload import offload
+from tools.bench.pairs import Flow, Pair
+from tools.bench.place import Place, loopback, of_host
+from tools.bench.settings import FRAMES, MIB, OFFLOAD
+from tools.bench.turns import Measure, Run, lab_up
+from tools.lab import Lab
+
+
+def measure_of(flow: Flow, *, warm_up_s: float, rate_bits_per_s: int | None) -> Measure:
+    """One flow is one record."""
+
+    def measure(pair: Pair) -> Sequence[Mapping[str, Any]]:
+        found = pair.flow(flow)
+        return [{"kind": "flow", "warm_up_s": warm_up_s, "rate_bits_per_s": rate_bits_per_s, **found}]
+
+    return measure
+
+
+def loopback_flows(run: Run) -> None:
+    """1: one connection over loopback, ordinary and large packets."""
+    settings = run.settings
+    flow = Flow(seconds=settings.loopback_s, bytes_max=settings.flow_bytes_max, message_bytes=4 * MIB, outstanding=3)
+    measure = measure_of(flow, warm_up_s=settings.warm_up_s, rate_bits_per_s=None)
+    with ExitStack() as stack:
+        pairs = run.pairs(stack, "loopback", contenders.LOOPBACK, loopback("a"), loopback("b"))
+        run.turns("loopback", "loopback", pairs, measure, repetitions=settings.repetitions, lab=None)
+
+
+def lan_flows(run: Run) -> None:
+    """2: one connection over a fast link, cut into frames by the hosts' processors and by their network cards.
+
+    The lab's links take single frames, and their work for each (82,000 a second) is done in the sender's name. With
+    segmentation offload, as every network card has it, the lab moves lumps and the processes are left with their own.
+    """
+    settings = run.settings
+    lab = Lab("bench-lan")
+    two_hosts(lab)
+    lab.link("a", "b", rate_bits_per_s=settings.lan_bits_per_s, buffer_s=settings.lan_buffer_s)
+    flow = Flow(seconds=settings.lan_s, bytes_max=settings.flow_bytes_max, message_bytes=2 * MIB, outstanding=4)
+    measure = measure_of(flow, warm_up_s=settings.warm_up_s, rate_bits_per_s=settings.lan_bits_per_s)
+    with lab_up(lab), ExitStack() as stack:
+        pairs = run.pairs(stack, "lan", contenders.LAN, *ends(lab))
+        run.turns("lan", FRAMES, pairs, measure, repetitions=settings.repetitions, lab=lab)
+        offload(lab)
+        run.turns("lan", OFFLOAD, pairs, measure, repetitions=settings.repetitions, lab=lab)
+
+
+def lossy_flows(run: Run) -> None:
+    """3: one connection over a slow link with delay, at each rate of random loss."""
+    settings = run.settings
+    lab = Lab("bench-loss")
+    two_hosts(lab)
+    link = lab.link("a", "b", rate_bits_per_s=settings.loss_bits_per_s, delay_s=settings.loss_delay_s, buffer_s=0.05)
+    # 16 messages of 256 KiB are 4 MiB: the link's 1 MB of delay, its queue of 1.25 MB, and as much again.
+    flow = Flow(seconds=settings.loss_s, bytes_max=settings.flow_bytes_max, message_bytes=MIB // 4, outstanding=16)
+    measure = measure_of(flow, warm_up_s=2 * settings.warm_up_s, rate_bits_per_s=settings.loss_bits_per_s)
+    with lab_up(lab), ExitStack() as stack:
+        pairs = run.pairs(stack, "loss", contenders.LOSS, *ends(lab))
+        for loss in settings.losses:
+            link.set_loss(loss)
+            case = f"{100 * loss:g} % loss"
+            run.turns("loss", case, pairs, measure, repetitions=settings.loss_repetitions, lab=lab)
+
+
+def two_hosts(lab: Lab) -> None:
+    """Hosts a and b, with what most hosts use, whatever this machine's default is."""
+    for name in ("a", "b"):
+        lab.host(name, congestion="cubic")
+
+
+def ends(lab: Lab) -> tuple[Place, Place]:
+    """The places of hosts a and b."""
+    return of_host(lab["a"]), of_host(lab["b"])

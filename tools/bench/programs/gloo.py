@@ -1,0 +1,168 @@
+"""A side of a benchmark that runs PyTorch's Gloo: `send`/`recv` between two ranks, over plain TCP.
+
+Rank 0 sends. Several messages are under way at once where the order says so, each with a tag of its own; tags are
+taken in turn, for both sides must know them beforehand. A flag before every message says whether there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tools.bench.programs.conversation import Begun, Order, serve
+from tools.bench.programs.samples import Samples
+
+FLAG_TAG, ANSWER_TAG, PING_TAG, BULK_FLAG_TAG, BULK_TAG, FLOW_TAG = 1, 2, 3, 4, 5, 16
+TIMEOUT = datetime.timedelta(seconds=60)
+
+
+class GlooSide:
+    """The handlers of this program's orders; rank 0 is the sender of everything."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._other = rank, 1 - rank
+
+    def join(self, order: Order, begun: Begun) -> Mapping[str, Any]:
+        """Meet the other side."""
+        begun()
+        where = f"tcp://{order['address']}:{order['port']}"
+        dist.init_process_group("gloo", init_method=where, rank=self._rank, world_size=2, timeout=TIMEOUT)
+        return {"torch": torch.__version__}
+
+    def send(self, order: Order, begun: Begun) -> Mapping[str, Any]:
+        """Keep `outstanding` messages under way for `seconds` or `bytes_max`."""
+        payload = torch.full((order["message_bytes"],), 0x5A, dtype=torch.uint8)
+        samples, under_way, step = Samples(), deque[dist.Work](), 0
+        begun()
+        end_s = time.monotonic() + order["seconds"]
+        while True:
+            more = time.monotonic() < end_s and step * payload.numel() < order["bytes_max"]
+            self._flag(more)
+            if not more:
+                break
+            under_way.append(_work(dist.isend(payload, self._other, tag=FLOW_TAG + step % order["outstanding"])))
+            step += 1
+            if len(under_way) >= order["outstanding"]:
+                under_way.popleft().wait()
+                samples.add(payload.numel())
+        for work in under_way:
+            work.wait()
+            samples.add(payload.numel())
+        return samples.result()
+
+    def receive(self, order: Order, begun: Begun) -> Mapping[str, Any]:
+        """Take a flow, as many at once as the sender has under way; sleep first for `sleep_s`."""
+        outstanding = order["outstanding"]
+        buffers = [torch.zeros(order["message_bytes"], dtype=torch.uint8) for _ in range(outstanding)]
+        samples, under_way, step = Samples(), deque[dist.Work](), 0
+        begun()
+        time.sleep(order["sleep_s"])
+        while self._flagged():
+            if len(under_way) >= outstanding:
+                under_way.popleft().wait()
+                samples.add(order["message_bytes"])
+            place = step % outstanding
+            under_way.append(_work(dist.irecv(buffers[place], self._other, tag=FLOW_TAG + place)))
+            step += 1
+        for work in under_way:
+            work.wait()
+            samples.add(order["message_bytes"])
+        return samples.result()
+
+    def ping(self, order: Order, begun: Begun) -> Mapping[str, Any]:
+        """Round trips of each size in turn; with `bulk_bytes`, while that much flows to the same peer."""
+        sizes = order["sizes"]
+        trips: dict[str, list[float]] = {str(size): [] for size in sizes}
+        out = {size: torch.zeros(size, dtype=torch.uint8) for size in sizes}
+        back = {size: torch.zeros(size, dtype=torch.uint8) for size in sizes}
+        stop, flowing = threading.Event(), {"bytes": 0.0}
+        bulk = threading.Thread(target=self._bulk_out, args=(order, stop, flowing))
+        if order["bulk_bytes"]:
+            bulk.start()
+            time.sleep(order["bulk_lead_s"])
+        begin_s, number = time.monotonic(), 0
+        while time.monotonic() - begin_s < order["seconds"]:
+            size = sizes[number % len(sizes)]
+            started_s = time.perf_counter()
+            self._flag(True)  # Gloo cannot receive "whatever comes next or the end": the flag is part of the trip
+            dist.send(out[size], self._other, tag=PING_TAG)
+            dist.recv(back[size], self._other, tag=ANSWER_TAG)
+            trips[str(size)].append(time.perf_counter() - started_s)
+            number += 1
+            time.sleep(order["pause_s"])
+        stop.set()
+        if order["bulk_bytes"]:
+            bulk.join()
+        self._flag(False)
+        return {"round_trips_s": trips, "bulk": flowing if order["bulk_bytes"] else None}
+
+    def echo(self, order: Order, begun: Begun) -> Mapping[str, Any]:
+        """Send back what comes until the flag says that it was all."""
+        sizes, number = order["sizes"], 0
+        buffers = {size: torch.zeros(size, dtype=torch.uint8) for size in sizes}
+        bulk = threading.Thread(target=self._bulk_in, args=(order,))
+        if order["bulk_bytes"]:
+            bulk.start()
+        begun()
+        while self._flagged():
+            buffer = buffers[sizes[number % len(sizes)]]
+            dist.recv(buffer, self._other, tag=PING_TAG)
+            dist.send(buffer, self._other, tag=ANSWER_TAG)
+            number += 1
+        if order["bulk_bytes"]:
+            bulk.join()
+        return {"answered": number}
+
+    def _flag(self, more: bool) -> None:
+        dist.send(torch.tensor([int(more)], dtype=torch.uint8), self._other, tag=FLAG_TAG)
+
+    def _flagged(self) -> bool:
+        flag = torch.zeros(1, dtype=torch.uint8)
+        dist.recv(flag, self._other, tag=FLAG_TAG)
+        return bool(flag.item())
+
+    def _bulk_out(self, order: Order, stop: threading.Event, flowing: dict[str, float]) -> None:
+        payload = torch.full((order["bulk_message_bytes"],), 0x5A, dtype=torch.uint8)
+        left, begin_s = order["bulk_bytes"] // payload.numel(), time.monotonic()
+        while left and not stop.is_set():
+            dist.send(torch.ones(1, dtype=torch.uint8), self._other, tag=BULK_FLAG_TAG)
+            dist.send(payload, self._other, tag=BULK_TAG)
+            flowing["bytes"] += payload.numel()
+            left -= 1
+        flowing |= {"exhausted": float(not left), "seconds": time.monotonic() - begin_s}
+        dist.send(torch.zeros(1, dtype=torch.uint8), self._other, tag=BULK_FLAG_TAG)
+
+    def _bulk_in(self, order: Order) -> None:
+        buffer = torch.zeros(order["bulk_message_bytes"], dtype=torch.uint8)
+        flag = torch.zeros(1, dtype=torch.uint8)
+        while True:
+            dist.recv(flag, self._other, tag=BULK_FLAG_TAG)
+            if not flag.item():
+                return
+            dist.recv(buffer, self._other, tag=BULK_TAG)
+
+
+def _work(work: dist.Work | None) -> dist.Work:
+    if work is None:
+        raise RuntimeError("this rank is not in the group")
+    return work
+
+
+def main() -> None:
+    """`python -m tools.bench.programs.gloo --rank N`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int, required=True)
+    side = GlooSide(parser.parse_args().rank)
+    serve({name: getattr(side, name) for name in ("join", "send", "receive", "ping", "echo")})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Figures of every cell, ratios between contenders and the goals, as one JSON document made from raw records."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tools.bench import figures
+from tools.bench.records import Record, read
+from tools.bench.settings import FRAMES, OFFLOAD
+
+FILE = "report.json"
+Key: TypeAlias = tuple[str, str, str]
+"""Scenario, case, contender; idle and loaded round trips are different cases."""
+
+REFERENCES = {
+    "loopback": ("gloo", "iperf3"),
+    "lan": ("iperf3", "gloo"),
+    "loss": ("iperf3 cubic", "iperf3 bbr"),
+    "allreduce": ("gloo",),
+}
+"""Whom the others are divided by."""
+
+SMALL = "1000"
+
+
+def write(directory: Path) -> dict[str, Any]:
+    """Compute a run's report from its records, and write it beside them."""
+    head, records = read(directory)
+    found = compute(head, records)
+    (directory / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
+    """The report. Pure."""
+    turns: dict[Key, dict[int, dict[str, float]]] = {}
+    limits: dict[Key, list[str]] = {}
+    for record in records:
+        if record["kind"] == "failure" or record.get("repetition", 0) < 0:
+            continue
+        key = (record["scenario"], case_of(record), record["contender"])
+        try:
+            found = figures.BY_KIND[record["kind"]](record)
+        except ValueError:
+            continue  # nothing passed at all: the cell then has fewer repetitions, and says how many
+        turns.setdefault(key, {})[record.get("repetition", 0)] = found
+        if record["kind"] == "flow":
+            limits.setdefault(key, []).append(figures.limit(found, link_bits_per_s=record["rate_bits_per_s"]))
+    cells = [_cell(key, turns, limits.get(key, [])) for key in turns]
+    return {
+        "run": head,
+        "cells": cells,
+        "goals": goals(turns),
+        "failures": [record for record in records if record["kind"] == "failure"],
+    }
+
+
+def case_of(record: Record) -> str:
+    """The case with its load: round trips beside bulk are compared with idle ones."""
+    case: str = record.get("case", "")
+    if record["kind"] == "latency":
+        return f"{case}, {'bulk' if record['loaded'] else 'idle'}"
+    return case
+
+
+def _cell(key: Key, turns: Mapping[Key, Mapping[int, Mapping[str, float]]], limits: Sequence[str]) -> dict[str, Any]:
+    scenario, case, contender = key
+    names = sorted({name for found in turns[key].values() for name in found})
+    cell: dict[str, Any] = {"scenario": scenario, "case": case, "contender": contender}
+    cell["figures"] = {name: figures.spread(list(_series(turns, key, name).values())) for name in names}
+    cell["limit"] = statistics.mode(limits) if limits else ""
+    cell["ratios"] = {}
+    metric, inverse = ("seconds", True) if scenario == "allreduce" else ("goodput_bits_per_s", False)
+    for reference in REFERENCES.get(scenario, ()):
+        found = figures.ratios(
+            _series(turns, key, metric), _series(turns, (scenario, case, reference), metric), inverse=inverse
+        )
+        if found is not None and reference != contender:
+            cell["ratios"][reference] = found
+    if scenario == "latency" and case.endswith("bulk"):
+        idle = (scenario, case.removesuffix("bulk") + "idle", contender)
+        for name in names:
+            if name.startswith(("median_s_", "p99_s_")):
+                found = figures.ratios(_series(turns, key, name), _series(turns, idle, name))
+                if found is not None:
+                    cell["ratios"][f"{name} of idle"] = found
+    return cell
+
+
+def _series(turns: Mapping[Key, Mapping[int, Mapping[str, float]]], key: Key, name: str) -> dict[int, float]:
+    return {turn: found[name] for turn, found in turns.get(key, {}).items() if name in found}
+
+
+def goals(turns: Mapping[Key, Mapping[int, Mapping[str, float]]]) -> list[dict[str, Any]]:
+    """What the native engine must reach; `value` and `passed` are None where it was not measured."""
+
+    def ratio(scenario: str, case: str, ours: str, theirs: str, metric: str, *, inverse: bool = False) -> float | None:
+        found = figures.ratios(
+            _series(turns, (scenario, case, ours), metric),
+            _series(turns, (scenario, case, theirs), metric),
+            inverse=inverse,
+        )
+        return found["median"] if found else None
+
+    def value(scenario: str, case: str, ours: str, metric: str) -> float | None:
+        values = list(_series(turns, (scenario, case, ours), metric).values())
+        return statistics.median(values) if values else None
+
+    rate = "goodput_bits_per_s"
+    entries: list[tuple[str, float | None, str, float]] = [
+        ("loopback: of Gloo, ordinary packets", ratio("loopback", "loopback", "native", "gloo", rate), "at_least", 0.4),
+        ("1 Gbit/s: of iperf3 TCP", ratio("lan", FRAMES, "native", "iperf3", rate), "at_least", 0.97),
+        (
+            "1 Gbit/s, offload: sender's CPU s/GB",
+            value("lan", OFFLOAD, "native", "sender_cpu_s_per_gb"),
+            "at_most",
+            1.5,
+        ),
+        (
+            "1 Gbit/s, offload: receiver's CPU s/GB",
+            value("lan", OFFLOAD, "native", "receiver_cpu_s_per_gb"),
+            "at_most",
+            1.5,
+        ),
+    ]
+    for case in sorted({key[1] for key in turns if key[0] == "latency" and key[1].endswith(", bulk")}):
+        idle = _series(turns, ("latency", case.removesuffix("bulk") + "idle", "native"), f"median_s_{SMALL}")
+        found = figures.ratios(_series(turns, ("latency", case, "native"), f"median_s_{SMALL}"), idle)
+        name = f"{case.removesuffix(', bulk')}: 1 kB beside bulk, of idle"
+        entries.append((name, found["median"] if found else None, "at_most", 2.0))
+    bounds = {"2 ranks": 1.3, "2 ranks, offload": 1.3, "4 ranks": 1.5, "4 ranks, offload": 1.5}
+    for world, least in bounds.items():
+        found_ratio = ratio("allreduce", world, "hive native", "gloo", "seconds", inverse=True)
+        entries.append((f"all_reduce, {world}: times Gloo", found_ratio, "at_least", least))
+    return [
+        {
+            "name": name,
+            "value": got,
+            side: bound,
+            "passed": None if got is None else (got >= bound if side == "at_least" else got <= bound),
+        }
+        for name, got, side, bound in entries
+    ]

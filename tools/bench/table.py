@@ -1,0 +1,162 @@
+"""The report as tables in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hive_qos.units import format_rate, format_size
+
+Cell: TypeAlias = Mapping[str, Any]
+Column: TypeAlias = tuple[str, Callable[[Cell], str]]
+
+TITLES = {
+    "loopback": "1  One connection over loopback",
+    "lan": "2  One connection over 1 Gbit/s",
+    "loss": "3  One connection over 200 Mbit/s, 40 ms, with random loss",
+    "latency": "4  Round trips of small messages, idle and beside a bulk transfer to the same peer",
+    "memory": "5  Memory beyond the tensors' own",
+    "connections": "5  Idle connections",
+    "allreduce": "6  all_reduce over 1 Gbit/s links",
+}
+NONE = "-"
+
+
+def print_report(console: Console, report: Mapping[str, Any]) -> None:
+    """Print every scenario that was run, who was missing, and the goals."""
+    for title, cells, columns in sections(report):
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("case", no_wrap=True)
+        table.add_column("contender", no_wrap=True)
+        for name, _ in columns:
+            table.add_column(name, justify="right", no_wrap=True)
+        previous = ""
+        for cell in cells:
+            case = cell["case"] if cell["case"] != previous else ""
+            previous = cell["case"]
+            style = "bold" if "native" in cell["contender"] else None
+            table.add_row(case, cell["contender"], *(show(cell) for _, show in columns), style=style)
+        console.print(table)
+    for name, why in report["run"]["missing"].items():
+        console.print(f"Not measured: {name}: {why}", style="yellow", markup=False, highlight=False)
+    for failure in report["failures"]:
+        text = f"Failed: {failure['scenario']}: {failure['contender']}: {failure['error']}"
+        console.print(text, style="red", markup=False, highlight=False)
+    _print_goals(console, report["goals"])
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """The same tables for a document."""
+    lines = []
+    for title, cells, columns in sections(report):
+        names = ["case", "contender", *(name for name, _ in columns)]
+        lines += [f"### {title}", "", f"| {' | '.join(names)} |", "|---|---|" + "---:|" * len(columns)]
+        for cell in cells:
+            lines.append(f"| {' | '.join([cell['case'], cell['contender'], *(show(cell) for _, show in columns)])} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def sections(report: Mapping[str, Any]) -> list[tuple[str, list[Cell], list[Column]]]:
+    """Title, rows and columns of each table; the table and docs/performance.md show the same."""
+    found = []
+    for name, title in TITLES.items():
+        scenario = "memory" if name == "connections" else name
+        cells = [
+            cell
+            for cell in report["cells"]
+            if cell["scenario"] == scenario and ("connections" in cell["figures"]) == (name == "connections")
+        ]
+        if cells:
+            references = sorted({key for cell in cells for key in cell["ratios"] if " of idle" not in key})
+            found.append((title, cells, [*COLUMNS[name], *(_ratio(f"of {key}", key) for key in references)]))
+    return found
+
+
+def _figure(name: str, key: str, show: Callable[[float], str], *, spread: bool = False) -> Column:
+    def text(cell: Cell) -> str:
+        values = cell["figures"].get(key)
+        if values is None:
+            return NONE
+        if spread and values["n"] > 1:
+            return f"{show(values['median'])} ({show(values['low'])} … {show(values['high'])})"
+        return show(values["median"])
+
+    return name, text
+
+
+def _ratio(name: str, key: str) -> Column:
+    def text(cell: Cell) -> str:
+        values = cell["ratios"].get(key)
+        return NONE if values is None else f"{values['median']:.2f}"
+
+    return name, text
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}" if seconds < 0.1 else f"{1e3 * seconds:.0f}"
+
+
+def _number(digits: int) -> Callable[[float], str]:
+    return lambda value: f"{value:.{digits}f}"
+
+
+_FLOW: list[Column] = [
+    _figure("goodput", "goodput_bits_per_s", format_rate, spread=True),
+    _figure("CPU s/GB: sender", "sender_cpu_s_per_gb", _number(2)),
+    _figure("receiver", "receiver_cpu_s_per_gb", _number(2)),
+    _figure("machine", "machine_cpu_s_per_gb", _number(2)),
+    _figure("other cores", "other_cores", _number(2)),
+    ("limit", lambda cell: cell["limit"]),
+]
+COLUMNS: Mapping[str, Sequence[Column]] = {
+    "loopback": _FLOW,
+    "lan": _FLOW,
+    "loss": _FLOW,
+    "latency": [
+        _figure("1 kB: median ms", "median_s_1000", _milliseconds),
+        _figure("99 %", "p99_s_1000", _milliseconds),
+        _ratio("of idle", "median_s_1000 of idle"),
+        _figure("64 kB: median ms", "median_s_64000", _milliseconds),
+        _figure("99 %", "p99_s_64000", _milliseconds),
+        _ratio("of idle", "median_s_64000 of idle"),
+        _figure("bulk", "bulk_bits_per_s", format_rate),
+    ],
+    "memory": [
+        _figure("sender", "sender_memory_bytes", format_size),
+        _figure("receiver", "receiver_memory_bytes", format_size),
+        _figure("moved", "moved_bytes", format_size),
+    ],
+    "connections": [
+        _figure("connections", "connections", _number(0)),
+        _figure("each: dialler", "dialler_bytes", format_size),
+        _figure("accepter", "accepter_bytes", format_size),
+        _figure("ms to make one", "connect_s", _milliseconds),
+        _figure("idle, cores: dialler", "idle_cores_dialler", _number(3)),
+        _figure("accepter", "idle_cores_accepter", _number(3)),
+    ],
+    "allreduce": [
+        _figure("seconds", "seconds", _number(2), spread=True),
+        _figure("of the links' bound", "of_bound", _number(2)),
+        _figure("CPU s a rank", "cpu_s_per_rank", _number(2)),
+        _figure("idle share of CPU", "idle_share", _number(2)),
+    ],
+}
+
+
+def _print_goals(console: Console, goals: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(title="Goals of the native engine", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    table.add_column("found", justify="right")
+    table.add_column("has to be", justify="right")
+    table.add_column("")
+    for goal in goals:
+        limit = f"≥ {goal['at_least']:.2f}" if "at_least" in goal else f"≤ {goal['at_most']:.2f}"
+        verdicts = {True: "[green]yes[/green]", False: "[red]NO[/red]", None: "not measured"}
+        found = NONE if goal["value"] is None else f"{goal['value']:.3f}"
+        table.add_row(goal["name"], found, limit, verdicts[goal["passed"]])
+    console.print(table)
