@@ -1,4 +1,4 @@
-"""A broker for every test that asks for one."""
+"""A broker for every test that asks for one; both engines for the tests of the transport."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Running
+from engine_support import need
 
 
 @pytest.fixture
@@ -17,3 +18,19 @@ def running(tmp_path: Path) -> Iterator[Running]:
     assert running.error is None
     yield running
     running.stop()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The transport's tests run over each engine; tests of the engines themselves choose pairs (engine_support)."""
+    if "chosen_engine" in metafunc.fixturenames and metafunc.module.__name__.startswith("test_transport_"):
+        metafunc.parametrize("chosen_engine", ["aioquic", "native"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def chosen_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """What `HIVE_ENGINE` says in this test and in the programs that it starts; None where the test does not care."""
+    name: str | None = getattr(request, "param", None)
+    if name is not None:
+        need(name)
+        monkeypatch.setenv("HIVE_ENGINE", name)
+    return name

@@ -97,6 +97,7 @@ class Crew:
             MASTER_PORT=str(PORT),
             GLOO_SOCKET_IFNAME=node.interface,
             HIVE_INTERFACE=node.interface,
+            HIVE_ENGINE=settings.engine,
             HIVE_JOB="demo",
             HIVE_JOB_SECRET="demo-only-secret-of-this-run",
             HIVE_BROKER=session_socket,

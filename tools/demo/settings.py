@@ -26,6 +26,7 @@ class Settings:
         storage_alone_s: how long storage has the link to itself in its check.
         rsyncs: parallel rsync processes.
         backend: of torch.distributed.
+        engine: of the backend hive; the one that every machine has, so that the figures compare.
         width, layers, heads, context, batch: the transformer and its input on each host.
         learning_rate: of AdamW.
         corpus_bytes: how much of the standard library's source is read.
@@ -46,6 +47,7 @@ class Settings:
     storage_alone_s: float = 8.0
     rsyncs: int = 1
     backend: str = "hive"
+    engine: str = "aioquic"
     width: int = 80
     layers: int = 2
     heads: int = 4
