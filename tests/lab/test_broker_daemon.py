@@ -211,7 +211,8 @@ def test_sighup_reads_the_configuration_again_and_ctrl_c_ends_cleanly(broker: Br
     assert "htb" not in broker.root_qdisc()
 
 
-def test_a_clean_stop_puts_back_what_was_there(lab: Lab, folder: Path) -> None:
+@pytest.mark.parametrize("deleted", [False, True], ids=["undisturbed", "our-tree-deleted-meanwhile"])
+def test_a_clean_stop_puts_back_what_was_there(lab: Lab, folder: Path, deleted: bool) -> None:
     host = lab["a"]
     host.run(["tc", "qdisc", "add", "dev", "eth0", "root", "handle", "5:", "bfifo", "limit", "123456"])
     try:
@@ -219,6 +220,9 @@ def test_a_clean_stop_puts_back_what_was_there(lab: Lab, folder: Path) -> None:
         before = broker.root_qdisc()
         broker.start()
         assert "htb ffe0:" in broker.root_qdisc()
+        if deleted:
+            host.run(["tc", "qdisc", "del", "dev", "eth0", "root"])
+            wait_until(lambda: "htb ffe0:" in broker.root_qdisc(), what=broker.status)
         assert broker.end(signal.SIGTERM) == 0
         assert broker.root_qdisc() == before
     finally:
