@@ -254,10 +254,10 @@ def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, 
 
 
 def _alarms(name: str, read: _Reading, estimate: capacity.CapacityEstimate, *, scaled: bool) -> tuple[Alarm, ...]:
+    if not read.present:  # what its capacity would be concerns nobody
+        return (Alarm("interface-missing", name, "it is not there; it is shaped when it appears"),)
     found = []
-    if not read.present:
-        found.append(Alarm("interface-missing", name, "nothing was measured at this interface; the last plan stands"))
-    elif not read.fresh:
+    if not read.fresh:
         found.append(Alarm("counters-stale", name, "no class counters for half a second; the last plan stands"))
     if estimate.fallback:
         rate = format_rate(estimate.rate_bits_per_s)

@@ -70,6 +70,7 @@ class Shaper:
         self._segments = Segments(kernel, journal)
         self._rules: dict[str, tuple[Rule, ...]] = {}
         self._attached: dict[str, _Attached] = {}
+        self._first_priors: dict[str, PriorQdisc] = {}  # of what is attached, and stays while somebody deletes a tree
         self._capabilities: Capabilities | None = None
 
     @property
@@ -222,6 +223,7 @@ class Shaper:
         there. An interface that is gone is only forgotten.
         """
         attached = self._attached.pop(interface, None)
+        self._first_priors.pop(interface, None)
         classified = self._rules.pop(interface, None) is not None
         notes = self._segments.put_back(interface)
         notes = (*notes, *self._put_back(interface, attached))
@@ -312,8 +314,10 @@ class Shaper:
                 "interface.name",
                 interface,
                 f"somebody configured {prior.kind} {prior.handle_major:x}: at its root; remove it, or allow us to "
-                "replace it (it is put back at the end)",
+                "replace it (`hive-qos broker --take-over`; it is put back at the end)",
             )
+        if not prior.handle_major:  # a tree of ours that somebody deleted left the default; that is not how it was
+            prior = self._first_priors.get(interface, prior)
         self._journal.write(interface, prior)
         return self._build(interface, wanted, prior, adopted=False, notes=_prior_notes(interface, prior))
 
@@ -331,12 +335,14 @@ class Shaper:
                 raise ConfigurationError(
                     "interface.name",
                     interface,
-                    f"it has an older tree of ours ({error}); allow a rebuild (its queues are lost), or clear it",
+                    f"it has an older tree of ours ({error}); allow a rebuild (`hive-qos broker --rebuild`; its queues "
+                    "are lost), or clear it (`hive-qos clear`)",
                 ) from error
             self._kernel.delete_root(interface)
             return self._build(interface, wanted, prior, adopted=False, notes=(*notes, f"rebuilt, because {error}"))
         operations, tree, more = self._apply_tolerantly(interface, operations, wanted)
         self._attached[interface] = _Attached(prior=prior, tree=tree)
+        self._first_priors[interface] = prior
         return Attachment(interface, adopted=True, prior=prior, operations=operations, notes=(*notes, *more))
 
     def _build(
@@ -349,6 +355,7 @@ class Shaper:
             self._journal.forget(interface)
             raise
         self._attached[interface] = _Attached(prior=prior, tree=tree)
+        self._first_priors[interface] = prior
         return Attachment(interface, adopted=adopted, prior=prior, operations=operations, notes=(*notes, *more))
 
     def _apply_tolerantly(

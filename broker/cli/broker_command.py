@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from shaping.kernel_api import Classifier
 DEFAULT_CONFIG = Path("/etc/hive-qos/broker.toml")
 CONFIG_BYTES_MAX = 2**20
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The broker's configuration file.")]
+Config = Annotated[Path, typer.Option("--config", "-c", readable=False, help="The broker's configuration file.")]
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", help="Where to remember what stood on the interfaces before us.")
 ]
@@ -59,6 +60,7 @@ def broker(
         policy = load()
         names = ", ".join(entry.name for entry in policy.interfaces)
         typer.echo(f"{config}: fine; shapes {names}")
+        _warn_of_absent(policy)
         return
     load()  # a bad file is an error before anything heavy is imported or touched
     from broker.daemon.daemon import Daemon, Options
@@ -135,7 +137,9 @@ def clear(
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="A recording (`--record`, or `record_file` in the configuration).")],
+    file: Annotated[
+        Path, typer.Argument(readable=False, help="A recording (`--record`, or `record_file` in the configuration).")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Give the result as JSON.")] = False,
 ) -> None:
     """Decide again what a recording decided, and compare byte by byte.
@@ -161,6 +165,17 @@ def replay(
         typer.echo(f"line {result.first_difference} comes out otherwise (of {result.ticks} decisions)")
     if result.first_difference is not None:
         raise typer.Exit(ExitCode.FOUND)
+
+
+def _warn_of_absent(policy: Policy) -> None:
+    """Interfaces may come later, so that this is no mistake; but a wrong name is the usual reason."""
+    here = {name for _, name in socket.if_nameindex()}
+    absent = [entry.name for entry in policy.interfaces if entry.name not in here]
+    what = "it is shaped when it appears"
+    if len(absent) == len(policy.interfaces):
+        what = "the broker does not start while none of its interfaces is there"
+    for name in absent:
+        typer.echo(f"hive-qos: warning: no interface {name} in this network namespace; {what}", err=True)
 
 
 def _classifier() -> Classifier | None:

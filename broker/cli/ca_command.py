@@ -77,7 +77,7 @@ def issue(
 @app.command("show", epilog=EPILOG)
 @guarded
 def show(
-    certificate: Annotated[Path, typer.Argument(help="A certificate file, PEM.")],
+    certificate: Annotated[Path, typer.Argument(readable=False, help="A certificate file, PEM.")],
     as_json: AsJson = False,
 ) -> None:
     """Show who a certificate is for, and until when.

@@ -37,7 +37,7 @@ class Finding:
 
 
 def doctor(
-    socket: Annotated[Path | None, typer.Option("--socket", help="The broker's HTTP socket.")] = None,
+    socket: Annotated[Path | None, typer.Option("--socket", readable=False, help="The broker's HTTP socket.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Give the findings as JSON.")] = False,
 ) -> None:
     """Look at this host and say what works, what does not, and what to do next. Exit code 9 when something is bad.

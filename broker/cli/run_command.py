@@ -32,7 +32,9 @@ def run(
     traffic_class: Annotated[TrafficClass, typer.Option("--class", help="Where its traffic belongs.")],
     socket: Annotated[
         Path | None,
-        typer.Option("--socket", help="The session socket (default $HIVE_BROKER, /run/hive-qos/session.sock)."),
+        typer.Option(
+            "--socket", readable=False, help="The session socket (default $HIVE_BROKER, /run/hive-qos/session.sock)."
+        ),
     ] = None,
     optional: Annotated[
         bool, typer.Option("--optional", help="Run the program all the same, unclassified, when that fails.")

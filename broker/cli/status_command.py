@@ -16,7 +16,9 @@ REFRESH_S = 1.0
 
 SocketOption = Annotated[
     Path | None,
-    typer.Option("--socket", "-s", help="The broker's HTTP socket (default: beside $HIVE_BROKER, /run/hive-qos)."),
+    typer.Option(
+        "--socket", "-s", readable=False, help="The broker's HTTP socket (default: beside $HIVE_BROKER, /run/hive-qos)."
+    ),
 ]
 
 
@@ -65,8 +67,12 @@ def _watch(path: str | None) -> None:
 
     from broker.cli.status_table import render
 
-    document = client.status(path)
-    with Live(render(document), console=Console(highlight=False), auto_refresh=False) as live:
+    console = Console(highlight=False)
+    while not console.is_terminal:  # a pipe or a file: there is nothing to paint over
+        console.print(render(client.status(path)))
+        sys.stdout.flush()
+        time.sleep(REFRESH_S)
+    with Live(render(client.status(path)), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(REFRESH_S)
             live.update(render(client.status(path)), refresh=True)

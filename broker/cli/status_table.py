@@ -23,7 +23,10 @@ def render(document: Mapping[str, Any]) -> RenderableType:
     """Everything: interfaces, jobs, alarms."""
     parts: list[RenderableType] = []
     for interface in _items(document, "interfaces"):
-        parts += [_heading(document, interface), _classes(interface), *_reasons(interface)]
+        if interface.get("shaped") is False:
+            parts.append(_unshaped(document, interface))
+        else:
+            parts += [_heading(document, interface), _classes(interface), *_reasons(interface)]
     if not parts:
         parts.append(Text("no interface is shaped"))
     jobs = list(_items(document, "jobs"))
@@ -50,6 +53,12 @@ def _heading(document: Mapping[str, Any], interface: Mapping[str, Any]) -> Text:
         f" ({printable(str(interface.get('capacity_source', '?')))}{why})",
     )
     return line
+
+
+def _unshaped(document: Mapping[str, Any], interface: Mapping[str, Any]) -> Text:
+    """An interface that is not there: what was decided for it is in force nowhere. The alarm on it says why."""
+    name, host = printable(str(interface.get("name", "?"))), printable(str(document.get("host", "?")))
+    return Text.assemble((name, "bold"), f" on {host} is not shaped: see the alarm")
 
 
 def _classes(interface: Mapping[str, Any]) -> Table:

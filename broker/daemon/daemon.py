@@ -336,6 +336,10 @@ class Daemon:
 
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
         own = (self._reload_alarm, self._record_alarm, *self._roster.alarms())
+        refused = {
+            alarm.subject for alarm in self._roster.alarms()
+        }  # there, but not to be shaped: that is said instead
+        decided = [one for one in decision.alarms if one.code != "interface-missing" or one.subject not in refused]
         usage = resource.getrusage(resource.RUSAGE_SELF)
         self._snapshot = Snapshot(
             host=self._host,
@@ -360,7 +364,7 @@ class Daemon:
             ),
             passed=tuple(self._flows.passed.values()),
             tcp=self._flows.tcp_connections(),
-            alarms=(*decision.alarms, *self._plant.alarms(), *(alarm for alarm in own if alarm is not None)),
+            alarms=(*decided, *self._plant.alarms(), *(alarm for alarm in own if alarm is not None)),
         )
 
     # --- small parts ---------------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str) -> dict[str, Any]:
 
 def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) -> dict[str, Any]:
     shown: dict[str, Any] = to_json(entry)
+    shown["shaped"] = entry.name in segments
     if entry.name in segments:
         shown.update(to_json(segments[entry.name]))
     return shown

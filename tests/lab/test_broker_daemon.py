@@ -24,7 +24,7 @@ from tools.lab.host import Host
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [str(Path(sys.executable).with_name("hive-qos"))]
-USER = "nobody"
+USER, OUTSIDER = "nobody", "daemon"
 CONFIGURATION = """
 version = 1
 [[interface]]
@@ -211,7 +211,8 @@ def test_sighup_reads_the_configuration_again_and_ctrl_c_ends_cleanly(broker: Br
     assert "htb" not in broker.root_qdisc()
 
 
-def test_a_clean_stop_puts_back_what_was_there(lab: Lab, folder: Path) -> None:
+@pytest.mark.parametrize("deleted", [False, True], ids=["undisturbed", "our-tree-deleted-meanwhile"])
+def test_a_clean_stop_puts_back_what_was_there(lab: Lab, folder: Path, deleted: bool) -> None:
     host = lab["a"]
     host.run(["tc", "qdisc", "add", "dev", "eth0", "root", "handle", "5:", "bfifo", "limit", "123456"])
     try:
@@ -219,6 +220,9 @@ def test_a_clean_stop_puts_back_what_was_there(lab: Lab, folder: Path) -> None:
         before = broker.root_qdisc()
         broker.start()
         assert "htb ffe0:" in broker.root_qdisc()
+        if deleted:
+            host.run(["tc", "qdisc", "del", "dev", "eth0", "root"])
+            wait_until(lambda: "htb ffe0:" in broker.root_qdisc(), what=broker.status)
         assert broker.end(signal.SIGTERM) == 0
         assert broker.root_qdisc() == before
     finally:
@@ -306,6 +310,22 @@ def test_a_second_daemon_a_missing_interface_and_missing_privilege_are_told_apar
     assert unprivileged.returncode == 6, unprivileged.stderr
     assert "programs still run" not in unprivileged.stderr
     assert broker.host.run([*COMMAND, "clear", "--state-dir", str(folder / "state")]).returncode == 0
+
+
+@pytest.mark.parametrize("group", ["nogroup", "no-such-group"])
+def test_a_user_outside_of_the_group_is_refused_and_not_told_that_there_is_no_broker(
+    lab: Lab, folder: Path, group: str
+) -> None:
+    broker = Broker(lab["a"], folder, configuration=CONFIGURATION.replace("nogroup", group))
+    broker.start()
+    try:
+        api = str(folder / "run/broker.sock")
+        for command in (["status", "--socket", api],
+                        ["run", "--class", "storage", "--socket", broker.sessions, "--", "true"]):  # fmt: skip
+            refused = broker.host.run([*COMMAND, *command], user=OUTSIDER, check=False)
+            assert refused.returncode == 5, refused
+    finally:
+        broker.end(signal.SIGTERM)
 
 
 def test_neither_a_broker_nor_a_clear_with_other_directories_takes_anything_from_a_running_one(

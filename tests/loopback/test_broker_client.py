@@ -13,6 +13,7 @@ from patience import LIMIT_S, wait_until
 
 from broker import client
 from broker.client import Session, SessionState
+from broker.client.exchange import ask
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
 
 
@@ -38,6 +39,16 @@ def test_a_session_survives_absence_and_death_of_the_broker_and_registers_again(
         assert running.marks == [(0x210, 18), (0x210, 18)]
         assert session.reconnects == 2
     assert session.state is SessionState.CLOSED
+
+
+def test_a_refusal_that_came_before_we_spoke_is_read_all_the_same() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        theirs.send(b'{"op": "error", "code": "not-allowed", "text": "not you"}')
+        theirs.close()
+        assert ask(ours, {"op": "hello"})["code"] == "not-allowed"
+        with pytest.raises(ConnectionResetError, match="without an answer"):
+            ask(ours, {"op": "hello"})
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # fork with threads is what is tested

@@ -71,6 +71,7 @@ def test_an_interface_that_is_not_there_is_an_alarm_and_is_shaped_when_it_appear
         alarms = running.status()["alarms"]
         assert [alarm["subject"] for alarm in alarms if alarm["code"] == "interface-missing"] == ["eth7"]
         assert late.observe("eth7") is None
+        assert [entry["shaped"] for entry in running.status()["interfaces"]] == [True, False]
         there.append("eth7")
         wait_until(lambda: "interface-missing" not in str(running.status()["alarms"]))
         assert late.observe("eth7") is not None

@@ -166,6 +166,10 @@ def subject_names(node: str, *, role: str, addresses: Sequence[str] = ()) -> x50
             names.append(x509.IPAddress(ipaddress.ip_address(address)))
         except ValueError:
             try:
+                if address.rpartition(".")[
+                    2
+                ].isdigit():  # no top-level domain is a number: an address with a slip in it
+                    raise ValueError(f"{address!r} ends in a number, as only an IP address does")
                 names.append(x509.DNSName(check_node_name(address)))
             except ValueError as error:
                 raise ConfigurationError("addresses", address, "neither an IP address nor a host name") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -127,5 +128,46 @@ def test_a_ca_issues_certificates_that_can_be_shown(tmp_path: Path) -> None:
 
 def test_a_recording_that_came_out_otherwise_is_told_by_its_exit_code(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
-    path.write_text("not a recording\n")
-    assert RUN.invoke(app, ["replay", str(path)]).exit_code == ExitCode.CONFIGURATION
+    for text in ("not a recording\n", ""):
+        path.write_text(text)
+        assert RUN.invoke(app, ["replay", str(path)]).exit_code == ExitCode.CONFIGURATION
+
+
+def test_check_warns_of_interfaces_that_are_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text('version = 1\n[[interface]]\nname = "lo"\n[[interface]]\nname = "nosuch0"\n')
+    result = RUN.invoke(app, ["broker", "--check", "--config", str(path)])
+    assert result.exit_code == ExitCode.OK
+    assert "no interface nosuch0 in this network namespace; it is shaped when" in result.stderr
+    assert "interface lo" not in result.stderr
+    path.write_text('version = 1\n[[interface]]\nname = "nosuch0"\n')
+    result = RUN.invoke(app, ["broker", "--check", "--config", str(path)])
+    assert "the broker does not start" in result.stderr
+
+
+@pytest.mark.parametrize("text", [f"x = {'[' * 3000}{']' * 3000}", f"version = {'9' * 5000}"])
+def test_a_file_that_no_reader_can_take_is_a_mistake_in_the_configuration(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text(text)
+    result = RUN.invoke(app, ["broker", "--check", "--config", str(path)])
+    assert result.exit_code == ExitCode.CONFIGURATION, result.output
+    assert "not TOML" in result.output
+
+
+def test_a_watched_status_that_goes_into_a_pipe_is_one_table_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def status(path: str | None) -> dict[str, Any]:
+        asked.append(path)
+        return {"host": "h", "interfaces": [{"name": f"eth{len(asked)}", "classes": []}], "alarms": []}
+
+    def sleep(duration_s: float) -> None:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("broker.cli.status_command.client.status", status)
+    monkeypatch.setattr("broker.cli.status_command.time.sleep", sleep)
+    result = RUN.invoke(app, ["status", "--watch"])
+    assert result.exit_code == ExitCode.INTERRUPTED
+    assert "eth1" in result.stdout
+    assert "eth2" in result.stdout

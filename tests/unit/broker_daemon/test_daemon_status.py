@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ def test_the_document_is_json_and_counts_a_job_once() -> None:
     assert burst["credited_bytes"] > 0
     assert [flow["kind"] for flow in value["flows"]] == ["socket", "connection"]
     (interface,) = value["interfaces"]
+    assert interface["shaped"] is True
     assert (interface["gso_max_segs"], interface["gso_reason"]["code"]) == (4, "gso-piece-time")
 
 
@@ -73,6 +75,18 @@ def test_the_table_names_every_class_its_figures_and_its_reason_in_80_columns() 
     for word in ("eth0", "control", "compute", "storage", "other", "promised", "Mbit/s", "train", "no alarms"):
         assert word in text
     assert "…" not in text
+
+
+def test_an_interface_that_is_not_there_has_no_figures_in_the_table() -> None:
+    nothing = Measurements()
+    policy = load('version = 1\n[[interface]]\nname = "eth0"\n')  # whose speed nobody names
+    decision = decide(now_s=0.0, state=State(), measurements=nothing, policy=policy)
+    value = document(replace(snapshot(), decision=decision, measurements=nothing, segments={}, alarms=decision.alarms))
+    assert value["interfaces"][0]["shaped"] is False
+    text = shown(value)
+    assert "eth0 on h is not shaped" in text
+    assert "! eth0: it is not there; it is shaped when it appears" in text
+    assert "bit/s" not in text
 
 
 def test_the_widest_figures_fit_80_columns() -> None:

@@ -150,6 +150,8 @@ def test_nothing_is_overwritten(folder: Path) -> None:
         ({"node": ""}, "node"),
         ({"role": "root"}, "role"),
         ({"addresses": ["not an address"]}, "addresses"),
+        ({"addresses": ["999.1.1.1"]}, "addresses"),
+        ({"addresses": ["10.0.0"]}, "addresses"),
         ({"days": 0}, "days"),
     ],
 )

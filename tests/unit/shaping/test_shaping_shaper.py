@@ -45,7 +45,7 @@ def test_the_journal_is_written_before_the_root_is_touched(kernel: FakeKernel, t
 def test_a_foreign_root_stays_unless_told(kernel: FakeKernel, journal: Journal) -> None:
     kernel.set_root("eth0", TBF)
     shaper = Shaper(kernel, journal)
-    with pytest.raises(ConfigurationError, match="tbf 7:"):
+    with pytest.raises(ConfigurationError, match=r"tbf 7:.*--take-over"):
         shaper.attach(make_shape("eth0"))
     assert kernel.root("eth0") == TBF
     assert journal.interfaces() == ()
@@ -68,6 +68,37 @@ def test_a_restart_adopts_without_touching_queues_and_keeps_the_first_journal_en
     assert attachment.prior == TBF
     assert kernel.backlog("eth0", LEAF_MINOR["storage"]) == 40
     assert kernel.purged_packets == 0
+
+
+def test_a_tree_that_somebody_deleted_is_built_again_and_the_first_prior_comes_back(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    kernel.set_root("eth0", TBF)
+    shaper = Shaper(kernel, journal)
+    shaper.attach(make_shape("eth0"), replace_foreign=True)
+    kernel.delete_root("eth0")
+    with pytest.raises(ShapingError, match="not ours any more"):
+        shaper.verify("eth0")
+    assert shaper.attach(make_shape("eth0")).prior == TBF
+    assert journal.read("eth0") == TBF
+    shaper.detach("eth0")
+    assert kernel.root("eth0") == TBF
+
+
+def test_what_somebody_put_in_the_place_of_our_tree_is_the_prior_from_then_on(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    shaper = Shaper(kernel, journal)
+    shaper.attach(make_shape("eth0"))
+    kernel.delete_root("eth0")
+    kernel.set_root("eth0", TBF)
+    shaper.attach(make_shape("eth0"), replace_foreign=True)
+    shaper.detach("eth0")
+    assert kernel.root("eth0") == TBF
+    shaper.attach(make_shape("eth0"), replace_foreign=True)
+    kernel.delete_root("eth0")
+    shaper.detach("eth0")
+    assert shaper.attach(make_shape("eth0")).prior == DEFAULT_ROOT
 
 
 def test_a_lost_journal_is_told_and_detaching_leaves_the_default(kernel: FakeKernel, tmp_path: Path) -> None:
