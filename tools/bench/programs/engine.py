@@ -77,6 +77,8 @@ class EngineSide:
                 step += 1
                 peer.watch(operation, ended)
             elif under_way:
+                if not more:
+                    samples.stop()
                 if not peer.pump_within(WAIT_S_MAX):
                     raise RuntimeError(f"after {samples.total_bytes} bytes, {under_way} sends did not end")
             else:
