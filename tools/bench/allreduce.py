@@ -28,15 +28,21 @@ def allreduces(run: Run) -> None:
         for rank in range(world):
             lab.host(f"h{rank}", congestion="cubic")
             lab.link(f"h{rank}", "r", rate_bits_per_s=settings.lan_bits_per_s, buffer_s=settings.lan_buffer_s)
-        with lab_up(lab), ExitStack() as stack:
-            groups: dict[Contender, list[Side]] = {}
-            for contender in contenders.ALLREDUCE:
-                if not contender.missing() and run.may("allreduce", contender):
-                    with run.guarded("allreduce", contender):
-                        groups[contender] = stack.enter_context(_group(run, lab, contender, world))
-            _take_turns(run, lab, groups, f"{world} ranks")
-            offload(lab)
-            _take_turns(run, lab, groups, f"{world} ranks, offload")
+        with lab_up(lab):
+            for case in (f"{world} ranks", f"{world} ranks, offload"):
+                if case.endswith("offload"):
+                    offload(lab)
+                _contest(run, lab, case, world)
+
+
+def _contest(run: Run, lab: Lab, case: str, world: int) -> None:
+    with ExitStack() as stack:
+        groups: dict[Contender, list[Side]] = {}
+        for contender in contenders.ALLREDUCE:
+            if not contender.missing() and run.may("allreduce", contender):
+                with run.guarded("allreduce", contender):
+                    groups[contender] = stack.enter_context(_group(run, lab, contender, world))
+        _take_turns(run, lab, groups, case)
 
 
 def _take_turns(run: Run, lab: Lab, groups: dict[Contender, list[Side]], case: str) -> None:

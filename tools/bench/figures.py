@@ -1,7 +1,9 @@
 """Every figure, computed from raw records alone: pure functions.
 
 Definitions
-- A flow's first `warm_up_s` count nowhere: each side's figures run from its first sample at or after that to its last.
+- A flow's first `warm_up_s` count nowhere: each side's figures run from its first sample at or after that to its last
+  before the sender stopped starting messages (`stopped_s`). Messages that are under way together end together: with
+  what was already half there when the clock started, the end of a flow would seem faster than its link.
 - goodput: payload bytes that the receiver's program got, times 8, divided by the time.
 - CPU seconds a GB of a side: user and system time of its process, all threads, divided by the payload in 10^9 bytes.
   iperf3 gives one percentage for the whole test; its figure includes the start.
@@ -44,6 +46,14 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
+def steady(samples: Sequence[Sample], *, stopped_s: float | None) -> Sequence[Sample]:
+    """What a side noted until the sender stopped; all of it where that is not two samples, or nobody said when."""
+    if stopped_s is None:
+        return samples
+    until = [sample for sample in samples if sample[0] <= stopped_s]
+    return until if len(until) > 1 else samples
+
+
 def counted(samples: Sequence[Sample], *, warm_up_s: float) -> tuple[Sample, Sample]:
     """The first and the last sample that count; where the warm-up leaves nothing, the whole flow counts.
 
@@ -80,6 +90,8 @@ def flow(record: Record) -> dict[str, float]:
     sender, receiver, machine = record["sender"]["samples"], record["receiver"]["samples"], record["machine"]
     warm_up_s, total_bytes = record["warm_up_s"], receiver[-1][1]
     sides_s = sum(samples[-1][2] - samples[0][2] for samples in (sender, receiver))
+    stopped_s = record["sender"].get("stopped_s")
+    sender, receiver = steady(sender, stopped_s=stopped_s), steady(receiver, stopped_s=stopped_s)
     found = {
         "goodput_bits_per_s": rate_bits_per_s(receiver, warm_up_s=warm_up_s),
         "sender_cpu_s_per_gb": cpu_s_per_gb(sender, warm_up_s=warm_up_s),

@@ -47,11 +47,13 @@ def lan_flows(run: Run) -> None:
     lab.link("a", "b", rate_bits_per_s=settings.lan_bits_per_s, buffer_s=settings.lan_buffer_s)
     flow = Flow(seconds=settings.lan_s, bytes_max=settings.flow_bytes_max, message_bytes=2 * MIB, outstanding=4)
     measure = measure_of(flow, warm_up_s=settings.warm_up_s, rate_bits_per_s=settings.lan_bits_per_s)
-    with lab_up(lab), ExitStack() as stack:
-        pairs = run.pairs(stack, "lan", contenders.LAN, *ends(lab))
-        run.turns("lan", FRAMES, pairs, measure, repetitions=settings.repetitions, lab=lab)
-        offload(lab)
-        run.turns("lan", OFFLOAD, pairs, measure, repetitions=settings.repetitions, lab=lab)
+    with lab_up(lab):
+        for case in (FRAMES, OFFLOAD):
+            if case == OFFLOAD:
+                offload(lab)
+            with ExitStack() as stack:
+                pairs = run.pairs(stack, "lan", contenders.LAN, *ends(lab))
+                run.turns("lan", case, pairs, measure, repetitions=settings.repetitions, lab=lab)
 
 
 def lossy_flows(run: Run) -> None:

@@ -11,7 +11,10 @@ from tools.lab.kernel import segmentation_on
 
 
 def offload(lab: Lab) -> None:
-    """Let every link without a relay carry lumps from now on."""
+    """Let every link without a relay carry lumps from now on.
+
+    A TCP connection asks what its device can do when it is made, and never again: make connections after this.
+    """
     for link in lab.plan.links:
         if lab.links[link.spec.name].medium == "veth":
             for end in (link.first, link.second):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from tools.bench.table import TITLES
@@ -66,7 +67,7 @@ def draw(report: Mapping[str, Any], directory: Path) -> list[Path]:
             axes[0][place].set_ylabel(label)
             if logarithmic:
                 axes[0][place].set_yscale("log")
-        _legend(axes[0][0], cells)
+        _legend(figure, cells)
         figure.suptitle(TITLES[scenario])
         path = directory / f"{scenario}.png"
         figure.savefig(path, dpi=110)
@@ -96,10 +97,11 @@ def _bars(axes: Axes, cells: Sequence[Cell], name: str, factor: float) -> None:
 _POINTS: dict[str, Any] = {"textcoords": "offset points"}
 
 
-def _legend(axes: Axes, cells: Sequence[Cell]) -> None:
+def _legend(figure: Figure, cells: Sequence[Cell]) -> None:
     contenders = list(dict.fromkeys(cell["contender"] for cell in cells))
     handles = [Patch(color=COLOURS.get(name, OTHER)) for name in contenders]
-    axes.legend(handles, contenders, fontsize=8, frameon=False)
+    figure.legend(handles, contenders, fontsize=8, frameon=False, loc="outside lower center", ncols=len(contenders))
 
 
-_short: Callable[[float], str] = "{:.3g}".format
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

@@ -41,7 +41,7 @@ class Settings:
     loopback_s: float = 2.7
     lan_s: float = 3.0
     loss_s: float = 4.0
-    loss_repetitions: int = 3
+    loss_repetitions: int = 2
     latency_s: float = 2.0
     latency_repetitions: int = 3
     flow_bytes_max: int = 8 * 10**9
@@ -62,7 +62,7 @@ class Settings:
     payload_bytes: int = 64 * MIB
     allreduce_repetitions: int = 4
     allreduce_s: float = 25.0
-    run_seconds_max: float = 850.0
+    run_seconds_max: float = 880.0
 
     def as_record(self) -> dict[str, object]:
         """Give the values for the records."""

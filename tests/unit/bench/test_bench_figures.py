@@ -68,6 +68,18 @@ def test_a_flow_without_a_link_is_never_limited_by_it() -> None:
     assert figures.limit(found, link_bits_per_s=None) == "protocol"
 
 
+def test_what_arrives_after_the_sender_stopped_does_not_make_the_link_faster() -> None:
+    # Two messages under way together: half of each was there when the sender stopped, and both ended in half the time.
+    rows = [(0.0, 0, 0.0), (1.0, 100, 0.1), (2.0, 200, 0.2), (2.1, 400, 0.3)]
+    record = records.flow("native", bytes_per_s=1.0, warm_up_s=0.0)
+    record["receiver"] = {"samples": rows}
+    record["sender"] = {"samples": rows, "stopped_s": 2.05}
+    found = figures.flow(record)
+    assert found["goodput_bits_per_s"] == 800.0
+    assert found["moved_bytes"] == 400
+    assert figures.steady(rows, stopped_s=0.5) == rows  # one sample is no flow: then all of it counts
+
+
 def test_spread_is_median_and_extremes() -> None:
     assert figures.spread([5.0, 1.0, 3.0]) == {"median": 3.0, "low": 1.0, "high": 5.0, "n": 3}
 

@@ -77,7 +77,10 @@ class EngineSide:
                 step += 1
                 peer.watch(operation, ended)
             elif under_way:
-                peer.pump(time.monotonic() + WAIT_S_MAX)
+                if not more:
+                    samples.stop()
+                if not peer.pump_within(WAIT_S_MAX):
+                    raise RuntimeError(f"after {samples.total_bytes} bytes, {under_way} sends did not end")
             else:
                 break
         if failure:
@@ -120,13 +123,15 @@ class EngineSide:
             post(buffer)
         peer.watch(peer.engine.post(peer.other, end_key(flow), None), end)
         while not ended and not failure:
-            peer.pump(time.monotonic() + WAIT_S_MAX)
+            if not peer.pump_within(WAIT_S_MAX):
+                raise RuntimeError(f"after {samples.total_bytes} bytes neither a message nor the end of the flow came")
         found = samples.result()
         ended = True
         for operation in tuple(posted):
             peer.engine.cancel(operation)
         while posted:
-            peer.pump(time.monotonic() + WAIT_S_MAX)
+            if not peer.pump_within(WAIT_S_MAX):
+                raise RuntimeError(f"{len(posted)} cancelled posts did not end")
         if failure:
             raise RuntimeError(failure)
         return found

@@ -53,6 +53,7 @@ class GlooSide:
             if len(under_way) >= order["outstanding"]:
                 under_way.popleft().wait()
                 samples.add(payload.numel())
+        samples.stop()
         for work in under_way:
             work.wait()
             samples.add(payload.numel())

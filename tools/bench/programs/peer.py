@@ -24,8 +24,8 @@ from transport.engine.base import (
 from transport.identity import load_identity
 from transport.wire.header import Header, Kind, MatchKey
 
-WAIT_S_MAX = 60.0
-"""No operation of a benchmark takes longer; what does is reported as failed."""
+WAIT_S_MAX = 30.0
+"""Nothing of a benchmark is silent for longer; what is, is reported as failed, before the controller gives up."""
 
 NAME_KEY, RANK_KEY = 2, 64
 """Of the hello (docs/wire-protocol.md)."""

@@ -19,6 +19,7 @@ class Samples:
         self._before_bytes = reset_peak()
         self._rows: list[tuple[float, int, float]] = []
         self._every, self._skipped = 1, 0
+        self._stopped_s: float | None = None
         self.note()
 
     def add(self, size_bytes: int) -> None:
@@ -35,11 +36,17 @@ class Samples:
         if len(self._rows) > SAMPLES_MAX:
             self._rows, self._every = [*self._rows[:-1:2], self._rows[-1]], self._every * 2
 
+    def stop(self) -> None:
+        """From now on no message is started; what is under way still arrives."""
+        if self._stopped_s is None:
+            self._stopped_s = time.monotonic()
+
     def result(self) -> dict[str, Any]:
         """The raw record of this side; times on the machine's monotonic clock, which both sides share."""
         if self._skipped:
             self.note()
         return {
             "samples": self._rows,
+            "stopped_s": self._stopped_s,
             "memory": {"before_bytes": self._before_bytes, "peak_bytes": peak_bytes()},
         }
