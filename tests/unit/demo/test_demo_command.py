@@ -1,4 +1,4 @@
-"""The command before a run begins: every option that cannot work is named, and an old run is not shown as this one's."""
+"""The command before a run begins: an option that cannot work is named, and an old run is not shown as this one's."""
 
 from __future__ import annotations
 
