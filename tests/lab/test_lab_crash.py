@@ -126,7 +126,52 @@ def test_the_command_makes_uses_changes_and_takes_down_a_lab(place: Path) -> Non
     assert (link["name"], link["rate_bits_per_s"], link["delay_s"], link["loss"]) == ("a-r", 20_000_000, 0.005, 0.01)
     assert link["buffer_bytes"] == 500_000
     assert "20 Mbit/s, 5 ms, loss 1 %, relay" in lab("status")
-    assert "this lab has a, b, s, r" in lab("exec", "nosuch", "--", "true", status=1)
+    assert "this lab has a, b, s, r" in lab("exec", "nosuch", "--", "true", status=2)
+    assert "this lab has a-r, b-r, s-r" in lab("set", "nosuch", "rate=1 Mbit/s", status=2)
+    assert "lab = 'nosuch': no lab of this id" in lab("exec", "--lab", "nosuch", "a", "--", "true", status=2)
+    assert "options of exec go before HOST" in lab("exec", "a", "--user", "nobody", "--", "id", status=2)
+    assert "goes before HOST" in lab("exec", "--help")
     assert "a-r.rate = 'fast': not a rate; write for example \"200 Mbit/s\"" in lab("set", "a-r", "rate=fast", status=2)
     assert "is down" in lab("down")
     assert "no lab is up" in lab("down", status=1)
+
+
+def test_a_lab_of_another_version_is_shown_in_a_line_and_taken_down(place: Path) -> None:
+    def lab(*words: str, status: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.lab", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    lab("up", str(TWO_HOSTS))
+    (path,) = place.glob("*/state.json")
+    state = json.loads(path.read_text())
+    state["description"]["nodes"][0]["colour"] = "red"
+    state["mood"] = "good"
+    path.write_text(json.dumps(state))
+    status = lab("status")
+    assert f"lab {state['id']} (two-hosts)" in status
+    assert "of another version of this program; it can only be taken down" in status
+    assert "colour" in json.loads(lab("status", "--json"))["labs"][0]["error"]
+    assert lab("exec", "a", "--", "true", status=1).count("\n") == 1
+    assert "is down" in lab("down")
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupter())
+runpy.run_module("tools.lab", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("moment", ["tools.lab.cli", "tools.lab.lab", "tools.lab.kernel", "tools.lab.wire"])
+def test_ctrl_c_while_the_program_is_loaded_ends_without_a_traceback(moment: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, moment], cwd=ROOT, capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr == b""

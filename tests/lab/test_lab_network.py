@@ -7,7 +7,9 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,17 @@ SERVE = (
     "import socket; s=socket.create_server(('::',4000),family=socket.AF_INET6,dualstack_ipv6=True); print(flush=True)"
 )
 SERVE += "\nwhile True: s.accept()[0].close()"
+
+ROOT = Path(__file__).parents[2]
+TOTAL = """
+import torch, torch.distributed as dist
+dist.init_process_group("hive")
+tensor = torch.full((1000,), dist.get_rank() + 1.0)
+dist.all_reduce(tensor)
+print(f"rank {dist.get_rank()}: {tensor[0]:g}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
 
 
 def serve(host: Host) -> None:
@@ -56,6 +69,27 @@ def test_every_host_reaches_every_other_by_name(sites: Lab) -> None:
         script = "import socket,sys\nfor name in sys.argv[1:]:\n for family in (socket.AF_INET, socket.AF_INET6):\n"
         script += "  s=socket.socket(family); s.settimeout(30); s.connect(socket.getaddrinfo(name,4000,family)[0][4])"
         sites[one].run(["python3", "-c", script, *sites.hosts])
+
+
+def test_the_machines_own_name_is_each_hosts_own_address(sites: Lab) -> None:
+    script = "import socket; print(socket.gethostbyname(socket.gethostname()), socket.getfqdn())"
+    for name, router in (("a", "east"), ("c", "west")):
+        assert sites[name].run(["python3", "-c", script]).stdout == f"{sites[name].address} {name}.{name}-{router}\n"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("shared_store", ["yes", "no"])
+def test_torchrun_runs_between_two_hosts(sites: Lab, tmp_path: Path, shared_store: str) -> None:
+    """As the README says, with the launcher's store for the ranks too, and with one that rank 0 serves by name."""
+    program = tmp_path / "program.py"
+    program.write_text(TOTAL)
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={sites['a'].address}:29400", str(program)]
+    environment = {"PYTHONPATH": str(ROOT), "HIVE_JOB_SECRET": "x", "HIVE_BROKER": "off", "OMP_NUM_THREADS": "1"}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "0" if shared_store == "yes" else "1"
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(sites[name].run, command, env=environment, timeout_s=200.0) for name in ("a", "c")]
+        assert sorted(one.result().stdout for one in running) == ["rank 0: 3\n", "rank 1: 3\n"]
 
 
 def test_addresses_choose_the_link(sites: Lab) -> None:

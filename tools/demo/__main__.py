@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 
-from hive_qos.errors import HiveError
+from hive_qos.errors import ConfigurationError, HiveError
 from hive_qos.units import parse_duration_s, parse_rate_bits_per_s
 from tools.demo import report as reports
 from tools.demo.records import read
@@ -22,6 +23,8 @@ from tools.demo.table import print_report
 
 EXIT_GOAL_MISSED, EXIT_FAILED, EXIT_INTERRUPTED = 1, 2, 130
 PROGRAMS = ("rsync", "ip", "tc")
+
+T = TypeVar("T")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 console = Console()
@@ -57,17 +60,11 @@ def run(
     minutes_max: Annotated[float, typer.Option(help="The watchdog.")] = DEFAULT.run_seconds_max / 60,
 ) -> None:
     """Train on two hosts while storage floods their link, in four phases, and report."""
-    _need_programs()
-    _need_privilege()
-    from tools.demo.director import run as direct  # imports the lab, which wants the privilege
-    from tools.demo.talk import Talk
-
-    talk = Talk(console)
     try:
         settings = dataclasses.replace(
             DEFAULT,
-            rate_bits_per_s=parse_rate_bits_per_s(rate),
-            delay_s=parse_duration_s(delay),
+            rate_bits_per_s=_parsed("rate", rate, parse_rate_bits_per_s),
+            delay_s=_parsed("delay", delay, parse_duration_s),
             rounds=rounds,
             steps_per_half=steps_per_half,
             settling_steps=settling_steps,
@@ -85,6 +82,19 @@ def run(
             user=user,
             run_seconds_max=60 * minutes_max,
         )
+    except ConfigurationError as error:
+        _fail(error)
+    _need_programs()
+    _need_privilege()
+    from tools.demo.director import run as direct  # imports the lab, which wants the privilege
+    from tools.demo.talk import Talk
+
+    try:
+        reports.clear(output)
+    except OSError as error:
+        _fail(error)
+    talk = Talk(console)
+    try:
         direct(settings, output, talk)
     except KeyboardInterrupt:
         talk.end()
@@ -92,7 +102,7 @@ def run(
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except (HiveError, ValueError, OSError, subprocess.SubprocessError) as error:
         talk.end()
-        console.print(str(error), style="red", markup=False, highlight=False)
+        _say(error)
         _report(output, fresh=True)
         raise typer.Exit(EXIT_FAILED) from None
     talk.end()
@@ -107,18 +117,35 @@ def report(directory: Annotated[Path, typer.Argument(help="Where a run left its 
         raise typer.Exit(EXIT_GOAL_MISSED)
 
 
+def _parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigurationError(option, text, str(error)) from error
+
+
+def _say(error: Exception) -> None:
+    console.print(str(error), style="red", markup=False, highlight=False)
+
+
+def _fail(error: Exception) -> NoReturn:
+    """Before a run begins: nothing of it is there to report."""
+    _say(error)
+    raise typer.Exit(EXIT_FAILED) from None
+
+
 def _report(directory: Path, *, fresh: bool) -> bool:
     from tools.demo.plot import draw  # its libraries start threads, and then no user namespace can be entered
 
     try:
         found = reports.write(directory)
-        draw(read(directory), found, directory / "plot.png")
+        draw(read(directory), found, directory / reports.PLOT)
     except (OSError, ValueError) as error:
         if not fresh:
             console.print(f"{directory}: {error}", style="red", markup=False)
         return False
     print_report(console, found)
-    console.print(f"Report: {directory / reports.FILE}   Plot: {directory / 'plot.png'}", highlight=False)
+    console.print(f"Report: {directory / reports.FILE}   Plot: {directory / reports.PLOT}", highlight=False)
     return reports.passed(found)
 
 

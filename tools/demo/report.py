@@ -8,9 +8,10 @@ from typing import Any
 
 from tools.demo.checks import check_figures, goal_figures
 from tools.demo.figures import cores_used, counters_of, loss_figures, phase_figures
-from tools.demo.records import Records, read
+from tools.demo.records import NAMES, Records, read
 
 FILE = "report.json"
+PLOT = "plot.png"
 
 DEFINITIONS = {
     "step_s": "seconds of a step on rank 0, the host whose link is flooded",
@@ -68,6 +69,17 @@ def write(directory: Path) -> dict[str, Any]:
     report = compute(read(directory))
     (directory / FILE).write_text(json.dumps(report, indent=2) + "\n")
     return report
+
+
+def clear(directory: Path) -> None:
+    """Remove what an earlier run left here: a run that fails early must not show that one's figures as its own.
+
+    Raises:
+        OSError: `directory` cannot be made or written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in (FILE, PLOT, *(f"{records}.jsonl" for records in NAMES)):
+        (directory / name).unlink(missing_ok=True)
 
 
 def passed(report: dict[str, Any]) -> bool:

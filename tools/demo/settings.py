@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from hive_qos.errors import ConfigurationError
@@ -63,6 +64,11 @@ class Settings:
         for name in ("rounds", "steps_per_half", "rsyncs", "layers", "heads", "context", "batch", "width"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(name, getattr(self, name), "has to be at least 1")
+        for name in ("delay_s", "warm_up_steps", "check_rounds", "check_steps", "storage_alone_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigurationError(name, getattr(self, name), "cannot be below 0, nor without end")
+        if not 0 < self.run_seconds_max < math.inf:
+            raise ConfigurationError("run_seconds_max", self.run_seconds_max, "the watchdog has to be above 0")
         if not 0 <= self.settling_steps < self.steps_per_half:
             raise ConfigurationError("settling_steps", self.settling_steps, "has to leave steps to count")
         if self.width % self.heads:

@@ -11,6 +11,11 @@ from rich.table import Table
 
 from hive_qos.units import format_rate
 
+OF_LEFT = (
+    "of left: storage's share of what training left of 97 % of the link, all that a shaper gives out; "
+    "where nothing shapes, storage gets of the other 3 % too, and so more than 100 %."
+)
+
 
 def print_report(console: Console, report: Mapping[str, Any]) -> None:
     """Print phases, checks and goals."""
@@ -18,6 +23,8 @@ def print_report(console: Console, report: Mapping[str, Any]) -> None:
     for half in ("full", "half"):
         rate = settings["rate_bits_per_s"] // (1 if half == "full" else 2)
         console.print(_phases(report, half, f"{'Full' if half == 'full' else 'Half'} rate: {format_rate(rate)}"))
+    console.print(OF_LEFT, style="dim", highlight=False)
+    console.print()
     console.print(_verdicts("What it must show", report["goals"]))
     console.print(_verdicts("And that it is not an artefact", report["checks"]))
     loss = report["loss"]

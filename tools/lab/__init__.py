@@ -19,7 +19,22 @@ SIGTERM or the owner's death takes down everything: namespaces, qdiscs, the rela
 Rates, delay and loss are enforced outside the hosts: a host's own device keeps whatever qdisc its broker puts there.
 """
 
-from tools.lab.lab import Host, Lab, LabError, Link, LinkCounters
-from tools.lab.model import Description, LinkSpec, NodeSpec
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tools.lab.lab import Host, Lab, LabError, Link, LinkCounters
+    from tools.lab.model import Description, LinkSpec, NodeSpec
 
 __all__ = ["Description", "Host", "Lab", "LabError", "Link", "LinkCounters", "LinkSpec", "NodeSpec"]
+
+_MODEL = ("Description", "LinkSpec", "NodeSpec")
+
+
+def __getattr__(name: str) -> object:
+    """Load what is asked for: the command has to be able to say how it takes Ctrl-C before anything large is loaded."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("tools.lab.model" if name in _MODEL else "tools.lab.lab"), name)

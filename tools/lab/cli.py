@@ -27,8 +27,10 @@ from tools.lab.state import LabState
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(words)
     try:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as `__main__` left it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        options = _parser().parse_args(words)
         status = options.run(options, words)
     except ConfigurationError as error:
         print(f"lab: {error}", file=sys.stderr)
@@ -61,8 +63,10 @@ def _exec(options: argparse.Namespace, words: list[str]) -> int:
     _join(found, words)
     lab = Lab.attach(found.id)
     if options.host not in lab.plan.interfaces:
-        raise LabError(f"no host {options.host!r}; this lab has {', '.join(lab.plan.interfaces)}")
+        raise ConfigurationError("host", options.host, f"this lab has {', '.join(lab.plan.interfaces)}")
     argv = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.command[:1] != ["--"] and argv and argv[0].startswith("-"):
+        raise ConfigurationError("option", argv[0], "options of exec go before HOST, the program after --")
     if not argv:
         raise ConfigurationError("command", "", "name a program: python -m tools.lab exec HOST -- PROGRAM")
     command = lab[options.host].command(argv, user=options.user)
@@ -79,7 +83,7 @@ def _set(options: argparse.Namespace, words: list[str]) -> int:
     _join(found, words)
     lab = Lab.attach(found.id)
     if options.link not in lab.links:
-        raise LabError(f"no link {options.link!r}; this lab has {', '.join(lab.links)}")
+        raise ConfigurationError("link", options.link, f"this lab has {', '.join(lab.links)}")
     link = lab.links[options.link]
     if "rate_bits_per_s" in values:
         link.set_rate(values["rate_bits_per_s"])
@@ -102,6 +106,8 @@ def _status(options: argparse.Namespace, words: list[str]) -> int:
         print("no lab is up")
     for lab in labs:
         print(f"lab {lab['id']} ({lab['name']}), owner {lab['owner_pid']}{', detached' if lab['detached'] else ''}")
+        if lab["error"]:
+            print(f"  {lab['error']}")
         for node in lab["nodes"]:
             print(f"  {node['kind']:<6} {node['name']:<15} {node['address']:<15} {node['address6']}")
         for link in lab["links"]:
@@ -137,12 +143,16 @@ def _down(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def _describe(known: LabState) -> dict[str, Any]:
-    lab = Lab.attach(known.id)
+    whose = {"id": known.id, "name": known.name, "owner_pid": known.owner.pid, "detached": known.detached}
+    try:
+        lab = Lab.attach(known.id)
+    except (
+        LabError
+    ) as error:  # it is being made or ending, or is another version's: the other labs are shown all the same
+        return {**whose, "error": str(error), "nodes": [], "links": []}
     return {
-        "id": known.id,
-        "name": known.name,
-        "owner_pid": known.owner.pid,
-        "detached": known.detached,
+        **whose,
+        "error": None,
         "nodes": [
             {
                 "name": node.name,
@@ -187,9 +197,12 @@ def _choose(wanted: str | None) -> LabState:
     labs = [known for known in state.all_labs() if not known.stale and wanted in (None, known.id, known.name)]
     if len(labs) == 1:
         return labs[0]
-    what = "no lab is up" if wanted is None else f"no lab {wanted!r} is up"
-    listing = ", ".join(f"{known.id} ({known.name})" for known in labs)
-    raise LabError(what if not labs else f"which one? --lab {listing}")
+    if labs:
+        listing = ", ".join(f"{known.id} ({known.name})" for known in labs)
+        raise ConfigurationError("lab", wanted or "", f"which one? There are {listing}")
+    if wanted is not None:
+        raise ConfigurationError("lab", wanted, "no lab of this id or name is up")
+    raise LabError("no lab is up")
 
 
 def _is_elsewhere(known: LabState) -> bool:
@@ -231,9 +244,9 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("file", metavar="FILE")
     up.add_argument("--foreground", action="store_true", help="stay, and take it down at Ctrl-C")
     up.set_defaults(run=_up)
-    run = commands.add_parser("exec", help="run a program in a host")
+    run = commands.add_parser("exec", help="run a program in a host (options go before HOST)")
     run.add_argument("--lab", help="id or name, where several are up")
-    run.add_argument("--user", help="become this user")
+    run.add_argument("--user", help="become this user; goes before HOST")
     run.add_argument("host", metavar="HOST")
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENT...")
     run.set_defaults(run=_exec)

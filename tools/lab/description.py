@@ -105,7 +105,11 @@ def to_plain(description: Description) -> dict[str, Any]:
 
 
 def from_plain(raw: Mapping[str, Any]) -> Description:
-    """What `to_plain` wrote."""
+    """What `to_plain` wrote.
+
+    Raises:
+        TypeError, KeyError, ConfigurationError: another version's `to_plain` wrote it.
+    """
     return Description(
         name=raw["name"],
         nodes=tuple(NodeSpec(**node) for node in raw["nodes"]),

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from hive_qos.errors import ConfigurationError
 from tools.lab import description as text_form
 from tools.lab import make, state, wire
 from tools.lab.host import Host, kill_session
@@ -73,12 +74,16 @@ class Lab:
         """A lab that somebody else owns, to use it from another process; `close` leaves it as it is.
 
         Raises:
-            LabError: there is none with this id.
+            LabError: there is none with this id, or another version of this program has made it.
         """
         found = state.read(lab_id)
         if found is None or found.description is None:
             raise LabError(f"no lab {lab_id!r} is up")
-        lab = cls.from_description(text_form.from_plain(found.description))
+        try:
+            lab = cls.from_description(text_form.from_plain(found.description))
+        except (TypeError, KeyError, ConfigurationError) as error:
+            reason = f"lab {lab_id} is of another version of this program; it can only be taken down ({error})"
+            raise LabError(reason) from error
         lab._state, lab._owns = found, False
         lab._mediums, lab._limits_bytes = dict(found.mediums), dict(found.limits_bytes)
         lab._made_nodes = {node.name for node in lab.description.nodes}

@@ -7,6 +7,7 @@ them by that name.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -81,7 +82,6 @@ def nodes(specs: Sequence[NodeSpec], *, namespaces: Mapping[str, str]) -> None:
 
 def hosts_files(plan: Plan, *, namespaces: Mapping[str, str]) -> None:
     """Every node's /etc/hosts, where both `launch` and `ip netns exec` look for it."""
-    text = hosts_file(plan)
     for name in plan.interfaces:
         directory = HOSTS_FILES / namespaces[name]
         for attempt in range(_MKDIR_ATTEMPTS):
@@ -91,7 +91,7 @@ def hosts_files(plan: Plan, *, namespaces: Mapping[str, str]) -> None:
             except FileNotFoundError:  # another lab has just ended and removed its empty /etc/netns
                 if attempt == _MKDIR_ATTEMPTS - 1:
                     raise
-        (directory / "hosts").write_text(text)
+        (directory / "hosts").write_text(hosts_file(plan, node=name, machine=socket.gethostname()))
 
 
 def choose_mediums(links: Sequence[LinkPlan]) -> dict[str, wire.Medium]:

@@ -112,12 +112,25 @@ def make_plan(description: Description) -> Plan:
     return Plan(links=tuple(links), interfaces=frozen, routes=routes)
 
 
-def hosts_file(plan: Plan) -> str:
-    """The text of /etc/hosts in every namespace: `b` is b's first address, `b.b-r` its address on the link b-r."""
+def hosts_file(plan: Plan, *, node: str, machine: str) -> str:
+    """The text of /etc/hosts in a node: `b` is b's first address, `b.b-r` its address on the link b-r.
+
+    Programs take the machine's name for their host's (torchrun does): it is the node's own first address there, and
+    asked for its full name it gives `b.b-r`, which every other host knows too.
+
+    Args:
+        node: whose file it is.
+        machine: what the machine calls itself; all nodes share it. A node of the same name keeps it for itself.
+    """
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
+    own = "" if machine in ("localhost", *plan.interfaces) else f" {machine}"
+    if own and not plan.interfaces[node]:
+        lines.append(f"127.0.1.1{own}")
     for name, interfaces in plan.interfaces.items():
         for position, interface in enumerate(interfaces):
             aliases = f"{name} {name}.{interface.link}" if position == 0 else f"{name}.{interface.link}"
+            if position == 0 and name == node:
+                aliases += own
             lines += [f"{interface.address} {aliases}", f"{interface.address6} {aliases}"]
     return "\n".join(lines) + "\n"
 

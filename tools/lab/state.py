@@ -18,7 +18,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +104,15 @@ def write(state: LabState) -> None:
 
 
 def read(lab_id: str) -> LabState | None:
-    """What is written about a lab; None when it is gone."""
+    """What is written about a lab; None when it is gone. What another version wrote besides is left out."""
     try:
         raw = json.loads((directory_of(lab_id) / "state.json").read_text())
     except FileNotFoundError:
         return None
     raw["owner"] = Process(**raw["owner"])
-    raw["guard"] = Process(**raw["guard"]) if raw["guard"] else None
-    return LabState(**raw)
+    raw["guard"] = Process(**raw["guard"]) if raw.get("guard") else None
+    known = {one.name for one in fields(LabState)}
+    return LabState(**{name: value for name, value in raw.items() if name in known})
 
 
 def all_labs() -> list[LabState]:

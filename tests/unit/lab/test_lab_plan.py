@@ -56,10 +56,20 @@ def test_a_second_router_gives_a_second_path() -> None:
 
 
 def test_names_mean_the_first_link_and_name_dot_link_the_others() -> None:
-    lines = hosts_file(plan_of("as", "r", "ar", "sr", "as")).splitlines()
+    lines = hosts_file(plan_of("as", "r", "ar", "sr", "as"), node="a", machine="vm").splitlines()
     assert "10.42.2.1 s s.s-r" in lines
     assert "10.42.3.2 s.a-s" in lines
     assert "fd42:0:0:2::1 s s.s-r" in lines
+
+
+def test_the_machines_name_means_the_node_itself_in_each_node() -> None:
+    plan = plan_of("asx", "r", "ar", "sr", "as")
+    lines = hosts_file(plan, node="s", machine="vm").splitlines()
+    assert [line for line in lines if line.endswith(" vm")] == ["10.42.2.1 s s.s-r vm", "fd42:0:0:2::1 s s.s-r vm"]
+    assert "10.42.1.1 a a.a-r" in lines
+    assert "127.0.1.1 vm" in hosts_file(plan, node="x", machine="vm").splitlines()
+    for taken in ("a", "localhost"):
+        assert hosts_file(plan, node="s", machine=taken) == hosts_file(plan, node="a", machine=taken)
 
 
 def test_adding_a_link_leaves_what_was_there() -> None:
