@@ -7,8 +7,10 @@ Rules
   acknowledged it.
 - When a connection is lost, sends that were not acknowledged are sent again over the next one; receivers match by key,
   and keys are never reused, so a message that arrives twice is taken once.
-- A rank that is gone fails every send to it at once, and every receive from it after `GRACE_S`, because what it sent
-  before it went may still wait in the engine. Should it live after all, it is told so, and its operations with us fail.
+- A rank that is gone fails every send to it that the engine does not have yet at once. Receives from it fail after
+  `GRACE_S`, because what it sent before it went may still wait in the engine; and so do sends under way to one that
+  said goodbye: it may have taken them before, and the acknowledgement be told after the goodbye. Should it live after
+  all, it is told so, and its operations with us fail.
 - Every key carries the sender's rank in its tag, because ranks on one host may share one certificate.
 """
 
@@ -40,7 +42,7 @@ from transport.wire.errors import WireCode
 from transport.wire.header import Header, Kind, MatchKey
 
 GRACE_S = 0.3
-"""From learning that a rank is gone to failing a receive: what the engine holds is handed over in milliseconds."""
+"""From learning that a rank is gone to failing what may be done: what the engine holds is told in milliseconds."""
 RANK_BITS = 24
 CONTROL_BYTES_MAX = 2048
 _CONTROL_SUFFIX = "|control"
@@ -219,6 +221,12 @@ class Endpoint:
                     self._gone(action)
             wake_s = self.peers.next_wake_s()
         for rank, gone_s in self._gone_s.items():
+            flying = [box for bulk in (False, True) if (box := self._outboxes.get((rank, bulk))) and box.flying]
+            for outbox in flying:
+                if now_s >= gone_s + GRACE_S:
+                    self._cancel_flying(outbox, self.peers.error(rank))
+                else:
+                    wake_s = min(wake_s, gone_s + GRACE_S)
             for operation in tuple(self._receiving.get(rank, ())):
                 receiving = self._operations[operation]
                 assert isinstance(receiving, Receiving)
@@ -306,13 +314,19 @@ class Endpoint:
             outbox = self._outboxes.get((gone.rank, bulk), Outbox())
             for sending in outbox.drain():
                 self._end_later(sending, gone.error)
-            for operation, sending in outbox.flying.items():
-                sending.cancelled = sending.cancelled or gone.error
-                self._need_engine().cancel(operation)
+            if self.peers.peers[gone.rank].phase is not Phase.LEFT:
+                self._cancel_flying(outbox, gone.error)
         if self.peers.peers[gone.rank].phase is Phase.DEAD:  # it may live, and only not have been heard in time
             for connection in self.peers.connections(gone.rank):
                 self._say_gone(gone.rank, connection)
         self._on_gone(gone)
+
+    def _cancel_flying(self, outbox: Outbox, error: TransportError | None) -> None:
+        """End what is under way to a rank that is gone."""
+        for operation, sending in outbox.flying.items():
+            if sending.cancelled is None:
+                sending.cancelled = error
+                self._need_engine().cancel(operation)
 
     # Sends.
 

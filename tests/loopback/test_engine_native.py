@@ -48,7 +48,7 @@ def test_a_long_hold_of_the_interpreter_stops_no_transfer_and_kills_nobody() -> 
         hold_the_interpreter(2.5)  # more than twice the time after which a silent peer is dead
         arrived = b.engine._core.received_bytes() - began  # type: ignore[attr-defined]
         assert arrived >= len(payload), "it was not moved while Python stood still"
-        assert isinstance(b.outcome(post, 1), Received)
+        assert isinstance(b.outcome(post), Received)
         assert buffer == payload
         a.none(ConnectionDown, within_s=0.3)
         assert not [event for event in b.events if isinstance(event, ConnectionDown)]
@@ -108,7 +108,7 @@ def test_a_thousand_streams_that_say_nothing_stop_nobody() -> None:
         for number in range(200):
             b.post("a", None, tag=1000 + number)
         for send in flood:
-            assert isinstance(a.outcome(send, 20), SendDone)
+            assert isinstance(a.outcome(send), SendDone)
         assert b.outcome(post).payload == b"through"
 
 
@@ -134,7 +134,7 @@ def test_other_congestion_controllers_move_messages_too() -> None:
 def test_bulk_moves_under_the_delay_bound() -> None:
     with connected(bulk=True) as (a, b, up, _):
         post = b.post("a", None)
-        a.outcome(a.send(up, bytes(20_000_000), priority=Priority.BULK), 30)
+        a.outcome(a.send(up, bytes(20_000_000), priority=Priority.BULK))
         assert len(b.outcome(post).payload) == 20_000_000
         a.none(ConnectionDown, within_s=0.25)
         assert a.engine.statistics()[up].bulk
