@@ -7,7 +7,7 @@ use quinn::{ReadError, RecvStream, VarInt};
 
 use crate::engine::spawn;
 use crate::events::Event;
-use crate::link::{Link, Stage};
+use crate::link::{Counted, Link, Stage};
 use crate::mail::{Next, Slot};
 use crate::wire::{self, Code, HEADER_BYTES_MAX, Violation, code_name};
 
@@ -24,8 +24,9 @@ pub async fn listen(link: Arc<Link>) {
         return;
     };
     spawn(&link.engine, listen_to_control(link.clone(), control));
+    let _listening = link.receives.enter();
     while let Ok(stream) = connection.accept_uni().await {
-        spawn(&link.engine, receive(link.clone(), stream));
+        spawn(&link.engine, receive(link.clone(), stream, link.receives.enter()));
     }
 }
 
@@ -67,7 +68,7 @@ fn read_frames(link: &Link, data: &mut Vec<u8>, greeted: &mut bool) -> Result<()
 }
 
 /// Receive one message.
-async fn receive(link: Arc<Link>, mut stream: RecvStream) {
+async fn receive(link: Arc<Link>, mut stream: RecvStream, _counted: Counted) {
     let (header, first) = match read_header(&mut stream).await {
         Ok(Some(found)) => found,
         Ok(None) => return,

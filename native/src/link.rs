@@ -26,6 +26,8 @@ const INSIDE_BYTES_MIN: u64 = 1 << 20;
 /// How long a dialling side waits for the word that its refusal will be understood.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(1);
 const REASON_BYTES_MAX: usize = 500;
+/// What is in the stack is read in a moment; a task that does not come to its end is a mistake of ours.
+const READ_OUT_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
@@ -51,8 +53,10 @@ pub struct Link {
     hello: Bytes,
     connection: OnceLock<Connection>,
     state: Mutex<State>,
-    sends: AtomicUsize,
-    sends_ended: Notify,
+    /// Sends that may still tell of themselves.
+    pub sends: Arc<Tally>,
+    /// What listens for streams, and every stream that is being read.
+    pub receives: Arc<Tally>,
 }
 
 struct State {
@@ -107,8 +111,8 @@ impl Link {
             hello,
             connection: OnceLock::new(),
             state: Mutex::new(state),
-            sends: AtomicUsize::new(0),
-            sends_ended: Notify::new(),
+            sends: Arc::default(),
+            receives: Arc::default(),
         })
     }
 
@@ -290,6 +294,10 @@ impl Link {
     }
 
     async fn finish(self: &Arc<Self>, error: Option<ConnectionError>) {
+        if self.is(Stage::Up) && !matches!(error, Some(ConnectionError::LocallyClosed)) {
+            // What had come whole was acknowledged, so the peer counts on it: it is told before the end is.
+            let _ = tokio::time::timeout(READ_OUT_MAX, self.receives.none()).await;
+        }
         let (failure, reason) = self.end_of(error);
         self.lock().reason = reason.clone();
         let was = self.stage.send_replace(Stage::Ended);
@@ -297,9 +305,7 @@ impl Link {
         let last = self.engine.forget(self, was == Stage::Up);
         self.gate.end();
         self.opener.end();
-        while self.sends.load(Ordering::SeqCst) > 0 {
-            self.sends_ended.notified().await;
-        }
+        self.sends.none().await;
         if was == Stage::Up {
             let failure = last.then(|| self.lost(reason));
             self.engine.mail.disconnected(&peer, self.number, failure);
@@ -357,12 +363,6 @@ impl Link {
         let _ = self.stage.subscribe().wait_for(|stage| *stage == Stage::Ended).await;
         let reason = self.lock().reason.clone();
         self.lost(reason)
-    }
-
-    /// Count a send for as long as it may still tell of itself.
-    pub fn enter_send(self: &Arc<Self>) -> Sending {
-        self.sends.fetch_add(1, Ordering::SeqCst);
-        Sending(self.clone())
     }
 
     /// Ten times a second: notice a silent peer, and let new streams come where they were held back.
@@ -459,13 +459,34 @@ impl Channel for Link {
     }
 }
 
-/// A send that has not told its end yet.
-pub struct Sending(Arc<Link>);
+/// How many tasks of a kind there are, for who has to wait until there is none.
+#[derive(Default)]
+pub struct Tally {
+    count: AtomicUsize,
+    ended: Notify,
+}
 
-impl Drop for Sending {
+impl Tally {
+    /// Count one for as long as what this gives lives.
+    pub fn enter(self: &Arc<Self>) -> Counted {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        Counted(self.clone())
+    }
+
+    /// Wait until there is none. One task waits at a time.
+    async fn none(&self) {
+        while self.count.load(Ordering::SeqCst) > 0 {
+            self.ended.notified().await;
+        }
+    }
+}
+
+pub struct Counted(Arc<Tally>);
+
+impl Drop for Counted {
     fn drop(&mut self) {
-        if self.0.sends.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.0.sends_ended.notify_one();
+        if self.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.ended.notify_one();
         }
     }
 }

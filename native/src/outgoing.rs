@@ -57,7 +57,7 @@ pub async fn say_hello(link: Arc<Link>, hello: Bytes) {
 
 /// Send a message and tell how it ended; `abort` ends it early.
 pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Failure>) {
-    let _sending = link.enter_send();
+    let _sending = link.sends.enter();
     let mut stream = None;
     let deadline = async {
         match message.deadline {
