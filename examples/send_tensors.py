@@ -15,6 +15,7 @@ import time
 import numpy as np
 
 import transport
+from hive_qos.errors import ConfigurationError
 
 MIB = 2**20
 
@@ -26,7 +27,10 @@ def main() -> None:
     parser.add_argument("--mib", type=float, default=4.0, help="size of the tensor that is sent, in MiB")
     options = parser.parse_args()
 
-    rendezvous = transport.TcpRendezvous(options.meet, serve=options.rank == 0)
+    try:
+        rendezvous = transport.TcpRendezvous(options.meet, serve=options.rank == 0)
+    except (ConfigurationError, OSError) as error:  # not an address, or rank 0 cannot have it
+        parser.error(f"--meet: {error}")
     other = 1 - options.rank
     with transport.Group.connect(rendezvous, rank=options.rank, world_size=2) as group:
         tensor = np.full(int(options.mib * MIB / 4), options.rank + 1, dtype=np.float32)

@@ -1,4 +1,8 @@
-"""How a rank comes to be connected: open sockets, publish where they are, read where the others are, serve."""
+"""How a rank comes to be connected: open sockets, publish where they are, read where the others are, serve.
+
+What can be known to be wrong with this rank alone is looked for first, before anybody is waited for; and a rank that
+cannot go on says so to the others (`transport.withdrawal`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hive_qos.errors import PeerError, TimedOutError
-from transport.engine import create_engine
+from transport.engine import create_engine, find_engine
 from transport.engine.base import Engine, EngineSettings, Event
 from transport.introduction import (
     RUN_BYTES,
@@ -25,8 +29,11 @@ from transport.rendezvous import Rendezvous
 from transport.settings import Settings
 from transport.sockets import Sockets, open_sockets
 from transport.wire.hello import HelloKey
+from transport.withdrawal import Withdrawal, run_key
 
 OnEvents = Callable[[Sequence[Event]], None]
+LISTEN_EVERY_S = 0.5
+"""How often a rank that waits looks whether another has given up: a small request of each rank to the store."""
 
 
 def _open_sockets(settings: Settings, hint: str) -> Sockets:
@@ -37,6 +44,7 @@ def _open_sockets(settings: Settings, hint: str) -> Sockets:
 class Plumbing:
     """What a rank is made with. The defaults are the real ones; tests put an engine in memory here."""
 
+    check_engine: Callable[[str], object] = find_engine
     make_engine: Callable[[str, EngineSettings, OnEvents], Engine] = create_engine
     open_sockets: Callable[[Settings, str], Sockets] = _open_sockets
     own_identity: Callable[[Settings, int], Identity] = own_identity
@@ -53,6 +61,7 @@ class Meeting:
     settings: Settings
     plumbing: Plumbing
     run: Run
+    withdrawal: Withdrawal
 
     def make_engine(self, on_events: OnEvents) -> Engine:
         """Start the engine that the settings name."""
@@ -92,65 +101,84 @@ def meet(
     Raises:
         ConfigurationError, TimedOutError, PeerError: as `Group.connect`.
     """
-    began_s = time.monotonic()
-    identity = plumbing.own_identity(settings, rank)
-    sockets = plumbing.open_sockets(settings, str(getattr(rendezvous, "host", "")))
-    try:
-        run = _run(rendezvous, rank=rank, world_size=world_size, world=world, give_up_s=give_up_s, began_s=began_s)
-        own = Introduction(
-            rank=rank,
-            node=identity.node,
-            address=sockets.advertise,
-            port=sockets.compute_port,
-            bulk_port=sockets.bulk_port,
-            pin=identity.pin,
-        )
-        rendezvous.set(_key(world, rank), encode(own, settings, run))
-        introductions: dict[int, Introduction] = {}
-        for other in range(world_size):
-            if other == rank:
-                continue
-            entry = _entry(rendezvous, _key(world, other), other, give_up_s=give_up_s, began_s=began_s)
-            introductions[other] = decode(entry, rank=other, settings=settings, run=run)
-        pins = [one.pin for one in introductions.values() if one.pin]
-        if len(set(pins)) != len(pins):
-            raise PeerError("rendezvous", "two ranks published the same certificate")
-        peers = PeerTable(
-            rank,
-            (one.contact for one in introductions.values()),
-            reconnect_s=settings.reconnect_s,
-            now_s=time.monotonic(),
-        )
-    except BaseException:
-        sockets.compute.close()
-        sockets.bulk.close()
-        raise
-    return Meeting(sockets, identity, introductions, peers, settings, plumbing, run)
+    withdrawal = Withdrawal(rendezvous, rank=rank, world=world, world_size=world_size, settings=settings)
+    with withdrawal.told_on_failure():
+        if rank == 0:
+            withdrawal.run = _begin_run(rendezvous, world=world, world_size=world_size)
+        plumbing.check_engine(settings.engine)
+        identity = plumbing.own_identity(settings, rank)
+        sockets = plumbing.open_sockets(settings, str(getattr(rendezvous, "host", "")))
+        try:
+            waiting = _Waiting(rendezvous, withdrawal, began_s=time.monotonic(), give_up_s=give_up_s)
+            run = withdrawal.run = withdrawal.run or _read_run(waiting, world=world, world_size=world_size)
+            own = Introduction(
+                rank=rank,
+                node=identity.node,
+                address=sockets.advertise,
+                port=sockets.compute_port,
+                bulk_port=sockets.bulk_port,
+                pin=identity.pin,
+            )
+            rendezvous.set(_key(world, rank), encode(own, settings, run))
+            introductions: dict[int, Introduction] = {}
+            for other in range(world_size):
+                if other != rank:
+                    entry = waiting.for_entry(_key(world, other), other)
+                    introductions[other] = decode(entry, rank=other, settings=settings, run=run)
+            pins = [one.pin for one in introductions.values() if one.pin]
+            if len(set(pins)) != len(pins):
+                raise PeerError("rendezvous", "two ranks published the same certificate")
+            peers = PeerTable(
+                rank,
+                (one.contact for one in introductions.values()),
+                reconnect_s=settings.reconnect_s,
+                now_s=time.monotonic(),
+            )
+        except BaseException:
+            sockets.compute.close()
+            sockets.bulk.close()
+            raise
+    return Meeting(sockets, identity, introductions, peers, settings, plumbing, run, withdrawal)
 
 
-def _run(rendezvous: Rendezvous, *, rank: int, world_size: int, world: str, give_up_s: float, began_s: float) -> Run:
-    """Publish the random bytes of this run, as rank 0, or read them."""
-    key = f"hive/{world}/run"
-    if rank == 0:
-        nonce = os.urandom(RUN_BYTES)
-        rendezvous.set(key, nonce)
-    else:
-        nonce = bytes(_entry(rendezvous, key, 0, give_up_s=give_up_s, began_s=began_s))
-        if len(nonce) != RUN_BYTES:
-            raise PeerError("rank 0", f"its run has {len(nonce)} bytes, not {RUN_BYTES}")
+def _begin_run(rendezvous: Rendezvous, *, world: str, world_size: int) -> Run:
+    """Publish the random bytes of this run, as rank 0."""
+    nonce = os.urandom(RUN_BYTES)
+    rendezvous.set(run_key(world), nonce)
     return Run(world, world_size, nonce)
 
 
-def _entry(rendezvous: Rendezvous, key: str, rank: int, *, give_up_s: float, began_s: float) -> bytes:
-    """What a rank published.
+def _read_run(waiting: _Waiting, *, world: str, world_size: int) -> Run:
+    nonce = bytes(waiting.for_entry(run_key(world), 0))
+    if len(nonce) != RUN_BYTES:
+        raise PeerError("rank 0", f"its run has {len(nonce)} bytes, not {RUN_BYTES}")
+    return Run(world, world_size, nonce)
 
-    Raises:
-        TimedOutError: nothing, and it names the rank.
-    """
-    try:
-        return rendezvous.get(key, max(give_up_s - time.monotonic(), 0.0))
-    except TimedOutError as error:
-        raise nobody_there([rank], give_up_s - began_s) from error
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Waiting for what others publish, with an ear for those that give up."""
+
+    rendezvous: Rendezvous
+    withdrawal: Withdrawal
+    began_s: float
+    give_up_s: float
+
+    def for_entry(self, key: str, rank: int) -> bytes:
+        """What a rank published.
+
+        Raises:
+            TimedOutError: nothing, and it names the rank.
+            PeerError: a rank has given up.
+        """
+        while True:
+            left_s = max(self.give_up_s - time.monotonic(), 0.0)
+            try:
+                return self.rendezvous.get(key, min(left_s, LISTEN_EVERY_S))
+            except TimedOutError as error:
+                if time.monotonic() >= self.give_up_s:
+                    raise nobody_there([rank], self.give_up_s - self.began_s) from error
+            self.withdrawal.listen()
 
 
 def nobody_there(missing: Sequence[int], timeout_s: float) -> TimedOutError:

@@ -69,7 +69,8 @@ class Group:
         Raises:
             ConfigurationError: a setting cannot work.
             TimedOutError: a rank did not appear; the text names it.
-            PeerError: a rank's certificate or its rendezvous entry is not good.
+            PeerError: a rank's certificate or its rendezvous entry is not good, or it gave up connecting and said why.
+            ConnectionLostError: rank 0 has ended, and the rendezvous that it served with it.
         """
         from transport.collectives.runtime import Runtime
 

@@ -19,7 +19,7 @@ import urllib.parse
 from pathlib import Path
 from typing import Any, Protocol
 
-from hive_qos.errors import MisuseError, TimedOutError, TransportError
+from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError, TimedOutError, TransportError
 
 KEY_BYTES_MAX = 512
 VALUE_BYTES_MAX = 64 * 1024
@@ -33,6 +33,8 @@ CLIENT_READ_S = 10.0
 """A request is at most 64 KiB, and follows the connection at once."""
 WAIT_S_MAX = 600.0
 """Of one request; a client that wants to wait longer asks again."""
+GONE_S = 2.0
+"""A served store that was reached and then refuses connections for so long does not come back with what it held."""
 TOKEN_BYTES = 16
 POLL_S = 0.02
 
@@ -125,12 +127,20 @@ class TcpRendezvous:
     Args:
         address: where rank 0 serves it, "host:port" ("[v6]:port"); port 0 lets the kernel choose (see `port`).
         serve: True on rank 0 alone.
+
+    Raises:
+        ConfigurationError: `address` is not of that form.
+        OSError: it cannot be served there.
     """
 
     def __init__(self, address: str, *, serve: bool) -> None:
         host, _, port = address.rpartition(":")
+        if not (port.isascii() and port.isdigit() and (not serve) <= int(port) < 65536):
+            raise ConfigurationError("rendezvous", address, 'write "host:port" or "[IPv6 address]:port"')
         self.host = host.strip("[]") or "127.0.0.1"
         self.port = int(port)
+        self._reached = False
+        self._refused_since_s: float | None = None
         self._token = os.urandom(TOKEN_BYTES)
         self._server: _Server | None = None
         if serve:
@@ -163,6 +173,7 @@ class TcpRendezvous:
             try:
                 left_s = max(give_up_s - time.monotonic(), 0.1)
                 with socket.create_connection((self.host, self.port), timeout=left_s + 1.0) as sock:
+                    self._reached, self._refused_since_s = True, None
                     sock.sendall(_REQUEST.pack(verb, len(name), number, self._token) + name + value)
                     status, length = _ANSWER.unpack(_read_exactly(sock, _ANSWER.size))
                     if status == b"X":
@@ -174,9 +185,20 @@ class TcpRendezvous:
                         raise TransportError(f"the rendezvous at {self.host}:{self.port} answered {length} bytes")
                     return _read_exactly(sock, length)
             except OSError as error:
+                if isinstance(error, ConnectionRefusedError):
+                    self._check_not_gone()
                 if time.monotonic() >= give_up_s:
                     raise TimedOutError(f"rendezvous at {self.host}:{self.port} ({error})", timeout_s=0.0) from error
                 time.sleep(POLL_S * 5)
+
+    def _check_not_gone(self) -> None:
+        """Nobody listens there (a host that does not answer is another matter). Before rank 0 starts that is usual."""
+        now_s = time.monotonic()
+        if self._refused_since_s is None:
+            self._refused_since_s = now_s
+        if self._reached and now_s - self._refused_since_s >= GONE_S:
+            where = f"rendezvous at {self.host}:{self.port}"
+            raise ConnectionLostError(where, "it was there and is not any more: rank 0, which served it, has ended")
 
 
 class _Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,4 +34,6 @@ def chosen_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     if name is not None:
         need(name)
         monkeypatch.setenv("HIVE_ENGINE", name)
+        if hasattr(request.module, "LOCAL"):  # the settings that a module's tests begin with
+            monkeypatch.setattr(request.module, "LOCAL", replace(request.module.LOCAL, engine=name))
     return name

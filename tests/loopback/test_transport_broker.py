@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -81,8 +82,10 @@ def broker(tmp_path: Path) -> Iterator[ListeningBroker]:
 def test_a_group_registers_its_sockets_announces_bursts_and_reports_measurements(broker):
     rendezvous = MemoryRendezvous()
     settings = [
-        Settings(listen="127.0.0.1", engine="aioquic", job="j", job_secret=b"x", broker=str(broker.path)),
-        Settings(listen="127.0.0.1", engine="aioquic", job="j", job_secret=b"x", broker="off"),
+        Settings(
+            listen="127.0.0.1", engine=os.environ["HIVE_ENGINE"], job="j", job_secret=b"x", broker=str(broker.path)
+        ),
+        Settings(listen="127.0.0.1", engine=os.environ["HIVE_ENGINE"], job="j", job_secret=b"x", broker="off"),
     ]
 
     def run(rank: int) -> None:
@@ -115,7 +118,9 @@ def test_a_group_registers_its_sockets_announces_bursts_and_reports_measurements
 
 
 def test_a_broker_that_is_not_there_changes_nothing(tmp_path):
-    settings = Settings(listen="127.0.0.1", engine="aioquic", job_secret=b"x", broker=str(tmp_path / "nobody.sock"))
+    settings = Settings(
+        listen="127.0.0.1", engine=os.environ["HIVE_ENGINE"], job_secret=b"x", broker=str(tmp_path / "nobody.sock")
+    )
     rendezvous = MemoryRendezvous()
 
     def run(rank: int) -> float:

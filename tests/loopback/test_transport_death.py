@@ -24,7 +24,7 @@ class Program:
         environment = os.environ | {
             "HIVE_LISTEN": "127.0.0.1",
             "HIVE_BROKER": "off",
-            "HIVE_ENGINE": "aioquic",
+            "HIVE_ENGINE": os.environ["HIVE_ENGINE"],
             "HIVE_JOB_SECRET": "x",
             "PYTHONFAULTHANDLER": "1",
         }

@@ -50,6 +50,14 @@ def test_two_scripts_send_each_other_tensors():
     assert "rank 0: int64 (2, 3), sum 30" in outputs[1]
 
 
+def test_an_address_that_is_none_is_refused_in_a_line_of_usage():
+    command = [sys.executable, str(EXAMPLES / "send_tensors.py"), "--rank", "0", "--meet", "nonsense"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "error: --meet: [configuration] rendezvous = 'nonsense': write \"host:port\"" in done.stderr
+
+
 def test_the_allreduce_example_takes_the_mean(tmp_path):
     program = str(EXAMPLES / "allreduce.py")
     outputs = run_all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from patience import LIMIT_S, best_of, wait_until
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError, PeerError, TimedOutError
 from transport import FileRendezvous, Group, MemoryRendezvous, Priority, ReduceOp, Settings, TcpRendezvous
+from transport.engine import NATIVE_MODULE
 from transport.identity import ca_init, ca_issue
 
 LOCAL = Settings(listen="127.0.0.1", broker="off", engine="aioquic", job_secret=b"secret of the test")
@@ -258,6 +260,34 @@ def test_a_rank_that_is_not_who_it_should_be_is_refused(ranks, tmp_path, what):
     assert all(isinstance(result, PeerError | TimedOutError) for result in results), results
     if "secret" in what:
         assert "HIVE_JOB_SECRET" in str(results[0])
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_with_another_ca_both_ranks_know_why_long_before_their_time_is_over(ranks, tmp_path, odd):
+    files = []
+    for name in ("a", "b"):
+        ca_init(tmp_path / name)
+        files.append((tmp_path / name / "ca.crt", ca_issue(tmp_path / name, f"node-{name}", out=tmp_path)))
+    settings = [
+        dataclasses.replace(LOCAL, ca=str(ca), certificate=str(issued.certificate), key=str(issued.key))
+        for ca, issued in (files[odd], files[1 - odd])
+    ]
+    server = TcpRendezvous("127.0.0.1:0", serve=True)
+    client = TcpRendezvous(f"127.0.0.1:{server.port}", serve=False)
+    began_s = time.monotonic()
+    results = ranks.connect(2, settings, client, connect_timeout_s=600.0)
+    assert time.monotonic() - began_s < LIMIT_S
+    assert all(isinstance(result, PeerError) for result in results), results
+    assert any("certificate" in str(result) for result in results), results
+    server.close()
+
+
+def test_an_engine_that_is_not_there_is_known_to_both_ranks_at_once(ranks, monkeypatch):
+    monkeypatch.setitem(sys.modules, NATIVE_MODULE, None)
+    settings = [dataclasses.replace(LOCAL, engine=name) for name in ("aioquic", "native")]
+    results = ranks.connect(2, settings, connect_timeout_s=600.0)
+    assert str(results[1]).startswith("[configuration] HIVE_ENGINE = 'native': it is not installed here")
+    assert str(results[0]).startswith("[peer] peer rank 1: it gave up connecting: [configuration] HIVE_ENGINE")
 
 
 def test_a_rank_that_does_not_come_is_named(ranks):

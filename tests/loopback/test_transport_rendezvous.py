@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from patience import LIMIT_S, wait_until
+from test_transport_examples import free_port
 
-from hive_qos.errors import TimedOutError, TransportError
+from hive_qos.errors import ConfigurationError, ConnectionLostError, TimedOutError, TransportError
 from transport.rendezvous import VALUE_BYTES_MAX, MemoryRendezvous, TcpRendezvous
+
+MEETING = """
+import sys, transport
+rank = int(sys.argv[1])
+store = transport.TcpRendezvous(sys.argv[2], serve=rank == 0)
+transport.Group.connect(store, rank=rank, world_size=3, connect_timeout_s=600.0)
+"""
 
 
 @pytest.fixture
@@ -69,3 +81,45 @@ def test_clients_that_say_nothing_are_bounded_and_the_others_are_served(monkeypa
     for sock in idle:
         sock.close()
     server.close()
+
+
+def test_a_store_whose_server_has_ended_is_gone_for_those_who_had_reached_it(server):
+    client, late = client_of(server), client_of(server)
+    client.set("k", b"v")
+    server.close()
+    with pytest.raises(ConnectionLostError, match="rank 0, which served it, has ended"):
+        client.get("never", 600.0)
+    with pytest.raises(TimedOutError, match="refused"):
+        late.get("never", 0.3)  # it may be that rank 0 has not started yet
+
+
+def test_ranks_that_wait_learn_that_rank_0_was_killed():
+    port = free_port()
+    killed, waiting = (
+        subprocess.Popen(
+            [sys.executable, "-c", MEETING, str(rank), f"127.0.0.1:{port}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"HIVE_BROKER": "off", "HIVE_LISTEN": "127.0.0.1", "HIVE_JOB_SECRET": "s"},
+        )
+        for rank in (0, 1)
+    )
+    try:
+        store = TcpRendezvous(f"127.0.0.1:{port}", serve=False)
+        store.get("hive/default/1", LIMIT_S)  # rank 1 is there, and waits for rank 2, which never comes
+        killed.kill()
+        began_s = time.monotonic()
+        text, _ = waiting.communicate(timeout=LIMIT_S)
+    finally:
+        for process in (killed, waiting):
+            process.kill()
+            process.communicate()
+    assert "rank 0, which served it, has ended" in text
+    assert time.monotonic() - began_s < LIMIT_S
+
+
+@pytest.mark.parametrize("address", ["nonsense", "", "host:", "host:x", "host:70000", "host:0", "host:-1"])
+def test_an_address_that_cannot_be_one_is_named(address):
+    with pytest.raises(ConfigurationError, match=r'write "host:port"'):
+        TcpRendezvous(address, serve=False)

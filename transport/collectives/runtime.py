@@ -101,8 +101,9 @@ class Runtime:
             plumbing=plumbing or Plumbing(),
         )
         try:
-            runtime._begin(meeting)
-            runtime._await_everybody(give_up_s, timeout_s)
+            with meeting.withdrawal.told_on_failure():
+                runtime._begin(meeting)
+                runtime._await_everybody(meeting, give_up_s, timeout_s)
         except BaseException:
             runtime.close(timeout_s=0.5)
             meeting.sockets.compute.close()  # where the engine has not taken them
@@ -148,12 +149,13 @@ class Runtime:
         compute, bulk = meeting.serve(engine, self._endpoint.hello)
         self._loop.call(lambda: self._endpoint.begin(engine, compute=compute, bulk=bulk))
 
-    def _await_everybody(self, give_up_s: float, timeout_s: float) -> None:
-        in_time = wait_until(self._connected, give_up_s)
+    def _await_everybody(self, meeting: bootstrap.Meeting, give_up_s: float, timeout_s: float) -> None:
+        while not wait_until(self._connected, min(give_up_s, time.monotonic() + bootstrap.LISTEN_EVERY_S)):
+            if time.monotonic() >= give_up_s:
+                raise bootstrap.nobody_there(self._endpoint.peers.missing(), timeout_s)
+            meeting.withdrawal.listen(missing=self._endpoint.peers.missing())
         if self._refusal is not None:
             raise self._refusal
-        if not in_time:
-            raise bootstrap.nobody_there(self._endpoint.peers.missing(), timeout_s)
 
     # For groups; from any thread.
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from hive_qos.errors import MisuseError
+from hive_qos.errors import ConfigurationError
 from transport.engine.base import Engine, EngineSettings, Event
 
 NATIVE_MODULE = "hive_qos_native"
 NAMES = ("auto", "native", "aioquic")
+OnEvents = Callable[[Sequence[Event]], None]
 
 
-def create_engine(name: str, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> Engine:
+class MakeEngine(Protocol):
+    """How an engine is started."""
+
+    def __call__(self, *, settings: EngineSettings, on_events: OnEvents) -> Engine: ...
+
+
+def create_engine(name: str, settings: EngineSettings, on_events: OnEvents) -> Engine:
     """Start the engine called `name`; `auto` takes native where it can be imported and aioquic elsewhere.
 
     Args:
@@ -21,24 +29,34 @@ def create_engine(name: str, settings: EngineSettings, on_events: Callable[[Sequ
         on_events: called with batches of events from the engine's own thread.
 
     Raises:
-        MisuseError: no such engine, or `native` where it is not installed.
+        ConfigurationError: as `find_engine`.
+    """
+    return find_engine(name)(settings=settings, on_events=on_events)
+
+
+def find_engine(name: str) -> MakeEngine:
+    """Load the engine called `name` without starting it.
+
+    Raises:
+        ConfigurationError: there is no such engine, or it is `native` and not installed here.
     """
     if name not in NAMES:
-        raise MisuseError(f"engine {name!r} is not known; write one of {', '.join(NAMES)}")
+        raise ConfigurationError("HIVE_ENGINE", name, f"one of {', '.join(NAMES)}")
     if name != "aioquic":
         try:
             importlib.import_module(NATIVE_MODULE)
         except ImportError as error:
             if name == "native":
-                raise MisuseError(
-                    f"the native engine is not installed ({error}); install a wheel of hive-qos that has it, build it "
-                    "with cargo from native/, or set HIVE_ENGINE=aioquic"
-                ) from error
+                reason = (
+                    f"it is not installed here ({error}); install hive-qos where cargo is, or a wheel that has it, or "
+                    "write aioquic, or auto for whichever there is"
+                )
+                raise ConfigurationError("HIVE_ENGINE", name, reason) from error
         else:
             from transport.engine.native_engine import NativeEngine
 
-            return NativeEngine(settings=settings, on_events=on_events)
+            return NativeEngine
     # Imported here so that a host with the native engine never pays for loading the other.
     from transport.engine.aioquic_engine import AioquicEngine
 
-    return AioquicEngine(settings=settings, on_events=on_events)
+    return AioquicEngine

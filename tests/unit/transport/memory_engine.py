@@ -107,7 +107,12 @@ class MemoryNetwork:
             pin = hashlib.sha256(node.encode()).digest()
             return Identity(node, Credentials(node.encode(), b""), None, pin)
 
-        return Plumbing(make_engine=make_engine, open_sockets=open_sockets, own_identity=own_identity)
+        return Plumbing(
+            check_engine=lambda _name: None,
+            make_engine=make_engine,
+            open_sockets=open_sockets,
+            own_identity=own_identity,
+        )
 
     def kill(self, name: str) -> None:
         """Silence an engine: its peers lose their connections, and nobody can dial it."""
