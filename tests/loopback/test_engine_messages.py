@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
