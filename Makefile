@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock native/src/*.rs)
 
-.PHONY: setup demo bench test check format unit loopback lab wheel clean
+.PHONY: setup demo bench test test-native check format unit loopback lab wheel clean
 
 setup: $(VENV)/.setup-done
 
@@ -44,6 +44,10 @@ format: setup
 test: check
 	@bash tools/cargo.sh test $(BIN)/python
 	$(BIN)/python -m pytest
+
+# The tests of engines and transport over the native engine too, and over the two mixed pairs.
+test-native: setup
+	HIVE_TEST_NATIVE=1 $(BIN)/python -m pytest tests/loopback --ignore tests/loopback/integrations
 
 unit loopback lab: setup
 	$(BIN)/python -m pytest tests/$@

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from broker_support import Running
-from engine_support import need
+from engine_support import WITH_NATIVE, need
+
+collect_ignore = [] if WITH_NATIVE else ["test_engine_native.py"]
 
 
 @pytest.fixture
@@ -24,13 +26,15 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The transport's tests run over each engine; tests of the engines themselves choose pairs (engine_support)."""
     if "chosen_engine" in metafunc.fixturenames and metafunc.module.__name__.startswith("test_transport_"):
-        metafunc.parametrize("chosen_engine", ["aioquic", "native"], indirect=True)
+        metafunc.parametrize("chosen_engine", ["aioquic", "native"] if WITH_NATIVE else ["aioquic"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
 def chosen_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
     """What `HIVE_ENGINE` says in this test and in the programs that it starts; None where the test does not care."""
     name: str | None = getattr(request, "param", None)
+    if name is None and not WITH_NATIVE:
+        monkeypatch.setenv("HIVE_ENGINE", "aioquic")
     if name is not None:
         need(name)
         monkeypatch.setenv("HIVE_ENGINE", name)

@@ -43,7 +43,10 @@ ENDS = (SendDone, Received, OperationFailed)
 Test = TypeVar("Test", bound=Callable[..., None])
 QUICK = EngineSettings(keep_alive_s=0.2, dead_after_s=1.0, handshake_timeout_s=2.0)
 """Impatient, so that tests of loss are short. Nothing that must live is tested with it: a stall would kill it."""
-PAIRS = [("aioquic", "aioquic"), ("native", "native"), ("aioquic", "native"), ("native", "aioquic")]
+WITH_NATIVE = os.environ.get("HIVE_TEST_NATIVE") == "1"
+"""`make test-native` sets it: the native engine has a run of its own, beside the one of `make test`."""
+_ALL = [("aioquic", "aioquic"), ("native", "native"), ("aioquic", "native"), ("native", "aioquic")]
+PAIRS = _ALL if WITH_NATIVE else _ALL[:1]
 EACH = PAIRS[:2]
 """For what has one node of ours: the mixed pairs have nothing to add."""
 _pair: tuple[str, str] = PAIRS[0]
@@ -73,6 +76,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every test of a module that imports this runs once for each of its pairs."""
     if "engines" in metafunc.fixturenames:
         pairs = EACH if "victim" in metafunc.fixturenames else getattr(metafunc.function, "engine_pairs", PAIRS)
+        pairs = [pair for pair in pairs if pair in PAIRS]
         metafunc.parametrize("engines", pairs, ids="-".join, indirect=True)
 
 

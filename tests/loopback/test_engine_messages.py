@@ -288,8 +288,11 @@ def test_a_half_received_message_is_sent_again_over_another_connection() -> None
 
 
 def test_a_goodbye_fails_waiting_posts_and_names_the_peer() -> None:
-    with connected() as (a, b, _up, _):
+    with connected() as (a, b, up, _):
         post = b.post("a", None)
+        later = b.post("a", None, tag=1)  # taken after the first one, so that both are there when it closes
+        a.send(up, b"x", tag=1)
+        b.outcome(later)
         a.engine.close()
         down = b.take(ConnectionDown)
         assert down.error is None
