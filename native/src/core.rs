@@ -77,9 +77,17 @@ impl Core {
         };
         let queue = Arc::new(EventQueue::default());
         let (engine, runtime) = Engine::start(settings, queue.clone())?;
-        let events = thread::Builder::new()
-            .name("hive-events".to_owned())
-            .spawn(move || deliver_all(&queue, deliver))?;
+        let events = thread::Builder::new().name("hive-events".to_owned()).spawn({
+            let engine = Arc::downgrade(&engine);
+            move || {
+                let broke = |why: &str| {
+                    if let Some(engine) = engine.upgrade() {
+                        engine.broke(why);
+                    }
+                };
+                deliver_all(&queue, deliver, broke);
+            }
+        })?;
         Ok(Self {
             engine,
             process: std::process::id(),
@@ -288,6 +296,12 @@ impl Core {
                 link.disconnect(code, reason);
             }
         });
+    }
+
+    /// Panic at the next visit to a place (`EventQueue::fault`): only in the builds that test it.
+    #[cfg(feature = "faults")]
+    fn fault(&self, place: String) {
+        self.engine.events.ask_for_fault(place);
     }
 
     /// End everything because something of the caller's own broke.

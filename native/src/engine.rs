@@ -1,14 +1,11 @@
 //! The engine: endpoints, connections, operations, and the runtime whose threads do the work without the GIL.
 
-use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -18,6 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::congestion;
 use crate::events::{Event, EventQueue, Failure};
+use crate::guard::{Task, guarded};
 use crate::link::{Link, Stage, remote_name};
 use crate::mail::Mail;
 use crate::measure::{Measure, Measured, ObservedFactory};
@@ -31,6 +29,11 @@ const TICK: Duration = Duration::from_millis(100);
 const HELD_UP: Duration = Duration::from_millis(500);
 /// Connections whose peer has not been judged yet; more are ignored, as if their first packet had been lost.
 const HALF_OPEN_MAX: usize = 256;
+/// With so many of them whoever dials has to show first that its address is its own (RFC 9000 8.1.2): before that
+/// nothing is kept for it, so that forged addresses use nothing up.
+const UNPROVED_MAX: usize = 32;
+/// Connections of one name that have whole windows; n of them have this part of n of one.
+const WINDOWS_WHOLE: u64 = 16;
 /// Credit that every stream has: 2 MiB at 40 ms round trip are 400 Mbit/s for one message alone.
 const STREAM_WINDOW_BYTES: u64 = 2 << 20;
 /// So many unposted messages may begin before a posted one could be kept waiting by them.
@@ -59,8 +62,14 @@ pub struct Settings {
 impl Settings {
     /// How much a peer may have on this side that has no place: compute and bulk share the store.
     pub fn window_bytes(&self) -> u64 {
+        self.window_bytes_of(1)
+    }
+
+    /// The window of a connection to a name that has so many.
+    pub fn window_bytes_of(&self, connections: usize) -> u64 {
+        let whole = self.unexpected_bytes_max / 2;
         WINDOW_BYTES_MIN
-            .max(self.unexpected_bytes_max / 2)
+            .max(whole * WINDOWS_WHOLE / WINDOWS_WHOLE.max(connections as u64))
             .min(u64::from(u32::MAX))
     }
 
@@ -128,8 +137,13 @@ impl Engine {
             sends: Mutex::default(),
             snapshot: Mutex::default(),
         });
-        spawn(&engine, tick(engine.clone()));
+        engine.spawn(Task::Engine(engine.clone()), tick(engine.clone()));
         Ok((engine, runtime))
+    }
+
+    /// Run a task; whose it is says what ends if it panics.
+    pub fn spawn(&self, task: Task, future: impl Future<Output = ()> + Send + 'static) {
+        self.handle.spawn(guarded(task, future));
     }
 
     pub fn over(&self) -> bool {
@@ -173,7 +187,7 @@ impl Engine {
             bulk,
         });
         locked(&self.endpoints).insert(number, served.clone());
-        spawn(self, accept(self.clone(), served));
+        self.spawn(Task::Engine(self.clone()), accept(self.clone(), served));
         Ok(())
     }
 
@@ -209,7 +223,7 @@ impl Engine {
                     link.set_peer(expected);
                 }
                 locked(&self.links).insert(number, link.clone());
-                spawn(self, link.run(connecting));
+                self.spawn(Task::Course(link.clone()), link.run(connecting));
             }
         }
     }
@@ -235,6 +249,14 @@ impl Engine {
 
     pub fn link(&self, number: u64) -> Option<Arc<Link>> {
         locked(&self.links).get(&number).cloned()
+    }
+
+    /// How many connections there are to a name.
+    pub fn connections_to(&self, peer: &str) -> usize {
+        locked(&self.links)
+            .values()
+            .filter(|link| &*link.peer() == peer)
+            .count()
     }
 
     /// A connection has ended. Whether it was the last one to its peer that was up.
@@ -276,11 +298,24 @@ impl Engine {
         }
         let (abort, aborted) = oneshot::channel();
         locked(&self.sends).insert(operation, (link.clone(), abort));
-        spawn(self, send(link, message, aborted));
+        self.spawn(Task::Send(link.clone(), operation), send(link, message, aborted));
     }
 
-    pub fn forget_send(&self, operation: u64) {
-        locked(&self.sends).remove(&operation);
+    /// A send has come to its end. Whether it had not before.
+    pub fn forget_send(&self, operation: u64) -> bool {
+        locked(&self.sends).remove(&operation).is_some()
+    }
+
+    /// A send whose task is no more has come to its end.
+    pub fn fail_send(&self, operation: u64, failure: Failure) {
+        if self.forget_send(operation) {
+            self.events.push(Event::Failed { operation, failure });
+        }
+    }
+
+    /// Whether a panic left something in the middle that all connections share.
+    pub fn half_done(&self) -> bool {
+        self.mail.half_done() || self.endpoints.is_poisoned() || self.links.is_poisoned() || self.sends.is_poisoned()
     }
 
     /// End a send or a post.
@@ -315,11 +350,15 @@ impl Engine {
         self.mail.fail_all(&failure);
         let links: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
         for link in &links {
-            if code == Code::NoError {
-                link.disconnect(code as u64, say);
-            } else {
-                link.close(code as u64, failure.clone());
-            }
+            // One that is broken itself must not keep the others from their end.
+            let closed = catch_unwind(AssertUnwindSafe(|| {
+                if code == Code::NoError {
+                    link.disconnect(code as u64, say);
+                } else {
+                    link.close(code as u64, failure.clone());
+                }
+            }));
+            drop(closed);
         }
     }
 
@@ -358,50 +397,19 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Run a task of the engine's. One that panics ends the engine, not the process.
-pub fn spawn(engine: &Arc<Engine>, future: impl Future<Output = ()> + Send + 'static) {
-    engine.handle.spawn(Guarded {
-        engine: engine.clone(),
-        future: Box::pin(future),
-    });
-}
-
-struct Guarded {
-    engine: Arc<Engine>,
-    future: Pin<Box<dyn Future<Output = ()> + Send>>,
-}
-
-impl Future for Guarded {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // A future that panicked is not polled again, and what it shared is behind locks that forgive it.
-        match catch_unwind(AssertUnwindSafe(|| self.future.as_mut().poll(cx))) {
-            Ok(polled) => polled,
-            Err(panic) => {
-                self.engine.broke(&words_of(&*panic));
-                Poll::Ready(())
-            }
-        }
-    }
-}
-
-/// What a panic says.
-pub fn words_of(panic: &(dyn Any + Send)) -> String {
-    let words = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    words
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic".to_owned())
-}
-
 async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
     while let Some(incoming) = served.endpoint.accept().await {
+        engine.events.fault("accept");
         let half_open = {
             let links = locked(&engine.links);
             links.values().filter(|link| link.is(Stage::Handshaking)).count()
         };
-        if half_open >= HALF_OPEN_MAX || engine.over() {
+        // One that ends before Python has judged it leaves its chain in the queue, where all others would wait behind it.
+        let unjudged = half_open.max(engine.events.chains());
+        if unjudged >= HALF_OPEN_MAX || engine.over() {
             incoming.ignore();
+        } else if unjudged >= UNPROVED_MAX && !incoming.remote_address_validated() {
+            let _ = incoming.retry(); // it has not been asked before, as was just checked
         } else {
             begin(&engine, &served, incoming);
         }
@@ -425,13 +433,14 @@ fn begin(engine: &Arc<Engine>, served: &Served, incoming: Incoming) {
         endpoint: served.number,
         remote: (remote.ip().to_string(), remote.port()),
     });
-    spawn(engine, link.run(connecting));
+    engine.spawn(Task::Course(link.clone()), link.run(connecting));
 }
 
 async fn tick(engine: Arc<Engine>) {
     let mut before = Instant::now();
     while !engine.over() {
         tokio::time::sleep(TICK).await;
+        engine.events.fault("tick");
         let now = Instant::now();
         let late = now.saturating_duration_since(before).saturating_sub(TICK);
         before = now;

@@ -1,13 +1,15 @@
 //! What the engine tells its caller: a queue, and the one thread that takes the GIL, once for each batch.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
+use crate::guard::words_of;
 use crate::memory::Memory;
-use crate::wire::Header;
+use crate::wire::{self, Header};
 
 /// Why an operation or a connection ended.
 #[derive(Clone, Debug)]
@@ -79,10 +81,23 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The operation that ends with it.
+    fn operation(&self) -> Option<u64> {
+        match self {
+            Self::SendDone(operation) | Self::Received { operation, .. } | Self::Failed { operation, .. } => {
+                Some(*operation)
+            }
+            _ => None,
+        }
+    }
+}
+
 #[derive(Default)]
 struct Waiting {
     events: Vec<Event>,
     ended: bool,
+    chains: usize,
 }
 
 /// Events in the order in which they happened. Pushing never blocks and never needs the GIL.
@@ -90,15 +105,23 @@ struct Waiting {
 pub struct EventQueue {
     waiting: Mutex<Waiting>,
     some: Condvar,
+    #[cfg(feature = "faults")]
+    faults: crate::faults::Faults,
 }
 
 impl EventQueue {
     pub fn push(&self, event: Event) {
         let mut waiting = self.lock();
+        waiting.chains += usize::from(matches!(event, Event::Chain { .. }));
         waiting.events.push(event);
         if waiting.events.len() == 1 {
             self.some.notify_one();
         }
+    }
+
+    /// Certificates that nobody has looked at yet.
+    pub fn chains(&self) -> usize {
+        self.lock().chains
     }
 
     /// No more will be delivered after what waits now.
@@ -116,11 +139,25 @@ impl EventQueue {
             }
             waiting = self.some.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
+        waiting.chains = 0;
         Some(std::mem::take(&mut waiting.events))
     }
 
+    /// Where tests may have asked for a panic; nothing in an ordinary build.
+    pub fn fault(&self, place: &'static str) {
+        #[cfg(feature = "faults")]
+        self.faults.here(place);
+        let _ = place;
+    }
+
+    /// Have the engine panic when it next comes to a place.
+    #[cfg(feature = "faults")]
+    pub fn ask_for_fault(&self, place: String) {
+        self.faults.ask(place);
+    }
+
     /// What waits, for tests without Python.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn drain(&self) -> Vec<Event> {
         std::mem::take(&mut self.lock().events)
     }
@@ -131,35 +168,84 @@ impl EventQueue {
 }
 
 /// The event thread: hand every batch to `deliver`, a callable that takes a list of tuples and does not raise.
-pub fn deliver_all(queue: &EventQueue, deliver: Py<PyAny>) {
+///
+/// `broke`: something failed here, and the engine has to end. Whatever fails, this thread goes on, for nobody else tells
+/// how things end.
+pub fn deliver_all(queue: &EventQueue, deliver: Py<PyAny>, broke: impl Fn(&str)) {
     let mut deliver = Some(deliver);
     while let Some(batch) = queue.take() {
         let attached = Python::try_attach(|py| {
-            let mut told = Vec::with_capacity(batch.len());
-            for event in batch {
-                match tell(py, event) {
-                    Ok(Some(item)) => told.push(item),
-                    Ok(None) => {}
-                    Err(error) => error.write_unraisable(py, None),
-                }
-            }
-            let called = deliver.as_ref().map(|deliver| {
-                let told = PyList::new(py, told)?;
-                deliver.call1(py, (told,))
-            });
-            if let Some(Err(error)) = called {
-                error.write_unraisable(py, None);
-            }
+            let delivered = catch_unwind(AssertUnwindSafe(|| deliver_batch(py, queue, batch, deliver.as_ref())));
+            delivered.unwrap_or_else(|panic| Err(words_of(&*panic)))
         });
-        if attached.is_none() {
-            // The interpreter is going away: nobody listens any more, and what is Python's must not be touched.
-            std::mem::forget(deliver.take());
-            return;
+        match attached {
+            Some(Ok(())) => {}
+            Some(Err(why)) => broke(&why),
+            None => {
+                // The interpreter is going away: nobody listens any more, and what is Python's must not be touched.
+                std::mem::forget(deliver.take());
+                return;
+            }
         }
     }
     if Python::try_attach(|_| drop(deliver.take())).is_none() {
         std::mem::forget(deliver);
     }
+}
+
+/// Hand over one batch. An event that cannot be told fails its operation; where it has none, or something panicked, the
+/// error says why the engine has to end.
+fn deliver_batch(
+    py: Python<'_>,
+    queue: &EventQueue,
+    batch: Vec<Event>,
+    deliver: Option<&Py<PyAny>>,
+) -> Result<(), String> {
+    let mut outcome = Ok(());
+    let mut told = Vec::with_capacity(batch.len());
+    for event in batch {
+        let operation = event.operation();
+        let item = catch_unwind(AssertUnwindSafe(|| {
+            queue.fault("tell");
+            tell(py, event)
+        }));
+        let why = match item {
+            Ok(Ok(item)) => {
+                told.extend(item);
+                continue;
+            }
+            Ok(Err(error)) => {
+                let why = error.to_string();
+                if operation.is_none() {
+                    outcome = Err(why.clone());
+                }
+                why
+            }
+            Err(panic) => {
+                let why = words_of(&*panic);
+                outcome = Err(why.clone());
+                why
+            }
+        };
+        if let Some(operation) = operation {
+            let failure = Failure::Lost {
+                peer: "everybody".to_owned(),
+                reason: format!("its end could not be told: {why}"),
+            };
+            match tell(py, Event::Failed { operation, failure }) {
+                Ok(item) => told.extend(item),
+                Err(error) => outcome = Err(error.to_string()),
+            }
+        }
+    }
+    if let Some(deliver) = deliver {
+        let called = PyList::new(py, told).and_then(|told| deliver.call1(py, (told,)));
+        if let Err(error) = called {
+            outcome = Err(error.to_string());
+            error.write_unraisable(py, None);
+        }
+    }
+    outcome
 }
 
 /// An event as a tuple whose first item says what it is.
@@ -235,4 +321,22 @@ fn tell_header(py: Python<'_>, header: Header) -> PyResult<Bound<'_, PyTuple>> {
         header.call.into_pyobject(py)?.into_any(),
     ];
     PyTuple::new(py, fields)
+}
+
+/// Read a header as a stream begins with one, for tests that hold this reader against the one in Python.
+///
+/// Gives None while bytes are missing, (fields, where the payload begins), or (code, reason) where it is refused.
+#[pyfunction]
+pub fn read_header<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let read = wire::split_header(data).and_then(|found| {
+        let Some((start, end)) = found else {
+            return Ok(None);
+        };
+        Ok(Some((wire::decode_header(&data[start..end])?, end)))
+    });
+    match read {
+        Ok(None) => Ok(None),
+        Ok(Some((header, end))) => Ok(Some((tell_header(py, header)?, end).into_pyobject(py)?)),
+        Err(violation) => Ok(Some((violation.code as u64, violation.reason).into_pyobject(py)?)),
+    }
 }

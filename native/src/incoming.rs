@@ -5,7 +5,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use quinn::{ReadError, RecvStream, VarInt};
 
-use crate::engine::spawn;
 use crate::events::Event;
 use crate::link::{Counted, Link, Stage};
 use crate::mail::{Next, Slot};
@@ -23,10 +22,10 @@ pub async fn listen(link: Arc<Link>) {
     let Ok(control) = connection.accept_uni().await else {
         return;
     };
-    spawn(&link.engine, listen_to_control(link.clone(), control));
+    link.spawn(listen_to_control(link.clone(), control));
     let _listening = link.receives.enter();
     while let Ok(stream) = connection.accept_uni().await {
-        spawn(&link.engine, receive(link.clone(), stream, link.receives.enter()));
+        link.spawn(receive(link.clone(), stream, link.receives.enter()));
     }
 }
 
@@ -124,6 +123,8 @@ async fn read_payload(link: &Link, stream: &mut RecvStream, slot: &Arc<Slot>, fi
     if !slot.write(&first) {
         return Err(too_much(slot));
     }
+    drop(first); // a few bytes of a message that waits must not keep a whole batch of datagrams
+    link.engine.events.fault("receive");
     let mut chunks: [Bytes; CHUNKS] = Default::default();
     loop {
         match slot.next() {

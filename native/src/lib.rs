@@ -5,13 +5,17 @@
 //!   directions, `gate` who sends next, `mail` who gets which message.
 //! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
 //!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion` and `measure` say what they are.
+//! - `guard` is where panics end.
 
 mod buffers;
 mod congestion;
 mod core;
 mod engine;
 mod events;
+#[cfg(feature = "faults")]
+mod faults;
 mod gate;
+mod guard;
 mod incoming;
 mod link;
 mod mail;
@@ -22,12 +26,21 @@ mod socket;
 mod tls;
 pub mod wire;
 
+/// What the targets in `fuzz/` feed.
+#[cfg(feature = "fuzzing")]
+pub mod inside {
+    pub use crate::buffers::Posted;
+    pub use crate::events::{Arrived, Event, EventQueue, Failure};
+    pub use crate::mail::{Channel, Mail, Next, Post, Slot};
+}
+
 use pyo3::prelude::*;
 
 #[pymodule]
 fn hive_qos_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("CONGESTION", congestion::NAMES)?;
+    module.add_function(wrap_pyfunction!(events::read_header, module)?)?;
     module.add_class::<core::Core>()?;
     module.add_class::<memory::Memory>()
 }

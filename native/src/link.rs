@@ -11,9 +11,10 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout_at};
 
-use crate::engine::{Engine, spawn};
+use crate::engine::Engine;
 use crate::events::{Event, Failure};
 use crate::gate::Gate;
+use crate::guard::Task;
 use crate::incoming;
 use crate::mail::Channel;
 use crate::measure::Measure;
@@ -67,6 +68,7 @@ struct State {
     failure: Option<Failure>,
     closed_here: bool,
     reason: String,
+    window: u64,
     widened: i64,
     doors_closed: bool,
     dead_after: Duration,
@@ -92,6 +94,7 @@ impl Link {
             failure: None,
             closed_here: false,
             reason: String::new(),
+            window: engine.settings.window_bytes(),
             widened: 0,
             doors_closed: false,
             dead_after: engine.settings.dead_after,
@@ -145,6 +148,11 @@ impl Link {
         *self.stage.borrow() == stage
     }
 
+    /// Run a task of this connection's.
+    pub fn spawn(self: &Arc<Self>, future: impl Future<Output = ()> + Send + 'static) {
+        self.engine.spawn(Task::Link(self.clone()), future);
+    }
+
     /// See a connection through, from its first packet to its last.
     pub async fn run(self: Arc<Self>, connecting: Connecting) {
         let settings = &self.engine.settings;
@@ -171,6 +179,7 @@ impl Link {
                 tokio::select! {
                     error = connection.closed() => Some(error),
                     up = up => {
+                        self.engine.events.fault("course");
                         if !up {
                             self.close(Code::HandshakeTimeout as u64, self.handshake_timed_out());
                         }
@@ -200,14 +209,16 @@ impl Link {
         if !self.advance(Stage::Handshaking, Stage::Verified) {
             return;
         }
-        spawn(&self.engine, outgoing::say_hello(self.clone(), self.hello.clone()));
-        spawn(&self.engine, incoming::listen(self.clone()));
+        self.spawn(outgoing::say_hello(self.clone(), self.hello.clone()));
+        self.spawn(incoming::listen(self.clone()));
     }
 
     /// The peer's hello is good: messages may go. False where the connection has ended meanwhile.
     pub fn begin(&self, account: String, job: String, message_bytes_max: u64, dead_after: Option<Duration>) -> bool {
+        let connections = self.engine.connections_to(&self.peer());
         {
             let mut state = self.lock();
+            state.window = self.engine.settings.window_bytes_of(connections);
             state.dead_after = dead_after.unwrap_or(self.engine.settings.dead_after);
             state.account = account;
             state.job = job;
@@ -234,7 +245,9 @@ impl Link {
             reason: reason.clone(),
             code,
         };
-        self.note_failure(failure);
+        if !self.note_failure(failure) {
+            return; // it is being closed
+        }
         let link = self.clone();
         let confirmed = async move {
             let Some(connection) = link.connection() else {
@@ -250,7 +263,7 @@ impl Link {
             }
             connection.close(VarInt::from_u64(code).unwrap_or_default(), cut(&reason));
         };
-        spawn(&self.engine, confirmed);
+        self.spawn(confirmed);
     }
 
     /// Close for bytes that break the protocol.
@@ -266,6 +279,29 @@ impl Link {
         };
         self.note_failure(failure);
         self.say_close(code, &reason);
+    }
+
+    /// A task of this connection's panicked: the connection ends, and others go on.
+    pub fn broke(&self, words: &str) {
+        self.close(Code::Internal as u64, self.broken(words));
+    }
+
+    pub fn broken(&self, words: &str) -> Failure {
+        self.lost(format!("the engine of this process failed on this connection: {words}"))
+    }
+
+    /// See the connection to its end in place of the task that panicked. False where it was about to do just that.
+    pub fn finish_again(self: &Arc<Self>) -> bool {
+        let due = !self.is(Stage::Ended);
+        if due {
+            let link = self.clone();
+            // If that panics too the engine ends.
+            self.engine.spawn(
+                Task::Engine(self.engine.clone()),
+                async move { link.finish(None).await },
+            );
+        }
+        due
     }
 
     /// Close because the caller wants it.
@@ -289,8 +325,12 @@ impl Link {
         state.closed_here || state.failure.is_some()
     }
 
-    fn note_failure(&self, failure: Failure) {
-        self.lock().failure.get_or_insert(failure);
+    /// Whether it is the first.
+    fn note_failure(&self, failure: Failure) -> bool {
+        let mut state = self.lock();
+        let first = state.failure.is_none();
+        state.failure.get_or_insert(failure);
+        first
     }
 
     async fn finish(self: &Arc<Self>, error: Option<ConnectionError>) {
@@ -422,7 +462,7 @@ impl Link {
     fn set_window(&self) {
         if let Some(connection) = self.connection() {
             let state = self.lock();
-            let window = self.engine.settings.window_bytes() as i64 + state.widened;
+            let window = state.window as i64 + state.widened;
             let window = VarInt::from_u64(window.max(0) as u64).unwrap_or(VarInt::MAX);
             connection.set_receive_window(window);
         }
@@ -456,6 +496,10 @@ impl Channel for Link {
         if let Some(connection) = self.connection() {
             connection.set_max_concurrent_uni_streams(1u32.into()); // the control stream stays
         }
+    }
+
+    fn ended(&self) -> bool {
+        self.is(Stage::Ended)
     }
 }
 

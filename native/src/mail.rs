@@ -4,15 +4,20 @@
 //! store has no room for is left unread in the stack, where its stream's window bounds it.
 //!
 //! - A message takes the oldest post with its key when its header is known, else it is stored.
-//! - A post takes the oldest complete message with its key, else the oldest incomplete one.
+//! - A post takes the message with its key that was complete first, else the oldest incomplete one.
 //! - A message is stored whole while no more than half of the store is taken; one that fits a stream's window, while
 //!   there is room at all; a control message even a little beyond. Any other waits (`Place::Stalled`), charged with
-//!   the window that it may fill.
+//!   the window that it may fill. What becomes free goes to those that need least, equals in turn.
+//! - Ranks that share a name have a store each, which becomes smaller where there are more than `STORES_WHOLE` of them:
+//!   a rank is only what a peer says of itself.
+//!
+//! A peer decides how many messages wait, with which keys, and when they are given up. So nothing that it can cause
+//! walks over all of them: one arrival, completion or reset costs the same whatever waits.
 //!
 //! Locks are taken in this order: the mail, a slot, whatever the stack has. A reader of a stream holds its slot alone
 //! while it copies, so that a buffer is never written once its post has been withdrawn.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -25,6 +30,8 @@ use crate::wire::{Code, Header, Key};
 const OVERHEAD_BYTES: u64 = 2048;
 /// Groups whose abandoned steps are remembered; the oldest rule is forgotten.
 const DISCARD_RULES_MAX: usize = 1024;
+/// Of one name; n of them have this part of n of a store, so that 256 hold 20 times what one may, not 256 times.
+const STORES_WHOLE: u64 = 4;
 const KIND_CONTROL: u8 = 0;
 
 /// The connection that a message comes over, as far as the mail needs it.
@@ -38,10 +45,14 @@ pub trait Channel: Send + Sync {
     fn widen(&self, bytes: i64);
     /// The store is full: no new streams for now.
     fn close_doors(&self);
+    /// Whether it has ended: what its readers still bring would wait for ever.
+    fn ended(&self) -> bool;
 }
 
 /// A message on its way in.
 pub struct Slot {
+    /// Later messages have higher numbers.
+    number: u64,
     pub header: Header,
     pub peer: Arc<str>,
     channel: Arc<dyn Channel>,
@@ -109,6 +120,35 @@ impl Slot {
         self.lock().filled == self.header.length
     }
 
+    /// Memory of the engine that it takes while nobody has posted for it.
+    #[cfg(feature = "fuzzing")]
+    pub fn kept(&self) -> u64 {
+        match &self.lock().place {
+            Place::Stalled(memory) | Place::Stored(memory) => memory.capacity() as u64,
+            _ => 0,
+        }
+    }
+
+    #[cfg(feature = "fuzzing")]
+    pub fn account(&self) -> &str {
+        &self.account
+    }
+
+    /// What its place in the store costs.
+    fn whole_charge(&self) -> u64 {
+        self.header.length.saturating_add(OVERHEAD_BYTES)
+    }
+
+    /// What it costs unread in its stream.
+    fn stalled_charge(&self) -> u64 {
+        self.header.length.min(self.channel.stream_window()) + OVERHEAD_BYTES
+    }
+
+    /// Its turn among those that wait for room.
+    fn turn(&self) -> (u64, u64) {
+        (self.whole_charge() - self.stalled_charge(), self.number)
+    }
+
     fn lock(&self) -> MutexGuard<'_, SlotState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,10 +172,49 @@ pub struct Post {
 struct Mailbox {
     peer: Arc<str>,
     posts: HashMap<Key, VecDeque<Post>>,
-    arrivals: HashMap<Key, VecDeque<Arc<Slot>>>,
+    arrivals: HashMap<Key, Waiting>,
     attached: HashMap<u64, Arc<Slot>>,
-    charged: HashMap<String, u64>,
-    stalled: VecDeque<Arc<Slot>>,
+    accounts: HashMap<String, Account>,
+}
+
+/// The messages with one key that nobody has posted for. There is always one.
+#[derive(Default)]
+struct Waiting {
+    /// By their numbers, which is the order in which they came.
+    incomplete: BTreeMap<u64, Arc<Slot>>,
+    complete: VecDeque<Arc<Slot>>,
+}
+
+impl Waiting {
+    fn first(&self) -> Option<&Arc<Slot>> {
+        self.complete.front().or_else(|| self.incomplete.values().next())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.incomplete.is_empty() && self.complete.is_empty()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<Slot>> {
+        self.complete.iter().chain(self.incomplete.values())
+    }
+
+    fn remove(&mut self, slot: &Arc<Slot>) {
+        if self.incomplete.remove(&slot.number).is_some() {
+            return;
+        }
+        // Posts take the first, for which this is no search; the rest go by whole keys (`discard`), first to last.
+        if let Some(at) = self.complete.iter().position(|other| Arc::ptr_eq(other, slot)) {
+            self.complete.remove(at);
+        }
+    }
+}
+
+/// What a rank of a peer has in the store.
+#[derive(Default)]
+struct Account {
+    charged: u64,
+    /// Messages that wait for room, by how much more than their charge each needs, then by their numbers.
+    stalled: BTreeMap<(u64, u64), Arc<Slot>>,
 }
 
 /// The mail of an engine.
@@ -150,7 +229,10 @@ struct Boxes {
     by_peer: HashMap<Arc<str>, Mailbox>,
     /// The peer and key of every post that has not ended.
     open: HashMap<u64, (Arc<str>, Key)>,
-    floors: VecDeque<(String, u64)>,
+    /// Steps before which a group's messages are dropped, each with the age of its rule.
+    floors: HashMap<String, (u64, u64)>,
+    /// Of messages and rules, so that it is known which was first.
+    numbers: u64,
 }
 
 impl Boxes {
@@ -162,8 +244,7 @@ impl Boxes {
                 posts: HashMap::new(),
                 arrivals: HashMap::new(),
                 attached: HashMap::new(),
-                charged: HashMap::new(),
-                stalled: VecDeque::new(),
+                accounts: HashMap::new(),
             };
             self.by_peer.insert(peer, fresh);
         }
@@ -171,8 +252,12 @@ impl Boxes {
     }
 
     fn floor(&self, group: &str) -> u64 {
-        let rule = self.floors.iter().find(|(name, _)| name == group);
-        rule.map_or(0, |(_, step)| *step)
+        self.floors.get(group).map_or(0, |(step, _)| *step)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
     }
 }
 
@@ -189,6 +274,7 @@ impl Mail {
     pub fn arrived(&self, peer: &Arc<str>, header: Header, channel: Arc<dyn Channel>) -> Arc<Slot> {
         let mut boxes = self.lock();
         let slot = Arc::new(Slot {
+            number: boxes.number(),
             account: channel.account(),
             peer: peer.clone(),
             channel,
@@ -202,7 +288,12 @@ impl Mail {
             changed: Notify::new(),
             header,
         });
+        self.events.fault("mail");
         let key = &slot.header.key;
+        if slot.channel.ended() {
+            slot.lock().place = Place::Refused(Code::Cancelled);
+            return slot;
+        }
         if !key.group.is_empty() && key.step < boxes.floor(&key.group) {
             slot.lock().place = Place::Refused(Code::Discarded);
             return slot;
@@ -252,10 +343,15 @@ impl Mail {
                 state.place = Place::Stored(memory);
                 state.complete = true;
                 drop(state);
-                boxes
-                    .mailbox(&slot.peer)
-                    .stalled
-                    .retain(|other| !Arc::ptr_eq(other, slot));
+                let mailbox = boxes.mailbox(&slot.peer);
+                if let Some(account) = mailbox.accounts.get_mut(&slot.account) {
+                    account.stalled.remove(&slot.turn());
+                }
+                if let Some(waiting) = mailbox.arrivals.get_mut(&slot.header.key)
+                    && waiting.incomplete.remove(&slot.number).is_some()
+                {
+                    waiting.complete.push_back(slot.clone());
+                }
                 self.events.push(Event::Announced {
                     peer: slot.peer.clone(),
                     header: slot.header.clone(),
@@ -272,7 +368,9 @@ impl Mail {
         slot.narrow(&mut state);
         let place = std::mem::replace(&mut state.place, Place::Refused(Code::Cancelled));
         drop(state);
-        let mailbox = boxes.mailbox(&slot.peer);
+        let Some(mailbox) = boxes.by_peer.get_mut(&slot.peer) else {
+            return; // its connection had ended
+        };
         if let Place::Posted { operation, destination } = place {
             mailbox.attached.remove(&operation);
             boxes.open.remove(&operation);
@@ -318,8 +416,8 @@ impl Mail {
         let gone: Vec<Arc<Slot>> = mailbox
             .arrivals
             .values()
-            .flatten()
-            .filter(|slot| slot.channel.id() == channel && !slot.lock().complete)
+            .flat_map(|waiting| waiting.incomplete.values())
+            .filter(|slot| slot.channel.id() == channel)
             .cloned()
             .collect();
         for slot in gone {
@@ -381,17 +479,20 @@ impl Mail {
     pub fn discard(&self, group: &str, before_step: u64) {
         let mut boxes = self.lock();
         let before_step = before_step.max(boxes.floor(group));
-        boxes.floors.retain(|(name, _)| name != group);
-        boxes.floors.push_back((group.to_owned(), before_step));
+        let age = boxes.number();
+        boxes.floors.insert(group.to_owned(), (before_step, age));
         if boxes.floors.len() > DISCARD_RULES_MAX {
-            boxes.floors.pop_front();
+            let oldest = boxes.floors.iter().min_by_key(|(_, (_, age))| *age);
+            if let Some(oldest) = oldest.map(|(group, _)| group.clone()) {
+                boxes.floors.remove(&oldest);
+            }
         }
         for mailbox in boxes.by_peer.values_mut() {
             let old: Vec<Arc<Slot>> = mailbox
                 .arrivals
                 .iter()
                 .filter(|(key, _)| key.group == group && key.step < before_step)
-                .flat_map(|(_, slots)| slots.iter().cloned())
+                .flat_map(|(_, waiting)| waiting.all().cloned())
                 .collect();
             for slot in old {
                 slot.lock().place = Place::Refused(Code::Discarded);
@@ -405,7 +506,10 @@ impl Mail {
     pub fn full(&self, peer: &str, account: &str) -> bool {
         let boxes = self.lock();
         let mailbox = boxes.by_peer.get(peer);
-        mailbox.is_some_and(|mailbox| mailbox.charged(account) >= self.store_bytes_max)
+        mailbox.is_some_and(|mailbox| {
+            let charged = mailbox.accounts.get(account).map_or(0, |account| account.charged);
+            charged >= self.store_of(mailbox)
+        })
     }
 
     /// Memory taken by all that waits from a peer.
@@ -414,7 +518,22 @@ impl Mail {
         boxes
             .by_peer
             .get(peer)
-            .map_or(0, |mailbox| mailbox.charged.values().sum())
+            .map_or(0, |mailbox| mailbox.accounts.values().map(|one| one.charged).sum())
+    }
+
+    /// How much one account of a peer may have in the store.
+    fn store_of(&self, mailbox: &Mailbox) -> u64 {
+        let accounts = mailbox.accounts.len() as u64;
+        if accounts <= STORES_WHOLE {
+            self.store_bytes_max
+        } else {
+            self.store_bytes_max / accounts * STORES_WHOLE
+        }
+    }
+
+    /// Whether a panic left something in the middle.
+    pub fn half_done(&self) -> bool {
+        self.boxes.is_poisoned()
     }
 
     fn lock(&self) -> MutexGuard<'_, Boxes> {
@@ -468,8 +587,7 @@ impl Mail {
             mailbox.posts.entry(post.key.clone()).or_default().push_back(post);
             return true;
         };
-        let complete = waiting.iter().find(|slot| slot.lock().complete);
-        let slot = complete.or(waiting.front()).expect("empty queues are removed").clone();
+        let slot = waiting.first().expect("empty queues are removed").clone();
         self.remove(mailbox, &slot);
         self.attach(mailbox, &slot, post)
     }
@@ -528,7 +646,8 @@ impl Mail {
             return false;
         }
         state.place = Place::Posted { operation, destination };
-        if mailbox.charged(&slot.account) > self.store_bytes_max / 2 {
+        let charged = mailbox.accounts.get(&slot.account).map_or(0, |account| account.charged);
+        if charged > self.store_of(mailbox) / 2 {
             // Others fill the connection's window: this one's bytes have their place, and are not of them.
             state.widened = length.min(slot.channel.stream_window()) as i64;
             slot.channel.widen(state.widened);
@@ -541,107 +660,101 @@ impl Mail {
 
     /// Keep a message that nobody has posted for.
     fn store(&self, mailbox: &mut Mailbox, slot: &Arc<Slot>) {
+        let charged = mailbox.accounts.entry(slot.account.clone()).or_default().charged;
+        let store = self.store_of(mailbox);
         let length = slot.header.length;
         let window = slot.channel.stream_window();
-        let charged = mailbox.charged(&slot.account);
-        let after = charged.saturating_add(length).saturating_add(OVERHEAD_BYTES);
         let room = if slot.header.key.kind == KIND_CONTROL && length <= window {
-            self.store_bytes_max + self.store_bytes_max / 8
+            store + store / 8
         } else if length <= window {
-            self.store_bytes_max
+            store
         } else {
-            self.store_bytes_max / 2
+            store / 2
         };
+        let account = mailbox.accounts.entry(slot.account.clone()).or_default();
         let mut state = slot.lock();
         let mut memory = Vec::new();
-        if after <= room && memory.try_reserve_exact(length as usize).is_ok() {
-            state.charged = length + OVERHEAD_BYTES;
+        if charged.saturating_add(slot.whole_charge()) <= room && memory.try_reserve_exact(length as usize).is_ok() {
+            state.charged = slot.whole_charge();
             state.place = Place::Stored(memory);
         } else {
-            state.charged = length.min(window) + OVERHEAD_BYTES;
+            state.charged = slot.stalled_charge();
             state.place = Place::Stalled(Vec::new());
-            if charged + state.charged <= self.store_bytes_max {
+            if charged + state.charged <= store {
                 // What may lie unread in its stream is charged to the store, not to the connection's window.
                 state.widened = length.min(window) as i64;
                 slot.channel.widen(state.widened);
             }
-            mailbox.stalled.push_back(slot.clone());
+            account.stalled.insert(slot.turn(), slot.clone());
         }
         let total = charged + state.charged;
+        account.charged = total;
         drop(state);
-        mailbox.charged.insert(slot.account.clone(), total);
-        mailbox
-            .arrivals
-            .entry(slot.header.key.clone())
-            .or_default()
-            .push_back(slot.clone());
-        if total >= self.store_bytes_max {
+        let waiting = mailbox.arrivals.entry(slot.header.key.clone()).or_default();
+        waiting.incomplete.insert(slot.number, slot.clone());
+        if total >= store {
             slot.channel.close_doors();
         }
     }
 
-    /// Take a message out of the store; what has become free goes to those that wait for room, oldest first.
+    /// Take a message out of the store; what has become free goes to those of its account that wait for room, in turn.
     fn remove(&self, mailbox: &mut Mailbox, slot: &Arc<Slot>) {
         if let Some(waiting) = mailbox.arrivals.get_mut(&slot.header.key) {
-            waiting.retain(|other| !Arc::ptr_eq(other, slot));
+            waiting.remove(slot);
             if waiting.is_empty() {
                 mailbox.arrivals.remove(&slot.header.key);
             }
         }
-        mailbox.stalled.retain(|other| !Arc::ptr_eq(other, slot));
-        {
+        let freed = {
             let mut state = slot.lock();
             slot.narrow(&mut state);
-            mailbox.pay_back(&slot.account, std::mem::take(&mut state.charged));
-        }
-        let stalled = std::mem::take(&mut mailbox.stalled);
-        for other in stalled {
-            if !self.unstall(mailbox, &other) {
-                mailbox.stalled.push_back(other);
-            }
-        }
-    }
-
-    fn unstall(&self, mailbox: &mut Mailbox, slot: &Slot) -> bool {
-        let mut state = slot.lock();
-        let charge = slot.header.length.saturating_add(OVERHEAD_BYTES);
-        let more = charge.saturating_sub(state.charged);
-        let charged = mailbox.charged(&slot.account);
-        if charged.saturating_add(more) > self.store_bytes_max / 2 {
-            return false;
-        }
-        let place = std::mem::replace(&mut state.place, Place::Delivered);
-        let Place::Stalled(mut memory) = place else {
-            state.place = place;
-            return true;
+            std::mem::take(&mut state.charged)
         };
-        if memory.try_reserve_exact(slot.header.length as usize).is_err() {
-            state.place = Place::Stalled(memory);
-            return false;
+        let Some(account) = mailbox.accounts.get_mut(&slot.account) else {
+            return;
+        };
+        account.stalled.remove(&slot.turn());
+        account.charged -= freed.min(account.charged);
+        if account.charged == 0 {
+            mailbox.accounts.remove(&slot.account); // with it nothing waits: every message is charged
+            return;
         }
-        state.place = Place::Stored(memory);
-        state.charged = charge;
-        mailbox.charged.insert(slot.account.clone(), charged + more);
-        slot.narrow(&mut state);
-        drop(state);
-        slot.changed.notify_one();
-        true
+        let room = self.store_of(mailbox) / 2;
+        let Some(account) = mailbox.accounts.get_mut(&slot.account) else {
+            return;
+        };
+        while let Some(first) = account.stalled.first_entry()
+            && unstall(first.get(), &mut account.charged, room)
+        {
+            first.remove();
+        }
     }
 }
 
-impl Mailbox {
-    fn charged(&self, account: &str) -> u64 {
-        self.charged.get(account).copied().unwrap_or(0)
+/// Give a message a place in the store, where `charged` leaves enough of `room`.
+fn unstall(slot: &Slot, charged: &mut u64, room: u64) -> bool {
+    let mut state = slot.lock();
+    let charge = slot.whole_charge();
+    let more = charge.saturating_sub(state.charged);
+    if charged.saturating_add(more) > room {
+        return false;
     }
-
-    fn pay_back(&mut self, account: &str, amount: u64) {
-        if let Some(charged) = self.charged.get_mut(account) {
-            *charged -= amount.min(*charged);
-            if *charged == 0 {
-                self.charged.remove(account);
-            }
-        }
+    let place = std::mem::replace(&mut state.place, Place::Delivered);
+    let Place::Stalled(mut memory) = place else {
+        state.place = place;
+        return true;
+    };
+    if memory.try_reserve_exact(slot.header.length as usize).is_err() {
+        state.place = Place::Stalled(memory);
+        return false;
     }
+    state.place = Place::Stored(memory);
+    state.charged = charge;
+    *charged += more;
+    slot.narrow(&mut state);
+    drop(state);
+    slot.changed.notify_one();
+    true
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ struct Path {
     number: u64,
     widened: AtomicI64,
     closed: AtomicBool,
+    ended: AtomicBool,
 }
 
 impl Channel for Path {
@@ -33,6 +34,10 @@ impl Channel for Path {
 
     fn close_doors(&self) {
         self.closed.store(true, Ordering::SeqCst);
+    }
+
+    fn ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
     }
 }
 

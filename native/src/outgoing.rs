@@ -58,6 +58,7 @@ pub async fn say_hello(link: Arc<Link>, hello: Bytes) {
 /// Send a message and tell how it ended; `abort` ends it early.
 pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Failure>) {
     let _sending = link.sends.enter();
+    let message = message; // let go of before `_sending`, also in a panic
     let mut stream = None;
     let deadline = async {
         match message.deadline {
@@ -139,6 +140,7 @@ async fn drive(link: &Arc<Link>, message: &Message, slot: &mut Option<SendStream
     };
     drop(turn);
     let stream = slot.insert(stream);
+    link.engine.events.fault("send");
     let _ = stream.set_priority(HIGHEST - message.level as i32);
     match write(link, message, stream).await {
         Ok(()) => {}

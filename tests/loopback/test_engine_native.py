@@ -166,13 +166,14 @@ def test_announced_messages_carry_every_field_of_their_header() -> None:
 
 PROGRAM = """
 import sys
-sys.path.insert(0, "tests/loopback")
+sys.path[:0] = ["tests/loopback", "tests"]
 import engine_support
 from engine_support import connected
 engine_support._pair = ("native", "native")
 manager = connected()
 a, b, up, _ = manager.__enter__()
 a.send(up, bytes(50_000_000))
+print("sending", flush=True)
 {end}
 """
 
@@ -182,6 +183,7 @@ a.send(up, bytes(50_000_000))
 def test_an_interpreter_that_ends_in_the_middle_ends_quietly(end: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(end=end)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert result.stdout == "sending\n", result.stderr
     assert result.returncode in (0, 1, 130, -2)
     assert "FATAL" not in result.stderr
     assert "panicked" not in result.stderr

@@ -291,7 +291,7 @@ class NativeEngine(Engine):
         for one in told:
             try:
                 event = self._event(one)
-            except Exception as failure:  # noqa: BLE001 - whatever it is, every operation has to end and the log has to say why
+            except BaseException as failure:  # noqa: BLE001 - a panic in Rust too: every operation has to end, and the log to say why
                 _log.exception("the transport engine failed; all its connections are lost")
                 self._core.broke(repr(failure))
             else:
@@ -301,7 +301,7 @@ class NativeEngine(Engine):
             return
         try:
             self.on_events(events)
-        except Exception:  # noqa: BLE001 - the caller's bug must not stop the network; the log has it
+        except BaseException:  # noqa: BLE001 - the caller's bug must not stop the network; the log has it
             _log.exception("on_events raised")
 
     def _event(self, told: tuple[Any, ...]) -> Event | None:
@@ -420,7 +420,7 @@ def _error(failure: tuple[Any, ...]) -> TransportError:
 def _chain(certificates: Sequence[bytes]) -> list[x509.Certificate]:
     try:
         return [x509.load_der_x509_certificate(one) for one in certificates]
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise WireError(WireCode.CERTIFICATE_UNTRUSTED, f"its certificate cannot be read: {error}") from error
 
 

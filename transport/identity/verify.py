@@ -46,6 +46,17 @@ def verify_peer(
     """
     if not chain:
         raise WireError(WireCode.CERTIFICATE_MISSING, "presented no certificate")
+    try:
+        return _judged(chain, trust, now=now, expected_peer=expected_peer)
+    except WireError:
+        raise
+    except Exception as error:
+        raise WireError(WireCode.CERTIFICATE_UNTRUSTED, f"its certificate cannot be judged: {error!r}") from error
+
+
+def _judged(
+    chain: Sequence[x509.Certificate], trust: Trust, *, now: datetime.datetime, expected_peer: str | None
+) -> VerifiedPeer:
     leaf = chain[0]
     if not leaf.not_valid_before_utc <= now <= leaf.not_valid_after_utc:
         raise WireError(

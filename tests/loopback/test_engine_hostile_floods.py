@@ -1,0 +1,325 @@
+"""Peers with a good certificate that want to hurt: what they cost is bounded, and nobody else notices them.
+
+Each test has a victim, an honest friend that is connected to it, and mallory, who is bare aioquic and trusted as well.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted
+from aioquic.tls import Epoch
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from engine_raw_peer import RawPeer, message
+from engine_support import (
+    ConnectionDown,
+    ConnectionUp,
+    Node,
+    engines,
+    over,
+    pytest_generate_tests,
+)
+from patience import wait_until
+
+from hive_qos.errors import CancelledError, PeerError
+from transport.engine.base import Announced, EngineSettings, OperationFailed, SendDone, Trust
+from transport.identity import ephemeral_identity
+from transport.wire.errors import WireCode
+from transport.wire.header import Header, Kind, encode_header
+from transport.wire.hello import FrameType, encode_frame
+
+__all__ = ["engines", "pytest_generate_tests"]
+
+NATIVE = ("native", "native")
+SETTINGS = EngineSettings(handshake_timeout_s=60.0, dead_after_s=60.0, unexpected_bytes_max=2**22)
+"""Patient: mallory acknowledges nothing while its test does something else."""
+
+
+@dataclass
+class Scene:
+    victim: Node
+    friend: Node
+    up: int
+    """The victim's connection to its friend."""
+    back: int
+    """The friend's to the victim."""
+    mallory: RawPeer
+    tag: int = 10_000
+
+    def friend_is_heard(self) -> None:
+        """A message goes each way, as if mallory were not there."""
+        self.tag += 1
+        for sender, receiver, connection in (
+            (self.friend, self.victim, self.back),
+            (self.victim, self.friend, self.up),
+        ):
+            post = receiver.post(sender.name, None, tag=self.tag)
+            send = sender.send(connection, bytes(100_000), tag=self.tag)
+            assert len(receiver.outcome(post).payload) == 100_000
+            assert isinstance(sender.outcome(send), SendDone)
+
+    def greet(self) -> int:
+        self.mallory.greet()
+        return self.mallory.until(lambda: self.victim.find(ConnectionUp, lambda up: up.peer == "mallory")).connection
+
+
+@pytest.fixture
+def scene(engines: tuple[str, str], request: pytest.FixtureRequest) -> Iterator[Scene]:
+    settings = getattr(request, "param", SETTINGS)
+    identity = ephemeral_identity("mallory")
+    victim, friend = Node("victim", settings=settings), Node("friend", settings=SETTINGS)
+    mallory = None
+    try:
+        trust = Trust(
+            pins={identity.pin: "mallory", victim.identity.pin: "victim", friend.identity.pin: "friend"},
+        )
+        for node in (victim, friend):
+            node.serve(trust)
+        friend.dial(victim)
+        back = friend.take(ConnectionUp).connection
+        up = victim.take(ConnectionUp).connection
+        mallory = RawPeer(victim.address, identity.credentials)
+        yield Scene(victim, friend, up, back, mallory)
+    finally:
+        if mallory is not None:
+            mallory.sock.close()
+        victim.engine.close()
+        friend.engine.close()
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def closed_with(scene: Scene) -> int:
+    return int(scene.mallory.run(ConnectionTerminated).error_code)
+
+
+@over(NATIVE)
+def test_all_streams_that_are_allowed_say_nothing_and_cost_nothing(scene: Scene) -> None:
+    scene.greet()
+    before = resident_bytes()
+    for number in range(SETTINGS.streams_max - 2):
+        scene.mallory.say(6 + 4 * number, b"\x40")  # the first half of a length
+    scene.mallory.until(lambda: scene.mallory.delivered(6 + 4 * (SETTINGS.streams_max - 3)))
+    scene.friend_is_heard()
+    assert resident_bytes() - before < 64 * 2**20
+
+
+@over(NATIVE)
+def test_ten_thousand_streams_are_more_than_is_allowed(scene: Scene) -> None:
+    scene.greet()
+    scene.mallory.quic._remote_max_streams_uni = 2**40
+    for number in range(10_000):
+        scene.mallory.say(6 + 4 * number, b"\x40")
+    assert closed_with(scene) == 0x04  # STREAM_LIMIT_ERROR
+    scene.friend_is_heard()
+
+
+@over(NATIVE)
+@pytest.mark.parametrize("scene", [EngineSettings(handshake_timeout_s=60.0, dead_after_s=60.0)], indirect=True)
+@pytest.mark.parametrize("posted", [True, False])
+def test_a_terabyte_that_is_only_claimed_takes_no_memory(scene: Scene, posted: bool) -> None:
+    scene.greet()
+    before = resident_bytes()
+    post = scene.victim.post("mallory", None) if posted else 0
+    for number in range(20):
+        tag = {} if number == 0 else {"tag": 1000 + number}
+        scene.mallory.say(6 + 4 * number, encode_header(Header(kind=Kind.POINT_TO_POINT, length=2**40, **tag)) + b"x")
+    scene.mallory.until(lambda: scene.mallory.delivered(6 + 4 * 19))
+    scene.friend_is_heard()
+    assert resident_bytes() - before < 64 * 2**20
+    if posted:
+        scene.victim.engine.cancel(post)
+        assert scene.mallory.until(lambda: scene.victim.found_outcome(post)).error is not None
+
+
+@over(NATIVE)
+def test_acknowledging_what_was_never_sent_is_a_violation(scene: Scene) -> None:
+    scene.greet()
+    scene.mallory.quic._spaces[Epoch.ONE_RTT].ack_queue.add(0, 2**30)
+    scene.mallory.quic._spaces[Epoch.ONE_RTT].ack_at = time.monotonic()
+    scene.mallory.say(6, message(b"with an acknowledgement"), end=True)
+    assert closed_with(scene) == 0x0A  # PROTOCOL_VIOLATION
+    scene.friend_is_heard()
+
+
+@over(NATIVE)
+def test_a_peer_that_stops_reading_holds_up_only_what_is_for_itself(scene: Scene) -> None:
+    quic: Any = scene.mallory.quic
+    quic._write_connection_limits = quic._write_stream_limits = lambda *_, **__: None  # no credit any more
+    to_mallory = scene.greet()
+    before = resident_bytes()
+    payload = bytearray(64 * 2**20)
+    sends = [scene.victim.send(to_mallory, payload, tag=tag) for tag in range(20)]
+    late = scene.victim.send(to_mallory, payload, tag=99, deadline_s=0.5)
+    assert scene.mallory.until(lambda: scene.victim.found_outcome(late)).error is not None
+    scene.friend_is_heard()
+    scene.mallory.for_a_while(0.2)
+    assert not [event for event in scene.victim.events if isinstance(event, (SendDone, OperationFailed))]
+    assert resident_bytes() - before < 64 * 2**20, "what cannot be sent is not copied"
+    for send in sends:
+        scene.victim.engine.cancel(send)
+    for send in sends:
+        error = scene.mallory.until(lambda send=send: scene.victim.found_outcome(send)).error
+        assert isinstance(error, CancelledError)
+    payload.extend(b"it was given back")
+
+
+@over(NATIVE)
+def test_a_message_in_dust_closes_the_connection(scene: Scene) -> None:
+    """Every other byte, each in a frame of its own: what has to be kept is many times what came."""
+    scene.greet()
+    before = resident_bytes()
+    stream = scene.mallory
+    stream.say(6, message(bytes(2**20))[:100])
+    stream.until(lambda: stream.delivered(6))
+    sender: Any = stream.quic._streams[6].sender
+    for at in range(4000, 60_000, 2):
+        sender._pending.add(at, at + 1)
+    sender._buffer = bytearray(60_001)
+    sender._buffer_start, sender._buffer_stop = 0, 60_001
+    sender.buffer_is_empty = False
+    assert closed_with(scene) in (0x01, 0x0A, WireCode.PROTOCOL_VIOLATION)
+    scene.friend_is_heard()
+    assert resident_bytes() - before < 64 * 2**20
+
+
+@over(NATIVE)
+def test_streams_that_are_begun_and_reset_again_and_again_stop_nobody(scene: Scene) -> None:
+    scene.greet()
+    posts = [scene.victim.post("mallory", bytearray(5000)) for _ in range(20)]
+    stream = 6
+    for _ in range(30):
+        for _ in range(50):
+            scene.mallory.say(stream, message(bytes(5000), tag=stream % 3)[:3000])
+            scene.mallory.quic.reset_stream(stream, WireCode.CANCELLED)
+            stream += 4
+        scene.mallory.for_a_while(0.01)
+    scene.friend_is_heard()
+    for post in posts:
+        scene.victim.engine.cancel(post)
+        assert isinstance(scene.mallory.until(lambda post=post: scene.victim.found_outcome(post)), OperationFailed)
+    wait_until(lambda: scene.victim.held("mallory") == 0 or scene.mallory.for_a_while(0.05))
+
+
+@over(NATIVE)
+def test_thousands_of_messages_with_one_key_are_taken_and_dropped_in_time(scene: Scene) -> None:
+    """Whatever walked over all that wait for each of them would take minutes here."""
+    scene.greet()
+    count = 2 * 1000
+    for number in range(count):
+        scene.mallory.say(6 + 4 * number, encode_header(Header(kind=Kind.BULK, group="g", length=0)), end=True)
+    told = 0
+
+    def all_announced() -> bool:
+        nonlocal told
+        while scene.victim.find(Announced) is not None:
+            told += 1
+        return told >= count
+
+    scene.mallory.until(all_announced, what=lambda: f"{told} announced")
+    scene.victim.engine.discard(group="g", before_step=1)
+    assert scene.victim.held("mallory") == 0
+    scene.friend_is_heard()
+
+
+@over(NATIVE)
+def test_a_name_with_many_ranks_has_no_store_for_each(scene: Scene) -> None:
+    """A rank is what a peer says of itself: twenty of them may not take twenty times the memory."""
+    assert scene.mallory.credentials is not None
+    peers = [RawPeer(scene.victim.address, scene.mallory.credentials) for _ in range(20)]
+    for rank, peer in enumerate(peers):
+        peer.run(HandshakeCompleted)
+        peer.say(2, encode_frame(FrameType.HELLO, {0: 1, 5: "job", 6: b"run", 64: rank}))
+        peer.until(lambda: scene.victim.find(ConnectionUp))
+        for number in range(4):
+            peer.say(6 + 4 * number, encode_header(Header(kind=Kind.BULK, tag=rank, length=2**19)) + b"x")
+        peer.until(lambda peer=peer: peer.delivered(6 + 4 * 3))
+    # Four whole stores, and the rest shares; each would have taken 2 MiB of its own.
+    wait_until(lambda: scene.victim.held("mallory") > 4 * 2**20)
+    scene.friend_is_heard()
+    for peer in peers:
+        peer.sock.close()
+
+
+def test_nobody_can_be_kept_out_by_first_packets_from_nowhere(engines: tuple[str, str]) -> None:
+    """Forged addresses answer nothing: what they begin may not use up what there is for those who do."""
+    victim, friend = Node("victim"), Node("friend")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
+        try:
+            trust = Trust(pins={victim.identity.pin: "victim", friend.identity.pin: "friend"})
+            for node in (victim, friend):
+                node.serve(trust)
+            for _ in range(600):
+                quic = QuicConnection(configuration=QuicConfiguration(alpn_protocols=["hive-tensor/1"]))
+                quic.connect(victim.address, now=0.0)
+                for data, _address in quic.datagrams_to_send(0.0):
+                    forger.sendto(data, victim.address)
+            friend.dial(victim)
+            assert friend.take(ConnectionUp).peer == "victim"
+        finally:
+            victim.engine.close()
+            friend.engine.close()
+
+
+class Certificate:
+    """A certificate whose bytes are not what its reader expects."""
+
+    def __init__(self, real: x509.Certificate, der: bytes) -> None:
+        self._real = real
+        self._der = der
+
+    def public_bytes(self, _encoding: Encoding) -> bytes:
+        return self._der
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def version_of_tomorrow(der: bytes) -> bytes:
+    at = der.index(b"\xa0\x03\x02\x01\x02") + 4
+    return der[:at] + b"\x05" + der[at + 1 :]
+
+
+@over(NATIVE)
+@pytest.mark.parametrize(
+    "spoil",
+    [version_of_tomorrow, lambda der: der[:-40], lambda der: b"\x30\x00", lambda der: b"", lambda der: der + b"x" * 9],
+    ids=["another version", "truncated", "empty sequence", "nothing", "longer"],
+)
+def test_a_certificate_that_cannot_be_read_concerns_its_sender_alone(scene: Scene, spoil: Any) -> None:
+    assert scene.mallory.credentials is not None
+    peer = RawPeer(scene.victim.address, scene.mallory.credentials)
+    configuration: Any = peer.quic.configuration
+    real = configuration.certificate
+    spoiled = Certificate(real, spoil(real.public_bytes(Encoding.DER)))
+    configuration.certificate = peer.quic.tls.certificate = spoiled
+    peer.run(ConnectionTerminated)
+    peer.sock.close()
+    scene.friend_is_heard()
+
+
+@over(NATIVE)
+def test_a_reader_that_raises_what_nobody_expects_refuses_the_one_peer(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("as a library does with what it was not made for")
+
+    monkeypatch.setattr("transport.identity.verify._judged", judged)
+    assert closed_with(scene) == WireCode.CERTIFICATE_UNTRUSTED
+    monkeypatch.undo()
+    scene.friend_is_heard()
+    down = scene.victim.take(ConnectionDown)
+    assert isinstance(down.error, PeerError)

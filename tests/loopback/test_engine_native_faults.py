@@ -1,0 +1,178 @@
+"""Panics inside the native engine, wherever they happen: a clear error in Python, and never the end of the process.
+
+They are provoked in a build that can be asked for them (feature `faults`); an ordinary build has nothing of it, and the
+tests of this file are then not run. `make sanitize` builds and runs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from engine_support import (
+    ConnectionDown,
+    ConnectionUp,
+    Node,
+    connected,
+    engines,
+    over,
+    pair,
+    pytest_generate_tests,
+)
+from patience import wait_until
+
+from hive_qos.errors import ConnectionLostError, MisuseError
+from transport.engine.base import OperationFailed, Received, SendDone, Trust
+
+__all__ = ["engines", "pytest_generate_tests"]
+
+NATIVE = ("native", "native")
+
+if not hasattr(importlib.import_module("hive_qos_native").Core, "fault"):
+    pytest.skip("this build panics for nobody: run tools/sanitize.sh faults", allow_module_level=True)
+
+
+def ask_for_panic(node: Node, place: str) -> None:
+    node.engine._core.fault(place)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def three() -> Iterator[tuple[Node, Node, Node, int, int]]:
+    """Node a, connected to b and to c: its connections' numbers."""
+    nodes = [Node(name) for name in "abc"]
+    a, b, c = nodes
+    try:
+        for node in nodes:
+            node.serve(Trust(pins={one.identity.pin: one.name for one in nodes}))
+        ups = []
+        for other in (b, c):
+            a.dial(other)
+            ups.append(a.take(ConnectionUp).connection)
+            other.take(ConnectionUp)
+        yield a, b, c, ups[0], ups[1]
+    finally:
+        for node in nodes:
+            node.engine.close()
+
+
+def only_connection(node: Node) -> int:
+    return wait_until(lambda: next(iter(node.engine.statistics()), 0))
+
+
+def talks(sender: Node, receiver: Node, connection: int, tag: int = 77) -> None:
+    send = sender.send(connection, b"as before", tag=tag)
+    assert receiver.outcome(receiver.post(sender.name, None, tag=tag)).payload == b"as before"
+    assert isinstance(sender.outcome(send), SendDone)
+
+
+@over(NATIVE)
+def test_a_panic_in_a_send_ends_its_connection_and_no_other(three: tuple[Node, Node, Node, int, int]) -> None:
+    a, b, c, to_b, to_c = three
+    payload = bytearray(100_000)
+    waits = a.post("b", None, tag=5)
+    ask_for_panic(a, "send")
+    send = a.send(to_b, payload)
+    for operation in (send, waits):
+        error = a.outcome(operation).error
+        assert isinstance(error, ConnectionLostError)
+        assert "a fault was asked for: send" in str(error)
+    assert "a fault was asked for" in str(a.take(ConnectionDown).error)
+    assert b.take(ConnectionDown).error is not None
+    payload.extend(b"it was given back")
+    talks(a, c, to_c)
+    talks(c, a, only_connection(c))
+    a.dial(b)
+    talks(a, b, a.take(ConnectionUp).connection)
+
+
+@over(NATIVE)
+def test_a_panic_in_a_receive_ends_its_connection_and_its_post_waits_for_another(
+    three: tuple[Node, Node, Node, int, int],
+) -> None:
+    a, b, c, _, to_c = three
+    up = only_connection(b)
+    a.dial(b)  # a second connection, so that the first is not the last
+    a.take(ConnectionUp)
+    second = b.take(ConnectionUp).connection
+    post = a.post("b", bytearray(9), tag=3)
+    ask_for_panic(a, "receive")
+    send = b.send(up, b"into fire", tag=3)
+    assert isinstance(b.outcome(send), (OperationFailed, SendDone))
+    assert "a fault was asked for: receive" in str(a.take(ConnectionDown).error)
+    b.send(second, b"and again", tag=3)
+    got = a.outcome(post)
+    assert isinstance(got, Received)
+    assert got.payload == b"and again"
+    talks(a, c, to_c)
+
+
+@over(NATIVE)
+def test_a_panic_in_the_course_of_a_connection_ends_that_one(three: tuple[Node, Node, Node, int, int]) -> None:
+    a, b, c, to_b, to_c = three
+    ask_for_panic(a, "course")
+    attempt = a.dial(b)
+    down = a.take(ConnectionDown, lambda event: "course" in str(event.error))
+    assert down.attempt == attempt
+    talks(a, b, to_b)
+    talks(a, c, to_c)
+
+
+def ends_whole(node: Node, operations: list[int], place: str) -> None:
+    for operation in operations:
+        error = node.outcome(operation).error
+        assert isinstance(error, ConnectionLostError)
+        assert f"a fault was asked for: {place}" in str(error)
+    node.take(ConnectionDown)
+    with pytest.raises(MisuseError, match="closed"):
+        node.post("b", None)
+
+
+@over(NATIVE)
+@pytest.mark.parametrize("place", ["tick", "accept", "mail"])
+def test_a_panic_in_what_all_connections_share_ends_the_engine_with_every_operation(place: str) -> None:
+    with connected() as (a, b, up, other):
+        waiting = [a.post("b", bytearray(10), tag=tag) for tag in range(5)]
+        # Nobody takes it: more than the windows hold.
+        waiting.append(a.send(up, bytes(20_000_000), tag=9))
+        ask_for_panic(a, place)
+        if place == "accept":
+            b.dial(a)
+        elif place == "mail":
+            b.send(other, b"x", tag=99)
+        ends_whole(a, waiting, place)
+        assert b.take(ConnectionDown).error is not None
+
+
+@over(NATIVE)
+def test_a_panic_in_the_event_thread_loses_no_operation() -> None:
+    with connected() as (a, _b, _, _):
+        waiting = [a.post("b", bytearray(10), tag=tag) for tag in range(5)]
+        ask_for_panic(a, "tell")
+        a.engine.cancel(waiting[0])
+        error = a.outcome(waiting[0]).error
+        assert "a fault was asked for: tell" in str(error)
+        ends_whole(a, waiting[1:], "tell")
+
+
+@over(NATIVE)
+def test_a_panic_below_a_python_call_on_the_event_thread_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The event thread calls Python, which calls Rust, which panics: pyo3 carries it through as a BaseException."""
+    with pair() as (a, b):
+        waiting = a.post("b", None)
+
+        class Panic(BaseException):
+            pass
+
+        def fail(*_: Any) -> None:
+            raise Panic("as pyo3 raises it")
+
+        engine: Any = a.engine
+        engine._judge = fail
+        with caplog.at_level(logging.ERROR):
+            a.dial(b)
+            assert "as pyo3 raises it" in str(a.outcome(waiting).error)
+            a.take(ConnectionDown)
+        assert "the transport engine failed" in caplog.text
