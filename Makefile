@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock native/src/*.rs)
 
-.PHONY: setup demo bench test test-native check format unit loopback lab wheel clean
+.PHONY: setup demo bench test test-native fuzz sanitize check format unit loopback lab wheel clean
 
 setup: $(VENV)/.setup-done
 
@@ -48,6 +48,16 @@ test: check
 # The tests of engines and transport over the native engine too, and over the two mixed pairs.
 test-native: setup
 	HIVE_TEST_NATIVE=1 $(BIN)/python -m pytest tests/loopback --ignore tests/loopback/integrations
+
+# Whatever reads a peer's bytes, for FUZZ_S seconds a target.
+fuzz: setup
+	@bash tools/fuzz.sh $(BIN)/python
+
+# The native engine's unsafe code under sanitizers, and what becomes of panics in it.
+sanitize: setup
+	@bash tools/sanitize.sh address $(BIN)/python
+	@bash tools/sanitize.sh thread $(BIN)/python
+	@bash tools/sanitize.sh faults $(BIN)/python
 
 unit loopback lab: setup
 	$(BIN)/python -m pytest tests/$@

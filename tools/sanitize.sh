@@ -54,12 +54,14 @@ case $what in
     cc -shared -o "$runtime" -Wl,--whole-archive "$built/libasan.a" -Wl,--no-whole-archive \
       -lstdc++ -lpthread -ldl -lrt -lm
     export RUSTFLAGS="-Zsanitizer=address"
-    export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:exitcode=99:detect_stack_use_after_return=0
+    export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:exitcode=99
     cargo_for test --no-default-features
     cargo_for rustc --lib -- -Zexternal-clangrt # the runtime is loaded before, not a part of the module
     module
     (($#)) || set -- tests/loopback/test_engine_native.py tests/loopback/test_engine_native_lent.py
-    engine_tests "$runtime" "$@"
+    rm -f "$built"/report.*
+    ASAN_OPTIONS+=:log_path=$built/report # pytest would keep to itself what the process says at its end
+    engine_tests "$runtime" "$@" || { status=$?; cat "$built"/report.* >&2 2>/dev/null || true; exit "$status"; }
     ;;
   thread)
     has tsan

@@ -28,10 +28,18 @@ unsafe impl Send for Borrowed {}
 unsafe impl Sync for Borrowed {}
 
 impl Borrowed {
+    /// `buffer` must be contiguous: with a negative stride its address would be that of its last byte.
     fn new(buffer: PyBuffer<u8>, queue: Arc<EventQueue>) -> Self {
+        assert!(buffer.is_c_contiguous());
+        let length = buffer.len_bytes();
+        let address = if length == 0 {
+            std::ptr::dangling_mut() // an exporter of nothing may give null, which no slice may have
+        } else {
+            buffer.buf_ptr().cast()
+        };
         Self {
-            address: buffer.buf_ptr().cast(),
-            length: buffer.len_bytes(),
+            address,
+            length,
             buffer: Some(buffer),
             queue,
         }
@@ -90,9 +98,11 @@ struct Piece {
 
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `piece` checked that the range lies within the buffer, which lives as long as `payload`, so the
-        // memory is mapped and initialised. Python code may write to it at the same time, against the rules of the
-        // engine; the bytes are only copied into a packet, so that such a race can change what is sent and nothing else.
+        // SAFETY: `piece` checked that the range lies within the buffer, whose bytes lie next to each other from
+        // `address` on, as `Borrowed::new` checked, and live as long as `payload`: the memory is mapped and
+        // initialised, and no length is more than `isize::MAX`, for Python's are not. Python code may write to it at
+        // the same time, against the rules of the engine. Nothing is decided by these bytes, and each is read once for
+        // each packet that it is copied into, so that such a race changes what is sent and nothing else.
         unsafe { std::slice::from_raw_parts(self.payload.borrowed.address.add(self.start), self.length) }
     }
 }
@@ -126,8 +136,9 @@ impl Posted {
     /// Copy bytes to an offset.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(at <= self.len() && bytes.len() <= self.len() - at);
-        // SAFETY: the range lies within the buffer, as was just checked; the buffer is writable, as `new` checked, and
-        // lives as long as `self`. `bytes` is memory of ours, so the two do not overlap.
+        // SAFETY: the range lies within the buffer, as was just checked; the buffer is writable, as `new` checked,
+        // contiguous, as `Borrowed::new` did, and lives as long as `self`. `bytes` came from the network into memory of
+        // ours, which nobody can post, so the two do not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.borrowed.address.add(at), bytes.len());
         }

@@ -69,7 +69,7 @@ impl Settings {
     pub fn window_bytes_of(&self, connections: usize) -> u64 {
         let whole = self.unexpected_bytes_max / 2;
         WINDOW_BYTES_MIN
-            .max(whole * WINDOWS_WHOLE / WINDOWS_WHOLE.max(connections as u64))
+            .max(whole / WINDOWS_WHOLE.max(connections as u64) * WINDOWS_WHOLE)
             .min(u64::from(u32::MAX))
     }
 

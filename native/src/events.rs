@@ -340,3 +340,23 @@ pub fn read_header<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Option<Bound<'
         Err(violation) => Ok(Some((violation.code as u64, violation.reason).into_pyobject(py)?)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_that_nobody_has_looked_at_are_counted() {
+        let queue = EventQueue::default();
+        for link in 0..3 {
+            queue.push(Event::Chain {
+                link,
+                certificates: Vec::new(),
+            });
+            queue.push(Event::SendDone(link));
+        }
+        assert_eq!(queue.chains(), 3);
+        assert_eq!(queue.take().map(|batch| batch.len()), Some(6));
+        assert_eq!(queue.chains(), 0);
+    }
+}

@@ -10,6 +10,7 @@ const WINDOW: u64 = 1 << 16;
 #[derive(Default)]
 struct Path {
     number: u64,
+    account: String,
     widened: AtomicI64,
     closed: AtomicBool,
     ended: AtomicBool,
@@ -21,7 +22,7 @@ impl Channel for Path {
     }
 
     fn account(&self) -> String {
-        String::new()
+        self.account.clone()
     }
 
     fn stream_window(&self) -> u64 {
@@ -206,4 +207,81 @@ fn a_terabyte_is_not_allocated_because_somebody_says_so() {
     bench.post(1, 1);
     assert_eq!(slot.next(), Next::Stop(Code::BufferTooSmall));
     assert_eq!(bench.told(), [(1, None)]);
+}
+
+#[test]
+fn messages_with_one_key_are_taken_as_they_were_completed() {
+    let bench = Bench::new();
+    let path = path(1);
+    let waiting: Vec<_> = (0..3).map(|_| bench.arrive(&path, 7, 1)).collect();
+    for (at, byte) in [(2, b"c"), (0, b"a"), (1, b"b")] {
+        assert!(waiting[at].write(byte));
+        bench.mail.completed(&waiting[at]);
+    }
+    (1..=3).for_each(|operation| bench.post(operation, 7));
+    let expected = [
+        (1, Some(b"c".to_vec())),
+        (2, Some(b"a".to_vec())),
+        (3, Some(b"b".to_vec())),
+    ];
+    assert_eq!(bench.told(), expected);
+}
+
+#[test]
+fn what_becomes_free_goes_to_those_that_need_least() {
+    let bench = Bench::new();
+    let path = path(1);
+    let stored = bench.arrive(&path, 1, STORE / 4 - OVERHEAD_BYTES);
+    let filled: Vec<_> = (0..13).map(|tag| bench.arrive(&path, 10 + tag, WINDOW)).collect();
+    let large = bench.arrive(&path, 2, STORE / 2 - OVERHEAD_BYTES);
+    let small = bench.arrive(&path, 3, 10);
+    assert!([&large, &small].iter().all(|slot| slot.next() == Next::Wait));
+    for slot in &filled {
+        bench.mail.reset(slot, "test");
+    }
+    assert_eq!(
+        small.next(),
+        Next::Read,
+        "a control message never waits for a gradient's place"
+    );
+    assert_eq!(large.next(), Next::Wait);
+    bench.mail.reset(&small, "test");
+    bench.mail.reset(&stored, "test");
+    assert_eq!(large.next(), Next::Read);
+}
+
+#[test]
+fn a_connection_that_has_ended_brings_nothing_that_a_post_could_wait_for() {
+    let bench = Bench::new();
+    let path = path(1);
+    bench.post(1, 1);
+    path.ended.store(true, Ordering::SeqCst);
+    bench.mail.disconnected("a", 1, None);
+    assert_eq!(bench.arrive(&path, 1, 5).next(), Next::Stop(Code::Cancelled));
+    let again = bench.arrive(&self::path(2), 1, 2);
+    assert!(again.write(b"ok"));
+    bench.mail.completed(&again);
+    assert_eq!(bench.told(), [(1, Some(b"ok".to_vec()))]);
+}
+
+#[test]
+fn many_ranks_of_one_name_share_a_few_stores() {
+    let bench = Bench::new();
+    for rank in 0..64 {
+        let path = Arc::new(Path {
+            number: rank,
+            account: rank.to_string(),
+            ..Path::default()
+        });
+        for tag in 0..100 {
+            bench.arrive(&path, tag, WINDOW - OVERHEAD_BYTES);
+            if path.closed.load(Ordering::SeqCst) {
+                break; // a full store lets no more in
+            }
+        }
+    }
+    // 4 whole ones, then 4/5, 4/6, ... of one: 4 (1 + ln 16), and each may be exceeded by what it was just let in.
+    let held = bench.mail.held("a");
+    assert!(held < 16 * STORE + 64 * WINDOW, "{} stores", held / STORE);
+    assert!(held > 4 * STORE);
 }

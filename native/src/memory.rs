@@ -35,8 +35,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: these are the parts of a vector that was not dropped; each view holds a reference to this object, so
-        // none is left.
+        // SAFETY: these are the parts of a vector that was not dropped, and are taken apart once; every view of it that
+        // Python has holds a reference to this object, which is dropped with the last of them.
         drop(unsafe { Vec::from_raw_parts(self.address, self.length, self.capacity) });
     }
 }

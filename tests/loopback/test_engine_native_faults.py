@@ -135,8 +135,8 @@ def ends_whole(node: Node, operations: list[int], place: str) -> None:
 def test_a_panic_in_what_all_connections_share_ends_the_engine_with_every_operation(place: str) -> None:
     with connected() as (a, b, up, other):
         waiting = [a.post("b", bytearray(10), tag=tag) for tag in range(5)]
-        # Nobody takes it: more than the windows hold.
-        waiting.append(a.send(up, bytes(20_000_000), tag=9))
+        # Nobody takes it, and it is more than the store keeps.
+        waiting.append(a.send(up, bytes(64_000_000), tag=9))
         ask_for_panic(a, place)
         if place == "accept":
             b.dial(a)
@@ -149,7 +149,7 @@ def test_a_panic_in_what_all_connections_share_ends_the_engine_with_every_operat
 @over(NATIVE)
 def test_a_panic_in_the_event_thread_loses_no_operation() -> None:
     with connected() as (a, _b, _, _):
-        waiting = [a.post("b", bytearray(10), tag=tag) for tag in range(5)]
+        waiting = [a.post("b", None, tag=tag) for tag in range(5)]  # without a buffer: its release is an event too
         ask_for_panic(a, "tell")
         a.engine.cancel(waiting[0])
         error = a.outcome(waiting[0]).error
