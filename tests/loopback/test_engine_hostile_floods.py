@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from engine_raw_peer import RawPeer, message
 from engine_support import (
+    EACH,
     ConnectionDown,
     ConnectionUp,
     Node,
@@ -293,7 +294,7 @@ def version_of_tomorrow(der: bytes) -> bytes:
     return der[:at] + b"\x05" + der[at + 1 :]
 
 
-@over(NATIVE)
+@over(*EACH)
 @pytest.mark.parametrize(
     "spoil",
     [version_of_tomorrow, lambda der: der[:-40], lambda der: b"\x30\x00", lambda der: b"", lambda der: der + b"x" * 9],

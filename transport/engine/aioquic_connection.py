@@ -199,7 +199,11 @@ class HiveConnection(QuicConnection):
         """Let aioquic read it. It puts the idle deadline off for packets that decrypt, and only those were heard."""
         idle_at = self._close_at
         self._close_at = -1.0 if idle_at is not None else None
-        self.receive_datagram(data, address, now)
+        try:
+            self.receive_datagram(data, address, now)
+        except Exception as failure:  # noqa: BLE001 - whatever a peer's bytes make aioquic raise concerns that peer alone
+            # A certificate of a version that nobody knows is enough.
+            self.close(error_code=QuicErrorCode.INTERNAL_ERROR, reason_phrase=f"cannot be read: {failure!r}"[:200])
         if self._close_at == -1.0:
             self._close_at = idle_at
         elif not self.over:
