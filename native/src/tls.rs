@@ -179,7 +179,12 @@ impl Limits {
         let mut config = quinn_proto::TransportConfig::default();
         let mut discovery = quinn_proto::MtuDiscoveryConfig::default();
         discovery.upper_bound(self.datagram_bytes);
+        let mut acknowledge = quinn::AckFrequencyConfig::default();
+        // A send ends with its last acknowledgement, which a peer may else keep back for 25 ms. Packets that come
+        // together are acknowledged together whatever is asked for here.
+        acknowledge.ack_eliciting_threshold(0u32.into());
         config
+            .ack_frequency_config(Some(acknowledge))
             .max_concurrent_bidi_streams(0u32.into())
             .max_concurrent_uni_streams(self.streams_max.into())
             .stream_receive_window(self.stream_window_bytes.into())
