@@ -11,6 +11,8 @@ use bytes::BytesMut;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use tokio::io::unix::AsyncFd;
 
+use crate::sender::Sender;
+
 /// 100 ms at 1 Gbit/s are 12 MB; the kernel grants less to the unprivileged, silently.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 2 << 20;
@@ -45,6 +47,7 @@ impl AsRawFd for Descriptor {
 pub struct Socket {
     io: AsyncFd<Descriptor>,
     state: UdpSocketState,
+    sender: Sender,
 }
 
 impl Socket {
@@ -62,7 +65,8 @@ impl Socket {
         let _ = state.set_send_buffer_size(UdpSockRef::from(&borrowed), SEND_BUFFER_BYTES);
         // SAFETY: the caller keeps the descriptor open, and `Descriptor` never changes.
         let io = unsafe { AsyncFd::register(Descriptor(descriptor)) }?;
-        Ok(Self { io, state })
+        let sender = Sender::new(borrowed, state.max_gso_segments());
+        Ok(Self { io, state, sender })
     }
 
     fn borrow(&self) -> BorrowedFd<'_> {
@@ -74,7 +78,7 @@ impl Socket {
     /// probe, nobody there) is taken for a packet lost on the way.
     pub fn poll_send(&self, cx: &mut Context<'_>, transmit: &Transmit<'_>) -> bool {
         loop {
-            if self.state.send(UdpSockRef::from(&self.borrow()), transmit).is_ok() {
+            if self.sender.send(self.borrow(), transmit).is_ok() {
                 return true;
             }
             match self.io.poll_write_ready(cx) {
@@ -86,7 +90,7 @@ impl Socket {
 
     /// Send what need not arrive.
     pub fn send(&self, transmit: &Transmit<'_>) {
-        let _ = self.state.send(UdpSockRef::from(&self.borrow()), transmit);
+        let _ = self.sender.send(self.borrow(), transmit);
     }
 
     /// Whether something has come since it was asked last; otherwise the task is woken when it does.
@@ -106,7 +110,7 @@ impl Socket {
 
     /// How many datagrams of `size` bytes the kernel takes at once.
     pub fn segments_max(&self, size: usize) -> usize {
-        (PAYLOAD_BYTES_MAX / size).clamp(1, self.state.max_gso_segments())
+        (PAYLOAD_BYTES_MAX / size).clamp(1, self.sender.segments_max())
     }
 }
 

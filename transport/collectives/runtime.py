@@ -145,8 +145,8 @@ class Runtime:
         )
         self._loop.start()
         engine = self._engine = meeting.make_engine(self._events)
-        broker.register(meeting.sockets)
         compute, bulk = meeting.serve(engine, self._endpoint.hello)
+        broker.register(meeting.sockets)  # marks come last: what an engine sets (ECN in the TOS) would undo them
         self._loop.call(lambda: self._endpoint.begin(engine, compute=compute, bulk=bulk))
 
     def _await_everybody(self, meeting: bootstrap.Meeting, give_up_s: float, timeout_s: float) -> None:
