@@ -465,16 +465,11 @@ def test_set_trust_counts_for_new_connections_only() -> None:
         assert b.outcome(b.post("a", None)).payload == b"the old one lives"
 
 
-def allow_links(node: Node, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "native_engine" if node.engine.name == "native" else "aioquic_core"
-    monkeypatch.setattr(f"transport.engine.{module}.LINKS_PER_NAME_MAX", count)
-
-
 def test_ranks_of_one_host_are_counted_apart_and_their_host_is_bounded(
     victim: tuple[Node, RawPeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, first = victim
-    allow_links(node, 6, monkeypatch)
+    monkeypatch.setattr("transport.engine.admission.LINKS_PER_NAME_MAX", 6)
     peers = [first, *(RawPeer(node.address, first.credentials) for _ in range(6))]
     for rank, peer in enumerate(peers[:6]):
         peer.run(HandshakeCompleted)
@@ -487,7 +482,7 @@ def test_ranks_of_one_host_are_counted_apart_and_their_host_is_bounded(
 
 def test_connections_without_a_hello_count(victim: tuple[Node, RawPeer], monkeypatch: pytest.MonkeyPatch) -> None:
     node, first = victim
-    allow_links(node, 2, monkeypatch)
+    monkeypatch.setattr("transport.engine.admission.LINKS_PER_NAME_MAX", 2)
     peers = [first, *(RawPeer(node.address, first.credentials) for _ in range(2))]
     for peer in peers[:2]:
         peer.until(lambda peer=peer: peer.quic._handshake_confirmed)

@@ -491,7 +491,7 @@ def break_down(node: Node) -> None:
 
     if engine.name == "native":
         engine._event = fail
-        engine._fail_attempt("nobody", "so that there is an event", 0)
+        engine.connect(0, ("127.0.0.1", 1), expected_peer="nobody")  # there is no endpoint 0: that is an event
     else:
         engine._core.command(fail)
 
