@@ -332,13 +332,11 @@ class Core(Loop):
         for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
             del self._lingering[cid]
         self.snapshot = {number: link.statistics() for number, link in self._by_number.items()}
-        for endpoint in self._endpoints.values():
-            carried = sum(
-                link.connection.recovery.delivery.rate_bits_per_s
-                for link in self._by_number.values()
-                if link.endpoint == endpoint.number
-            )
-            endpoint.port.fit(carried / 8)
+        carried_bits_per_s = dict.fromkeys(self._endpoints, 0)
+        for number, measured in self.snapshot.items():
+            carried_bits_per_s[self._by_number[number].endpoint] += measured.delivery_rate_bits_per_s
+        for number, rate_bits_per_s in carried_bits_per_s.items():
+            self._endpoints[number].port.fit(rate_bits_per_s / 8)
 
     def _drop(self, link: Link, code: WireCode, error: TransportError) -> None:
         link.local_error = link.local_error or error
