@@ -97,7 +97,6 @@ class Daemon:
         self._policy = options.load_policy()
         self._authority = Authority.of(self._policy)
         self._state = State()
-        self._decision: Decision | None = None
         self._snapshot: Snapshot | None = None
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
@@ -107,7 +106,6 @@ class Daemon:
         self._ticks = self._late_ticks = 0
         self._tick_s_max = 0.0
         self._record_alarm: Alarm | None = None
-        self._session_infos: tuple[SessionInfo, ...] = ()
 
     # --- from outside --------------------------------------------------------------------------------------------
 
@@ -288,7 +286,7 @@ class Daemon:
         measurements = self._measure(fresh_s=fresh_s)
         now_s, before = self._clock(), self._state
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=self._policy)
-        self._state, self._decision = decision.state, decision
+        self._state = decision.state
         self._ticks += 1
         self._roster.apply(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
         self._plant.classify()

@@ -20,7 +20,6 @@ from aioquic.quic.connection import (
     Limit,
     QuicConnection,
     QuicConnectionError,
-    QuicConnectionState,
     QuicReceiveContext,
 )
 from aioquic.quic.packet import QuicErrorCode, QuicPacketType, decode_packet_number
@@ -122,11 +121,6 @@ class HiveConnection(QuicConnection):
     def close_event(self) -> Any:
         """aioquic's `ConnectionTerminated`, once the connection is over."""
         return self._close_event
-
-    @property
-    def terminated(self) -> bool:
-        """Nothing more will come of it."""
-        return self._state is QuicConnectionState.TERMINATED
 
     def refuse(self, code: int, reason: str) -> None:
         """Close with an application code. As a client only once the server can read it, when it has confirmed."""

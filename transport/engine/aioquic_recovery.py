@@ -117,7 +117,6 @@ class Recovery(QuicPacketRecovery):
 
     def __init__(self, *, bulk: bool, max_datagram_size: int, **options: Any) -> None:
         super().__init__(max_datagram_size=max_datagram_size, **options)
-        self.bulk = bulk
         # Bulk in bits of 1 ms, so that a control message never waits behind more; else 2 ms, for fewer wake-ups.
         self.pacer = Pacer(burst_s=0.002 if bulk else 0.004, burst_bytes_min=(2 if bulk else 10) * max_datagram_size)
         self.rtt_window = RttWindow()
@@ -125,7 +124,6 @@ class Recovery(QuicPacketRecovery):
         self.lost_packets = 0
         self.sent_packets = 0
         self.sent_bytes = 0
-        self.last_ack_at = 0.0
         self.next_packet_number = 0
         self.window_limited_number = 0
 
@@ -150,7 +148,6 @@ class Recovery(QuicPacketRecovery):
         largest = -1
         for acked in ack_rangeset:
             largest = max(largest, acked.stop - 1)
-        self.last_ack_at = now
         if largest >= self.next_packet_number:
             largest = self.next_packet_number - 1  # an acknowledgement of what was never sent proves nothing
         if largest > space.largest_acked_packet:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from transport.wire.varint import encode_varint
 
-PADDING, PING, ACK, ACK_ECN = 0x00, 0x01, 0x02, 0x03
-RESET_STREAM, STOP_SENDING = 0x04, 0x05
+PADDING, PING, ACK = 0x00, 0x01, 0x02
 STREAM_FIRST, STREAM_LAST = 0x08, 0x0F
 MAX_DATA, MAX_STREAM_DATA, MAX_STREAMS_UNI = 0x10, 0x11, 0x13
 

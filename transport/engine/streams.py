@@ -35,7 +35,6 @@ class SendStream:
         "prefix",
         "priority",
         "queued",
-        "reset_acked",
         "reset_code",
         "stream_id",
         "timeout_s",
@@ -69,7 +68,6 @@ class SendStream:
         self.lost: list[tuple[int, int]] = []
         self.queued = False
         self.reset_code: int | None = None
-        self.reset_acked = False
 
     @property
     def done(self) -> bool:
@@ -188,7 +186,6 @@ class ReceiveStream:
         "header",
         "highest",
         "limit",
-        "limit_sent",
         "post",
         "ranges",
         "refused",
@@ -200,7 +197,6 @@ class ReceiveStream:
     def __init__(self, stream_id: int, *, limit: int) -> None:
         self.stream_id = stream_id
         self.limit = limit
-        self.limit_sent = limit
         self.highest = 0
         self.final_size: int | None = None
         self.header: Header | None = None
