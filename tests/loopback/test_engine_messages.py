@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import time
 import weakref
 from contextlib import nullcontext
 
@@ -50,6 +51,21 @@ def test_an_empty_message_arrives_and_is_acknowledged() -> None:
         received = b.outcome(b.post("a", None, tag=3))
         assert len(received.payload) == 0
         assert isinstance(a.outcome(send), SendDone)
+
+
+def test_the_end_of_a_message_is_acknowledged_at_once() -> None:
+    """QUIC may keep a lone packet's acknowledgement back for 25 ms, and a send ends with it (RFC 9000 13.2.1)."""
+    with connected() as (a, b, up_a, up_b):
+
+        def slower_s() -> float:
+            took = []
+            for node, up in ((a, up_a), (b, up_b)):
+                began_s = time.monotonic()
+                assert isinstance(node.outcome(node.send(up, b"small")), SendDone)
+                took.append(time.monotonic() - began_s)
+            return max(took)
+
+        best_of(slower_s, lambda took_s: took_s < 0.015, windows=100)
 
 
 def test_unasked_messages_are_announced_and_kept_until_somebody_posts() -> None:
@@ -216,10 +232,12 @@ def test_discarded_steps_are_dropped_whether_they_wait_or_come_late() -> None:
         a.send(up, b"old", group="g", step=4)
         b.take(Announced)
         b.engine.discard(group="g", before_step=5)
-        marker = b.post("a", None, tag=1)
+        a.send(up, b"before", tag=1)
+        b.outcome(b.post("a", None, tag=1))  # what was called before it has been done, too
+        marker = b.post("a", None, tag=2)
         a.send(up, b"late", group="g", step=3)
         a.send(up, b"new", group="g", step=5)
-        a.send(up, b"marker", tag=1)
+        a.send(up, b"marker", tag=2)
         b.outcome(marker)
         announced = [event.header.step for event in b.events if isinstance(event, Announced)]
         assert 3 not in announced

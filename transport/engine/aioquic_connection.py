@@ -42,6 +42,7 @@ ACK_EVERY_PACKETS = 48
 KEY_PACKETS_MAX = 2**22
 """Keys are changed after so many packets; AES-GCM allows 2^23 (RFC 9001 6.6)."""
 
+_PROMPTLY = frames.ack_frequency_frame(threshold=0, delay_us=25_000, reordering=2)
 _ONE_RTT, _ONE_RTT_TYPE = tls.Epoch.ONE_RTT, QuicPacketType.ONE_RTT
 
 
@@ -106,6 +107,7 @@ class HiveConnection(QuicConnection):
         self._space: Any = None
         self._crypto: Any = None
         self._end_of_message = False
+        self._acknowledgement_wish = False
 
     @property
     def established(self) -> bool:
@@ -121,6 +123,11 @@ class HiveConnection(QuicConnection):
     def close_event(self) -> Any:
         """aioquic's `ConnectionTerminated`, once the connection is over."""
         return self._close_event
+
+    def want_prompt_acknowledgements(self) -> None:
+        """Ask the peer to acknowledge every packet at once: a send ends with its last one, which quinn may else keep
+        back for 25 ms. To be asked only of peers that understand it."""
+        self._acknowledgement_wish = True
 
     def refuse(self, code: int, reason: str) -> None:
         """Close with an application code. As a client only once the server can read it, when it has confirmed."""
@@ -388,7 +395,8 @@ class HiveConnection(QuicConnection):
         while len(out) < packets_max:
             ack_due = space.ack_at is not None and space.ack_at <= now
             probe = self._probe_pending
-            wanted = probe or bool(self._ping_pending) or self.incoming.has_work or self.outgoing.has_work
+            own_work = bool(self._ping_pending) or self._acknowledgement_wish
+            wanted = probe or own_work or self.incoming.has_work or self.outgoing.has_work
             allowed = wanted
             if wanted and not probe:
                 if controller.bytes_in_flight + size > controller.congestion_window:
@@ -439,6 +447,11 @@ class HiveConnection(QuicConnection):
                 parts.append(b"\x01")
                 room -= 1
                 self._ping_pending.clear()
+            if self._acknowledgement_wish:
+                self._acknowledgement_wish = False
+                parts.append(_PROMPTLY)
+                room -= len(_PROMPTLY)
+                handlers.append((self._on_wish_delivery, ()))
             room = self.incoming.fill(parts, room, handlers)
             room = self.outgoing.fill(parts, room, handlers)
             if self._probe_pending:
@@ -483,6 +496,9 @@ class HiveConnection(QuicConnection):
 
     def _write_connection_limits(self, builder: Any, space: Any) -> None:
         """Credit is ours to give: see `incoming`."""
+
+    def _on_wish_delivery(self, delivery: QuicDeliveryState) -> None:
+        self._acknowledgement_wish = delivery is QuicDeliveryState.LOST
 
     def _on_ping_delivery(self, delivery: QuicDeliveryState, uids: Sequence[int]) -> None:
         """Pings only have to be acknowledged; a lost one is not repeated, the next follows soon."""

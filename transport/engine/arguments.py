@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cryptography import x509
@@ -77,14 +77,17 @@ def read_credentials(credentials: Credentials) -> tuple[list[x509.Certificate], 
         raise MisuseError(f"credentials cannot be read: {error}") from error
 
 
-def full_hello(said: Mapping[int, object], *, engine: str, settings: EngineSettings) -> dict[int, object]:
-    """The hello of an endpoint: version, engine and limits, and what its caller says, which wins.
+def full_hello(
+    said: Mapping[int, object], *, engine: str, settings: EngineSettings, features: Sequence[str] = ()
+) -> dict[int, object]:
+    """The hello of an endpoint: version, engine, its features and limits, and what its caller says, which wins.
 
     Raises:
         MisuseError: it is longer than peers accept, or cannot be written.
     """
     own: dict[int, object] = {
         HelloKey.VERSION: PROTOCOL_VERSION,
+        HelloKey.FEATURES: list(features),
         HelloKey.ENGINE: engine,
         HelloKey.LIMITS: {
             int(LimitKey.MESSAGE_BYTES): settings.message_bytes_max,

@@ -14,7 +14,7 @@ from transport.engine.base import ConnectionStatistics, Trust
 from transport.engine.incoming import code_name
 from transport.engine.streams import SendStream
 from transport.wire.errors import WireCode, WireError
-from transport.wire.hello import FrameType, encode_frame
+from transport.wire.hello import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
 
 if TYPE_CHECKING:
     from transport.engine.aioquic_connection import HiveConnection
@@ -92,6 +92,8 @@ class Link:
                 raise WireError(WireCode.PROTOCOL_VIOLATION, "said hello twice")
             admission.admit_hello(self.hello, fields)
             self.peer_hello = dict(fields)
+            if ACK_FREQUENCY in fields.get(HelloKey.FEATURES, []):
+                self.connection.want_prompt_acknowledgements()
             self._on_ready(self)
         elif self.peer_hello is None:
             raise WireError(WireCode.PROTOCOL_VIOLATION, "sent something else before its hello")

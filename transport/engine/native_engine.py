@@ -59,7 +59,7 @@ from transport.engine.base import (
 from transport.wire.cbor import decode_map
 from transport.wire.errors import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey
-from transport.wire.hello import FrameType, HelloKey, encode_frame
+from transport.wire.hello import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
 
 NATIVE_DEAD_AFTER_S = 2.0
 """Of a peer whose engine is native too: nothing of Python's holds its acknowledgements up."""
@@ -132,7 +132,7 @@ class NativeEngine(Engine):
         self._check_open()
         check_endpoint(sock, trust)
         certificates, key = read_credentials(credentials)
-        own = full_hello(hello, engine=self.name, settings=self.settings)
+        own = full_hello(hello, engine=self.name, settings=self.settings, features=[ACK_FREQUENCY])
         number = next(self._numbers)
         sock.setblocking(False)
         # Known before it is served: somebody may dial at once.

@@ -105,6 +105,17 @@ def stop_frame(*, stream_id: int, code: int) -> bytes:
     return b"\x05" + encode_varint(stream_id) + encode_varint(code)
 
 
+def ack_frequency_frame(*, threshold: int, delay_us: int, reordering: int) -> bytes:
+    """ACK_FREQUENCY (draft-ietf-quic-ack-frequency 4), the first of a connection.
+
+    Args:
+        threshold: packets that the peer may receive without acknowledging them.
+        delay_us: how long it may keep an acknowledgement back.
+        reordering: packets that may be missing before it acknowledges at once.
+    """
+    return b"\x40\xaf" + b"\x00" + encode_varint(threshold) + encode_varint(delay_us) + encode_varint(reordering)
+
+
 def max_data_frame(limit: int) -> bytes:
     """MAX_DATA."""
     return b"\x10" + encode_varint(limit)
