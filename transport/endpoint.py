@@ -112,6 +112,7 @@ class Endpoint:
         self._control_number = itertools.count()
         self._engine: Engine | None = None
         self._endpoints: dict[bool, int] = {}
+        self._early: list[Event] = []
         self.closing = False
 
     @property
@@ -120,9 +121,11 @@ class Endpoint:
         return {HELLO_RANK: self.rank, HELLO_GROUP: self._world}
 
     def begin(self, engine: Engine, *, compute: int, bulk: int) -> None:
-        """Use `engine`, with these endpoints of it."""
+        """Use `engine`, with these endpoints of it: peers may have dialled them before we know them."""
         self._engine = engine
         self._endpoints = {False: compute, True: bulk}
+        early, self._early = self._early, []
+        self.handle(early)
 
     # For the layers above.
 
@@ -186,6 +189,9 @@ class Endpoint:
 
     def handle(self, events: Sequence[Event]) -> None:
         """Take a batch of the engine's events."""
+        if self._engine is None:
+            self._early.extend(events)  # few: engines bound how many connections there are
+            return
         for event in events:
             if self.closing and isinstance(event, Announced | ConnectionUp):
                 continue  # the engine may be closed by now, and nothing new is begun

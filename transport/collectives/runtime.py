@@ -147,7 +147,7 @@ class Runtime:
         engine = self._engine = meeting.make_engine(self._events)
         compute, bulk = meeting.serve(engine, self._endpoint.hello)
         broker.register(meeting.sockets)  # marks come last: what an engine sets (ECN in the TOS) would undo them
-        self._loop.call(lambda: self._endpoint.begin(engine, compute=compute, bulk=bulk))
+        self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk))
 
     def _await_everybody(self, meeting: bootstrap.Meeting, give_up_s: float, timeout_s: float) -> None:
         while not wait_until(self._connected, min(give_up_s, time.monotonic() + bootstrap.LISTEN_EVERY_S)):
@@ -279,6 +279,10 @@ class Runtime:
     def _events(self, events: Sequence[Event]) -> None:
         """From the engine's thread."""
         self._loop.call(functools.partial(self._handle, tuple(events)))
+
+    def _serves(self, engine: Engine, *, compute: int, bulk: int) -> None:
+        self._endpoint.begin(engine, compute=compute, bulk=bulk)
+        self._handle(())  # what came before may have connected everybody
 
     def _handle(self, events: tuple[Event, ...]) -> None:
         self._endpoint.handle(events)

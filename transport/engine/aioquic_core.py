@@ -36,8 +36,8 @@ from transport.engine.base import (
 )
 from transport.engine.incoming import code_name
 from transport.engine.link import Link
-from transport.engine.mailbox import Mailbox, Post, lost
-from transport.engine.streams import SendStream
+from transport.engine.mailbox import Mailbox, lost
+from transport.engine.streams import Post, SendStream
 from transport.wire.errors import WireCode
 from transport.wire.hello import HelloKey
 

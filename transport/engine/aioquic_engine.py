@@ -36,8 +36,7 @@ from transport.engine.base import (
     Priority,
     Trust,
 )
-from transport.engine.mailbox import Post
-from transport.engine.streams import SendStream
+from transport.engine.streams import Post, SendStream
 from transport.engine.udp import UdpPort
 from transport.wire.header import Header, MatchKey
 

@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from transport.wire.header import Header, split_header
-
-if TYPE_CHECKING:
-    from transport.engine.mailbox import Post
+from transport.wire.header import Header, MatchKey, split_header
 
 
 class SendStream:
@@ -165,6 +161,16 @@ class Fragment:
 
     offset: int
     data: bytearray
+
+
+@dataclass(eq=False)
+class Post:
+    """A buffer that waits for a message."""
+
+    operation: int
+    peer: str
+    key: MatchKey
+    buffer: memoryview | None
 
 
 class ReceiveStream:
