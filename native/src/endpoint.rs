@@ -11,6 +11,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -68,10 +69,18 @@ impl Endpoint {
     }
 
     /// Dial.
-    pub fn connect(&self, config: ClientConfig, remote: SocketAddr, name: &str) -> Result<Connection, ConnectError> {
+    ///
+    /// `rate`: bytes a second that the path has delivered of late, which others keep up to date.
+    pub fn connect(
+        &self,
+        config: ClientConfig,
+        remote: SocketAddr,
+        name: &str,
+        rate: Arc<AtomicU64>,
+    ) -> Result<Connection, ConnectError> {
         let mut state = self.shared.lock();
         let (handle, inner) = state.proto.connect(Instant::now(), config, remote, name)?;
-        Ok(self.shared.keep(&mut state, handle, inner))
+        Ok(self.shared.keep(&mut state, handle, inner, rate))
     }
 
     /// Wait for somebody who dials us.
@@ -86,11 +95,14 @@ impl Endpoint {
     }
 
     /// Begin a connection with somebody who dialled us; None where the first packet was not good.
-    pub fn begin(&self, incoming: Incoming, config: ServerConfig) -> Option<Connection> {
+    pub fn begin(&self, incoming: Incoming, config: ServerConfig, rate: Arc<AtomicU64>) -> Option<Connection> {
         let mut state = self.shared.lock();
         let mut answer = Vec::new();
-        match state.proto.accept(incoming, Instant::now(), &mut answer, Some(Arc::new(config))) {
-            Ok((handle, inner)) => Some(self.shared.keep(&mut state, handle, inner)),
+        match state
+            .proto
+            .accept(incoming, Instant::now(), &mut answer, Some(Arc::new(config)))
+        {
+            Ok((handle, inner)) => Some(self.shared.keep(&mut state, handle, inner, rate)),
             Err(error) => {
                 if let Some(transmit) = error.response {
                     self.shared.socket.send(&on_wire(&transmit, &answer));
@@ -119,8 +131,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, state: &mut State, handle: ConnectionHandle, inner: proto::Connection) -> Connection {
-        let connection = Connection::new(handle, inner, self.touched.clone());
+    fn keep(
+        &self,
+        state: &mut State,
+        handle: ConnectionHandle,
+        inner: proto::Connection,
+        rate: Arc<AtomicU64>,
+    ) -> Connection {
+        let connection = Connection::new(handle, inner, rate, self.touched.clone());
         state.connections.insert(handle, connection.clone());
         connection
     }
@@ -179,7 +197,10 @@ impl Driver {
                     EcnCodepoint::Ce => proto::EcnCodepoint::Ce,
                 });
                 let mut answer = Vec::new();
-                match state.proto.handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer) {
+                match state
+                    .proto
+                    .handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer)
+                {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                         if let Some(connection) = state.connections.get(&handle) {
                             let mut connection = connection.lock();
@@ -262,7 +283,8 @@ impl Driver {
             for _ in 0..LUMPS_A_TURN {
                 let now = Instant::now();
                 let size = usize::from(shared.inner.current_mtu());
-                let segments = self.shared.socket.segments_max(size);
+                let segments =
+                    useful(shared.rate.load(Ordering::Relaxed), size).min(self.shared.socket.segments_max(size));
                 self.packets.clear();
                 let Some(transmit) = shared.inner.poll_transmit(now, segments, &mut self.packets) else {
                     more = false;
@@ -337,6 +359,12 @@ impl Future for Driver {
         }
         Poll::Pending
     }
+}
+
+/// Datagrams of `size` bytes to send at once on a path of `rate` bytes a second.
+fn useful(rate: u64, size: usize) -> usize {
+    let lump = rate as f64 * LUMP.as_secs_f64();
+    SEGMENTS_MIN.max(lump as usize / size)
 }
 
 fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {
