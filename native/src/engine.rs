@@ -174,7 +174,7 @@ impl Engine {
             .expect("more than QUIC's least, as the settings are");
         let (endpoint, driver) = {
             let _runtime = thread.enter();
-            Endpoint::new(socket, config, server)
+            Endpoint::new(socket, config, server, bulk)
         };
         let served = Arc::new(Served {
             number,
@@ -499,6 +499,10 @@ async fn tick(engine: Arc<Engine>) {
             }
         }
         *locked(&engine.snapshot) = Arc::new(snapshot);
+        let endpoints: Vec<Arc<Served>> = locked(&engine.endpoints).values().cloned().collect();
+        for served in endpoints {
+            served.endpoint.fit();
+        }
     }
 }
 

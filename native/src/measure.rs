@@ -41,7 +41,7 @@ pub struct Measure {
     /// How much of the congestion window is in use: what is in flight when acknowledgements come, at most the window.
     /// Where no packet is ever lost the window itself grows without end.
     pub used: Arc<AtomicU64>,
-    /// Bytes a second delivered at most of late; what was more fades by half in 2 s.
+    /// Bytes a second that the path has delivered at most of late. What was more fades by half in 2 s of sending.
     pub rate: Arc<AtomicU64>,
 }
 
@@ -83,8 +83,9 @@ impl Measure {
 
     fn close_span(&self, state: &mut State, now: Instant) {
         if state.close_span(now) {
-            let faded = self.rate.load(Ordering::Relaxed) as f64 * RATE_KEPT;
-            let rate = (state.told.rate_bits_per_s / 8).max(faded as u64);
+            let kept = if state.told.application_limited { 1.0 } else { RATE_KEPT };
+            let before = self.rate.load(Ordering::Relaxed) as f64 * kept;
+            let rate = (state.told.rate_bits_per_s / 8).max(before as u64);
             self.rate.store(rate, Ordering::Relaxed);
         }
     }
