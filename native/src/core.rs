@@ -310,7 +310,9 @@ impl Core {
             });
             let _ = done.recv_timeout(timeout); // what takes longer is cut off: everything has been told to end
             for thread in threads.into_iter().map(Thread::end).collect::<Vec<_>>() {
-                thread.join().map_err(|_| PyRuntimeError::new_err("a thread of the network failed"))?;
+                thread
+                    .join()
+                    .map_err(|_| PyRuntimeError::new_err("a thread of the network failed"))?;
             }
             self.engine.events.end();
             if thread::current().id() != events.thread().id() {
