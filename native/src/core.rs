@@ -257,7 +257,7 @@ impl Core {
         let mut told = Vec::with_capacity(snapshot.len());
         for one in snapshot.iter() {
             let measured = &one.measured;
-            let fields: [Bound<'py, PyAny>; 16] = [
+            let fields: [Bound<'py, PyAny>; 18] = [
                 one.number.into_pyobject(py)?.into_any(),
                 (&*one.peer).into_pyobject(py)?.into_any(),
                 (one.remote.ip().to_string(), one.remote.port())
@@ -276,6 +276,8 @@ impl Core {
                 one.sent_packets.into_pyobject(py)?.into_any(),
                 measured.rate_bits_per_s.into_pyobject(py)?.into_any(),
                 measured.application_limited.into_pyobject(py)?.to_owned().into_any(),
+                one.path_mtu_bytes.into_pyobject(py)?.into_any(),
+                measured.ecn_ce_reports.into_pyobject(py)?.into_any(),
             ];
             told.push(PyTuple::new(py, fields)?);
         }

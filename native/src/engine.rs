@@ -92,6 +92,7 @@ pub struct LinkStatistics {
     pub received_bytes: u64,
     pub lost_packets: u64,
     pub sent_packets: u64,
+    pub path_mtu_bytes: u16,
     pub measured: Measured,
 }
 
@@ -460,6 +461,7 @@ fn statistics_of(link: &Link) -> Option<LinkStatistics> {
         received_bytes: stats.udp_rx.bytes,
         lost_packets: stats.path.lost_packets,
         sent_packets: stats.path.sent_packets,
+        path_mtu_bytes: stats.path.current_mtu,
         measured: link.measure.read(),
     })
 }

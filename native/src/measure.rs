@@ -21,6 +21,8 @@ pub struct Measured {
     pub delivered: u64,
     pub rate_bits_per_s: u64,
     pub application_limited: bool,
+    /// Acknowledgements that told of more packets marked "congestion experienced".
+    pub ecn_ce_reports: u64,
 }
 
 #[derive(Debug)]
@@ -53,6 +55,7 @@ impl Measure {
                 delivered: 0,
                 rate_bits_per_s: 0,
                 application_limited: true,
+                ecn_ce_reports: 0,
             },
             previous_min: None,
             current_min: None,
@@ -181,6 +184,8 @@ impl Controller for Observed {
         self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
         let mut state = self.measure.lock();
         state.told.in_flight = state.told.in_flight.saturating_sub(lost_bytes);
+        // A loss is of packets that have bytes: without any, it is the peer's word about marks (RFC 9002 7.1).
+        state.told.ecn_ce_reports += u64::from(lost_bytes == 0);
         state.told.window = self.inner.window();
     }
 
