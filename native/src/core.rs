@@ -127,6 +127,25 @@ impl Core {
         Ok(())
     }
 
+    /// Go on with another UDP socket; the caller keeps both open until `close` has returned.
+    ///
+    /// `moving`: connections that live on at the new address; their path is a new one.
+    fn rebind(
+        &self,
+        py: Python<'_>,
+        endpoint: u64,
+        descriptor: RawFd,
+        local: (String, u16),
+        moving: Vec<u64>,
+    ) -> PyResult<()> {
+        let local = address(&local.0, local.1, 0)?;
+        py.detach(|| {
+            // SAFETY: the Python side holds the socket object until `close` has returned.
+            unsafe { self.engine.rebind(endpoint, descriptor, local, &moving) }
+        })?;
+        Ok(())
+    }
+
     /// Dial; ends in "chain" or "down" with this number.
     #[pyo3(signature = (endpoint, number, host, port, scope, expected))]
     #[expect(clippy::too_many_arguments, reason = "an address has three parts")]

@@ -178,6 +178,29 @@ impl Engine {
         Ok(())
     }
 
+    /// Serve another socket instead; connections of `moving` know that their path is a new one.
+    ///
+    /// # Safety
+    /// The descriptor stays open until the engine is closed, and so does the one before.
+    pub unsafe fn rebind(
+        &self,
+        endpoint: u64,
+        descriptor: RawFd,
+        local: SocketAddr,
+        moving: &[u64],
+    ) -> std::io::Result<()> {
+        let Some(served) = locked(&self.endpoints).get(&endpoint).cloned() else {
+            return Ok(()); // the engine is being closed
+        };
+        let _runtime = self.handle.enter();
+        // SAFETY: the caller keeps the descriptor open.
+        let socket = unsafe { Socket::adopt(descriptor, local) }?;
+        for link in moving.iter().filter_map(|number| self.link(*number)) {
+            link.measure.restart();
+        }
+        served.endpoint.rebind_abstract(socket)
+    }
+
     /// Dial.
     pub fn connect(self: &Arc<Self>, endpoint: u64, number: u64, remote: SocketAddr, expected: Option<&str>) {
         let served = locked(&self.endpoints).get(&endpoint).cloned();

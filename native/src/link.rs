@@ -52,6 +52,8 @@ pub struct Link {
     remote: SocketAddr,
     hello: Bytes,
     connection: OnceLock<Connection>,
+    /// Told when the caller wants no connection any more before there is one.
+    unwanted: Notify,
     state: Mutex<State>,
     /// Sends that may still tell of themselves.
     pub sends: Arc<Tally>,
@@ -110,6 +112,7 @@ impl Link {
             remote,
             hello,
             connection: OnceLock::new(),
+            unwanted: Notify::new(),
             state: Mutex::new(state),
             sends: Arc::default(),
             receives: Arc::default(),
@@ -149,13 +152,18 @@ impl Link {
     pub async fn run(self: Arc<Self>, connecting: Connecting) {
         let settings = &self.engine.settings;
         let deadline = tokio::time::Instant::now() + settings.handshake_timeout;
-        let ended = match timeout_at(deadline, connecting).await {
-            Err(_) => {
+        let connected = tokio::select! {
+            connected = timeout_at(deadline, connecting) => Some(connected),
+            () = self.unwanted.notified() => None,
+        };
+        let ended = match connected {
+            None => None,
+            Some(Err(_)) => {
                 self.note_failure(self.handshake_timed_out());
                 None
             }
-            Ok(Err(error)) => Some(error),
-            Ok(Ok(connection)) => {
+            Some(Ok(Err(error))) => Some(error),
+            Some(Ok(Ok(connection))) => {
                 self.lock().heard_at = Instant::now();
                 let connection = self.connection.get_or_init(|| connection);
                 self.engine.events.push(Event::Chain {
@@ -274,6 +282,7 @@ impl Link {
             self.note_failure(self.lost(format!("closed here with {}: {reason}", code_name(code))));
         }
         self.lock().closed_here = true;
+        self.unwanted.notify_one();
         self.say_close(code, reason);
     }
 

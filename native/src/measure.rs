@@ -1,7 +1,7 @@
 //! What a connection measures of its path, taken where the congestion controller hears of every packet.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,8 @@ pub struct Measure {
     /// How much of the congestion window is in use: what is in flight when acknowledgements come, at most the window.
     /// Where no packet is ever lost the window itself grows without end.
     pub used: Arc<AtomicU64>,
+    /// The path is a new one since the last packet was sent.
+    restart: AtomicBool,
 }
 
 impl Measure {
@@ -66,6 +68,7 @@ impl Measure {
         Arc::new(Self {
             state: Mutex::new(state),
             used: Arc::default(),
+            restart: AtomicBool::new(false),
         })
     }
 
@@ -80,12 +83,23 @@ impl Measure {
         state.close_span(now);
     }
 
+    /// The path is a new one: forget what the old one taught, with the next packet that is sent.
+    pub fn restart(&self) {
+        self.restart.store(true, Ordering::SeqCst);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
+    /// The first path, or another one than before.
+    fn begin_path(&mut self, window: u64) {
+        (self.previous_min, self.current_min, self.min_since) = (None, None, None);
+        self.told.window = window;
+    }
+
     fn close_span(&mut self, now: Instant) {
         let Some((since, bytes)) = self.span else {
             self.span = Some((now, self.told.delivered));
@@ -125,9 +139,22 @@ impl State {
 pub struct Observed {
     inner: Box<dyn Controller>,
     measure: Arc<Measure>,
+    factory: Arc<dyn ControllerFactory + Send + Sync>,
+    mtu: u16,
+    /// Packets that were sent before say nothing of this path (RFC 9000 9.4).
+    began: Instant,
     latest: Option<Duration>,
     acked: u64,
     limited: bool,
+}
+
+impl Observed {
+    fn restart(&mut self, now: Instant) {
+        self.inner = self.factory.clone().build(now, self.mtu);
+        self.began = now;
+        self.latest = None;
+        self.measure.lock().begin_path(self.inner.window());
+    }
 }
 
 pub struct ObservedFactory {
@@ -138,10 +165,13 @@ pub struct ObservedFactory {
 impl ControllerFactory for ObservedFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.inner.clone().build(now, current_mtu);
-        self.measure.lock().told.window = inner.window();
+        self.measure.lock().begin_path(inner.window());
         Box::new(Observed {
             inner,
             measure: self.measure.clone(),
+            factory: self.inner.clone(),
+            mtu: current_mtu,
+            began: now,
             latest: None,
             acked: 0,
             limited: false,
@@ -151,11 +181,18 @@ impl ControllerFactory for ObservedFactory {
 
 impl Controller for Observed {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
+        if self.measure.restart.load(Ordering::Relaxed) && self.measure.restart.swap(false, Ordering::SeqCst) {
+            self.restart(now);
+        }
         self.inner.on_sent(now, bytes, last_packet_number);
         self.measure.lock().told.in_flight += bytes;
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
+        if sent < self.began {
+            self.acked += bytes;
+            return;
+        }
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);
         // Of the packets that one acknowledgement is for, the last one sent is the one whose round trip it shows.
         // (The stack takes `now` before it reads a batch, so that one may seem to have been acknowledged at once.)
@@ -181,7 +218,9 @@ impl Controller for Observed {
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
-        self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+        if sent >= self.began {
+            self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+        }
         let mut state = self.measure.lock();
         state.told.in_flight = state.told.in_flight.saturating_sub(lost_bytes);
         // A loss is of packets that have bytes: without any, it is the peer's word about marks (RFC 9002 7.1).
@@ -190,6 +229,7 @@ impl Controller for Observed {
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.mtu = new_mtu;
         self.inner.on_mtu_update(new_mtu);
     }
 
@@ -201,6 +241,9 @@ impl Controller for Observed {
         Box::new(Self {
             inner: self.inner.clone_box(),
             measure: self.measure.clone(),
+            factory: self.factory.clone(),
+            mtu: self.mtu,
+            began: self.began,
             latest: self.latest,
             acked: self.acked,
             limited: self.limited,

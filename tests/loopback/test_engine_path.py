@@ -1,4 +1,4 @@
-"""What an engine knows of its path beside delay and loss: how large packets may be, and which were marked on the way."""
+"""What an engine knows of its path beside delay and loss: how large packets may be, and which came marked."""
 
 from __future__ import annotations
 

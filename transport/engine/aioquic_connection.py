@@ -103,6 +103,7 @@ class HiveConnection(QuicConnection):
         self._unacknowledged = 0
         self._received_packets = 0
         self._key_packets = 0
+        self._path_host: Any = None
         self._context: QuicReceiveContext | None = None
         self._space: Any = None
         self._crypto: Any = None
@@ -137,6 +138,15 @@ class HiveConnection(QuicConnection):
     def shrink(self, datagram_bytes: int) -> None:
         """Send smaller datagrams from now on; what was too long counts as lost and is sent again."""
         self._max_datagram_size = datagram_bytes
+
+    def move(self) -> None:
+        """Our own address has changed, as the side that dialled: say so from there, and learn the new path.
+
+        By another connection identifier, so that nobody on the way links the two (RFC 9000 9.5).
+        """
+        self.change_connection_id()
+        self.recovery.restart()
+        self._probe_pending = True  # at once, whatever is still counted as under way
 
     def settle(self) -> None:
         """Close if that was decided and can be said now."""
@@ -204,6 +214,21 @@ class HiveConnection(QuicConnection):
             self._close_at = idle_at
         elif not self.over:
             self.heard_at = now
+        if self._network_paths and self._network_paths[0].is_validated:
+            self._note_path()
+
+    def _note_path(self) -> None:
+        """The peer's address is proved. Where its host is another than before, so is the path (RFC 9000 9.4)."""
+        host = self._network_paths[0].addr[0]
+        if self._path_host not in (None, host):
+            self.recovery.restart()
+        self._path_host = host
+        if self._handshake_confirmed:
+            for path in self._network_paths[1:]:
+                if path.is_validated and not path.remote_challenges:
+                    self._network_paths.remove(path)
+                    if path.peer_cid is not None:
+                        self._retire_peer_cid(path.peer_cid)
 
     def _open(self, data: bytes, expected: int) -> tuple[int, bytes, int]:
         """Take a short-header packet apart: first byte, payload, number (RFC 9001 5.3 and 5.4).
@@ -391,7 +416,7 @@ class HiveConnection(QuicConnection):
         controller = recovery._cc
         size = self._max_datagram_size
         self._pacing_at = None
-        while len(out) < packets_max:
+        while len(out) < packets_max and path.can_send(size):
             ack_due = space.ack_at is not None and space.ack_at <= now
             probe = self._probe_pending
             wanted = probe or bool(self._ping_pending) or self.incoming.has_work or self.outgoing.has_work

@@ -36,6 +36,7 @@ from transport.engine.incoming import code_name
 from transport.engine.link import Link
 from transport.engine.mailbox import Mailbox, Post, lost
 from transport.engine.streams import SendStream
+from transport.engine.udp import UdpPort
 from transport.wire.errors import WireCode, WireError
 from transport.wire.hello import HelloKey
 
@@ -123,6 +124,7 @@ class Core(Loop):
             touched.add(link)
         for link in touched:
             link.timer_at = now
+            link.address = link.connection.get_peer_address() or link.address  # it moves with a peer that dialled
             self._collect(link)
 
     def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Link | None:
@@ -361,6 +363,25 @@ class Core(Loop):
         """Judge new connections by something else."""
         if number in self._endpoints:
             self._endpoints[number].trust = trust
+
+    def rebind(self, number: int, port: UdpPort) -> None:
+        """Go on with another socket: what we dialled moves there, everything else ends."""
+        endpoint = self._endpoints[number]
+        before, endpoint.port = endpoint.port, port
+        del self._by_descriptor[before.sock.fileno()]
+        self._epoll.unregister(before.sock)
+        before.sock.close()
+        self.add_endpoint(endpoint)
+        for link in [link for link in self._links if link.endpoint == number]:
+            if link.number is not None and link.attempt is not None:
+                link.connection.move()
+                link.timer_at = self._now
+            else:
+                link.closed_here = True
+                link.connection.close(
+                    error_code=WireCode.NO_ERROR, reason_phrase="the address of this side has changed"
+                )
+                self._end(link)
 
     def connect(self, number: int, remote: Address, expected_peer: str | None, attempt: int) -> None:
         """Dial."""

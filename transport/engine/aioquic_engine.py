@@ -90,6 +90,13 @@ class AioquicEngine(Engine):
         self._check_open()
         self._core.command(lambda: self._core.set_trust(endpoint, trust))
 
+    def rebind(self, endpoint: int, sock: socket.socket) -> None:
+        self._check_open()
+        if sock.type != socket.SOCK_DGRAM:
+            raise MisuseError("an endpoint needs a UDP socket")
+        port = UdpPort(sock)
+        self._core.command(lambda: self._core.rebind(endpoint, port))
+
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()
         attempt = next(self._numbers)

@@ -221,6 +221,15 @@ class Engine(abc.ABC):
         """Replace whom new connections of this endpoint may come from. Living connections stay."""
 
     @abc.abstractmethod
+    def rebind(self, endpoint: int, sock: socket.socket) -> None:
+        """Go on with another socket, because the address of this host has changed. The engine owns it from now on.
+
+        Connections that this side dialled move: the peer hears from the new address and validates it, and both sides
+        measure the new path afresh (RFC 9000 section 9). Only who dialled can move: connections that this side has
+        accepted, and attempts that are not up yet, end with `ConnectionDown`, to be dialled again by whoever can.
+        """
+
+    @abc.abstractmethod
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         """Dial. Ends in `ConnectionUp` or `ConnectionDown` with the returned attempt; `expected_peer` must match."""
 

@@ -63,6 +63,8 @@ from transport.wire.hello import (
 )
 from transport.wire.varint import VARINT_MAX
 
+MOVES_MAX = 256
+"""Sockets that were replaced stay open until the end, for the other threads' sake: so many."""
 LINKS_PER_PEER_MAX = 4
 """Of one name, rank and kind: dialled by either side, and each again before the loss of the old one was noticed."""
 LINKS_PER_NAME_MAX = 256
@@ -124,6 +126,7 @@ class NativeEngine(Engine):
         self._endpoints: dict[int, _Endpoint] = {}
         self._links: dict[int, _Link] = {}
         self._posted: dict[int, Buffer] = {}
+        self._replaced: list[socket.socket] = []
         self._core = _native.Core(
             deliver=self._deliver,
             unexpected_bytes_max=settings.unexpected_bytes_max,
@@ -171,6 +174,21 @@ class NativeEngine(Engine):
         self._check_open()
         if endpoint in self._endpoints:
             self._endpoints[endpoint].trust = trust
+
+    def rebind(self, endpoint: int, sock: socket.socket) -> None:
+        self._check_open()
+        served = self._endpoints.get(endpoint)
+        if served is None or sock.type != socket.SOCK_DGRAM or len(self._replaced) >= MOVES_MAX:
+            raise MisuseError(f"endpoint {endpoint} cannot go on with this socket")
+        sock.setblocking(False)
+        ours = [(number, link) for number, link in list(self._links.items()) if link.endpoint == endpoint]
+        moving = [number for number, link in ours if link.up and link.attempt is not None]
+        self._core.rebind(endpoint, sock.fileno(), sock.getsockname()[:2], moving)
+        self._replaced.append(served.sock)
+        served.sock = sock
+        for number, _ in ours:
+            if number not in moving:
+                self._core.disconnect(number, WireCode.NO_ERROR, "the address of this side has changed")
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()
@@ -256,8 +274,7 @@ class NativeEngine(Engine):
             return
         self._closed = True
         self._core.close(timeout_s)
-        for endpoint in self._endpoints.values():
-            endpoint.sock.close()
+        self._close_sockets()
 
     def _check_open(self) -> None:
         if os.getpid() != self._process:
@@ -281,8 +298,8 @@ class NativeEngine(Engine):
         self._core.echo(ConnectionDown(None, name, ConnectionLostError(name, reason), attempt))
 
     def _close_sockets(self) -> None:
-        for endpoint in self._endpoints.values():
-            endpoint.sock.close()
+        for sock in [*self._replaced, *(endpoint.sock for endpoint in self._endpoints.values())]:
+            sock.close()
 
     # What Rust tells, on the event thread.
 
