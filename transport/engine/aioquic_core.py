@@ -77,7 +77,9 @@ class Core(Loop):
     # The loop's hooks
 
     def _ready_on(self, descriptor: int, mask: int) -> None:
-        endpoint = self._by_descriptor[descriptor]
+        endpoint = self._by_descriptor.get(descriptor)
+        if endpoint is None:
+            return  # a socket that was replaced in this turn
         if mask & select.EPOLLOUT:
             endpoint.port.flush()
             self._watch(endpoint)
