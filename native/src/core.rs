@@ -303,6 +303,17 @@ impl Core {
         Ok(told)
     }
 
+    /// Change this connection's keys now; nothing happens while a change is under way.
+    fn update_keys(&self, py: Python<'_>, number: u64) {
+        py.detach(|| {
+            if let Some(link) = self.engine.link(number)
+                && let Some(connection) = link.connection()
+            {
+                connection.force_key_update();
+            }
+        });
+    }
+
     fn disconnect(&self, py: Python<'_>, number: u64, code: u64, reason: &str) {
         py.detach(|| {
             if let Some(link) = self.engine.link(number) {

@@ -103,6 +103,7 @@ class HiveConnection(QuicConnection):
         self._unacknowledged = 0
         self._received_packets = 0
         self._key_packets = 0
+        self._keyed_at = -1
         self._path_host: Any = None
         self._context: QuicReceiveContext | None = None
         self._space: Any = None
@@ -244,6 +245,7 @@ class HiveConnection(QuicConnection):
         first = data[0] ^ (mask[0] & 0x1F)
         if (first & 4) >> 2 != opener.key_phase:
             _, payload, number = crypto.decrypt_packet(data, 1 + CID_BYTES, expected)  # the peer changes keys
+            self._note_new_keys()
             return first, payload, number
         end = 10 + (first & 3)
         truncated = 0
@@ -252,6 +254,19 @@ class HiveConnection(QuicConnection):
         number = decode_packet_number(truncated, (end - 9) * 8, expected)
         head = bytes((first,)) + data[1:9] + truncated.to_bytes(end - 9, "big")
         return first, opener.aead.decrypt(data[end:], head, number), number
+
+    def _note_new_keys(self) -> None:
+        """A peer may change keys again when we have acknowledged with the new ones, so not before we have sent any.
+
+        Raises:
+            CryptoError: it did (RFC 9001 6.2), and the connection is closed for it.
+        """
+        if self._packet_number == self._keyed_at:
+            self.close(
+                error_code=QuicErrorCode.KEY_UPDATE_ERROR, frame_type=0, reason_phrase="keys were changed too often"
+            )
+            raise CryptoError("keys were changed too often")
+        self._keyed_at = self._packet_number
 
     def _note_received(self, space: Any, number: int, *, eliciting: bool, now: float) -> None:
         if number > space.largest_received_packet:
