@@ -201,6 +201,21 @@ impl Engine {
         served.endpoint.rebind_abstract(socket)
     }
 
+    /// Whom an endpoint believes has changed: no session of before is resumed.
+    pub fn forget_sessions(&self, endpoint: u64) {
+        if let Some(served) = locked(&self.endpoints).get(&endpoint) {
+            served.identity.forget_sessions();
+        }
+    }
+
+    /// How often peers that dialled have resumed a session.
+    pub fn resumed(&self) -> u64 {
+        locked(&self.endpoints)
+            .values()
+            .map(|served| served.identity.resumed())
+            .sum()
+    }
+
     /// Dial.
     pub fn connect(self: &Arc<Self>, endpoint: u64, number: u64, remote: SocketAddr, expected: Option<&str>) {
         let served = locked(&self.endpoints).get(&endpoint).cloned();
@@ -219,7 +234,7 @@ impl Engine {
             return down(format!("there is no endpoint {endpoint}"));
         };
         let measure = Measure::new();
-        let mut config = ClientConfig::new(served.identity.client.clone());
+        let mut config = ClientConfig::new(served.identity.client_for(remote, expected));
         config.transport_config(self.transport(served.bulk, &measure));
         let _runtime = self.handle.enter();
         // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.

@@ -67,9 +67,10 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--folder", required=True)
     parser.add_argument("--engine", required=True)
+    parser.add_argument("--broker", default="off")
     options = parser.parse_args()
     stop = threading.Event()
-    settings = Settings(engine=options.engine, broker="off", job_secret=b"lab")
+    settings = Settings(engine=options.engine, broker=options.broker, job_secret=b"lab")
 
     def listen() -> None:
         sys.stdin.read()

@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from moving_ranks import two_ranks
 
 from tools.lab import Host, Lab
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = Path(__file__).with_name("moving_rank.py")
 RATE_BITS_PER_S = 100_000_000
 WITHOUT_S = 0.3
 """Between the old address and the new one the host has none."""
-LIMIT_S = 60.0
-
-
-@dataclass
-class Running:
-    """A rank's program, and what it said."""
-
-    process: subprocess.Popen[bytes]
-
-    def rounds(self, count: int) -> None:
-        """Wait until so many more rounds are done; fails with the program's words where it ends instead."""
-        assert self.process.stdout is not None
-        for _ in range(count):
-            line = self.process.stdout.readline()
-            assert line.strip().isdigit(), line.decode() + self.words()
-
-    def end(self) -> dict[str, Any]:
-        """Stop it: what it measured."""
-        out, err = self.process.communicate(timeout=LIMIT_S)
-        assert self.process.returncode == 0, err.decode()
-        found: dict[str, Any] = json.loads(out.splitlines()[-1])
-        return found
-
-    def words(self) -> str:
-        self.process.kill()
-        return self.process.communicate()[1].decode()
-
-
-@contextmanager
-def two_ranks(
-    lab: Lab, tmp_path: Path, engines: tuple[str, str], moving: int, towards: tuple[str, str]
-) -> Iterator[tuple[Running, Running]]:
-    """Rank `moving` in host a, the other one in host b; both have done a few rounds."""
-    environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    started = []
-    for host, rank, leads_to in (("a", moving, towards[0]), ("b", 1 - moving, towards[1])):
-        options = ["--rank", str(rank), "--folder", str(tmp_path), "--engine", engines[rank]]
-        argv = [sys.executable, str(PROGRAM), *options]
-        started.append(Running(lab[host].popen(argv, env=environment | {"MASTER_ADDR": leads_to}, **pipes)))
-    try:
-        for one in started:
-            one.rounds(5)
-        yield started[0], started[1]
-    finally:
-        for one in started:
-            one.process.kill()
-            one.process.communicate()
 
 
 def ip(host: Host, *orders: str) -> None:
@@ -156,9 +101,7 @@ def test_collectives_go_on_where_the_address_of_a_host_changes(
     lab = lab_factory("moving")
     network(lab)
     b_address = lab["b"].address6 if six else lab["b"].address
-    with two_ranks(
-        lab, tmp_path, engines, moving, towards=(b_address, lab["a"].address6 if six else lab["a"].address)
-    ) as (mover, other):
+    with two_ranks(lab, tmp_path, engines, moving=moving, six=six) as (mover, other):
         new = make_change(lab, b_address)
         for one in (mover, other):
             one.rounds(10)

@@ -174,6 +174,7 @@ class NativeEngine(Engine):
         self._check_open()
         if endpoint in self._endpoints:
             self._endpoints[endpoint].trust = trust
+            self._core.forget_sessions(endpoint)
 
     def rebind(self, endpoint: int, sock: socket.socket) -> None:
         self._check_open()
