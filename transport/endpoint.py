@@ -179,12 +179,14 @@ class Endpoint:
             rank, header, payload, priority=Priority.CONTROL, order=(0, 0), on_end=on_end or (lambda _error: None)
         )
 
-    def move(self, sockets: Sockets, *, number: int) -> None:
+    def move(self, before: Sockets, sockets: Sockets, *, number: int) -> None:
         """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody."""
         engine = self._need_engine()
         engine.rebind(self._endpoints[False], sockets.compute)
         engine.rebind(self._endpoints[True], sockets.bulk)
-        self.peers.moved_here(time.monotonic())
+        stale = self.peers.moved_here(time.monotonic(), old=before.advertise, new=sockets.advertise)
+        for connection in stale:
+            engine.disconnect(connection, wire_code=WireCode.NO_ERROR, reason="we have moved")
         where = {"address": sockets.advertise, "port": sockets.compute_port, "bulk_port": sockets.bulk_port}
         for rank in self.peers.peers:
             if self.peers.error(rank) is None:

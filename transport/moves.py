@@ -31,7 +31,7 @@ class Moves:
     Args:
         sockets: in use now.
         peers: the addresses of the other ranks, as they are known now.
-        on_move: to go on from these sockets; what it is given is its own. The number counts the moves.
+        on_move: to go on from sockets to others, which are its own from then on. The number counts the moves.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Moves:
         settings: Settings,
         sockets: Sockets,
         peers: Callable[[], Sequence[str]],
-        on_move: Callable[[Sockets, int], None],
+        on_move: Callable[[Sockets, Sockets, int], None],
     ) -> None:
         self._settings = settings
         self._sockets = sockets
@@ -72,7 +72,7 @@ class Moves:
         self._number += 1
         _log.warning("the address of this host has changed from %s to %s; going on from there", old, new)
         try:
-            self._on_move(sockets, self._number)
+            self._on_move(self._sockets, sockets, self._number)
         except TransportError as error:  # the engine has just ended, or was moved more often than it can be
             _log.warning("cannot go on from %s: %s", new, error)
             sockets.compute.close()
@@ -88,8 +88,9 @@ class Moves:
             except ConfigurationError:
                 return ""
             return "" if found == address else found
+        elsewhere = [peer for peer in self._peers() if peer != self._sockets.advertise]
         leading: list[str] = []
-        for peer in self._peers():
+        for peer in elsewhere[:PEERS_MAX] or self._peers()[:1]:
             found = address_towards(peer)
             if found == address:
                 self._by_route = True

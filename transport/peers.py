@@ -12,7 +12,8 @@ Between two ranks the smaller one dials, and the larger one too when nothing has
 reachable side is enough. When both succeed, both sides prefer the connection that the smaller rank dialled. A lost
 connection is dialled again at once when it has carried a message; otherwise attempts back off, those that succeed too.
 When the address of a rank changes, it dials everybody to whom it has no connection left, and says where it is now: who
-had dialled it learns from that that nobody is there any more.
+had dialled it learns from that that nobody is there any more. Ranks of one host move together, and dial each other
+again.
 """
 
 from __future__ import annotations
@@ -213,13 +214,24 @@ class PeerTable:
                 stale += [connection for connection, by_smaller in line.connections.items() if by_smaller == ours]
         return stale
 
-    def moved_here(self, now_s: float) -> None:
-        """Our own address has changed: dial those to whom there is no connection at once."""
+    def moved_here(self, now_s: float, *, old: str, new: str) -> list[int]:
+        """The address that we tell the others has changed: dial those to whom there is no connection at once.
+
+        Ranks of the same host had the old address too, and move with it, each by itself.
+
+        Returns:
+            The connections to those: nobody is at their other ends any more.
+        """
+        stale: list[int] = []
         for peer in self.peers.values():
             for line in (peer.compute, peer.bulk):
+                if line.address[0] == old != new:
+                    line.address = (new, line.address[1])
+                    stale += line.connections
                 line.next_dial_s = min(line.next_dial_s, now_s)
                 line.back_off_s = BACK_OFF_S_FIRST
                 line.fresh = True
+        return stale
 
     def want_bulk(self, rank: int) -> None:
         """Something is to go over the bulk connection; `due` dials it when there is none."""

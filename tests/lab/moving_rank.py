@@ -31,26 +31,27 @@ def connections(group: Group) -> dict[str, list[Any]]:
 
 def run(group: Group, stop: threading.Event) -> dict[str, Any]:
     """All-reduce and exchange messages both ways until some rank stops."""
-    rank, other = group.rank, 1 - group.rank
+    rank, size = group.rank, group.size
+    after, before_us, total = (rank + 1) % size, (rank - 1) % size, size * (size + 1) // 2
     ramp = np.arange(ELEMENTS, dtype=np.float32) % 1000
     slowest_s, number = 0.0, 0
     before: dict[str, list[Any]] = {}
     while True:
         tensor = ramp * (rank + 1) + number
         tensor[0] = float(stop.is_set())
-        letter = np.full(BULK_ELEMENTS, number * 2 + rank, dtype=np.int64)
+        letter = np.full(BULK_ELEMENTS, number * size + rank, dtype=np.int64)
         answer = np.zeros_like(letter)
         began_s = time.monotonic()
         works = [
             group.allreduce(tensor),
-            group.send(letter, other, priority=Priority.BULK),
-            group.recv(answer, other),
+            group.send(letter, after, priority=Priority.BULK),
+            group.recv(answer, before_us),
         ]
         for work in works:
             work.wait()
         slowest_s = max(slowest_s, time.monotonic() - began_s)
-        assert np.array_equal(tensor[1:], ramp[1:] * 3 + 2 * number), f"round {number} is wrong"
-        assert (answer == number * 2 + other).all(), f"message {number} is wrong"
+        assert np.array_equal(tensor[1:], ramp[1:] * total + size * number), f"round {number} is wrong"
+        assert (answer == number * size + before_us).all(), f"message {number} is wrong"
         number += 1
         if number == ROUNDS_FIRST:  # every connection is there now; statistics are read ten times a second
             time.sleep(SETTLED_S)
@@ -65,6 +66,7 @@ def run(group: Group, stop: threading.Event) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--folder", required=True)
     parser.add_argument("--engine", required=True)
     parser.add_argument("--broker", default="off")
@@ -78,7 +80,9 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     rendezvous = FileRendezvous(options.folder)
-    with Group.connect(rendezvous, rank=options.rank, world_size=2, settings=settings, timeout_s=60.0) as group:
+    with Group.connect(
+        rendezvous, rank=options.rank, world_size=options.size, settings=settings, timeout_s=60.0
+    ) as group:
         found = run(group, stop)
         print(json.dumps(found), flush=True)
         group.barrier(timeout_s=30.0).wait()

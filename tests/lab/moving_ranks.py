@@ -1,11 +1,11 @@
-"""Two ranks in a lab that all-reduce until they are stopped, for tests of what happens to their sockets meanwhile."""
+"""Ranks in a lab that all-reduce until they are stopped, for tests of what happens to their sockets meanwhile."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,34 +44,34 @@ class Running:
 
 
 @contextmanager
-def two_ranks(
+def running(
     lab: Lab,
     tmp_path: Path,
-    engines: tuple[str, str],
+    ranks: Sequence[tuple[str, str]],
     *,
-    moving: int,
-    six: bool,
+    six: bool = False,
     broker: str = "off",
-) -> Iterator[tuple[Running, Running]]:
-    """Rank `moving` in host a, the other one in host b; both have done a few rounds.
+) -> Iterator[list[Running]]:
+    """A rank for each of `ranks`, all of which have done a few rounds.
 
     Args:
-        engines: by rank.
+        ranks: the host, a or b, and the engine of each.
         six: over IPv6.
-        broker: the session socket for the rank in host a.
+        broker: the session socket for those in host a.
     """
     environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     started = []
-    for host, other, rank, session in (("a", "b", moving, broker), ("b", "a", 1 - moving, "off")):
-        leads_to = lab[other].address6 if six else lab[other].address
-        options = ["--rank", str(rank), "--folder", str(tmp_path), "--engine", engines[rank], "--broker", session]
-        argv = [sys.executable, str(PROGRAM), *options]
-        started.append(Running(lab[host].popen(argv, env=environment | {"MASTER_ADDR": leads_to}, **pipes)))
+    for rank, (host, engine) in enumerate(ranks):
+        other = lab["b" if host == "a" else "a"]
+        where = {"MASTER_ADDR": other.address6 if six else other.address}
+        options = ["--rank", str(rank), "--size", str(len(ranks)), "--folder", str(tmp_path), "--engine", engine]
+        argv = [sys.executable, str(PROGRAM), *options, "--broker", broker if host == "a" else "off"]
+        started.append(Running(lab[host].popen(argv, env=environment | where, **pipes)))
     try:
         for one in started:
             one.rounds(5)
-        yield started[0], started[1]
+        yield started
     finally:
         for one in started:
             one.process.kill()

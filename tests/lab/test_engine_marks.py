@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from moving_ranks import two_ranks
+from moving_ranks import running
 from patience import wait_until
 from test_broker_daemon import Broker, broker, folder
 
@@ -73,7 +73,7 @@ def test_both_sockets_of_a_rank_are_marked_each_for_its_own_and_so_are_those_of_
     old = a.address6 if six else a.address
     new, length = old.rpartition("::" if six else ".")[0] + ("::77" if six else ".77"), 64 if six else 24
     before = broker.sent_bytes("compute")
-    with two_ranks(lab, tmp_path, (engine, engine), moving=0, six=six, broker=broker.sessions) as (mover, other):
+    with running(lab, tmp_path, [("a", engine), ("b", engine)], six=six, broker=broker.sessions) as programs:
         for address in (old, new):
             if address == new:
                 replace(a, f"{old}/{length}", f"{new}/{length}")
@@ -81,14 +81,14 @@ def test_both_sockets_of_a_rank_are_marked_each_for_its_own_and_so_are_those_of_
             def marked(address: str = address) -> bool:
                 """Of two sockets at this address, the last that came from each carries one of both marks."""
                 with wire(lab) as sock:
-                    for one in (mover, other):
+                    for one in programs:
                         one.rounds(2)
                     seen = codepoints(sock)
                 last = {where[1]: codes[-1] for where, codes in seen.items() if where[0] == address}
                 return len(last) == 2 and set(last.values()) == MARKS
 
             wait_until(marked)
-        mover.end()
-        other.end()
+        for one in programs:
+            one.end()
     wait_until(lambda: broker.sent_bytes("compute") - before > 1_000_000, what=broker.status)
     replace(a, f"{new}/{length}", f"{old}/{length}")

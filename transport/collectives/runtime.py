@@ -28,7 +28,7 @@ from transport.endpoint import Endpoint
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.loop import Loop
 from transport.messages import TAG_MAX, Letter, PostOffice
-from transport.moves import PEERS_MAX, Moves
+from transport.moves import Moves
 from transport.path_delay import PathDelays
 from transport.peers import Gone, Phase
 from transport.rendezvous import Rendezvous
@@ -153,14 +153,14 @@ class Runtime:
         self._loop.call(lambda: self._endpoint.begin(engine, compute=compute, bulk=bulk))
         peers = meeting.peers
 
-        def move(sockets: Sockets, number: int) -> None:
-            self._endpoint.move(sockets, number=number)
+        def move(before: Sockets, sockets: Sockets, number: int) -> None:
+            self._endpoint.move(before, sockets, number=number)
             broker.register(sockets)
 
         self._moves = Moves(
             settings=self._settings,
             sockets=meeting.sockets,
-            peers=lambda: [peers.address(rank, bulk=False)[0] for rank in itertools.islice(peers.peers, PEERS_MAX)],
+            peers=lambda: [peers.address(rank, bulk=False)[0] for rank in peers.peers],
             on_move=move,
         )
 

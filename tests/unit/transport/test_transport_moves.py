@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -26,7 +26,7 @@ class Host:
         monkeypatch.setattr(moves, "address_towards", lambda peer: self.leads.get(peer, ""))
         monkeypatch.setattr(moves, "is_ours", lambda address: address in self.own)
 
-    def on_move(self, sockets: Sockets, number: int) -> None:
+    def on_move(self, before: Sockets, sockets: Sockets, number: int) -> None:
         self.told.append((sockets.advertise, number))
         sockets.compute.close()
         sockets.bulk.close()
@@ -40,11 +40,11 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 Look = Callable[[], None]
 
 
-def looking(host: Host, request: pytest.FixtureRequest, **settings: str) -> Look:
+def looking(host: Host, request: pytest.FixtureRequest, peers: Sequence[str] = PEERS, **settings: str) -> Look:
     sockets = open_sockets(Settings(listen="127.0.0.1"))
     for sock in (sockets.compute, sockets.bulk):
         request.addfinalizer(sock.close)
-    watch = Moves(settings=Settings(**settings), sockets=sockets, peers=lambda: PEERS, on_move=host.on_move)
+    watch = Moves(settings=Settings(**settings), sockets=sockets, peers=lambda: peers, on_move=host.on_move)
     clock = iter(range(1000))
     return lambda: watch.tick(next(clock) * LOOK_S) and None
 
@@ -61,6 +61,15 @@ def test_another_way_to_everybody_is_taken(host: Host, request) -> None:
     look = looking(host, request)
     look()
     host.leads = dict.fromkeys(PEERS, "127.0.0.2")
+    look()
+    assert host.told == [("127.0.0.2", 1)]
+
+
+def test_ranks_of_the_same_host_say_nothing_of_the_way_to_others(host: Host, request) -> None:
+    host.leads["127.0.0.1"] = "127.0.0.1"
+    look = looking(host, request, ("127.0.0.1", *PEERS))
+    look()
+    host.leads |= dict.fromkeys(PEERS, "127.0.0.2")
     look()
     assert host.told == [("127.0.0.2", 1)]
 
@@ -118,7 +127,7 @@ def test_an_engine_that_refuses_leaves_nothing_open(host: Host, request, monkeyp
     host.leads = dict.fromkeys(PEERS, "127.0.0.2")
     made: list[Sockets] = []
 
-    def refuse(sockets: Sockets, number: int) -> None:
+    def refuse(before: Sockets, sockets: Sockets, number: int) -> None:
         made.append(sockets)
         raise MisuseError("the engine is closed")
 

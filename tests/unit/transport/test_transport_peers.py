@@ -155,7 +155,16 @@ def test_a_rank_that_moved_dials_at_once_whom_it_has_lost_by_that():
     for now_s in (101.0, 102.0):
         for rank in (0, 1):
             peers.dial_failed(rank, bulk=False, now_s=now_s)
-    peers.moved_here(102.05)
+    assert peers.moved_here(102.05, old="10.0.0.3", new="10.0.0.4") == []
     assert peers.due(102.05) == [Dial(1, False)]
     assert peers.down(5, reason="moved", now_s=102.1) == 0
     assert Dial(0, False) in peers.due(102.1)
+
+
+def test_ranks_of_one_host_move_together_and_dial_each_other_where_they_are_then():
+    peers = table(1)
+    peers.up(0, 5, bulk=False, dialled=False)
+    peers.up(2, 6, bulk=False, dialled=True)
+    assert peers.moved_here(101.0, old="10.0.0.1", new="10.0.0.9") == [5, 6]
+    assert peers.address(2, bulk=False) == ("10.0.0.9", 5002)
+    assert peers.address(0, bulk=True) == ("10.0.0.9", 6000)
