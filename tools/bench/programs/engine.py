@@ -334,8 +334,8 @@ def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     side = EngineSide(parser.parse_args())
-    names = ("ports", "connect", "accept", "send", "receive", "ping", "echo", "dial_many", "open_many", "rest")
-    names += ("read_statistics",)
+    names = ["ports", "connect", "accept", "send", "receive", "ping", "echo", "dial_many", "open_many", "rest"]
+    names.append("read_statistics")
     try:
         serve({name: getattr(side, name) for name in names})
     finally:
