@@ -368,7 +368,10 @@ class Core(Loop):
 
     def rebind(self, number: int, port: UdpPort) -> None:
         """Go on with another socket: what we dialled moves there, everything else ends."""
-        endpoint = self._endpoints[number]
+        endpoint = self._endpoints.get(number)
+        if endpoint is None:
+            port.sock.close()
+            return
         before, endpoint.port = endpoint.port, port
         del self._by_descriptor[before.sock.fileno()]
         self._epoll.unregister(before.sock)
