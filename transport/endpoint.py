@@ -38,6 +38,7 @@ from transport.engine.base import (
 )
 from transport.outbox import AHEAD, Outbox, SendEnd, Sending
 from transport.peers import Dial, Gone, PeerTable, Phase
+from transport.sockets import Sockets
 from transport.wire.errors import WireCode
 from transport.wire.header import Header, Kind, MatchKey
 
@@ -180,6 +181,25 @@ class Endpoint:
         self.send(
             rank, header, payload, priority=Priority.CONTROL, order=(0, 0), on_end=on_end or (lambda _error: None)
         )
+
+    def move(self, before: Sockets, sockets: Sockets, *, number: int) -> None:
+        """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody."""
+        engine = self._need_engine()
+        engine.rebind(self._endpoints[False], sockets.compute)
+        engine.rebind(self._endpoints[True], sockets.bulk)
+        stale = self.peers.moved_here(time.monotonic(), old=before.advertise, new=sockets.advertise)
+        for connection in stale:
+            engine.disconnect(connection, wire_code=WireCode.NO_ERROR, reason="we have moved")
+        where = {"address": sockets.advertise, "port": sockets.compute_port, "bulk_port": sockets.bulk_port}
+        for rank in self.peers.peers:
+            if self.peers.error(rank) is None:
+                self.control(rank, {"op": "moved", "number": number, **where})
+
+    def peer_moved(self, rank: int, *, number: int, address: str, port: int, bulk_port: int) -> None:
+        """A rank says where it is now. What was under way to where it was is sent again."""
+        stale = self.peers.moved(rank, number=number, address=(address, port), bulk_address=(address, bulk_port))
+        for connection in stale:
+            self._need_engine().disconnect(connection, wire_code=WireCode.NO_ERROR, reason="you have moved")
 
     def discard(self, group: str, before_step: int) -> None:
         """Drop messages of steps that are over, late ones too."""

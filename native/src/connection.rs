@@ -124,6 +124,20 @@ impl Connection {
         }
     }
 
+    /// This side has another address: say something from there.
+    pub fn move_on(&self) {
+        let mut state = self.lock();
+        state.inner.local_address_changed();
+        self.touch(&mut state);
+    }
+
+    /// Change the keys now; nothing happens while a change is under way.
+    pub fn update_keys(&self) {
+        let mut state = self.lock();
+        state.inner.force_key_update();
+        self.touch(&mut state);
+    }
+
     /// Wake who waits for what has happened. `handle` answers what the connection tells its endpoint; it says whether
     /// this connection is gone for good. Whether somebody was woken.
     pub fn settle(&self, state: &mut State, mut handle: impl FnMut(EndpointEvent) -> Option<ConnectionEvent>) -> bool {

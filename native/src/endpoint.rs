@@ -40,7 +40,6 @@ pub struct Endpoint {
 }
 
 struct Shared {
-    socket: Socket,
     lump: Duration,
     touched: Arc<Touched>,
     state: Mutex<State>,
@@ -48,6 +47,7 @@ struct Shared {
 }
 
 struct State {
+    socket: Arc<Socket>,
     proto: proto::Endpoint,
     connections: HashMap<ConnectionHandle, Connection>,
     incoming: VecDeque<Incoming>,
@@ -57,19 +57,20 @@ impl Endpoint {
     /// Serve a socket; what is returned with it has to run as a task of the thread.
     pub fn new(socket: Socket, config: EndpointConfig, server: ServerConfig, bulk: bool) -> (Self, Driver) {
         let discovers_mtu = !socket.may_fragment();
+        let socket = Arc::new(socket);
         let state = State {
+            socket: socket.clone(),
             proto: proto::Endpoint::new(Arc::new(config), Some(Arc::new(server)), discovers_mtu, None),
             connections: HashMap::new(),
             incoming: VecDeque::new(),
         };
         let shared = Arc::new(Shared {
-            socket,
             lump: if bulk { LUMP_BULK } else { LUMP },
             touched: Arc::default(),
             state: Mutex::new(state),
             dialled: Notify::new(),
         });
-        let driver = Driver::new(shared.clone());
+        let driver = Driver::new(shared.clone(), socket);
         (Self { shared }, driver)
     }
 
@@ -110,7 +111,7 @@ impl Endpoint {
             Ok((handle, inner)) => Some(self.shared.keep(&mut state, handle, inner, rate)),
             Err(error) => {
                 if let Some(transmit) = error.response {
-                    self.shared.socket.send(&on_wire(&transmit, &answer));
+                    state.socket.send(&on_wire(&transmit, &answer));
                 }
                 None
             }
@@ -124,14 +125,24 @@ impl Endpoint {
 
     /// Ten times a second: keep what waits in the kernel as short as its paths' rates allow.
     pub fn fit(&self) {
-        let rate = {
+        let (socket, rate) = {
             let state = self.shared.lock();
             let rates = state.connections.values();
-            rates
+            let rate = rates
                 .map(|connection| connection.lock().rate.load(Ordering::Relaxed))
-                .sum()
+                .sum();
+            (state.socket.clone(), rate)
         };
-        self.shared.socket.fit(rate);
+        socket.fit(rate);
+    }
+
+    /// Go on with another socket: connections that were dialled validate the path from there (RFC 9000 9).
+    pub fn rebind(&self, socket: Socket) {
+        let mut state = self.shared.lock();
+        state.socket = Arc::new(socket);
+        for connection in state.connections.values() {
+            connection.move_on();
+        }
     }
 
     /// Close every connection.
@@ -164,6 +175,7 @@ impl Shared {
 /// Moves the packets of an endpoint. Locks are taken in this order: the endpoint, a connection, what is touched.
 pub struct Driver {
     shared: Arc<Shared>,
+    socket: Arc<Socket>,
     inbox: Inbox,
     /// Something may have come: the socket is read without asking first.
     look: bool,
@@ -180,9 +192,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    fn new(shared: Arc<Shared>) -> Self {
+    fn new(shared: Arc<Shared>, socket: Arc<Socket>) -> Self {
         Self {
             shared,
+            socket,
             inbox: Inbox::new(),
             look: true,
             stepped_back: false,
@@ -198,10 +211,10 @@ impl Driver {
 
     /// Read what has come, a batch of it.
     fn read(&mut self, cx: &mut Context<'_>, state: &mut State) {
-        if !self.look && !self.shared.socket.poll_readable(cx) {
+        if !self.look && !self.socket.poll_readable(cx) {
             return;
         }
-        let socket = &self.shared.socket;
+        let socket = &self.socket;
         let mut now = None;
         let touched = &mut self.touched;
         let read = self.inbox.read(socket, |found, mut data| {
@@ -283,7 +296,7 @@ impl Driver {
     /// Send of what is due, each connection in its turn; false where the kernel has no room.
     fn send(&mut self, cx: &mut Context<'_>, state: &State) -> bool {
         if let Some(unsent) = self.unsent.take()
-            && !self.shared.socket.poll_send(cx, &on_wire(&unsent, &self.packets))
+            && !self.socket.poll_send(cx, &on_wire(&unsent, &self.packets))
         {
             self.unsent = Some(unsent);
             return false;
@@ -301,13 +314,13 @@ impl Driver {
                 let now = Instant::now();
                 let size = usize::from(shared.inner.current_mtu());
                 let segments = segments_in(self.shared.lump, shared.rate.load(Ordering::Relaxed), size)
-                    .min(self.shared.socket.segments_max(size));
+                    .min(self.socket.segments_max(size));
                 self.packets.clear();
                 let Some(transmit) = shared.inner.poll_transmit(now, segments, &mut self.packets) else {
                     more = false;
                     break;
                 };
-                if !self.shared.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
+                if !self.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
                     self.unsent = Some(transmit);
                     break;
                 }
@@ -358,6 +371,10 @@ impl Future for Driver {
         let this = &mut *self;
         let shared = this.shared.clone();
         let mut state = shared.lock();
+        if !Arc::ptr_eq(&this.socket, &state.socket) {
+            this.socket = state.socket.clone();
+            this.look = true;
+        }
         this.look |= !this.due.is_empty(); // acknowledgements come while we send
         this.read(cx, &mut state);
         this.time_out(Instant::now(), &mut state);
@@ -370,7 +387,7 @@ impl Future for Driver {
         this.stepped_back = false;
         let room = this.send(cx, &state);
         let busy = this.look || !this.touched.is_empty() || (room && !this.due.is_empty());
-        if busy || this.arm(cx) || shared.socket.poll_readable(cx) {
+        if busy || this.arm(cx) || this.socket.poll_readable(cx) {
             this.look = true;
             cx.waker().wake_by_ref();
         }

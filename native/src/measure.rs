@@ -1,7 +1,7 @@
 //! What a connection measures of its path, taken where the congestion controller hears of every packet.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ pub struct Measured {
     pub delivered: u64,
     pub rate_bits_per_s: u64,
     pub application_limited: bool,
+    /// Acknowledgements that told of more packets marked "congestion experienced".
+    pub ecn_ce_reports: u64,
 }
 
 #[derive(Debug)]
@@ -43,6 +45,8 @@ pub struct Measure {
     pub used: Arc<AtomicU64>,
     /// Bytes a second that the path has delivered at most of late. What was more fades by half in 2 s of sending.
     pub rate: Arc<AtomicU64>,
+    /// The path is a new one since the last packet was sent.
+    restart: AtomicBool,
 }
 
 impl Measure {
@@ -56,6 +60,7 @@ impl Measure {
                 delivered: 0,
                 rate_bits_per_s: 0,
                 application_limited: true,
+                ecn_ce_reports: 0,
             },
             previous_min: None,
             current_min: None,
@@ -67,6 +72,7 @@ impl Measure {
             state: Mutex::new(state),
             used: Arc::default(),
             rate: Arc::default(),
+            restart: AtomicBool::new(false),
         })
     }
 
@@ -90,12 +96,23 @@ impl Measure {
         }
     }
 
+    /// The path is a new one: forget what the old one taught, with the next packet that is sent.
+    pub fn restart(&self) {
+        self.restart.store(true, Ordering::SeqCst);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
+    /// The first path, or another one than before.
+    fn begin_path(&mut self, window: u64) {
+        (self.previous_min, self.current_min, self.min_since) = (None, None, None);
+        self.told.window = window;
+    }
+
     /// Whether a span came to its end.
     fn close_span(&mut self, now: Instant) -> bool {
         let Some((since, bytes)) = self.span else {
@@ -137,9 +154,22 @@ impl State {
 pub struct Observed {
     inner: Box<dyn Controller>,
     measure: Arc<Measure>,
+    factory: Arc<dyn ControllerFactory + Send + Sync>,
+    mtu: u16,
+    /// Packets that were sent before say nothing of this path (RFC 9000 9.4).
+    began: Instant,
     latest: Option<Duration>,
     acked: u64,
     limited: bool,
+}
+
+impl Observed {
+    fn restart(&mut self, now: Instant) {
+        self.inner = self.factory.clone().build(now, self.mtu);
+        self.began = now;
+        self.latest = None;
+        self.measure.lock().begin_path(self.inner.window());
+    }
 }
 
 pub struct ObservedFactory {
@@ -150,10 +180,13 @@ pub struct ObservedFactory {
 impl ControllerFactory for ObservedFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.inner.clone().build(now, current_mtu);
-        self.measure.lock().told.window = inner.window();
+        self.measure.lock().begin_path(inner.window());
         Box::new(Observed {
             inner,
             measure: self.measure.clone(),
+            factory: self.inner.clone(),
+            mtu: current_mtu,
+            began: now,
             latest: None,
             acked: 0,
             limited: false,
@@ -163,11 +196,18 @@ impl ControllerFactory for ObservedFactory {
 
 impl Controller for Observed {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
+        if self.measure.restart.load(Ordering::Relaxed) && self.measure.restart.swap(false, Ordering::SeqCst) {
+            self.restart(now);
+        }
         self.inner.on_sent(now, bytes, last_packet_number);
         self.measure.lock().told.in_flight += bytes;
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
+        if sent < self.began {
+            self.acked += bytes;
+            return;
+        }
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);
         // Of the packets that one acknowledgement is for, the last one sent is the one whose round trip it shows.
         // (The stack takes `now` before it reads a batch, so that one may seem to have been acknowledged at once.)
@@ -193,13 +233,18 @@ impl Controller for Observed {
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
-        self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+        if sent >= self.began {
+            self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+        }
         let mut state = self.measure.lock();
         state.told.in_flight = state.told.in_flight.saturating_sub(lost_bytes);
+        // A loss is of packets that have bytes: without any, it is the peer's word about marks (RFC 9002 7.1).
+        state.told.ecn_ce_reports += u64::from(lost_bytes == 0);
         state.told.window = self.inner.window();
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.mtu = new_mtu;
         self.inner.on_mtu_update(new_mtu);
     }
 
@@ -211,6 +256,9 @@ impl Controller for Observed {
         Box::new(Self {
             inner: self.inner.clone_box(),
             measure: self.measure.clone(),
+            factory: self.factory.clone(),
+            mtu: self.mtu,
+            began: self.began,
             latest: self.latest,
             acked: self.acked,
             limited: self.limited,

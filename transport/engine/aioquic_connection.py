@@ -103,6 +103,8 @@ class HiveConnection(QuicConnection):
         self._unacknowledged = 0
         self._received_packets = 0
         self._key_packets = 0
+        self._keyed_at = -1
+        self._path_host: Any = None
         self._context: QuicReceiveContext | None = None
         self._space: Any = None
         self._crypto: Any = None
@@ -138,6 +140,15 @@ class HiveConnection(QuicConnection):
     def shrink(self, datagram_bytes: int) -> None:
         """Send smaller datagrams from now on; what was too long counts as lost and is sent again."""
         self._max_datagram_size = datagram_bytes
+
+    def move(self) -> None:
+        """Our own address has changed, as the side that dialled: say so from there, and learn the new path.
+
+        By another connection identifier, so that nobody on the way links the two (RFC 9000 9.5).
+        """
+        self.change_connection_id()
+        self.recovery.restart()
+        self._probe_pending = True  # at once, whatever is still counted as under way
 
     def settle(self) -> None:
         """Close if that was decided and can be said now."""
@@ -205,6 +216,21 @@ class HiveConnection(QuicConnection):
             self._close_at = idle_at
         elif not self.over:
             self.heard_at = now
+        if self._network_paths and self._network_paths[0].is_validated:
+            self._note_path()
+
+    def _note_path(self) -> None:
+        """The peer's address is proved. Where its host is another than before, so is the path (RFC 9000 9.4)."""
+        host = self._network_paths[0].addr[0]
+        if self._path_host not in (None, host):
+            self.recovery.restart()
+        self._path_host = host
+        if self._handshake_confirmed:
+            for path in self._network_paths[1:]:
+                if path.is_validated and not path.remote_challenges:
+                    self._network_paths.remove(path)
+                    if path.peer_cid is not None:
+                        self._retire_peer_cid(path.peer_cid)
 
     def _open(self, data: bytes, expected: int) -> tuple[int, bytes, int]:
         """Take a short-header packet apart: first byte, payload, number (RFC 9001 5.3 and 5.4).
@@ -220,6 +246,7 @@ class HiveConnection(QuicConnection):
         first = data[0] ^ (mask[0] & 0x1F)
         if (first & 4) >> 2 != opener.key_phase:
             _, payload, number = crypto.decrypt_packet(data, 1 + CID_BYTES, expected)  # the peer changes keys
+            self._note_new_keys()
             return first, payload, number
         end = 10 + (first & 3)
         truncated = 0
@@ -228,6 +255,19 @@ class HiveConnection(QuicConnection):
         number = decode_packet_number(truncated, (end - 9) * 8, expected)
         head = bytes((first,)) + data[1:9] + truncated.to_bytes(end - 9, "big")
         return first, opener.aead.decrypt(data[end:], head, number), number
+
+    def _note_new_keys(self) -> None:
+        """A peer may change keys again when we have acknowledged with the new ones, so not before we have sent any.
+
+        Raises:
+            CryptoError: it did (RFC 9001 6.2), and the connection is closed for it.
+        """
+        if self._packet_number == self._keyed_at:
+            self.close(
+                error_code=QuicErrorCode.KEY_UPDATE_ERROR, frame_type=0, reason_phrase="keys were changed too often"
+            )
+            raise CryptoError("keys were changed too often")
+        self._keyed_at = self._packet_number
 
     def _note_received(self, space: Any, number: int, *, eliciting: bool, now: float) -> None:
         if number > space.largest_received_packet:
@@ -392,7 +432,7 @@ class HiveConnection(QuicConnection):
         controller = recovery._cc
         size = self._max_datagram_size
         self._pacing_at = None
-        while len(out) < packets_max:
+        while len(out) < packets_max and path.can_send(size):
             ack_due = space.ack_at is not None and space.ack_at <= now
             probe = self._probe_pending
             own_work = bool(self._ping_pending) or self._acknowledgement_wish

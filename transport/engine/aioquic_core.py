@@ -38,6 +38,7 @@ from transport.engine.incoming import code_name
 from transport.engine.link import Link
 from transport.engine.mailbox import Mailbox, lost
 from transport.engine.streams import Post, SendStream
+from transport.engine.udp import UdpPort
 from transport.wire.errors import WireCode
 from transport.wire.hello import HelloKey
 
@@ -74,7 +75,9 @@ class Core(Loop):
     # The loop's hooks
 
     def _ready_on(self, descriptor: int, mask: int) -> None:
-        endpoint = self._by_descriptor[descriptor]
+        endpoint = self._by_descriptor.get(descriptor)
+        if endpoint is None:
+            return  # a socket that was replaced in this turn
         if mask & select.EPOLLOUT:
             endpoint.port.flush()
             self._watch(endpoint)
@@ -121,6 +124,7 @@ class Core(Loop):
             touched.add(link)
         for link in touched:
             link.timer_at = now
+            link.address = link.connection.get_peer_address() or link.address  # it moves with a peer that dialled
             self._collect(link)
 
     def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Link | None:
@@ -355,6 +359,28 @@ class Core(Loop):
         """Judge new connections by something else."""
         if number in self._endpoints:
             self._endpoints[number].trust = trust
+
+    def rebind(self, number: int, port: UdpPort) -> None:
+        """Go on with another socket: what we dialled moves there, everything else ends."""
+        endpoint = self._endpoints.get(number)
+        if endpoint is None:
+            port.sock.close()
+            return
+        before, endpoint.port = endpoint.port, port
+        del self._by_descriptor[before.sock.fileno()]
+        self._epoll.unregister(before.sock)
+        before.sock.close()
+        self.add_endpoint(endpoint)
+        for link in [link for link in self._links if link.endpoint == number]:
+            if link.number is not None and link.attempt is not None:
+                link.connection.move()
+                link.timer_at = self._now
+            else:
+                link.closed_here = True
+                link.connection.close(
+                    error_code=WireCode.NO_ERROR, reason_phrase="the address of this side has changed"
+                )
+                self._end(link)
 
     def connect(self, number: int, remote: Address, expected_peer: str | None, attempt: int) -> None:
         """Dial."""

@@ -19,6 +19,7 @@ from transport.engine.arguments import (
     check_endpoint,
     check_open,
     check_settings,
+    check_socket,
     flat,
     full_hello,
     level_of,
@@ -81,6 +82,12 @@ class AioquicEngine(Engine):
     def set_trust(self, endpoint: int, trust: Trust) -> None:
         self._check_open()
         self._core.command(lambda: self._core.set_trust(endpoint, trust))
+
+    def rebind(self, endpoint: int, sock: socket.socket) -> None:
+        self._check_open()
+        check_socket(sock)
+        port = UdpPort(sock)
+        self._core.command(lambda: self._core.rebind(endpoint, port))
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()

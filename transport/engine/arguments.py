@@ -58,10 +58,19 @@ def check_endpoint(sock: socket.socket, trust: Trust) -> None:
     Raises:
         MisuseError: it is no UDP socket, or nobody is trusted.
     """
-    if sock.type != socket.SOCK_DGRAM:
-        raise MisuseError("an endpoint needs a UDP socket")
+    check_socket(sock)
     if trust.ca_pem is None and not trust.pins:
         raise MisuseError("an endpoint that trusts nobody can reach nobody; give a CA or pins")
+
+
+def check_socket(sock: socket.socket) -> None:
+    """Hold a socket against what an endpoint can go on with.
+
+    Raises:
+        MisuseError: it is no UDP socket.
+    """
+    if sock.type != socket.SOCK_DGRAM:
+        raise MisuseError("an endpoint needs a UDP socket")
 
 
 def read_credentials(credentials: Credentials) -> tuple[list[x509.Certificate], PrivateKeyTypes]:

@@ -149,4 +149,6 @@ class Link:
             sent_packets=recovery.sent_packets,
             delivery_rate_bits_per_s=recovery.delivery.rate_bits_per_s,
             application_limited=recovery.delivery.application_limited,
+            path_mtu_bytes=self.connection._max_datagram_size,
+            ecn_ce_reports=None,
         )

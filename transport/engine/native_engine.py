@@ -30,6 +30,7 @@ from transport.engine.arguments import (
     check_endpoint,
     check_open,
     check_settings,
+    check_socket,
     dialled,
     endpoint_numbered,
     flat,
@@ -61,6 +62,8 @@ from transport.wire.errors import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey
 from transport.wire.hello import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
 
+MOVES_MAX = 256
+"""Sockets that were replaced stay open until the end, for the other threads' sake: so many."""
 NATIVE_DEAD_AFTER_S = 2.0
 """Of a peer whose engine is native too: nothing of Python's holds its acknowledgements up."""
 
@@ -113,6 +116,7 @@ class NativeEngine(Engine):
         self._endpoints: dict[int, _Endpoint] = {}
         self._links: dict[int, _Link] = {}
         self._posted: dict[int, Buffer] = {}
+        self._replaced: list[socket.socket] = []
         self._core = _native.Core(
             deliver=self._deliver,
             unexpected_bytes_max=settings.unexpected_bytes_max,
@@ -155,6 +159,23 @@ class NativeEngine(Engine):
         self._check_open()
         if endpoint in self._endpoints:
             self._endpoints[endpoint].trust = trust
+            self._core.forget_sessions(endpoint)
+
+    def rebind(self, endpoint: int, sock: socket.socket) -> None:
+        self._check_open()
+        check_socket(sock)
+        served = self._endpoints.get(endpoint)
+        if served is None or len(self._replaced) >= MOVES_MAX:
+            raise MisuseError(f"endpoint {endpoint} cannot go on with this socket")
+        sock.setblocking(False)
+        ours = [(number, link) for number, link in list(self._links.items()) if link.endpoint == endpoint]
+        moving = [number for number, link in ours if link.up and link.attempt is not None]
+        self._core.rebind(endpoint, sock.fileno(), moving)
+        self._replaced.append(served.sock)
+        served.sock = sock
+        for number, _ in ours:
+            if number not in moving:
+                self._core.disconnect(number, WireCode.NO_ERROR, "the address of this side has changed")
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()
@@ -231,15 +252,14 @@ class NativeEngine(Engine):
             return
         self._closed = True
         self._core.close(timeout_s)
-        for endpoint in self._endpoints.values():
-            endpoint.sock.close()
+        self._close_sockets()
 
     def _check_open(self) -> None:
         check_open(process=self._process, closed=self._closed or self._core.over)
 
     def _close_sockets(self) -> None:
-        for endpoint in self._endpoints.values():
-            endpoint.sock.close()
+        for sock in [*self._replaced, *(endpoint.sock for endpoint in self._endpoints.values())]:
+            sock.close()
 
     # What Rust tells, on the event thread.
 
