@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -19,6 +18,8 @@ use quinn_proto::{
 };
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
+
+use crate::measure::Rate;
 
 /// The connections of an endpoint that the driver has to look at.
 #[derive(Default)]
@@ -62,8 +63,7 @@ struct Shared {
 /// What the driver and the tasks share.
 pub struct State {
     pub inner: proto::Connection,
-    /// Bytes a second that the path has delivered of late.
-    pub rate: Arc<AtomicU64>,
+    pub rate: Arc<Rate>,
     /// The driver knows that it has to look at this connection.
     pub listed: bool,
     /// It is in the driver's queue for sending.
@@ -84,12 +84,7 @@ impl State {
 }
 
 impl Connection {
-    pub fn new(
-        handle: ConnectionHandle,
-        inner: proto::Connection,
-        rate: Arc<AtomicU64>,
-        touched: Arc<Touched>,
-    ) -> Self {
+    pub fn new(handle: ConnectionHandle, inner: proto::Connection, rate: Arc<Rate>, touched: Arc<Touched>) -> Self {
         let state = State {
             inner,
             rate,

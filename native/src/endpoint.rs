@@ -11,7 +11,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep_until};
 
 use crate::connection::{Connection, Touched};
+use crate::measure::Rate;
 use crate::socket::{Inbox, Read, Socket};
 
 /// At 1 Gbit/s as much as the kernel takes: half of it costs the receiver a sixth more, for waking up.
@@ -76,13 +77,13 @@ impl Endpoint {
 
     /// Dial.
     ///
-    /// `rate`: bytes a second that the path has delivered of late, which others keep up to date.
+    /// `rate`: what the path delivers, which others keep up to date.
     pub fn connect(
         &self,
         config: ClientConfig,
         remote: SocketAddr,
         name: &str,
-        rate: Arc<AtomicU64>,
+        rate: Arc<Rate>,
     ) -> Result<Connection, ConnectError> {
         let mut state = self.shared.lock();
         let (handle, inner) = state.proto.connect(Instant::now(), config, remote, name)?;
@@ -101,7 +102,7 @@ impl Endpoint {
     }
 
     /// Begin a connection with somebody who dialled us; None where the first packet was not good.
-    pub fn begin(&self, incoming: Incoming, config: ServerConfig, rate: Arc<AtomicU64>) -> Option<Connection> {
+    pub fn begin(&self, incoming: Incoming, config: ServerConfig, rate: Arc<Rate>) -> Option<Connection> {
         let mut state = self.shared.lock();
         let mut answer = Vec::new();
         match state
@@ -125,15 +126,17 @@ impl Endpoint {
 
     /// Ten times a second: keep what waits in the kernel as short as its paths' rates allow.
     pub fn fit(&self) {
-        let (socket, rate) = {
+        let (mut rate, mut limited) = (0, true);
+        let socket = {
             let state = self.shared.lock();
-            let rates = state.connections.values();
-            let rate = rates
-                .map(|connection| connection.lock().rate.load(Ordering::Relaxed))
-                .sum();
-            (state.socket.clone(), rate)
+            for connection in state.connections.values() {
+                let path = connection.lock().rate.clone();
+                rate += path.bytes_per_s.load(Ordering::Relaxed);
+                limited &= path.limited.load(Ordering::Relaxed);
+            }
+            state.socket.clone()
         };
-        socket.fit(rate);
+        socket.fit(rate, limited);
     }
 
     /// Go on with another socket: connections that were dialled validate the path from there (RFC 9000 9).
@@ -164,7 +167,7 @@ impl Shared {
         state: &mut State,
         handle: ConnectionHandle,
         inner: proto::Connection,
-        rate: Arc<AtomicU64>,
+        rate: Arc<Rate>,
     ) -> Connection {
         let connection = Connection::new(handle, inner, rate, self.touched.clone());
         state.connections.insert(handle, connection.clone());
@@ -286,6 +289,7 @@ impl Driver {
                     self.deadlines.remove(&(deadline, handle.0));
                 }
                 state.connections.remove(&handle);
+                self.due.retain(|due| *due != handle); // another may get this handle
             } else if !std::mem::replace(&mut shared.due, true) {
                 self.due.push_back(handle);
             }
@@ -313,7 +317,7 @@ impl Driver {
             for _ in 0..LUMPS_A_TURN {
                 let now = Instant::now();
                 let size = usize::from(shared.inner.current_mtu());
-                let segments = segments_in(self.shared.lump, shared.rate.load(Ordering::Relaxed), size)
+                let segments = segments_in(self.shared.lump, shared.rate.bytes_per_s.load(Ordering::Relaxed), size)
                     .min(self.socket.segments_max(size));
                 self.packets.clear();
                 let Some(transmit) = shared.inner.poll_transmit(now, segments, &mut self.packets) else {
@@ -412,5 +416,18 @@ fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {
         contents: &packets[..transmit.size],
         segment_size: transmit.segment_size,
         src_ip: transmit.src_ip,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
+        assert_eq!(segments_in(LUMP, 125_000_000, 1452), 43); // 1 Gbit/s
+        assert_eq!(segments_in(LUMP_BULK, 125_000_000, 1452), 21);
+        assert_eq!(segments_in(LUMP, 2_500_000, 1452), SEGMENTS_MIN); // 20 Mbit/s
+        assert_eq!(segments_in(LUMP, 0, 1452), SEGMENTS_MIN); // not known yet
     }
 }

@@ -280,6 +280,8 @@ impl Engine {
         Arc::new(limits.transport(Arc::new(ObservedFactory {
             inner,
             measure: measure.clone(),
+            // BBR keeps its window at twice of what it uses.
+            follows_use: bulk || settings.congestion != "bbr",
         })))
     }
 

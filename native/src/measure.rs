@@ -43,10 +43,27 @@ pub struct Measure {
     /// How much of the congestion window is in use: what is in flight when acknowledgements come, at most the window.
     /// Where no packet is ever lost the window itself grows without end.
     pub used: Arc<AtomicU64>,
-    /// Bytes a second that the path has delivered at most of late. What was more fades by half in 2 s of sending.
-    pub rate: Arc<AtomicU64>,
+    pub rate: Arc<Rate>,
     /// The path is a new one since the last packet was sent.
     restart: AtomicBool,
+}
+
+/// What the path has delivered of late.
+#[derive(Debug)]
+pub struct Rate {
+    /// The most; what was more fades by half in 2 s of sending. 0: nothing yet.
+    pub bytes_per_s: AtomicU64,
+    /// It may carry more, for there was less to send.
+    pub limited: AtomicBool,
+}
+
+impl Default for Rate {
+    fn default() -> Self {
+        Self {
+            bytes_per_s: AtomicU64::new(0),
+            limited: AtomicBool::new(true),
+        }
+    }
 }
 
 impl Measure {
@@ -90,9 +107,12 @@ impl Measure {
     fn close_span(&self, state: &mut State, now: Instant) {
         if state.close_span(now) {
             let kept = if state.told.application_limited { 1.0 } else { RATE_KEPT };
-            let before = self.rate.load(Ordering::Relaxed) as f64 * kept;
-            let rate = (state.told.rate_bits_per_s / 8).max(before as u64);
-            self.rate.store(rate, Ordering::Relaxed);
+            let before = self.rate.bytes_per_s.load(Ordering::Relaxed) as f64 * kept;
+            let most = (state.told.rate_bits_per_s / 8).max(before as u64);
+            self.rate.bytes_per_s.store(most, Ordering::Relaxed);
+            self.rate
+                .limited
+                .store(state.told.application_limited, Ordering::Relaxed);
         }
     }
 
@@ -161,6 +181,8 @@ pub struct Observed {
     latest: Option<Duration>,
     acked: u64,
     limited: bool,
+    in_flight: u64,
+    follows_use: bool,
 }
 
 impl Observed {
@@ -175,6 +197,9 @@ impl Observed {
 pub struct ObservedFactory {
     pub inner: Arc<dyn ControllerFactory + Send + Sync>,
     pub measure: Arc<Measure>,
+    /// The window does not grow while less than half of it is in use, whatever keeps it from being used (RFC 9002 7.8).
+    /// Where nothing is lost it would become so large that the first loss would not be felt.
+    pub follows_use: bool,
 }
 
 impl ControllerFactory for ObservedFactory {
@@ -190,7 +215,15 @@ impl ControllerFactory for ObservedFactory {
             latest: None,
             acked: 0,
             limited: false,
+            in_flight: 0,
+            follows_use: self.follows_use,
         })
+    }
+}
+
+impl Observed {
+    fn unused(&self) -> bool {
+        self.follows_use && self.in_flight < self.inner.window() / 2
     }
 }
 
@@ -200,6 +233,7 @@ impl Controller for Observed {
             self.restart(now);
         }
         self.inner.on_sent(now, bytes, last_packet_number);
+        self.in_flight += bytes;
         self.measure.lock().told.in_flight += bytes;
     }
 
@@ -208,7 +242,7 @@ impl Controller for Observed {
             self.acked += bytes;
             return;
         }
-        self.inner.on_ack(now, sent, bytes, app_limited, rtt);
+        self.inner.on_ack(now, sent, bytes, app_limited || self.unused(), rtt);
         // Of the packets that one acknowledgement is for, the last one sent is the one whose round trip it shows.
         // (The stack takes `now` before it reads a batch, so that one may seem to have been acknowledged at once.)
         let rtt = Some(now.saturating_duration_since(sent)).filter(|rtt| !rtt.is_zero());
@@ -228,6 +262,7 @@ impl Controller for Observed {
         let used = state.told.in_flight.min(state.told.window);
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
+        self.in_flight = in_flight;
         state.span_limited |= std::mem::take(&mut self.limited) | app_limited;
         self.measure.close_span(&mut state, now);
     }
@@ -240,6 +275,7 @@ impl Controller for Observed {
         state.told.in_flight = state.told.in_flight.saturating_sub(lost_bytes);
         // A loss is of packets that have bytes: without any, it is the peer's word about marks (RFC 9002 7.1).
         state.told.ecn_ce_reports += u64::from(lost_bytes == 0);
+        self.in_flight = state.told.in_flight;
         state.told.window = self.inner.window();
     }
 
@@ -262,6 +298,8 @@ impl Controller for Observed {
             latest: self.latest,
             acked: self.acked,
             limited: self.limited,
+            in_flight: self.in_flight,
+            follows_use: self.follows_use,
         })
     }
 
@@ -271,5 +309,44 @@ impl Controller for Observed {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quinn_proto::congestion::CubicConfig;
+
+    #[test]
+    fn a_window_that_is_not_half_used_does_not_grow() {
+        let now = Instant::now();
+        for follows_use in [true, false] {
+            let factory = ObservedFactory {
+                inner: Arc::new(CubicConfig::default()),
+                measure: Measure::new(),
+                follows_use,
+            };
+            let controller = Arc::new(factory).build(now, 1200).into_any();
+            let mut controller = controller.downcast::<Observed>().unwrap();
+            assert_eq!(controller.unused(), follows_use);
+            controller.on_sent(now, controller.window() / 2, 0);
+            assert!(!controller.unused());
+            controller.on_end_acks(now, controller.window() / 2 - 1, false, Some(0));
+            assert_eq!(controller.unused(), follows_use);
+        }
+    }
+
+    #[test]
+    fn the_rate_of_a_path_fades_only_while_it_is_full() {
+        let measure = Measure::new();
+        let began = Instant::now();
+        let mut state = measure.lock();
+        for (spans, bytes, limited) in [(0, 0, true), (1, 1_000_000, false), (2, 0, true), (3, 0, false)] {
+            state.told.delivered += bytes;
+            state.span_limited = limited;
+            measure.close_span(&mut state, began + RATE_SPAN * spans);
+            let rate = measure.rate.bytes_per_s.load(Ordering::Relaxed);
+            assert_eq!(rate, [0, 10_000_000, 10_000_000, 9_700_000][spans as usize]);
+        }
     }
 }
