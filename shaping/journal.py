@@ -19,7 +19,7 @@ from shaping.model import PriorQdisc
 T = TypeVar("T")
 
 _VERSION = 1
-_QDISC, _SEGMENTS = "qdisc", "gso"
+_QDISC, _SEGMENTS, _LINE = "qdisc", "gso", "line"
 _NAME = re.compile(r"[^/\s:]{1,15}")
 """What the kernel takes as an interface's name (dev_valid_name): no slash, colon or space, at most 15 bytes."""
 
@@ -27,12 +27,13 @@ _NAME = re.compile(r"[^/\s:]{1,15}")
 class Journal:
     """The entries under one state directory, made with mode 0700 when first written. One writer.
 
-    An interface has one entry for its root qdisc, and one for the segments that its device took in one piece, from
-    before we first change that until it is put back.
+    An interface has one entry for its root qdisc, one for the segments that its device took in one piece, from before
+    we first change that until it is put back, and one for its line's rate. `changes` counts what was written here.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.changes = 0
 
     def write(self, interface: str, prior: PriorQdisc) -> None:
         """Write and fsync; an older entry for the interface is replaced.
@@ -57,8 +58,21 @@ class Journal:
         return self._read(_QDISC, interface, _prior_of, "restore the qdisc")
 
     def forget(self, interface: str) -> None:
-        """Remove the entry. Harmless when there is none."""
+        """Remove the entry, and that of the line. Harmless when there is none."""
+        self._forget(_LINE, interface)
         self._forget(_QDISC, interface)
+
+    def write_line(self, interface: str, line_bits_per_s: int) -> None:
+        """Write and fsync what ceilings are opened to when nobody decides any more, as `write` does."""
+        self._write(_LINE, interface, {"line_bits_per_s": line_bits_per_s})
+
+    def read_line(self, interface: str) -> int | None:
+        """The line's rate, None where nobody knew it. Errors as of `read`."""
+        return self._read(_LINE, interface, lambda entry: int(entry["line_bits_per_s"]), "open the ceilings")
+
+    def forget_line(self, interface: str) -> None:
+        """Remove that entry. Harmless when there is none."""
+        self._forget(_LINE, interface)
 
     def write_segments(self, interface: str, limit: int) -> None:
         """Write and fsync the device's own `gso_max_segs`, as `write` does."""
@@ -73,7 +87,7 @@ class Journal:
         self._forget(_SEGMENTS, interface)
 
     def interfaces(self) -> tuple[str, ...]:
-        """Interfaces that have an entry of either kind, sorted."""
+        """Interfaces of which something has to be put back, sorted."""
         names = {
             path.name[len(kind) + 1 : -len(".json")]
             for kind in (_QDISC, _SEGMENTS)
@@ -94,6 +108,7 @@ class Journal:
             os.fsync(file.fileno())
         scratch.replace(path)
         self._sync_directory()
+        self.changes += 1
 
     def _read(self, kind: str, interface: str, make: Callable[[dict[str, Any]], T], by_hand: str) -> T | None:
         path = self._path(kind, interface)
@@ -115,6 +130,7 @@ class Journal:
         self._path(kind, interface).unlink(missing_ok=True)
         if self.directory.exists():
             self._sync_directory()
+        self.changes += 1
 
     def _path(self, kind: str, interface: str) -> Path:
         if not _NAME.fullmatch(interface) or interface in (".", ".."):

@@ -64,6 +64,7 @@ def broker(
         return
     load()  # a bad file is an error before anything heavy is imported or touched
     from broker.daemon.daemon import Daemon, Options
+    from broker.daemon.guardian import Guardian
     from broker.daemon.log import open_log
     from broker.daemon.notify import Notifier
     from shaping.kernel import RealKernel
@@ -86,7 +87,8 @@ def broker(
     signal.signal(signal.SIGHUP, reload)
     log, classifier = open_log(verbose=verbose), _classifier()
     options = Options(load_policy=load, take_over=take_over, rebuild=rebuild)
-    daemon = Daemon(options, kernel=RealKernel(), classifier=classifier, log=log, notifier=Notifier())
+    guardian, notifier = Guardian(log=log), Notifier()
+    daemon = Daemon(options, kernel=RealKernel(), classifier=classifier, log=log, notifier=notifier, guardian=guardian)
     if received:
         daemon.stop()
     daemon.run()

@@ -24,6 +24,7 @@ from broker.daemon import cgroups
 from broker.daemon.authority import Authority
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable
+from broker.daemon.guardian import Guardian
 from broker.daemon.http_api import HttpApi
 from broker.daemon.hub import SessionHub
 from broker.daemon.links import Links, Routes, received_bytes
@@ -38,6 +39,7 @@ from broker.daemon.sessions import SessionServer
 from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.tcp_watch import TcpWatch
 from broker.decide import decide
+from broker.guard import BEATS_WITHIN_S
 from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy, State
 from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
@@ -75,6 +77,7 @@ class Daemon:
         clock: monotonic seconds.
         mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
         namespace: the file that is locked against a second broker; another one beside a kernel in memory.
+        guardian: keeps a guard that opens the ceilings when we die; None beside a kernel in memory.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class Daemon:
         notifier: Notifier | None = None,
         mark: Callable[..., None] = mark_socket,
         namespace: str = NAMESPACE,
+        guardian: Guardian | None = None,
     ) -> None:
+        self._guardian = guardian
         self._mark, self._namespace = mark, namespace
         self._options, self._kernel, self._classifier = options, kernel, classifier
         self._log, self._clock = log, clock
@@ -134,12 +139,12 @@ class Daemon:
         """
         daemon = self._policy.daemon
         try:
-            with NamespaceLock(self._namespace):
+            with NamespaceLock(self._namespace) as namespace:
                 for path in {os.path.dirname(daemon.api_socket), os.path.dirname(daemon.session_socket)}:
                     directory(path, key="runtime-dir", mode=0o755)
                 directory(daemon.state_dir, key="daemon.state_dir", mode=0o700)
                 with Lock(daemon.session_socket + ".lock"), Lock(os.path.join(daemon.state_dir, "broker.lock")):
-                    self._run_locked()
+                    self._run_locked(namespace.fileno())
         finally:
             self._kernel.close()
             self._selector.close()
@@ -147,7 +152,7 @@ class Daemon:
 
     # --- start and stop ------------------------------------------------------------------------------------------
 
-    def _run_locked(self) -> None:
+    def _run_locked(self, namespace: int) -> None:
         daemon = self._policy.daemon
         for note in self._authority.notes:
             self._log.warning("groups", note=note)
@@ -170,16 +175,22 @@ class Daemon:
             self._plant, kernel=self._kernel, journal=journal, links=self._links, log=self._log, clock=self._clock
         )
         problems: tuple[str, ...] = ()
+        served = False
         try:
             if not self._stopping:
                 self._roster.require_one(self._policy)
+                if self._guardian is not None:
+                    self._guardian.start(journal, lock=namespace)
                 self._roster.give_back_strays(self._policy)
                 self._cgroup_mount = self._make_cgroups()
                 self._attach_all()
                 self._serve()
+            served = True
         finally:
             self._notifier.stopping()
             problems = (*self._plant.close(), *self._remove_cgroups())
+            if self._guardian is not None:
+                self._guardian.end(restored=served and not problems)
             if self._recorder is not None:
                 self._recorder.close()
             self._netlink.close()
@@ -235,11 +246,15 @@ class Daemon:
         last_s = watchdog_s = self._clock()
         next_s = last_s + self._policy.daemon.tick_s
         while not self._stopping:
-            wake_s = min(next_s, last_s + URGENT_S) if self._hub.urgent else next_s
+            if self._guardian is not None and self._guardian.beat():
+                self._plant.reopened()
+            wake_s = min(next_s, last_s + URGENT_S) if self._hub.urgent else min(next_s, self._clock() + BEATS_WITHIN_S)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
             if self._reloading:
                 self._reloading = False
+                if self._guardian is not None and self._guardian.beat(busy=True):
+                    self._plant.reopened()
                 self._reload()
             now_s = self._clock()
             if now_s >= next_s:
@@ -335,7 +350,8 @@ class Daemon:
         )
 
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
-        own = (self._reload_alarm, self._record_alarm, *self._roster.alarms())
+        guard = self._guardian.alarms() if self._guardian is not None else ()
+        own = (self._reload_alarm, self._record_alarm, *self._roster.alarms(), *guard)
         refused = {
             alarm.subject for alarm in self._roster.alarms()
         }  # there, but not to be shaped: that is said instead
@@ -351,6 +367,7 @@ class Daemon:
                 late_ticks=self._late_ticks,
                 cpu_s=usage.ru_utime + usage.ru_stime,
                 tick_s_max=self._tick_s_max,
+                guard=None if self._guardian is None else self._guardian.info(),
             ),
             policy=self._policy,
             decision=decision,

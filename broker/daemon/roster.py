@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from broker import reasons
+from broker.capacity import line_rate
 from broker.daemon.links import Links
 from broker.daemon.log import Log
 from broker.daemon.plant import Plant
@@ -134,6 +135,10 @@ class Roster:
     def _shapes(self, allocation: Allocation, policy: Policy, class_cgroups: ClassCgroups) -> list[InterfaceShape]:
         rules = rules_of(policy, class_cgroups=class_cgroups)
         limited = {entry.name for entry in policy.interfaces if entry.limit_segments}
+        lines = {
+            entry.name: line_rate(entry, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=self._clock()))
+            for entry in policy.interfaces
+        }
         shapes = []
         chosen = {}
         for entry in allocation.interfaces:
@@ -145,7 +150,8 @@ class Roster:
                     last=self._chosen.get(entry.name),
                 )
             chosen[entry.name] = choice
-            shapes.append(shape_of(entry, rules=rules, gso_max_segs=choice.gso_max_segs))
+            line = lines.get(entry.name)
+            shapes.append(shape_of(entry, rules=rules, gso_max_segs=choice.gso_max_segs, line_bits_per_s=line))
         self._chosen = chosen
         return shapes
 
