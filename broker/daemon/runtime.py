@@ -17,7 +17,7 @@ from hive_qos.errors import BrokerRejectedError, ConfigurationError
 NAMESPACE = "/proc/self/ns/net"
 """The network namespace of this process, as a file that can be locked."""
 
-GUARD_S_MAX = 2.0
+GUARD_S_MAX = 1.0
 """The guard of a dead daemon is done within milliseconds; longer on a machine that stands still, or it hangs."""
 
 _BACKLOG = 64
