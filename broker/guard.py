@@ -99,10 +99,8 @@ class Guard:
         messages: list[bytes] = []
         with contextlib.suppress(BlockingIOError):
             while not messages or messages[-1]:
-                try:
+                with contextlib.suppress(ConnectionError):  # an answer of ours stays unread; what it said comes next
                     messages.append(self._sock.recv(MESSAGE_BYTES_MAX))
-                except ConnectionError:  # it died with an answer of ours unread
-                    messages.append(b"")
         return messages
 
     def _take(self, messages: list[bytes]) -> None:

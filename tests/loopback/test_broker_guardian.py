@@ -29,13 +29,14 @@ from shaping.journal import Journal
 GUARD = """
 import socket, sys
 from pathlib import Path
-from broker.guard import Guard
+from broker import guard
+guard.START_S = 60.0
 def open_all():
     with open(sys.argv[2] + "/opened", "a") as file:
         file.write("x")
     return 1
 sock = socket.socket(fileno=int(sys.argv[1]))
-Guard(sock, opening=open_all, relearn=Path(sys.argv[2], "relearnt").touch, say=print).run()
+guard.Guard(sock, opening=open_all, relearn=Path(sys.argv[2], "relearnt").touch, say=print).run()
 """
 
 
@@ -211,6 +212,17 @@ def test_a_guard_that_dies_or_hangs_is_replaced_and_what_stands_is_looked_at(
     assert pid_of(guardian) != first
     assert guardian.alarms() == ()
     assert not Path(f"/proc/{first}").exists()
+
+
+def test_an_end_with_all_put_back_opens_nothing_though_an_answer_stays_unread(
+    guardian: Guardian, tmp_path: Path
+) -> None:
+    guardian.beat(busy=True)
+    guardian.beat(busy=True)
+    guard = pid_of(guardian)
+    guardian.end(restored=True)
+    assert opened(tmp_path) == 0
+    assert not Path(f"/proc/{guard}").exists()
 
 
 def test_an_end_without_all_put_back_leaves_the_rest_open(guardian: Guardian, tmp_path: Path) -> None:

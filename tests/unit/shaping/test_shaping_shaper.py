@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,21 @@ def test_the_journal_is_written_before_the_root_is_touched(kernel: FakeKernel, t
     with pytest.raises(OSError, match="file"):
         Shaper(kernel, Journal(tmp_path / "file")).attach(make_shape("eth0"))
     assert kernel.root("eth0") == DEFAULT_ROOT
+
+
+def test_the_lines_rate_is_journalled_for_as_long_as_the_interface_is_held(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    shaper, shape = Shaper(kernel, journal), make_shape("eth0")
+    shaper.attach(replace(shape, line_bits_per_s=50 * MBIT))
+    assert Journal(journal.directory).read_line("eth0") == 50 * MBIT
+    shaper.apply(replace(shape, line_bits_per_s=60 * MBIT))
+    assert journal.read_line("eth0") == 60 * MBIT
+    changes = journal.changes
+    shaper.apply(replace(shape, line_bits_per_s=60 * MBIT))
+    assert journal.changes == changes
+    shaper.detach("eth0")
+    assert list(journal.directory.iterdir()) == []
 
 
 def test_a_foreign_root_stays_unless_told(kernel: FakeKernel, journal: Journal) -> None:
