@@ -1,19 +1,18 @@
 """Remember on disk how an interface was before us, so that a crash does not lose it.
 
-One small JSON file a thing that we change, written beside its place, synced and renamed into it: after a power cut
-there is the old file, the new one or none, never half of one.
+One small JSON file a thing that we change, whole or not there at all (`hive_qos.files`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hive_qos.errors import ShapingError
+from hive_qos.files import sync_directory, write_whole
 from shaping.model import PriorQdisc
 
 T = TypeVar("T")
@@ -98,16 +97,8 @@ class Journal:
     def _write(self, kind: str, interface: str, entry: Mapping[str, object]) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(kind, interface)
-        scratch = path.with_suffix(".new")
-        # Left by a start that was killed, or put there by somebody else: never write into it.
-        scratch.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(scratch, flags, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"version": _VERSION, "interface": interface, **entry}, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-        self._sync_directory()
+        text = json.dumps({"version": _VERSION, "interface": interface, **entry}, indent=1, sort_keys=True)
+        write_whole(path, text)
         self.changes += 1
 
     def _read(self, kind: str, interface: str, make: Callable[[dict[str, Any]], T], by_hand: str) -> T | None:
@@ -129,20 +120,13 @@ class Journal:
     def _forget(self, kind: str, interface: str) -> None:
         self._path(kind, interface).unlink(missing_ok=True)
         if self.directory.exists():
-            self._sync_directory()
+            sync_directory(self.directory)
         self.changes += 1
 
     def _path(self, kind: str, interface: str) -> Path:
         if not _NAME.fullmatch(interface) or interface in (".", ".."):
             raise ValueError(f"{interface!r} is not the name of an interface")
         return self.directory / f"{kind}-{interface}.json"
-
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _prior_of(entry: dict[str, Any]) -> PriorQdisc:

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.client.mailbox import Wake
-from broker.config import ConfigurationErrors
 from broker.daemon import cgroups
 from broker.daemon.authority import Authority
 from broker.daemon.bursts import BurstBook
+from broker.daemon.configurations import Configurations
+from broker.daemon.control import Answer, Control
 from broker.daemon.flows import FlowTable
 from broker.daemon.guardian import Guardian
 from broker.daemon.http_api import HttpApi
@@ -59,11 +60,11 @@ class Options:
     """How this daemon was started.
 
     Args:
-        load_policy: reads the configuration, at start and at each reload; raises `HiveError` for a bad one.
+        configurations: what to start with, and what to do at each reload.
         take_over, rebuild: as `Plant`.
     """
 
-    load_policy: Callable[[], Policy]
+    configurations: Configurations
     take_over: bool = False
     rebuild: bool = False
 
@@ -99,15 +100,16 @@ class Daemon:
         self._log, self._clock = log, clock
         self._notifier = notifier or Notifier({})
         self._host = socket.gethostname()
-        self._policy = options.load_policy()
+        self._configurations = options.configurations
+        self._policy = self._configurations.first
         self._authority = Authority.of(self._policy)
         self._state = State()
         self._decision: Decision | None = None
         self._snapshot: Snapshot | None = None
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
+        self._control = Control(self._wake.set)
         self._stopping = self._reloading = False
-        self._reload_alarm: Alarm | None = None
         self._cgroup_mount: str | None = None
         self._ticks = self._late_ticks = 0
         self._tick_s_max = 0.0
@@ -178,12 +180,10 @@ class Daemon:
         served = False
         try:
             if not self._stopping:
-                self._roster.require_one(self._policy)
                 if self._guardian is not None:
                     self._guardian.start(journal, lock=namespace)
-                self._roster.give_back_strays(self._policy)
-                self._cgroup_mount = self._make_cgroups()
-                self._attach_all()
+                self._begin()
+                self._configurations.started()
                 self._serve()
             served = True
         finally:
@@ -197,6 +197,24 @@ class Daemon:
         self._log.info("stopped", ticks=self._ticks)
         if problems:
             raise ShapingError(f"not everything was put back: {'; '.join(problems)}")
+
+    def _begin(self) -> None:
+        """Take up the policy to start with, or the last good one where that one cannot be."""
+        try:
+            self._take_over_interfaces()
+        except (HiveError, OSError, ValueError) as problem:
+            instead = self._configurations.instead(self._policy, problem)
+            if instead is None:
+                raise
+            self._policy, self._authority = instead, Authority.of(instead)
+            self._take_over_interfaces()
+
+    def _take_over_interfaces(self) -> None:
+        self._roster.require_one(self._policy)
+        self._roster.give_back_strays(self._policy)
+        self._cgroup_mount = self._make_cgroups()
+        self._attach_all()
+        self._roster.keep(self._policy)
 
     def _attach_all(self) -> None:
         """Attach what policy names and is there, on the capacities that are known without having measured."""
@@ -232,7 +250,12 @@ class Daemon:
         self._sessions = sessions
         try:
             self._tick(fresh_s=0.0)
-            api = HttpApi(path=daemon.api_socket, snapshot=lambda: self._snapshot, authority=lambda: self._authority)
+            api = HttpApi(
+                path=daemon.api_socket,
+                snapshot=lambda: self._snapshot,
+                authority=lambda: self._authority,
+                ask=self._control.ask,
+            )
             try:
                 self._notifier.ready(f"shaping {', '.join(sorted(self._plant.names))}")
                 self._log.info("ready", interfaces=",".join(sorted(self._plant.names)), socket=daemon.session_socket)
@@ -251,11 +274,7 @@ class Daemon:
             wake_s = min(next_s, last_s + URGENT_S) if self._hub.urgent else min(next_s, self._clock() + BEATS_WITHIN_S)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
-            if self._reloading:
-                self._reloading = False
-                if self._guardian is not None and self._guardian.beat(busy=True):
-                    self._plant.reopened()
-                self._reload()
+            self._heed()
             now_s = self._clock()
             if now_s >= next_s:
                 self._sessions.housekeeping()
@@ -272,28 +291,61 @@ class Daemon:
                 watchdog_s = now_s
                 self._notifier.watchdog()
 
-    def _reload(self) -> None:
+    def _heed(self) -> None:
+        """Do what signals and requests want of the configuration, and end a trial that nobody confirmed."""
+        if self._reloading:
+            self._reloading = False
+            self._reload()
+        while (request := self._control.take()) is not None:
+            if request.what == "reload":
+                request.answers.put(self._reload(trial_s=request.trial_s))
+            else:
+                done = self._configurations.confirm()
+                request.answers.put(Answer(200, "confirmed") if done else Answer(409, "nothing is on trial"))
+        former = self._configurations.overdue()
+        if former is not None:
+            self._put_in_force(former, whatever=True)
+
+    def _reload(self, *, trial_s: float | None = None) -> Answer:
         self._notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
         old = self._policy
         try:
-            policy = self._options.load_policy()
+            policy = self._configurations.next(trial_s=trial_s)
             if policy.daemon != old.daemon:
                 self._log.warning("reload", note="changes of [daemon] need a restart")
-            self._policy = policy
-            self._attach_all()
-        except (HiveError, ConfigurationErrors, OSError, ValueError) as problem:
+            self._put_in_force(policy)
+        except (HiveError, OSError, ValueError) as problem:
             self._policy = old
             self._roster.keep(old)
-            text = f"not taken, the former one holds: {problem}"
-            self._reload_alarm = Alarm(code="configuration-rejected", subject="broker.toml", text=text)
-            self._log.error("reload", error=text)
+            answer = Answer(409, self._configurations.refused(problem))
         else:
-            self._reload_alarm = None
-            self._roster.keep(policy)
-            self._authority = Authority.of(policy)
-            self._sessions.authority = self._authority
-            self._log.info("reload", interfaces=",".join(sorted(entry.name for entry in policy.interfaces)))
+            answer = Answer(200, self._configurations.taken(trial_s=trial_s))
+            names = ",".join(sorted(entry.name for entry in policy.interfaces))
+            self._log.info("reload", interfaces=names, note=answer.text)
         self._notifier.ready(f"shaping {', '.join(sorted(self._plant.names))}")
+        return answer
+
+    def _put_in_force(self, policy: Policy, *, whatever: bool = False) -> None:
+        """Make a policy hold, losing no packet.
+
+        Args:
+            whatever: also when something of it cannot be attached now; the ticks try again.
+
+        Raises:
+            HiveError, OSError, ValueError: it cannot be; nothing of it holds but what the caller keeps.
+        """
+        if self._guardian is not None and self._guardian.beat(busy=True):
+            self._plant.reopened()
+        self._policy = policy
+        try:
+            self._attach_all()
+        except (HiveError, OSError, ValueError) as problem:
+            if not whatever:
+                raise
+            self._log.error("configuration", error=str(problem))
+        self._roster.keep(policy)
+        self._authority = Authority.of(policy)
+        self._sessions.authority = self._authority
 
     # --- the tick ------------------------------------------------------------------------------------------------
 
@@ -351,7 +403,7 @@ class Daemon:
 
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
         guard = self._guardian.alarms() if self._guardian is not None else ()
-        own = (self._reload_alarm, self._record_alarm, *self._roster.alarms(), *guard)
+        own = (*self._configurations.alarms(), self._record_alarm, *self._roster.alarms(), *guard)
         refused = {
             alarm.subject for alarm in self._roster.alarms()
         }  # there, but not to be shaped: that is said instead
