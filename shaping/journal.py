@@ -18,7 +18,7 @@ from shaping.model import PriorQdisc
 T = TypeVar("T")
 
 _VERSION = 1
-_QDISC, _SEGMENTS, _LINE = "qdisc", "gso", "line"
+_KINDS = _QDISC, _SEGMENTS, _LINE = "qdisc", "gso", "line"
 _NAME = re.compile(r"[^/\s:]{1,15}")
 """What the kernel takes as an interface's name (dev_valid_name): no slash, colon or space, at most 15 bytes."""
 
@@ -84,6 +84,26 @@ class Journal:
     def forget_segments(self, interface: str) -> None:
         """Remove that entry. Harmless when there is none."""
         self._forget(_SEGMENTS, interface)
+
+    def rename(self, new_names: Mapping[str, str]) -> None:
+        """Interfaces have other names now, perhaps each other's: their entries go with them.
+
+        Raises:
+            OSError: it cannot be written; some entries may stand under both names.
+        """
+        moved = {}
+        for old, new in new_names.items():
+            for kind in _KINDS:
+                try:
+                    entry = json.loads(self._path(kind, old).read_text(encoding="utf-8"))
+                except (FileNotFoundError, ValueError):  # none, or a damaged one, which stays where people look for it
+                    continue
+                moved[kind, new] = (old, entry)
+        for (kind, new), (_, entry) in moved.items():
+            self._write(kind, new, {**entry, "interface": new})
+        for (kind, _), (old, _) in moved.items():
+            if (kind, old) not in moved:
+                self._forget(kind, old)
 
     def interfaces(self) -> tuple[str, ...]:
         """Interfaces of which something has to be put back, sorted."""

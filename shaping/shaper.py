@@ -238,6 +238,12 @@ class Shaper:
                 notes = (*notes, str(error))
         return notes
 
+    def release(self, interface: str) -> None:
+        """Know an interface no more, and leave it as it is: it has another name now, by which `attach` adopts it."""
+        for known in (self._attached, self._first_priors, self._lines, self._rules):
+            known.pop(interface, None)
+        self._segments.release(interface)
+
     def _put_back(self, interface: str, attached: _Attached | None) -> tuple[str, ...]:
         notes: tuple[str, ...] = ()
         try:

@@ -23,17 +23,19 @@ from broker.daemon import cgroups
 from broker.daemon.authority import Authority
 from broker.daemon.bursts import BurstBook
 from broker.daemon.configurations import Configurations
-from broker.daemon.control import Answer, Control
+from broker.daemon.control import Control
 from broker.daemon.flows import FlowTable
 from broker.daemon.guardian import Guardian
 from broker.daemon.http_api import HttpApi
 from broker.daemon.hub import SessionHub
+from broker.daemon.link_events import LinkEvents
 from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
 from broker.daemon.plant import Plant
 from broker.daemon.recorder import Recorder
+from broker.daemon.reloads import Reloads
 from broker.daemon.roster import Roster
 from broker.daemon.runtime import NAMESPACE, Lock, NamespaceLock, directory
 from broker.daemon.sessions import SessionServer
@@ -53,6 +55,10 @@ COUNTERS_FRESH_S = 0.02
 
 URGENT_S = 0.005
 """Announcements that come closer together than this share a decision, so that no client can make us decide all day."""
+
+
+LINKS_S = 0.02
+"""Links are looked at so soon after they changed, and not more often: a rename is three events, a storm is hundreds."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,15 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
         self._control = Control(self._wake.set)
-        self._stopping = self._reloading = False
+        self._reloads = Reloads(
+            self._configurations,
+            control=self._control,
+            force=self._put_in_force,
+            shaping=self._shaping,
+            notifier=self._notifier,
+            log=log,
+        )
+        self._stopping = self._links_changed = False
         self._cgroup_mount: str | None = None
         self._ticks = self._late_ticks = 0
         self._tick_s_max = 0.0
@@ -125,7 +139,7 @@ class Daemon:
 
     def reload(self) -> None:
         """Read the configuration again soon. Safe in a signal handler."""
-        self._reloading = True
+        self._reloads.want()
         self._wake.set()
 
     @property
@@ -160,7 +174,7 @@ class Daemon:
             self._log.warning("groups", note=note)
         self._started_s = self._clock()
         self._netlink = Netlink()
-        self._routes, self._links = Routes(self._netlink), Links()
+        self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
         self._flows, self._bursts = FlowTable(), BurstBook()
         self._tcp_watch = TcpWatch(self._netlink, log=self._log)
         self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
@@ -194,6 +208,7 @@ class Daemon:
             if self._recorder is not None:
                 self._recorder.close()
             self._netlink.close()
+            self._link_events.close()
         self._log.info("stopped", ticks=self._ticks)
         if problems:
             raise ShapingError(f"not everything was put back: {'; '.join(problems)}")
@@ -225,6 +240,7 @@ class Daemon:
 
     def _serve(self) -> None:
         self._selector.register(self._wake.reader, selectors.EVENT_READ, self._wake.clear)
+        self._selector.register(self._link_events, selectors.EVENT_READ, self._hear_of_links)
         daemon = self._policy.daemon
         hub = SessionHub(
             flows=self._flows,
@@ -257,7 +273,7 @@ class Daemon:
                 ask=self._control.ask,
             )
             try:
-                self._notifier.ready(f"shaping {', '.join(sorted(self._plant.names))}")
+                self._notifier.ready(self._shaping())
                 self._log.info("ready", interfaces=",".join(sorted(self._plant.names)), socket=daemon.session_socket)
                 self._loop()
             finally:
@@ -271,11 +287,20 @@ class Daemon:
         while not self._stopping:
             if self._guardian is not None and self._guardian.beat():
                 self._plant.reopened()
-            wake_s = min(next_s, last_s + URGENT_S) if self._hub.urgent else min(next_s, self._clock() + BEATS_WITHIN_S)
+            soon_s = last_s + URGENT_S if self._hub.urgent else self._clock() + BEATS_WITHIN_S
+            if self._links_changed:
+                soon_s = min(soon_s, last_s + LINKS_S)
+            wake_s = min(next_s, soon_s)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
-            self._heed()
+            self._reloads.heed()
             now_s = self._clock()
+            if self._links_changed and now_s >= last_s + LINKS_S:
+                self._links_changed = False
+                self._routes.forget()
+                self._roster.follow(self._policy)
+                self._tick(fresh_s=0.0)
+                last_s = now_s
             if now_s >= next_s:
                 self._sessions.housekeeping()
                 self._tick(fresh_s=0.0)
@@ -291,61 +316,27 @@ class Daemon:
                 watchdog_s = now_s
                 self._notifier.watchdog()
 
-    def _heed(self) -> None:
-        """Do what signals and requests want of the configuration, and end a trial that nobody confirmed."""
-        if self._reloading:
-            self._reloading = False
-            self._reload()
-        while (request := self._control.take()) is not None:
-            if request.what == "reload":
-                request.answers.put(self._reload(trial_s=request.trial_s))
-            else:
-                done = self._configurations.confirm()
-                request.answers.put(Answer(200, "confirmed") if done else Answer(409, "nothing is on trial"))
-        former = self._configurations.overdue()
-        if former is not None:
-            self._put_in_force(former, whatever=True)
-
-    def _reload(self, *, trial_s: float | None = None) -> Answer:
-        self._notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
-        old = self._policy
-        try:
-            policy = self._configurations.next(trial_s=trial_s)
-            if policy.daemon != old.daemon:
-                self._log.warning("reload", note="changes of [daemon] need a restart")
-            self._put_in_force(policy)
-        except (HiveError, OSError, ValueError) as problem:
-            self._policy = old
-            self._roster.keep(old)
-            answer = Answer(409, self._configurations.refused(problem))
-        else:
-            answer = Answer(200, self._configurations.taken(trial_s=trial_s))
-            names = ",".join(sorted(entry.name for entry in policy.interfaces))
-            self._log.info("reload", interfaces=names, note=answer.text)
-        self._notifier.ready(f"shaping {', '.join(sorted(self._plant.names))}")
-        return answer
-
     def _put_in_force(self, policy: Policy, *, whatever: bool = False) -> None:
-        """Make a policy hold, losing no packet.
-
-        Args:
-            whatever: also when something of it cannot be attached now; the ticks try again.
-
-        Raises:
-            HiveError, OSError, ValueError: it cannot be; nothing of it holds but what the caller keeps.
-        """
+        """As `reloads.Force`."""
         if self._guardian is not None and self._guardian.beat(busy=True):
             self._plant.reopened()
-        self._policy = policy
+        old, self._policy = self._policy, policy
+        if policy.daemon != old.daemon:
+            self._log.warning("reload", note="changes of [daemon] need a restart")
         try:
             self._attach_all()
         except (HiveError, OSError, ValueError) as problem:
             if not whatever:
+                self._policy = old
+                self._roster.keep(old)
                 raise
-            self._log.error("configuration", error=str(problem))
+            self._log.error("configuration", error=str(problem))  # the ticks try again
         self._roster.keep(policy)
         self._authority = Authority.of(policy)
         self._sessions.authority = self._authority
+
+    def _hear_of_links(self) -> None:
+        self._links_changed |= self._roster.concerned(self._link_events.heard(), self._policy)
 
     # --- the tick ------------------------------------------------------------------------------------------------
 
@@ -437,6 +428,9 @@ class Daemon:
         )
 
     # --- small parts ---------------------------------------------------------------------------------------------
+
+    def _shaping(self) -> str:
+        return f"shaping {', '.join(sorted(self._plant.names))}"
 
     def _interface_of(self, address: str) -> str | None:
         return self._routes.interface_towards(address, shaped=self._plant.names, now_s=self._clock())

@@ -110,6 +110,11 @@ class Plant:
         self._log.info("interface given back", interface=interface)
         return None
 
+    def release(self, interface: str) -> None:
+        """Hold an interface no more, and leave it as it is: it has another name now."""
+        self._interfaces.pop(interface, None)
+        self._shaper.release(interface)
+
     def close(self) -> tuple[str, ...]:
         """Detach everything; returns what went wrong."""
         problems = [self.detach(name) for name in list(self._interfaces)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from broker import reasons
 from broker.capacity import line_rate
+from broker.daemon.link_events import Heard
 from broker.daemon.links import Links
 from broker.daemon.log import Log
 from broker.daemon.plant import Plant
@@ -38,6 +39,7 @@ class Roster:
         self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
         self._looked_s = 0.0
         self._chosen: dict[str, SegmentChoice] = {}
+        self._numbers: dict[str, int] = {}  # of what we hold, from when it was attached
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What went wrong with interfaces that came later."""
@@ -103,6 +105,47 @@ class Roster:
             self._attach_missing(shapes)
             self._note_missing(policy)
 
+    def concerned(self, heard: Heard, policy: Policy) -> bool:
+        """Whether events are about an interface that we hold or wait for."""
+        return heard.lost or not (
+            heard.numbers.isdisjoint(self._numbers.values()) and heard.names.isdisjoint(_names(policy))
+        )
+
+    def follow(self, policy: Policy) -> None:
+        """Look at the links again: hold no more what is gone, follow what was renamed, wait for nothing.
+
+        A tree of ours goes with a renamed interface. Under a name of the policy it is adopted by the next `apply`,
+        under another one the interface is given back.
+        """
+        self._links.forget()
+        numbers = self._kernel.numbers()
+        names = {number: name for name, number in numbers.items()}
+        moved = {}
+        for name in self._plant.names:
+            number = self._numbers.get(name)
+            if number is None or numbers.get(name) == number:
+                continue
+            if number in names:
+                moved[name] = names[number]
+            else:
+                self._log.warning("interface", interface=name, note="has gone")
+                self._plant.detach(name)
+        if moved:
+            self._rename(moved, policy)
+        self._note_missing(policy)
+        self._looked_s = float("-inf")
+
+    def _rename(self, new_names: Mapping[str, str], policy: Policy) -> None:
+        for name, new in new_names.items():
+            self._log.warning("interface", interface=name, note=f"is called {new} now")
+            self._plant.release(name)
+        try:
+            self._journal.rename(new_names)
+        except OSError as problem:
+            self._log.error("interface", error=f"the journal does not follow new names: {problem}")
+        for name in set(new_names.values()) - _names(policy):
+            self._plant.detach(name)
+
     def keep(self, policy: Policy) -> None:
         """Give back what we hold and the policy does not name."""
         for name in self._plant.names - _names(policy):
@@ -126,7 +169,9 @@ class Roster:
                     self._missing[shape.interface] = Alarm("attach-failed", shape.interface, text)
 
     def _note_missing(self, policy: Policy) -> None:
-        missing = _names(policy) - self._plant.names
+        held = self._plant.names
+        missing = _names(policy) - held
+        self._numbers = {name: number for name, number in self._kernel.numbers().items() if name in held}
         for name in missing - set(self._missing):
             self._log.error("interface", interface=name, code="interface-missing", error="not there; waiting for it")
         self._missing = {name: self._missing.get(name) for name in sorted(missing)}

@@ -139,14 +139,18 @@ class Lock(_Held):
 
 
 def _holder(descriptor: int) -> str:
-    """Who has locked a file, from proc_locks(5); a process of another pid namespace is not shown there."""
+    """Who has locked a file, from proc_locks(5); unknown when he has died and somebody who holds it with him lives, or
+    when he is of another pid namespace."""
     found = os.fstat(descriptor)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with open("/proc/locks", encoding="ascii") as locks:
         for line in locks:
             fields = line.split()
             if fields[1] == "FLOCK" and fields[5] == place:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    with open(f"/proc/{fields[4]}/stat", encoding="utf-8", errors="replace") as stat_file:
+                        if stat_file.read().rpartition(")")[2].split()[0] in "ZX":  # dead, though nobody waited for it
+                            break
                     return f"pid {fields[4]}, user {os.stat(f'/proc/{fields[4]}').st_uid}"
     return _UNKNOWN
 

@@ -57,20 +57,7 @@ def broker(lab: Lab) -> Iterator[Broker]:
         yield broker
         if broker.process is not None and broker.process.poll() is None:
             broker.end(signal.SIGTERM)
-        wait_until(lambda: not guards_of(broker), what=lambda: guards_of(broker))
-
-
-def guards_of(broker: Broker) -> list[int]:
-    """The guards that live for a broker, by the state directory on their command line; what has ended has none."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:  # it ended meanwhile
-            continue
-        if b"broker.guard" in words and str(broker.folder / "state").encode() in words:
-            found.append(int(path.parent.name))
-    return found
+        wait_until(lambda: not broker.guards(), what=lambda: broker.guards())
 
 
 def storage_ceiling(kernel: RealKernel) -> int:
@@ -105,7 +92,7 @@ def test_a_death_in_the_middle_of_a_hold_opens_the_ceilings(
     broker.end(signal.SIGKILL)
     record_property("open_after_s", seconds_until_open(kernel))
     everything_is_open_and_floors_stand(kernel)
-    wait_until(lambda: not guards_of(broker))
+    wait_until(lambda: not broker.guards())
     broker.start()
     assert is_held(kernel)
 
@@ -146,21 +133,21 @@ def test_a_daemon_killed_after_it_was_stopped_leaves_all_open(broker: Broker, ke
     broker.process.send_signal(signal.SIGSTOP)
     seconds_until_open(kernel)
     broker.end(signal.SIGKILL)
-    wait_until(lambda: not guards_of(broker))
+    wait_until(lambda: not broker.guards())
     everything_is_open_and_floors_stand(kernel)
 
 
 def test_an_orderly_stop_leaves_neither_a_tree_nor_a_guard(broker: Broker) -> None:
-    (guard,) = guards_of(broker)
+    (guard,) = broker.guards()
     said = broker.status()["daemon"]["guard"]
     assert (said["pid"], said["alive"], said["started"]) == (guard, True, 1)
     assert broker.end(signal.SIGTERM) == 0
-    assert guards_of(broker) == []
+    assert broker.guards() == []
     assert "htb" not in broker.root_qdisc()
 
 
 def test_a_guard_that_is_killed_is_replaced_and_does_its_work(broker: Broker, kernel: RealKernel) -> None:
-    (first,) = guards_of(broker)
+    (first,) = broker.guards()
     os.kill(first, signal.SIGKILL)
 
     def replaced() -> bool:
@@ -178,7 +165,7 @@ def test_a_guard_that_is_killed_is_replaced_and_does_its_work(broker: Broker, ke
 def test_when_both_are_gone_the_next_daemon_adopts_and_is_right_again(
     broker: Broker, kernel: RealKernel, number: signal.Signals, record_property: Callable[[str, object], None]
 ) -> None:
-    (guard,) = guards_of(broker)
+    (guard,) = broker.guards()
     os.kill(guard, signal.SIGSTOP)  # first, so that it is neither replaced nor opens
     broker.end(signal.SIGKILL)
     os.kill(guard, number)
@@ -187,13 +174,13 @@ def test_when_both_are_gone_the_next_daemon_adopts_and_is_right_again(
     record_property("right_after_s", time.monotonic() - began_s)
     assert "adopted=True" in broker.log
     assert is_held(kernel)
-    assert len(guards_of(broker)) == 1
+    assert len(broker.guards()) == 1
 
 
 def test_the_restore_units_command_opens_what_is_left_and_nothing_else(broker: Broker, kernel: RealKernel) -> None:
     once = [sys.executable, "-P", "-m", "broker.guard", "--once", str(broker.folder / "state")]
     broker.end(signal.SIGKILL)
-    wait_until(lambda: not guards_of(broker))
+    wait_until(lambda: not broker.guards())
     tc = ["tc", "class", "change", "dev", "eth0", "parent", "ffe0:30", "classid", "ffe0:310", "htb", "prio", "3"]
     rate = f"{HELD_BITS_PER_S * 97 // 100}bit"
     broker.host.run([*tc, "rate", rate, "ceil", rate, "burst", "16k", "cburst", "16k", "quantum", "1514"])

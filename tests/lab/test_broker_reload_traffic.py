@@ -1,4 +1,4 @@
-"""New configurations in the middle of real traffic: no packet is lost, and what is not confirmed ends where it began."""
+"""New configurations in the middle of real traffic: no packet is lost; what is not confirmed ends where it began."""
 
 from __future__ import annotations
 

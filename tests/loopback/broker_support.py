@@ -104,7 +104,7 @@ class Running:
             held.set()
             release.wait(60)
 
-        self.daemon._reload = hold  # type: ignore[method-assign]
+        self.daemon._reloads.reload = hold  # type: ignore[assignment, method-assign]
         self.daemon.reload()
         assert held.wait(LIMIT_S)
 

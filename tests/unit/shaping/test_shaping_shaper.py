@@ -304,3 +304,20 @@ def test_the_journal_of_an_interface_that_is_not_here_is_kept(kernel: FakeKernel
     gone = FakeKernel(("eth0",))
     assert any("gone" in note for note in Shaper(gone, journal).detach("eth1"))
     assert journal.interfaces() == ("eth1",), "it may be another namespace's"
+
+
+def test_a_renamed_interface_is_adopted_by_its_new_name_with_its_queues_and_its_journal(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    kernel.set_root("eth0", TBF)
+    shaper = Shaper(kernel, journal)
+    shaper.attach(make_shape("eth0"), replace_foreign=True)
+    kernel.enqueue("eth0", LEAF_MINOR["storage"], 30)
+    kernel.rename("eth0", "lan0")
+    shaper.release("eth0")
+    journal.rename({"eth0": "lan0"})
+    assert shaper.attach(make_shape("lan0")).adopted
+    assert shaper.interfaces == ("lan0",)
+    assert (kernel.backlog("lan0", LEAF_MINOR["storage"]), kernel.purged_packets) == (30, 0)
+    shaper.detach("lan0")
+    assert kernel.root("lan0") == TBF
