@@ -152,7 +152,7 @@ def test_a_guard_that_is_killed_is_replaced_and_does_its_work(broker: Broker, ke
 
     def replaced() -> bool:
         guard = broker.status()["daemon"]["guard"]
-        return guard["alive"] and guard["pid"] != first
+        return bool(guard["alive"] and guard["pid"] != first)
 
     wait_until(replaced, what=broker.status)
     wait_until(lambda: broker.status()["alarms"] == [], what=broker.status)
