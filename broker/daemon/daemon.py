@@ -265,6 +265,7 @@ class Daemon:
         )
         self._sessions = sessions
         try:
+            self._beat()
             self._tick(fresh_s=0.0)
             api = HttpApi(
                 path=daemon.api_socket,
@@ -285,8 +286,7 @@ class Daemon:
         last_s = watchdog_s = self._clock()
         next_s = last_s + self._policy.daemon.tick_s
         while not self._stopping:
-            if self._guardian is not None and self._guardian.beat():
-                self._plant.reopened()
+            self._beat()
             soon_s = last_s + URGENT_S if self._hub.urgent else self._clock() + BEATS_WITHIN_S
             if self._links_changed:
                 soon_s = min(soon_s, last_s + LINKS_S)
@@ -318,8 +318,7 @@ class Daemon:
 
     def _put_in_force(self, policy: Policy, *, whatever: bool = False) -> None:
         """As `reloads.Force`."""
-        if self._guardian is not None and self._guardian.beat(busy=True):
-            self._plant.reopened()
+        self._beat(busy=True)
         old, self._policy = self._policy, policy
         if policy.daemon != old.daemon:
             self._log.warning("reload", note="changes of [daemon] need a restart")
@@ -334,6 +333,10 @@ class Daemon:
         self._roster.keep(policy)
         self._authority = Authority.of(policy)
         self._sessions.authority = self._authority
+
+    def _beat(self, *, busy: bool = False) -> None:
+        if self._guardian is not None and self._guardian.beat(busy=busy):
+            self._plant.reopened()
 
     def _hear_of_links(self) -> None:
         self._links_changed |= self._roster.concerned(self._link_events.heard(), self._policy)

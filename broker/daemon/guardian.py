@@ -55,7 +55,7 @@ class Guardian:
         self._log, self._clock, self._command = log, clock, command
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
-        self._ready = self._reopened = False
+        self._ready = self._reopened = self._was_busy = False
         self._sequence = self._heard = self._seen = 0
         self._beat_s: float | None = None
         self._unanswered_s: float | None = None
@@ -93,8 +93,10 @@ class Guardian:
             busy: what comes now may take as long as a start (a reload does): until the next beat it has patience.
         """
         now_s = self._clock()
-        if self._beat_s is not None and now_s - self._beat_s < BEAT_S and not busy:
+        patient = busy or self._was_busy
+        if self._beat_s is not None and now_s - self._beat_s < BEAT_S and not patient:
             return False
+        self._was_busy = busy
         gap_s = None if self._beat_s is None else now_s - self._beat_s
         self._beat_s = now_s
         if self._sock is None:

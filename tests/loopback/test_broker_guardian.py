@@ -214,6 +214,13 @@ def test_a_guard_that_dies_or_hangs_is_replaced_and_what_stands_is_looked_at(
     assert not Path(f"/proc/{first}").exists()
 
 
+def test_patience_ends_with_what_it_was_asked_for(guardian: Guardian, tmp_path: Path) -> None:
+    guardian.beat()
+    guardian.beat(busy=True)
+    guardian.beat()  # at once, though the last one was just now: from here on silence is silence again
+    wait_until(lambda: opened(tmp_path) >= 1)
+
+
 def test_an_end_with_all_put_back_opens_nothing_though_an_answer_stays_unread(
     guardian: Guardian, tmp_path: Path
 ) -> None:
