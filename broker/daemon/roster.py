@@ -87,12 +87,12 @@ class Roster:
             HiveError, OSError, ValueError: one that is there cannot be shaped.
         """
         self.require_one(policy)
-        present = set(self._kernel.interfaces())
+        present = self._kernel.numbers()
         for shape in self._shapes(allocation, policy, class_cgroups):
             if shape.interface in self._plant.names:
                 self._plant.change(shape)
             elif shape.interface in present:
-                self._plant.attach(shape)
+                self._attach(shape, present)
         self._note_missing(policy)
 
     def apply(self, allocation: Allocation, *, policy: Policy, class_cgroups: ClassCgroups) -> None:
@@ -156,22 +156,27 @@ class Roster:
         """Attach what has appeared since. What goes wrong with that is the alarm, and is tried again."""
         self._looked_s = self._clock()
         try:
-            present = self._kernel.interfaces()
-        except HiveError as problem:
+            present = self._kernel.numbers()
+        except (HiveError, OSError) as problem:
             self._log.warning("interfaces", note=f"cannot be listed: {problem}")
             return
         for shape in shapes:
             if shape.interface in self._missing and shape.interface in present:
                 try:
-                    self._plant.attach(shape)
+                    self._attach(shape, present)
                 except (HiveError, OSError, ValueError) as problem:
                     text = f"it is there, but cannot be shaped: {problem}"
                     self._missing[shape.interface] = Alarm("attach-failed", shape.interface, text)
 
+    def _attach(self, shape: InterfaceShape, numbers: Mapping[str, int]) -> None:
+        """Attach one. `numbers` is from before: if another one has the name by then, the next `follow` finds out."""
+        self._plant.attach(shape)
+        self._numbers[shape.interface] = numbers[shape.interface]
+
     def _note_missing(self, policy: Policy) -> None:
         held = self._plant.names
         missing = _names(policy) - held
-        self._numbers = {name: number for name, number in self._kernel.numbers().items() if name in held}
+        self._numbers = {name: number for name, number in self._numbers.items() if name in held}
         for name in missing - set(self._missing):
             self._log.error("interface", interface=name, code="interface-missing", error="not there; waiting for it")
         self._missing = {name: self._missing.get(name) for name in sorted(missing)}

@@ -85,3 +85,14 @@ def test_events_concern_what_is_held_and_what_is_waited_for_alone(host: Host) ->
     assert host.roster.concerned(Heard(names=frozenset({"eth1"})), POLICY)
     assert host.roster.concerned(Heard(lost=True), POLICY)
     assert not host.roster.concerned(Heard(frozenset({numbers["spare0"]}), frozenset({"spare0"})), POLICY)
+
+
+def test_one_that_is_replaced_while_others_are_looked_at_is_found_at_the_next_look(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        before = host.kernel.numbers()
+        patch.setattr(host.kernel, "numbers", lambda: before)
+        host.kernel.replace_interface("eth0")
+        host.look()
+    assert host.look() == host.shaped() == {"eth0"}
