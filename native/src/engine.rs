@@ -22,6 +22,7 @@ use crate::link::{Link, Stage, remote_name};
 use crate::mail::Mail;
 use crate::measure::{Measure, Measured, ObservedFactory};
 use crate::outgoing::{Message, send};
+use crate::rate::EndpointRate;
 use crate::socket::Socket;
 use crate::tls::{Identity, Limits};
 use crate::wire::Code;
@@ -76,6 +77,7 @@ struct Served {
     identity: Identity,
     hello: Bytes,
     bulk: bool,
+    rate: Arc<EndpointRate>,
 }
 
 /// A send under way: over which connection, and how to end it.
@@ -171,10 +173,18 @@ impl Engine {
             identity,
             hello,
             bulk,
+            rate: Arc::default(),
         });
         locked(&self.endpoints).insert(number, served.clone());
         spawn(self, accept(self.clone(), served));
         Ok(())
+    }
+
+    /// Give an endpoint a rate to follow, or take it away.
+    pub fn set_rate(&self, endpoint: u64, bits_per_s: Option<u64>) {
+        if let Some(served) = locked(&self.endpoints).get(&endpoint) {
+            served.rate.give(bits_per_s, Instant::now());
+        }
     }
 
     /// Dial.
@@ -196,7 +206,7 @@ impl Engine {
         };
         let measure = Measure::new();
         let mut config = ClientConfig::new(served.identity.client.clone());
-        config.transport_config(self.transport(served.bulk, &measure));
+        config.transport_config(self.transport(&served, &measure));
         let _runtime = self.handle.enter();
         // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
         let connecting = served.endpoint.connect_with(config, remote, &remote.ip().to_string());
@@ -214,10 +224,10 @@ impl Engine {
         }
     }
 
-    fn transport(&self, bulk: bool, measure: &Arc<Measure>) -> Arc<quinn::TransportConfig> {
+    fn transport(&self, served: &Served, measure: &Arc<Measure>) -> Arc<quinn::TransportConfig> {
         let settings = &self.settings;
-        let inner =
-            congestion::factory(&settings.congestion, bulk).expect("the name was checked when the engine began");
+        let inner = congestion::factory(&settings.congestion, served.bulk, &served.rate, &measure.pace)
+            .expect("the name was checked when the engine began");
         let limits = Limits {
             stream_window_bytes: settings.stream_window_bytes(),
             first_window_bytes: settings.window_bytes().min(BEFORE_HELLO_BYTES_MAX) as u32,
@@ -413,7 +423,7 @@ fn begin(engine: &Arc<Engine>, served: &Served, incoming: Incoming) {
     let remote = incoming.remote_address();
     let measure = Measure::new();
     let mut config = ServerConfig::with_crypto(served.identity.server.clone());
-    config.transport_config(engine.transport(served.bulk, &measure));
+    config.transport_config(engine.transport(served, &measure));
     let Ok(connecting) = incoming.accept_with(Arc::new(config)) else {
         return; // its first packet was not good
     };

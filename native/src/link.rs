@@ -11,6 +11,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout_at};
 
+use crate::congestion::RATE;
 use crate::engine::{Engine, spawn};
 use crate::events::{Event, Failure};
 use crate::gate::Gate;
@@ -18,6 +19,7 @@ use crate::incoming;
 use crate::mail::Channel;
 use crate::measure::Measure;
 use crate::outgoing;
+use crate::tls::SEND_WINDOW_BYTES;
 use crate::wire::{Code, Violation, code_name};
 
 /// What may wait in the stack where half as much again as is in flight is less. More would fill the socket of a receiver
@@ -162,6 +164,9 @@ impl Link {
                     link: self.number,
                     certificates: chain_of(connection),
                 });
+                if settings.congestion == RATE && !self.bulk {
+                    spawn(&self.engine, keep_pace(self.clone()));
+                }
                 let mut stage = self.stage.subscribe();
                 let up = async {
                     timeout_at(deadline, stage.wait_for(|stage| *stage >= Stage::Up))
@@ -430,6 +435,20 @@ impl Link {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wake the stack when packets may go again that were held back by a rate, for as long as the connection lives.
+async fn keep_pace(link: Arc<Link>) {
+    let (Some(connection), measure) = (link.connection().cloned(), link.measure.clone()) else {
+        return;
+    };
+    drop(link);
+    loop {
+        tokio::select! {
+            _ = connection.closed() => return,
+            () = measure.pace.next() => connection.set_send_window(SEND_WINDOW_BYTES), // of its setters, one that wakes
+        }
     }
 }
 

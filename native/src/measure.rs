@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use quinn::congestion::{Controller, ControllerFactory};
+use quinn::congestion::{Controller, ControllerFactory, ControllerMetrics};
 use quinn_proto::RttEstimator;
+
+use crate::rate::Pace;
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
 const RTT_SPAN: Duration = Duration::from_secs(10);
@@ -40,6 +42,8 @@ pub struct Measure {
     /// How much of the congestion window is in use: what is in flight when acknowledgements come, at most the window.
     /// Where no packet is ever lost the window itself grows without end.
     pub used: Arc<AtomicU64>,
+    /// What holds the packets back where a rate is followed.
+    pub pace: Arc<Pace>,
 }
 
 impl Measure {
@@ -63,6 +67,7 @@ impl Measure {
         Arc::new(Self {
             state: Mutex::new(state),
             used: Arc::default(),
+            pace: Arc::default(),
         })
     }
 
@@ -135,7 +140,7 @@ pub struct ObservedFactory {
 impl ControllerFactory for ObservedFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.inner.clone().build(now, current_mtu);
-        self.measure.lock().told.window = inner.window();
+        self.measure.lock().told.window = inner.metrics().congestion_window;
         Box::new(Observed {
             inner,
             measure: self.measure.clone(),
@@ -169,7 +174,7 @@ impl Controller for Observed {
             state.note_rtt(rtt, now);
         }
         state.told.delivered += std::mem::take(&mut self.acked);
-        state.told.window = self.inner.window();
+        state.told.window = self.inner.metrics().congestion_window;
         let used = state.told.in_flight.min(state.told.window);
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
@@ -181,7 +186,7 @@ impl Controller for Observed {
         self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
         let mut state = self.measure.lock();
         state.told.in_flight = state.told.in_flight.saturating_sub(lost_bytes);
-        state.told.window = self.inner.window();
+        state.told.window = self.inner.metrics().congestion_window;
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
@@ -190,6 +195,10 @@ impl Controller for Observed {
 
     fn window(&self) -> u64 {
         self.inner.window()
+    }
+
+    fn metrics(&self) -> ControllerMetrics {
+        self.inner.metrics()
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {

@@ -29,6 +29,8 @@ from transport.engine.base import (
     Event,
     Priority,
     Trust,
+    check_rate,
+    unknown_congestion,
 )
 from transport.engine.link import level_of
 from transport.engine.mailbox import Post
@@ -49,13 +51,13 @@ class AioquicEngine(Engine):
     def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
         super().__init__(settings=settings, on_events=on_events)
         if settings.congestion not in CONTROLLERS:
-            known = " or ".join(CONTROLLERS)
-            raise MisuseError(f"congestion control {settings.congestion!r} is not known; write {known}")
+            raise unknown_congestion(self.name, settings.congestion, CONTROLLERS)
         if not 1200 <= settings.datagram_bytes <= 65000:
             raise MisuseError(f"datagrams of {settings.datagram_bytes} bytes; QUIC needs at least 1200")
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._closed = False
+        self._bulk: set[int] = set()
         self._core = Core(settings=settings, on_events=on_events)
         self._thread = threading.Thread(target=self._core.run, name="hive-aioquic", daemon=True)
         _living.add(self)
@@ -83,12 +85,19 @@ class AioquicEngine(Engine):
             certificates=certificates,
             key=key,
         )
+        if bulk:
+            self._bulk.add(endpoint.number)
         self._core.command(lambda: self._core.add_endpoint(endpoint))
         return endpoint.number
 
     def set_trust(self, endpoint: int, trust: Trust) -> None:
         self._check_open()
         self._core.command(lambda: self._core.set_trust(endpoint, trust))
+
+    def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
+        self._check_open()
+        check_rate(bits_per_s, bulk=endpoint in self._bulk)
+        self._core.command(lambda: self._core.set_rate(endpoint, bits_per_s))
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()

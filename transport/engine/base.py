@@ -26,11 +26,11 @@ from __future__ import annotations
 import abc
 import enum
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from hive_qos.errors import TransportError
+from hive_qos.errors import ConfigurationError, MisuseError, TransportError
 from transport.wire.header import Header, MatchKey
 
 Buffer: TypeAlias = memoryview
@@ -78,6 +78,11 @@ DEAD_AFTER_S = 5.0
 """Silence of a peer whose acknowledgements Python may hold up, until it counts as dead."""
 
 
+RATE_VALID_S = 3.0
+"""A rate that is not given again within this is forgotten: who gave it may have died. The broker's answers come once a
+second at least."""
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """What an engine may use, and how patient it is. Every bound is enforced by the engine.
@@ -91,7 +96,8 @@ class EngineSettings:
             be held up; less where both sides are native and nothing of Python's is in the way.
         handshake_timeout_s: a connection that is not up by then has failed.
         datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
-        congestion: `cubic` or `reno` for gradients; bulk endpoints use the delay-bounded controller.
+        congestion: for gradients, `cubic`, `reno`, `rate` (follows `Engine.set_rate`), or, native only, `bbr`. Bulk
+            endpoints use the delay-bounded controller.
     """
 
     unexpected_bytes_max: int = 64 * 2**20
@@ -216,6 +222,26 @@ class Engine(abc.ABC):
         """Replace whom new connections of this endpoint may come from. Living connections stay."""
 
     @abc.abstractmethod
+    def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
+        """Say how much the connections of an endpoint may send together, where the congestion control is `rate`.
+
+        - The rate is of the wire: each datagram counts with 62 bytes of headers (Ethernet, IPv6, UDP). It is an upper
+          bound: less is sent where the path gives less, and 0.95 of it at most, because acknowledgements are not held.
+        - It is divided among the connections that have data to send, in equal parts; what one of them cannot use,
+          because its path gives less, goes to the others.
+        - It is followed from the next packet or acknowledgement of each connection on.
+        - It is forgotten `RATE_VALID_S` after it was last given. Without a rate (None: not known), connections do as
+          with `cubic`.
+        - Under another congestion control, and for an endpoint that does not exist, nothing comes of it.
+
+        Args:
+            bits_per_s: above 0, or None.
+
+        Raises:
+            MisuseError: not above 0, or the endpoint is for bulk, which yields to everything already.
+        """
+
+    @abc.abstractmethod
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         """Dial. Ends in `ConnectionUp` or `ConnectionDown` with the returned attempt; `expected_peer` must match."""
 
@@ -264,3 +290,20 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def close(self, *, timeout_s: float = 2.0) -> None:
         """Say goodbye to every peer, fail what is open, close the sockets, end the thread. Idempotent."""
+
+
+def unknown_congestion(engine: str, name: str, known: Iterable[str]) -> ConfigurationError:
+    """The error for a congestion control that an engine does not have."""
+    return ConfigurationError("HIVE_CONGESTION", name, f"the {engine} engine has {', '.join(known)}")
+
+
+def check_rate(bits_per_s: int | None, *, bulk: bool) -> None:
+    """Look at what `Engine.set_rate` is given.
+
+    Raises:
+        MisuseError: see there.
+    """
+    if bits_per_s is not None and bits_per_s <= 0:
+        raise MisuseError(f"a rate of {bits_per_s} bit/s; it must be above 0, or None where it is not known")
+    if bulk:
+        raise MisuseError("a bulk endpoint follows no rate: it yields to everything already")

@@ -47,6 +47,8 @@ from transport.engine.base import (
     Received,
     SendDone,
     Trust,
+    check_rate,
+    unknown_congestion,
 )
 from transport.identity.verify import verify_peer
 from transport.wire.cbor import decode_map
@@ -114,8 +116,7 @@ class NativeEngine(Engine):
     def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
         super().__init__(settings=settings, on_events=on_events)
         if settings.congestion not in _native.CONGESTION:
-            known = ", ".join(_native.CONGESTION)
-            raise MisuseError(f"congestion control {settings.congestion!r} is not known; write one of {known}")
+            raise unknown_congestion(self.name, settings.congestion, _native.CONGESTION)
         if not 1200 <= settings.datagram_bytes <= 65000:
             raise MisuseError(f"datagrams of {settings.datagram_bytes} bytes; QUIC needs at least 1200")
         self._process = os.getpid()
@@ -171,6 +172,12 @@ class NativeEngine(Engine):
         self._check_open()
         if endpoint in self._endpoints:
             self._endpoints[endpoint].trust = trust
+
+    def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
+        self._check_open()
+        served = self._endpoints.get(endpoint)
+        check_rate(bits_per_s, bulk=served is not None and served.bulk)
+        self._core.set_rate(endpoint, bits_per_s)
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()
