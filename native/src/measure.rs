@@ -175,7 +175,12 @@ impl Controller for Observed {
         }
         state.told.delivered += std::mem::take(&mut self.acked);
         state.told.window = self.inner.metrics().congestion_window;
-        let used = state.told.in_flight.min(state.told.window);
+        // A window that follows a rate does not grow by itself, and where packets are lost all of it is wanted twice:
+        // a piece of a message of which one packet was lost stays for another round trip or two.
+        let used = match self.measure.pace.paced() {
+            true => 2 * state.told.window,
+            false => state.told.in_flight.min(state.told.window),
+        };
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
         state.span_limited |= std::mem::take(&mut self.limited) | app_limited;

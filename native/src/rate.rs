@@ -26,13 +26,15 @@ const QUEUE_BASE_DIVISOR: f64 = 8.0;
 const DRAIN_SHARE: f64 = 0.8;
 const YIELD_SHARE: f64 = 0.95;
 const CUT_MOST: f64 = 0.5;
+const DRAIN_S_MAX: f64 = 0.8;
+const DRAINS_MAX: u32 = 2;
 /// The pace is never less than this: what is acknowledged twice a round still shows the path.
 const ROUND_PACKETS_MIN: f64 = 2.0;
 const LOSS_SHARE: f64 = 0.02;
 const LOSS_DEVIATIONS: f64 = 3.0;
 const LOSS_SPAN: Duration = Duration::from_secs(1);
 const STEP_MIN: f64 = 0.01;
-const STEP_MAX: f64 = 0.125;
+const STEP_MAX: f64 = 0.05;
 const NEAR_BOUND: f64 = 1.04;
 const BASE_SPAN: Duration = Duration::from_secs(10);
 const WINDOW_PACKETS_MIN: f64 = 10.0;
@@ -51,7 +53,8 @@ const BURST_PACKETS_MIN: f64 = 10.0;
 const CUBIC_BETA: f64 = 0.7;
 
 /// One endpoint's rate, divided among its connections that have data: equal parts, and what one does not want goes to
-/// the others.
+/// the others. Each is told the level up to which it may go; as long as nobody sends more than he says that he wants,
+/// all together send the rate.
 #[derive(Debug, Default)]
 pub struct EndpointRate {
     state: Mutex<Division>,
@@ -62,6 +65,7 @@ pub struct EndpointRate {
 struct Division {
     given: Option<(f64, Instant)>,
     members: HashMap<u64, Member>,
+    level: f64,
     divided_at: Option<Instant>,
 }
 
@@ -71,7 +75,6 @@ struct Member {
     span_bytes: u64,
     busy_at: Option<Instant>,
     want: f64,
-    share: f64,
 }
 
 impl Member {
@@ -81,7 +84,6 @@ impl Member {
             span_bytes: 0,
             busy_at: None,
             want: f64::INFINITY,
-            share: 0.0,
         }
     }
 
@@ -141,7 +143,7 @@ impl EndpointRate {
         }
         let one = &state.members[&member];
         if one.busy(now) {
-            return Some(one.share);
+            return Some(state.level);
         }
         let busy = state.members.values().filter(|other| other.busy(now)).count();
         Some(rate / (busy + 1) as f64)
@@ -150,13 +152,18 @@ impl EndpointRate {
 
 impl Division {
     fn divide(&mut self, rate: f64, now: Instant) {
-        let mut busy: Vec<&mut Member> = self.members.values_mut().filter(|one| one.busy(now)).collect();
-        busy.sort_by(|one, other| one.want.total_cmp(&other.want));
-        let (mut left_rate, mut left) = (rate, busy.len());
-        for member in busy {
-            member.share = member.want.min(left_rate / left as f64);
-            left_rate -= member.share;
-            left -= 1;
+        let busy = self.members.values().filter(|one| one.busy(now));
+        let mut wants: Vec<f64> = busy.map(|one| one.want).collect();
+        wants.sort_by(f64::total_cmp);
+        let mut left = rate;
+        self.level = rate;
+        for (place, want) in wants.iter().enumerate() {
+            let equal = left / (wants.len() - place) as f64;
+            if *want >= equal {
+                self.level = equal;
+                return;
+            }
+            left -= want;
         }
     }
 }
@@ -241,6 +248,11 @@ impl Pace {
         open
     }
 
+    /// Whether a rate is followed now.
+    pub fn paced(&self) -> bool {
+        self.lock().rate.is_finite()
+    }
+
     /// Wait until the stack found the bucket empty and it is half full again.
     pub async fn next(&self) {
         self.shut.notified().await;
@@ -283,12 +295,13 @@ impl Base {
     }
 }
 
-/// Until when the pace is below what the path gives, what it was before, and which queue has to go.
+/// Until when less is sent than the path gives, the pace before, the queue that has to go, and the how manieth.
 #[derive(Clone)]
 struct Drain {
     until: Instant,
     before: f64,
     queue_s: f64,
+    number: u32,
 }
 
 /// Pace and window of one connection while a rate is known. Rates in bytes of UDP payload a second.
@@ -378,12 +391,19 @@ impl RateFollower {
         self.round_limited += limited;
         let round_at = *self.round_at.get_or_insert(now);
         let length_s = now.saturating_duration_since(round_at).as_secs_f64();
-        if length_s < ROUND_S.max(self.latest_s) || self.round_least_s.is_infinite() {
+        let over = match &self.drain {
+            None => length_s >= ROUND_S.max(self.latest_s),
+            Some(drain) => now >= drain.until,
+        };
+        if !over || self.round_least_s.is_infinite() {
             return;
         }
         self.queue_s = self.round_least_s - self.base.least_s();
         let limited = 2.0 * self.round_limited > self.round_acked;
-        self.judge(self.round_acked / length_s, limited, now);
+        let delivered = self.round_acked / length_s;
+        if !limited || delivered >= CUT_MOST * self.pace {
+            self.judge(delivered, limited, now);
+        }
         self.round_at = Some(now);
         self.round_least_s = f64::INFINITY;
         (self.round_acked, self.round_limited) = (0.0, 0.0);
@@ -404,36 +424,38 @@ impl RateFollower {
         if self.queue_s < standing_s / 2.0 {
             self.foreign_until = None;
         }
-        if let Some(drain) = &self.drain {
-            if now < drain.until {
-                return;
-            }
-            if self.queue_s > standing_s.max(drain.queue_s / 2.0) {
+        if let Some(drain) = self.drain.take() {
+            if self.queue_s <= standing_s.max(drain.queue_s / 2.0) {
+                self.pace = self.bound.min(self.target);
+            } else if drain.number < DRAINS_MAX {
+                self.begin_drain(delivered, drain.before, drain.number + 1, now);
+            } else {
                 self.foreign_until = Some(now + BASE_SPAN);
                 self.pace = drain.before.min(self.target);
-            } else {
-                self.pace = self.bound.min(self.target);
             }
-            self.drain = None;
         } else if (self.loses() || std::mem::take(&mut self.marked)) && !limited {
             self.yield_to(delivered, now);
             self.pace = self.bound;
             self.loss_at = None;
         } else if self.queue_s > standing_s && self.foreign_until.is_none_or(|until| now > until) {
-            if !limited {
-                let before = self.pace;
-                self.yield_to(delivered, now);
-                self.pace = self.bound * DRAIN_SHARE / YIELD_SHARE;
-                let length_s = self.queue_s / (1.0 - DRAIN_SHARE) + self.latest_s;
-                self.drain = Some(Drain {
-                    until: now + Duration::from_secs_f64(length_s),
-                    before,
-                    queue_s: self.queue_s,
-                });
-            }
+            self.begin_drain(delivered, self.pace, 1, now);
         } else {
             self.recover(now);
         }
+    }
+
+    fn begin_drain(&mut self, delivered: f64, before: f64, number: u32, now: Instant) {
+        self.pace = before;
+        self.yield_to(delivered, now);
+        self.pace = (DRAIN_SHARE * delivered).max(self.least()).min(self.bound);
+        let queue_s = self.queue_s.max(self.latest_s - self.base.least_s()); // it has grown since the round's least
+        let length_s = DRAIN_S_MAX.min(queue_s / (1.0 - DRAIN_SHARE) + self.latest_s);
+        self.drain = Some(Drain {
+            until: now + Duration::from_secs_f64(length_s),
+            before,
+            queue_s,
+            number,
+        });
     }
 
     fn least(&self) -> f64 {
@@ -473,18 +495,7 @@ pub struct FollowsRateConfig {
 
 impl ControllerFactory for FollowsRateConfig {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        Box::new(FollowsRate {
-            cubic: Cubic::new(Arc::new(CubicConfig::default()), now, current_mtu),
-            follower: RateFollower::new(f64::from(current_mtu)),
-            following: false,
-            current_mtu,
-            member: self.rate.member(),
-            rate: self.rate.clone(),
-            pace: self.pace.clone(),
-            latest_s: None,
-            acked: 0,
-            limited: 0,
-        })
+        Box::new(FollowsRate::new(&self, now, current_mtu))
     }
 }
 
@@ -505,6 +516,21 @@ struct FollowsRate {
 }
 
 impl FollowsRate {
+    fn new(config: &FollowsRateConfig, now: Instant, current_mtu: u16) -> Self {
+        Self {
+            cubic: Cubic::new(Arc::new(CubicConfig::default()), now, current_mtu),
+            follower: RateFollower::new(f64::from(current_mtu)),
+            following: false,
+            current_mtu,
+            member: config.rate.member(),
+            rate: config.rate.clone(),
+            pace: config.pace.clone(),
+            latest_s: None,
+            acked: 0,
+            limited: 0,
+        }
+    }
+
     /// See what the endpoint's rate is now.
     fn look(&mut self, now: Instant) {
         let want = if self.following && self.follower.yielding() {
@@ -648,5 +674,209 @@ impl Controller for FollowsRate {
 impl Drop for FollowsRate {
     fn drop(&mut self) {
         self.rate.forget(self.member);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    const SIZE: f64 = 1452.0;
+    const WIRE: f64 = (SIZE + HEADER_BYTES) / SIZE;
+    const LINK: f64 = 2_500_000.0; // bytes a second: 20 Mbit/s
+    const BASE_S: f64 = 0.040;
+
+    fn following(share_of_link: f64) -> RateFollower {
+        let mut follower = RateFollower::new(SIZE);
+        follower.follow(share_of_link * LINK * WIRE / HEADROOM);
+        follower
+    }
+
+    /// A FIFO with one sender behind a follower, looked at every millisecond.
+    struct Path {
+        follower: RateFollower,
+        began: Instant,
+        now_s: f64,
+        free_s: f64,
+        tokens: f64,
+        flight: VecDeque<(f64, f64, bool)>,
+        lose_every: usize,
+        sent: usize,
+        delivered: f64,
+        queues_s: Vec<f64>,
+    }
+
+    impl Path {
+        fn new(follower: RateFollower, lose_every: usize) -> Self {
+            Self {
+                follower,
+                began: Instant::now(),
+                now_s: 0.0,
+                free_s: 0.0,
+                tokens: 0.0,
+                flight: VecDeque::new(),
+                lose_every,
+                sent: 0,
+                delivered: 0.0,
+                queues_s: Vec::new(),
+            }
+        }
+
+        fn run(&mut self, seconds: f64, link: f64) {
+            (self.delivered, self.queues_s) = (0.0, Vec::new());
+            let end_s = self.now_s + seconds;
+            while self.now_s < end_s {
+                self.now_s += 0.001;
+                let now = self.began + Duration::from_secs_f64(self.now_s);
+                let (mut acked, mut lost_any) = (0.0, false);
+                while let Some((through_s, sent_s, lost)) = self.flight.front().copied() {
+                    if through_s > self.now_s {
+                        break;
+                    }
+                    self.flight.pop_front();
+                    if lost {
+                        self.follower.on_lost(SIZE);
+                        lost_any = true;
+                    } else {
+                        self.follower.on_rtt(through_s - sent_s, now);
+                        acked += SIZE;
+                    }
+                }
+                self.delivered += acked;
+                if acked > 0.0 || lost_any {
+                    self.follower.on_progress(acked, 0.0, now);
+                }
+                let pace = self.follower.pace;
+                self.tokens = (self.tokens + pace * 0.001).min(SIZE.max(pace * 0.004));
+                while self.tokens >= SIZE && (self.flight.len() + 1) as f64 * SIZE <= self.follower.window() {
+                    self.tokens -= SIZE;
+                    self.sent += 1;
+                    let lost = self.lose_every > 0 && self.sent % self.lose_every == 0;
+                    if !lost {
+                        self.free_s = self.free_s.max(self.now_s) + SIZE / link;
+                    }
+                    let through_s = self.free_s.max(self.now_s) + BASE_S;
+                    self.flight.push_back((through_s, self.now_s, lost));
+                }
+                self.queues_s.push((self.free_s - self.now_s).max(0.0));
+            }
+        }
+
+        fn late_queue_s(&mut self) -> f64 {
+            self.queues_s.sort_by(f64::total_cmp);
+            self.queues_s[self.queues_s.len() * 95 / 100]
+        }
+    }
+
+    #[test]
+    fn a_rate_that_the_path_carries_is_followed_and_random_loss_changes_nothing() {
+        for lose_every in [0, 100] {
+            let mut path = Path::new(following(0.9), lose_every);
+            path.run(10.0, LINK);
+            assert!(!path.follower.yielding());
+            assert!(path.delivered / 10.0 > 0.96 * 0.9 * LINK);
+            assert!(path.late_queue_s() < 0.005);
+        }
+    }
+
+    #[test]
+    fn a_rate_beyond_the_path_fills_it_with_a_short_queue() {
+        for share in [1.1, 1.5, 4.0] {
+            let mut path = Path::new(following(share), 0);
+            path.run(3.0, LINK);
+            path.run(10.0, LINK);
+            assert!(path.delivered / 10.0 > 0.88 * LINK, "{share}: {}", path.delivered);
+            assert!(path.late_queue_s() < 0.030, "{share}: {} s", path.late_queue_s());
+        }
+    }
+
+    #[test]
+    fn a_path_that_falls_to_half_and_comes_back_is_followed_both_ways() {
+        let mut path = Path::new(following(0.95), 0);
+        path.run(3.0, LINK);
+        path.run(2.0, LINK / 2.0);
+        path.run(3.0, LINK / 2.0);
+        assert!(path.delivered / 3.0 > 0.42 * LINK);
+        assert!(path.late_queue_s() < 0.040);
+        path.run(6.0, LINK);
+        assert!(!path.follower.yielding());
+    }
+
+    #[test]
+    fn losses_beyond_the_threshold_are_yielded_to_and_so_are_marks() {
+        let mut path = Path::new(following(0.9), 10);
+        path.run(1.0, LINK);
+        assert!(path.follower.pace < 0.8 * LINK);
+        let mut path = Path::new(following(0.9), 0);
+        path.run(1.0, LINK);
+        path.follower.marked = true;
+        path.run(0.2, LINK);
+        assert!(path.follower.yielding());
+    }
+
+    #[test]
+    fn a_rate_is_divided_by_who_has_data_and_ends_with_time() {
+        let rate = EndpointRate::default();
+        let now = Instant::now();
+        let (one, other) = (rate.member(), rate.member());
+        assert_eq!(rate.share(one, f64::INFINITY, now), None);
+        rate.give(Some(80_000_000), now);
+        assert_eq!(rate.share(one, f64::INFINITY, now), Some(10e6));
+        for member in [one, other] {
+            rate.on_sent(member, BUSY_BYTES, now);
+        }
+        assert_eq!(rate.share(one, f64::INFINITY, now), Some(5e6));
+        let later = now + Duration::from_millis(10);
+        assert_eq!(rate.share(one, 1e6, later), Some(9e6)); // what it may recover to
+        assert_eq!(rate.share(other, f64::INFINITY, later), Some(9e6));
+        let idle = now + Duration::from_millis(200);
+        rate.on_sent(one, BUSY_BYTES, idle);
+        assert_eq!(rate.share(one, f64::INFINITY, idle), Some(10e6));
+        rate.on_sent(other, BUSY_BYTES, idle);
+        rate.forget(other);
+        assert_eq!(rate.share(one, f64::INFINITY, idle), Some(10e6));
+        assert_eq!(rate.share(one, f64::INFINITY, now + 2 * RATE_VALID), None);
+    }
+
+    #[test]
+    fn the_bucket_gives_its_rate_and_no_more_however_it_is_asked() {
+        let pace = Pace::default();
+        let began = pace.lock().filled_at;
+        assert!(pace.open(began));
+        pace.set(1e6, 1000.0, began);
+        let (mut sent, mut now) = (0u64, began);
+        while now < began + Duration::from_secs(1) {
+            now += Duration::from_micros(700);
+            while pace.open(now) {
+                pace.spend(1000, now);
+                sent += 1000;
+            }
+        }
+        assert!((995_000..=1_011_000).contains(&sent), "{sent} bytes of a million");
+        pace.set(f64::INFINITY, 1000.0, now);
+        assert!(pace.open(now));
+    }
+
+    #[test]
+    fn cubic_goes_on_from_what_was_in_use_when_a_rate_ends() {
+        let config = Arc::new(FollowsRateConfig {
+            rate: Arc::default(),
+            pace: Arc::default(),
+        });
+        let now = Instant::now();
+        let mut control = FollowsRate::new(&config, now, 1452);
+        assert_eq!(control.metrics().pacing_rate, None);
+        config.rate.give(Some(80_000_000), now);
+        control.follower.on_rtt(0.040, now);
+        control.on_sent(now, 1452, 0);
+        let pace = HEADROOM * 10e6 / WIRE;
+        assert_eq!(control.metrics().pacing_rate, Some((8.0 * pace) as u64));
+        assert_eq!(control.in_flight_max(), (pace * (0.040 + SLACK_S)) as u64);
+        control.on_sent(now + RATE_VALID + Duration::from_millis(1), 1452, 1);
+        assert_eq!(control.metrics().pacing_rate, None);
+        let window = control.window() as f64;
+        assert!((window / (pace * 0.040) - 1.0).abs() < 0.01, "{window}");
     }
 }

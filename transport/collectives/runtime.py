@@ -130,6 +130,7 @@ class Runtime:
             socket_path=self._settings.broker,
             paths=self._paths,
             rank_of=meeting.peers.rank_of,
+            rates=self._settings.congestion == "rate",
         )
         self._tasks = Tasks(
             endpoint=self._endpoint,
@@ -147,6 +148,7 @@ class Runtime:
         engine = self._engine = meeting.make_engine(self._events)
         broker.register(meeting.sockets)
         compute, bulk = meeting.serve(engine, self._endpoint.hello)
+        broker.serves(compute)
         self._loop.call(lambda: self._endpoint.begin(engine, compute=compute, bulk=bulk))
 
     def _await_everybody(self, meeting: bootstrap.Meeting, give_up_s: float, timeout_s: float) -> None:

@@ -9,13 +9,16 @@ endpoint's connections; `RateFollower` paces one connection at its part, and wat
 - In flight: at most pace * (base round trip + `SLACK_S`). So a queue of our own holds 10 ms, and where somebody else's
   queue stands on the path we get base + 10 ms over the present round trip of our rate: less, and never nothing.
 - A queue: the least round trip of a whole round (100 ms, or one round trip) more than max(5 ms, base / 8) over the base.
-  Then the pace falls to 0.8 of what is delivered until a queue of ours must be gone (its length / 0.2). If it is gone it
-  was ours, and the path gives what was delivered: on with 0.95 of that. If not, it is somebody else's, and yielding more
-  would only lengthen it: the pace is taken back, and delay is not believed for 10 s or until it has gone.
+  Then the pace falls to 0.8 of what is delivered until a queue of ours must be gone (its length / 0.2, and a round trip;
+  at most 0.8 s). If it is gone it was ours, and the path gives what was delivered: on with 0.95 of that. If not, the path
+  may have become slower meanwhile: once more, with what is delivered now. If it still stands, it is somebody else's, and
+  yielding would only give our part to whoever makes it: the pace is taken back, and delay is not believed for 10 s or
+  until the queue has gone.
 - Loss: surely more than 2 % (BBRv3's threshold; three standard deviations above it) of what was sent in the last second
   at most: the pace falls to 0.95 of what is delivered. Random loss below that is not a queue, and changes nothing.
-- Neither falls below half at once, nor on what was measured while the application sent less than it might (BBR's rule).
-- Recovery: 1 % a round, doubling to 12.5 %, up to the rate and never beyond. Within 4 % of where it had to yield last
+- The pace that is kept falls at most by half at once. A round in which the application sent less than it might, and less than half of
+  the pace arrived, says nothing, and in none that the application limited are losses judged (after BBR's rule).
+- Recovery: 1 % a round, doubling to 5 %, up to the rate and never beyond. Within 4 % of where it had to yield last
   (for 10 s) only 1 %: there the next queue is expected, and it is a short one.
 """
 
@@ -34,10 +37,11 @@ SLACK_S = 0.010
 ROUND_S = 0.1
 QUEUE_S_MIN, QUEUE_BASE_DIVISOR = 0.005, 8
 DRAIN_SHARE, YIELD_SHARE, CUT_MOST = 0.8, 0.95, 0.5
+DRAIN_S_MAX, DRAINS_MAX = 0.8, 2
 ROUND_PACKETS_MIN = 2
 """The pace is never less than this: what is acknowledged twice a round still shows the path."""
 LOSS_SHARE, LOSS_DEVIATIONS, LOSS_SPAN_S = 0.02, 3.0, 1.0
-STEP_MIN, STEP_MAX, NEAR_BOUND = 0.01, 0.125, 1.04
+STEP_MIN, STEP_MAX, NEAR_BOUND = 0.01, 0.05, 1.04
 BUSY_SPAN_S, BUSY_BYTES = 0.1, 3000
 """Two packets in a tenth of a second are data; what is less is keep-alives and questions of the transport's own."""
 WANT = 1.3
@@ -46,22 +50,36 @@ SHARES_S = 0.005
 
 
 @dataclass
+class _Drain:
+    """Until when less is sent than the path gives, the pace before, the queue that has to go, and the how manieth."""
+
+    until_s: float
+    before_bytes_per_s: float
+    queue_s: float
+    number: int
+
+
+@dataclass
 class _Member:
     span_s: float = -math.inf
     span_bytes: int = 0
     busy_s: float = -math.inf
     want_bytes_per_s: float = math.inf
-    share_bytes_per_s: float = 0.0
 
 
 class EndpointRate:
     """One endpoint's rate, divided among its connections that have data: equal parts, and what one does not want goes to
-    the others. Members are known by any hashable name."""
+    the others. Members are known by any hashable name.
+
+    Each is told the level of the water (`broker.allocate` explains the tank): it may go up to that, and as long as
+    nobody sends more than he says that he wants, all together send the rate.
+    """
 
     def __init__(self) -> None:
         self._rate_bytes_per_s: float | None = None
         self._until_s = -math.inf
         self._members: dict[object, _Member] = {}
+        self._level_bytes_per_s = 0.0
         self._divided_s = -math.inf
 
     def give(self, bits_per_s: int | None, *, now_s: float) -> None:
@@ -96,17 +114,20 @@ class EndpointRate:
             self._divided_s = now_s
             self._divide(self._rate_bytes_per_s, now_s)
         if now_s - member.busy_s <= BUSY_SPAN_S:
-            return member.share_bytes_per_s
+            return self._level_bytes_per_s
         busy = sum(now_s - other.busy_s <= BUSY_SPAN_S for other in self._members.values())
         return self._rate_bytes_per_s / (busy + 1)
 
     def _divide(self, rate_bytes_per_s: float, now_s: float) -> None:
         busy = [member for member in self._members.values() if now_s - member.busy_s <= BUSY_SPAN_S]
-        left_bytes_per_s, left = rate_bytes_per_s, len(busy)
-        for member in sorted(busy, key=lambda one: one.want_bytes_per_s):
-            member.share_bytes_per_s = min(member.want_bytes_per_s, left_bytes_per_s / left)
-            left_bytes_per_s -= member.share_bytes_per_s
-            left -= 1
+        wants = sorted(member.want_bytes_per_s for member in busy)
+        left_bytes_per_s = self._level_bytes_per_s = rate_bytes_per_s
+        for place, want_bytes_per_s in enumerate(wants):
+            equal_bytes_per_s = left_bytes_per_s / (len(wants) - place)
+            if want_bytes_per_s >= equal_bytes_per_s:
+                self._level_bytes_per_s = equal_bytes_per_s
+                return
+            left_bytes_per_s -= want_bytes_per_s
 
 
 class RateFollower:
@@ -126,7 +147,7 @@ class RateFollower:
         self._step = STEP_MIN
         self._bound_bytes_per_s = math.inf
         self._bound_until_s = -math.inf
-        self._drain: tuple[float, float, float] | None = None
+        self._drain: _Drain | None = None
         self._foreign_until_s = -math.inf
         self._loss_s = -math.inf
         self._loss_acked = 0
@@ -176,11 +197,14 @@ class RateFollower:
         self._round_acked += acked_bytes
         self._round_limited += acked_bytes if limited else 0
         length_s = now_s - self._round_s
-        if length_s < max(ROUND_S, self._latest_s) or self._round_least_s == math.inf:
+        over = length_s >= max(ROUND_S, self._latest_s) if self._drain is None else now_s >= self._drain.until_s
+        if not over or self._round_least_s == math.inf:
             return
+        delivered_bytes_per_s = self._round_acked / length_s
         limited_round = 2 * self._round_limited > self._round_acked
         self.queue_s = self._round_least_s - self.base_s
-        self._judge(self._round_acked / length_s, limited=limited_round, now_s=now_s)
+        if not limited_round or delivered_bytes_per_s >= CUT_MOST * self.pace_bytes_per_s:
+            self._judge(delivered_bytes_per_s, limited=limited_round, now_s=now_s)
         self._begin_round(now_s)
 
     def window_bytes(self) -> int:
@@ -200,40 +224,45 @@ class RateFollower:
         if self.queue_s < standing_s / 2:
             self._foreign_until_s = -math.inf
         if self._drain is not None:
-            until_s, before_bytes_per_s, queue_s = self._drain
-            if now_s < until_s:
-                return
-            self._drain = None
-            if self.queue_s > max(standing_s, queue_s / 2):
-                self._foreign_until_s = now_s + BASE_SPAN_S
-                self.pace_bytes_per_s = min(before_bytes_per_s, self.target_bytes_per_s)
-            else:
+            drain, self._drain = self._drain, None
+            if self.queue_s <= max(standing_s, drain.queue_s / 2):
                 self.pace_bytes_per_s = min(self._bound_bytes_per_s, self.target_bytes_per_s)
+            elif drain.number < DRAINS_MAX:
+                self._begin_drain(delivered_bytes_per_s, drain.before_bytes_per_s, drain.number + 1, now_s)
+            else:
+                self._foreign_until_s = now_s + BASE_SPAN_S
+                self.pace_bytes_per_s = min(drain.before_bytes_per_s, self.target_bytes_per_s)
         elif self._loses() and not limited:
             self._yield_to(delivered_bytes_per_s, now_s)
             self.pace_bytes_per_s = self._bound_bytes_per_s
             self._loss_s = -math.inf
         elif self.queue_s > standing_s and now_s > self._foreign_until_s:
-            if not limited:
-                before_bytes_per_s = self.pace_bytes_per_s
-                self._yield_to(delivered_bytes_per_s, now_s)
-                self.pace_bytes_per_s = self._bound_bytes_per_s * DRAIN_SHARE / YIELD_SHARE
-                until_s = now_s + self.queue_s / (1 - DRAIN_SHARE) + self._latest_s
-                self._drain = (until_s, before_bytes_per_s, self.queue_s)
+            self._begin_drain(delivered_bytes_per_s, self.pace_bytes_per_s, 1, now_s)
         else:
             self._recover(now_s)
 
+    def _begin_drain(self, delivered_bytes_per_s: float, before_bytes_per_s: float, number: int, now_s: float) -> None:
+        self.pace_bytes_per_s = before_bytes_per_s
+        self._yield_to(delivered_bytes_per_s, now_s)
+        self.pace_bytes_per_s = min(self._bound_bytes_per_s, max(DRAIN_SHARE * delivered_bytes_per_s, self._least))
+        queue_s = max(self.queue_s, self._latest_s - self.base_s)  # it has grown since the round's least
+        length_s = min(queue_s / (1 - DRAIN_SHARE) + self._latest_s, DRAIN_S_MAX)
+        self._drain = _Drain(now_s + length_s, before_bytes_per_s, queue_s, number)
+
+    @property
+    def _least(self) -> float:
+        return ROUND_PACKETS_MIN * self.packet_bytes / ROUND_S
+
     def _yield_to(self, delivered_bytes_per_s: float, now_s: float) -> None:
-        least = ROUND_PACKETS_MIN * self.packet_bytes / ROUND_S
-        bound = max(YIELD_SHARE * delivered_bytes_per_s, CUT_MOST * self.pace_bytes_per_s, least)
+        bound = max(YIELD_SHARE * delivered_bytes_per_s, CUT_MOST * self.pace_bytes_per_s, self._least)
         self._bound_bytes_per_s = min(bound, self.pace_bytes_per_s)
         self._bound_until_s = now_s + BASE_SPAN_S
         self._step = STEP_MIN
 
     def on_persistent_congestion(self) -> None:
         """Nothing arrived for so long that nothing is known of the path (RFC 9002, 7.6)."""
-        least = ROUND_PACKETS_MIN * self.packet_bytes / ROUND_S
-        self.pace_bytes_per_s = min(self.target_bytes_per_s, max(CUT_MOST * self.pace_bytes_per_s, least))
+        least = max(CUT_MOST * self.pace_bytes_per_s, self._least)
+        self.pace_bytes_per_s = min(self.target_bytes_per_s, least)
         self._step = STEP_MIN
 
     def _recover(self, now_s: float) -> None:
