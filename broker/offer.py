@@ -3,7 +3,7 @@
 Its share by water-filling would be the wrong figure: that is made of what it wants, and who sends at a rate that he was
 told wants no more than that. So what others take is subtracted from the capacity, by the kernel's rule: who goes first
 takes what it wants up to its ceiling, who comes after only what it is promised. A class without a backlog takes 1.1
-times what it sends now: nothing is kept for those who are silent, who have their own rate in the kernel when they begin.
+times what it sends now: nothing is kept for the silent, who have their own rate in the kernel when they begin.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from broker.model import ClassAllocation, InterfaceAllocation
 
 
 def offered_bits_per_s(interface: InterfaceAllocation, name: str) -> int:
-    """What a class could send through an interface, on the wire: between its rate in the kernel and its ceiling there."""
+    """What a class could send through an interface, on the wire: from its rate in the kernel to its ceiling there."""
     own = next(entry for entry in interface.classes if entry.name == name)
     taken = sum(_takes(entry, own) for entry in interface.classes if entry.name != name)
     return max(own.rate_bits_per_s, min(own.ceil_bits_per_s, interface.capacity_bits_per_s - taken))

@@ -36,7 +36,9 @@ class Session:
         self, *, job: str, socket_path: str | None = None, client: str = "transport", rates: bool = False
     ) -> None:
         path = protocol.session_socket_path(socket_path)
-        self._box = Mailbox(job=job[: protocol.NAME_BYTES_MAX], client=client[: protocol.NAME_BYTES_MAX], wants_rates=rates)
+        self._box = Mailbox(
+            job=job[: protocol.NAME_BYTES_MAX], client=client[: protocol.NAME_BYTES_MAX], wants_rates=rates
+        )
         self._thread: threading.Thread | None = None
         if path is None:
             self._box.state = SessionState.OFF

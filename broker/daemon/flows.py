@@ -137,9 +137,7 @@ class FlowTable:
                         found.setdefault((interface, entry.connection.traffic_class), set()).add(session)
         return {key: frozenset(names) for key, names in found.items()}
 
-    def only_interface(
-        self, session: str, *, interface_of: Callable[[str], str | None], now_s: float
-    ) -> str | None:
+    def only_interface(self, session: str, *, interface_of: Callable[[str], str | None], now_s: float) -> str | None:
         """The shaped interface through which all peers of a session are reached; None where there is no such one."""
         found = {
             interface_of(entry.connection.peer)

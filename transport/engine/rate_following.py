@@ -1,23 +1,24 @@
-"""The controller that follows a rate given from outside, as arithmetic on packets and times. `native/src/rate.rs` has it
-with the same numbers.
+"""The controller that follows a rate given from outside, as arithmetic on packets and times.
 
-Somebody who sees the whole link (the broker) says how much this endpoint may send. `EndpointRate` divides that among the
-endpoint's connections; `RateFollower` paces one connection at its part, and watches whether the path carries it:
+`native/src/rate.rs` has it with the same numbers. Somebody who sees the whole link (the broker) says how much this
+endpoint may send. `EndpointRate` divides that among the endpoint's connections; `RateFollower` paces one connection at
+its part, and watches whether the path carries it:
 
 - Pace: 0.95 of the part (`HEADROOM`). Acknowledgements of what comes the other way take up to 2.7 % of it (one of 82
   bytes for two packets of 1494 each), and with the rest a queue that stands somewhere drains.
 - In flight: at most pace * (base round trip + `SLACK_S`). So a queue of our own holds 10 ms, and where somebody else's
   queue stands on the path we get base + 10 ms over the present round trip of our rate: less, and never nothing.
-- A queue: the least round trip of a whole round (100 ms, or one round trip) more than max(5 ms, base / 8) over the base.
-  Then the pace falls to 0.8 of what is delivered until a queue of ours must be gone (its length / 0.2, and a round trip;
-  at most 0.8 s). If it is gone it was ours, and the path gives what was delivered: on with 0.95 of that. If not, the path
-  may have become slower meanwhile: once more, with what is delivered now. If it still stands, it is somebody else's, and
-  yielding would only give our part to whoever makes it: the pace is taken back, and delay is not believed for 10 s or
-  until the queue has gone.
+- A queue: the least round trip of a whole round (100 ms, or one round trip) more than max(5 ms, base / 8) over the
+  base. Then the pace falls to 0.8 of what is delivered until a queue of ours must be gone (its length / 0.2, and a
+  round trip; at most 0.8 s). If it is gone it was ours, and the path gives what was delivered: on with 0.95 of that.
+  If not, the path may have become slower meanwhile: once more, with what is delivered now. If it still stands, it is
+  somebody else's, and yielding would only give our part to whoever makes it: the pace is taken back, and delay is not
+  believed for 10 s or until the queue has gone.
 - Loss: surely more than 2 % (BBRv3's threshold; three standard deviations above it) of what was sent in the last second
   at most: the pace falls to 0.95 of what is delivered. Random loss below that is not a queue, and changes nothing.
-- The pace that is kept falls at most by half at once. A round in which the application sent less than it might, and less than half of
-  the pace arrived, says nothing, and in none that the application limited are losses judged (after BBR's rule).
+- The pace that is kept falls at most by half at once. A round in which the application sent less than it might, and
+  less than half of the pace arrived, says nothing; losses are judged only where the application was not the limit
+  (after BBR's rule).
 - Recovery: 1 % a round, doubling to 5 %, up to the rate and never beyond. Within 4 % of where it had to yield last
   (for 10 s) only 1 %: there the next queue is expected, and it is a short one.
 """
@@ -68,11 +69,11 @@ class _Member:
 
 
 class EndpointRate:
-    """One endpoint's rate, divided among its connections that have data: equal parts, and what one does not want goes to
-    the others. Members are known by any hashable name.
+    """One endpoint's rate, divided among its connections that have data. Members are known by any hashable name.
 
-    Each is told the level of the water (`broker.allocate` explains the tank): it may go up to that, and as long as
-    nobody sends more than he says that he wants, all together send the rate.
+    They have equal parts, and what one does not want goes to the others. Each is told the level of the water (as in
+    `broker.allocate`) and may go up to that: as long as nobody sends more than he says that he wants, all together
+    send the rate.
     """
 
     def __init__(self) -> None:

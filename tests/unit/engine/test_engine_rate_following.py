@@ -1,4 +1,4 @@
-"""The controller that follows a rate, on links that are reckoned: obeyed where the path carries it, yielded where not."""
+"""The controller that follows a rate, on links that are reckoned: obeyed where the path carries it, else yielding."""
 
 from __future__ import annotations
 
@@ -236,8 +236,7 @@ def test_all_together_never_want_more_than_the_rate_gives(wants: list[float], bi
     for name, want in zip(names, wants, strict=True):
         rate.share_bytes_per_s(name, want_bytes_per_s=want, now_s=0)
     levels = [
-        rate.share_bytes_per_s(name, want_bytes_per_s=want, now_s=0.01)
-        for name, want in zip(names, wants, strict=True)
+        rate.share_bytes_per_s(name, want_bytes_per_s=want, now_s=0.01) for name, want in zip(names, wants, strict=True)
     ]
     assert sum(min(want, level or 0) for want, level in zip(wants, levels, strict=True)) <= bits_per_s / 8 * (1 + 1e-9)
     assert min(level or 0 for level in levels) >= bits_per_s / 8 / len(wants) * (1 - 1e-9)
