@@ -25,6 +25,8 @@ BACKOFF_S_MIN = 0.2
 BACKOFF_S_MAX = 5.0
 RATES_MAX = 16
 """Classes of which a rate is kept; there are four."""
+RATE_MAX = 10**13
+"""In bits per second; what the configuration allows."""
 RATE_VALID_S_MAX = 10.0
 """No rate counts for longer without being told again, whatever the broker says: it may have died."""
 ANSWER_TIMEOUT_S = 5.0
@@ -207,7 +209,7 @@ def _note_rate(box: Mailbox, told: dict[str, Any]) -> None:
     """Take the rate of a class, or that there is none; what cannot be a rate is as if there were none."""
     name, rate, valid_s = str(told.get("class")), told.get("bits_per_s"), told.get("valid_s")
     box.rates.pop(name, None)
-    if isinstance(rate, int) and rate > 0 and isinstance(valid_s, (int, float)) and len(box.rates) < RATES_MAX:
+    if type(rate) is int and 0 < rate <= RATE_MAX and type(valid_s) in (int, float) and len(box.rates) < RATES_MAX:
         box.rates[name] = (rate, time.monotonic() + min(valid_s, RATE_VALID_S_MAX))
 
 

@@ -1,4 +1,4 @@
-"""How much of everything a run measures: a whole one ends within 15 minutes on 2 cores, a quick one within 2."""
+"""How much of everything a run measures: a whole one ends within 25 minutes on 2 cores, a quick one within 2."""
 
 from __future__ import annotations
 
