@@ -209,7 +209,9 @@ def _note_rate(box: Mailbox, told: dict[str, Any]) -> None:
     """Take the rate of a class, or that there is none; what cannot be a rate is as if there were none."""
     name, rate, valid_s = str(told.get("class")), told.get("bits_per_s"), told.get("valid_s")
     box.rates.pop(name, None)
-    if type(rate) is int and 0 < rate <= RATE_MAX and type(valid_s) in (int, float) and len(box.rates) < RATES_MAX:
+    if not isinstance(rate, int) or not isinstance(valid_s, (int, float)):
+        return
+    if 0 < rate <= RATE_MAX and len(box.rates) < RATES_MAX:
         box.rates[name] = (rate, time.monotonic() + min(valid_s, RATE_VALID_S_MAX))
 
 
