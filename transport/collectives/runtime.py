@@ -133,6 +133,7 @@ class Runtime:
             socket_path=self._settings.broker,
             paths=self._paths,
             rank_of=meeting.peers.rank_of,
+            rates=self._settings.congestion == "rate",
         )
         self._tasks = Tasks(
             endpoint=self._endpoint,
@@ -150,6 +151,7 @@ class Runtime:
         engine = self._engine = meeting.make_engine(self._events)
         compute, bulk = meeting.serve(engine, self._endpoint.hello)
         broker.register(meeting.sockets)  # marks come last: what an engine sets (ECN in the TOS) would undo them
+        broker.serves(compute)
         self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk))
         peers = meeting.peers
 
