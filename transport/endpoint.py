@@ -38,6 +38,7 @@ from transport.engine.base import (
 )
 from transport.outbox import AHEAD, Outbox, SendEnd, Sending
 from transport.peers import Dial, Gone, PeerTable, Phase
+from transport.sockets import Sockets
 from transport.wire.errors import WireCode
 from transport.wire.header import Header, Kind, MatchKey
 
@@ -112,6 +113,7 @@ class Endpoint:
         self._control_number = itertools.count()
         self._engine: Engine | None = None
         self._endpoints: dict[bool, int] = {}
+        self._early: list[Event] = []
         self.closing = False
 
     @property
@@ -120,9 +122,11 @@ class Endpoint:
         return {HELLO_RANK: self.rank, HELLO_GROUP: self._world}
 
     def begin(self, engine: Engine, *, compute: int, bulk: int) -> None:
-        """Use `engine`, with these endpoints of it."""
+        """Use `engine`, with these endpoints of it: peers may have dialled them before we know them."""
         self._engine = engine
         self._endpoints = {False: compute, True: bulk}
+        early, self._early = self._early, []
+        self.handle(early)
 
     # For the layers above.
 
@@ -178,6 +182,25 @@ class Endpoint:
             rank, header, payload, priority=Priority.CONTROL, order=(0, 0), on_end=on_end or (lambda _error: None)
         )
 
+    def move(self, before: Sockets, sockets: Sockets, *, number: int) -> None:
+        """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody."""
+        engine = self._need_engine()
+        engine.rebind(self._endpoints[False], sockets.compute)
+        engine.rebind(self._endpoints[True], sockets.bulk)
+        stale = self.peers.moved_here(time.monotonic(), old=before.advertise, new=sockets.advertise)
+        for connection in stale:
+            engine.disconnect(connection, wire_code=WireCode.NO_ERROR, reason="we have moved")
+        where = {"address": sockets.advertise, "port": sockets.compute_port, "bulk_port": sockets.bulk_port}
+        for rank in self.peers.peers:
+            if self.peers.error(rank) is None:
+                self.control(rank, {"op": "moved", "number": number, **where})
+
+    def peer_moved(self, rank: int, *, number: int, address: str, port: int, bulk_port: int) -> None:
+        """A rank says where it is now. What was under way to where it was is sent again."""
+        stale = self.peers.moved(rank, number=number, address=(address, port), bulk_address=(address, bulk_port))
+        for connection in stale:
+            self._need_engine().disconnect(connection, wire_code=WireCode.NO_ERROR, reason="you have moved")
+
     def discard(self, group: str, before_step: int) -> None:
         """Drop messages of steps that are over, late ones too."""
         self._need_engine().discard(group=group, before_step=before_step)
@@ -186,6 +209,9 @@ class Endpoint:
 
     def handle(self, events: Sequence[Event]) -> None:
         """Take a batch of the engine's events."""
+        if self._engine is None:
+            self._early.extend(events)  # few: engines bound how many connections there are
+            return
         for event in events:
             if self.closing and isinstance(event, Announced | ConnectionUp):
                 continue  # the engine may be closed by now, and nothing new is begun

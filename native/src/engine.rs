@@ -1,25 +1,30 @@
 //! The engine: endpoints, connections, operations, and the runtime whose threads do the work without the GIL.
 
 use std::collections::{BTreeMap, HashMap};
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use quinn::{ClientConfig, EndpointConfig, Incoming, ServerConfig, TokioRuntime};
-use tokio::runtime::{Builder, Handle, Runtime};
+use quinn_proto::{ClientConfig, EndpointConfig, Incoming, ServerConfig, TransportConfig};
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::congestion;
+use crate::endpoint::Endpoint;
 use crate::events::{Event, EventQueue, Failure};
-use crate::guard::{Task, guarded};
+use crate::guard::{self, Task};
 use crate::link::{Link, Stage, remote_name};
 use crate::mail::Mail;
 use crate::measure::{Measure, Measured, ObservedFactory};
-use crate::outgoing::{Message, send};
+use crate::outgoing::Message;
+use crate::rate::EndpointRate;
 use crate::socket::Socket;
 use crate::tls::{Identity, Limits};
 use crate::wire::Code;
@@ -41,7 +46,8 @@ const STREAMS_IN_WINDOW: u64 = 16;
 const WINDOW_BYTES_MIN: u64 = 65536;
 /// Of messages that overtake the hello: the windows of the first three round trips are less.
 const BEFORE_HELLO_BYTES_MAX: u64 = 1 << 20;
-/// One for the socket and one for the connection: what a core does less, so that a second one helps.
+/// One for the endpoint of a job's compute and one for its bulk: all of an endpoint's work is done on one thread, for what
+/// passes from one to another waits until that one has been woken. More endpoints share them.
 const THREADS: usize = 2;
 /// A packet of Ethernet without tunnels, whatever we send ourselves.
 const DATAGRAM_BYTES_TAKEN_MIN: u16 = 1472;
@@ -81,10 +87,12 @@ impl Settings {
 /// One socket and who we are on it.
 struct Served {
     number: u64,
-    endpoint: quinn::Endpoint,
+    endpoint: Endpoint,
+    thread: Handle,
     identity: Identity,
     hello: Bytes,
     bulk: bool,
+    rate: Arc<EndpointRate>,
 }
 
 /// A send under way: over which connection, and how to end it.
@@ -101,6 +109,7 @@ pub struct LinkStatistics {
     pub received_bytes: u64,
     pub lost_packets: u64,
     pub sent_packets: u64,
+    pub path_mtu_bytes: u16,
     pub measured: Measured,
 }
 
@@ -108,7 +117,7 @@ pub struct Engine {
     pub settings: Settings,
     pub events: Arc<EventQueue>,
     pub mail: Mail,
-    handle: Handle,
+    threads: Vec<Handle>,
     over: AtomicBool,
     numbers: AtomicU64,
     endpoints: Mutex<HashMap<u64, Arc<Served>>>,
@@ -118,18 +127,14 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Start the runtime's threads.
-    pub fn start(settings: Settings, events: Arc<EventQueue>) -> std::io::Result<(Arc<Self>, Runtime)> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .thread_name("hive-quic")
-            .enable_all()
-            .build()?;
+    /// Start the threads.
+    pub fn start(settings: Settings, events: Arc<EventQueue>) -> std::io::Result<(Arc<Self>, Vec<Thread>)> {
+        let threads = (0..THREADS).map(|_| Thread::start()).collect::<Result<Vec<_>, _>>()?;
         let engine = Arc::new(Self {
             mail: Mail::new(settings.unexpected_bytes_max, events.clone()),
             settings,
             events,
-            handle: runtime.handle().clone(),
+            threads: threads.iter().map(|thread| thread.handle.clone()).collect(),
             over: AtomicBool::new(false),
             numbers: AtomicU64::new(1),
             endpoints: Mutex::default(),
@@ -137,13 +142,13 @@ impl Engine {
             sends: Mutex::default(),
             snapshot: Mutex::default(),
         });
-        engine.spawn(Task::Engine(engine.clone()), tick(engine.clone()));
-        Ok((engine, runtime))
+        engine.spawn(tick(engine.clone()));
+        Ok((engine, threads))
     }
 
-    /// Run a task; whose it is says what ends if it panics.
-    pub fn spawn(&self, task: Task, future: impl Future<Output = ()> + Send + 'static) {
-        self.handle.spawn(guarded(task, future));
+    /// Run a task that belongs to no connection: the engine ends if it panics.
+    pub fn spawn(self: &Arc<Self>, future: impl Future<Output = ()> + Send + 'static) {
+        guard::spawn(&self.threads[0], Task::Engine(self.clone()), future);
     }
 
     pub fn over(&self) -> bool {
@@ -163,14 +168,17 @@ impl Engine {
         self: &Arc<Self>,
         number: u64,
         descriptor: RawFd,
-        local: SocketAddr,
         identity: Identity,
         hello: Bytes,
         bulk: bool,
     ) -> std::io::Result<()> {
-        let _runtime = self.handle.enter();
-        // SAFETY: the caller keeps the descriptor open.
-        let socket = unsafe { Socket::adopt(descriptor, local) }?;
+        let mut endpoints = locked(&self.endpoints);
+        let thread = self.threads[endpoints.len() % self.threads.len()].clone();
+        let socket = {
+            let _runtime = thread.enter();
+            // SAFETY: the caller keeps the descriptor open.
+            unsafe { Socket::adopt(descriptor) }?
+        };
         let server = ServerConfig::with_crypto(identity.server.clone());
         let mut config = EndpointConfig::default();
         // What we can take in, which is also what the peer may probe the path for.
@@ -178,17 +186,71 @@ impl Engine {
         config
             .max_udp_payload_size(taken)
             .expect("more than QUIC's least, as the settings are");
-        let endpoint = quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, Arc::new(TokioRuntime))?;
+        let (endpoint, mut driver) = {
+            let _runtime = thread.enter();
+            Endpoint::new(socket, config, server, bulk)
+        };
         let served = Arc::new(Served {
             number,
             endpoint,
+            thread,
             identity,
             hello,
             bulk,
+            rate: Arc::default(),
         });
-        locked(&self.endpoints).insert(number, served.clone());
-        self.spawn(Task::Engine(self.clone()), accept(self.clone(), served));
+        endpoints.insert(number, served.clone());
+        let events = self.events.clone();
+        let drive = poll_fn(move |cx| {
+            events.fault("driver");
+            Pin::new(&mut driver).poll(cx)
+        });
+        guard::spawn(&served.thread, Task::Engine(self.clone()), drive);
+        let accepts = accept(self.clone(), served.clone());
+        guard::spawn(&served.thread, Task::Engine(self.clone()), accepts);
         Ok(())
+    }
+
+    /// Serve another socket instead; connections of `moving` know that their path is a new one.
+    ///
+    /// # Safety
+    /// The descriptor stays open until the engine is closed, and so does the one before.
+    pub unsafe fn rebind(&self, endpoint: u64, descriptor: RawFd, moving: &[u64]) -> std::io::Result<()> {
+        let Some(served) = locked(&self.endpoints).get(&endpoint).cloned() else {
+            return Ok(()); // the engine is being closed
+        };
+        let socket = {
+            let _runtime = served.thread.enter();
+            // SAFETY: the caller keeps the descriptor open.
+            unsafe { Socket::adopt(descriptor) }?
+        };
+        for link in moving.iter().filter_map(|number| self.link(*number)) {
+            link.measure.restart();
+        }
+        served.endpoint.rebind(socket);
+        Ok(())
+    }
+
+    /// Whom an endpoint believes has changed: no session of before is resumed.
+    pub fn forget_sessions(&self, endpoint: u64) {
+        if let Some(served) = locked(&self.endpoints).get(&endpoint) {
+            served.identity.forget_sessions();
+        }
+    }
+
+    /// How often peers that dialled have resumed a session.
+    pub fn resumed(&self) -> u64 {
+        locked(&self.endpoints)
+            .values()
+            .map(|served| served.identity.resumed())
+            .sum()
+    }
+
+    /// Give an endpoint a rate to follow, or take it away.
+    pub fn set_rate(&self, endpoint: u64, bits_per_s: Option<u64>) {
+        if let Some(served) = locked(&self.endpoints).get(&endpoint) {
+            served.rate.give(bits_per_s, Instant::now());
+        }
     }
 
     /// Dial.
@@ -209,29 +271,30 @@ impl Engine {
             return down(format!("there is no endpoint {endpoint}"));
         };
         let measure = Measure::new();
-        let mut config = ClientConfig::new(served.identity.client.clone());
-        config.transport_config(self.transport(served.bulk, &measure));
-        let _runtime = self.handle.enter();
+        let mut config = ClientConfig::new(served.identity.client_for(remote, expected));
+        config.transport_config(self.transport(&served, &measure));
         // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
-        let connecting = served.endpoint.connect_with(config, remote, &remote.ip().to_string());
-        match connecting {
+        let connection = served
+            .endpoint
+            .connect(config, remote, &remote.ip().to_string(), measure.rate.clone());
+        match connection {
             Err(error) => down(format!("{} cannot be dialled from this socket: {error}", remote.ip())),
-            Ok(connecting) => {
-                let hello = served.hello.clone();
-                let link = Link::new(self.clone(), number, remote, hello, true, served.bulk, measure);
+            Ok(connection) => {
+                let (thread, hello) = (served.thread.clone(), served.hello.clone());
+                let link = Link::new(self.clone(), thread, number, remote, hello, true, served.bulk, measure);
                 if let Some(expected) = expected {
                     link.set_peer(expected);
                 }
                 locked(&self.links).insert(number, link.clone());
-                self.spawn(Task::Course(link.clone()), link.run(connecting));
+                link.begin_course(connection);
             }
         }
     }
 
-    fn transport(&self, bulk: bool, measure: &Arc<Measure>) -> Arc<quinn::TransportConfig> {
+    fn transport(&self, served: &Served, measure: &Arc<Measure>) -> Arc<TransportConfig> {
         let settings = &self.settings;
-        let inner =
-            congestion::factory(&settings.congestion, bulk).expect("the name was checked when the engine began");
+        let inner = congestion::factory(&settings.congestion, served.bulk, &served.rate, &measure.pace)
+            .expect("the name was checked when the engine began");
         let limits = Limits {
             stream_window_bytes: settings.stream_window_bytes(),
             first_window_bytes: settings.window_bytes().min(BEFORE_HELLO_BYTES_MAX) as u32,
@@ -244,6 +307,8 @@ impl Engine {
         Arc::new(limits.transport(Arc::new(ObservedFactory {
             inner,
             measure: measure.clone(),
+            // BBR keeps its window at twice of what it uses; a rate is followed whatever is used.
+            follows_use: served.bulk || !["bbr", congestion::RATE].contains(&settings.congestion.as_str()),
         })))
     }
 
@@ -298,19 +363,17 @@ impl Engine {
         }
         let (abort, aborted) = oneshot::channel();
         locked(&self.sends).insert(operation, (link.clone(), abort));
-        self.spawn(Task::Send(link.clone(), operation), send(link, message, aborted));
+        link.send(message, aborted);
     }
 
-    /// A send has come to its end. Whether it had not before.
-    pub fn forget_send(&self, operation: u64) -> bool {
-        locked(&self.sends).remove(&operation).is_some()
+    pub fn forget_send(&self, operation: u64) {
+        locked(&self.sends).remove(&operation);
     }
 
-    /// A send whose task is no more has come to its end.
+    /// A send whose task panicked has come to its end.
     pub fn fail_send(&self, operation: u64, failure: Failure) {
-        if self.forget_send(operation) {
-            self.events.push(Event::Failed { operation, failure });
-        }
+        self.forget_send(operation);
+        self.events.push(Event::Failed { operation, failure });
     }
 
     /// Whether a panic left something in the middle that all connections share.
@@ -397,8 +460,39 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A thread that runs tasks, until it is told to end.
+pub struct Thread {
+    handle: Handle,
+    end: oneshot::Sender<()>,
+    running: thread::JoinHandle<()>,
+}
+
+impl Thread {
+    fn start() -> std::io::Result<Self> {
+        // A driver that is busy is always ready: what Python asks for must not wait until it has had many turns.
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .global_queue_interval(1)
+            .event_interval(8)
+            .build()?;
+        let handle = runtime.handle().clone();
+        let (end, ended) = oneshot::channel::<()>();
+        let running = thread::Builder::new().name("hive-quic".to_owned()).spawn(move || {
+            let _ = runtime.block_on(ended); // told, or given up
+        })?;
+        Ok(Self { handle, end, running })
+    }
+
+    /// End it; its tasks are dropped where they wait. What it returns is done then.
+    pub fn end(self) -> thread::JoinHandle<()> {
+        let _ = self.end.send(()); // it may have failed
+        self.running
+    }
+}
+
 async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
-    while let Some(incoming) = served.endpoint.accept().await {
+    loop {
+        let incoming = served.endpoint.accept().await;
         engine.events.fault("accept");
         let half_open = {
             let links = locked(&engine.links);
@@ -407,9 +501,9 @@ async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
         // One that ends before Python has judged it leaves its chain in the queue, where all others would wait behind it.
         let unjudged = half_open.max(engine.events.chains());
         if unjudged >= HALF_OPEN_MAX || engine.over() {
-            incoming.ignore();
+            served.endpoint.ignore(incoming);
         } else if unjudged >= UNPROVED_MAX && !incoming.remote_address_validated() {
-            let _ = incoming.retry(); // it has not been asked before, as was just checked
+            served.endpoint.retry(incoming);
         } else {
             begin(&engine, &served, incoming);
         }
@@ -421,19 +515,28 @@ fn begin(engine: &Arc<Engine>, served: &Served, incoming: Incoming) {
     let remote = incoming.remote_address();
     let measure = Measure::new();
     let mut config = ServerConfig::with_crypto(served.identity.server.clone());
-    config.transport_config(engine.transport(served.bulk, &measure));
-    let Ok(connecting) = incoming.accept_with(Arc::new(config)) else {
+    config.transport_config(engine.transport(served, &measure));
+    let Some(connection) = served.endpoint.begin(incoming, config, measure.rate.clone()) else {
         return; // its first packet was not good
     };
-    let (number, hello) = (engine.number(), served.hello.clone());
-    let link = Link::new(engine.clone(), number, remote, hello, false, served.bulk, measure);
+    let (number, thread, hello) = (engine.number(), served.thread.clone(), served.hello.clone());
+    let link = Link::new(
+        engine.clone(),
+        thread,
+        number,
+        remote,
+        hello,
+        false,
+        served.bulk,
+        measure,
+    );
     locked(&engine.links).insert(number, link.clone());
     engine.events.push(Event::Accepted {
         link: number,
         endpoint: served.number,
         remote: (remote.ip().to_string(), remote.port()),
     });
-    engine.spawn(Task::Course(link.clone()), link.run(connecting));
+    link.begin_course(connection);
 }
 
 async fn tick(engine: Arc<Engine>) {
@@ -454,6 +557,10 @@ async fn tick(engine: Arc<Engine>) {
             }
         }
         *locked(&engine.snapshot) = Arc::new(snapshot);
+        let endpoints: Vec<Arc<Served>> = locked(&engine.endpoints).values().cloned().collect();
+        for served in endpoints {
+            served.endpoint.fit();
+        }
     }
 }
 
@@ -469,6 +576,7 @@ fn statistics_of(link: &Link) -> Option<LinkStatistics> {
         received_bytes: stats.udp_rx.bytes,
         lost_packets: stats.path.lost_packets,
         sent_packets: stats.path.sent_packets,
+        path_mtu_bytes: stats.path.current_mtu,
         measured: link.measure.read(),
     })
 }

@@ -9,6 +9,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use tokio::runtime::Handle;
+
 use crate::engine::Engine;
 use crate::link::Link;
 
@@ -34,16 +36,16 @@ impl Task {
 
     fn panicked(&self, words: &str) {
         let engine = self.engine();
+        if let Self::Send(link, operation) = self {
+            // To tell its end is the last thing that its task would have done, so it has not been told.
+            engine.fail_send(*operation, link.broken(words));
+        }
         if engine.half_done() {
             return engine.broke(words);
         }
         match self {
             Self::Engine(engine) => engine.broke(words),
-            Self::Link(link) => link.broke(words),
-            Self::Send(link, operation) => {
-                link.broke(words);
-                engine.fail_send(*operation, link.broken(words));
-            }
+            Self::Link(link) | Self::Send(link, _) => link.broke(words),
             Self::Course(link) => {
                 link.broke(words);
                 if !link.finish_again() {
@@ -54,12 +56,12 @@ impl Task {
     }
 }
 
-/// A task that may panic.
-pub fn guarded(task: Task, future: impl Future<Output = ()> + Send + 'static) -> impl Future<Output = ()> + Send {
-    Guarded {
+/// Run a task, which may panic, on a thread.
+pub fn spawn(thread: &Handle, task: Task, future: impl Future<Output = ()> + Send + 'static) {
+    thread.spawn(Guarded {
         task,
         future: Box::pin(future),
-    }
+    });
 }
 
 struct Guarded {

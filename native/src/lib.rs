@@ -4,12 +4,14 @@
 //! - `engine` owns sockets, connections and the runtime; `link` is one connection, `incoming` and `outgoing` its two
 //!   directions, `gate` who sends next, `mail` who gets which message.
 //! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
-//!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion` and `measure` say what they are.
+//!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion`, `rate` and `measure` say what they are.
 //! - `guard` is where panics end.
 
 mod buffers;
 mod congestion;
+mod connection;
 mod core;
+mod endpoint;
 mod engine;
 mod events;
 #[cfg(feature = "faults")]
@@ -22,6 +24,8 @@ mod mail;
 mod measure;
 mod memory;
 mod outgoing;
+mod rate;
+mod sender;
 mod socket;
 mod tls;
 pub mod wire;

@@ -1,24 +1,26 @@
 //! One connection: who is at the other end, what is under way, and why it ended.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use quinn::{Connecting, Connection, ConnectionError, VarInt};
-use rustls::pki_types::CertificateDer;
-use tokio::sync::{Notify, watch};
+use quinn_proto::{ConnectionError, VarInt};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{sleep, timeout_at};
 
+use crate::congestion::RATE;
+use crate::connection::Connection;
 use crate::engine::Engine;
 use crate::events::{Event, Failure};
 use crate::gate::Gate;
-use crate::guard::Task;
+use crate::guard::{self, Task};
 use crate::incoming;
 use crate::mail::Channel;
 use crate::measure::Measure;
-use crate::outgoing;
+use crate::outgoing::{self, Message};
 use crate::wire::{Code, Violation, code_name};
 
 /// What may wait in the stack where half as much again as is in flight is less. More would fill the socket of a receiver
@@ -49,10 +51,16 @@ pub struct Link {
     pub gate: Arc<Gate>,
     /// Streams are opened one by one, so that the most urgent message gets the next one that the peer allows.
     pub opener: Arc<Gate>,
+    /// How many streams were opened for messages.
+    pub opened: AtomicU32,
     pub stage: watch::Sender<Stage>,
     remote: SocketAddr,
     hello: Bytes,
+    /// Of the thread that its endpoint lives on.
+    thread: Handle,
     connection: OnceLock<Connection>,
+    /// Told when the caller wants no connection any more before there is one.
+    unwanted: Notify,
     state: Mutex<State>,
     /// Sends that may still tell of themselves.
     pub sends: Arc<Tally>,
@@ -77,8 +85,10 @@ struct State {
 }
 
 impl Link {
+    #[expect(clippy::too_many_arguments, reason = "what a connection is, each by its name")]
     pub fn new(
         engine: Arc<Engine>,
+        thread: Handle,
         number: u64,
         remote: SocketAddr,
         hello: Bytes,
@@ -108,11 +118,14 @@ impl Link {
             engine,
             gate: Gate::new(INSIDE_BYTES_MIN, measure.used.clone()),
             opener: Gate::new(1, Arc::default()),
+            opened: AtomicU32::new(0),
             measure,
             stage: watch::channel(Stage::Handshaking).0,
             remote,
             hello,
+            thread,
             connection: OnceLock::new(),
+            unwanted: Notify::new(),
             state: Mutex::new(state),
             sends: Arc::default(),
             receives: Arc::default(),
@@ -148,28 +161,51 @@ impl Link {
         *self.stage.borrow() == stage
     }
 
-    /// Run a task of this connection's.
+    /// Run a task beside the connection's others, which ends with it if it panics.
     pub fn spawn(self: &Arc<Self>, future: impl Future<Output = ()> + Send + 'static) {
-        self.engine.spawn(Task::Link(self.clone()), future);
+        guard::spawn(&self.thread, Task::Link(self.clone()), future);
+    }
+
+    /// See a connection through, as a task.
+    pub fn begin_course(self: &Arc<Self>, connection: Connection) {
+        guard::spawn(&self.thread, Task::Course(self.clone()), self.clone().run(connection));
+    }
+
+    /// Send a message, as a task; `abort` ends it early.
+    pub fn send(self: &Arc<Self>, message: Message, abort: oneshot::Receiver<Failure>) {
+        let task = Task::Send(self.clone(), message.operation);
+        guard::spawn(&self.thread, task, outgoing::send(self.clone(), message, abort));
     }
 
     /// See a connection through, from its first packet to its last.
-    pub async fn run(self: Arc<Self>, connecting: Connecting) {
+    pub async fn run(self: Arc<Self>, connection: Connection) {
         let settings = &self.engine.settings;
         let deadline = tokio::time::Instant::now() + settings.handshake_timeout;
-        let ended = match timeout_at(deadline, connecting).await {
-            Err(_) => {
-                self.note_failure(self.handshake_timed_out());
+        let connected = tokio::select! {
+            connected = timeout_at(deadline, connection.established()) => Some(connected),
+            () = self.unwanted.notified() => None,
+        };
+        let ended = match connected {
+            None => {
+                connection.close(VarInt::from_u32(Code::NoError as u32), b"");
                 None
             }
-            Ok(Err(error)) => Some(error),
-            Ok(Ok(connection)) => {
+            Some(Err(_)) => {
+                self.note_failure(self.handshake_timed_out());
+                connection.close(VarInt::from_u32(Code::HandshakeTimeout as u32), b"");
+                None
+            }
+            Some(Ok(Err(error))) => Some(error),
+            Some(Ok(Ok(()))) => {
                 self.lock().heard_at = Instant::now();
                 let connection = self.connection.get_or_init(|| connection);
                 self.engine.events.push(Event::Chain {
                     link: self.number,
-                    certificates: chain_of(connection),
+                    certificates: connection.peer_chain().iter().map(|one| one.to_vec()).collect(),
                 });
+                if settings.congestion == RATE && !self.bulk {
+                    self.spawn(keep_pace(self.clone()));
+                }
                 let mut stage = self.stage.subscribe();
                 let up = async {
                     timeout_at(deadline, stage.wait_for(|stage| *stage >= Stage::Up))
@@ -296,10 +332,8 @@ impl Link {
         if due {
             let link = self.clone();
             // If that panics too the engine ends.
-            self.engine.spawn(
-                Task::Engine(self.engine.clone()),
-                async move { link.finish(None).await },
-            );
+            let task = Task::Engine(self.engine.clone());
+            guard::spawn(&self.thread, task, async move { link.finish(None).await });
         }
         due
     }
@@ -310,6 +344,7 @@ impl Link {
             self.note_failure(self.lost(format!("closed here with {}: {reason}", code_name(code))));
         }
         self.lock().closed_here = true;
+        self.unwanted.notify_one();
         self.say_close(code, reason);
     }
 
@@ -473,6 +508,20 @@ impl Link {
     }
 }
 
+/// Wake the stack when packets may go again that were held back by a rate, for as long as the connection lives.
+async fn keep_pace(link: Arc<Link>) {
+    let (Some(connection), measure) = (link.connection().cloned(), link.measure.clone()) else {
+        return;
+    };
+    drop(link);
+    loop {
+        tokio::select! {
+            _ = connection.closed() => return,
+            () = measure.pace.next() => connection.nudge(),
+        }
+    }
+}
+
 impl Channel for Link {
     fn id(&self) -> u64 {
         self.number
@@ -542,11 +591,4 @@ pub fn remote_name(remote: SocketAddr) -> String {
 
 fn cut(reason: &str) -> &[u8] {
     &reason.as_bytes()[..reason.len().min(REASON_BYTES_MAX)]
-}
-
-fn chain_of(connection: &Connection) -> Vec<Vec<u8>> {
-    let chain = connection
-        .peer_identity()
-        .and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok());
-    chain.map_or_else(Vec::new, |chain| chain.iter().map(|one| one.to_vec()).collect())
 }

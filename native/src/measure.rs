@@ -1,15 +1,18 @@
 //! What a connection measures of its path, taken where the congestion controller hears of every packet.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use quinn::congestion::{Controller, ControllerFactory};
 use quinn_proto::RttEstimator;
+use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
+
+use crate::rate::Pace;
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
 const RTT_SPAN: Duration = Duration::from_secs(10);
+const RATE_KEPT: f64 = 0.97;
 
 /// A connection's own measurements. Times are of the last acknowledgement.
 #[derive(Clone, Debug)]
@@ -21,6 +24,8 @@ pub struct Measured {
     pub delivered: u64,
     pub rate_bits_per_s: u64,
     pub application_limited: bool,
+    /// Acknowledgements that told of more packets marked "congestion experienced".
+    pub ecn_ce_reports: u64,
 }
 
 #[derive(Debug)]
@@ -40,6 +45,29 @@ pub struct Measure {
     /// How much of the congestion window is in use: what is in flight when acknowledgements come, at most the window.
     /// Where no packet is ever lost the window itself grows without end.
     pub used: Arc<AtomicU64>,
+    pub rate: Arc<Rate>,
+    /// The path is a new one since the last packet was sent.
+    restart: AtomicBool,
+    /// What holds the packets back where a rate is followed.
+    pub pace: Arc<Pace>,
+}
+
+/// What the path has delivered of late.
+#[derive(Debug)]
+pub struct Rate {
+    /// The most; what was more fades by half in 2 s of sending. 0: nothing yet.
+    pub bytes_per_s: AtomicU64,
+    /// It may carry more, for there was less to send.
+    pub limited: AtomicBool,
+}
+
+impl Default for Rate {
+    fn default() -> Self {
+        Self {
+            bytes_per_s: AtomicU64::new(0),
+            limited: AtomicBool::new(true),
+        }
+    }
 }
 
 impl Measure {
@@ -53,6 +81,7 @@ impl Measure {
                 delivered: 0,
                 rate_bits_per_s: 0,
                 application_limited: true,
+                ecn_ce_reports: 0,
             },
             previous_min: None,
             current_min: None,
@@ -63,6 +92,9 @@ impl Measure {
         Arc::new(Self {
             state: Mutex::new(state),
             used: Arc::default(),
+            rate: Arc::default(),
+            restart: AtomicBool::new(false),
+            pace: Arc::default(),
         })
     }
 
@@ -74,7 +106,24 @@ impl Measure {
     pub fn tick(&self, now: Instant) {
         let mut state = self.lock();
         state.span_limited |= state.told.in_flight == 0;
-        state.close_span(now);
+        self.close_span(&mut state, now);
+    }
+
+    fn close_span(&self, state: &mut State, now: Instant) {
+        if state.close_span(now) {
+            let kept = if state.told.application_limited { 1.0 } else { RATE_KEPT };
+            let before = self.rate.bytes_per_s.load(Ordering::Relaxed) as f64 * kept;
+            let most = (state.told.rate_bits_per_s / 8).max(before as u64);
+            self.rate.bytes_per_s.store(most, Ordering::Relaxed);
+            self.rate
+                .limited
+                .store(state.told.application_limited, Ordering::Relaxed);
+        }
+    }
+
+    /// The path is a new one: forget what the old one taught, with the next packet that is sent.
+    pub fn restart(&self) {
+        self.restart.store(true, Ordering::SeqCst);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -83,20 +132,28 @@ impl Measure {
 }
 
 impl State {
-    fn close_span(&mut self, now: Instant) {
+    /// The first path, or another one than before.
+    fn begin_path(&mut self, window: u64) {
+        (self.previous_min, self.current_min, self.min_since) = (None, None, None);
+        self.told.window = window;
+    }
+
+    /// Whether a span came to its end.
+    fn close_span(&mut self, now: Instant) -> bool {
         let Some((since, bytes)) = self.span else {
             self.span = Some((now, self.told.delivered));
-            return;
+            return false;
         };
         let span = now.saturating_duration_since(since);
         if span < RATE_SPAN {
-            return;
+            return false;
         }
         let bits = (self.told.delivered - bytes) as f64 * 8.0;
         self.told.rate_bits_per_s = (bits / span.as_secs_f64()) as u64;
         self.told.application_limited = self.span_limited;
         self.span_limited = false;
         self.span = Some((now, self.told.delivered));
+        true
     }
 
     /// The least round trip of the last one to two spans, so that a changed path is believed in time.
@@ -122,38 +179,75 @@ impl State {
 pub struct Observed {
     inner: Box<dyn Controller>,
     measure: Arc<Measure>,
+    factory: Arc<dyn ControllerFactory + Send + Sync>,
+    mtu: u16,
+    /// Packets that were sent before say nothing of this path (RFC 9000 9.4).
+    began: Instant,
     latest: Option<Duration>,
     acked: u64,
     limited: bool,
+    in_flight: u64,
+    follows_use: bool,
+}
+
+impl Observed {
+    fn restart(&mut self, now: Instant) {
+        self.inner = self.factory.clone().build(now, self.mtu);
+        self.began = now;
+        self.latest = None;
+        self.measure.lock().begin_path(self.inner.metrics().congestion_window);
+    }
 }
 
 pub struct ObservedFactory {
     pub inner: Arc<dyn ControllerFactory + Send + Sync>,
     pub measure: Arc<Measure>,
+    /// The window does not grow while less than half of it is in use, whatever keeps it from being used (RFC 9002 7.8).
+    /// Where nothing is lost it would become so large that the first loss would not be felt.
+    pub follows_use: bool,
 }
 
 impl ControllerFactory for ObservedFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.inner.clone().build(now, current_mtu);
-        self.measure.lock().told.window = inner.window();
+        self.measure.lock().begin_path(inner.metrics().congestion_window);
         Box::new(Observed {
             inner,
             measure: self.measure.clone(),
+            factory: self.inner.clone(),
+            mtu: current_mtu,
+            began: now,
             latest: None,
             acked: 0,
             limited: false,
+            in_flight: 0,
+            follows_use: self.follows_use,
         })
+    }
+}
+
+impl Observed {
+    fn unused(&self) -> bool {
+        self.follows_use && self.in_flight < self.inner.window() / 2
     }
 }
 
 impl Controller for Observed {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
+        if self.measure.restart.load(Ordering::Relaxed) && self.measure.restart.swap(false, Ordering::SeqCst) {
+            self.restart(now);
+        }
         self.inner.on_sent(now, bytes, last_packet_number);
+        self.in_flight += bytes;
         self.measure.lock().told.in_flight += bytes;
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
-        self.inner.on_ack(now, sent, bytes, app_limited, rtt);
+        if sent < self.began {
+            self.acked += bytes;
+            return;
+        }
+        self.inner.on_ack(now, sent, bytes, app_limited || self.unused(), rtt);
         // Of the packets that one acknowledgement is for, the last one sent is the one whose round trip it shows.
         // (The stack takes `now` before it reads a batch, so that one may seem to have been acknowledged at once.)
         let rtt = Some(now.saturating_duration_since(sent)).filter(|rtt| !rtt.is_zero());
@@ -169,22 +263,34 @@ impl Controller for Observed {
             state.note_rtt(rtt, now);
         }
         state.told.delivered += std::mem::take(&mut self.acked);
-        state.told.window = self.inner.window();
-        let used = state.told.in_flight.min(state.told.window);
+        state.told.window = self.inner.metrics().congestion_window;
+        // A window that follows a rate does not grow by itself, and where packets are lost all of it is wanted twice:
+        // a piece of a message of which one packet was lost stays for another round trip or two.
+        let used = match self.measure.pace.paced() {
+            true => 2 * state.told.window,
+            false => state.told.in_flight.min(state.told.window),
+        };
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
+        self.in_flight = in_flight;
         state.span_limited |= std::mem::take(&mut self.limited) | app_limited;
-        state.close_span(now);
+        self.measure.close_span(&mut state, now);
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
-        self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+        if sent >= self.began {
+            self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+        }
         let mut state = self.measure.lock();
         state.told.in_flight = state.told.in_flight.saturating_sub(lost_bytes);
-        state.told.window = self.inner.window();
+        // A loss is of packets that have bytes: without any, it is the peer's word about marks (RFC 9002 7.1).
+        state.told.ecn_ce_reports += u64::from(lost_bytes == 0);
+        self.in_flight = state.told.in_flight;
+        state.told.window = self.inner.metrics().congestion_window;
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.mtu = new_mtu;
         self.inner.on_mtu_update(new_mtu);
     }
 
@@ -192,13 +298,22 @@ impl Controller for Observed {
         self.inner.window()
     }
 
+    fn metrics(&self) -> ControllerMetrics {
+        self.inner.metrics()
+    }
+
     fn clone_box(&self) -> Box<dyn Controller> {
         Box::new(Self {
             inner: self.inner.clone_box(),
             measure: self.measure.clone(),
+            factory: self.factory.clone(),
+            mtu: self.mtu,
+            began: self.began,
             latest: self.latest,
             acked: self.acked,
             limited: self.limited,
+            in_flight: self.in_flight,
+            follows_use: self.follows_use,
         })
     }
 
@@ -208,5 +323,44 @@ impl Controller for Observed {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quinn_proto::congestion::CubicConfig;
+
+    #[test]
+    fn a_window_that_is_not_half_used_does_not_grow() {
+        let now = Instant::now();
+        for follows_use in [true, false] {
+            let factory = ObservedFactory {
+                inner: Arc::new(CubicConfig::default()),
+                measure: Measure::new(),
+                follows_use,
+            };
+            let controller = Arc::new(factory).build(now, 1200).into_any();
+            let mut controller = controller.downcast::<Observed>().unwrap();
+            assert_eq!(controller.unused(), follows_use);
+            controller.on_sent(now, controller.window() / 2, 0);
+            assert!(!controller.unused());
+            controller.on_end_acks(now, controller.window() / 2 - 1, false, Some(0));
+            assert_eq!(controller.unused(), follows_use);
+        }
+    }
+
+    #[test]
+    fn the_rate_of_a_path_fades_only_while_it_is_full() {
+        let measure = Measure::new();
+        let began = Instant::now();
+        let mut state = measure.lock();
+        for (spans, bytes, limited) in [(0, 0, true), (1, 1_000_000, false), (2, 0, true), (3, 0, false)] {
+            state.told.delivered += bytes;
+            state.span_limited = limited;
+            measure.close_span(&mut state, began + RATE_SPAN * spans);
+            let rate = measure.rate.bytes_per_s.load(Ordering::Relaxed);
+            assert_eq!(rate, [0, 10_000_000, 10_000_000, 9_700_000][spans as usize]);
+        }
     }
 }

@@ -1,17 +1,17 @@
 //! What one connection sends: its hello, and each message on a stream of its own.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use quinn::{SendStream, StoppedError, VarInt, WriteError};
+use quinn_proto::VarInt;
 use tokio::sync::oneshot;
 
 use crate::buffers::Payload;
+use crate::connection::{SendStream, WriteError};
 use crate::events::{Event, Failure};
 use crate::link::Link;
 use crate::wire::{Code, code_name};
@@ -19,8 +19,8 @@ use crate::wire::{Code, code_name};
 /// A collective's chunk: chunks then arrive one after another, and the first is reduced while the next is on its way.
 const TURN_BYTES: usize = 512 * 1024;
 const CONTROL_LEVEL: usize = 1;
-/// The stack serves higher numbers first; the control stream is level 0.
-const HIGHEST: i32 = 100;
+/// Numbers that the streams of a level have one after the other; who has so many open is out of order, and no worse.
+const STREAMS_OF_LEVEL: u32 = 1 << 28;
 
 /// A message to send. The payload is lent until the event of its end.
 pub struct Message {
@@ -49,8 +49,8 @@ pub async fn say_hello(link: Arc<Link>, hello: Bytes) {
     let Ok(mut stream) = connection.open_uni().await else {
         return;
     };
-    let _ = stream.set_priority(HIGHEST);
-    if stream.write_chunk(hello).await.is_ok() {
+    stream.set_priority(rank(0, 0));
+    if stream.write_all(hello).await.is_ok() {
         connection.closed().await;
     }
 }
@@ -78,8 +78,7 @@ pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Fa
         .map_or(0, |payload| payload.acknowledged.load(Ordering::Relaxed));
     let mut give_up = |code: VarInt| {
         if let Some(stream) = &mut stream {
-            // The stack lets go of the payload here. It is closed already where the connection is.
-            let _ = stream.reset(code);
+            stream.reset(code); // the stack lets go of the payload here
         }
     };
     let failure = match end {
@@ -141,23 +140,24 @@ async fn drive(link: &Arc<Link>, message: &Message, slot: &mut Option<SendStream
     drop(turn);
     let stream = slot.insert(stream);
     link.engine.events.fault("send");
-    let _ = stream.set_priority(HIGHEST - message.level as i32);
+    stream.set_priority(rank(message.level, link.opened.fetch_add(1, Ordering::Relaxed)));
     match write(link, message, stream).await {
         Ok(()) => {}
         Err(WriteError::Stopped(code)) => return End::Stopped(code),
-        Err(_) => return End::Lost,
+        Err(WriteError::Lost) => return End::Lost,
     }
-    if stream.finish().is_err() {
-        return match stream.stopped().await {
-            Ok(Some(code)) => End::Stopped(code),
-            _ => End::Lost,
-        };
-    }
+    stream.finish();
     match stream.stopped().await {
         Ok(None) => End::Done,
         Ok(Some(code)) => End::Stopped(code),
-        Err(StoppedError::ConnectionLost(_) | StoppedError::ZeroRttRejected) => End::Lost,
+        Err(_) => End::Lost,
     }
+}
+
+/// Where a stream stands, which the stack serves highest first: by level (the control stream is level 0), and of one level
+/// the oldest first, so that the first chunk is reduced while the next is on its way.
+fn rank(level: usize, opened_before: u32) -> i32 {
+    i32::MAX - (level as u32 * STREAMS_OF_LEVEL + opened_before % STREAMS_OF_LEVEL) as i32
 }
 
 async fn write(link: &Arc<Link>, message: &Message, stream: &mut SendStream) -> Result<(), WriteError> {
@@ -173,7 +173,7 @@ async fn write(link: &Arc<Link>, message: &Message, stream: &mut SendStream) -> 
             None => Default::default(),
         };
         let mut chunks = [header.clone(), piece];
-        let written = poll_fn(|cx| match pin!(stream.write_chunks(&mut chunks)).poll(cx) {
+        let written = poll_fn(|cx| match stream.poll_write(cx, &mut chunks) {
             Poll::Ready(result) => Poll::Ready(Some(result)),
             Poll::Pending => Poll::Ready(None), // and this task is woken when there is credit
         })
@@ -188,6 +188,7 @@ async fn write(link: &Arc<Link>, message: &Message, stream: &mut SendStream) -> 
         taken.store((count - of_header) as u64, Ordering::Relaxed);
         permit.spend((count - of_header) as u64);
         drop(chunks);
+        link.engine.events.fault("written");
         match written {
             Some(Ok(_)) => {}
             Some(Err(error)) => return Err(error),
@@ -208,4 +209,18 @@ async fn woken() {
         }
     })
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::LEVELS;
+
+    #[test]
+    fn streams_are_served_by_level_and_of_one_level_the_oldest_first() {
+        let order: Vec<i32> = (0..LEVELS)
+            .flat_map(|level| [0, 1, STREAMS_OF_LEVEL - 1].map(|before| rank(level, before)))
+            .collect();
+        assert!(order.is_sorted_by(|first, second| first > second), "{order:?}");
+    }
 }

@@ -69,16 +69,19 @@ def talks(sender: Node, receiver: Node, connection: int, tag: int = 77) -> None:
 
 
 @over(NATIVE)
-def test_a_panic_in_a_send_ends_its_connection_and_no_other(three: tuple[Node, Node, Node, int, int]) -> None:
+@pytest.mark.parametrize("place", ["send", "written"])
+def test_a_panic_in_a_send_ends_its_connection_and_no_other(
+    three: tuple[Node, Node, Node, int, int], place: str
+) -> None:
     a, b, c, to_b, to_c = three
     payload = bytearray(100_000)
     waits = a.post("b", None, tag=5)
-    ask_for_panic(a, "send")
+    ask_for_panic(a, place)
     send = a.send(to_b, payload)
     for operation in (send, waits):
         error = a.outcome(operation).error
         assert isinstance(error, ConnectionLostError)
-        assert "a fault was asked for: send" in str(error)
+        assert f"a fault was asked for: {place}" in str(error)
     assert "a fault was asked for" in str(a.take(ConnectionDown).error)
     assert b.take(ConnectionDown).error is not None
     payload.extend(b"it was given back")
@@ -131,7 +134,7 @@ def ends_whole(node: Node, operations: list[int], place: str) -> None:
 
 
 @over(NATIVE)
-@pytest.mark.parametrize("place", ["tick", "accept", "mail"])
+@pytest.mark.parametrize("place", ["tick", "accept", "mail", "driver"])
 def test_a_panic_in_what_all_connections_share_ends_the_engine_with_every_operation(place: str) -> None:
     with connected() as (a, b, up, other):
         waiting = [a.post("b", bytearray(10), tag=tag) for tag in range(5)]

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import LIMIT_S
+from patience import LIMIT_S, best_of
 
 from transport import Group, MemoryRendezvous, Settings
 
@@ -23,8 +24,10 @@ from transport import Group, MemoryRendezvous, Settings
 class ListeningBroker:
     """Answers hello and register as the protocol says, and keeps everything that it hears."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, rate_bits_per_s: int | None = None) -> None:
         self.path = path
+        self._rate_bits_per_s = rate_bits_per_s
+        self._clients: list[socket.socket] = []
         self.heard: list[dict[str, Any]] = []
         self.ports: list[int] = []
         self._changed = threading.Condition()
@@ -37,6 +40,7 @@ class ListeningBroker:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._server.accept()
+                self._clients.append(client)
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
@@ -52,11 +56,20 @@ class ListeningBroker:
                             self.ports.append(passed.getsockname()[1])
                 if message["op"] == "hello":
                     client.send(json.dumps({"op": "welcome", "v": 1, "session": "s-1", "host": "h"}).encode())
+                    if message.get("rates") and self._rate_bits_per_s is not None:
+                        threading.Thread(target=self._tell, args=(client,), daemon=True).start()
                 if message["op"] == "register":
                     client.send(json.dumps({"op": "registered", "id": message["id"], "flows": ["f-1"]}).encode())
                 with self._changed:
                     self.heard.append(message)
                     self._changed.notify_all()
+
+    def _tell(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                rate = {"op": "rate", "class": "compute", "bits_per_s": self._rate_bits_per_s, "valid_s": 3}
+                client.send(json.dumps(rate).encode())
+                time.sleep(0.5)
 
     def wait_for(self, op: str, count: int = 1, **fields: object) -> list[dict[str, Any]]:
         """The messages with these fields, when there are so many."""
@@ -69,7 +82,12 @@ class ListeningBroker:
             return found()
 
     def close(self) -> None:
+        """Die: nobody is accepted any more, and every session ends."""
         self._server.close()
+        self.path.unlink(missing_ok=True)
+        for client in self._clients:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
@@ -132,3 +150,47 @@ def test_a_broker_that_is_not_there_changes_nothing(tmp_path):
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(run, range(2))) == [2.0, 2.0]
+
+
+def test_a_told_rate_is_followed_and_a_broker_that_dies_sets_training_free(tmp_path):
+    rate, elements = 4_000_000, 100_000
+    # Each rank sends the 400 kB once; what buckets hold and stacks send in one piece may have gone before.
+    bound_s = (4 * elements - 60_000) * 8 / (0.95 * rate)
+    broker = ListeningBroker(tmp_path / "session.sock", rate_bits_per_s=rate)
+    rendezvous, dead = MemoryRendezvous(), threading.Event()
+
+    def run(rank: int) -> None:
+        settings = Settings(
+            listen="127.0.0.1",
+            engine=os.environ["HIVE_ENGINE"],
+            congestion="rate",
+            job_secret=b"x",
+            broker=str(broker.path) if rank == 0 else "off",
+        )
+
+        with Group.connect(rendezvous, rank=rank, world_size=2, settings=settings) as group:
+
+            def measure() -> float:
+                group.barrier().wait()
+                began_s = time.monotonic()
+                group.allreduce(np.ones(elements, "f4")).wait()
+                return time.monotonic() - began_s
+
+            def agreed(good: bool) -> bool:
+                """What rank 0 found, so that both go on alike."""
+                told = np.array([good and rank == 0], "u1")
+                group.broadcast(told, 0).wait()
+                return bool(told[0])
+
+            best_of(measure, lambda took_s: agreed(took_s >= bound_s), windows=30)
+            if rank == 0:
+                broker.close()
+                dead.set()
+            dead.wait(LIMIT_S)
+            best_of(measure, lambda took_s: agreed(took_s < 0.7 * bound_s), windows=30)
+
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(run, range(2)))
+    finally:
+        broker.close()

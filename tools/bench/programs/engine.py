@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from transport.wire.header import Kind, MatchKey
 
 CONNECTIONS_PER_ENDPOINT, ENDPOINTS_PER_NAME = 4, 50
 """What engines allow between two ranks; and 200 connections under one name, of the 256 allowed."""
+RATE_EVERY_S = 0.5
+"""A rate is given again well before it is forgotten."""
 DIALS_AT_ONCE = 16
 """Handshakes under way while many connections are made: enough to keep both sides busy."""
 
@@ -57,7 +60,9 @@ class EngineSide:
         """Keep `outstanding` messages under way for `seconds` or `bytes_max`, then say that it was all."""
         peer, connection, flow = self.peer, self.connections[False], int(order["flow"])
         payload = memoryview(bytearray(b"\x5a" * order["message_bytes"]))
+        time.sleep(order["lead_s"])
         samples = Samples()
+        rated_s = -math.inf
         end_s, under_way, step, failure = time.monotonic() + order["seconds"], 0, 0, ""
 
         def ended(outcome: Outcome) -> None:
@@ -70,6 +75,9 @@ class EngineSide:
 
         begun()
         while True:
+            if order["rate_bits_per_s"] and time.monotonic() - rated_s > RATE_EVERY_S:
+                peer.set_rate(order["rate_bits_per_s"])
+                rated_s = time.monotonic()
             more = time.monotonic() < end_s and step * len(payload) < order["bytes_max"] and not failure
             if more and under_way < order["outstanding"]:
                 under_way += 1
@@ -226,6 +234,17 @@ class EngineSide:
         self.peer.pump_for(end_s - time.monotonic())
         return {"cpu_s": cpu_s() - begin_cpu_s, "bytes": before_bytes, "seconds": order["seconds"]}
 
+    def read_statistics(self, order: Order, begun: Begun) -> Mapping[str, Any]:
+        """Look at the statistics of every connection `readings_per_s` times a second; the CPU time of the reader."""
+        begin_s, begin_cpu_s = time.monotonic(), time.thread_time()
+        connections = 0
+        for number in range(round(order["seconds"] * order["readings_per_s"])):
+            self.peer.pump_for(begin_s + number / order["readings_per_s"] - time.monotonic())
+            connections = sum(one.sent_bytes > 0 for one in self.peer.engine.statistics().values())
+        self.peer.pump_for(begin_s + order["seconds"] - time.monotonic())
+        taken_s = time.monotonic() - begin_s
+        return {"cpu_s": time.thread_time() - begin_cpu_s, "seconds": taken_s, "connections": connections}
+
     def _statistics(self) -> Mapping[str, Any]:
         found = self.peer.engine.statistics()[self.connections[False]]
         names = ("rtt_s", "rtt_s_min", "congestion_window_bytes", "lost_packets", "sent_packets", "sent_bytes")
@@ -323,7 +342,8 @@ def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     side = EngineSide(parser.parse_args())
-    names = ("ports", "connect", "accept", "send", "receive", "ping", "echo", "dial_many", "open_many", "rest")
+    names = ["ports", "connect", "accept", "send", "receive", "ping", "echo", "dial_many", "open_many", "rest"]
+    names.append("read_statistics")
     try:
         serve({name: getattr(side, name) for name in names})
     finally:

@@ -53,9 +53,26 @@ def die_in(seconds: float) -> None:
         os._exit(0)
 
 
-def before(rank: int, size: int) -> None:
+def everybody_is_through(rank: int, size: int) -> None:
+    """Wait until every rank's collectives so far have ended.
+
+    On the rank that dies they may end before the others': its last acknowledgement would die with it, and the others
+    would rightly raise for a collective that is not the one the scenario is about.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"through/{rank}", b"")
+    store.wait([f"through/{other}" for other in range(size)], timedelta(seconds=60))
+
+
+def meet(rank: int, size: int) -> None:
+    """Connect, use every connection, and go on when all have."""
     connect()
     dist.barrier()
+    everybody_is_through(rank, size)
+
+
+def before(rank: int, size: int) -> None:
+    meet(rank, size)
     if rank == VICTIM:
         die()
     survive(lambda: dist.all_reduce(torch.ones(1000)))
@@ -65,8 +82,7 @@ def before(rank: int, size: int) -> None:
 
 
 def within(rank: int, size: int) -> None:
-    connect()
-    dist.barrier()
+    meet(rank, size)
     if rank == VICTIM:
         die_in(0.2)
 
@@ -81,6 +97,7 @@ def after(rank: int, size: int) -> None:
     connect()
     tensor = torch.ones(1000)
     dist.all_reduce(tensor)
+    everybody_is_through(rank, size)
     if rank == VICTIM:
         os._exit(3)
     assert tensor[0] == size  # what had ended is good
@@ -93,6 +110,7 @@ def backward(rank: int, size: int) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
     ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.05)  # type: ignore[arg-type]
     ddp(torch.randn(4, 256)).sum().backward()
+    everybody_is_through(rank, size)
     if rank == VICTIM:
         die()
 
@@ -105,8 +123,7 @@ def backward(rank: int, size: int) -> None:
 
 def subgroup(rank: int, size: int) -> None:
     """The first use of a subgroup after its member has died (Gloo hangs for its whole timeout)."""
-    connect()
-    dist.barrier()
+    meet(rank, size)
     if rank == VICTIM:
         die()
     pair = dist.new_group([0, VICTIM], timeout=timedelta(minutes=30))
@@ -124,8 +141,7 @@ def subgroup(rank: int, size: int) -> None:
 
 def message(rank: int, size: int) -> None:
     """A receive from a rank that dies; and one from any rank, which somebody else can still serve."""
-    connect()
-    dist.barrier()
+    meet(rank, size)
     if rank == VICTIM:
         die()
     if rank == 0:
@@ -139,8 +155,7 @@ def message(rank: int, size: int) -> None:
 
 def stopped(rank: int, size: int) -> None:
     """A process that is stopped does not acknowledge: to aioquic it is dead."""
-    connect()
-    dist.barrier()
+    meet(rank, size)
     if rank == VICTIM:
         die_in(22)  # a stopped process does not end by itself; the others know it long before
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -149,8 +164,7 @@ def stopped(rank: int, size: int) -> None:
 
 def aborted(rank: int, size: int) -> None:
     """`abort` ends what is under way, here and, told, on the others."""
-    connect()
-    dist.barrier()
+    meet(rank, size)
     if rank == VICTIM:
         time.sleep(0.3)
         dist.distributed_c10d._abort_process_group()
@@ -160,8 +174,7 @@ def aborted(rank: int, size: int) -> None:
 
 def destroyed(rank: int, size: int) -> None:
     """Destroying a group ends what is under way on this rank, and its peers do not take it for a death."""
-    connect()
-    dist.barrier()
+    meet(rank, size)
     if rank == VICTIM:
         work = dist.all_reduce(torch.ones(1000), async_op=True)
         dist.destroy_process_group()
@@ -173,8 +186,7 @@ def destroyed(rank: int, size: int) -> None:
 
 def missing(rank: int, size: int) -> None:
     """`monitored_barrier` names the rank that does not come."""
-    connect()
-    dist.barrier()
+    meet(rank, size)
     store = dist.distributed_c10d._get_default_store()
     if rank != VICTIM:
         survive(lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=1), False))
