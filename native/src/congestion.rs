@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quinn::congestion::{BbrConfig, Controller, ControllerFactory, CubicConfig, NewRenoConfig};
 use quinn_proto::RttEstimator;
+use quinn_proto::congestion::{BbrConfig, Controller, ControllerFactory, CubicConfig, NewRenoConfig};
 
 const WINDOW_PACKETS_MIN: f64 = 4.0;
 const WINDOW_PACKETS_INITIAL: f64 = 10.0;

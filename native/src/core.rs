@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -11,10 +11,9 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tokio::runtime::Runtime;
 
 use crate::buffers::{Payload, Posted};
-use crate::engine::{Engine, Settings};
+use crate::engine::{Engine, Settings, Thread};
 use crate::events::{Event, EventQueue, deliver_all};
 use crate::mail::Post;
 use crate::outgoing::Message;
@@ -30,7 +29,7 @@ pub struct Core {
 
 /// The threads, until they are joined.
 struct Running {
-    runtime: Runtime,
+    threads: Vec<Thread>,
     events: JoinHandle<()>,
 }
 
@@ -39,7 +38,9 @@ impl Drop for Core {
         let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(running) = running {
             if std::process::id() == self.process {
-                running.runtime.shutdown_background();
+                for thread in running.threads {
+                    thread.end();
+                }
             } else {
                 std::mem::forget(running); // a forked child has none of these threads
             }
@@ -76,14 +77,14 @@ impl Core {
             congestion,
         };
         let queue = Arc::new(EventQueue::default());
-        let (engine, runtime) = Engine::start(settings, queue.clone())?;
+        let (engine, threads) = Engine::start(settings, queue.clone())?;
         let events = thread::Builder::new()
             .name("hive-events".to_owned())
             .spawn(move || deliver_all(&queue, deliver))?;
         Ok(Self {
             engine,
             process: std::process::id(),
-            running: Mutex::new(Some(Running { runtime, events })),
+            running: Mutex::new(Some(Running { threads, events })),
         })
     }
 
@@ -109,19 +110,17 @@ impl Core {
         py: Python<'_>,
         number: u64,
         descriptor: RawFd,
-        local: (String, u16),
         certificates: Vec<Vec<u8>>,
         key: Vec<u8>,
         hello: Vec<u8>,
         bulk: bool,
     ) -> PyResult<()> {
-        let local = address(&local.0, local.1, 0)?;
         let identity = Identity::new(certificates, key).map_err(PyValueError::new_err)?;
         py.detach(|| {
             // SAFETY: the Python side holds the socket object until `close` has returned.
             unsafe {
                 self.engine
-                    .add_endpoint(number, descriptor, local, identity, hello.into(), bulk)
+                    .add_endpoint(number, descriptor, identity, hello.into(), bulk)
             }
         })?;
         Ok(())
@@ -300,14 +299,19 @@ impl Core {
         let timeout = seconds(timeout_s.max(0.0))?;
         py.detach(|| {
             let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let Some(Running { runtime, events }) = running else {
+            let Some(Running { threads, events }) = running else {
                 return Ok(());
             };
-            runtime.block_on(async {
-                // What takes longer is cut off: everything has been told to end.
-                let _ = tokio::time::timeout(timeout, self.engine.finish()).await;
+            let (finished, done) = mpsc::channel();
+            let engine = self.engine.clone();
+            self.engine.spawn(async move {
+                engine.finish().await;
+                let _ = finished.send(()); // nobody may wait any more
             });
-            runtime.shutdown_timeout(timeout);
+            let _ = done.recv_timeout(timeout); // what takes longer is cut off: everything has been told to end
+            for thread in threads.into_iter().map(Thread::end).collect::<Vec<_>>() {
+                thread.join().map_err(|_| PyRuntimeError::new_err("a thread of the network failed"))?;
+            }
             self.engine.events.end();
             if thread::current().id() != events.thread().id() {
                 events

@@ -9,14 +9,16 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use quinn::{ClientConfig, EndpointConfig, Incoming, ServerConfig, TokioRuntime};
-use tokio::runtime::{Builder, Handle, Runtime};
+use quinn_proto::{ClientConfig, EndpointConfig, Incoming, ServerConfig, TransportConfig};
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::congestion;
+use crate::endpoint::Endpoint;
 use crate::events::{Event, EventQueue, Failure};
 use crate::link::{Link, Stage, remote_name};
 use crate::mail::Mail;
@@ -38,7 +40,8 @@ const STREAMS_IN_WINDOW: u64 = 16;
 const WINDOW_BYTES_MIN: u64 = 65536;
 /// Of messages that overtake the hello: the windows of the first three round trips are less.
 const BEFORE_HELLO_BYTES_MAX: u64 = 1 << 20;
-/// One for the socket and one for the connection: what a core does less, so that a second one helps.
+/// One for the endpoint of a job's compute and one for its bulk: all of an endpoint's work is done on one thread, for what
+/// passes from one to another waits until that one has been woken. More endpoints share them.
 const THREADS: usize = 2;
 /// A packet of Ethernet without tunnels, whatever we send ourselves.
 const DATAGRAM_BYTES_TAKEN_MIN: u16 = 1472;
@@ -72,7 +75,8 @@ impl Settings {
 /// One socket and who we are on it.
 struct Served {
     number: u64,
-    endpoint: quinn::Endpoint,
+    endpoint: Endpoint,
+    thread: Handle,
     identity: Identity,
     hello: Bytes,
     bulk: bool,
@@ -99,7 +103,7 @@ pub struct Engine {
     pub settings: Settings,
     pub events: Arc<EventQueue>,
     pub mail: Mail,
-    handle: Handle,
+    threads: Vec<Handle>,
     over: AtomicBool,
     numbers: AtomicU64,
     endpoints: Mutex<HashMap<u64, Arc<Served>>>,
@@ -109,18 +113,14 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Start the runtime's threads.
-    pub fn start(settings: Settings, events: Arc<EventQueue>) -> std::io::Result<(Arc<Self>, Runtime)> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .thread_name("hive-quic")
-            .enable_all()
-            .build()?;
+    /// Start the threads.
+    pub fn start(settings: Settings, events: Arc<EventQueue>) -> std::io::Result<(Arc<Self>, Vec<Thread>)> {
+        let threads = (0..THREADS).map(|_| Thread::start()).collect::<Result<Vec<_>, _>>()?;
         let engine = Arc::new(Self {
             mail: Mail::new(settings.unexpected_bytes_max, events.clone()),
             settings,
             events,
-            handle: runtime.handle().clone(),
+            threads: threads.iter().map(|thread| thread.handle.clone()).collect(),
             over: AtomicBool::new(false),
             numbers: AtomicU64::new(1),
             endpoints: Mutex::default(),
@@ -128,8 +128,13 @@ impl Engine {
             sends: Mutex::default(),
             snapshot: Mutex::default(),
         });
-        spawn(&engine, tick(engine.clone()));
-        Ok((engine, runtime))
+        spawn(&engine, &engine.threads[0], tick(engine.clone()));
+        Ok((engine, threads))
+    }
+
+    /// Run a task that belongs to no connection.
+    pub fn spawn(self: &Arc<Self>, future: impl Future<Output = ()> + Send + 'static) {
+        spawn(self, &self.threads[0], future);
     }
 
     pub fn over(&self) -> bool {
@@ -149,14 +154,17 @@ impl Engine {
         self: &Arc<Self>,
         number: u64,
         descriptor: RawFd,
-        local: SocketAddr,
         identity: Identity,
         hello: Bytes,
         bulk: bool,
     ) -> std::io::Result<()> {
-        let _runtime = self.handle.enter();
-        // SAFETY: the caller keeps the descriptor open.
-        let socket = unsafe { Socket::adopt(descriptor, local) }?;
+        let mut endpoints = locked(&self.endpoints);
+        let thread = self.threads[endpoints.len() % self.threads.len()].clone();
+        let socket = {
+            let _runtime = thread.enter();
+            // SAFETY: the caller keeps the descriptor open.
+            unsafe { Socket::adopt(descriptor) }?
+        };
         let server = ServerConfig::with_crypto(identity.server.clone());
         let mut config = EndpointConfig::default();
         // What we can take in, which is also what the peer may probe the path for.
@@ -164,16 +172,21 @@ impl Engine {
         config
             .max_udp_payload_size(taken)
             .expect("more than QUIC's least, as the settings are");
-        let endpoint = quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, Arc::new(TokioRuntime))?;
+        let (endpoint, driver) = {
+            let _runtime = thread.enter();
+            Endpoint::new(socket, config, server)
+        };
         let served = Arc::new(Served {
             number,
             endpoint,
+            thread,
             identity,
             hello,
             bulk,
         });
-        locked(&self.endpoints).insert(number, served.clone());
-        spawn(self, accept(self.clone(), served));
+        endpoints.insert(number, served.clone());
+        spawn(self, &served.thread, driver);
+        spawn(self, &served.thread, accept(self.clone(), served.clone()));
         Ok(())
     }
 
@@ -197,24 +210,23 @@ impl Engine {
         let measure = Measure::new();
         let mut config = ClientConfig::new(served.identity.client.clone());
         config.transport_config(self.transport(served.bulk, &measure));
-        let _runtime = self.handle.enter();
         // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
-        let connecting = served.endpoint.connect_with(config, remote, &remote.ip().to_string());
-        match connecting {
+        let connection = served.endpoint.connect(config, remote, &remote.ip().to_string());
+        match connection {
             Err(error) => down(format!("{} cannot be dialled from this socket: {error}", remote.ip())),
-            Ok(connecting) => {
-                let hello = served.hello.clone();
-                let link = Link::new(self.clone(), number, remote, hello, true, served.bulk, measure);
+            Ok(connection) => {
+                let (thread, hello) = (served.thread.clone(), served.hello.clone());
+                let link = Link::new(self.clone(), thread, number, remote, hello, true, served.bulk, measure);
                 if let Some(expected) = expected {
                     link.set_peer(expected);
                 }
                 locked(&self.links).insert(number, link.clone());
-                spawn(self, link.run(connecting));
+                link.spawn(link.clone().run(connection));
             }
         }
     }
 
-    fn transport(&self, bulk: bool, measure: &Arc<Measure>) -> Arc<quinn::TransportConfig> {
+    fn transport(&self, bulk: bool, measure: &Arc<Measure>) -> Arc<TransportConfig> {
         let settings = &self.settings;
         let inner =
             congestion::factory(&settings.congestion, bulk).expect("the name was checked when the engine began");
@@ -276,7 +288,7 @@ impl Engine {
         }
         let (abort, aborted) = oneshot::channel();
         locked(&self.sends).insert(operation, (link.clone(), abort));
-        spawn(self, send(link, message, aborted));
+        link.spawn(send(link.clone(), message, aborted));
     }
 
     pub fn forget_send(&self, operation: u64) {
@@ -359,11 +371,36 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Run a task of the engine's. One that panics ends the engine, not the process.
-pub fn spawn(engine: &Arc<Engine>, future: impl Future<Output = ()> + Send + 'static) {
-    engine.handle.spawn(Guarded {
+pub fn spawn(engine: &Arc<Engine>, thread: &Handle, future: impl Future<Output = ()> + Send + 'static) {
+    thread.spawn(Guarded {
         engine: engine.clone(),
         future: Box::pin(future),
     });
+}
+
+/// A thread that runs tasks, until it is told to end.
+pub struct Thread {
+    handle: Handle,
+    end: oneshot::Sender<()>,
+    running: thread::JoinHandle<()>,
+}
+
+impl Thread {
+    fn start() -> std::io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (end, ended) = oneshot::channel::<()>();
+        let running = thread::Builder::new().name("hive-quic".to_owned()).spawn(move || {
+            let _ = runtime.block_on(ended); // told, or given up
+        })?;
+        Ok(Self { handle, end, running })
+    }
+
+    /// End it; its tasks are dropped where they wait. What it returns is done then.
+    pub fn end(self) -> thread::JoinHandle<()> {
+        let _ = self.end.send(()); // it may have failed
+        self.running
+    }
 }
 
 struct Guarded {
@@ -395,13 +432,14 @@ pub fn words_of(panic: &(dyn Any + Send)) -> String {
 }
 
 async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
-    while let Some(incoming) = served.endpoint.accept().await {
+    loop {
+        let incoming = served.endpoint.accept().await;
         let half_open = {
             let links = locked(&engine.links);
             links.values().filter(|link| link.is(Stage::Handshaking)).count()
         };
         if half_open >= HALF_OPEN_MAX || engine.over() {
-            incoming.ignore();
+            served.endpoint.ignore(incoming);
         } else {
             begin(&engine, &served, incoming);
         }
@@ -414,18 +452,18 @@ fn begin(engine: &Arc<Engine>, served: &Served, incoming: Incoming) {
     let measure = Measure::new();
     let mut config = ServerConfig::with_crypto(served.identity.server.clone());
     config.transport_config(engine.transport(served.bulk, &measure));
-    let Ok(connecting) = incoming.accept_with(Arc::new(config)) else {
+    let Some(connection) = served.endpoint.begin(incoming, config) else {
         return; // its first packet was not good
     };
-    let (number, hello) = (engine.number(), served.hello.clone());
-    let link = Link::new(engine.clone(), number, remote, hello, false, served.bulk, measure);
+    let (number, thread, hello) = (engine.number(), served.thread.clone(), served.hello.clone());
+    let link = Link::new(engine.clone(), thread, number, remote, hello, false, served.bulk, measure);
     locked(&engine.links).insert(number, link.clone());
     engine.events.push(Event::Accepted {
         link: number,
         endpoint: served.number,
         remote: (remote.ip().to_string(), remote.port()),
     });
-    spawn(engine, link.run(connecting));
+    link.spawn(link.clone().run(connection));
 }
 
 async fn tick(engine: Arc<Engine>) {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use quinn::{ReadError, RecvStream, VarInt};
+use quinn_proto::VarInt;
 
-use crate::engine::spawn;
+use crate::connection::{ReadError, RecvStream};
 use crate::events::Event;
 use crate::link::{Counted, Link, Stage};
 use crate::mail::{Next, Slot};
@@ -23,10 +23,10 @@ pub async fn listen(link: Arc<Link>) {
     let Ok(control) = connection.accept_uni().await else {
         return;
     };
-    spawn(&link.engine, listen_to_control(link.clone(), control));
+    link.spawn(listen_to_control(link.clone(), control));
     let _listening = link.receives.enter();
     while let Ok(stream) = connection.accept_uni().await {
-        spawn(&link.engine, receive(link.clone(), stream, link.receives.enter()));
+        link.spawn(receive(link.clone(), stream, link.receives.enter()));
     }
 }
 
@@ -34,13 +34,13 @@ async fn listen_to_control(link: Arc<Link>, mut stream: RecvStream) {
     let mut greeted = false;
     let mut data = Vec::new();
     let violation = loop {
-        match stream.read_chunk(HEADER_BYTES_MAX, true).await {
-            Ok(Some(chunk)) => data.extend_from_slice(&chunk.bytes),
+        match stream.read_chunk(HEADER_BYTES_MAX).await {
+            Ok(Some(chunk)) => data.extend_from_slice(&chunk),
             Ok(None) => break Violation::new(Code::ProtocolViolation, "ended its control stream"),
             Err(ReadError::Reset(_)) => {
                 break Violation::new(Code::ProtocolViolation, "reset its control stream");
             }
-            Err(_) => return,
+            Err(ReadError::Lost) => return,
         }
         if let Err(violation) = read_frames(&link, &mut data, &mut greeted) {
             break violation;
@@ -99,8 +99,8 @@ async fn receive(link: Arc<Link>, mut stream: RecvStream, _counted: Counted) {
 async fn read_header(stream: &mut RecvStream) -> Result<Option<(wire::Header, Bytes)>, Violation> {
     let mut data = Vec::new();
     loop {
-        let chunk = match stream.read_chunk(HEADER_BYTES_MAX, true).await {
-            Ok(Some(chunk)) => chunk.bytes,
+        let chunk = match stream.read_chunk(HEADER_BYTES_MAX).await {
+            Ok(Some(chunk)) => chunk,
             Ok(None) => {
                 return Err(Violation::new(Code::LengthMismatch, "a stream ended within its header"));
             }
@@ -128,18 +128,17 @@ async fn read_payload(link: &Link, stream: &mut RecvStream, slot: &Arc<Slot>, fi
     loop {
         match slot.next() {
             Next::Stop(code) => {
-                let _ = stream.stop(VarInt::from_u32(code as u32)); // it may have ended meanwhile
+                stream.stop(VarInt::from_u32(code as u32));
                 return Ok(());
             }
             Next::Wait => {
                 tokio::select! {
                     () = slot.changed.notified() => {}
-                    reset = stream.received_reset() => match reset {
-                        Ok(Some(code)) => {
+                    reset = stream.received_reset() => {
+                        if let Some(code) = reset {
                             mail.reset(slot, &reason_of(code));
-                            return Ok(());
                         }
-                        _ => return Ok(()),
+                        return Ok(());
                     }
                 }
                 continue;
@@ -171,7 +170,7 @@ async fn read_payload(link: &Link, stream: &mut RecvStream, slot: &Arc<Slot>, fi
                 mail.reset(slot, &reason_of(code));
                 return Ok(());
             }
-            Err(_) => return Ok(()), // the connection has ended, which the mail is told
+            Err(ReadError::Lost) => return Ok(()), // with the connection, which the mail is told
         }
     }
 }

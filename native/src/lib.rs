@@ -8,7 +8,9 @@
 
 mod buffers;
 mod congestion;
+mod connection;
 mod core;
+mod endpoint;
 mod engine;
 mod events;
 mod gate;

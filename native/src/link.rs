@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use quinn::{Connecting, Connection, ConnectionError, VarInt};
-use rustls::pki_types::CertificateDer;
+use quinn_proto::{ConnectionError, VarInt};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout_at};
 
+use crate::connection::Connection;
 use crate::engine::{Engine, spawn};
 use crate::events::{Event, Failure};
 use crate::gate::Gate;
@@ -51,6 +52,8 @@ pub struct Link {
     pub stage: watch::Sender<Stage>,
     remote: SocketAddr,
     hello: Bytes,
+    /// Of the thread that its endpoint lives on.
+    thread: Handle,
     connection: OnceLock<Connection>,
     state: Mutex<State>,
     /// Sends that may still tell of themselves.
@@ -75,8 +78,10 @@ struct State {
 }
 
 impl Link {
+    #[expect(clippy::too_many_arguments, reason = "what a connection is, each by its name")]
     pub fn new(
         engine: Arc<Engine>,
+        thread: Handle,
         number: u64,
         remote: SocketAddr,
         hello: Bytes,
@@ -109,6 +114,7 @@ impl Link {
             stage: watch::channel(Stage::Handshaking).0,
             remote,
             hello,
+            thread,
             connection: OnceLock::new(),
             state: Mutex::new(state),
             sends: Arc::default(),
@@ -145,22 +151,28 @@ impl Link {
         *self.stage.borrow() == stage
     }
 
+    /// Run a task beside the connection's others.
+    pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        spawn(&self.engine, &self.thread, future);
+    }
+
     /// See a connection through, from its first packet to its last.
-    pub async fn run(self: Arc<Self>, connecting: Connecting) {
+    pub async fn run(self: Arc<Self>, connection: Connection) {
         let settings = &self.engine.settings;
         let deadline = tokio::time::Instant::now() + settings.handshake_timeout;
-        let ended = match timeout_at(deadline, connecting).await {
+        let ended = match timeout_at(deadline, connection.established()).await {
             Err(_) => {
                 self.note_failure(self.handshake_timed_out());
+                connection.close(VarInt::from_u32(Code::HandshakeTimeout as u32), b"");
                 None
             }
             Ok(Err(error)) => Some(error),
-            Ok(Ok(connection)) => {
+            Ok(Ok(())) => {
                 self.lock().heard_at = Instant::now();
                 let connection = self.connection.get_or_init(|| connection);
                 self.engine.events.push(Event::Chain {
                     link: self.number,
-                    certificates: chain_of(connection),
+                    certificates: connection.peer_chain().iter().map(|one| one.to_vec()).collect(),
                 });
                 let mut stage = self.stage.subscribe();
                 let up = async {
@@ -200,8 +212,8 @@ impl Link {
         if !self.advance(Stage::Handshaking, Stage::Verified) {
             return;
         }
-        spawn(&self.engine, outgoing::say_hello(self.clone(), self.hello.clone()));
-        spawn(&self.engine, incoming::listen(self.clone()));
+        self.spawn(outgoing::say_hello(self.clone(), self.hello.clone()));
+        self.spawn(incoming::listen(self.clone()));
     }
 
     /// The peer's hello is good: messages may go. False where the connection has ended meanwhile.
@@ -250,7 +262,7 @@ impl Link {
             }
             connection.close(VarInt::from_u64(code).unwrap_or_default(), cut(&reason));
         };
-        spawn(&self.engine, confirmed);
+        self.spawn(confirmed);
     }
 
     /// Close for bytes that break the protocol.
@@ -498,11 +510,4 @@ pub fn remote_name(remote: SocketAddr) -> String {
 
 fn cut(reason: &str) -> &[u8] {
     &reason.as_bytes()[..reason.len().min(REASON_BYTES_MAX)]
-}
-
-fn chain_of(connection: &Connection) -> Vec<Vec<u8>> {
-    let chain = connection
-        .peer_identity()
-        .and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok());
-    chain.map_or_else(Vec::new, |chain| chain.iter().map(|one| one.to_vec()).collect())
 }

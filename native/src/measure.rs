@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use quinn::congestion::{Controller, ControllerFactory};
 use quinn_proto::RttEstimator;
+use quinn_proto::congestion::{Controller, ControllerFactory};
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
 const RTT_SPAN: Duration = Duration::from_secs(10);

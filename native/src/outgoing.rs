@@ -1,17 +1,17 @@
 //! What one connection sends: its hello, and each message on a stream of its own.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use quinn::{SendStream, StoppedError, VarInt, WriteError};
+use quinn_proto::VarInt;
 use tokio::sync::oneshot;
 
 use crate::buffers::Payload;
+use crate::connection::{SendStream, WriteError};
 use crate::events::{Event, Failure};
 use crate::link::Link;
 use crate::wire::{Code, code_name};
@@ -49,8 +49,8 @@ pub async fn say_hello(link: Arc<Link>, hello: Bytes) {
     let Ok(mut stream) = connection.open_uni().await else {
         return;
     };
-    let _ = stream.set_priority(HIGHEST);
-    if stream.write_chunk(hello).await.is_ok() {
+    stream.set_priority(HIGHEST);
+    if stream.write_all(hello).await.is_ok() {
         connection.closed().await;
     }
 }
@@ -77,8 +77,7 @@ pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Fa
         .map_or(0, |payload| payload.acknowledged.load(Ordering::Relaxed));
     let mut give_up = |code: VarInt| {
         if let Some(stream) = &mut stream {
-            // The stack lets go of the payload here. It is closed already where the connection is.
-            let _ = stream.reset(code);
+            stream.reset(code); // the stack lets go of the payload here
         }
     };
     let failure = match end {
@@ -139,22 +138,17 @@ async fn drive(link: &Arc<Link>, message: &Message, slot: &mut Option<SendStream
     };
     drop(turn);
     let stream = slot.insert(stream);
-    let _ = stream.set_priority(HIGHEST - message.level as i32);
+    stream.set_priority(HIGHEST - message.level as i32);
     match write(link, message, stream).await {
         Ok(()) => {}
         Err(WriteError::Stopped(code)) => return End::Stopped(code),
-        Err(_) => return End::Lost,
+        Err(WriteError::Lost) => return End::Lost,
     }
-    if stream.finish().is_err() {
-        return match stream.stopped().await {
-            Ok(Some(code)) => End::Stopped(code),
-            _ => End::Lost,
-        };
-    }
+    stream.finish();
     match stream.stopped().await {
         Ok(None) => End::Done,
         Ok(Some(code)) => End::Stopped(code),
-        Err(StoppedError::ConnectionLost(_) | StoppedError::ZeroRttRejected) => End::Lost,
+        Err(_) => End::Lost,
     }
 }
 
@@ -171,7 +165,7 @@ async fn write(link: &Arc<Link>, message: &Message, stream: &mut SendStream) -> 
             None => Default::default(),
         };
         let mut chunks = [header.clone(), piece];
-        let written = poll_fn(|cx| match pin!(stream.write_chunks(&mut chunks)).poll(cx) {
+        let written = poll_fn(|cx| match stream.poll_write(cx, &mut chunks) {
             Poll::Ready(result) => Poll::Ready(Some(result)),
             Poll::Pending => Poll::Ready(None), // and this task is woken when there is credit
         })

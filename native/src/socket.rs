@@ -2,28 +2,36 @@
 //!
 //! So the socket can be given to the broker for its marks, and a forked child can close its copy.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
-use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
-use quinn::udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
-use quinn::{AsyncUdpSocket, UdpPoller};
-use tokio::io::Interest;
+use bytes::BytesMut;
+use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use tokio::io::unix::AsyncFd;
 
 /// 100 ms at 1 Gbit/s are 12 MB; the kernel grants less to the unprivileged, silently.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 2 << 20;
 /// What the kernel reports of a datagram sent earlier (ICMP): nothing is wrong with the socket.
-const ICMP_ERRORS: [i32; 4] = [
+const ICMP_ERRORS: [i32; 5] = [
     libc::EMSGSIZE,
     libc::ECONNREFUSED,
+    libc::ECONNRESET,
     libc::EHOSTUNREACH,
     libc::ENETUNREACH,
 ];
+/// The largest payload of UDP over IPv4, of one datagram or of what the kernel cuts into several.
+pub const PAYLOAD_BYTES_MAX: usize = 65507;
+/// Room for one datagram, or for what the kernel has joined.
+const ROOM_BYTES: usize = 1 << 16;
+/// Large pieces are read a few at once: 256 KiB are decrypted and copied on while they are in the cache.
+const LARGE_AT_ONCE: usize = 4;
+const LARGE_BYTES: usize = 8192;
+/// Less is copied out, so that the room can be used again at once.
+const COPIED_BYTES_MAX: usize = 2048;
+const ROOMS_MAX: usize = 16;
 
 #[derive(Debug)]
 struct Descriptor(RawFd);
@@ -34,19 +42,17 @@ impl AsRawFd for Descriptor {
     }
 }
 
-#[derive(Debug)]
 pub struct Socket {
     io: AsyncFd<Descriptor>,
     state: UdpSocketState,
-    local: SocketAddr,
 }
 
 impl Socket {
-    /// Take a bound UDP socket into use; to be called within the runtime.
+    /// Take a bound UDP socket into use; to be called within the runtime that is going to drive it.
     ///
     /// # Safety
     /// The descriptor stays open until the last reference to the socket is gone.
-    pub unsafe fn adopt(descriptor: RawFd, local: SocketAddr) -> io::Result<Arc<Self>> {
+    pub unsafe fn adopt(descriptor: RawFd) -> io::Result<Self> {
         // SAFETY: the caller keeps the descriptor open.
         let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let socket = UdpSockRef::from(&borrowed);
@@ -56,89 +62,155 @@ impl Socket {
         let _ = state.set_send_buffer_size(UdpSockRef::from(&borrowed), SEND_BUFFER_BYTES);
         // SAFETY: the caller keeps the descriptor open, and `Descriptor` never changes.
         let io = unsafe { AsyncFd::register(Descriptor(descriptor)) }?;
-        Ok(Arc::new(Self { io, state, local }))
+        Ok(Self { io, state })
     }
 
     fn borrow(&self) -> BorrowedFd<'_> {
         // SAFETY: `adopt` was promised that the descriptor outlives `self`.
         unsafe { BorrowedFd::borrow_raw(self.io.get_ref().0) }
     }
-}
 
-impl AsyncUdpSocket for Socket {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Writable {
-            socket: self,
-            waiting: None,
-        })
-    }
-
-    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        // `send` takes what only concerns the path (EMSGSIZE of a probe, nobody there) for a packet lost on the way.
-        self.io.try_io(Interest::WRITABLE, |_| {
-            self.state.send(UdpSockRef::from(&self.borrow()), transmit)
-        })
-    }
-
-    fn poll_recv(
-        &self,
-        cx: &mut Context<'_>,
-        bufs: &mut [IoSliceMut<'_>],
-        meta: &mut [RecvMeta],
-    ) -> Poll<io::Result<usize>> {
+    /// Send, or have the task woken when the kernel has room again (false). What only concerns the path (EMSGSIZE of a
+    /// probe, nobody there) is taken for a packet lost on the way.
+    pub fn poll_send(&self, cx: &mut Context<'_>, transmit: &Transmit<'_>) -> bool {
         loop {
-            let mut guard = ready!(self.io.poll_read_ready(cx))?;
-            let read = guard.try_io(|_| self.state.recv(UdpSockRef::from(&self.borrow()), bufs, meta));
-            match read {
-                Ok(Err(error)) if error.raw_os_error().is_some_and(|code| ICMP_ERRORS.contains(&code)) => {}
-                Ok(result) => return Poll::Ready(result),
-                Err(_would_block) => {}
+            if self.state.send(UdpSockRef::from(&self.borrow()), transmit).is_ok() {
+                return true;
+            }
+            match self.io.poll_write_ready(cx) {
+                Poll::Ready(Ok(mut room)) => room.clear_ready(), // from before: ask again for what comes from here on
+                Poll::Ready(Err(_)) | Poll::Pending => return false,
             }
         }
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.local)
+    /// Send what need not arrive.
+    pub fn send(&self, transmit: &Transmit<'_>) {
+        let _ = self.state.send(UdpSockRef::from(&self.borrow()), transmit);
     }
 
-    fn may_fragment(&self) -> bool {
+    /// Whether something has come since it was asked last; otherwise the task is woken when it does.
+    pub fn poll_readable(&self, cx: &mut Context<'_>) -> bool {
+        match self.io.poll_read_ready(cx) {
+            Poll::Ready(Ok(mut guard)) => {
+                guard.clear_ready();
+                true
+            }
+            Poll::Ready(Err(_)) | Poll::Pending => false,
+        }
+    }
+
+    pub fn may_fragment(&self) -> bool {
         self.state.may_fragment()
     }
 
-    fn max_transmit_segments(&self) -> usize {
-        self.state.max_gso_segments()
-    }
-
-    fn max_receive_segments(&self) -> usize {
-        self.state.gro_segments()
+    /// How many datagrams of `size` bytes the kernel takes at once.
+    pub fn segments_max(&self, size: usize) -> usize {
+        (PAYLOAD_BYTES_MAX / size).clamp(1, self.state.max_gso_segments())
     }
 }
 
-type Readiness = Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>;
-
-/// One connection's wait for room in the socket: each has a waker of its own, of which the socket keeps a list.
-struct Writable {
-    socket: Arc<Socket>,
-    waiting: Option<Readiness>,
+/// Where datagrams are read into.
+///
+/// Small ones come many at once and are copied out, for a packet that waits to be read must not hold 64 KiB. Where the
+/// kernel joins them to large pieces, each of those has a room of its own, in which its packets are decrypted and from
+/// which they are delivered.
+pub struct Inbox {
+    small: Box<[u8]>,
+    /// Rooms that were given out, of which the oldest is likely to be free again.
+    rooms: VecDeque<BytesMut>,
+    large: bool,
 }
 
-impl std::fmt::Debug for Writable {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Writable").finish_non_exhaustive()
+/// What was read: whether there may be more.
+pub enum Read {
+    Nothing,
+    Some,
+    Full,
+}
+
+impl Inbox {
+    pub fn new() -> Self {
+        Self {
+            // Zeroes that the kernel provides when they are touched, which most of them never are.
+            small: vec![0; BATCH_SIZE * ROOM_BYTES].into_boxed_slice(),
+            rooms: VecDeque::new(),
+            large: false,
+        }
+    }
+
+    /// Read a batch; `take` is given each piece, which is one datagram or several of `stride` bytes.
+    pub fn read(&mut self, socket: &Socket, take: impl FnMut(&RecvMeta, BytesMut)) -> Read {
+        if self.large {
+            self.read_large(socket, take)
+        } else {
+            self.read_small(socket, take)
+        }
+    }
+
+    fn read_small(&mut self, socket: &Socket, mut take: impl FnMut(&RecvMeta, BytesMut)) -> Read {
+        let mut found = [RecvMeta::default(); BATCH_SIZE];
+        let mut rooms = self.small.chunks_mut(ROOM_BYTES);
+        let mut slices: [IoSliceMut<'_>; BATCH_SIZE] =
+            std::array::from_fn(|_| IoSliceMut::new(rooms.next().expect("there are as many")));
+        let Some(count) = receive(socket, &mut slices, &mut found) else {
+            return Read::Nothing;
+        };
+        let mut bytes = 0;
+        for (one, room) in found[..count].iter().zip(&slices) {
+            bytes += one.len;
+            take(one, BytesMut::from(&room[..one.len]));
+        }
+        self.large = bytes / count.max(1) >= LARGE_BYTES;
+        if count == BATCH_SIZE { Read::Full } else { Read::Some }
+    }
+
+    fn read_large(&mut self, socket: &Socket, mut take: impl FnMut(&RecvMeta, BytesMut)) -> Read {
+        let mut found = [RecvMeta::default(); LARGE_AT_ONCE];
+        let mut rooms: [BytesMut; LARGE_AT_ONCE] = std::array::from_fn(|_| self.room());
+        let mut slices = rooms.each_mut().map(|room| IoSliceMut::new(room));
+        let Some(count) = receive(socket, &mut slices, &mut found) else {
+            self.rooms.extend(rooms);
+            return Read::Nothing;
+        };
+        let mut bytes = 0;
+        for (one, room) in found[..count].iter().zip(&mut rooms) {
+            bytes += one.len;
+            if one.len < COPIED_BYTES_MAX {
+                take(one, BytesMut::from(&room[..one.len]));
+            } else {
+                take(one, room.split_to(one.len));
+            }
+        }
+        self.rooms.extend(rooms);
+        self.large = bytes / count.max(1) >= LARGE_BYTES / 2;
+        if count == LARGE_AT_ONCE { Read::Full } else { Read::Some }
+    }
+
+    /// A room that nobody looks at, of `ROOM_BYTES`.
+    fn room(&mut self) -> BytesMut {
+        if let Some(mut room) = self.rooms.pop_front() {
+            room.clear();
+            if room.try_reclaim(ROOM_BYTES) {
+                // SAFETY: the room has so much capacity, and it was made with all of its memory initialised.
+                unsafe { room.set_len(ROOM_BYTES) };
+                return room;
+            }
+            if self.rooms.len() < ROOMS_MAX {
+                self.rooms.push_back(room); // somebody looks at it still
+            }
+        }
+        BytesMut::zeroed(ROOM_BYTES)
     }
 }
 
-impl UdpPoller for Writable {
-    fn poll_writable(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let socket = self.socket.clone();
-        let waiting = self.waiting.get_or_insert_with(|| {
-            Box::pin(async move {
-                socket.io.writable().await?.retain_ready();
-                Ok(())
-            })
-        });
-        let result = ready!(waiting.as_mut().poll(cx));
-        self.waiting = None;
-        Poll::Ready(result)
+/// How many datagrams there were; None where there was none.
+fn receive(socket: &Socket, into: &mut [IoSliceMut<'_>], found: &mut [RecvMeta]) -> Option<usize> {
+    loop {
+        match socket.state.recv(UdpSockRef::from(&socket.borrow()), into, found) {
+            Ok(count) => return Some(count),
+            Err(error) if error.raw_os_error().is_some_and(|code| ICMP_ERRORS.contains(&code)) => {}
+            Err(_) => return None, // nothing there, or the socket is being closed
+        }
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
@@ -44,7 +44,7 @@ impl Identity {
             .with_single_cert(chain, key)
             .map_err(wrong)?;
         server.alpn_protocols = vec![ALPN.to_vec()];
-        let unusable = |error: quinn::crypto::rustls::NoInitialCipherSuite| error.to_string();
+        let unusable = |error: quinn_proto::crypto::rustls::NoInitialCipherSuite| error.to_string();
         Ok(Self {
             client: Arc::new(QuicClientConfig::try_from(client).map_err(unusable)?),
             server: Arc::new(QuicServerConfig::try_from(server).map_err(unusable)?),
@@ -174,10 +174,10 @@ const SEND_WINDOW_BYTES: u64 = 1 << 40;
 impl Limits {
     pub fn transport(
         &self,
-        congestion: Arc<dyn quinn::congestion::ControllerFactory + Send + Sync>,
-    ) -> quinn::TransportConfig {
-        let mut config = quinn::TransportConfig::default();
-        let mut discovery = quinn::MtuDiscoveryConfig::default();
+        congestion: Arc<dyn quinn_proto::congestion::ControllerFactory + Send + Sync>,
+    ) -> quinn_proto::TransportConfig {
+        let mut config = quinn_proto::TransportConfig::default();
+        let mut discovery = quinn_proto::MtuDiscoveryConfig::default();
         discovery.upper_bound(self.datagram_bytes);
         let mut acknowledge = quinn::AckFrequencyConfig::default();
         // A send ends with its last acknowledgement, which a peer may else keep back for 25 ms. Packets that come
@@ -197,7 +197,7 @@ impl Limits {
             .min_mtu(DATAGRAM_BYTES_MIN)
             .mtu_discovery_config((self.datagram_bytes > DATAGRAM_BYTES_MIN).then_some(discovery))
             .keep_alive_interval(Some(self.keep_alive))
-            .max_idle_timeout(quinn::IdleTimeout::try_from(self.idle).ok())
+            .max_idle_timeout(quinn_proto::IdleTimeout::try_from(self.idle).ok())
             .congestion_controller_factory(congestion);
         config
     }

@@ -156,7 +156,6 @@ class NativeEngine(Engine):
             self._core.add_endpoint(
                 number,
                 sock.fileno(),
-                sock.getsockname()[:2],
                 [certificate.public_bytes(Encoding.DER) for certificate in certificates],
                 key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()),
                 encode_frame(FrameType.HELLO, full_hello),

@@ -1,0 +1,354 @@
+//! One socket and its connections: the driver that reads, lets the tasks run, and sends.
+//!
+//! Each turn of the driver reads a batch of datagrams, hands them to their connections and wakes the tasks that have
+//! something to do. Only when those have run does it send, so that what they did goes out together with the
+//! acknowledgements. Everything of an endpoint happens on one thread; nothing there waits for Python.
+//!
+//! - What is sent at once is as much as the kernel takes (64 KiB), but on a slow path no more than `LUMP` of it: an
+//!   urgent packet cannot pass one that has been handed over.
+//! - A connection sends `LUMPS_A_TURN`; then acknowledgements are read and the others have their turn.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use quinn_proto::{
+    self as proto, ClientConfig, ConnectError, ConnectionHandle, DatagramEvent, EndpointConfig, Incoming, ServerConfig,
+    VarInt,
+};
+use quinn_udp::{EcnCodepoint, Transmit};
+use tokio::sync::Notify;
+use tokio::time::{Sleep, sleep_until};
+
+use crate::connection::{Connection, Touched};
+use crate::socket::{Inbox, Read, Socket};
+
+const LUMP: Duration = Duration::from_micros(250);
+/// With fewer the kernel's work for each call is felt; 8 full packets are 2.3 ms at 40 Mbit/s.
+const SEGMENTS_MIN: usize = 8;
+const LUMPS_A_TURN: usize = 2;
+
+pub struct Endpoint {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    socket: Socket,
+    touched: Arc<Touched>,
+    state: Mutex<State>,
+    dialled: Notify,
+}
+
+struct State {
+    proto: proto::Endpoint,
+    connections: HashMap<ConnectionHandle, Connection>,
+    incoming: VecDeque<Incoming>,
+}
+
+impl Endpoint {
+    /// Serve a socket; what is returned with it has to run as a task of the thread.
+    pub fn new(socket: Socket, config: EndpointConfig, server: ServerConfig) -> (Self, Driver) {
+        let discovers_mtu = !socket.may_fragment();
+        let state = State {
+            proto: proto::Endpoint::new(Arc::new(config), Some(Arc::new(server)), discovers_mtu, None),
+            connections: HashMap::new(),
+            incoming: VecDeque::new(),
+        };
+        let shared = Arc::new(Shared {
+            socket,
+            touched: Arc::default(),
+            state: Mutex::new(state),
+            dialled: Notify::new(),
+        });
+        let driver = Driver::new(shared.clone());
+        (Self { shared }, driver)
+    }
+
+    /// Dial.
+    pub fn connect(&self, config: ClientConfig, remote: SocketAddr, name: &str) -> Result<Connection, ConnectError> {
+        let mut state = self.shared.lock();
+        let (handle, inner) = state.proto.connect(Instant::now(), config, remote, name)?;
+        Ok(self.shared.keep(&mut state, handle, inner))
+    }
+
+    /// Wait for somebody who dials us.
+    pub async fn accept(&self) -> Incoming {
+        loop {
+            let dialled = self.shared.dialled.notified();
+            if let Some(incoming) = self.shared.lock().incoming.pop_front() {
+                return incoming;
+            }
+            dialled.await;
+        }
+    }
+
+    /// Begin a connection with somebody who dialled us; None where the first packet was not good.
+    pub fn begin(&self, incoming: Incoming, config: ServerConfig) -> Option<Connection> {
+        let mut state = self.shared.lock();
+        let mut answer = Vec::new();
+        match state.proto.accept(incoming, Instant::now(), &mut answer, Some(Arc::new(config))) {
+            Ok((handle, inner)) => Some(self.shared.keep(&mut state, handle, inner)),
+            Err(error) => {
+                if let Some(transmit) = error.response {
+                    self.shared.socket.send(&on_wire(&transmit, &answer));
+                }
+                None
+            }
+        }
+    }
+
+    /// As if the first packet had been lost.
+    pub fn ignore(&self, incoming: Incoming) {
+        self.shared.lock().proto.ignore(incoming);
+    }
+
+    /// Close every connection.
+    pub fn close(&self, code: VarInt, reason: &[u8]) {
+        let connections: Vec<Connection> = self.shared.lock().connections.values().cloned().collect();
+        for connection in connections {
+            connection.close(code, reason);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, state: &mut State, handle: ConnectionHandle, inner: proto::Connection) -> Connection {
+        let connection = Connection::new(handle, inner, self.touched.clone());
+        state.connections.insert(handle, connection.clone());
+        connection
+    }
+}
+
+/// Moves the packets of an endpoint. Locks are taken in this order: the endpoint, a connection, what is touched.
+pub struct Driver {
+    shared: Arc<Shared>,
+    inbox: Inbox,
+    /// Something may have come: the socket is read without asking first.
+    look: bool,
+    /// The tasks have had their turn since something was read.
+    stepped_back: bool,
+    touched: Vec<ConnectionHandle>,
+    due: VecDeque<ConnectionHandle>,
+    packets: Vec<u8>,
+    /// Packets that the kernel had no room for.
+    unsent: Option<proto::Transmit>,
+    deadlines: BTreeSet<(Instant, usize)>,
+    alarm: Pin<Box<Sleep>>,
+    alarm_at: Option<Instant>,
+}
+
+impl Driver {
+    fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            inbox: Inbox::new(),
+            look: true,
+            stepped_back: false,
+            touched: Vec::new(),
+            due: VecDeque::new(),
+            packets: Vec::new(),
+            unsent: None,
+            deadlines: BTreeSet::new(),
+            alarm: Box::pin(sleep_until(tokio::time::Instant::now())),
+            alarm_at: None,
+        }
+    }
+
+    /// Read what has come, a batch of it.
+    fn read(&mut self, cx: &mut Context<'_>, state: &mut State) {
+        if !self.look && !self.shared.socket.poll_readable(cx) {
+            return;
+        }
+        let socket = &self.shared.socket;
+        let mut now = None;
+        let touched = &mut self.touched;
+        let read = self.inbox.read(socket, |found, mut data| {
+            let now = *now.get_or_insert_with(Instant::now);
+            while !data.is_empty() {
+                let datagram = data.split_to(found.stride.min(data.len()));
+                let ecn = found.ecn.map(|ecn| match ecn {
+                    EcnCodepoint::Ect0 => proto::EcnCodepoint::Ect0,
+                    EcnCodepoint::Ect1 => proto::EcnCodepoint::Ect1,
+                    EcnCodepoint::Ce => proto::EcnCodepoint::Ce,
+                });
+                let mut answer = Vec::new();
+                match state.proto.handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer) {
+                    Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                        if let Some(connection) = state.connections.get(&handle) {
+                            let mut connection = connection.lock();
+                            connection.inner.handle_event(event);
+                            if !std::mem::replace(&mut connection.listed, true) {
+                                touched.push(handle);
+                            }
+                        }
+                    }
+                    Some(DatagramEvent::NewConnection(incoming)) => {
+                        state.incoming.push_back(incoming);
+                        self.shared.dialled.notify_waiters();
+                    }
+                    Some(DatagramEvent::Response(transmit)) => socket.send(&on_wire(&transmit, &answer)),
+                    None => {}
+                }
+            }
+        });
+        self.look = matches!(read, Read::Full);
+    }
+
+    /// Let the time that has come come for the connections.
+    fn time_out(&mut self, now: Instant, state: &mut State) {
+        while let Some((deadline, handle)) = self.deadlines.first().copied() {
+            if deadline > now {
+                return;
+            }
+            self.deadlines.pop_first();
+            let handle = ConnectionHandle(handle);
+            if let Some(connection) = state.connections.get(&handle) {
+                let mut connection = connection.lock();
+                connection.deadline = None;
+                connection.inner.handle_timeout(now);
+                if !std::mem::replace(&mut connection.listed, true) {
+                    self.touched.push(handle);
+                }
+            }
+        }
+    }
+
+    /// Tell the tasks of what is touched, which is due for sending then. Whether a task was woken.
+    fn settle(&mut self, state: &mut State) -> bool {
+        let mut woken = false;
+        for handle in std::mem::take(&mut self.touched) {
+            let Some(connection) = state.connections.get(&handle).cloned() else {
+                continue;
+            };
+            let mut shared = connection.lock();
+            shared.listed = false;
+            woken |= connection.settle(&mut shared, |event| state.proto.handle_event(handle, event));
+            if shared.inner.is_drained() {
+                if let Some(deadline) = shared.deadline.take() {
+                    self.deadlines.remove(&(deadline, handle.0));
+                }
+                state.connections.remove(&handle);
+            } else if !std::mem::replace(&mut shared.due, true) {
+                self.due.push_back(handle);
+            }
+        }
+        woken
+    }
+
+    /// Send of what is due, each connection in its turn; false where the kernel has no room.
+    fn send(&mut self, cx: &mut Context<'_>, state: &State) -> bool {
+        if let Some(unsent) = self.unsent.take()
+            && !self.shared.socket.poll_send(cx, &on_wire(&unsent, &self.packets))
+        {
+            self.unsent = Some(unsent);
+            return false;
+        }
+        for _ in 0..self.due.len() {
+            let Some(handle) = self.due.pop_front() else {
+                break;
+            };
+            let Some(connection) = state.connections.get(&handle) else {
+                continue;
+            };
+            let mut shared = connection.lock();
+            let mut more = true;
+            for _ in 0..LUMPS_A_TURN {
+                let now = Instant::now();
+                let size = usize::from(shared.inner.current_mtu());
+                let segments = self.shared.socket.segments_max(size);
+                self.packets.clear();
+                let Some(transmit) = shared.inner.poll_transmit(now, segments, &mut self.packets) else {
+                    more = false;
+                    break;
+                };
+                if !self.shared.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
+                    self.unsent = Some(transmit);
+                    break;
+                }
+            }
+            if shared.broke() && !std::mem::replace(&mut shared.listed, true) {
+                self.touched.push(handle); // its tasks have to hear of that
+            }
+            shared.due = more;
+            let deadline = shared.inner.poll_timeout();
+            if deadline != shared.deadline {
+                if let Some(before) = std::mem::replace(&mut shared.deadline, deadline) {
+                    self.deadlines.remove(&(before, handle.0));
+                }
+                self.deadlines.extend(deadline.map(|deadline| (deadline, handle.0)));
+            }
+            if more {
+                self.due.push_back(handle);
+            }
+            if self.unsent.is_some() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Be woken at the next deadline; whether it has passed already.
+    fn arm(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some((deadline, _)) = self.deadlines.first().copied() else {
+            return false;
+        };
+        // One that is armed for an earlier time stays: what has been put off is looked at once too often.
+        if self.alarm_at.is_none_or(|at| deadline < at) {
+            self.alarm.as_mut().reset(deadline.into());
+            self.alarm_at = Some(deadline);
+        }
+        if self.alarm.as_mut().poll(cx).is_ready() {
+            self.alarm_at = None;
+            return true;
+        }
+        false
+    }
+}
+
+impl Future for Driver {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let shared = this.shared.clone();
+        let mut state = shared.lock();
+        this.look |= !this.due.is_empty(); // acknowledgements come while we send
+        this.read(cx, &mut state);
+        this.time_out(Instant::now(), &mut state);
+        shared.touched.take(cx.waker(), &mut this.touched);
+        let woken = this.settle(&mut state);
+        if woken && !std::mem::replace(&mut this.stepped_back, true) {
+            cx.waker().wake_by_ref(); // after those that were woken
+            return Poll::Pending;
+        }
+        this.stepped_back = false;
+        let room = this.send(cx, &state);
+        let busy = this.look || !this.touched.is_empty() || (room && !this.due.is_empty());
+        if busy || this.arm(cx) || shared.socket.poll_readable(cx) {
+            this.look = true;
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+}
+
+fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {
+    Transmit {
+        destination: transmit.destination,
+        ecn: transmit.ecn.map(|ecn| match ecn {
+            proto::EcnCodepoint::Ect0 => EcnCodepoint::Ect0,
+            proto::EcnCodepoint::Ect1 => EcnCodepoint::Ect1,
+            proto::EcnCodepoint::Ce => EcnCodepoint::Ce,
+        }),
+        contents: &packets[..transmit.size],
+        segment_size: transmit.segment_size,
+        src_ip: transmit.src_ip,
+    }
+}
