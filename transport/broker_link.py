@@ -42,9 +42,17 @@ class BrokerLink:
         if self._session.state is SessionState.OFF:
             return
         for sock, role in ((sockets.compute, "gradient"), (sockets.bulk, "bulk")):
-            copy = sock.dup()
-            self._marked.append(copy)
-            self._session.register(copy, traffic_class="compute", role=role)
+            self._register(sock, role)
+
+    def register_lane(self, sock: socket.socket) -> None:
+        """Pass one more compute socket."""
+        if self._session.state is not SessionState.OFF:
+            self._register(sock, "gradient")
+
+    def _register(self, sock: socket.socket, role: str) -> None:
+        copy = sock.dup()
+        self._marked.append(copy)
+        self._session.register(copy, traffic_class="compute", role=role)
 
     def collective_begins(self, now_s: float, bytes_by_destination: Mapping[str, int]) -> None:
         """A collective begins that sends so much to each address."""
@@ -86,7 +94,7 @@ class BrokerLink:
                 since_s = now_s
             self._activity[number] = (one.sent_bytes, since_s)
             if rank is not None and not one.bulk and now_s - since_s < ACTIVE_S:
-                sends[rank] = one.sent_bytes - sent_bytes
+                sends[rank] = sends.get(rank, 0) + one.sent_bytes - sent_bytes
         self._activity = {number: entry for number, entry in self._activity.items() if number in statistics}
         self._paths.ask(sorted(sends, key=lambda rank: -sends[rank]), now_s)
         self._session.report(reports)

@@ -58,6 +58,15 @@ def open_sockets(settings: Settings, *, hint: str = "") -> Sockets:
     return Sockets(compute, bulk, advertise)
 
 
+def open_lane_socket(sockets: Sockets) -> socket.socket:
+    """Bind one more socket to the address of the compute socket, at a port that the kernel chooses.
+
+    Raises:
+        ConfigurationError: it cannot be bound.
+    """
+    return _bind(str(sockets.compute.getsockname()[0]), 0)
+
+
 def _bind(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_DGRAM)

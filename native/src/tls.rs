@@ -179,7 +179,7 @@ impl Limits {
         let mut config = quinn_proto::TransportConfig::default();
         let mut discovery = quinn_proto::MtuDiscoveryConfig::default();
         discovery.upper_bound(self.datagram_bytes);
-        let mut acknowledge = quinn::AckFrequencyConfig::default();
+        let mut acknowledge = quinn_proto::AckFrequencyConfig::default();
         // A send ends with its last acknowledgement, which a peer may else keep back for 25 ms. Packets that come
         // together are acknowledged together whatever is asked for here.
         acknowledge.ack_eliciting_threshold(0u32.into());

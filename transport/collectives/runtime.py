@@ -26,6 +26,7 @@ from transport.collectives.calls import Call
 from transport.collectives.tasks import REASON_CHARS_MAX, GivenUp, Membership, Tasks
 from transport.endpoint import Endpoint
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
+from transport.lane_links import LaneEnd
 from transport.loop import Loop
 from transport.messages import TAG_MAX, Letter, PostOffice
 from transport.path_delay import PathDelays
@@ -123,6 +124,7 @@ class Runtime:
             on_control=self._control,
             on_announced=self._announced,
             on_refused=self._refused,
+            lane_law=self._settings.lanes,
         )
         self._paths = PathDelays(self._endpoint.control)
         broker = self._broker = BrokerLink(
@@ -147,7 +149,11 @@ class Runtime:
         engine = self._engine = meeting.make_engine(self._events)
         broker.register(meeting.sockets)
         compute, bulk = meeting.serve(engine, self._endpoint.hello)
-        self._loop.call(lambda: self._endpoint.begin(engine, compute=compute, bulk=bulk))
+
+        def open_lane_end() -> LaneEnd:
+            return LaneEnd(*meeting.serve_lane(engine, self._endpoint.hello, broker.register_lane))
+
+        self._loop.call(lambda: self._endpoint.begin(engine, compute=compute, bulk=bulk, open_lane_end=open_lane_end))
 
     def _await_everybody(self, meeting: bootstrap.Meeting, give_up_s: float, timeout_s: float) -> None:
         while not wait_until(self._connected, min(give_up_s, time.monotonic() + bootstrap.LISTEN_EVERY_S)):
@@ -250,6 +256,11 @@ class Runtime:
         """What every living connection measured, by connection."""
         return {} if self._engine is None else self._engine.statistics()
 
+    def lanes(self) -> Mapping[int, tuple[int, str]]:
+        """Over how many connections messages to each rank go, and why it is as many ("" where that never changed)."""
+        links = self._endpoint.lanes
+        return {rank: (links.lanes(rank), links.reason(rank)) for rank in self._endpoint.peers.peers}
+
     def close(self, *, timeout_s: float) -> None:
         """Leave: cancel what is under way, say goodbye to everybody, close the engine. Idempotent.
 
@@ -327,6 +338,8 @@ class Runtime:
                 self._paths.asked(rank, at, time.monotonic())
             case {"op": "then", "at": float(at), "here": float(here)}:
                 self._paths.answered(rank, at, here, time.monotonic())
+            case {"op": "lane", "number": int(number), "port": int(port)}:
+                self._endpoint.lanes.asked(time.monotonic(), rank, number, port, reply=message.get("reply") is True)
             case {"op": "leave"}:
                 self._endpoint.bury(self._endpoint.peers.left(rank))
             case {"op": "dead", "rank": int(dead), "reason": str(reason)} if dead in self._endpoint.peers.peers:
@@ -368,7 +381,7 @@ class Runtime:
                 said.set()
 
         for rank in tuple(waiting):
-            self._endpoint.control(rank, {"op": "leave"}, functools.partial(acknowledged, rank))
+            self._endpoint.leave(rank, functools.partial(acknowledged, rank))
 
     def _abandon_all(self) -> None:
         self._tasks.abandon()

@@ -40,10 +40,10 @@ from transport.wire.errors import WireCode, WireError
 from transport.wire.hello import HelloKey
 
 READ_MAX = 48
-LINKS_PER_PEER_MAX = 4
-"""Of one name, rank and kind: dialled by either side, and each again before the loss of the old one was noticed."""
-LINKS_PER_NAME_MAX = 256
-"""A host's certificate may serve all its ranks: 64 of them, compute and bulk, dialled by either side."""
+LINKS_PER_PEER_MAX = 8
+"""Of one name, rank and kind: four lanes, and each dialled again before the loss of the old one was noticed."""
+LINKS_PER_NAME_MAX = 512
+"""A host's certificate may serve all its ranks: 64 of them, four lanes each and one for bulk, some dialled again."""
 HALF_OPEN_MAX = 256
 LINGER_S = 3.0
 """A closed connection answers what still comes with its close for so long (RFC 9000 10.2.1)."""

@@ -63,10 +63,10 @@ from transport.wire.hello import (
 )
 from transport.wire.varint import VARINT_MAX
 
-LINKS_PER_PEER_MAX = 4
-"""Of one name, rank and kind: dialled by either side, and each again before the loss of the old one was noticed."""
-LINKS_PER_NAME_MAX = 256
-"""A host's certificate may serve all its ranks: 64 of them, compute and bulk, dialled by either side."""
+LINKS_PER_PEER_MAX = 8
+"""Of one name, rank and kind: four lanes, and each dialled again before the loss of the old one was noticed."""
+LINKS_PER_NAME_MAX = 512
+"""A host's certificate may serve all its ranks: 64 of them, four lanes each and one for bulk, some dialled again."""
 NATIVE_DEAD_AFTER_S = 2.0
 """Of a peer whose engine is native too: nothing of Python's holds its acknowledgements up."""
 
@@ -245,6 +245,10 @@ class NativeEngine(Engine):
     def statistics(self) -> Mapping[int, ConnectionStatistics]:
         self._check_open()
         return _Snapshot({fields[0]: fields for fields in self._core.statistics()})
+
+    def busy_s(self) -> Mapping[int, float]:
+        self._check_open()
+        return dict(self._core.busy())
 
     def disconnect(self, connection: int, *, wire_code: int, reason: str) -> None:
         self._check_open()
