@@ -174,7 +174,7 @@ class LaneLinks:
         return wanted is not None
 
     def lost(self, now_s: float, connection: int, why: str) -> None:
-        """A connection is not to be used any more; nothing where it was no lane. `why` is "" where the peer closed it."""
+        """A connection, which need not be a lane, is not to be used any more. `why` is "" where the peer closed it."""
         rank = self._peers.rank_of(connection)
         if rank is None or connection not in self._peers.peers[rank].lanes:
             return

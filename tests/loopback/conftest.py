@@ -10,7 +10,7 @@ import pytest
 from broker_support import Running
 from engine_support import WITH_NATIVE, need
 
-collect_ignore = [] if WITH_NATIVE else ["test_engine_native.py"]
+collect_ignore = [] if WITH_NATIVE else ["test_engine_native.py", "test_engine_native_lanes.py"]
 
 
 @pytest.fixture

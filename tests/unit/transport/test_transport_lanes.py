@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from transport.lanes import LaneDecision, LaneLaw, LaneState, Window, could_not_open, decide_lanes
+from transport.lanes import LaneLaw, LaneState, Window, could_not_open, decide_lanes
 
 LAW = LaneLaw()
 GBIT = 125e6
@@ -127,7 +127,6 @@ def test_whatever_comes_lanes_are_bounded_and_failures_are_few(seed):
     for now_s in range(3600):
         limited = "loss" if random_.random() < 0.05 else ""
         window = busy(GBIT * random_.uniform(0.5, 2.0), limited=limited, work=random_.random() < 0.97)
-        decision = LaneDecision(state)
         decision = decide_lanes(float(now_s), state, window, LAW)
         assert 1 <= decision.state.lanes <= LAW.lanes_max, seed
         assert decision.state.lanes - state.lanes in (-1, 0, 1), seed
