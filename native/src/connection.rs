@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -61,6 +62,8 @@ struct Shared {
 /// What the driver and the tasks share.
 pub struct State {
     pub inner: proto::Connection,
+    /// Bytes a second that the path has delivered of late.
+    pub rate: Arc<AtomicU64>,
     /// The driver knows that it has to look at this connection.
     pub listed: bool,
     /// It is in the driver's queue for sending.
@@ -81,9 +84,15 @@ impl State {
 }
 
 impl Connection {
-    pub fn new(handle: ConnectionHandle, inner: proto::Connection, touched: Arc<Touched>) -> Self {
+    pub fn new(
+        handle: ConnectionHandle,
+        inner: proto::Connection,
+        rate: Arc<AtomicU64>,
+        touched: Arc<Touched>,
+    ) -> Self {
         let state = State {
             inner,
+            rate,
             listed: true,
             due: false,
             deadline: None,
@@ -117,11 +126,7 @@ impl Connection {
 
     /// Wake who waits for what has happened. `handle` answers what the connection tells its endpoint; it says whether
     /// this connection is gone for good. Whether somebody was woken.
-    pub fn settle(
-        &self,
-        state: &mut State,
-        mut handle: impl FnMut(EndpointEvent) -> Option<ConnectionEvent>,
-    ) -> bool {
+    pub fn settle(&self, state: &mut State, mut handle: impl FnMut(EndpointEvent) -> Option<ConnectionEvent>) -> bool {
         while let Some(event) = state.inner.poll_endpoint_events() {
             if let Some(answer) = handle(event) {
                 state.inner.handle_event(answer);
@@ -140,9 +145,9 @@ impl Connection {
                     StreamEvent::Opened { .. } => self.0.opened.notify_waiters(),
                     StreamEvent::Available { .. } => self.0.allowed.notify_waiters(),
                     StreamEvent::Readable { id } => wake(&mut state.readers, id),
-                    StreamEvent::Writable { id }
-                    | StreamEvent::Finished { id }
-                    | StreamEvent::Stopped { id, .. } => wake(&mut state.writers, id),
+                    StreamEvent::Writable { id } | StreamEvent::Finished { id } | StreamEvent::Stopped { id, .. } => {
+                        wake(&mut state.writers, id)
+                    }
                 },
                 proto::Event::HandshakeDataReady
                 | proto::Event::DatagramReceived
@@ -154,7 +159,12 @@ impl Connection {
 
     fn end(&self, state: &mut State, reason: ConnectionError) {
         state.error = Some(reason);
-        for waker in state.writers.drain().chain(state.readers.drain()).map(|(_, waker)| waker) {
+        for waker in state
+            .writers
+            .drain()
+            .chain(state.readers.drain())
+            .map(|(_, waker)| waker)
+        {
             waker.wake();
         }
         self.0.changed.notify_waiters();

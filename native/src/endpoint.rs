@@ -4,13 +4,14 @@
 //! something to do. Only when those have run does it send, so that what they did goes out together with the
 //! acknowledgements. Everything of an endpoint happens on one thread; nothing there waits for Python.
 //!
-//! - What is sent at once is as much as the kernel takes (64 KiB), but on a slow path no more than `LUMP` of it: an
-//!   urgent packet cannot pass one that has been handed over.
+//! - What is sent at once is as much as the kernel takes (64 KiB), but no more than the path carries in `LUMP`: an urgent
+//!   packet cannot pass what has been handed over. What waits in the kernel is bounded likewise (`Socket::fit`).
 //! - A connection sends `LUMPS_A_TURN`; then acknowledgements are read and the others have their turn.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -26,7 +27,10 @@ use tokio::time::{Sleep, sleep_until};
 use crate::connection::{Connection, Touched};
 use crate::socket::{Inbox, Read, Socket};
 
-const LUMP: Duration = Duration::from_micros(250);
+/// At 1 Gbit/s as much as the kernel takes: half of it costs the receiver a sixth more, for waking up.
+const LUMP: Duration = Duration::from_micros(500);
+/// Of bulk, which everything else on the link waits behind.
+const LUMP_BULK: Duration = Duration::from_micros(250);
 /// With fewer the kernel's work for each call is felt; 8 full packets are 2.3 ms at 40 Mbit/s.
 const SEGMENTS_MIN: usize = 8;
 const LUMPS_A_TURN: usize = 2;
@@ -37,6 +41,7 @@ pub struct Endpoint {
 
 struct Shared {
     socket: Socket,
+    lump: Duration,
     touched: Arc<Touched>,
     state: Mutex<State>,
     dialled: Notify,
@@ -50,7 +55,7 @@ struct State {
 
 impl Endpoint {
     /// Serve a socket; what is returned with it has to run as a task of the thread.
-    pub fn new(socket: Socket, config: EndpointConfig, server: ServerConfig) -> (Self, Driver) {
+    pub fn new(socket: Socket, config: EndpointConfig, server: ServerConfig, bulk: bool) -> (Self, Driver) {
         let discovers_mtu = !socket.may_fragment();
         let state = State {
             proto: proto::Endpoint::new(Arc::new(config), Some(Arc::new(server)), discovers_mtu, None),
@@ -59,6 +64,7 @@ impl Endpoint {
         };
         let shared = Arc::new(Shared {
             socket,
+            lump: if bulk { LUMP_BULK } else { LUMP },
             touched: Arc::default(),
             state: Mutex::new(state),
             dialled: Notify::new(),
@@ -68,10 +74,18 @@ impl Endpoint {
     }
 
     /// Dial.
-    pub fn connect(&self, config: ClientConfig, remote: SocketAddr, name: &str) -> Result<Connection, ConnectError> {
+    ///
+    /// `rate`: bytes a second that the path has delivered of late, which others keep up to date.
+    pub fn connect(
+        &self,
+        config: ClientConfig,
+        remote: SocketAddr,
+        name: &str,
+        rate: Arc<AtomicU64>,
+    ) -> Result<Connection, ConnectError> {
         let mut state = self.shared.lock();
         let (handle, inner) = state.proto.connect(Instant::now(), config, remote, name)?;
-        Ok(self.shared.keep(&mut state, handle, inner))
+        Ok(self.shared.keep(&mut state, handle, inner, rate))
     }
 
     /// Wait for somebody who dials us.
@@ -86,11 +100,14 @@ impl Endpoint {
     }
 
     /// Begin a connection with somebody who dialled us; None where the first packet was not good.
-    pub fn begin(&self, incoming: Incoming, config: ServerConfig) -> Option<Connection> {
+    pub fn begin(&self, incoming: Incoming, config: ServerConfig, rate: Arc<AtomicU64>) -> Option<Connection> {
         let mut state = self.shared.lock();
         let mut answer = Vec::new();
-        match state.proto.accept(incoming, Instant::now(), &mut answer, Some(Arc::new(config))) {
-            Ok((handle, inner)) => Some(self.shared.keep(&mut state, handle, inner)),
+        match state
+            .proto
+            .accept(incoming, Instant::now(), &mut answer, Some(Arc::new(config)))
+        {
+            Ok((handle, inner)) => Some(self.shared.keep(&mut state, handle, inner, rate)),
             Err(error) => {
                 if let Some(transmit) = error.response {
                     self.shared.socket.send(&on_wire(&transmit, &answer));
@@ -103,6 +120,18 @@ impl Endpoint {
     /// As if the first packet had been lost.
     pub fn ignore(&self, incoming: Incoming) {
         self.shared.lock().proto.ignore(incoming);
+    }
+
+    /// Ten times a second: keep what waits in the kernel as short as its paths' rates allow.
+    pub fn fit(&self) {
+        let rate = {
+            let state = self.shared.lock();
+            let rates = state.connections.values();
+            rates
+                .map(|connection| connection.lock().rate.load(Ordering::Relaxed))
+                .sum()
+        };
+        self.shared.socket.fit(rate);
     }
 
     /// Close every connection.
@@ -119,8 +148,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, state: &mut State, handle: ConnectionHandle, inner: proto::Connection) -> Connection {
-        let connection = Connection::new(handle, inner, self.touched.clone());
+    fn keep(
+        &self,
+        state: &mut State,
+        handle: ConnectionHandle,
+        inner: proto::Connection,
+        rate: Arc<AtomicU64>,
+    ) -> Connection {
+        let connection = Connection::new(handle, inner, rate, self.touched.clone());
         state.connections.insert(handle, connection.clone());
         connection
     }
@@ -179,7 +214,10 @@ impl Driver {
                     EcnCodepoint::Ce => proto::EcnCodepoint::Ce,
                 });
                 let mut answer = Vec::new();
-                match state.proto.handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer) {
+                match state
+                    .proto
+                    .handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer)
+                {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                         if let Some(connection) = state.connections.get(&handle) {
                             let mut connection = connection.lock();
@@ -262,7 +300,8 @@ impl Driver {
             for _ in 0..LUMPS_A_TURN {
                 let now = Instant::now();
                 let size = usize::from(shared.inner.current_mtu());
-                let segments = self.shared.socket.segments_max(size);
+                let segments = segments_in(self.shared.lump, shared.rate.load(Ordering::Relaxed), size)
+                    .min(self.shared.socket.segments_max(size));
                 self.packets.clear();
                 let Some(transmit) = shared.inner.poll_transmit(now, segments, &mut self.packets) else {
                     more = false;
@@ -337,6 +376,12 @@ impl Future for Driver {
         }
         Poll::Pending
     }
+}
+
+/// Datagrams of `size` bytes to send at once on a path of `rate` bytes a second.
+fn segments_in(lump: Duration, rate: u64, size: usize) -> usize {
+    let bytes = rate as f64 * lump.as_secs_f64();
+    SEGMENTS_MIN.max(bytes as usize / size)
 }
 
 fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {

@@ -174,7 +174,7 @@ impl Engine {
             .expect("more than QUIC's least, as the settings are");
         let (endpoint, driver) = {
             let _runtime = thread.enter();
-            Endpoint::new(socket, config, server)
+            Endpoint::new(socket, config, server, bulk)
         };
         let served = Arc::new(Served {
             number,
@@ -212,7 +212,9 @@ impl Engine {
         let mut config = ClientConfig::new(served.identity.client.clone());
         config.transport_config(self.transport(served.bulk, &measure));
         // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
-        let connection = served.endpoint.connect(config, remote, &remote.ip().to_string());
+        let connection = served
+            .endpoint
+            .connect(config, remote, &remote.ip().to_string(), measure.rate.clone());
         match connection {
             Err(error) => down(format!("{} cannot be dialled from this socket: {error}", remote.ip())),
             Ok(connection) => {
@@ -399,7 +401,12 @@ pub struct Thread {
 
 impl Thread {
     pub fn start() -> std::io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
+        // A driver that is busy is always ready: what Python asks for must not wait until it has had many turns.
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .global_queue_interval(1)
+            .event_interval(8)
+            .build()?;
         let handle = runtime.handle().clone();
         let (end, ended) = oneshot::channel::<()>();
         let running = thread::Builder::new().name("hive-quic".to_owned()).spawn(move || {
@@ -484,7 +491,7 @@ fn begin(engine: &Arc<Engine>, served: &Served, incoming: Incoming) {
     let measure = Measure::new();
     let mut config = ServerConfig::with_crypto(served.identity.server.clone());
     config.transport_config(engine.transport(served.bulk, &measure));
-    let Some(connection) = served.endpoint.begin(incoming, config) else {
+    let Some(connection) = served.endpoint.begin(incoming, config, measure.rate.clone()) else {
         return; // its first packet was not good
     };
     let (number, thread, hello) = (engine.number(), served.thread.clone(), served.hello.clone());
@@ -524,6 +531,10 @@ async fn tick(engine: Arc<Engine>) {
             }
         }
         *locked(&engine.snapshot) = Arc::new(snapshot);
+        let endpoints: Vec<Arc<Served>> = locked(&engine.endpoints).values().cloned().collect();
+        for served in endpoints {
+            served.endpoint.fit();
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! One connection: who is at the other end, what is under way, and why it ended.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,8 @@ pub struct Link {
     pub gate: Arc<Gate>,
     /// Streams are opened one by one, so that the most urgent message gets the next one that the peer allows.
     pub opener: Arc<Gate>,
+    /// How many streams were opened for messages.
+    pub opened: AtomicU32,
     pub stage: watch::Sender<Stage>,
     remote: SocketAddr,
     hello: Bytes,
@@ -110,6 +112,7 @@ impl Link {
             engine,
             gate: Gate::new(INSIDE_BYTES_MIN, measure.used.clone()),
             opener: Gate::new(1, Arc::default()),
+            opened: AtomicU32::new(0),
             measure,
             stage: watch::channel(Stage::Handshaking).0,
             remote,

@@ -10,6 +10,7 @@ use quinn_proto::congestion::{Controller, ControllerFactory};
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
 const RTT_SPAN: Duration = Duration::from_secs(10);
+const RATE_KEPT: f64 = 0.97;
 
 /// A connection's own measurements. Times are of the last acknowledgement.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub struct Measure {
     /// How much of the congestion window is in use: what is in flight when acknowledgements come, at most the window.
     /// Where no packet is ever lost the window itself grows without end.
     pub used: Arc<AtomicU64>,
+    /// Bytes a second that the path has delivered at most of late. What was more fades by half in 2 s of sending.
+    pub rate: Arc<AtomicU64>,
 }
 
 impl Measure {
@@ -63,6 +66,7 @@ impl Measure {
         Arc::new(Self {
             state: Mutex::new(state),
             used: Arc::default(),
+            rate: Arc::default(),
         })
     }
 
@@ -74,7 +78,16 @@ impl Measure {
     pub fn tick(&self, now: Instant) {
         let mut state = self.lock();
         state.span_limited |= state.told.in_flight == 0;
-        state.close_span(now);
+        self.close_span(&mut state, now);
+    }
+
+    fn close_span(&self, state: &mut State, now: Instant) {
+        if state.close_span(now) {
+            let kept = if state.told.application_limited { 1.0 } else { RATE_KEPT };
+            let before = self.rate.load(Ordering::Relaxed) as f64 * kept;
+            let rate = (state.told.rate_bits_per_s / 8).max(before as u64);
+            self.rate.store(rate, Ordering::Relaxed);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -83,20 +96,22 @@ impl Measure {
 }
 
 impl State {
-    fn close_span(&mut self, now: Instant) {
+    /// Whether a span came to its end.
+    fn close_span(&mut self, now: Instant) -> bool {
         let Some((since, bytes)) = self.span else {
             self.span = Some((now, self.told.delivered));
-            return;
+            return false;
         };
         let span = now.saturating_duration_since(since);
         if span < RATE_SPAN {
-            return;
+            return false;
         }
         let bits = (self.told.delivered - bytes) as f64 * 8.0;
         self.told.rate_bits_per_s = (bits / span.as_secs_f64()) as u64;
         self.told.application_limited = self.span_limited;
         self.span_limited = false;
         self.span = Some((now, self.told.delivered));
+        true
     }
 
     /// The least round trip of the last one to two spans, so that a changed path is believed in time.
@@ -174,7 +189,7 @@ impl Controller for Observed {
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
         state.span_limited |= std::mem::take(&mut self.limited) | app_limited;
-        state.close_span(now);
+        self.measure.close_span(&mut state, now);
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {

@@ -19,8 +19,8 @@ use crate::wire::{Code, code_name};
 /// A collective's chunk: chunks then arrive one after another, and the first is reduced while the next is on its way.
 const TURN_BYTES: usize = 512 * 1024;
 const CONTROL_LEVEL: usize = 1;
-/// The stack serves higher numbers first; the control stream is level 0.
-const HIGHEST: i32 = 100;
+/// Numbers that the streams of a level have one after the other; who has so many open is out of order, and no worse.
+const STREAMS_OF_LEVEL: u32 = 1 << 28;
 
 /// A message to send. The payload is lent until the event of its end.
 pub struct Message {
@@ -49,7 +49,7 @@ pub async fn say_hello(link: Arc<Link>, hello: Bytes) {
     let Ok(mut stream) = connection.open_uni().await else {
         return;
     };
-    stream.set_priority(HIGHEST);
+    stream.set_priority(rank(0, 0));
     if stream.write_all(hello).await.is_ok() {
         connection.closed().await;
     }
@@ -138,7 +138,7 @@ async fn drive(link: &Arc<Link>, message: &Message, slot: &mut Option<SendStream
     };
     drop(turn);
     let stream = slot.insert(stream);
-    stream.set_priority(HIGHEST - message.level as i32);
+    stream.set_priority(rank(message.level, link.opened.fetch_add(1, Ordering::Relaxed)));
     match write(link, message, stream).await {
         Ok(()) => {}
         Err(WriteError::Stopped(code)) => return End::Stopped(code),
@@ -150,6 +150,12 @@ async fn drive(link: &Arc<Link>, message: &Message, slot: &mut Option<SendStream
         Ok(Some(code)) => End::Stopped(code),
         Err(_) => End::Lost,
     }
+}
+
+/// Where a stream stands, which the stack serves highest first: by level (the control stream is level 0), and of one level
+/// the oldest first, so that the first chunk is reduced while the next is on its way.
+fn rank(level: usize, opened_before: u32) -> i32 {
+    i32::MAX - (level as u32 * STREAMS_OF_LEVEL + opened_before % STREAMS_OF_LEVEL) as i32
 }
 
 async fn write(link: &Arc<Link>, message: &Message, stream: &mut SendStream) -> Result<(), WriteError> {

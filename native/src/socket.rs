@@ -5,7 +5,9 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
@@ -14,6 +16,9 @@ use tokio::io::unix::AsyncFd;
 /// 100 ms at 1 Gbit/s are 12 MB; the kernel grants less to the unprivileged, silently.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 2 << 20;
+const SEND_BUFFER_BYTES_MIN: usize = 16 << 10;
+/// What waits in this host for a slow link waits in the kernel behind this socket, and what is urgent waits behind it.
+const SEND_BUFFER: Duration = Duration::from_millis(4);
 /// What the kernel reports of a datagram sent earlier (ICMP): nothing is wrong with the socket.
 const ICMP_ERRORS: [i32; 5] = [
     libc::EMSGSIZE,
@@ -45,6 +50,7 @@ impl AsRawFd for Descriptor {
 pub struct Socket {
     io: AsyncFd<Descriptor>,
     state: UdpSocketState,
+    send_buffer_bytes: AtomicUsize,
 }
 
 impl Socket {
@@ -62,12 +68,33 @@ impl Socket {
         let _ = state.set_send_buffer_size(UdpSockRef::from(&borrowed), SEND_BUFFER_BYTES);
         // SAFETY: the caller keeps the descriptor open, and `Descriptor` never changes.
         let io = unsafe { AsyncFd::register(Descriptor(descriptor)) }?;
-        Ok(Self { io, state })
+        Ok(Self {
+            io,
+            state,
+            send_buffer_bytes: AtomicUsize::new(SEND_BUFFER_BYTES),
+        })
     }
 
     fn borrow(&self) -> BorrowedFd<'_> {
         // SAFETY: `adopt` was promised that the descriptor outlives `self`.
         unsafe { BorrowedFd::borrow_raw(self.io.get_ref().0) }
+    }
+
+    /// Keep the send buffer as short as the rate of its paths, in bytes a second, allows; 0 is a rate not known yet.
+    pub fn fit(&self, rate: u64) {
+        if rate == 0 {
+            return;
+        }
+        let wanted = (rate as f64 * SEND_BUFFER.as_secs_f64()) as usize;
+        let wanted = wanted.clamp(SEND_BUFFER_BYTES_MIN, SEND_BUFFER_BYTES);
+        let is = self.send_buffer_bytes.load(Ordering::Relaxed);
+        if wanted < is - is / 4 || wanted > is + is / 4 {
+            self.send_buffer_bytes.store(wanted, Ordering::Relaxed);
+            // The kernel doubles what it is told, for its own overhead, of which there is little in large pieces.
+            let _ = self
+                .state
+                .set_send_buffer_size(UdpSockRef::from(&self.borrow()), wanted / 2);
+        }
     }
 
     /// Send, or have the task woken when the kernel has room again (false). What only concerns the path (EMSGSIZE of a

@@ -190,8 +190,8 @@ impl Limits {
             .stream_receive_window(self.stream_window_bytes.into())
             .receive_window(self.first_window_bytes.into())
             .send_window(SEND_WINDOW_BYTES)
-            // One stream of a priority after the other: the first chunk is reduced while the next is on its way.
-            .send_fairness(false)
+            // Each packet takes the most urgent stream; otherwise one that has begun goes on before all others.
+            .send_fairness(true)
             .datagram_receive_buffer_size(None)
             .initial_mtu(DATAGRAM_BYTES_MIN)
             .min_mtu(DATAGRAM_BYTES_MIN)
