@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from hive_qos.errors import HiveError
+from hive_qos.errors import HiveError, MisuseError
 from transport.engine.base import ConnectionStatistics, Engine, Priority
 from transport.lanes import LaneDecision, LaneLaw, LaneState, Window, could_not_open, decide_lanes
 from transport.outbox import Outbox, Sending
@@ -206,17 +206,25 @@ class LaneLinks:
         if not ranks:
             return float("inf")
         self._next_s = now_s + MEASURE_S
-        statistics, busy_s = engine.statistics(), engine.busy_s()
-        for rank in ranks:
-            fan = self._fans.setdefault(rank, _Fan())
-            self._close_quiet(now_s, rank, fan, statistics)
-            if fan.opening is None:
-                self._look(now_s, rank, fan, statistics, busy_s)
-            elif len(self._peers.lanes(rank)) >= fan.state.lanes - 1:
-                fan.opening = None
-            elif now_s >= fan.give_up_s:
-                self._failed(now_s, rank, fan.opening, f"not up within {OPEN_S:g} s")
+        try:
+            statistics, busy_s = engine.statistics(), engine.busy_s()
+            for rank in ranks:
+                self._measure(now_s, rank, statistics, busy_s)
+        except MisuseError:
+            return float("inf")  # the engine has just ended
         return self._next_s
+
+    def _measure(
+        self, now_s: float, rank: int, statistics: Mapping[int, ConnectionStatistics], busy_s: Mapping[int, float]
+    ) -> None:
+        fan = self._fans.setdefault(rank, _Fan())
+        self._close_quiet(now_s, rank, fan, statistics)
+        if fan.opening is None:
+            self._look(now_s, rank, fan, statistics, busy_s)
+        elif len(self._peers.lanes(rank)) >= fan.state.lanes - 1:
+            fan.opening = None
+        elif now_s >= fan.give_up_s:
+            self._failed(now_s, rank, fan.opening, f"not up within {OPEN_S:g} s")
 
     def _is_watched(self, rank: int) -> bool:
         """Whether there is anything to measure: a peer without work and further lanes costs nothing."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hive_qos.errors import ConfigurationError
+from hive_qos.errors import ConfigurationError, MisuseError
 from transport.engine.base import ConnectionStatistics, Priority
 from transport.lane_links import MEASURE_S, OPEN_S, LaneEnd, LaneLinks
 from transport.lanes import LaneLaw
@@ -30,8 +30,11 @@ class ScriptedEngine:
         self.connections: dict[int, dict[str, Any]] = {}
         self.dialled: list[tuple[int, tuple[str, int], str | None]] = []
         self.closed: list[int] = []
+        self.over = False
 
     def statistics(self) -> Mapping[int, ConnectionStatistics]:
+        if self.over:
+            raise MisuseError("the engine is closed")
         plain: dict[str, Any] = dict.fromkeys(ConnectionStatistics.__dataclass_fields__, 0)
         plain |= {"peer": "node-1", "remote": ("10.0.0.2", 5001), "bulk": False, "congestion_window_bytes": 10**9}
         return {one: ConnectionStatistics(**(plain | fields)) for one, fields in self.connections.items()}
@@ -291,4 +294,10 @@ def test_no_lane_comes_up_to_a_rank_that_is_gone():
     assert side.peers.rank_of(60) == 1
     side.peers.dead(1, "killed")
     assert not side.links.up(1, 70, 3, None)
+    assert side.links.tick(side.now_s + 1) == float("inf")
+
+
+def test_an_engine_that_has_ended_is_measured_no_more():
+    side = with_two_lanes()
+    side.engine.over = True
     assert side.links.tick(side.now_s + 1) == float("inf")
