@@ -85,6 +85,11 @@ def traffic(groups: list[Group]) -> Iterator[None]:
                 one.result()
 
 
+def ports_in_use(groups: list[Group]) -> set[int]:
+    """Of both ends of all connections, as the statistics tell: they are a moment late."""
+    return {one.remote[1] for group in groups for one in group._runtime.statistics().values()}
+
+
 def lanes(group: Group) -> tuple[int, str]:
     """How many lanes rank 0 sends over, and why."""
     return group._runtime.lanes()[1 - group.rank]
@@ -195,9 +200,8 @@ def test_the_sockets_of_lanes_are_passed_to_the_broker_like_the_first(tmp_path):
                 wait_until(lambda: lanes(groups[0])[0] == 3, what=lambda: lanes(groups[0]))
             gradients = {"class": "compute", "role": "gradient"}
             broker.wait_for("register", count=2 + 4, **gradients)
-            remotes = {one.remote[1] for group in groups for one in group._runtime.statistics().values()}
-            assert len(remotes) == 6
-            assert remotes <= set(broker.ports)
+            wait_until(lambda: len(ports_in_use(groups)) == 6)
+            assert ports_in_use(groups) <= set(broker.ports)
     finally:
         broker.close()
 
