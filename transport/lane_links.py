@@ -152,6 +152,8 @@ class LaneLinks:
             end = self._end(number)
             if self._peers.dialled(rank):
                 peer = self._peers.peers[rank]
+                if number in peer.lanes.values() or (rank, number) in self._attempts.values():
+                    return  # both have asked for it
                 address = (self._peers.address(rank, bulk=False)[0], port)
                 attempt = self._engine.connect(end.endpoint, address, expected_peer=peer.name)
                 self._attempts[attempt] = rank, number

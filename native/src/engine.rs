@@ -439,7 +439,7 @@ fn cpu_seconds(clock: libc::clockid_t) -> Option<f64> {
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
     // SAFETY: `time` is there to be written.
     let failed = unsafe { libc::clock_gettime(clock, &mut time) } != 0;
-    (!failed).then(|| time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+    (!failed).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }
 
 struct Guarded {

@@ -189,6 +189,19 @@ def test_of_the_two_the_one_that_has_dialled_before_dials_the_lane_and_nobody_an
     assert len(dialler.engine.dialled) == 1
 
 
+def test_a_lane_that_both_ask_for_is_dialled_once():
+    side = Side()
+    side.work()
+    side.pass_time(3.5)
+    side.links.asked(side.now_s, 1, 1, 8001, reply=False)
+    side.links.asked(side.now_s, 1, 1, 8001, reply=True)
+    assert len(side.engine.dialled) == 1
+    side.up(50, attempt=1001)
+    side.links.asked(side.now_s, 1, 1, 8001, reply=False)
+    assert len(side.engine.dialled) == 1
+    assert side.lanes == 2
+
+
 @pytest.mark.parametrize(("number", "port"), [(0, 8001), (4, 8001), (-1, 8001), (1, 65536), (1, -5), (2**70, 1)])
 def test_nonsense_is_refused(number, port):
     side = Side()
