@@ -87,19 +87,19 @@ class Meeting:
         """Open one more compute socket and hand it to the engine; its endpoint and its port.
 
         Args:
-            register: told of the socket before it is served: the broker marks it.
+            register: told of the socket when it is served, so that the broker marks it: marks come last.
 
         Raises:
             ConfigurationError, MisuseError: there is no socket to be had, or the engine is closed.
         """
         sock = self.plumbing.open_lane_socket(self.sockets)
         try:
-            register(sock)
-            port = int(sock.getsockname()[1])
-            return self._serve(engine, hello, sock, bulk=False), port
+            endpoint = self._serve(engine, hello, sock, bulk=False)
         except BaseException:
             sock.close()
             raise
+        register(sock)
+        return endpoint, int(sock.getsockname()[1])
 
     def _serve(self, engine: Engine, hello: Mapping[int, object], sock: socket.socket, *, bulk: bool) -> int:
         return engine.add_endpoint(
