@@ -133,6 +133,14 @@ class Counters:
     received_bits: float | None
 
 
+def line_rate(policy: InterfacePolicy, *, link_bits_per_s: int | None) -> int:
+    """What the way out carries as far as operator and driver say: no headroom, nothing measured."""
+    if policy.egress_bits_per_s is not None:
+        return policy.egress_bits_per_s
+    known = (link_bits_per_s or 0) >= BASE_BITS_PER_S_MIN
+    return (link_bits_per_s or 0) if known else FALLBACK_BITS_PER_S
+
+
 def base_rate(policy: InterfacePolicy, sample: InterfaceSample | None) -> tuple[int, str]:
     """What the shaper gets while nothing speaks against it, and where that figure is from."""
     if policy.egress_bits_per_s is not None:

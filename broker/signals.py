@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from broker.model import ClassSample, FlowSample
 from broker.policy import CLASS_NAMES
@@ -70,22 +71,23 @@ ARRIVAL_S, ARRIVED = 1.0, 0.97
 LOSS_PACKETS_MIN, LOSS_PART = 3, 0.01
 """One or two packets in a second, or less than 1 %, are lost on any link, or only thought lost."""
 
+Span: TypeAlias = tuple[float, float]
+"""Excess delay in seconds, at least and at most: it is not known to which instant of our own queue a sample belongs."""
+
 
 @dataclass(frozen=True)
 class Signals:
     """What can be said now.
 
     Fields: `excess_s` the middle one of the destinations, the fresh one-way ones where there are some, None where
-    nobody says anything; `baseline_s` the
-    shortest baseline; `one_way` whether a one-way destination is among them, and `pressed` one that takes less than is
-    offered; `through_bits_per_s` what arrives, on the wire's scale, None where reports do not cover the traffic;
-    `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the last second;
-    `flows` how many connections were heard of lately.
+    nobody says anything; `baseline_s` the shortest baseline; `pressed` whether another class than compute has more to
+    send than the network takes; `through_bits_per_s` what arrives, on the wire's scale, None where reports do not
+    cover the traffic; `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the
+    last second; `flows` how many connections were heard of lately.
     """
 
     excess_s: float | None
     baseline_s: float
-    one_way: bool
     pressed: bool
     through_bits_per_s: float | None
     tx_bits_per_s: float
@@ -111,57 +113,44 @@ def observe(
         elapsed_s: since the last tick.
         loaded: whether the link is loaded, so that baselines must not rise.
     """
-    queue_s = tuple(
-        _queue_s(entry.backlog_bytes, bits / elapsed_s) for entry, bits in zip(classes, sent_bits, strict=True)
-    )
-    recent = [tick for tick in state.ticks if tick.at_s > now_s - HISTORY_S]
-    if (
-        recent
-    ):  # what waited then left at the rate of the tick that followed: a class may be starved from one to the next
-        waited = recent[-1].backlog_bytes
-        later = tuple(_queue_s(size, bits / elapsed_s) for size, bits in zip(waited, sent_bits, strict=True))
-        recent[-1] = replace(recent[-1], queue_s=later)
+    ticks = [
+        *_ticks_before(state.ticks, now_s=now_s, sent_bits=sent_bits, elapsed_s=elapsed_s),
+        _tick(now_s, elapsed_s, classes, sent_bits, received_bits, dropped_packets),
+    ]
     known = {flow.key: flow for flow in state.flows}
-    backlog_bytes = tuple(entry.backlog_bytes for entry in classes)
-    recent.append(
-        TickState(now_s, elapsed_s, sum(sent_bits), received_bits, 0, 0, dropped_packets, backlog_bytes, queue_s)
-    )
     kept: list[FlowState] = []
-    excess: dict[tuple[str, bool], tuple[float, float]] = {}
+    excess: dict[tuple[str, bool], Span] = {}
     asked: set[str] = set()
     pressed_s = state.pressed_s
     lost = sent = 0
     for sample in _chosen(flows):
+        compute, at_s = sample.traffic_class == "compute", now_s - sample.age_s
         before = known.get(sample.key, FlowState(sample.key))
-        after, span = _flow(before, sample, now_s=now_s, ticks=recent, loaded=loaded)
-        after, way = _way_there(after, sample, now_s=now_s, ticks=recent)
+        after, both_ways = _flow(before, sample, now_s=now_s, ticks=ticks, loaded=loaded)
+        after, way_there = _way_there(after, sample, now_s=now_s, ticks=ticks)
         kept.append(after)
-        since_s = now_s - sample.age_s - (sample.rtt_s or 0.0) - QUEUE_LOOK_BACK_S
-        two_way = sample.traffic_class == "compute" if received_bits is None else _much_came_in(recent, since_s=since_s)
-        if before.points and after.points[-1] is not before.points[-1] and not two_way:
-            sent += max(0, after.points[-1][2] - before.points[-1][2])
-            lost += max(0, after.points[-1][3] - before.points[-1][3])
-        if after is not before and sample.traffic_class != "compute" and not sample.application_limited:
+        if after is not before and not compute and not sample.application_limited:
             pressed_s = now_s
-        if way is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
-            least_s, most_s = excess.get((sample.peer, False), way)
-            excess[sample.peer, False] = (min(least_s, way[0]), min(most_s, way[1]))
+        two_way = _is_two_way(sample, ticks, at_s=at_s)
+        if not two_way:
+            more_sent, more_lost = _packets(before, after)
+            sent, lost = sent + more_sent, lost + more_lost
+        if way_there is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
+            _note(excess, (sample.peer, False), way_there)
             asked.add(sample.peer)
-        if span is None or now_s - sample.age_s < state.ignore_before_s or sample.one_way_s is not None:
+        if both_ways is None or sample.one_way_s is not None or at_s < state.ignore_before_s:
             continue
-        if two_way and sample.traffic_class != "compute":
-            continue  # what training's samples tell then, at most that there is no queue, is enough
-        least_s, most_s = excess.get((sample.peer, two_way), span)
-        excess[sample.peer, two_way] = (min(least_s, span[0]), min(most_s, span[1]))
-    recent[-1] = replace(recent[-1], lost_packets=lost, sent_packets=sent)
+        if compute or not two_way:  # else what training's samples tell, at most that there is no queue, is enough
+            _note(excess, (sample.peer, two_way), both_ways)
+    ticks[-1] = replace(ticks[-1], lost_packets=lost, sent_packets=sent)
     state = replace(
         state,
         flows=tuple(kept),
         destinations=_destinations(state.destinations, excess, asked, now_s=now_s),
-        ticks=tuple(recent),
+        ticks=tuple(ticks),
         pressed_s=pressed_s,
         one_way_s=now_s if any(not two_way for _, two_way in excess) else state.one_way_s,
-        received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(recent, now_s=now_s)),
+        received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(ticks, now_s=now_s)),
     )
     return _learn(state, now_s=now_s)
 
@@ -175,7 +164,6 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     return Signals(
         excess_s=latest[len(latest) // 2] if latest else None,
         baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
-        one_way=any(not entry.two_way for entry in active),
         pressed=state.pressed_s is not None and state.pressed_s > now_s - PRESSED_S,
         through_bits_per_s=through_bits_per_s(state, now_s=now_s) if state.covered > COVERED_MIN else None,
         tx_bits_per_s=tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S),
@@ -298,6 +286,40 @@ def through_bits_per_s(state: SignalState, *, now_s: float, window_s: float = WI
     return state.wire_ratio * sum(_delivery(flow, now_s=now_s, window_s=window_s) for flow in state.flows)
 
 
+def _tick(
+    now_s: float, elapsed_s: float, classes: Sequence[ClassSample], sent_bits: Sequence[float],
+    received_bits: float | None, dropped_packets: int,
+) -> TickState:  # fmt: skip
+    backlog_bytes = tuple(entry.backlog_bytes for entry in classes)
+    return TickState(
+        at_s=now_s,
+        elapsed_s=elapsed_s,
+        sent_bits=sum(sent_bits),
+        received_bits=received_bits,
+        lost_packets=0,
+        sent_packets=0,
+        dropped_packets=dropped_packets,
+        backlog_bytes=backlog_bytes,
+        queue_s=_queues_s(backlog_bytes, sent_bits, elapsed_s=elapsed_s),
+    )
+
+
+def _ticks_before(
+    ticks: Sequence[TickState], *, now_s: float, sent_bits: Sequence[float], elapsed_s: float
+) -> list[TickState]:
+    """The ticks to remember. What waited at the last one left at the rate of this one, which is known only now: a class
+    may be starved from one to the next."""
+    kept = [tick for tick in ticks if tick.at_s > now_s - HISTORY_S]
+    if kept:
+        left_s = _queues_s(kept[-1].backlog_bytes, sent_bits, elapsed_s=elapsed_s)
+        kept[-1] = replace(kept[-1], queue_s=left_s)
+    return kept
+
+
+def _queues_s(backlog_bytes: Sequence[int], sent_bits: Sequence[float], *, elapsed_s: float) -> tuple[float, ...]:
+    return tuple(_queue_s(size, bits / elapsed_s) for size, bits in zip(backlog_bytes, sent_bits, strict=True))
+
+
 def _queue_s(backlog_bytes: int, rate_bits_per_s: float) -> float:
     """How long a class' backlog takes to leave at the rate at which the class leaves; at most 10 s."""
     if backlog_bytes <= 0:
@@ -313,7 +335,7 @@ def _chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
 
 def _flow(
     before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState], loaded: bool
-) -> tuple[FlowState, tuple[float, float] | None]:
+) -> tuple[FlowState, Span | None]:
     """Take in one connection's sample; its excess delay, at least and at most, where the sample has one to give."""
     at_s = now_s - sample.age_s
     if before.points and at_s <= before.points[-1][0] + 0.005:
@@ -342,7 +364,7 @@ def _flow(
 
 def _way_there(
     before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState]
-) -> tuple[FlowState, tuple[float, float] | None]:
+) -> tuple[FlowState, Span | None]:
     """Take in one connection's one-way sample; its excess delay, at least and at most, where there is a new one."""
     if sample.one_way_s is None or sample.one_way_age_s is None:
         return before, None
@@ -363,6 +385,29 @@ def _way_there(
         return after, None
     excess_s = sample.one_way_s - min(value for _, value in least)
     return after, (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s)))
+
+
+def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) -> bool:
+    """Whether a round trip may have waited in a queue towards us: while much came in, or, where it is not known what
+    comes in, whenever training sends (in an all-reduce everybody does at once)."""
+    if ticks[-1].received_bits is None:
+        return sample.traffic_class == "compute"
+    return _much_came_in(ticks, since_s=at_s - (sample.rtt_s or 0.0) - QUEUE_LOOK_BACK_S)
+
+
+def _packets(before: FlowState, after: FlowState) -> tuple[int, int]:
+    """Packets that a connection sent and lost between its last sample and this tick's, if this tick has one."""
+    if not before.points or after.points[-1] is before.points[-1]:
+        return 0, 0
+    _, _, sent_before, lost_before = before.points[-1]
+    _, _, sent, lost = after.points[-1]
+    return max(0, sent - sent_before), max(0, lost - lost_before)
+
+
+def _note(excess: dict[tuple[str, bool], Span], destination: tuple[str, bool], span: Span) -> None:
+    """Of a destination's connections the one that waits least counts: what it waits in, all wait in."""
+    least_s, most_s = excess.get(destination, span)
+    excess[destination] = (min(least_s, span[0]), min(most_s, span[1]))
 
 
 def _much_came_in(ticks: Sequence[TickState], *, since_s: float) -> bool:
@@ -392,7 +437,7 @@ def _baseline(before: FlowState, sample: FlowSample, *, rtt_s: float, loaded: bo
 
 def _destinations(
     before: Sequence[DestinationState],
-    excess: dict[tuple[str, bool], tuple[float, float]],
+    excess: dict[tuple[str, bool], Span],
     asked: set[str],
     *,
     now_s: float,

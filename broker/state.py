@@ -107,9 +107,9 @@ class TickState:
 @dataclass(frozen=True)
 class SignalState:
     """The memory of the signals. `wire_ratio` is wire bits a delivered bit; `covered` how sure that is, 0 to 1;
-    `pressed_s` when another class than compute last had more to send than the network took;
-    `one_way_s` when a
-    one-way signal last came; `received_bits_per_s_max` the most that came in, slowly forgotten."""
+    `pressed_s` when another class than compute last had more to send than the network took; `one_way_s` when a one-way
+    signal last came; `received_bits_per_s_max` the most that came in, slowly forgotten; delay that was measured before
+    `ignore_before_s` does not count."""
 
     flows: tuple[FlowState, ...] = ()
     destinations: tuple[DestinationState, ...] = ()

@@ -122,10 +122,6 @@ class SocketClassifier:
         self._places.clear()
         return len(paths)
 
-    def in_force(self) -> tuple[Rule, ...]:
-        """The rules whose programs are attached."""
-        return tuple(rule for place in self._places.values() for rule in place.rules)
-
     def _path(self, rule: Rule) -> Path:
         """Users' rules hang at the top of the hierarchy, where every process is below."""
         if rule.cgroup is None:

@@ -69,12 +69,24 @@ class FakeKernel:
         privileged: bool = True,
     ) -> None:
         self._interfaces = {name: _Interface() for name in interfaces}
+        self._numbers = {name: number for number, name in enumerate(self._interfaces, start=1)}
         self._capabilities = capabilities or Capabilities()
         self.privileged = privileged
         self.purged_packets = 0
         self.applied: list[Operation] = []
         self.reject_next: tuple[type[Operation], KernelRejectedError] | None = None
         self.reject_segments: KernelRejectedError | None = None
+
+    def rename(self, interface: str, name: str) -> None:
+        """As if somebody had given an interface another name."""
+        self._interfaces[name] = self._interfaces.pop(interface)
+        self._numbers[name] = self._numbers.pop(interface)
+
+    def replace_interface(self, interface: str) -> None:
+        """As if an interface had gone, and another one had come by its name."""
+        self._drop_tree(self._interface(interface))
+        self._interfaces[interface] = _Interface()
+        self._numbers[interface] = max(self._numbers.values()) + 1
 
     def set_root(self, interface: str, root: PriorQdisc) -> None:
         """As if somebody else had put this qdisc at the root."""
@@ -99,6 +111,9 @@ class FakeKernel:
 
     def interfaces(self) -> tuple[str, ...]:
         return tuple(self._interfaces)
+
+    def numbers(self) -> dict[str, int]:
+        return {name: self._numbers[name] for name in self.interfaces()}
 
     def root(self, interface: str) -> PriorQdisc:
         found = self._interface(interface)

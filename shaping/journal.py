@@ -1,25 +1,24 @@
 """Remember on disk how an interface was before us, so that a crash does not lose it.
 
-One small JSON file a thing that we change, written beside its place, synced and renamed into it: after a power cut
-there is the old file, the new one or none, never half of one.
+One small JSON file a thing that we change, whole or not there at all (`hive_qos.files`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hive_qos.errors import ShapingError
+from hive_qos.files import sync_directory, write_whole
 from shaping.model import PriorQdisc
 
 T = TypeVar("T")
 
 _VERSION = 1
-_QDISC, _SEGMENTS = "qdisc", "gso"
+_KINDS = _QDISC, _SEGMENTS, _LINE = "qdisc", "gso", "line"
 _NAME = re.compile(r"[^/\s:]{1,15}")
 """What the kernel takes as an interface's name (dev_valid_name): no slash, colon or space, at most 15 bytes."""
 
@@ -27,12 +26,13 @@ _NAME = re.compile(r"[^/\s:]{1,15}")
 class Journal:
     """The entries under one state directory, made with mode 0700 when first written. One writer.
 
-    An interface has one entry for its root qdisc, and one for the segments that its device took in one piece, from
-    before we first change that until it is put back.
+    An interface has one entry for its root qdisc, one for the segments that its device took in one piece, from before
+    we first change that until it is put back, and one for its line's rate. `changes` counts what was written here.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.changes = 0
 
     def write(self, interface: str, prior: PriorQdisc) -> None:
         """Write and fsync; an older entry for the interface is replaced.
@@ -57,8 +57,21 @@ class Journal:
         return self._read(_QDISC, interface, _prior_of, "restore the qdisc")
 
     def forget(self, interface: str) -> None:
-        """Remove the entry. Harmless when there is none."""
+        """Remove the entry, and that of the line. Harmless when there is none."""
+        self._forget(_LINE, interface)
         self._forget(_QDISC, interface)
+
+    def write_line(self, interface: str, line_bits_per_s: int) -> None:
+        """Write and fsync what ceilings are opened to when nobody decides any more, as `write` does."""
+        self._write(_LINE, interface, {"line_bits_per_s": line_bits_per_s})
+
+    def read_line(self, interface: str) -> int | None:
+        """The line's rate, None where nobody knew it. Errors as of `read`."""
+        return self._read(_LINE, interface, lambda entry: int(entry["line_bits_per_s"]), "open the ceilings")
+
+    def forget_line(self, interface: str) -> None:
+        """Remove that entry. Harmless when there is none."""
+        self._forget(_LINE, interface)
 
     def write_segments(self, interface: str, limit: int) -> None:
         """Write and fsync the device's own `gso_max_segs`, as `write` does."""
@@ -72,8 +85,28 @@ class Journal:
         """Remove that entry. Harmless when there is none."""
         self._forget(_SEGMENTS, interface)
 
+    def rename(self, new_names: Mapping[str, str]) -> None:
+        """Interfaces have other names now, perhaps each other's: their entries go with them.
+
+        Raises:
+            OSError: it cannot be written; some entries may stand under both names.
+        """
+        moved = {}
+        for old, new in new_names.items():
+            for kind in _KINDS:
+                try:
+                    entry = json.loads(self._path(kind, old).read_text(encoding="utf-8"))
+                except (FileNotFoundError, ValueError):  # none, or a damaged one, which stays where people look for it
+                    continue
+                moved[kind, new] = (old, entry)
+        for (kind, new), (_, entry) in moved.items():
+            self._write(kind, new, {**entry, "interface": new})
+        for (kind, _), (old, _) in moved.items():
+            if (kind, old) not in moved:
+                self._forget(kind, old)
+
     def interfaces(self) -> tuple[str, ...]:
-        """Interfaces that have an entry of either kind, sorted."""
+        """Interfaces of which something has to be put back, sorted."""
         names = {
             path.name[len(kind) + 1 : -len(".json")]
             for kind in (_QDISC, _SEGMENTS)
@@ -84,16 +117,9 @@ class Journal:
     def _write(self, kind: str, interface: str, entry: Mapping[str, object]) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(kind, interface)
-        scratch = path.with_suffix(".new")
-        # Left by a start that was killed, or put there by somebody else: never write into it.
-        scratch.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(scratch, flags, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"version": _VERSION, "interface": interface, **entry}, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-        self._sync_directory()
+        text = json.dumps({"version": _VERSION, "interface": interface, **entry}, indent=1, sort_keys=True)
+        write_whole(path, text)
+        self.changes += 1
 
     def _read(self, kind: str, interface: str, make: Callable[[dict[str, Any]], T], by_hand: str) -> T | None:
         path = self._path(kind, interface)
@@ -114,19 +140,13 @@ class Journal:
     def _forget(self, kind: str, interface: str) -> None:
         self._path(kind, interface).unlink(missing_ok=True)
         if self.directory.exists():
-            self._sync_directory()
+            sync_directory(self.directory)
+        self.changes += 1
 
     def _path(self, kind: str, interface: str) -> Path:
         if not _NAME.fullmatch(interface) or interface in (".", ".."):
             raise ValueError(f"{interface!r} is not the name of an interface")
         return self.directory / f"{kind}-{interface}.json"
-
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _prior_of(entry: dict[str, Any]) -> PriorQdisc:

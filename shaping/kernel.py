@@ -95,6 +95,9 @@ class RealKernel:
         except NetlinkError as error:
             raise KernelRejectedError("list links", errno_value=error.code, detail=str(error.args[-1])) from error
 
+    def numbers(self) -> dict[str, int]:
+        return {name: number for number, name in socket.if_nameindex()}
+
     def root(self, interface: str) -> PriorQdisc:
         index = self._index(interface)
         objects = self._qdiscs(interface, index)

@@ -23,6 +23,9 @@ class Kernel(Protocol):
     def interfaces(self) -> tuple[str, ...]:
         """Names of all interfaces of the namespace."""
 
+    def numbers(self) -> dict[str, int]:
+        """The number of each of them: a new name does not change it, and no later interface gets it."""
+
     def root(self, interface: str) -> PriorQdisc:
         """The root qdisc of an interface, whoever made it."""
 

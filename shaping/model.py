@@ -101,6 +101,8 @@ class InterfaceShape:
         rules: classification besides passed sockets; the first that matches wins among ports and DSCP.
         gso_max_segs: segments that TCP may hand over in one piece, at least 1; never more than the device had before
             us. None leaves, or puts back, the device's own.
+        line_bits_per_s: what the way out carries as far as anybody knows, measurements left out; journalled, and what
+            ceilings are opened to when nobody decides any more (`ceilings`). None where nobody knows.
     """
 
     interface: str
@@ -108,6 +110,7 @@ class InterfaceShape:
     classes: tuple[ClassShape, ...]
     rules: tuple[Rule, ...] = ()
     gso_max_segs: int | None = None
+    line_bits_per_s: int | None = None
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,10 @@ class Segments:
         """What came of it at an attached interface."""
         return self._held[interface].state
 
+    def release(self, interface: str) -> None:
+        """Know an interface no more, and leave it as it is."""
+        self._held.pop(interface, None)
+
     def put_back(self, interface: str) -> tuple[str, ...]:
         """Give a device its own limit back, also after a crash; returns sentences on what could not be put back."""
         held = self._held.pop(interface, None)

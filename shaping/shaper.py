@@ -69,6 +69,7 @@ class Shaper:
         self._classifier = classifier
         self._segments = Segments(kernel, journal)
         self._rules: dict[str, tuple[Rule, ...]] = {}
+        self._lines: dict[str, int | None] = {}
         self._attached: dict[str, _Attached] = {}
         self._first_priors: dict[str, PriorQdisc] = {}  # of what is attached, and stays while somebody deletes a tree
         self._capabilities: Capabilities | None = None
@@ -118,7 +119,7 @@ class Shaper:
             raise
         if limited is not None:
             notes = (*notes, f"{interface}: {limited}")
-        return replace(attachment, notes=(*attachment.notes, *notes))
+        return replace(attachment, notes=(*attachment.notes, *notes, *self._journal_line(shape)))
 
     def apply(self, shape: InterfaceShape) -> tuple[Operation, ...]:
         """Bring an attached interface to `shape`, losing no packet; returns what was done, empty when nothing was.
@@ -142,6 +143,8 @@ class Shaper:
         if operations:
             self._attached[shape.interface] = replace(attached, tree=wanted)
         self._segments.apply(shape.interface, shape.gso_max_segs)
+        if self._lines.get(shape.interface) != shape.line_bits_per_s:
+            self._journal_line(shape)
         if self._rules.get(shape.interface) != shape.rules:
             self._rules[shape.interface] = shape.rules
             self.classify()
@@ -224,6 +227,7 @@ class Shaper:
         """
         attached = self._attached.pop(interface, None)
         self._first_priors.pop(interface, None)
+        self._lines.pop(interface, None)
         classified = self._rules.pop(interface, None) is not None
         notes = self._segments.put_back(interface)
         notes = (*notes, *self._put_back(interface, attached))
@@ -233,6 +237,12 @@ class Shaper:
             except ShapingError as error:
                 notes = (*notes, str(error))
         return notes
+
+    def release(self, interface: str) -> None:
+        """Know an interface no more, and leave it as it is: it has another name now, by which `attach` adopts it."""
+        for known in (self._attached, self._first_priors, self._lines, self._rules):
+            known.pop(interface, None)
+        self._segments.release(interface)
 
     def _put_back(self, interface: str, attached: _Attached | None) -> tuple[str, ...]:
         notes: tuple[str, ...] = ()
@@ -300,6 +310,18 @@ class Shaper:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _journal_line(self, shape: InterfaceShape) -> tuple[str, ...]:
+        """Remember what the interface's ceilings would be opened to; where that fails, to what its root has."""
+        try:
+            if shape.line_bits_per_s is None:
+                self._journal.forget_line(shape.interface)
+            elif self._journal.read_line(shape.interface) != shape.line_bits_per_s:
+                self._journal.write_line(shape.interface, shape.line_bits_per_s)
+            self._lines[shape.interface] = shape.line_bits_per_s
+        except (ShapingError, OSError) as error:
+            return (f"{shape.interface}: its line's rate is not journalled: {error}",)
+        return ()
 
     def _known(self, interface: str) -> _Attached:
         attached = self._attached.get(interface)

@@ -175,13 +175,14 @@ def _class(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s:
         rate_bits_per_s=rate * 8,
         ceil_bits_per_s=ceil * 8,
         priority=priority,
-        burst_bytes=_burst_bytes(rate),
-        cburst_bytes=_burst_bytes(ceil),
+        burst_bytes=burst_bytes(rate),
+        cburst_bytes=burst_bytes(ceil),
         quantum_bytes=min(max(int(rate * QUANTUM_S), QUANTUM_BYTES_MIN), QUANTUM_BYTES_MAX),
     )
 
 
-def _burst_bytes(rate_bytes_per_s: int) -> int:
+def burst_bytes(rate_bytes_per_s: int) -> int:
+    """What a class of this rate may send at once: as `BURST_S` says, in whole ticks of the kernel."""
     wanted = max(BURST_BYTES_MIN, int(rate_bytes_per_s * BURST_S))
     return round_burst_bytes(wanted, rate_bytes_per_s=rate_bytes_per_s)
 

@@ -82,19 +82,30 @@ class Meeting:
         )
 
     def serve_lane(
-        self, engine: Engine, hello: Mapping[int, object], register: Callable[[socket.socket], None]
+        self,
+        engine: Engine,
+        hello: Mapping[int, object],
+        *,
+        beside: Sockets,
+        endpoint: int | None,
+        register: Callable[[socket.socket], None],
     ) -> tuple[int, int]:
         """Open one more compute socket and hand it to the engine; its endpoint and its port.
 
         Args:
+            beside: the sockets of now, which may have moved.
+            endpoint: the one that goes on from the new socket, None for a further one.
             register: told of the socket when it is served, so that the broker marks it: marks come last.
 
         Raises:
-            ConfigurationError, MisuseError: there is no socket to be had, or the engine is closed.
+            ConfigurationError, MisuseError: there is no socket to be had, or the engine takes no more.
         """
-        sock = self.plumbing.open_lane_socket(self.sockets)
+        sock = self.plumbing.open_lane_socket(beside)
         try:
-            endpoint = self._serve(engine, hello, sock, bulk=False)
+            if endpoint is None:
+                endpoint = self._serve(engine, hello, sock, bulk=False)
+            else:
+                engine.rebind(endpoint, sock)
         except BaseException:
             sock.close()
             raise

@@ -35,24 +35,32 @@ class BrokerLink:
         self._bursts = BurstTracker()
         self._next_report_s = 0.0
         self._marked: list[socket.socket] = []
+        self._registered: list[int] = []
         _living.add(self)
 
     def register(self, sockets: Sockets) -> None:
-        """Pass both sockets, so that the broker marks them. They are duplicated: the engine owns the originals."""
+        """Pass both sockets, so that the broker marks them, instead of those before.
+
+        They are duplicated: the engine owns the originals.
+        """
         if self._session.state is SessionState.OFF:
             return
+        for number in self._registered:
+            self._session.unregister(number)
+        self._registered.clear()
+        self._close_copies()
         for sock, role in ((sockets.compute, "gradient"), (sockets.bulk, "bulk")):
             self._register(sock, role)
 
     def register_lane(self, sock: socket.socket) -> None:
-        """Pass one more compute socket."""
+        """Pass one more compute socket, until `register` passes others."""
         if self._session.state is not SessionState.OFF:
             self._register(sock, "gradient")
 
     def _register(self, sock: socket.socket, role: str) -> None:
         copy = sock.dup()
         self._marked.append(copy)
-        self._session.register(copy, traffic_class="compute", role=role)
+        self._registered.append(self._session.register(copy, traffic_class="compute", role=role))
 
     def collective_begins(self, now_s: float, bytes_by_destination: Mapping[str, int]) -> None:
         """A collective begins that sends so much to each address."""

@@ -37,10 +37,11 @@ from transport.engine.base import (
     Received,
     SendDone,
 )
-from transport.lane_links import LaneEnd, LaneLinks
+from transport.lane_links import LaneLinks, OpenEnd
 from transport.lanes import LaneLaw
 from transport.outbox import AHEAD, Outbox, SendEnd, Sending
 from transport.peers import Dial, Gone, PeerTable, Phase
+from transport.sockets import Sockets
 from transport.wire.errors import WireCode
 from transport.wire.header import Header, Kind, MatchKey
 
@@ -116,6 +117,7 @@ class Endpoint:
         self._control_number = itertools.count()
         self._engine: Engine | None = None
         self._endpoints: dict[bool, int] = {}
+        self._early: list[Event] = []
         self.closing = False
         self.lanes = LaneLinks(
             lane_law,
@@ -129,13 +131,16 @@ class Endpoint:
         """What we say of ourselves on every connection."""
         return {HELLO_RANK: self.rank, HELLO_GROUP: self._world}
 
-    def begin(
-        self, engine: Engine, *, compute: int, bulk: int, open_lane_end: Callable[[], LaneEnd] | None = None
-    ) -> None:
-        """Use `engine`, with these endpoints of it, and `open_lane_end` for further ones."""
+    def begin(self, engine: Engine, *, compute: int, bulk: int, open_lane_end: OpenEnd | None = None) -> None:
+        """Use `engine`, with these endpoints of it, and `open_lane_end` for further ones.
+
+        Peers may have dialled them before we know them.
+        """
         self._engine = engine
         self._endpoints = {False: compute, True: bulk}
         self.lanes.begin(engine, compute=compute, open_end=open_lane_end)
+        early, self._early = self._early, []
+        self.handle(early)
 
     # For the layers above.
 
@@ -226,6 +231,29 @@ class Endpoint:
         for over in ways:
             self.control(rank, {"op": "leave"}, one_ended, over=over)
 
+    def move(self, before: Sockets, sockets: Sockets, *, number: int) -> None:
+        """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody."""
+        engine = self._need_engine()
+        engine.rebind(self._endpoints[False], sockets.compute)
+        engine.rebind(self._endpoints[True], sockets.bulk)
+        self.lanes.moved_here()
+        stale = self.peers.moved_here(time.monotonic(), old=before.advertise, new=sockets.advertise)
+        for connection in stale:
+            engine.disconnect(connection, wire_code=WireCode.NO_ERROR, reason="we have moved")
+        where = {"address": sockets.advertise, "port": sockets.compute_port, "bulk_port": sockets.bulk_port}
+        for rank in self.peers.peers:
+            if self.peers.error(rank) is None:
+                self.control(rank, {"op": "moved", "number": number, **where})
+
+    def peer_moved(self, rank: int, *, number: int, address: str, port: int, bulk_port: int) -> None:
+        """A rank says where it is now. What was under way to where it was is sent again."""
+        if self.peers.is_late(rank, number):
+            return
+        self.lanes.moved(rank, "the peer has moved")
+        stale = self.peers.moved(rank, number=number, address=(address, port), bulk_address=(address, bulk_port))
+        for connection in stale:
+            self._need_engine().disconnect(connection, wire_code=WireCode.NO_ERROR, reason="you have moved")
+
     def discard(self, group: str, before_step: int) -> None:
         """Drop messages of steps that are over, late ones too."""
         self._need_engine().discard(group=group, before_step=before_step)
@@ -234,6 +262,9 @@ class Endpoint:
 
     def handle(self, events: Sequence[Event]) -> None:
         """Take a batch of the engine's events."""
+        if self._engine is None:
+            self._early.extend(events)  # few: engines bound how many connections there are
+            return
         for event in events:
             if self.closing and isinstance(event, Announced | ConnectionUp):
                 continue  # the engine may be closed by now, and nothing new is begun

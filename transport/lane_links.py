@@ -9,6 +9,10 @@ Opening: who wants lane N says `{"op": "lane", "number": N, "port": P}`, where P
 that has dialled the other before dials now, for it is known to get through: at once, or when it has been answered with
 the other's port (`"reply": true`; port 0: not to be had). Either side sends over a lane that is up as its own
 measurements say; one that it does not send over, and over which nothing comes, it closes after `idle_s`.
+
+When the address of either side changes, both close the lanes between them: nothing is known of the new way yet. An
+endpoint of the side that has moved gets a socket at the new address when a lane of its number is needed again, so that
+there are never more endpoints, nor threads, than numbers.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from hive_qos.errors import HiveError, MisuseError
 from transport.engine.base import ConnectionStatistics, Engine, Priority
-from transport.lanes import LaneDecision, LaneLaw, LaneState, Window, could_not_open, decide_lanes
+from transport.lanes import LaneDecision, LaneLaw, LaneState, Window, could_not_open, decide_lanes, first_alone
 from transport.outbox import Outbox, Sending
 from transport.peers import PeerTable
 from transport.wire.errors import WireCode
@@ -40,6 +45,10 @@ class LaneEnd:
 
     endpoint: int
     port: int
+
+
+OpenEnd: TypeAlias = Callable[[LaneEnd | None], LaneEnd]
+"""Makes an end at the address of now, or has this one go on from there with another socket."""
 
 
 @dataclass
@@ -91,13 +100,14 @@ class LaneLinks:
         self._control = control
         self._engine: Engine | None = None
         self._compute = 0
-        self._open_end: Callable[[], LaneEnd] | None = None
+        self._open_end: OpenEnd | None = None
         self._ends: dict[int, LaneEnd] = {}
+        self._ends_left_behind: set[int] = set()
         self._fans: dict[int, _Fan] = {}
         self._attempts: dict[int, tuple[int, int]] = {}
         self._next_s = 0.0
 
-    def begin(self, engine: Engine, *, compute: int, open_end: Callable[[], LaneEnd] | None) -> None:
+    def begin(self, engine: Engine, *, compute: int, open_end: OpenEnd | None) -> None:
         """Use `engine`, whose first endpoint is `compute`; None: there are no further ones."""
         if self._law.lanes_max > 1 and open_end is not None and engine.busy_s():
             self._engine, self._compute, self._open_end = engine, compute, open_end
@@ -190,6 +200,25 @@ class LaneLinks:
         else:
             fewer = replace(fan.state, lanes=fan.state.lanes - 1, rates=(), base=None)
             self._decided(rank, fan, LaneDecision(fewer, "the peer has closed one"))
+
+    def moved_here(self) -> None:
+        """The address of this host has changed: nobody reaches the sockets of our lanes any more."""
+        self._ends_left_behind.update(self._ends)
+        for rank in self._peers.peers:
+            self.moved(rank, "this host has moved")
+
+    def moved(self, rank: int, why: str) -> None:
+        """Close all lanes to a rank, those that are being dialled too, for it or we are elsewhere now."""
+        engine, fan = self._engine, self._fans.get(rank)
+        if engine is None:
+            return
+        self._attempts = {attempt: wanted for attempt, wanted in self._attempts.items() if wanted[0] != rank}
+        for lane in self._peers.lanes(rank):
+            self._peers.lane_down(lane)
+            engine.disconnect(lane, wire_code=WireCode.NO_ERROR, reason=why)
+        if fan is not None:
+            fan.opening = fan.measuring = None
+            self._decided(rank, fan, LaneDecision(first_alone(fan.state), why if fan.state.lanes > 1 else ""))
 
     def _failed(self, now_s: float, rank: int, number: int, why: str) -> None:
         fan = self._fans.get(rank)
@@ -321,8 +350,9 @@ class LaneLinks:
 
     def _end(self, number: int) -> LaneEnd:
         assert self._open_end is not None, "begin() comes first"
-        if number not in self._ends:
-            self._ends[number] = self._open_end()
+        if number not in self._ends or number in self._ends_left_behind:
+            self._ends[number] = self._open_end(self._ends.get(number))
+            self._ends_left_behind.discard(number)
         return self._ends[number]
 
     def _decided(self, rank: int, fan: _Fan, decision: LaneDecision) -> None:

@@ -118,8 +118,7 @@ def decide_lanes(now_s: float, state: LaneState, window: Window, law: LaneLaw) -
     limited_windows = state.limited_windows + 1 if window.limited else 0
     state = replace(state, idle_windows=idle_windows, limited_windows=limited_windows)
     if state.lanes > 1 and idle_windows * law.window_s >= law.idle_s:
-        alone = LaneState(retry_s=state.retry_s, not_before_s=state.not_before_s)
-        return LaneDecision(alone, f"nothing was sent for {law.idle_s:g} s")
+        return LaneDecision(first_alone(state), f"nothing was sent for {law.idle_s:g} s")
     if state.base is not None:
         return _judge(now_s, state, state.base, window, law)
     if state.lanes > 1 and limited_windows >= law.windows:
@@ -138,6 +137,11 @@ def decide_lanes(now_s: float, state: LaneState, window: Window, law: LaneLaw) -
 def could_not_open(now_s: float, state: LaneState, why: str, law: LaneLaw) -> LaneDecision:
     """The last lane did not come up, or was lost."""
     return LaneDecision(_one_less(now_s, state, law), why)
+
+
+def first_alone(state: LaneState) -> LaneState:
+    """One lane is left, and the next one has to prove itself anew; not before it could have been tried so far."""
+    return LaneState(retry_s=state.retry_s, not_before_s=state.not_before_s)
 
 
 def _judge(now_s: float, state: LaneState, base: float, window: Window, law: LaneLaw) -> LaneDecision:

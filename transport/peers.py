@@ -12,6 +12,9 @@ Between two ranks the smaller one dials, and the larger one too when nothing has
 reachable side is enough. When both succeed, both sides prefer the connection that the smaller rank dialled. A lost
 connection is dialled again at once when it has carried a message; otherwise attempts back off, those that succeed too.
 Further lanes (`transport.lane_links`) are only kept here: a peer is up while its first compute connection is.
+When the address of a rank changes, it dials everybody to whom it has no connection left, and says where it is now: who
+had dialled it learns from that that nobody is there any more. Ranks of one host move together, and dial each other
+again.
 """
 
 from __future__ import annotations
@@ -90,6 +93,7 @@ class Peer:
     compute: _Line
     bulk: _Line
     lanes: dict[int, int] = field(default_factory=dict)  # further compute connections to their numbers
+    moves: int = 0
     phase: Phase = Phase.NEW
     lost_s: float = 0.0
     reason: str = ""
@@ -194,6 +198,47 @@ class PeerTable:
             peer.lost_s = now_s
             peer.reason = reason
         return rank
+
+    def moved(self, rank: int, *, number: int, address: Address, bulk_address: Address) -> list[int]:
+        """A rank says where it is reached from now on, and that it has said so `number` times.
+
+        Returns:
+            The connections that we dialled to where it was: nobody is there any more.
+        """
+        peer = self.peers[rank]
+        if self.is_late(rank, number):
+            return []
+        peer.moves = number
+        stale: list[int] = []
+        for line, new in ((peer.compute, address), (peer.bulk, bulk_address)):
+            if line.address != new:
+                line.address = new
+                ours = self._rank < rank
+                stale += [connection for connection, by_smaller in line.connections.items() if by_smaller == ours]
+        return stale
+
+    def is_late(self, rank: int, number: int) -> bool:
+        """Whether a rank says that of a move which we know of, or of one before: it was sent again."""
+        return number <= self.peers[rank].moves
+
+    def moved_here(self, now_s: float, *, old: str, new: str) -> list[int]:
+        """The address that we tell the others has changed: dial those to whom there is no connection at once.
+
+        Ranks of the same host had the old address too, and move with it, each by itself.
+
+        Returns:
+            The connections to those: nobody is at their other ends any more.
+        """
+        stale: list[int] = []
+        for peer in self.peers.values():
+            for line in (peer.compute, peer.bulk):
+                if line.address[0] == old != new:
+                    line.address = (new, line.address[1])
+                    stale += line.connections
+                line.next_dial_s = min(line.next_dial_s, now_s)
+                line.back_off_s = BACK_OFF_S_FIRST
+                line.fresh = True
+        return stale
 
     def want_bulk(self, rank: int) -> None:
         """Something is to go over the bulk connection; `due` dials it when there is none."""

@@ -67,6 +67,44 @@ def open_lane_socket(sockets: Sockets) -> socket.socket:
     return _bind(str(sockets.compute.getsockname()[0]), 0)
 
 
+def reopen_sockets(before: Sockets, *, address: str, advertise: str) -> Sockets:
+    """Bind both sockets to another address of this host, to the same ports where those are free there.
+
+    Raises:
+        ConfigurationError: it cannot be bound.
+    """
+    bound: list[socket.socket] = []
+    for port in (before.compute_port, before.bulk_port):
+        try:
+            try:
+                bound.append(_bind(address, port))
+            except ConfigurationError:
+                bound.append(_bind(address, 0))
+        except ConfigurationError:
+            for sock in bound:
+                sock.close()
+            raise
+    return Sockets(bound[0], bound[1], advertise)
+
+
+def is_ours(address: str) -> bool:
+    """Whether an address is one of this host's at this moment."""
+    try:
+        _bind(address, 0).close()
+    except ConfigurationError:
+        return False
+    return True
+
+
+def is_reachable(address: str, *ports: int) -> bool:
+    """Whether what a peer says of itself is a literal address and ports that can be dialled."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return all(0 < port < 65536 for port in ports)
+
+
 def _bind(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_DGRAM)
@@ -83,19 +121,19 @@ def _bind(address: str, port: int) -> socket.socket:
 
 def _own_address(settings: Settings, hint: str) -> str:
     if settings.interface:
-        return _of_interface(settings.interface)
+        return address_of_interface(settings.interface)
     for target in (hint, os.environ.get("MASTER_ADDR", ""), DOCUMENTATION_ADDRESS):
-        if target and (address := _towards(target)):
+        if target and (address := address_towards(target)):
             return address
     for name in psutil.net_if_addrs():
         with contextlib.suppress(ConfigurationError):
-            address = _of_interface(name)
+            address = address_of_interface(name)
             if not ipaddress.ip_address(address).is_loopback:
                 return address
     return "127.0.0.1"
 
 
-def _towards(host: str) -> str:
+def address_towards(host: str) -> str:
     """Our address on the route to a host; "" without a route or a name. Sends no packet."""
     with contextlib.suppress(OSError, UnicodeError):
         family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -105,7 +143,7 @@ def _towards(host: str) -> str:
     return ""
 
 
-def _of_interface(name: str) -> str:
+def address_of_interface(name: str) -> str:
     """The first IPv4 address of an interface, else its first IPv6 address that is not link-local."""
     addresses = psutil.net_if_addrs().get(name)
     if addresses is None:

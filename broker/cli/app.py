@@ -10,6 +10,7 @@ from broker.cli.broker_command import broker, clear, replay
 from broker.cli.ca_command import app as ca
 from broker.cli.doctor_command import doctor
 from broker.cli.exits import EPILOG, guarded
+from broker.cli.reload_command import confirm, reload
 from broker.cli.run_command import run
 from broker.cli.status_command import status
 from hive_qos import __version__
@@ -43,6 +44,8 @@ def _options(
 
 app.command("broker", epilog=EPILOG)(guarded(broker))
 app.command("status", epilog=EPILOG)(guarded(status))
+app.command("reload", epilog=EPILOG)(guarded(reload))
+app.command("confirm", epilog=EPILOG)(guarded(confirm))
 app.command("run", epilog=EPILOG, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
     guarded(run)
 )

@@ -53,18 +53,24 @@ def broker(
       hive-qos broker --config ./broker.toml --runtime-dir /run/hive-qos-test --state-dir /run/hive-qos-test
     """
 
-    def load() -> Policy:
-        return _load(config, runtime_dir=runtime_dir, state_dir=state_dir, record=record)
+    def parse(text: str) -> Policy:
+        return _parse(text, runtime_dir=runtime_dir, state_dir=state_dir, record=record)
 
     if check:
-        policy = load()
+        policy = parse(_read(config))
         names = ", ".join(entry.name for entry in policy.interfaces)
         typer.echo(f"{config}: fine; shapes {names}")
         _warn_of_absent(policy)
         return
-    load()  # a bad file is an error before anything heavy is imported or touched
-    from broker.daemon.daemon import Daemon, Options
+    from broker.daemon.configurations import Configurations, Source
     from broker.daemon.log import open_log
+
+    log = open_log(verbose=verbose)
+    state = None if state_dir is None else str(state_dir.absolute())
+    # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
+    configurations = Configurations(Source(read=lambda: _read(config), parse=parse, state_dir=state), log=log)
+    from broker.daemon.daemon import Daemon, Options
+    from broker.daemon.guardian import Guardian
     from broker.daemon.notify import Notifier
     from shaping.kernel import RealKernel
 
@@ -84,9 +90,10 @@ def broker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     signal.signal(signal.SIGHUP, reload)
-    log, classifier = open_log(verbose=verbose), _classifier()
-    options = Options(load_policy=load, take_over=take_over, rebuild=rebuild)
-    daemon = Daemon(options, kernel=RealKernel(), classifier=classifier, log=log, notifier=Notifier())
+    classifier = _classifier()
+    options = Options(configurations=configurations, take_over=take_over, rebuild=rebuild)
+    guardian, notifier = Guardian(log=log), Notifier()
+    daemon = Daemon(options, kernel=RealKernel(), classifier=classifier, log=log, notifier=notifier, guardian=guardian)
     if received:
         daemon.stop()
     daemon.run()
@@ -188,9 +195,7 @@ def _classifier() -> Classifier | None:
         return None
 
 
-def _load(path: Path, *, runtime_dir: Path | None, state_dir: Path | None, record: Path | None) -> Policy:
-    from broker.config import load
-
+def _read(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             text = file.read(CONFIG_BYTES_MAX + 1).decode("utf-8")
@@ -200,6 +205,12 @@ def _load(path: Path, *, runtime_dir: Path | None, state_dir: Path | None, recor
         raise ConfigurationError("--config", str(path), "not UTF-8 text") from problem
     if len(text) > CONFIG_BYTES_MAX:
         raise ConfigurationError("--config", str(path), f"longer than {CONFIG_BYTES_MAX} bytes")
+    return text
+
+
+def _parse(text: str, *, runtime_dir: Path | None, state_dir: Path | None, record: Path | None) -> Policy:
+    from broker.config import load
+
     policy = load(text)
     daemon = policy.daemon
     if runtime_dir is not None:
@@ -217,4 +228,4 @@ def _load(path: Path, *, runtime_dir: Path | None, state_dir: Path | None, recor
 def _state_dir(config: Path) -> Path:
     if not config.exists():  # cleaning up must work after the package has gone
         return Path("/var/lib/hive-qos")
-    return Path(_load(config, runtime_dir=None, state_dir=None, record=None).daemon.state_dir)
+    return Path(_parse(_read(config), runtime_dir=None, state_dir=None, record=None).daemon.state_dir)

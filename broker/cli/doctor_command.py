@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -197,10 +197,23 @@ def _broker(socket: Path | None) -> list[Finding]:
     except BrokerError as problem:
         return [Finding("broker", "note", str(problem), "systemctl enable --now hive-qos; training goes on without")]
     names = ", ".join(str(entry.get("name")) for entry in document.get("interfaces", []))
-    found = [Finding("broker", "good", f"shapes {names}")]
+    found = [Finding("broker", "good", f"shapes {names}"), *_guard(document)]
     for alarm in document.get("alarms", []):
         found.append(Finding(f"broker: {alarm.get('subject')}", "bad", str(alarm.get("text")), "hive-qos status"))
     return found
+
+
+def _guard(document: dict[str, Any]) -> list[Finding]:
+    """What opens the ceilings if the daemon dies. A broker of an earlier version has none and says nothing of it."""
+    guard = document.get("daemon", {}).get("guard")
+    if not isinstance(guard, dict):
+        return []
+    if not guard.get("alive"):
+        return [
+            Finding("broker's guard", "bad", "does not live", "the broker starts it again; its log says what failed")
+        ]
+    opened = f"it has opened the ceilings {guard.get('openings')} times"
+    return [Finding("broker's guard", "good", f"pid {guard.get('pid')}; {opened}")]
 
 
 def _congestion() -> list[Finding]:

@@ -33,7 +33,7 @@ def render(document: Mapping[str, Any]) -> RenderableType:
     if jobs:
         parts += [Text(""), _jobs(jobs)]
     alarms = list(_items(document, "alarms"))
-    parts.append(Text(""))
+    parts += [Text(""), *_guard(document)]
     if not alarms:
         parts.append(Text("no alarms", style="green"))
     for alarm in alarms:
@@ -112,6 +112,17 @@ def _jobs(jobs: list[Mapping[str, Any]]) -> Table:
     if len(jobs) > JOBS_SHOWN_MAX:
         table.caption = f"and {len(jobs) - JOBS_SHOWN_MAX} more; --json has them"
     return table
+
+
+def _guard(document: Mapping[str, Any]) -> list[RenderableType]:
+    """Whether somebody would open the ceilings if the daemon died; when nobody would, an alarm says so as well."""
+    daemon = document.get("daemon")
+    guard = daemon.get("guard") if isinstance(daemon, Mapping) else None
+    if not isinstance(guard, Mapping):
+        return []
+    if guard.get("alive") is not True:
+        return [Text("the guard does not live", style="bold red")]
+    return [Text(f"the guard watches; it has opened the ceilings {_count(guard.get('openings'))} times")]
 
 
 def _items(document: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:

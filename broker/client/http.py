@@ -1,4 +1,4 @@
-"""Reads the broker's HTTP socket (`broker.sock`) with the standard library: one GET, bounded in time and size."""
+"""Asks the broker's HTTP socket (`broker.sock`) with the standard library: one request, bounded in time and size."""
 
 from __future__ import annotations
 
@@ -43,10 +43,30 @@ def fetch(target: str, *, socket_path: str | None = None, timeout_s: float = 3.0
         BrokerUnavailableError: nobody listens there, or it did not answer in time.
         BrokerRejectedError: it answered, with something else than 200.
     """
+    return _request("GET", target, socket_path=socket_path, timeout_s=timeout_s)
+
+
+def post(target: str, *, socket_path: str | None = None, timeout_s: float = 6.0) -> str:
+    """POST to one path of the broker's HTTP socket, and give its words.
+
+    Args:
+        target: `/v1/reload`, `/v1/reload?confirm_s=60` or `/v1/confirm`.
+
+    Raises:
+        BrokerUnavailableError, BrokerRejectedError: as `fetch`.
+    """
+    body = _request("POST", target, socket_path=socket_path, timeout_s=timeout_s)
+    try:
+        return str(json.loads(body)["done"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BrokerRejectedError(f"the broker's answer cannot be read: {error}") from error
+
+
+def _request(method: str, target: str, *, socket_path: str | None, timeout_s: float) -> bytes:
     path = socket_path or broker_socket_path()
     connection = _UnixConnection(path, timeout_s=timeout_s)
     try:
-        connection.request("GET", target, headers={"Connection": "close"})
+        connection.request(method, target, headers={"Connection": "close"})
         answer = connection.getresponse()
         body = answer.read(ANSWER_BYTES_MAX + 1)
     except PermissionError as error:
@@ -58,7 +78,7 @@ def fetch(target: str, *, socket_path: str | None = None, timeout_s: float = 3.0
     if len(body) > ANSWER_BYTES_MAX:
         raise BrokerRejectedError(f"{path}{target}: an answer of more than {ANSWER_BYTES_MAX} bytes")
     if answer.status != 200:
-        raise BrokerRejectedError(f"{path}{target}: {answer.status} {body[:200].decode(errors='replace').strip()}")
+        raise BrokerRejectedError(f"{path}{target}: {answer.status} {body[:2000].decode(errors='replace').strip()}")
     return body
 
 

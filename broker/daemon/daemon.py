@@ -19,25 +19,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.client.mailbox import Wake
-from broker.config import ConfigurationErrors
 from broker.daemon import cgroups
 from broker.daemon.authority import Authority
 from broker.daemon.bursts import BurstBook
+from broker.daemon.configurations import Configurations
+from broker.daemon.control import Control
 from broker.daemon.flows import FlowTable
+from broker.daemon.guardian import Guardian
 from broker.daemon.http_api import HttpApi
 from broker.daemon.hub import SessionHub
+from broker.daemon.link_events import LinkEvents
 from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
 from broker.daemon.plant import Plant
 from broker.daemon.recorder import Recorder
+from broker.daemon.reloads import Reloads
 from broker.daemon.roster import Roster
 from broker.daemon.runtime import NAMESPACE, Lock, NamespaceLock, directory
 from broker.daemon.sessions import SessionServer
 from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.tcp_watch import TcpWatch
 from broker.decide import decide
+from broker.guard import BEATS_WITHIN_S
 from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy, State
 from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
@@ -52,16 +57,20 @@ URGENT_S = 0.005
 """Announcements that come closer together than this share a decision, so that no client can make us decide all day."""
 
 
+LINKS_S = 0.02
+"""Links are looked at so soon after they changed, and not more often: a rename is three events, a storm is hundreds."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How this daemon was started.
 
     Args:
-        load_policy: reads the configuration, at start and at each reload; raises `HiveError` for a bad one.
+        configurations: what to start with, and what to do at each reload.
         take_over, rebuild: as `Plant`.
     """
 
-    load_policy: Callable[[], Policy]
+    configurations: Configurations
     take_over: bool = False
     rebuild: bool = False
 
@@ -75,6 +84,7 @@ class Daemon:
         clock: monotonic seconds.
         mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
         namespace: the file that is locked against a second broker; another one beside a kernel in memory.
+        guardian: keeps a guard that opens the ceilings when we die; None beside a kernel in memory.
     """
 
     def __init__(
@@ -88,26 +98,35 @@ class Daemon:
         notifier: Notifier | None = None,
         mark: Callable[..., None] = mark_socket,
         namespace: str = NAMESPACE,
+        guardian: Guardian | None = None,
     ) -> None:
+        self._guardian = guardian
         self._mark, self._namespace = mark, namespace
         self._options, self._kernel, self._classifier = options, kernel, classifier
         self._log, self._clock = log, clock
         self._notifier = notifier or Notifier({})
         self._host = socket.gethostname()
-        self._policy = options.load_policy()
+        self._configurations = options.configurations
+        self._policy = self._configurations.first
         self._authority = Authority.of(self._policy)
         self._state = State()
-        self._decision: Decision | None = None
         self._snapshot: Snapshot | None = None
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
-        self._stopping = self._reloading = False
-        self._reload_alarm: Alarm | None = None
+        self._control = Control(self._wake.set)
+        self._reloads = Reloads(
+            self._configurations,
+            control=self._control,
+            force=self._put_in_force,
+            shaping=self._shaping,
+            notifier=self._notifier,
+            log=log,
+        )
+        self._stopping = self._links_changed = False
         self._cgroup_mount: str | None = None
         self._ticks = self._late_ticks = 0
         self._tick_s_max = 0.0
         self._record_alarm: Alarm | None = None
-        self._session_infos: tuple[SessionInfo, ...] = ()
 
     # --- from outside --------------------------------------------------------------------------------------------
 
@@ -118,7 +137,7 @@ class Daemon:
 
     def reload(self) -> None:
         """Read the configuration again soon. Safe in a signal handler."""
-        self._reloading = True
+        self._reloads.want()
         self._wake.set()
 
     @property
@@ -134,12 +153,12 @@ class Daemon:
         """
         daemon = self._policy.daemon
         try:
-            with NamespaceLock(self._namespace):
+            with NamespaceLock(self._namespace) as namespace:
                 for path in {os.path.dirname(daemon.api_socket), os.path.dirname(daemon.session_socket)}:
                     directory(path, key="runtime-dir", mode=0o755)
                 directory(daemon.state_dir, key="daemon.state_dir", mode=0o700)
                 with Lock(daemon.session_socket + ".lock"), Lock(os.path.join(daemon.state_dir, "broker.lock")):
-                    self._run_locked()
+                    self._run_locked(namespace.fileno())
         finally:
             self._kernel.close()
             self._selector.close()
@@ -147,13 +166,13 @@ class Daemon:
 
     # --- start and stop ------------------------------------------------------------------------------------------
 
-    def _run_locked(self) -> None:
+    def _run_locked(self, namespace: int) -> None:
         daemon = self._policy.daemon
         for note in self._authority.notes:
             self._log.warning("groups", note=note)
         self._started_s = self._clock()
         self._netlink = Netlink()
-        self._routes, self._links = Routes(self._netlink), Links()
+        self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
         self._flows, self._bursts = FlowTable(), BurstBook()
         self._tcp_watch = TcpWatch(self._netlink, log=self._log)
         self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
@@ -170,22 +189,45 @@ class Daemon:
             self._plant, kernel=self._kernel, journal=journal, links=self._links, log=self._log, clock=self._clock
         )
         problems: tuple[str, ...] = ()
+        served = False
         try:
             if not self._stopping:
-                self._roster.require_one(self._policy)
-                self._roster.give_back_strays(self._policy)
-                self._cgroup_mount = self._make_cgroups()
-                self._attach_all()
+                if self._guardian is not None:
+                    self._guardian.start(journal, lock=namespace)
+                self._begin()
+                self._configurations.started()
                 self._serve()
+            served = True
         finally:
             self._notifier.stopping()
             problems = (*self._plant.close(), *self._remove_cgroups())
+            if self._guardian is not None:
+                self._guardian.end(restored=served and not problems)
             if self._recorder is not None:
                 self._recorder.close()
             self._netlink.close()
+            self._link_events.close()
         self._log.info("stopped", ticks=self._ticks)
         if problems:
             raise ShapingError(f"not everything was put back: {'; '.join(problems)}")
+
+    def _begin(self) -> None:
+        """Take up the policy to start with, or the last good one where that one cannot be."""
+        try:
+            self._take_over_interfaces()
+        except (HiveError, OSError, ValueError) as problem:
+            instead = self._configurations.instead(self._policy, problem)
+            if instead is None:
+                raise
+            self._policy, self._authority = instead, Authority.of(instead)
+            self._take_over_interfaces()
+
+    def _take_over_interfaces(self) -> None:
+        self._roster.require_one(self._policy)
+        self._roster.give_back_strays(self._policy)
+        self._cgroup_mount = self._make_cgroups()
+        self._attach_all()
+        self._roster.keep(self._policy)
 
     def _attach_all(self) -> None:
         """Attach what policy names and is there, on the capacities that are known without having measured."""
@@ -196,6 +238,7 @@ class Daemon:
 
     def _serve(self) -> None:
         self._selector.register(self._wake.reader, selectors.EVENT_READ, self._wake.clear)
+        self._selector.register(self._link_events, selectors.EVENT_READ, self._hear_of_links)
         daemon = self._policy.daemon
         hub = SessionHub(
             flows=self._flows,
@@ -220,10 +263,16 @@ class Daemon:
         )
         self._sessions = sessions
         try:
+            self._beat()
             self._tick(fresh_s=0.0)
-            api = HttpApi(path=daemon.api_socket, snapshot=lambda: self._snapshot, authority=lambda: self._authority)
+            api = HttpApi(
+                path=daemon.api_socket,
+                snapshot=lambda: self._snapshot,
+                authority=lambda: self._authority,
+                ask=self._control.ask,
+            )
             try:
-                self._notifier.ready(f"shaping {', '.join(sorted(self._plant.names))}")
+                self._notifier.ready(self._shaping())
                 self._log.info("ready", interfaces=",".join(sorted(self._plant.names)), socket=daemon.session_socket)
                 self._loop()
             finally:
@@ -235,13 +284,21 @@ class Daemon:
         last_s = watchdog_s = self._clock()
         next_s = last_s + self._policy.daemon.tick_s
         while not self._stopping:
-            wake_s = min(next_s, last_s + URGENT_S) if self._hub.urgent else next_s
+            self._beat()
+            soon_s = last_s + URGENT_S if self._hub.urgent else self._clock() + BEATS_WITHIN_S
+            if self._links_changed:
+                soon_s = min(soon_s, last_s + LINKS_S)
+            wake_s = min(next_s, soon_s)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
-            if self._reloading:
-                self._reloading = False
-                self._reload()
+            self._reloads.heed()
             now_s = self._clock()
+            if self._links_changed and now_s >= last_s + LINKS_S:
+                self._links_changed = False
+                self._routes.forget()
+                self._roster.follow(self._policy)
+                self._tick(fresh_s=0.0)
+                last_s = now_s
             if now_s >= next_s:
                 self._sessions.housekeeping()
                 self._tick(fresh_s=0.0)
@@ -257,28 +314,30 @@ class Daemon:
                 watchdog_s = now_s
                 self._notifier.watchdog()
 
-    def _reload(self) -> None:
-        self._notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
-        old = self._policy
+    def _put_in_force(self, policy: Policy, *, whatever: bool = False) -> None:
+        """As `reloads.Force`."""
+        self._beat(busy=True)
+        old, self._policy = self._policy, policy
+        if policy.daemon != old.daemon:
+            self._log.warning("reload", note="changes of [daemon] need a restart")
         try:
-            policy = self._options.load_policy()
-            if policy.daemon != old.daemon:
-                self._log.warning("reload", note="changes of [daemon] need a restart")
-            self._policy = policy
             self._attach_all()
-        except (HiveError, ConfigurationErrors, OSError, ValueError) as problem:
-            self._policy = old
-            self._roster.keep(old)
-            text = f"not taken, the former one holds: {problem}"
-            self._reload_alarm = Alarm(code="configuration-rejected", subject="broker.toml", text=text)
-            self._log.error("reload", error=text)
-        else:
-            self._reload_alarm = None
-            self._roster.keep(policy)
-            self._authority = Authority.of(policy)
-            self._sessions.authority = self._authority
-            self._log.info("reload", interfaces=",".join(sorted(entry.name for entry in policy.interfaces)))
-        self._notifier.ready(f"shaping {', '.join(sorted(self._plant.names))}")
+        except (HiveError, OSError, ValueError) as problem:
+            if not whatever:
+                self._policy = old
+                self._roster.keep(old)
+                raise
+            self._log.error("configuration", error=str(problem))  # the ticks try again
+        self._roster.keep(policy)
+        self._authority = Authority.of(policy)
+        self._sessions.authority = self._authority
+
+    def _beat(self, *, busy: bool = False) -> None:
+        if self._guardian is not None and self._guardian.beat(busy=busy):
+            self._plant.reopened()
+
+    def _hear_of_links(self) -> None:
+        self._links_changed |= self._roster.concerned(self._link_events.heard(), self._policy)
 
     # --- the tick ------------------------------------------------------------------------------------------------
 
@@ -288,7 +347,7 @@ class Daemon:
         measurements = self._measure(fresh_s=fresh_s)
         now_s, before = self._clock(), self._state
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=self._policy)
-        self._state, self._decision = decision.state, decision
+        self._state = decision.state
         self._ticks += 1
         self._roster.apply(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
         self._plant.classify()
@@ -335,7 +394,8 @@ class Daemon:
         )
 
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
-        own = (self._reload_alarm, self._record_alarm, *self._roster.alarms())
+        guard = self._guardian.alarms() if self._guardian is not None else ()
+        own = (*self._configurations.alarms(), self._record_alarm, *self._roster.alarms(), *guard)
         refused = {
             alarm.subject for alarm in self._roster.alarms()
         }  # there, but not to be shaped: that is said instead
@@ -351,6 +411,7 @@ class Daemon:
                 late_ticks=self._late_ticks,
                 cpu_s=usage.ru_utime + usage.ru_stime,
                 tick_s_max=self._tick_s_max,
+                guard=None if self._guardian is None else self._guardian.info(),
             ),
             policy=self._policy,
             decision=decision,
@@ -368,6 +429,9 @@ class Daemon:
         )
 
     # --- small parts ---------------------------------------------------------------------------------------------
+
+    def _shaping(self) -> str:
+        return f"shaping {', '.join(sorted(self._plant.names))}"
 
     def _interface_of(self, address: str) -> str | None:
         return self._routes.interface_towards(address, shaped=self._plant.names, now_s=self._clock())

@@ -1,7 +1,8 @@
-"""The HTTP socket: status, policy, flows and metrics, read-only in this version. HTTP/1.1 over a Unix socket.
+"""The HTTP socket: status, policy, flows and metrics to read; reload and confirm to do. HTTP/1.1 over a Unix socket.
 
-The standard library's server, made safe: only GET, no bodies, few requests at a time, a time limit on each, and rights
-by SO_PEERCRED. It runs in threads of its own and sees nothing but the last snapshot.
+The standard library's server, made safe: GET and two POSTs, no bodies, few requests at a time, a time limit on each,
+and rights by SO_PEERCRED. It runs in threads of its own, sees nothing but the last snapshot, and asks the loop to do
+what is wanted.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import socket
 import socketserver
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
 from broker.codec import to_json
 from broker.daemon.authority import Authority, Right, peer_of
+from broker.daemon.control import Answer, Request
 from broker.daemon.runtime import listen
 from broker.daemon.status import Snapshot, document, flow_list, metrics
 from hive_qos import __version__
@@ -27,6 +30,7 @@ REQUESTS_AT_ONCE = 16
 REQUEST_TIMEOUT_S = 5.0
 STOP_LATENCY_S = 0.1
 _PATHS = ("/v1/status", "/v1/policy", "/v1/flows", "/metrics")
+_ACTIONS = {"/v1/reload": "reload", "/v1/confirm": "confirm"}
 
 
 class HttpApi:
@@ -35,16 +39,22 @@ class HttpApi:
     Args:
         snapshot: the latest one, from any thread; None before the first tick.
         authority: who may ask, now; it may change with the policy.
+        ask: has the loop do something.
     """
 
     def __init__(
-        self, *, path: str, snapshot: Callable[[], Snapshot | None], authority: Callable[[], Authority]
+        self,
+        *,
+        path: str,
+        snapshot: Callable[[], Snapshot | None],
+        authority: Callable[[], Authority],
+        ask: Callable[[Request], Answer],
     ) -> None:
         self._path = path
         rights = authority()
         listener = listen(path, kind=socket.SOCK_STREAM, mode=rights.socket_mode, group=rights.group)
         listener.setblocking(True)
-        self._server = _Server(listener, snapshot, authority)
+        self._server = _Server(listener, snapshot, authority, ask)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(STOP_LATENCY_S,), name="hive-broker-http", daemon=True
         )
@@ -64,10 +74,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
     block_on_close = False
 
     def __init__(
-        self, listener: socket.socket, snapshot: Callable[[], Snapshot | None], authority: Callable[[], Authority]
+        self,
+        listener: socket.socket,
+        snapshot: Callable[[], Snapshot | None],
+        authority: Callable[[], Authority],
+        ask: Callable[[Request], Answer],
     ) -> None:
         super().__init__(("", 0), _Handler)
-        self.listener, self.snapshot, self.authority = listener, snapshot, authority
+        self.listener, self.snapshot, self.authority, self.ask = listener, snapshot, authority, ask
         self._lock = threading.Lock()
         self._until_s: dict[socket.socket, float] = {}
 
@@ -138,7 +152,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self._allowed(Right.CHANGE if changes else Right.USE):
             self._refuse(405, "policy is changed in broker.toml, then `systemctl reload hive-qos`")
 
-    do_POST = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_PUT
+    def do_POST(self) -> None:
+        path, _, query = self.path.partition("?")
+        if path not in _ACTIONS:
+            self.do_PUT()
+            return
+        if not self._allowed(Right.CHANGE):
+            return
+        try:
+            wanted = urllib.parse.parse_qs(query, max_num_fields=4).get("confirm_s", [])
+            trial_s = float(wanted[0]) if wanted and path == "/v1/reload" else None
+        except ValueError:
+            self._refuse(400, "confirm_s is a number of seconds")
+            return
+        answer = self.server.ask(Request(_ACTIONS[path], trial_s))
+        self._answer_json(answer.code, {"done" if answer.code == 200 else "error": answer.text})
+
+    do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_PUT
 
     def _allowed(self, wanted: Right) -> bool:
         try:

@@ -44,6 +44,10 @@ class Routes:
             self._known[address] = known
         return known[0] if known[0] in shaped else None
 
+    def forget(self) -> None:
+        """Interfaces have changed: ask again."""
+        self._known.clear()
+
 
 class Links:
     """What the drivers say of their links. Remembers for a while; for one thread."""
@@ -62,6 +66,10 @@ class Links:
         """The longest packet that the link takes."""
         self._look(now_s)
         return self._mtus.get(interface, MTU_BYTES)
+
+    def forget(self) -> None:
+        """Links have changed: ask again."""
+        self._at_s = None
 
     def _look(self, now_s: float) -> None:
         if self._at_s is not None and now_s - self._at_s <= LINKS_LIFE_S:

@@ -92,7 +92,7 @@ class Kernel:
         request = struct.pack("=BBBBBBBBI", family, 8 * len(parsed.packed), 0, 0, 0, 0, 0, 0, 0) + attribute
         try:
             for kind, payload in self._ask(self._route, _RTM_GETROUTE, request, dump=False):
-                index = _attributes(payload, 12).get(_RTA_OIF) if kind == _RTM_NEWROUTE else None
+                index = attributes(payload, 12).get(_RTA_OIF) if kind == _RTM_NEWROUTE else None
                 if index is not None:
                     return socket.if_indextoname(struct.unpack("=I", index[:4])[0])
         except OSError as error:
@@ -134,7 +134,8 @@ def _open(protocol: int) -> socket.socket:
     return sock
 
 
-def _attributes(payload: memoryview, offset: int) -> dict[int, memoryview]:
+def attributes(payload: memoryview, offset: int) -> dict[int, memoryview]:
+    """The attributes of a message from `offset` on; stops at one that does not fit."""
     found: dict[int, memoryview] = {}
     while offset + 4 <= len(payload):
         length, kind = struct.unpack_from("=HH", payload, offset)
@@ -153,12 +154,12 @@ def _read_connection(payload: memoryview) -> TcpConnection | None:
         return None
     source_port, destination_port = struct.unpack_from("!HH", payload, 4)
     uid, inode = struct.unpack_from("=II", payload, 64)
-    attributes = _attributes(payload, _MESSAGE_BYTES)
-    info = attributes.get(_ATTRIBUTE_INFO)
+    found = attributes(payload, _MESSAGE_BYTES)
+    info = found.get(_ATTRIBUTE_INFO)
     if info is None or len(info) < _TCP_INFO_BYTES_MIN:
         return None
-    tos = attributes.get(_ATTRIBUTE_TOS if family == socket.AF_INET else _ATTRIBUTE_TCLASS)
-    classid = attributes.get(_ATTRIBUTE_CLASS_ID)
+    tos = found.get(_ATTRIBUTE_TOS if family == socket.AF_INET else _ATTRIBUTE_TCLASS)
+    classid = found.get(_ATTRIBUTE_CLASS_ID)
     rtt_us_min = struct.unpack_from("=I", info, 148)[0]
     return TcpConnection(
         local=(_text(source), source_port),

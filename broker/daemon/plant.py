@@ -28,6 +28,7 @@ VERIFY_S = 5.0
 class _Interface:
     shape: InterfaceShape
     attached: bool = True
+    stands: bool = True  # what the kernel has is what we wrote last, as far as we know
     samples: tuple[ClassSample, ...] = ()
     read_at_s: float | None = None
     verified_at_s: float = 0.0
@@ -86,6 +87,7 @@ class Plant:
         """
         entry = self._interfaces[shape.interface]
         if entry.attached and worth_applying(entry.shape, shape):
+            self._look_again(entry)
             self._shaper.apply(shape)
             entry.shape = shape
             self.applied += 1
@@ -107,6 +109,11 @@ class Plant:
             return f"{interface}: {problem}"
         self._log.info("interface given back", interface=interface)
         return None
+
+    def release(self, interface: str) -> None:
+        """Hold an interface no more, and leave it as it is: it has another name now."""
+        self._interfaces.pop(interface, None)
+        self._shaper.release(interface)
 
     def close(self) -> tuple[str, ...]:
         """Detach everything; returns what went wrong."""
@@ -147,7 +154,8 @@ class Plant:
             if not entry.attached:
                 self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
                 self._log.info("interface attached again", interface=shape.interface)
-            elif worth_applying(entry.shape, shape):
+            elif worth_applying(entry.shape, shape) or not entry.stands:
+                self._look_again(entry)
                 self._shaper.apply(shape)
                 self.applied += 1
             elif now_s - entry.verified_at_s < VERIFY_S:
@@ -166,6 +174,11 @@ class Plant:
         if entry.alarm is not None:
             self._log.info("interface well again", interface=shape.interface)
             entry.alarm = None
+
+    def reopened(self) -> None:
+        """The guard has opened the ceilings: what is decided next is written, though it be what was decided last."""
+        for entry in self._interfaces.values():
+            entry.stands, entry.not_before_s = False, 0.0
 
     def segments(self, interface: str) -> SegmentState | None:
         """What came of an interface's `gso_max_segs`; None while we do not hold it."""
@@ -190,6 +203,11 @@ class Plant:
         """What is wrong now."""
         entries = self._interfaces.values()
         return tuple(alarm for entry in entries for alarm in (entry.alarm, entry.direct_alarm) if alarm is not None)
+
+    def _look_again(self, entry: _Interface) -> None:
+        if not entry.stands:
+            self._shaper.verify(entry.shape.interface)
+            entry.stands = True
 
     def _lost(self, entry: _Interface, code: str, text: str) -> None:
         now_s = self._clock()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from broker import reasons
+from broker.capacity import line_rate
+from broker.daemon.link_events import Heard
 from broker.daemon.links import Links
 from broker.daemon.log import Log
 from broker.daemon.plant import Plant
@@ -37,6 +39,7 @@ class Roster:
         self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
         self._looked_s = 0.0
         self._chosen: dict[str, SegmentChoice] = {}
+        self._numbers: dict[str, int] = {}  # of what we hold, from when it was attached
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What went wrong with interfaces that came later."""
@@ -84,12 +87,12 @@ class Roster:
             HiveError, OSError, ValueError: one that is there cannot be shaped.
         """
         self.require_one(policy)
-        present = set(self._kernel.interfaces())
+        present = self._kernel.numbers()
         for shape in self._shapes(allocation, policy, class_cgroups):
             if shape.interface in self._plant.names:
                 self._plant.change(shape)
             elif shape.interface in present:
-                self._plant.attach(shape)
+                self._attach(shape, present)
         self._note_missing(policy)
 
     def apply(self, allocation: Allocation, *, policy: Policy, class_cgroups: ClassCgroups) -> None:
@@ -102,6 +105,47 @@ class Roster:
             self._attach_missing(shapes)
             self._note_missing(policy)
 
+    def concerned(self, heard: Heard, policy: Policy) -> bool:
+        """Whether events are about an interface that we hold or wait for."""
+        return heard.lost or not (
+            heard.numbers.isdisjoint(self._numbers.values()) and heard.names.isdisjoint(_names(policy))
+        )
+
+    def follow(self, policy: Policy) -> None:
+        """Look at the links again: hold no more what is gone, follow what was renamed, wait for nothing.
+
+        A tree of ours goes with a renamed interface. Under a name of the policy it is adopted by the next `apply`,
+        under another one the interface is given back.
+        """
+        self._links.forget()
+        numbers = self._kernel.numbers()
+        names = {number: name for name, number in numbers.items()}
+        moved = {}
+        for name in self._plant.names:
+            number = self._numbers.get(name)
+            if number is None or numbers.get(name) == number:
+                continue
+            if number in names:
+                moved[name] = names[number]
+            else:
+                self._log.warning("interface", interface=name, note="has gone")
+                self._plant.detach(name)
+        if moved:
+            self._rename(moved, policy)
+        self._note_missing(policy)
+        self._looked_s = float("-inf")
+
+    def _rename(self, new_names: Mapping[str, str], policy: Policy) -> None:
+        for name, new in new_names.items():
+            self._log.warning("interface", interface=name, note=f"is called {new} now")
+            self._plant.release(name)
+        try:
+            self._journal.rename(new_names)
+        except OSError as problem:
+            self._log.error("interface", error=f"the journal does not follow new names: {problem}")
+        for name in set(new_names.values()) - _names(policy):
+            self._plant.detach(name)
+
     def keep(self, policy: Policy) -> None:
         """Give back what we hold and the policy does not name."""
         for name in self._plant.names - _names(policy):
@@ -112,20 +156,27 @@ class Roster:
         """Attach what has appeared since. What goes wrong with that is the alarm, and is tried again."""
         self._looked_s = self._clock()
         try:
-            present = self._kernel.interfaces()
-        except HiveError as problem:
+            present = self._kernel.numbers()
+        except (HiveError, OSError) as problem:
             self._log.warning("interfaces", note=f"cannot be listed: {problem}")
             return
         for shape in shapes:
             if shape.interface in self._missing and shape.interface in present:
                 try:
-                    self._plant.attach(shape)
+                    self._attach(shape, present)
                 except (HiveError, OSError, ValueError) as problem:
                     text = f"it is there, but cannot be shaped: {problem}"
                     self._missing[shape.interface] = Alarm("attach-failed", shape.interface, text)
 
+    def _attach(self, shape: InterfaceShape, numbers: Mapping[str, int]) -> None:
+        """Attach one. `numbers` is from before: if another one has the name by then, the next `follow` finds out."""
+        self._plant.attach(shape)
+        self._numbers[shape.interface] = numbers[shape.interface]
+
     def _note_missing(self, policy: Policy) -> None:
-        missing = _names(policy) - self._plant.names
+        held = self._plant.names
+        missing = _names(policy) - held
+        self._numbers = {name: number for name, number in self._numbers.items() if name in held}
         for name in missing - set(self._missing):
             self._log.error("interface", interface=name, code="interface-missing", error="not there; waiting for it")
         self._missing = {name: self._missing.get(name) for name in sorted(missing)}
@@ -134,6 +185,10 @@ class Roster:
     def _shapes(self, allocation: Allocation, policy: Policy, class_cgroups: ClassCgroups) -> list[InterfaceShape]:
         rules = rules_of(policy, class_cgroups=class_cgroups)
         limited = {entry.name for entry in policy.interfaces if entry.limit_segments}
+        lines = {
+            entry.name: line_rate(entry, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=self._clock()))
+            for entry in policy.interfaces
+        }
         shapes = []
         chosen = {}
         for entry in allocation.interfaces:
@@ -145,7 +200,8 @@ class Roster:
                     last=self._chosen.get(entry.name),
                 )
             chosen[entry.name] = choice
-            shapes.append(shape_of(entry, rules=rules, gso_max_segs=choice.gso_max_segs))
+            line = lines.get(entry.name)
+            shapes.append(shape_of(entry, rules=rules, gso_max_segs=choice.gso_max_segs, line_bits_per_s=line))
         self._chosen = chosen
         return shapes
 

@@ -7,15 +7,21 @@ import fcntl
 import os
 import socket
 import stat
+import time
 from types import TracebackType
 from typing import Self
 
+from broker.daemon import guards
 from hive_qos.errors import BrokerRejectedError, ConfigurationError
 
 NAMESPACE = "/proc/self/ns/net"
 """The network namespace of this process, as a file that can be locked."""
 
+GUARD_S_MAX = 1.0
+"""The guard of a dead daemon is done within milliseconds; longer on a machine that stands still, or it hangs."""
+
 _BACKLOG = 64
+_UNKNOWN = "pid unknown"
 _PATH_BYTES_MAX = 107  # sun_path of unix(7), with its closing NUL
 
 
@@ -62,6 +68,10 @@ class _Held:
             return False
         return True
 
+    def fileno(self) -> int:
+        """The open file, for a process that shall hold the lock with us."""
+        return self._descriptor
+
     def close(self) -> None:
         """Release the lock; the file stays, so that a waiting one and a new one meet at the same file."""
         os.close(self._descriptor)
@@ -80,7 +90,8 @@ class NamespaceLock(_Held):
 
     Two would shape the same interfaces, and the first to stop would take the other's tree away. The lock is on the
     namespace itself, so that it needs no directory that both can write. Any program of the namespace can take it, and
-    so keep a broker from starting: the error names its pid and its user.
+    so keep a broker from starting: the error names its pid and its user. The guard of a dead daemon holds it until it
+    has opened the ceilings: that is waited for, and a guard that hangs is ended.
 
     Raises:
         BrokerRejectedError: another process holds it.
@@ -88,13 +99,24 @@ class NamespaceLock(_Held):
 
     def __init__(self, path: str = NAMESPACE) -> None:
         super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        if not self.taken():
+        if not self.taken() and not self._taken_from_the_dead(path):
             holder = _holder(self._descriptor)
             self.close()
             raise BrokerRejectedError(
                 f"another broker ({holder}) works in this network namespace; stop it first "
                 "(one broker shapes all interfaces of a namespace)"
             )
+
+    def _taken_from_the_dead(self, path: str) -> bool:
+        """Wait for the guard of a daemon that has died; False when the lock is somebody else's."""
+        until_s = time.monotonic() + GUARD_S_MAX
+        while _holder(self._descriptor) == _UNKNOWN and time.monotonic() < until_s:
+            if self.taken():
+                return True
+            time.sleep(0.01)
+        if _holder(self._descriptor) == _UNKNOWN:
+            guards.end_all(path)
+        return self.taken()
 
 
 class Lock(_Held):
@@ -117,16 +139,20 @@ class Lock(_Held):
 
 
 def _holder(descriptor: int) -> str:
-    """Who has locked a file, from proc_locks(5); a process of another pid namespace is not shown there."""
+    """Who has locked a file, from proc_locks(5); unknown when he has died and somebody who holds it with him lives, or
+    when he is of another pid namespace."""
     found = os.fstat(descriptor)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with open("/proc/locks", encoding="ascii") as locks:
         for line in locks:
             fields = line.split()
             if fields[1] == "FLOCK" and fields[5] == place:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    with open(f"/proc/{fields[4]}/stat", encoding="utf-8", errors="replace") as stat_file:
+                        if stat_file.read().rpartition(")")[2].split()[0] in "ZX":  # dead, though nobody waited for it
+                            break
                     return f"pid {fields[4]}, user {os.stat(f'/proc/{fields[4]}').st_uid}"
-    return "pid unknown"
+    return _UNKNOWN
 
 
 def listen(path: str, *, kind: socket.SocketKind, mode: int, group: int | None) -> socket.socket:

@@ -28,7 +28,11 @@ def rules_of(policy: Policy, *, class_cgroups: tuple[tuple[str, str], ...] = ())
 
 
 def shape_of(
-    allocation: InterfaceAllocation, *, rules: tuple[Rule, ...], gso_max_segs: int | None = None
+    allocation: InterfaceAllocation,
+    *,
+    rules: tuple[Rule, ...],
+    gso_max_segs: int | None = None,
+    line_bits_per_s: int | None = None,
 ) -> InterfaceShape:
     """The shape of one interface: the allocation, made to fit what the kernel side can keep.
 
@@ -51,6 +55,7 @@ def shape_of(
         ),
         rules=rules,
         gso_max_segs=gso_max_segs,
+        line_bits_per_s=line_bits_per_s,
     )
 
 
@@ -67,7 +72,7 @@ def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bo
     """Say whether `wanted` differs from what was applied by more than the dead band in a rate, or in anything else."""
     if applied is None or applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
         return True
-    if applied.gso_max_segs != wanted.gso_max_segs:
+    if (applied.gso_max_segs, applied.line_bits_per_s) != (wanted.gso_max_segs, wanted.line_bits_per_s):
         return True
     if _differ(applied.capacity_bits_per_s, wanted.capacity_bits_per_s):
         return True

@@ -33,8 +33,19 @@ class SessionInfo:
 
 
 @dataclass(frozen=True)
+class GuardInfo:
+    """How the guard fares. `openings`: how often it has opened the ceilings while this daemon lived; `started`: how
+    many guards this daemon has had."""
+
+    pid: int | None
+    alive: bool
+    openings: int
+    started: int
+
+
+@dataclass(frozen=True)
 class DaemonInfo:
-    """How the daemon itself fares."""
+    """How the daemon itself fares, and its guard (None: beside a kernel in memory)."""
 
     pid: int
     up_s: float
@@ -43,6 +54,7 @@ class DaemonInfo:
     late_ticks: int
     cpu_s: float
     tick_s_max: float
+    guard: GuardInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -205,6 +217,11 @@ def metrics(snapshot: Snapshot) -> bytes:
             for alarm in snapshot.alarms:
                 alarms.add_metric([alarm.code, alarm.subject], 1)
             yield alarms
+            guard = snapshot.daemon.guard
+            if guard is not None:
+                yield GaugeMetricFamily("hive_qos_guard_alive", "1 while the guard watches", value=int(guard.alive))
+                text = "how often the guard has opened the ceilings"
+                yield CounterMetricFamily("hive_qos_guard_openings", text, value=guard.openings)
             yield CounterMetricFamily("hive_qos_ticks", "decisions taken", value=snapshot.daemon.ticks)
             yield CounterMetricFamily("hive_qos_cpu_seconds", "CPU used by the broker", value=snapshot.daemon.cpu_s)
 

@@ -107,13 +107,13 @@ class Core:
 
     def all_gather(self, outputs: Sequence[Tensors], inputs: Tensors, *, timeout_s: float | None = None) -> HiveWork:
         """For each input: every rank's tensor, in rank order, into the outputs at the same place of the list."""
-        sources = [Staged(tensor, read=True, write=False) for tensor in inputs]
-        targets = [[Staged(tensor, read=False, write=True) for tensor in row] for row in outputs]
+        sources = _sources(inputs)
+        targets = [_targets(row) for row in outputs]
         return self.launch(
             "all-gather",
             [*sources, *(one for row in targets for one in row)],
             lambda limit_s: [
-                self.group.all_gather([one.memory for one in row], source.memory, timeout_s=limit_s)
+                self.group.all_gather(_memories(row), source.memory, timeout_s=limit_s)
                 for row, source in zip(targets, sources, strict=True)
             ],
             result=[tensor for row in outputs for tensor in row],
@@ -125,8 +125,8 @@ class Core:
         """For each input: every rank's tensor, one after the other, into one output that is `size` times as large."""
         for output, source in zip(outputs, inputs, strict=True):
             self._check_times_size("all-gather", large=output, small=source)
-        sources = [Staged(tensor, read=True, write=False) for tensor in inputs]
-        targets = [Staged(tensor, read=False, write=True) for tensor in outputs]
+        sources = _sources(inputs)
+        targets = _targets(outputs)
         return self.launch(
             "all-gather",
             [*sources, *targets],
@@ -148,13 +148,13 @@ class Core:
         timeout_s: float | None = None,
     ) -> HiveWork:
         """For each output: reduce everybody's `inputs[...][rank]` into it."""
-        targets = [Staged(tensor, read=False, write=True) for tensor in outputs]
-        sources = [[Staged(tensor, read=True, write=False) for tensor in row] for row in inputs]
+        targets = _targets(outputs)
+        sources = [_sources(row) for row in inputs]
         return self.launch(
             "reduce-scatter",
             [*targets, *(one for row in sources for one in row)],
             lambda limit_s: [
-                self.group.reduce_scatter(target.memory, [one.memory for one in row], op, timeout_s=limit_s)
+                self.group.reduce_scatter(target.memory, _memories(row), op, timeout_s=limit_s)
                 for target, row in zip(targets, sources, strict=True)
             ],
             result=outputs,
@@ -168,8 +168,8 @@ class Core:
         """For each output: reduce everybody's part `rank` of one input that is `size` times as large."""
         for output, source in zip(outputs, inputs, strict=True):
             self._check_times_size("reduce-scatter", large=source, small=output)
-        targets = [Staged(tensor, read=False, write=True) for tensor in outputs]
-        sources = [Staged(tensor, read=True, write=False) for tensor in inputs]
+        targets = _targets(outputs)
+        sources = _sources(inputs)
         return self.launch(
             "reduce-scatter",
             [*targets, *sources],
@@ -184,54 +184,38 @@ class Core:
 
     def gather(self, outputs: Tensors, tensor: torch.Tensor, root: int, *, timeout_s: float | None = None) -> HiveWork:
         """Every rank's tensor into the root's outputs; `outputs` is empty elsewhere."""
-        mine = root == self.group.rank
-        if mine != bool(outputs):
-            raise MisuseError("gather takes a list of outputs on the root, and only there")
-        source = Staged(tensor, read=True, write=False)
-        targets = [Staged(one, read=False, write=True) for one in outputs]
+        self._check_list_is_the_roots("gather takes a list of outputs", outputs, root)
+        source = _source(tensor)
+        targets = _targets(outputs)
         return self.launch(
             "gather",
             [source, *targets],
-            lambda limit_s: [
-                self.group.gather(
-                    [one.memory for one in targets] if mine else None, source.memory, root, timeout_s=limit_s
-                )
-            ],
+            lambda limit_s: [self.group.gather(_memories(targets) or None, source.memory, root, timeout_s=limit_s)],
             result=outputs,
             timeout_s=timeout_s,
         )
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int, *, timeout_s: float | None = None) -> HiveWork:
         """The root's input `rank` into everybody's output; `inputs` is empty elsewhere."""
-        mine = root == self.group.rank
-        if mine != bool(inputs):
-            raise MisuseError("scatter takes a list of inputs on the root, and only there")
-        target = Staged(output, read=False, write=True)
-        sources = [Staged(one, read=True, write=False) for one in inputs]
+        self._check_list_is_the_roots("scatter takes a list of inputs", inputs, root)
+        target = _target(output)
+        sources = _sources(inputs)
         return self.launch(
             "scatter",
             [target, *sources],
-            lambda limit_s: [
-                self.group.scatter(
-                    target.memory, [one.memory for one in sources] if mine else None, root, timeout_s=limit_s
-                )
-            ],
+            lambda limit_s: [self.group.scatter(target.memory, _memories(sources) or None, root, timeout_s=limit_s)],
             result=[output],
             timeout_s=timeout_s,
         )
 
     def all_to_all(self, outputs: Tensors, inputs: Tensors, *, timeout_s: float | None = None) -> HiveWork:
         """`inputs[i]` to rank i, `outputs[j]` from rank j."""
-        targets = [Staged(tensor, read=False, write=True) for tensor in outputs]
-        sources = [Staged(tensor, read=True, write=False) for tensor in inputs]
+        targets = _targets(outputs)
+        sources = _sources(inputs)
         return self.launch(
             "all-to-all",
             [*targets, *sources],
-            lambda limit_s: [
-                self.group.all_to_all(
-                    [one.memory for one in targets], [one.memory for one in sources], timeout_s=limit_s
-                )
-            ],
+            lambda limit_s: [self.group.all_to_all(_memories(targets), _memories(sources), timeout_s=limit_s)],
             result=outputs,
             timeout_s=timeout_s,
         )
@@ -246,8 +230,8 @@ class Core:
         timeout_s: float | None = None,
     ) -> HiveWork:
         """Rows of `source` to the ranks in order, `input_rows[i]` of them to rank i; equally where that is empty."""
-        target = Staged(output, read=False, write=True)
-        taken = Staged(source, read=True, write=False)
+        target = _target(output)
+        taken = _source(source)
         target_rows = self._rows(output, output_rows)
         source_rows = self._rows(source, input_rows)
         return self.launch(
@@ -279,7 +263,7 @@ class Core:
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> HiveWork:
         """Send to a rank of this group, which receives with the same tag."""
-        staged = Staged(tensor, read=True, write=False)
+        staged = _source(tensor)
         return self.launch(
             f"send to rank {peer}",
             [staged],
@@ -290,7 +274,7 @@ class Core:
 
     def recv(self, tensor: torch.Tensor, peer: int | None, tag: int) -> HiveWork:
         """Receive from a rank of this group, or from whichever sends first."""
-        staged = Staged(tensor, read=False, write=True)
+        staged = _target(tensor)
         return self.launch(
             f"receive from {'any rank' if peer is None else f'rank {peer}'}",
             [staged],
@@ -400,6 +384,10 @@ class Core:
                 f" {small.numel()} of {small.dtype}"
             )
 
+    def _check_list_is_the_roots(self, what: str, tensors: Tensors, root: int) -> None:
+        if (root == self.group.rank) != bool(tensors):
+            raise MisuseError(f"{what} on the root, and only there")
+
     def _rows(self, tensor: torch.Tensor, rows: Sequence[int]) -> list[int]:
         """How many rows each rank has in an all-to-all."""
         length = tensor.shape[0] if tensor.dim() else 1
@@ -410,3 +398,24 @@ class Core:
         if len(rows) != self.group.size or sum(rows) != length or min(rows) < 0:
             raise MisuseError(f"all-to-all: split sizes {list(rows)} do not add up to {length} rows")
         return list(rows)
+
+
+def _source(tensor: torch.Tensor) -> Staged:
+    return Staged(tensor, read=True, write=False)
+
+
+def _target(tensor: torch.Tensor) -> Staged:
+    return Staged(tensor, read=False, write=True)
+
+
+def _sources(tensors: Tensors) -> list[Staged]:
+    return [_source(tensor) for tensor in tensors]
+
+
+def _targets(tensors: Tensors) -> list[Staged]:
+    return [_target(tensor) for tensor in tensors]
+
+
+def _memories(staged: Sequence[Staged]) -> list[torch.Tensor]:
+    """What the transport reads and writes; once they are ready, and not before."""
+    return [one.memory for one in staged]

@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -20,6 +19,8 @@ use quinn_proto::{
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 
+use crate::measure::Rate;
+
 /// The connections of an endpoint that the driver has to look at.
 #[derive(Default)]
 pub struct Touched {
@@ -30,6 +31,14 @@ impl Touched {
     fn add(&self, handle: ConnectionHandle) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         list.0.push(handle);
+        if let Some(driver) = &list.1 {
+            driver.wake_by_ref();
+        }
+    }
+
+    /// Wake the driver though no connection is touched.
+    pub fn wake(&self) {
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = &list.1 {
             driver.wake_by_ref();
         }
@@ -62,8 +71,7 @@ struct Shared {
 /// What the driver and the tasks share.
 pub struct State {
     pub inner: proto::Connection,
-    /// Bytes a second that the path has delivered of late.
-    pub rate: Arc<AtomicU64>,
+    pub rate: Arc<Rate>,
     /// The driver knows that it has to look at this connection.
     pub listed: bool,
     /// It is in the driver's queue for sending.
@@ -84,12 +92,7 @@ impl State {
 }
 
 impl Connection {
-    pub fn new(
-        handle: ConnectionHandle,
-        inner: proto::Connection,
-        rate: Arc<AtomicU64>,
-        touched: Arc<Touched>,
-    ) -> Self {
+    pub fn new(handle: ConnectionHandle, inner: proto::Connection, rate: Arc<Rate>, touched: Arc<Touched>) -> Self {
         let state = State {
             inner,
             rate,
@@ -122,6 +125,20 @@ impl Connection {
         if !std::mem::replace(&mut state.listed, true) {
             self.0.touched.add(self.0.handle);
         }
+    }
+
+    /// This side has another address: say something from there.
+    pub fn move_on(&self) {
+        let mut state = self.lock();
+        state.inner.local_address_changed();
+        self.touch(&mut state);
+    }
+
+    /// Change the keys now; nothing happens while a change is under way.
+    pub fn update_keys(&self) {
+        let mut state = self.lock();
+        state.inner.force_key_update();
+        self.touch(&mut state);
     }
 
     /// Wake who waits for what has happened. `handle` answers what the connection tells its endpoint; it says whether

@@ -141,6 +141,28 @@ impl Core {
         Ok(())
     }
 
+    /// Go on with another UDP socket; the caller keeps both open until `close` has returned.
+    ///
+    /// `moving`: connections that live on at the new address; their path is a new one.
+    fn rebind(&self, py: Python<'_>, endpoint: u64, descriptor: RawFd, moving: Vec<u64>) -> PyResult<()> {
+        py.detach(|| {
+            // SAFETY: the Python side holds the socket object until `close` has returned.
+            unsafe { self.engine.rebind(endpoint, descriptor, &moving) }
+        })?;
+        Ok(())
+    }
+
+    /// Whom an endpoint believes has changed.
+    fn forget_sessions(&self, py: Python<'_>, endpoint: u64) {
+        py.detach(|| self.engine.forget_sessions(endpoint));
+    }
+
+    /// How often peers that dialled have resumed a TLS session.
+    #[getter]
+    fn resumed(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.engine.resumed())
+    }
+
     /// Dial; ends in "chain" or "down" with this number.
     #[pyo3(signature = (endpoint, number, host, port, scope, expected))]
     #[expect(clippy::too_many_arguments, reason = "an address has three parts")]
@@ -276,7 +298,7 @@ impl Core {
         let mut told = Vec::with_capacity(snapshot.len());
         for one in snapshot.iter() {
             let measured = &one.measured;
-            let fields: [Bound<'py, PyAny>; 16] = [
+            let fields: [Bound<'py, PyAny>; 18] = [
                 one.number.into_pyobject(py)?.into_any(),
                 (&*one.peer).into_pyobject(py)?.into_any(),
                 (one.remote.ip().to_string(), one.remote.port())
@@ -295,10 +317,23 @@ impl Core {
                 one.sent_packets.into_pyobject(py)?.into_any(),
                 measured.rate_bits_per_s.into_pyobject(py)?.into_any(),
                 measured.application_limited.into_pyobject(py)?.to_owned().into_any(),
+                one.path_mtu_bytes.into_pyobject(py)?.into_any(),
+                measured.ecn_ce_reports.into_pyobject(py)?.into_any(),
             ];
             told.push(PyTuple::new(py, fields)?);
         }
         Ok(told)
+    }
+
+    /// Change this connection's keys now; nothing happens while a change is under way.
+    fn update_keys(&self, py: Python<'_>, number: u64) {
+        py.detach(|| {
+            if let Some(link) = self.engine.link(number)
+                && let Some(connection) = link.connection()
+            {
+                connection.update_keys();
+            }
+        });
     }
 
     fn disconnect(&self, py: Python<'_>, number: u64, code: u64, reason: &str) {

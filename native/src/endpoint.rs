@@ -11,7 +11,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep_until};
 
 use crate::connection::{Connection, Touched};
+use crate::measure::Rate;
 use crate::socket::{Inbox, Read, Socket};
 
 /// At 1 Gbit/s as much as the kernel takes: half of it costs the receiver a sixth more, for waking up.
@@ -40,7 +41,6 @@ pub struct Endpoint {
 }
 
 struct Shared {
-    socket: Socket,
     lump: Duration,
     touched: Arc<Touched>,
     state: Mutex<State>,
@@ -48,6 +48,7 @@ struct Shared {
 }
 
 struct State {
+    socket: Arc<Socket>,
     proto: proto::Endpoint,
     connections: HashMap<ConnectionHandle, Connection>,
     incoming: VecDeque<Incoming>,
@@ -57,31 +58,32 @@ impl Endpoint {
     /// Serve a socket; what is returned with it has to run as a task of the thread.
     pub fn new(socket: Socket, config: EndpointConfig, server: ServerConfig, bulk: bool) -> (Self, Driver) {
         let discovers_mtu = !socket.may_fragment();
+        let socket = Arc::new(socket);
         let state = State {
+            socket: socket.clone(),
             proto: proto::Endpoint::new(Arc::new(config), Some(Arc::new(server)), discovers_mtu, None),
             connections: HashMap::new(),
             incoming: VecDeque::new(),
         };
         let shared = Arc::new(Shared {
-            socket,
             lump: if bulk { LUMP_BULK } else { LUMP },
             touched: Arc::default(),
             state: Mutex::new(state),
             dialled: Notify::new(),
         });
-        let driver = Driver::new(shared.clone());
+        let driver = Driver::new(shared.clone(), socket);
         (Self { shared }, driver)
     }
 
     /// Dial.
     ///
-    /// `rate`: bytes a second that the path has delivered of late, which others keep up to date.
+    /// `rate`: what the path delivers, which others keep up to date.
     pub fn connect(
         &self,
         config: ClientConfig,
         remote: SocketAddr,
         name: &str,
-        rate: Arc<AtomicU64>,
+        rate: Arc<Rate>,
     ) -> Result<Connection, ConnectError> {
         let mut state = self.shared.lock();
         let (handle, inner) = state.proto.connect(Instant::now(), config, remote, name)?;
@@ -100,7 +102,7 @@ impl Endpoint {
     }
 
     /// Begin a connection with somebody who dialled us; None where the first packet was not good.
-    pub fn begin(&self, incoming: Incoming, config: ServerConfig, rate: Arc<AtomicU64>) -> Option<Connection> {
+    pub fn begin(&self, incoming: Incoming, config: ServerConfig, rate: Arc<Rate>) -> Option<Connection> {
         let mut state = self.shared.lock();
         let mut answer = Vec::new();
         match state
@@ -110,7 +112,7 @@ impl Endpoint {
             Ok((handle, inner)) => Some(self.shared.keep(&mut state, handle, inner, rate)),
             Err(error) => {
                 if let Some(transmit) = error.response {
-                    self.shared.socket.send(&on_wire(&transmit, &answer));
+                    state.socket.send(&on_wire(&transmit, &answer));
                 }
                 None
             }
@@ -124,14 +126,27 @@ impl Endpoint {
 
     /// Ten times a second: keep what waits in the kernel as short as its paths' rates allow.
     pub fn fit(&self) {
-        let rate = {
+        let (mut rate, mut limited) = (0, true);
+        let socket = {
             let state = self.shared.lock();
-            let rates = state.connections.values();
-            rates
-                .map(|connection| connection.lock().rate.load(Ordering::Relaxed))
-                .sum()
+            for connection in state.connections.values() {
+                let path = connection.lock().rate.clone();
+                rate += path.bytes_per_s.load(Ordering::Relaxed);
+                limited &= path.limited.load(Ordering::Relaxed);
+            }
+            state.socket.clone()
         };
-        self.shared.socket.fit(rate);
+        socket.fit(rate, limited);
+    }
+
+    /// Go on with another socket: connections that were dialled validate the path from there (RFC 9000 9).
+    pub fn rebind(&self, socket: Socket) {
+        let mut state = self.shared.lock();
+        state.socket = Arc::new(socket);
+        for connection in state.connections.values() {
+            connection.move_on();
+        }
+        self.shared.touched.wake(); // where there is no connection, the driver still waits for the socket before
     }
 
     /// Close every connection.
@@ -153,7 +168,7 @@ impl Shared {
         state: &mut State,
         handle: ConnectionHandle,
         inner: proto::Connection,
-        rate: Arc<AtomicU64>,
+        rate: Arc<Rate>,
     ) -> Connection {
         let connection = Connection::new(handle, inner, rate, self.touched.clone());
         state.connections.insert(handle, connection.clone());
@@ -164,6 +179,7 @@ impl Shared {
 /// Moves the packets of an endpoint. Locks are taken in this order: the endpoint, a connection, what is touched.
 pub struct Driver {
     shared: Arc<Shared>,
+    socket: Arc<Socket>,
     inbox: Inbox,
     /// Something may have come: the socket is read without asking first.
     look: bool,
@@ -180,9 +196,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    fn new(shared: Arc<Shared>) -> Self {
+    fn new(shared: Arc<Shared>, socket: Arc<Socket>) -> Self {
         Self {
             shared,
+            socket,
             inbox: Inbox::new(),
             look: true,
             stepped_back: false,
@@ -198,10 +215,10 @@ impl Driver {
 
     /// Read what has come, a batch of it.
     fn read(&mut self, cx: &mut Context<'_>, state: &mut State) {
-        if !self.look && !self.shared.socket.poll_readable(cx) {
+        if !self.look && !self.socket.poll_readable(cx) {
             return;
         }
-        let socket = &self.shared.socket;
+        let socket = &self.socket;
         let mut now = None;
         let touched = &mut self.touched;
         let read = self.inbox.read(socket, |found, mut data| {
@@ -273,6 +290,7 @@ impl Driver {
                     self.deadlines.remove(&(deadline, handle.0));
                 }
                 state.connections.remove(&handle);
+                self.due.retain(|due| *due != handle); // another may get this handle
             } else if !std::mem::replace(&mut shared.due, true) {
                 self.due.push_back(handle);
             }
@@ -283,7 +301,7 @@ impl Driver {
     /// Send of what is due, each connection in its turn; false where the kernel has no room.
     fn send(&mut self, cx: &mut Context<'_>, state: &State) -> bool {
         if let Some(unsent) = self.unsent.take()
-            && !self.shared.socket.poll_send(cx, &on_wire(&unsent, &self.packets))
+            && !self.socket.poll_send(cx, &on_wire(&unsent, &self.packets))
         {
             self.unsent = Some(unsent);
             return false;
@@ -300,14 +318,14 @@ impl Driver {
             for _ in 0..LUMPS_A_TURN {
                 let now = Instant::now();
                 let size = usize::from(shared.inner.current_mtu());
-                let segments = segments_in(self.shared.lump, shared.rate.load(Ordering::Relaxed), size)
-                    .min(self.shared.socket.segments_max(size));
+                let segments = segments_in(self.shared.lump, shared.rate.bytes_per_s.load(Ordering::Relaxed), size)
+                    .min(self.socket.segments_max(size));
                 self.packets.clear();
                 let Some(transmit) = shared.inner.poll_transmit(now, segments, &mut self.packets) else {
                     more = false;
                     break;
                 };
-                if !self.shared.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
+                if !self.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
                     self.unsent = Some(transmit);
                     break;
                 }
@@ -358,6 +376,10 @@ impl Future for Driver {
         let this = &mut *self;
         let shared = this.shared.clone();
         let mut state = shared.lock();
+        if !Arc::ptr_eq(&this.socket, &state.socket) {
+            this.socket = state.socket.clone();
+            this.look = true;
+        }
         this.look |= !this.due.is_empty(); // acknowledgements come while we send
         this.read(cx, &mut state);
         this.time_out(Instant::now(), &mut state);
@@ -370,7 +392,7 @@ impl Future for Driver {
         this.stepped_back = false;
         let room = this.send(cx, &state);
         let busy = this.look || !this.touched.is_empty() || (room && !this.due.is_empty());
-        if busy || this.arm(cx) || shared.socket.poll_readable(cx) {
+        if busy || this.arm(cx) || this.socket.poll_readable(cx) {
             this.look = true;
             cx.waker().wake_by_ref();
         }
@@ -395,5 +417,18 @@ fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {
         contents: &packets[..transmit.size],
         segment_size: transmit.segment_size,
         src_ip: transmit.src_ip,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
+        assert_eq!(segments_in(LUMP, 125_000_000, 1452), 43); // 1 Gbit/s
+        assert_eq!(segments_in(LUMP_BULK, 125_000_000, 1452), 21);
+        assert_eq!(segments_in(LUMP, 2_500_000, 1452), SEGMENTS_MIN); // 20 Mbit/s
+        assert_eq!(segments_in(LUMP, 0, 1452), SEGMENTS_MIN); // not known yet
     }
 }

@@ -95,6 +95,7 @@ pub struct LinkStatistics {
     pub received_bytes: u64,
     pub lost_packets: u64,
     pub sent_packets: u64,
+    pub path_mtu_bytes: u16,
     pub measured: Measured,
 }
 
@@ -191,6 +192,41 @@ impl Engine {
         Ok(())
     }
 
+    /// Serve another socket instead; connections of `moving` know that their path is a new one.
+    ///
+    /// # Safety
+    /// The descriptor stays open until the engine is closed, and so does the one before.
+    pub unsafe fn rebind(&self, endpoint: u64, descriptor: RawFd, moving: &[u64]) -> std::io::Result<()> {
+        let Some(served) = locked(&self.endpoints).get(&endpoint).cloned() else {
+            return Ok(()); // the engine is being closed
+        };
+        let socket = {
+            let _runtime = served.thread.enter();
+            // SAFETY: the caller keeps the descriptor open.
+            unsafe { Socket::adopt(descriptor) }?
+        };
+        for link in moving.iter().filter_map(|number| self.link(*number)) {
+            link.measure.restart();
+        }
+        served.endpoint.rebind(socket);
+        Ok(())
+    }
+
+    /// Whom an endpoint believes has changed: no session of before is resumed.
+    pub fn forget_sessions(&self, endpoint: u64) {
+        if let Some(served) = locked(&self.endpoints).get(&endpoint) {
+            served.identity.forget_sessions();
+        }
+    }
+
+    /// How often peers that dialled have resumed a session.
+    pub fn resumed(&self) -> u64 {
+        locked(&self.endpoints)
+            .values()
+            .map(|served| served.identity.resumed())
+            .sum()
+    }
+
     /// Dial.
     pub fn connect(self: &Arc<Self>, endpoint: u64, number: u64, remote: SocketAddr, expected: Option<&str>) {
         let served = locked(&self.endpoints).get(&endpoint).cloned();
@@ -209,7 +245,7 @@ impl Engine {
             return down(format!("there is no endpoint {endpoint}"));
         };
         let measure = Measure::new();
-        let mut config = ClientConfig::new(served.identity.client.clone());
+        let mut config = ClientConfig::new(served.identity.client_for(remote, expected));
         config.transport_config(self.transport(served.bulk, &measure));
         // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
         let connection = served
@@ -245,6 +281,8 @@ impl Engine {
         Arc::new(limits.transport(Arc::new(ObservedFactory {
             inner,
             measure: measure.clone(),
+            // BBR keeps its window at twice of what it uses.
+            follows_use: bulk || settings.congestion != "bbr",
         })))
     }
 
@@ -550,6 +588,7 @@ fn statistics_of(link: &Link) -> Option<LinkStatistics> {
         received_bytes: stats.udp_rx.bytes,
         lost_packets: stats.path.lost_packets,
         sent_packets: stats.path.sent_packets,
+        path_mtu_bytes: stats.path.current_mtu,
         measured: link.measure.read(),
     })
 }

@@ -20,6 +20,7 @@ mod mail;
 mod measure;
 mod memory;
 mod outgoing;
+mod sender;
 mod socket;
 mod tls;
 pub mod wire;

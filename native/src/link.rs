@@ -57,6 +57,8 @@ pub struct Link {
     /// Of the thread that its endpoint lives on.
     thread: Handle,
     connection: OnceLock<Connection>,
+    /// Told when the caller wants no connection any more before there is one.
+    unwanted: Notify,
     state: Mutex<State>,
     /// Sends that may still tell of themselves.
     pub sends: Arc<Tally>,
@@ -119,6 +121,7 @@ impl Link {
             hello,
             thread,
             connection: OnceLock::new(),
+            unwanted: Notify::new(),
             state: Mutex::new(state),
             sends: Arc::default(),
             receives: Arc::default(),
@@ -163,14 +166,19 @@ impl Link {
     pub async fn run(self: Arc<Self>, connection: Connection) {
         let settings = &self.engine.settings;
         let deadline = tokio::time::Instant::now() + settings.handshake_timeout;
-        let ended = match timeout_at(deadline, connection.established()).await {
-            Err(_) => {
+        let connected = tokio::select! {
+            connected = timeout_at(deadline, connection.established()) => Some(connected),
+            () = self.unwanted.notified() => None,
+        };
+        let ended = match connected {
+            None => None,
+            Some(Err(_)) => {
                 self.note_failure(self.handshake_timed_out());
                 connection.close(VarInt::from_u32(Code::HandshakeTimeout as u32), b"");
                 None
             }
-            Ok(Err(error)) => Some(error),
-            Ok(Ok(())) => {
+            Some(Ok(Err(error))) => Some(error),
+            Some(Ok(Ok(()))) => {
                 self.lock().heard_at = Instant::now();
                 let connection = self.connection.get_or_init(|| connection);
                 self.engine.events.push(Event::Chain {
@@ -289,6 +297,7 @@ impl Link {
             self.note_failure(self.lost(format!("closed here with {}: {reason}", code_name(code))));
         }
         self.lock().closed_here = true;
+        self.unwanted.notify_one();
         self.say_close(code, reason);
     }
 

@@ -1,7 +1,7 @@
 //! What a connection measures of its path, taken where the congestion controller hears of every packet.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ pub struct Measured {
     pub delivered: u64,
     pub rate_bits_per_s: u64,
     pub application_limited: bool,
+    /// Acknowledgements that told of more packets marked "congestion experienced".
+    pub ecn_ce_reports: u64,
 }
 
 #[derive(Debug)]
@@ -41,8 +43,27 @@ pub struct Measure {
     /// How much of the congestion window is in use: what is in flight when acknowledgements come, at most the window.
     /// Where no packet is ever lost the window itself grows without end.
     pub used: Arc<AtomicU64>,
-    /// Bytes a second that the path has delivered at most of late. What was more fades by half in 2 s of sending.
-    pub rate: Arc<AtomicU64>,
+    pub rate: Arc<Rate>,
+    /// The path is a new one since the last packet was sent.
+    restart: AtomicBool,
+}
+
+/// What the path has delivered of late.
+#[derive(Debug)]
+pub struct Rate {
+    /// The most; what was more fades by half in 2 s of sending. 0: nothing yet.
+    pub bytes_per_s: AtomicU64,
+    /// It may carry more, for there was less to send.
+    pub limited: AtomicBool,
+}
+
+impl Default for Rate {
+    fn default() -> Self {
+        Self {
+            bytes_per_s: AtomicU64::new(0),
+            limited: AtomicBool::new(true),
+        }
+    }
 }
 
 impl Measure {
@@ -56,6 +77,7 @@ impl Measure {
                 delivered: 0,
                 rate_bits_per_s: 0,
                 application_limited: true,
+                ecn_ce_reports: 0,
             },
             previous_min: None,
             current_min: None,
@@ -67,6 +89,7 @@ impl Measure {
             state: Mutex::new(state),
             used: Arc::default(),
             rate: Arc::default(),
+            restart: AtomicBool::new(false),
         })
     }
 
@@ -84,10 +107,18 @@ impl Measure {
     fn close_span(&self, state: &mut State, now: Instant) {
         if state.close_span(now) {
             let kept = if state.told.application_limited { 1.0 } else { RATE_KEPT };
-            let before = self.rate.load(Ordering::Relaxed) as f64 * kept;
-            let rate = (state.told.rate_bits_per_s / 8).max(before as u64);
-            self.rate.store(rate, Ordering::Relaxed);
+            let before = self.rate.bytes_per_s.load(Ordering::Relaxed) as f64 * kept;
+            let most = (state.told.rate_bits_per_s / 8).max(before as u64);
+            self.rate.bytes_per_s.store(most, Ordering::Relaxed);
+            self.rate
+                .limited
+                .store(state.told.application_limited, Ordering::Relaxed);
         }
+    }
+
+    /// The path is a new one: forget what the old one taught, with the next packet that is sent.
+    pub fn restart(&self) {
+        self.restart.store(true, Ordering::SeqCst);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -96,6 +127,12 @@ impl Measure {
 }
 
 impl State {
+    /// The first path, or another one than before.
+    fn begin_path(&mut self, window: u64) {
+        (self.previous_min, self.current_min, self.min_since) = (None, None, None);
+        self.told.window = window;
+    }
+
     /// Whether a span came to its end.
     fn close_span(&mut self, now: Instant) -> bool {
         let Some((since, bytes)) = self.span else {
@@ -137,38 +174,75 @@ impl State {
 pub struct Observed {
     inner: Box<dyn Controller>,
     measure: Arc<Measure>,
+    factory: Arc<dyn ControllerFactory + Send + Sync>,
+    mtu: u16,
+    /// Packets that were sent before say nothing of this path (RFC 9000 9.4).
+    began: Instant,
     latest: Option<Duration>,
     acked: u64,
     limited: bool,
+    in_flight: u64,
+    follows_use: bool,
+}
+
+impl Observed {
+    fn restart(&mut self, now: Instant) {
+        self.inner = self.factory.clone().build(now, self.mtu);
+        self.began = now;
+        self.latest = None;
+        self.measure.lock().begin_path(self.inner.window());
+    }
 }
 
 pub struct ObservedFactory {
     pub inner: Arc<dyn ControllerFactory + Send + Sync>,
     pub measure: Arc<Measure>,
+    /// The window does not grow while less than half of it is in use, whatever keeps it from being used (RFC 9002 7.8).
+    /// Where nothing is lost it would become so large that the first loss would not be felt.
+    pub follows_use: bool,
 }
 
 impl ControllerFactory for ObservedFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.inner.clone().build(now, current_mtu);
-        self.measure.lock().told.window = inner.window();
+        self.measure.lock().begin_path(inner.window());
         Box::new(Observed {
             inner,
             measure: self.measure.clone(),
+            factory: self.inner.clone(),
+            mtu: current_mtu,
+            began: now,
             latest: None,
             acked: 0,
             limited: false,
+            in_flight: 0,
+            follows_use: self.follows_use,
         })
+    }
+}
+
+impl Observed {
+    fn unused(&self) -> bool {
+        self.follows_use && self.in_flight < self.inner.window() / 2
     }
 }
 
 impl Controller for Observed {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
+        if self.measure.restart.load(Ordering::Relaxed) && self.measure.restart.swap(false, Ordering::SeqCst) {
+            self.restart(now);
+        }
         self.inner.on_sent(now, bytes, last_packet_number);
+        self.in_flight += bytes;
         self.measure.lock().told.in_flight += bytes;
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
-        self.inner.on_ack(now, sent, bytes, app_limited, rtt);
+        if sent < self.began {
+            self.acked += bytes;
+            return;
+        }
+        self.inner.on_ack(now, sent, bytes, app_limited || self.unused(), rtt);
         // Of the packets that one acknowledgement is for, the last one sent is the one whose round trip it shows.
         // (The stack takes `now` before it reads a batch, so that one may seem to have been acknowledged at once.)
         let rtt = Some(now.saturating_duration_since(sent)).filter(|rtt| !rtt.is_zero());
@@ -188,18 +262,25 @@ impl Controller for Observed {
         let used = state.told.in_flight.min(state.told.window);
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
+        self.in_flight = in_flight;
         state.span_limited |= std::mem::take(&mut self.limited) | app_limited;
         self.measure.close_span(&mut state, now);
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
-        self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+        if sent >= self.began {
+            self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
+        }
         let mut state = self.measure.lock();
         state.told.in_flight = state.told.in_flight.saturating_sub(lost_bytes);
+        // A loss is of packets that have bytes: without any, it is the peer's word about marks (RFC 9002 7.1).
+        state.told.ecn_ce_reports += u64::from(lost_bytes == 0);
+        self.in_flight = state.told.in_flight;
         state.told.window = self.inner.window();
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.mtu = new_mtu;
         self.inner.on_mtu_update(new_mtu);
     }
 
@@ -211,9 +292,14 @@ impl Controller for Observed {
         Box::new(Self {
             inner: self.inner.clone_box(),
             measure: self.measure.clone(),
+            factory: self.factory.clone(),
+            mtu: self.mtu,
+            began: self.began,
             latest: self.latest,
             acked: self.acked,
             limited: self.limited,
+            in_flight: self.in_flight,
+            follows_use: self.follows_use,
         })
     }
 
@@ -223,5 +309,44 @@ impl Controller for Observed {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quinn_proto::congestion::CubicConfig;
+
+    #[test]
+    fn a_window_that_is_not_half_used_does_not_grow() {
+        let now = Instant::now();
+        for follows_use in [true, false] {
+            let factory = ObservedFactory {
+                inner: Arc::new(CubicConfig::default()),
+                measure: Measure::new(),
+                follows_use,
+            };
+            let controller = Arc::new(factory).build(now, 1200).into_any();
+            let mut controller = controller.downcast::<Observed>().unwrap();
+            assert_eq!(controller.unused(), follows_use);
+            controller.on_sent(now, controller.window() / 2, 0);
+            assert!(!controller.unused());
+            controller.on_end_acks(now, controller.window() / 2 - 1, false, Some(0));
+            assert_eq!(controller.unused(), follows_use);
+        }
+    }
+
+    #[test]
+    fn the_rate_of_a_path_fades_only_while_it_is_full() {
+        let measure = Measure::new();
+        let began = Instant::now();
+        let mut state = measure.lock();
+        for (spans, bytes, limited) in [(0, 0, true), (1, 1_000_000, false), (2, 0, true), (3, 0, false)] {
+            state.told.delivered += bytes;
+            state.span_limited = limited;
+            measure.close_span(&mut state, began + RATE_SPAN * spans);
+            let rate = measure.rate.bytes_per_s.load(Ordering::Relaxed);
+            assert_eq!(rate, [0, 10_000_000, 10_000_000, 9_700_000][spans as usize]);
+        }
     }
 }

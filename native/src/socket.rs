@@ -13,6 +13,8 @@ use bytes::BytesMut;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use tokio::io::unix::AsyncFd;
 
+use crate::sender::Sender;
+
 /// 100 ms at 1 Gbit/s are 12 MB; the kernel grants less to the unprivileged, silently.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 2 << 20;
@@ -50,6 +52,7 @@ impl AsRawFd for Descriptor {
 pub struct Socket {
     io: AsyncFd<Descriptor>,
     state: UdpSocketState,
+    sender: Sender,
     send_buffer_bytes: AtomicUsize,
 }
 
@@ -68,9 +71,11 @@ impl Socket {
         let _ = state.set_send_buffer_size(UdpSockRef::from(&borrowed), SEND_BUFFER_BYTES);
         // SAFETY: the caller keeps the descriptor open, and `Descriptor` never changes.
         let io = unsafe { AsyncFd::register(Descriptor(descriptor)) }?;
+        let sender = Sender::new(borrowed, state.max_gso_segments());
         Ok(Self {
             io,
             state,
+            sender,
             send_buffer_bytes: AtomicUsize::new(SEND_BUFFER_BYTES),
         })
     }
@@ -80,15 +85,14 @@ impl Socket {
         unsafe { BorrowedFd::borrow_raw(self.io.get_ref().0) }
     }
 
-    /// Keep the send buffer as short as the rate of its paths, in bytes a second, allows; 0 is a rate not known yet.
-    pub fn fit(&self, rate: u64) {
-        if rate == 0 {
-            return;
-        }
+    /// Keep the send buffer as short as the rate of its paths, in bytes a second, allows.
+    ///
+    /// `limited`: they may carry more, so the buffer does not become shorter.
+    pub fn fit(&self, rate: u64, limited: bool) {
         let wanted = (rate as f64 * SEND_BUFFER.as_secs_f64()) as usize;
         let wanted = wanted.clamp(SEND_BUFFER_BYTES_MIN, SEND_BUFFER_BYTES);
         let is = self.send_buffer_bytes.load(Ordering::Relaxed);
-        if wanted < is - is / 4 || wanted > is + is / 4 {
+        if (wanted < is - is / 4 && !limited) || wanted > is + is / 4 {
             self.send_buffer_bytes.store(wanted, Ordering::Relaxed);
             // The kernel doubles what it is told, for its own overhead, of which there is little in large pieces.
             let _ = self
@@ -101,7 +105,7 @@ impl Socket {
     /// probe, nobody there) is taken for a packet lost on the way.
     pub fn poll_send(&self, cx: &mut Context<'_>, transmit: &Transmit<'_>) -> bool {
         loop {
-            if self.state.send(UdpSockRef::from(&self.borrow()), transmit).is_ok() {
+            if self.sender.send(self.borrow(), transmit).is_ok() {
                 return true;
             }
             match self.io.poll_write_ready(cx) {
@@ -113,7 +117,7 @@ impl Socket {
 
     /// Send what need not arrive.
     pub fn send(&self, transmit: &Transmit<'_>) {
-        let _ = self.state.send(UdpSockRef::from(&self.borrow()), transmit);
+        let _ = self.sender.send(self.borrow(), transmit);
     }
 
     /// Whether something has come since it was asked last; otherwise the task is woken when it does.
@@ -133,7 +137,7 @@ impl Socket {
 
     /// How many datagrams of `size` bytes the kernel takes at once.
     pub fn segments_max(&self, size: usize) -> usize {
-        (PAYLOAD_BYTES_MAX / size).clamp(1, self.state.max_gso_segments())
+        (PAYLOAD_BYTES_MAX / size).clamp(1, self.sender.segments_max())
     }
 }
 
@@ -239,5 +243,84 @@ fn receive(socket: &Socket, into: &mut [IoSliceMut<'_>], found: &mut [RecvMeta])
             Err(error) if error.raw_os_error().is_some_and(|code| ICMP_ERRORS.contains(&code)) => {}
             Err(_) => return None, // nothing there, or the socket is being closed
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+    use std::time::Instant;
+
+    use super::*;
+
+    const SIZE: usize = 1000;
+
+    fn adopt(socket: &UdpSocket) -> Socket {
+        // SAFETY: the test keeps `socket` as long as what it gets.
+        unsafe { Socket::adopt(socket.as_raw_fd()) }.unwrap()
+    }
+
+    /// Send `count` datagrams, in one piece where the kernel takes that; each is filled with its number.
+    fn send(from: &Socket, to: &UdpSocket, numbers: std::ops::Range<u8>) {
+        let contents: Vec<u8> = numbers.flat_map(|number| [number; SIZE]).collect();
+        for piece in contents.chunks(from.segments_max(SIZE) * SIZE) {
+            from.send(&Transmit {
+                destination: to.local_addr().unwrap(),
+                ecn: None,
+                contents: piece,
+                segment_size: (piece.len() > SIZE).then_some(SIZE),
+                src_ip: None,
+            });
+        }
+    }
+
+    fn read(inbox: &mut Inbox, socket: &Socket, count: usize) -> Vec<BytesMut> {
+        let mut datagrams = Vec::new();
+        let since = Instant::now();
+        while datagrams.len() < count && since.elapsed() < Duration::from_secs(20) {
+            inbox.read(socket, |found, mut data| {
+                while !data.is_empty() {
+                    datagrams.push(data.split_to(found.stride.min(data.len())));
+                }
+            });
+        }
+        datagrams
+    }
+
+    #[tokio::test]
+    async fn what_was_read_stays_as_it_is_while_more_is_read() {
+        let (a, b) = (
+            UdpSocket::bind("127.0.0.1:0").unwrap(),
+            UdpSocket::bind("127.0.0.1:0").unwrap(),
+        );
+        let (sender, receiver) = (adopt(&a), adopt(&b));
+        let mut inbox = Inbox::new();
+        let mut kept = Vec::new();
+        for round in 0..3 {
+            // The first batch is read as small datagrams, the next ones as large pieces, where the kernel joins them.
+            send(&sender, &b, 40 * round..40 * (round + 1));
+            kept.extend(read(&mut inbox, &receiver, 40));
+        }
+        send(&sender, &b, 120..121); // a small one among large ones
+        kept.extend(read(&mut inbox, &receiver, 1));
+        let numbers: Vec<u8> = kept.iter().map(|datagram| datagram[0]).collect();
+        assert_eq!(numbers, (0..121).collect::<Vec<u8>>());
+        assert!(
+            kept.iter()
+                .all(|datagram| datagram.len() == SIZE && datagram.iter().all(|byte| *byte == datagram[0]))
+        );
+    }
+
+    #[tokio::test]
+    async fn a_room_that_nobody_looks_at_is_used_again() {
+        let mut inbox = Inbox::new();
+        let mut room = inbox.room();
+        let address = room.as_ptr();
+        let looked_at = room.split_to(3000).freeze();
+        inbox.rooms.push_back(room);
+        assert_ne!(inbox.room().as_ptr(), address);
+        drop(looked_at);
+        assert_eq!(inbox.room().as_ptr(), address);
     }
 }

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import pytest
+from shaping_bench import Bench, make_bench
 
+from shaping.cgroup import SocketClassifier
+from shaping.journal import Journal
+from shaping.kernel import RealKernel
+from shaping.shaper import Shaper
 from tools.lab import Lab, privilege, state
+from tools.lab.kernel import entered
 
+sys.path.insert(
+    0, str(Path(__file__).parents[1] / "unit" / "shaping")
+)  # `shaping_contract`: shared with the fake's tests
 NOT_RUN = "lab tests were NOT run"
 
 
@@ -59,3 +70,20 @@ def pytest_sessionfinish() -> None:
     for known in state.all_labs():
         if known.owner.pid == os.getpid() or known.stale:
             state.tear_down(known.id)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    """Two namespaces for one module's tests of shaping."""
+    with make_bench() as made:
+        yield made
+
+
+@pytest.fixture
+def shaper(bench: Bench, tmp_path: Path) -> Iterator[Shaper]:
+    """A shaper in the sender's namespace; whatever the test attached is gone afterwards."""
+    with entered(bench.sender):
+        made = Shaper(RealKernel(), Journal(tmp_path), classifier=SocketClassifier())
+        yield made
+        made.clear()
+        made.close()

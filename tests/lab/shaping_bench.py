@@ -18,6 +18,7 @@ INTERFACE = "v0"
 SENDER = {socket.AF_INET: "10.211.0.1", socket.AF_INET6: "fd21::1"}
 RECEIVER = {socket.AF_INET: "10.211.0.2", socket.AF_INET6: "fd21::2"}
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
+PAYLOAD_BYTES = 1000
 
 
 def tool(*words: str) -> str:

@@ -123,6 +123,18 @@ class Broker:
         self.process.send_signal(number)
         return self.process.wait(LIMIT_S)
 
+    def guards(self) -> list[int]:
+        """The guards that live for this broker, by the state directory on their command line."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().split(b"\0")  # of what has ended and is not waited for, nothing
+            except OSError:  # it ended meanwhile
+                continue
+            if b"broker.guard" in words and str(self.folder / "state").encode() in words:
+                found.append(int(path.parent.name))
+        return found
+
     def root_qdisc(self) -> str:
         return self.host.run(["tc", "qdisc", "show", "dev", "eth0", "root"]).stdout
 
@@ -232,9 +244,12 @@ def test_a_clean_stop_puts_back_what_was_there(lab: Lab, folder: Path, deleted: 
 def test_a_killed_daemon_leaves_traffic_flowing_and_the_next_adopts_its_queues(broker: Broker, lab: Lab) -> None:
     flood = "import socket,sys; s=socket.socket(2,2); s.setsockopt(1,32,1<<24); s.setsockopt(1,12,0xffe00310-2**32)\n"
     flood += "for _ in range(100): s.sendto(bytes(1000), (sys.argv[1], 4001))"
+    broker.end(signal.SIGKILL)
+    wait_until(
+        lambda: not broker.guards()
+    )  # it has opened the ceilings; this one is closed again, so that packets wait
     broker.host.run(["tc", "class", "change", "dev", "eth0", "parent", "ffe0:30", "classid", "ffe0:310",
                      "htb", "rate", "100kbit", "ceil", "100kbit", "burst", "2k", "cburst", "2k"])  # fmt: skip
-    broker.end(signal.SIGKILL)
     broker.host.run([sys.executable, "-c", flood, lab["b"].address])
 
     def storage() -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from shaping_bench import Bench, make_bench
+from shaping_bench import Bench
 
 from hive_qos.errors import KernelRejectedError
 from shaping import bpf, cgroup
@@ -22,12 +22,6 @@ from tools.lab.kernel import entered
 
 ALLOW = instruction(0xB7, dst=0, immediate=1) + instruction(0x95)
 USER = 61_235
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with make_bench() as made:
-        yield made
 
 
 @pytest.fixture

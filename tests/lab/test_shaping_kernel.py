@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from shaping_bench import INTERFACE, Bench, make_bench
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "shaping"))
-
-from shaping_contract import CLAIMS, MBIT, RULES, make_shape  # after the path: shared with the fake's tests
+from shaping_bench import INTERFACE, Bench
+from shaping_contract import CLAIMS, MBIT, RULES, make_shape
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError
 from shaping.diff import diff
@@ -27,12 +24,6 @@ from shaping.model import INNER_MINOR, LEAF_MINOR, AddClass, AddRoot
 from shaping.shaper import Shaper
 from shaping.tree import desired_tree
 from tools.lab.kernel import entered
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with make_bench() as made:
-        yield made
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import socket
 import statistics
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,10 +15,7 @@ from pathlib import Path
 import pytest
 from patience import LIMIT_S, best_of, wait_until
 from shaping_bench import FAMILIES, INTERFACE, RECEIVER, Bench, make_bench, tool
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "shaping"))
-
-from shaping_contract import MBIT, make_shape  # after the path: shared with the fake's tests
+from shaping_contract import MBIT, make_shape
 
 from shaping.journal import Journal
 from shaping.kernel import RealKernel

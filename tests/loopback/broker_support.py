@@ -17,6 +17,7 @@ from patience import LIMIT_S, wait_until
 from broker import client
 from broker.client.protocol import encode
 from broker.config import load
+from broker.daemon.configurations import Configurations, Source
 from broker.daemon.daemon import Daemon, Options
 from broker.daemon.log import open_log
 from broker.daemon.notify import Notifier
@@ -78,7 +79,10 @@ class Running:
 
         namespace = self.namespace or self.folder / "namespace"  # its kernel is in memory: no other broker minds it
         namespace.touch()
-        options = Options(load_policy=lambda: load((self.folder / "broker.toml").read_text()))
+        source = Source(
+            read=lambda: (self.folder / "broker.toml").read_text(), parse=load, state_dir=str(self.folder / "state")
+        )
+        options = Options(Configurations(source, log=open_log()))
         self.daemon = Daemon(options, kernel=self.kernel, classifier=FakeClassifier(), log=open_log(),
                              mark=self.mark or mark, namespace=str(namespace),
                              notifier=self.notifier)  # fmt: skip
@@ -100,7 +104,7 @@ class Running:
             held.set()
             release.wait(60)
 
-        self.daemon._reload = hold  # type: ignore[method-assign]
+        self.daemon._reloads.reload = hold  # type: ignore[assignment, method-assign]
         self.daemon.reload()
         assert held.wait(LIMIT_S)
 

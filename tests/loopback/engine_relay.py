@@ -46,10 +46,13 @@ class Relay:
             for sock in ready:
                 for _ in range(64):
                     try:
-                        data, sender = sock.recvfrom(65536)
+                        data, sender = self._take(sock)
                     except BlockingIOError:
                         break
                     self._forward(data, sender, from_client=sock is self._front)
+
+    def _take(self, sock: socket.socket) -> tuple[bytes, tuple[str, int]]:
+        return sock.recvfrom(65536)
 
     def _forward(self, data: bytes, sender: tuple[str, int], *, from_client: bool) -> None:
         if from_client:

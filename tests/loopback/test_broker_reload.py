@@ -8,10 +8,13 @@ import pytest
 from broker_support import CONFIGURATION, Running
 from patience import wait_until
 
+from broker.client import http
 from broker.config import load
+from broker.daemon.authority import Right
 from broker.daemon.shapes import shape_of
 from broker.decide import decide
 from broker.model import Measurements, State
+from hive_qos.errors import BrokerRejectedError
 from shaping.fake import FakeKernel
 from shaping.journal import Journal
 from shaping.model import InterfaceShape
@@ -96,3 +99,57 @@ def test_an_interface_that_policy_does_not_name_any_more_is_given_back_at_the_ne
         assert journal.interfaces() == ("lo",)
     finally:
         running.stop()
+
+
+def test_a_reload_on_trial_goes_back_without_a_word_and_stays_with_one(running: Running) -> None:
+    def capacity() -> float:
+        return running.status()["interfaces"][0]["capacity_bits_per_s"] / 1e6
+
+    def codes() -> list[str]:
+        return [alarm["code"] for alarm in running.status()["alarms"]]
+
+    running.write(CONFIGURATION.replace("40 Mbit/s", "10 Mbit/s"))
+    assert "on trial" in http.post("/v1/reload?confirm_s=1", socket_path=running.api)
+    wait_until(lambda: codes() == ["configuration-rolled-back"])
+    wait_until(lambda: capacity() > 30)
+    with pytest.raises(BrokerRejectedError, match="nothing is on trial"):
+        http.post("/v1/confirm", socket_path=running.api)
+    http.post("/v1/reload?confirm_s=3600", socket_path=running.api)
+    wait_until(lambda: codes() == ["configuration-unconfirmed"])
+    wait_until(lambda: capacity() <= 10)
+    http.post("/v1/confirm", socket_path=running.api)
+    wait_until(lambda: codes() == [])
+    running.stop()
+    running.write("version = 1\n")  # what comes now is the last good one, the confirmed
+    running.start()
+    wait_until(lambda: codes() == ["configuration-rejected"])
+    assert capacity() <= 10
+
+
+def test_an_interface_that_cannot_be_shaped_at_the_start_does_not_end_what_worked(running: Running) -> None:
+    running.stop()
+    running.write(interface="eth9")
+    running.start()
+    assert running.error is None
+    wait_until(lambda: "no such interface" in str(running.status()["alarms"]))
+    assert [entry["name"] for entry in running.status()["interfaces"]] == ["lo"]
+    assert running.kernel.observe("lo") is not None
+
+
+def test_a_reload_that_is_refused_says_why(running: Running) -> None:
+    running.write(CONFIGURATION + "[class.storage]\nguarantee = '101 %'\n")
+    with pytest.raises(BrokerRejectedError, match=r"409.*101"):
+        http.post("/v1/reload", socket_path=running.api)
+    for wrong in ("abc", "0", "nan", "1e9"):
+        with pytest.raises(BrokerRejectedError, match=r"4.. "):
+            http.post(f"/v1/reload?confirm_s={wrong}", socket_path=running.api)
+    assert running.status()["interfaces"][0]["capacity_bits_per_s"] > 30e6
+
+
+def test_who_may_only_use_the_broker_may_not_reload_it(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.daemon.authority.Authority.right_of", lambda self, peer: Right.USE)
+    running.write(CONFIGURATION.replace("40 Mbit/s", "10 Mbit/s"))
+    for action in ("/v1/reload", "/v1/reload?confirm_s=60", "/v1/confirm"):
+        with pytest.raises(BrokerRejectedError, match="403"):
+            http.post(action, socket_path=running.api)
+    assert running.status()["interfaces"][0]["capacity_bits_per_s"] > 30e6

@@ -11,6 +11,7 @@ from broker_support import CONFIGURATION, Running, ask, connected
 from patience import LIMIT_S, wait_until
 
 from broker.config import load
+from broker.daemon.configurations import Configurations, Source
 from broker.daemon.daemon import Daemon, Options
 from broker.daemon.log import open_log
 from broker.daemon.notify import Notifier
@@ -104,7 +105,8 @@ def test_a_stop_gives_every_interface_back_that_it_can_and_says_what_it_could_no
 def test_a_stop_that_comes_before_the_start_touches_nothing(tmp_path: Path) -> None:
     running = Running(tmp_path)
     running.write()
-    options = Options(load_policy=lambda: load((tmp_path / "broker.toml").read_text()))
+    source = Source(read=lambda: (tmp_path / "broker.toml").read_text(), parse=load)
+    options = Options(Configurations(source, log=open_log()))
     (tmp_path / "namespace").touch()
     daemon = Daemon(
         options, kernel=running.kernel, classifier=None, log=open_log(), namespace=str(tmp_path / "namespace")

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from engine_relay import straight
+from engine_relay import narrow, straight
 from engine_support import (
     QUICK,
     Announced,
@@ -25,6 +25,7 @@ from engine_support import (
     relayed,
 )
 
+from transport.engine import create_engine
 from transport.engine.base import EngineSettings, Priority, Received, SendDone
 
 __all__ = ["engines", "pytest_generate_tests"]
@@ -162,6 +163,22 @@ def test_announced_messages_carry_every_field_of_their_header() -> None:
     with connected() as (a, b, up, _):
         a.engine.send(up, header, memoryview(bytes(12)), priority=Priority.GRADIENT)
         assert b.take(Announced).header == header
+
+
+@over(NATIVE)  # aioquic knows only what the kernel tells of a path's MTU
+def test_a_path_that_swallows_long_datagrams_is_found_out_and_used() -> None:
+    with relayed(narrow) as (a, b, up, _, _relay):
+        payload = random.Random(2).randbytes(500_000)
+        post = b.post("a", None)
+        a.send(up, payload)
+        assert b.outcome(post).payload == payload
+
+
+@over(NATIVE)
+def test_auto_takes_native_where_it_is_built() -> None:
+    engine = create_engine("auto", EngineSettings(), lambda events: None)
+    assert engine.name == "native"
+    engine.close()
 
 
 PROGRAM = """

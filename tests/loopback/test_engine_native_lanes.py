@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from listening_broker import ListeningBroker
-from patience import wait_until
+from patience import LIMIT_S, wait_until
 
 from transport import Group, MemoryRendezvous, Settings
 from transport.lanes import LaneLaw
@@ -41,11 +42,12 @@ SIZES = [0, 1, 1000, 64 * 1024, 64 * 1024 + 1, 300_000, MIB, MIB + 1, 5 * MIB]
 
 @contextlib.contextmanager
 def ranks(*laws: LaneLaw, engine: str = "native", broker: str = "off") -> Iterator[list[Group]]:
+    """Two ranks, each at an address of its own, as on two hosts."""
     store = MemoryRendezvous()
-    plain = Settings(listen="127.0.0.1", broker=broker, engine=engine, job_secret=b"s")
+    plain = Settings(broker=broker, engine=engine, job_secret=b"s")
 
     def connect(rank: int) -> Group:
-        settings = replace(plain, lanes=laws[rank])
+        settings = replace(plain, listen=f"127.0.0.{1 + rank}", lanes=laws[rank])
         return Group.connect(store, rank=rank, world_size=2, settings=settings, connect_timeout_s=60.0, timeout_s=60.0)
 
     with ThreadPoolExecutor(2) as pool:
@@ -161,6 +163,52 @@ def test_what_a_lane_loses_in_mid_transfer_goes_over_the_first_one(who):
         exchange(groups, rounds=4, meanwhile=kill)
         wait_until(lambda: lanes(groups[0])[0] == 3, what=lambda: lanes(groups[0]))  # the law finds it worth it again
         exchange(groups)
+
+
+def move(group: Group, new: str) -> None:
+    """Have a rank go on from another address, as when it has noticed that its own has changed."""
+    runtime, moved = group._runtime, threading.Event()
+    assert runtime._moves is not None
+
+    def begin() -> None:
+        runtime._moves._move(f"127.0.0.{1 + group.rank}", new)
+        moved.set()
+
+    runtime._loop.call(begin)
+    assert moved.wait(LIMIT_S)
+
+
+def remotes(group: Group) -> list[str]:
+    """Where the other ends of its compute connections are."""
+    return [one.remote[0] for one in group._runtime.statistics().values() if not one.bulk]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_lanes_are_opened_anew_where_a_host_has_moved(who, tmp_path):
+    """Of the two, rank 0 dials: so lanes move with the one that dials them, or with the one that takes them."""
+    broker = ListeningBroker(tmp_path / "session.sock")
+    new = f"127.0.0.{3 + who}"
+    try:
+        with ranks(ALWAYS, ALWAYS, broker=str(broker.path)) as groups, traffic(groups):
+            wait_until(lambda: lanes(groups[0])[0] == 3, what=lambda: lanes(groups[0]))
+            wait_until(lambda: [len(further(group)) for group in groups] == [2, 2])
+            before = [set(further(group)) for group in groups]
+            threads = threads_of_engines()
+            exchange(groups, rounds=4, meanwhile=lambda: move(groups[who], new))
+            wait_until(lambda: lanes(groups[0])[0] == 3, what=lambda: lanes(groups[0]))
+            wait_until(lambda: [len(further(group)) for group in groups] == [2, 2])
+            wait_until(lambda: remotes(groups[1 - who]) == [new] * 3, what=lambda: remotes(groups[1 - who]))
+            assert [set(further(group)) & old for group, old in zip(groups, before, strict=True)] == [set(), set()]
+            assert threads_of_engines() == threads
+            exchange(groups)
+            wait_until(lambda: ports_in_use(groups) <= set(broker.ports))
+    finally:
+        broker.close()
+
+
+def threads_of_engines() -> int:
+    """How many threads native engines have for the network in this process."""
+    return sum(path.read_text().strip() == "hive-quic" for path in Path("/proc/self/task").glob("*/comm"))
 
 
 def test_the_last_messages_of_a_rank_that_leaves_count_over_every_lane():

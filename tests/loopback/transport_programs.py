@@ -21,6 +21,10 @@ def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
+def say_lost(error: TransportError) -> None:
+    say(error=type(error).__name__, rank=getattr(error, "rank", None), text=str(error), at_s=time.monotonic())
+
+
 def steps(group: transport.Group) -> None:
     """All-reduce again and again until something fails."""
     number = 0
@@ -30,7 +34,7 @@ def steps(group: transport.Group) -> None:
         try:
             group.allreduce(tensor, timeout_s=60.0).wait()
         except TransportError as error:
-            say(error=type(error).__name__, rank=getattr(error, "rank", None), text=str(error), at_s=time.monotonic())
+            say_lost(error)
             return
         number += 1
         if number in (1, 5):
@@ -42,7 +46,7 @@ def idle(group: transport.Group) -> None:
     try:
         group.recv(None, 1 - group.rank, timeout_s=120.0).wait()
     except TransportError as error:
-        say(error=type(error).__name__, rank=getattr(error, "rank", None), text=str(error), at_s=time.monotonic())
+        say_lost(error)
 
 
 def crash(group: transport.Group) -> None:
@@ -50,8 +54,11 @@ def crash(group: transport.Group) -> None:
     if group.rank == 0:
         group.barrier().wait()
         raise ValueError("a bug in the training script")
-    group.barrier().wait()
-    idle(group)
+    try:
+        group.barrier().wait()  # may fail as well: rank 0 has ended, perhaps without acknowledging our part
+        group.recv(None, 0, timeout_s=120.0).wait()
+    except TransportError as error:
+        say_lost(error)
 
 
 def main() -> None:

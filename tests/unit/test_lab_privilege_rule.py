@@ -19,7 +19,9 @@ def rule() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)  # for what it imports of its neighbours
+        spec.loader.exec_module(module)
     return module
 
 

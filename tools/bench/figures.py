@@ -164,6 +164,8 @@ def connections(record: Record) -> dict[str, float]:
     count = dialled["connections"]
     found = {"connections": count, "idle_cores_dialler": record["idle_cpu_share"][0]}
     found["idle_cores_accepter"] = record["idle_cpu_share"][1]
+    if "statistics_cpu_share" in record:  # not in records of before
+        found["statistics_cores"] = record["statistics_cpu_share"]
     if count:
         found["connect_cpu_s"] = dialled["cpu_s"] / count
         found["connect_s"] = dialled["seconds"] / count

@@ -15,6 +15,8 @@ from tools.bench.side import BenchError
 from tools.bench.turns import Run
 
 REST_S = 2.0
+READINGS_PER_S = 10
+"""As often as the broker's reports are made."""
 
 
 def memory(run: Run) -> None:
@@ -58,8 +60,11 @@ def _idle(run: Run, pair: Pair) -> dict[str, Any]:
     for side in (pair.first, pair.second):
         side.begin({"do": "rest", "seconds": REST_S})
     rests = [side.end(wait_s=REST_S + 30) for side in (pair.first, pair.second)]
+    order = {"do": "read_statistics", "seconds": REST_S, "readings_per_s": READINGS_PER_S}
+    read = pair.first.ask(order, wait_s=REST_S + 30)
     return {
         "dialled": dialled,
         "accepted": {"before_bytes": before["bytes"], "after_bytes": rests[1]["bytes"]},
+        "statistics_cpu_share": read["cpu_s"] / read["seconds"],
         "idle_cpu_share": [rest["cpu_s"] / rest["seconds"] for rest in rests],
     }

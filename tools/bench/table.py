@@ -138,6 +138,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         _figure("ms to make one", "connect_s", _milliseconds),
         _figure("idle, cores: dialler", "idle_cores_dialler", _number(3)),
         _figure("accepter", "idle_cores_accepter", _number(3)),
+        _figure("read 10 times a second", "statistics_cores", _number(3)),
     ],
     "allreduce": [
         _figure("seconds", "seconds", _number(2), spread=True),

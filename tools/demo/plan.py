@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 from tools.demo.settings import Settings
 
-CONDITIONS = ("idle", "flooded", "static", "brokered", "other-link")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """Steps `first_step` to `first_step + steps - 1`, all under one condition.
 
-    `kind` is `warm-up`, `phase` or `check`; `half` is `full` or `half`; `condition` one of `CONDITIONS`.
+    `kind` is `warm-up`, `phase` or `check`; `half` is `full` or `half`; `condition` is `idle`, `flooded`, `static`,
+    `brokered` or `other-link`.
     """
 
     kind: str

@@ -14,7 +14,6 @@ import sys
 
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_BIND, MS_REC, MS_SLAVE = 4096, 16384, 1 << 19
-MNT_DETACH = 2
 
 
 def main() -> None:

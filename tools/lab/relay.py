@@ -48,7 +48,6 @@ class _Lane:
     """One direction: read here, hold, write there."""
 
     link: str
-    source_fd: int
     target_fd: int
     line: DelayLine
 
@@ -134,7 +133,7 @@ class Relay:
         one, two = (open_tap(name) for name in request["taps"])
         for part, (source, target) in enumerate(((one, two), (two, one))):
             line = DelayLine(delay_s=request["delay_s"], loss=request["loss"], seed=request["seed"] * 2 + part)
-            self._lanes[source] = _Lane(request["link"], source, target, line)
+            self._lanes[source] = _Lane(request["link"], target, line)
             self._epoll.register(source, select.EPOLLIN)
         self._changed()
 

@@ -26,13 +26,15 @@ from transport.collectives.calls import Call
 from transport.collectives.tasks import REASON_CHARS_MAX, GivenUp, Membership, Tasks
 from transport.endpoint import Endpoint
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
-from transport.lane_links import LaneEnd
+from transport.lane_links import LaneEnd, OpenEnd
 from transport.loop import Loop
 from transport.messages import TAG_MAX, Letter, PostOffice
+from transport.moves import Moves
 from transport.path_delay import PathDelays
 from transport.peers import Gone, Phase
 from transport.rendezvous import Rendezvous
 from transport.settings import Settings
+from transport.sockets import Sockets, is_reachable
 from transport.tensors import TensorView
 from transport.waiting import wait_until
 from transport.wire.header import Header, Kind
@@ -69,6 +71,7 @@ class Runtime:
         self._post: PostOffice
         self._paths: PathDelays
         self._broker: BrokerLink | None = None
+        self._moves: Moves | None = None
 
     @classmethod
     def connect(
@@ -147,13 +150,36 @@ class Runtime:
         )
         self._loop.start()
         engine = self._engine = meeting.make_engine(self._events)
-        broker.register(meeting.sockets)
         compute, bulk = meeting.serve(engine, self._endpoint.hello)
+        broker.register(meeting.sockets)  # marks come last: what an engine sets (ECN in the TOS) would undo them
+        current = meeting.sockets
 
-        def open_lane_end() -> LaneEnd:
-            return LaneEnd(*meeting.serve_lane(engine, self._endpoint.hello, broker.register_lane))
+        def open_lane_end(before: LaneEnd | None) -> LaneEnd:
+            return LaneEnd(
+                *meeting.serve_lane(
+                    engine,
+                    self._endpoint.hello,
+                    beside=current,
+                    endpoint=None if before is None else before.endpoint,
+                    register=broker.register_lane,
+                )
+            )
 
-        self._loop.call(lambda: self._endpoint.begin(engine, compute=compute, bulk=bulk, open_lane_end=open_lane_end))
+        self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk, open_lane_end=open_lane_end))
+        peers = meeting.peers
+
+        def move(before: Sockets, sockets: Sockets, number: int) -> None:
+            nonlocal current
+            self._endpoint.move(before, sockets, number=number)
+            current = sockets
+            broker.register(sockets)
+
+        self._moves = Moves(
+            settings=self._settings,
+            sockets=meeting.sockets,
+            peers=lambda: [peers.address(rank, bulk=False)[0] for rank in peers.peers],
+            on_move=move,
+        )
 
     def _await_everybody(self, meeting: bootstrap.Meeting, give_up_s: float, timeout_s: float) -> None:
         while not wait_until(self._connected, min(give_up_s, time.monotonic() + bootstrap.LISTEN_EVERY_S)):
@@ -291,6 +317,10 @@ class Runtime:
         """From the engine's thread."""
         self._loop.call(functools.partial(self._handle, tuple(events)))
 
+    def _serves(self, engine: Engine, *, compute: int, bulk: int, open_lane_end: OpenEnd) -> None:
+        self._endpoint.begin(engine, compute=compute, bulk=bulk, open_lane_end=open_lane_end)
+        self._handle(())  # what came before may have connected everybody
+
     def _handle(self, events: tuple[Event, ...]) -> None:
         self._endpoint.handle(events)
         if not self._connected.is_set() and not self._endpoint.peers.missing():
@@ -301,7 +331,7 @@ class Runtime:
         if not self._endpoint.peers.peers:
             self._connected.set()  # a world of one
         wake_s = math.inf
-        parts = self._endpoint.tick, self._tasks.tick, self._post.tick, self._tick_broker
+        parts = self._endpoint.tick, self._tasks.tick, self._post.tick, self._tick_broker, self._tick_moves
         for tick in parts:
             try:
                 wake_s = min(wake_s, tick(now_s))
@@ -312,6 +342,9 @@ class Runtime:
 
     def _tick_broker(self, now_s: float) -> float:
         return math.inf if self._broker is None else self._broker.tick(now_s, self._engine)
+
+    def _tick_moves(self, now_s: float) -> float:
+        return math.inf if self._moves is None or self._closed else self._moves.tick(now_s)
 
     def _announced(self, rank: int, header: Header) -> None:
         """A message waits that nobody has asked for."""
@@ -340,6 +373,10 @@ class Runtime:
                 self._paths.answered(rank, at, here, time.monotonic())
             case {"op": "lane", "number": int(number), "port": int(port)}:
                 self._endpoint.lanes.asked(time.monotonic(), rank, number, port, reply=message.get("reply") is True)
+            case {
+                "op": "moved", "number": int(number), "address": str(address), "port": int(port), "bulk_port": int(bulk)
+            } if is_reachable(address, port, bulk):  # fmt: skip
+                self._endpoint.peer_moved(rank, number=number, address=address, port=port, bulk_port=bulk)
             case {"op": "leave"}:
                 self._endpoint.bury(self._endpoint.peers.left(rank))
             case {"op": "dead", "rank": int(dead), "reason": str(reason)} if dead in self._endpoint.peers.peers:

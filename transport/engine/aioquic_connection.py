@@ -20,7 +20,6 @@ from aioquic.quic.connection import (
     Limit,
     QuicConnection,
     QuicConnectionError,
-    QuicConnectionState,
     QuicReceiveContext,
 )
 from aioquic.quic.packet import QuicErrorCode, QuicPacketType, decode_packet_number
@@ -43,6 +42,7 @@ ACK_EVERY_PACKETS = 48
 KEY_PACKETS_MAX = 2**22
 """Keys are changed after so many packets; AES-GCM allows 2^23 (RFC 9001 6.6)."""
 
+_PROMPTLY = frames.ack_frequency_frame(threshold=0, delay_us=25_000, reordering=2)
 _ONE_RTT, _ONE_RTT_TYPE = tls.Epoch.ONE_RTT, QuicPacketType.ONE_RTT
 
 
@@ -103,10 +103,13 @@ class HiveConnection(QuicConnection):
         self._unacknowledged = 0
         self._received_packets = 0
         self._key_packets = 0
+        self._keyed_at = -1
+        self._path_host: Any = None
         self._context: QuicReceiveContext | None = None
         self._space: Any = None
         self._crypto: Any = None
         self._end_of_message = False
+        self._acknowledgement_wish = False
 
     @property
     def established(self) -> bool:
@@ -123,10 +126,10 @@ class HiveConnection(QuicConnection):
         """aioquic's `ConnectionTerminated`, once the connection is over."""
         return self._close_event
 
-    @property
-    def terminated(self) -> bool:
-        """Nothing more will come of it."""
-        return self._state is QuicConnectionState.TERMINATED
+    def want_prompt_acknowledgements(self) -> None:
+        """Ask the peer to acknowledge every packet at once: a send ends with its last one, which quinn may else keep
+        back for 25 ms. To be asked only of peers that understand it."""
+        self._acknowledgement_wish = True
 
     def refuse(self, code: int, reason: str) -> None:
         """Close with an application code. As a client only once the server can read it, when it has confirmed."""
@@ -137,6 +140,15 @@ class HiveConnection(QuicConnection):
     def shrink(self, datagram_bytes: int) -> None:
         """Send smaller datagrams from now on; what was too long counts as lost and is sent again."""
         self._max_datagram_size = datagram_bytes
+
+    def move(self) -> None:
+        """Our own address has changed, as the side that dialled: say so from there, and learn the new path.
+
+        By another connection identifier, so that nobody on the way links the two (RFC 9000 9.5).
+        """
+        self.change_connection_id()
+        self.recovery.restart()
+        self._probe_pending = True  # at once, whatever is still counted as under way
 
     def settle(self) -> None:
         """Close if that was decided and can be said now."""
@@ -204,6 +216,21 @@ class HiveConnection(QuicConnection):
             self._close_at = idle_at
         elif not self.over:
             self.heard_at = now
+        if self._network_paths and self._network_paths[0].is_validated:
+            self._note_path()
+
+    def _note_path(self) -> None:
+        """The peer's address is proved. Where its host is another than before, so is the path (RFC 9000 9.4)."""
+        host = self._network_paths[0].addr[0]
+        if self._path_host not in (None, host):
+            self.recovery.restart()
+        self._path_host = host
+        if self._handshake_confirmed:
+            for path in self._network_paths[1:]:
+                if path.is_validated and not path.remote_challenges:
+                    self._network_paths.remove(path)
+                    if path.peer_cid is not None:
+                        self._retire_peer_cid(path.peer_cid)
 
     def _open(self, data: bytes, expected: int) -> tuple[int, bytes, int]:
         """Take a short-header packet apart: first byte, payload, number (RFC 9001 5.3 and 5.4).
@@ -219,6 +246,7 @@ class HiveConnection(QuicConnection):
         first = data[0] ^ (mask[0] & 0x1F)
         if (first & 4) >> 2 != opener.key_phase:
             _, payload, number = crypto.decrypt_packet(data, 1 + CID_BYTES, expected)  # the peer changes keys
+            self._note_new_keys()
             return first, payload, number
         end = 10 + (first & 3)
         truncated = 0
@@ -227,6 +255,19 @@ class HiveConnection(QuicConnection):
         number = decode_packet_number(truncated, (end - 9) * 8, expected)
         head = bytes((first,)) + data[1:9] + truncated.to_bytes(end - 9, "big")
         return first, opener.aead.decrypt(data[end:], head, number), number
+
+    def _note_new_keys(self) -> None:
+        """A peer may change keys again when we have acknowledged with the new ones, so not before we have sent any.
+
+        Raises:
+            CryptoError: it did (RFC 9001 6.2), and the connection is closed for it.
+        """
+        if self._packet_number == self._keyed_at:
+            self.close(
+                error_code=QuicErrorCode.KEY_UPDATE_ERROR, frame_type=0, reason_phrase="keys were changed too often"
+            )
+            raise CryptoError("keys were changed too often")
+        self._keyed_at = self._packet_number
 
     def _note_received(self, space: Any, number: int, *, eliciting: bool, now: float) -> None:
         if number > space.largest_received_packet:
@@ -391,10 +432,11 @@ class HiveConnection(QuicConnection):
         controller = recovery._cc
         size = self._max_datagram_size
         self._pacing_at = None
-        while len(out) < packets_max:
+        while len(out) < packets_max and path.can_send(size):
             ack_due = space.ack_at is not None and space.ack_at <= now
             probe = self._probe_pending
-            wanted = probe or bool(self._ping_pending) or self.incoming.has_work or self.outgoing.has_work
+            own_work = bool(self._ping_pending) or self._acknowledgement_wish
+            wanted = probe or own_work or self.incoming.has_work or self.outgoing.has_work
             allowed = wanted
             if wanted and not probe:
                 if controller.bytes_in_flight + size > controller.congestion_window:
@@ -445,6 +487,11 @@ class HiveConnection(QuicConnection):
                 parts.append(b"\x01")
                 room -= 1
                 self._ping_pending.clear()
+            if self._acknowledgement_wish:
+                self._acknowledgement_wish = False
+                parts.append(_PROMPTLY)
+                room -= len(_PROMPTLY)
+                handlers.append((self._on_wish_delivery, ()))
             room = self.incoming.fill(parts, room, handlers)
             room = self.outgoing.fill(parts, room, handlers)
             if self._probe_pending:
@@ -489,6 +536,9 @@ class HiveConnection(QuicConnection):
 
     def _write_connection_limits(self, builder: Any, space: Any) -> None:
         """Credit is ours to give: see `incoming`."""
+
+    def _on_wish_delivery(self, delivery: QuicDeliveryState) -> None:
+        self._acknowledgement_wish = delivery is QuicDeliveryState.LOST
 
     def _on_ping_delivery(self, delivery: QuicDeliveryState, uids: Sequence[int]) -> None:
         """Pings only have to be acknowledged; a lost one is not repeated, the next follows soon."""

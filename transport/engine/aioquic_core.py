@@ -17,9 +17,11 @@ from aioquic.quic.events import ConnectionIdIssued, ConnectionIdRetired
 from cryptography.x509 import Certificate
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
+from transport.engine import admission
 from transport.engine.aioquic_connection import CID_BYTES, HiveConnection
 from transport.engine.aioquic_dial import Endpoint, configuration_of, read_first_packet
 from transport.engine.aioquic_loop import Loop
+from transport.engine.arguments import called, dialled, endpoint_numbered
 from transport.engine.base import (
     DEAD_AFTER_S,
     Address,
@@ -34,16 +36,13 @@ from transport.engine.base import (
 )
 from transport.engine.incoming import code_name
 from transport.engine.link import Link
-from transport.engine.mailbox import Mailbox, Post, lost
-from transport.engine.streams import SendStream
-from transport.wire.errors import WireCode, WireError
+from transport.engine.mailbox import Mailbox, lost
+from transport.engine.streams import Post, SendStream
+from transport.engine.udp import UdpPort
+from transport.wire.errors import WireCode
 from transport.wire.hello import HelloKey
 
 READ_MAX = 48
-LINKS_PER_PEER_MAX = 8
-"""Of one name, rank and kind: four lanes, and each dialled again before the loss of the old one was noticed."""
-LINKS_PER_NAME_MAX = 512
-"""A host's certificate may serve all its ranks: 64 of them, four lanes each and one for bulk, some dialled again."""
 HALF_OPEN_MAX = 256
 LINGER_S = 3.0
 """A closed connection answers what still comes with its close for so long (RFC 9000 10.2.1)."""
@@ -76,7 +75,9 @@ class Core(Loop):
     # The loop's hooks
 
     def _ready_on(self, descriptor: int, mask: int) -> None:
-        endpoint = self._by_descriptor[descriptor]
+        endpoint = self._by_descriptor.get(descriptor)
+        if endpoint is None:
+            return  # a socket that was replaced in this turn
         if mask & select.EPOLLOUT:
             endpoint.port.flush()
             self._watch(endpoint)
@@ -123,6 +124,7 @@ class Core(Loop):
             touched.add(link)
         for link in touched:
             link.timer_at = now
+            link.address = link.connection.get_peer_address() or link.address  # it moves with a peer that dialled
             self._collect(link)
 
     def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Link | None:
@@ -183,14 +185,12 @@ class Core(Loop):
         """
         link.judge(chain)
         others = sum(1 for other in self._links if other.verified and other.peer == link.peer) - 1
-        if others >= LINKS_PER_NAME_MAX:
-            raise WireError(WireCode.TOO_MANY_CONNECTIONS, f"{others} connections between us already")
+        admission.admit_to_name(others)
 
     def _ready(self, link: Link) -> None:
         """The peer is verified and said hello."""
         others = sum(1 for other in self._by_number.values() if other.identity == link.identity)
-        if others >= LINKS_PER_PEER_MAX:
-            raise WireError(WireCode.TOO_MANY_CONNECTIONS, f"{others} connections between us already")
+        admission.admit_to_identity(others)
         link.number = next(self._numbers)
         self._by_number[link.number] = link
         assert link.peer_hello is not None
@@ -336,13 +336,11 @@ class Core(Loop):
         for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
             del self._lingering[cid]
         self.snapshot = {number: link.statistics() for number, link in self._by_number.items()}
-        for endpoint in self._endpoints.values():
-            carried = sum(
-                link.connection.recovery.delivery.rate_bits_per_s
-                for link in self._by_number.values()
-                if link.endpoint == endpoint.number
-            )
-            endpoint.port.fit(carried / 8)
+        carried_bits_per_s = dict.fromkeys(self._endpoints, 0)
+        for number, measured in self.snapshot.items():
+            carried_bits_per_s[self._by_number[number].endpoint] += measured.delivery_rate_bits_per_s
+        for number, rate_bits_per_s in carried_bits_per_s.items():
+            self._endpoints[number].port.fit(rate_bits_per_s / 8)
 
     def _drop(self, link: Link, code: WireCode, error: TransportError) -> None:
         link.local_error = link.local_error or error
@@ -362,20 +360,36 @@ class Core(Loop):
         if number in self._endpoints:
             self._endpoints[number].trust = trust
 
+    def rebind(self, number: int, port: UdpPort) -> None:
+        """Go on with another socket: what we dialled moves there, everything else ends."""
+        endpoint = self._endpoints.get(number)
+        if endpoint is None:
+            port.sock.close()
+            return
+        before, endpoint.port = endpoint.port, port
+        del self._by_descriptor[before.sock.fileno()]
+        self._epoll.unregister(before.sock)
+        before.sock.close()
+        self.add_endpoint(endpoint)
+        for link in [link for link in self._links if link.endpoint == number]:
+            if link.number is not None and link.attempt is not None:
+                link.connection.move()
+                link.timer_at = self._now
+            else:
+                link.closed_here = True
+                link.connection.close(
+                    error_code=WireCode.NO_ERROR, reason_phrase="the address of this side has changed"
+                )
+                self._end(link)
+
     def connect(self, number: int, remote: Address, expected_peer: str | None, attempt: int) -> None:
         """Dial."""
-        endpoint = self._endpoints.get(number)
-        name = expected_peer or f"{remote[0]}:{remote[1]}"
-        if endpoint is None:
-            self._events.append(
-                ConnectionDown(None, name, ConnectionLostError(name, f"there is no endpoint {number}"), attempt)
-            )
-            return
+        name = called(remote, expected_peer)
         try:
-            address = endpoint.port.resolve(*remote)
-        except OSError as error:
-            reason = f"{remote[0]} cannot be dialled from this socket: {error}"
-            self._events.append(ConnectionDown(None, name, ConnectionLostError(name, reason), attempt))
+            endpoint = endpoint_numbered(self._endpoints, number, peer=name)
+            address = dialled(endpoint.port.sock, remote, peer=name)
+        except ConnectionLostError as error:
+            self._events.append(ConnectionDown(None, name, error, attempt))
             return
         link = self._new_link(endpoint, address, attempt=attempt, expected_peer=expected_peer)
         link.connection.connect(address, self._now)

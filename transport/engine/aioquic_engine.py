@@ -13,12 +13,19 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-from hive_qos.errors import MisuseError
 from transport.engine.aioquic_core import Core
 from transport.engine.aioquic_dial import CONTROLLERS, Endpoint
+from transport.engine.arguments import (
+    check_endpoint,
+    check_open,
+    check_settings,
+    check_socket,
+    flat,
+    full_hello,
+    level_of,
+    message_of,
+    read_credentials,
+)
 from transport.engine.base import (
     Address,
     Buffer,
@@ -30,13 +37,9 @@ from transport.engine.base import (
     Priority,
     Trust,
 )
-from transport.engine.link import level_of
-from transport.engine.mailbox import Post
-from transport.engine.streams import SendStream
+from transport.engine.streams import Post, SendStream
 from transport.engine.udp import UdpPort
-from transport.wire.errors import WireError
-from transport.wire.header import Header, MatchKey, encode_header
-from transport.wire.hello import PROTOCOL_VERSION, HelloKey, LimitKey
+from transport.wire.header import Header, MatchKey
 
 _living: weakref.WeakSet[AioquicEngine] = weakref.WeakSet()
 
@@ -48,11 +51,7 @@ class AioquicEngine(Engine):
 
     def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
         super().__init__(settings=settings, on_events=on_events)
-        if settings.congestion not in CONTROLLERS:
-            known = " or ".join(CONTROLLERS)
-            raise MisuseError(f"congestion control {settings.congestion!r} is not known; write {known}")
-        if not 1200 <= settings.datagram_bytes <= 65000:
-            raise MisuseError(f"datagrams of {settings.datagram_bytes} bytes; QUIC needs at least 1200")
+        check_settings(settings, controllers=CONTROLLERS)
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._closed = False
@@ -65,20 +64,14 @@ class AioquicEngine(Engine):
         self, sock: socket.socket, *, credentials: Credentials, trust: Trust, hello: Mapping[int, object], bulk: bool
     ) -> int:
         self._check_open()
-        if sock.type != socket.SOCK_DGRAM:
-            raise MisuseError("an endpoint needs a UDP socket")
-        if trust.ca_pem is None and not trust.pins:
-            raise MisuseError("an endpoint that trusts nobody can reach nobody; give a CA or pins")
-        try:
-            certificates = x509.load_pem_x509_certificates(credentials.certificate_chain_pem)
-            key = load_pem_private_key(credentials.private_key_pem, password=None)
-        except ValueError as error:
-            raise MisuseError(f"credentials cannot be read: {error}") from error
+        check_endpoint(sock, trust)
+        certificates, key = read_credentials(credentials)
+        own = full_hello(hello, engine=self.name, settings=self.settings)
         endpoint = Endpoint(
             number=next(self._numbers),
             port=UdpPort(sock),
             trust=trust,
-            hello=self._hello(hello),
+            hello=own,
             bulk=bulk,
             certificates=certificates,
             key=key,
@@ -89,6 +82,12 @@ class AioquicEngine(Engine):
     def set_trust(self, endpoint: int, trust: Trust) -> None:
         self._check_open()
         self._core.command(lambda: self._core.set_trust(endpoint, trust))
+
+    def rebind(self, endpoint: int, sock: socket.socket) -> None:
+        self._check_open()
+        check_socket(sock)
+        port = UdpPort(sock)
+        self._core.command(lambda: self._core.rebind(endpoint, port))
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()
@@ -106,18 +105,11 @@ class AioquicEngine(Engine):
         deadline_s: float | None = None,
     ) -> int:
         self._check_open()
-        data = _flat(payload, writable=False)
-        length = 0 if data is None else len(data)
-        if header.length != length:
-            raise MisuseError(f"the header says {header.length} bytes, the payload has {length}")
-        try:
-            prefix = encode_header(header)
-        except WireError as error:
-            raise MisuseError(f"a header that the peer would refuse: {error.reason}") from error
+        prefix, data = message_of(header, payload)
         stream = SendStream(
             operation=next(self._numbers),
             prefix=prefix,
-            payload=data if length else None,
+            payload=data,
             priority=level_of(priority),
             timeout_s=deadline_s or 0.0,
         )
@@ -126,7 +118,7 @@ class AioquicEngine(Engine):
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         self._check_open()
-        post = Post(operation=next(self._numbers), peer=peer, key=key, buffer=_flat(buffer, writable=True))
+        post = Post(operation=next(self._numbers), peer=peer, key=key, buffer=flat(buffer, writable=True))
         self._core.command(lambda: self._core.post(post))
         return post.operation
 
@@ -156,36 +148,10 @@ class AioquicEngine(Engine):
             self._thread.join(timeout_s)
 
     def _check_open(self) -> None:
-        if os.getpid() != self._process:
-            raise MisuseError(f"this engine belongs to process {self._process}; a forked child must open its own")
-        if self._closed or self._core.over:
-            raise MisuseError("the engine is closed")
-
-    def _hello(self, hello: Mapping[int, object]) -> dict[int, object]:
-        own: dict[int, object] = {
-            HelloKey.VERSION: PROTOCOL_VERSION,
-            HelloKey.ENGINE: self.name,
-            HelloKey.LIMITS: {
-                int(LimitKey.MESSAGE_BYTES): self.settings.message_bytes_max,
-                int(LimitKey.STREAMS): self.settings.streams_max,
-                int(LimitKey.UNEXPECTED_BYTES): self.settings.unexpected_bytes_max,
-            },
-        }
-        return {int(key): value for key, value in {**own, **hello}.items()}
+        check_open(process=self._process, closed=self._closed or self._core.over)
 
     def _abandon_in_child(self) -> None:
         self._core.close_descriptors()
-
-
-def _flat(buffer: Buffer | None, *, writable: bool) -> Buffer | None:
-    if buffer is None:
-        return None
-    view = memoryview(buffer)
-    if view.format != "B" or not view.c_contiguous or view.ndim != 1:
-        raise MisuseError("a buffer must be a contiguous, one-dimensional memoryview of bytes")
-    if writable and view.readonly:
-        raise MisuseError("a buffer to receive into must be writable")
-    return view
 
 
 def _abandon_all_in_child() -> None:

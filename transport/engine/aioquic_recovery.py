@@ -7,11 +7,16 @@ what limits it (RFC 9002 7.8); the pacing rate is 1.25 windows a round trip, twi
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any
 
-from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
+from aioquic.quic.congestion.base import (
+    QuicCongestionControl,
+    create_congestion_control,
+    register_congestion_control,
+)
 from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
@@ -117,17 +122,35 @@ class Recovery(QuicPacketRecovery):
 
     def __init__(self, *, bulk: bool, max_datagram_size: int, **options: Any) -> None:
         super().__init__(max_datagram_size=max_datagram_size, **options)
-        self.bulk = bulk
+        self._make_controller = functools.partial(
+            create_congestion_control, options["congestion_control_algorithm"], max_datagram_size=max_datagram_size
+        )
         # Bulk in bits of 1 ms, so that a control message never waits behind more; else 2 ms, for fewer wake-ups.
-        self.pacer = Pacer(burst_s=0.002 if bulk else 0.004, burst_bytes_min=(2 if bulk else 10) * max_datagram_size)
+        self._make_pacer = functools.partial(
+            Pacer, burst_s=0.002 if bulk else 0.004, burst_bytes_min=(2 if bulk else 10) * max_datagram_size
+        )
+        self.pacer = self._make_pacer()
         self.rtt_window = RttWindow()
         self.delivery = DeliveryRate()
         self.lost_packets = 0
         self.sent_packets = 0
         self.sent_bytes = 0
-        self.last_ack_at = 0.0
         self.next_packet_number = 0
         self.window_limited_number = 0
+        self._first_of_path = 0
+
+    def restart(self) -> None:
+        """The path is a new one: forget what the old one taught. What is under way on it counts until it is lost."""
+        in_flight = self._cc.bytes_in_flight
+        self._cc = self._make_controller()
+        self._cc.bytes_in_flight = in_flight
+        self._first_of_path = self.next_packet_number
+        self._pto_count = 0
+        self._rtt_initialized = False
+        self._rtt_min = math.inf
+        self._rtt_latest = self._rtt_smoothed = self._rtt_variance = 0.0
+        self.rtt_window = RttWindow()
+        self.pacer = self._make_pacer()
 
     def on_packet_sent(self, *, packet: Any, space: QuicPacketSpace) -> None:
         number = packet.packet_number
@@ -150,7 +173,6 @@ class Recovery(QuicPacketRecovery):
         largest = -1
         for acked in ack_rangeset:
             largest = max(largest, acked.stop - 1)
-        self.last_ack_at = now
         if largest >= self.next_packet_number:
             largest = self.next_packet_number - 1  # an acknowledgement of what was never sent proves nothing
         if largest > space.largest_acked_packet:
@@ -170,8 +192,10 @@ class Recovery(QuicPacketRecovery):
                     space.ack_eliciting_in_flight -= 1
                 if packet.in_flight:
                     self.delivery.on_acked(packet.sent_bytes)
-                    if number >= self.window_limited_number and space.is_application_data:
-                        # Sent since the window last held anything back: says nothing about a larger one.
+                    idle = number >= self.window_limited_number and space.is_application_data
+                    if idle or number < self._first_of_path:
+                        # Sent since the window last held anything back, or over another path: says nothing about a
+                        # larger one.
                         self._cc.bytes_in_flight -= packet.sent_bytes
                     else:
                         self._cc.on_packet_acked(packet=packet, now=now)
@@ -181,7 +205,7 @@ class Recovery(QuicPacketRecovery):
                     handler(QuicDeliveryState.ACKED, *arguments)
         if newest is None:
             return
-        if newest.packet_number == largest and eliciting:
+        if newest.packet_number == largest >= self._first_of_path and eliciting:
             self._take_rtt(now - newest.sent_time, ack_delay_s=min(ack_delay, self.max_ack_delay), now=now)
         self._detect_loss(now=now, space=space)
         if self.peer_completed_address_validation:
@@ -219,4 +243,5 @@ class Recovery(QuicPacketRecovery):
             return
         if congestion_event:
             self.lost_packets += len(packets)
+            congestion_event = packets[-1].packet_number >= self._first_of_path  # else of the path before
         super()._on_packets_lost(packets=packets, congestion_event=congestion_event, **options)

@@ -110,6 +110,9 @@ class ConnectionStatistics:
 
     `delivery_rate_bits_per_s` is over the last 100 ms or longer of acknowledged bytes; `application_limited` says that
     the sender had nothing to send in that interval, so that the rate says nothing of the path (BBR's rule).
+    `path_mtu_bytes` is the UDP payload of the largest packets sent now. `ecn_ce_reports` counts the acknowledgements
+    with which the peer said that more of our packets had come marked "congestion experienced" (RFC 3168; the stack does
+    not say how many packets): 0 also on a path that clears the marks, None where the engine does not use them.
     """
 
     peer: str
@@ -127,6 +130,8 @@ class ConnectionStatistics:
     sent_packets: int
     delivery_rate_bits_per_s: int
     application_limited: bool
+    path_mtu_bytes: int
+    ecn_ce_reports: int | None
 
 
 @dataclass(frozen=True)
@@ -214,6 +219,15 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def set_trust(self, endpoint: int, trust: Trust) -> None:
         """Replace whom new connections of this endpoint may come from. Living connections stay."""
+
+    @abc.abstractmethod
+    def rebind(self, endpoint: int, sock: socket.socket) -> None:
+        """Go on with another socket, because the address of this host has changed. The engine owns it from now on.
+
+        Connections that this side dialled move: the peer hears from the new address and validates it, and both sides
+        measure the new path afresh (RFC 9000 section 9). Only who dialled can move: connections that this side has
+        accepted, and attempts that are not up yet, end with `ConnectionDown`, to be dialled again by whoever can.
+        """
 
     @abc.abstractmethod
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
 
 from hive_qos.errors import ConnectionLostError, PeerError, TransportError
-from transport.engine.base import ConnectionStatistics, Priority, Trust
+from transport.engine import admission
+from transport.engine.arguments import CONTROL_STREAM_LEVEL, called
+from transport.engine.base import ConnectionStatistics, Trust
 from transport.engine.incoming import code_name
 from transport.engine.streams import SendStream
-from transport.identity.verify import verify_peer
 from transport.wire.errors import WireCode, WireError
-from transport.wire.hello import APPLICATION_KEY_MIN, FrameType, HelloKey, LimitKey, check_hello, encode_frame
-from transport.wire.varint import VARINT_MAX
+from transport.wire.hello import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
 
 if TYPE_CHECKING:
     from transport.engine.aioquic_connection import HiveConnection
-
-CONTROL_STREAM_LEVEL = 0
 
 
 class Link:
@@ -51,7 +48,7 @@ class Link:
         self.expected_peer = expected_peer
         self.started_at = now
         self.number: int | None = None
-        self.peer = f"{address[0]}:{address[1]}" if expected_peer is None else expected_peer
+        self.peer = called(address, expected_peer)
         self.verified = False
         self.peer_hello: Mapping[int, Any] | None = None
         self.sends: dict[int, SendStream] = {}
@@ -70,13 +67,10 @@ class Link:
             WireError: it is not good, with the code to close with.
         """
         try:
-            found = verify_peer(
-                chain, self.trust, now=datetime.datetime.now(datetime.UTC), expected_peer=self.expected_peer
-            )
+            self.peer = admission.admit_chain(chain, self.trust, expected_peer=self.expected_peer)
         except WireError as error:
             self.local_error = PeerError(self.peer, error.reason, wire_code=error.wire_code)
             raise
-        self.peer = found.name
         self.verified = True
         control = SendStream(
             operation=-1,
@@ -96,33 +90,23 @@ class Link:
         if frame_type == FrameType.HELLO:
             if self.peer_hello is not None:
                 raise WireError(WireCode.PROTOCOL_VIOLATION, "said hello twice")
-            check_hello(fields)
-            self._check_job(fields)
+            admission.admit_hello(self.hello, fields)
             self.peer_hello = dict(fields)
+            if ACK_FREQUENCY in fields.get(HelloKey.FEATURES, []):
+                self.connection.want_prompt_acknowledgements()
             self._on_ready(self)
         elif self.peer_hello is None:
             raise WireError(WireCode.PROTOCOL_VIOLATION, "sent something else before its hello")
 
     @property
-    def identity(self) -> tuple[str, object, bool]:
-        """As whom the other end is counted: name, rank (where its hello has one), bulk or not."""
-        rank = (self.peer_hello or {}).get(APPLICATION_KEY_MIN)
-        return self.peer, rank if isinstance(rank, int) else None, self.bulk
-
-    def _check_job(self, fields: Mapping[int, Any]) -> None:
-        """Where this side says of which job and run it is, the other must be of the same."""
-        ours, theirs = self.hello.get(HelloKey.JOB), fields.get(HelloKey.JOB)
-        if ours and ours != theirs:
-            raise WireError(WireCode.JOB_MISMATCH, f"is of job {theirs!r}, and this is job {ours!r}")
-        run = self.hello.get(HelloKey.RUN)
-        if run and run != fields.get(HelloKey.RUN):
-            raise WireError(WireCode.JOB_MISMATCH, f"is of another run of job {ours!r}")
+    def identity(self) -> admission.Identity:
+        """As whom the other end is counted."""
+        return admission.identity_of(self.peer, self.peer_hello or {}, bulk=self.bulk)
 
     @property
     def message_bytes_max(self) -> int:
         """The longest message that the peer says it accepts."""
-        limits = (self.peer_hello or {}).get(HelloKey.LIMITS, {})
-        return int(limits.get(LimitKey.MESSAGE_BYTES, VARINT_MAX))
+        return admission.message_bytes_accepted(self.peer_hello or {})
 
     def end_error(self) -> TransportError | None:
         """Why the connection is over; None for a goodbye."""
@@ -165,9 +149,6 @@ class Link:
             sent_packets=recovery.sent_packets,
             delivery_rate_bits_per_s=recovery.delivery.rate_bits_per_s,
             application_limited=recovery.delivery.application_limited,
+            path_mtu_bytes=self.connection._max_datagram_size,
+            ecn_ce_reports=None,
         )
-
-
-def level_of(priority: Priority) -> int:
-    """The control stream is level 0, the priorities follow."""
-    return int(priority) + 1

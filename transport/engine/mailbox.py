@@ -24,7 +24,7 @@ from typing import Protocol
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine.base import Announced, Event, OperationFailed, Received
-from transport.engine.streams import ReceiveStream
+from transport.engine.streams import Post, ReceiveStream
 from transport.wire.errors import WireCode
 from transport.wire.header import Header, MatchKey
 
@@ -49,16 +49,6 @@ class Channel(Protocol):
 
     def refuse(self, stream: ReceiveStream, code: WireCode) -> None:
         """Ask the peer to stop sending this stream; what still comes is thrown away."""
-
-
-@dataclass(eq=False)
-class Post:
-    """A buffer that waits for a message."""
-
-    operation: int
-    peer: str
-    key: MatchKey
-    buffer: memoryview | None
 
 
 @dataclass(eq=False)

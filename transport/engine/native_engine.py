@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime
 import importlib
 import itertools
 import logging
@@ -22,14 +21,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, PeerError, TimedOutError, TransportError
+from transport.engine import admission
+from transport.engine.arguments import (
+    called,
+    check_endpoint,
+    check_open,
+    check_settings,
+    check_socket,
+    dialled,
+    endpoint_numbered,
+    flat,
+    full_hello,
+    level_of,
+    message_of,
+    read_credentials,
+)
 from transport.engine.base import (
     DEAD_AFTER_S,
     Address,
@@ -48,25 +57,13 @@ from transport.engine.base import (
     SendDone,
     Trust,
 )
-from transport.identity.verify import verify_peer
 from transport.wire.cbor import decode_map
 from transport.wire.errors import WireCode, WireError
-from transport.wire.header import Header, Kind, MatchKey, encode_header
-from transport.wire.hello import (
-    APPLICATION_KEY_MIN,
-    PROTOCOL_VERSION,
-    FrameType,
-    HelloKey,
-    LimitKey,
-    check_hello,
-    encode_frame,
-)
-from transport.wire.varint import VARINT_MAX
+from transport.wire.header import Header, Kind, MatchKey
+from transport.wire.hello import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
 
-LINKS_PER_PEER_MAX = 8
-"""Of one name, rank and kind: four lanes, and each dialled again before the loss of the old one was noticed."""
-LINKS_PER_NAME_MAX = 512
-"""A host's certificate may serve all its ranks: 64 of them, four lanes each and one for bulk, some dialled again."""
+MOVES_MAX = 128
+"""Sockets that were replaced stay open until the end, for the other threads' sake: so many of each endpoint."""
 NATIVE_DEAD_AFTER_S = 2.0
 """Of a peer whose engine is native too: nothing of Python's holds its acknowledgements up."""
 
@@ -82,6 +79,7 @@ class _Endpoint:
     trust: Trust
     hello: Mapping[int, object]
     bulk: bool
+    replaced: list[socket.socket] = field(default_factory=list)
 
 
 @dataclass
@@ -100,10 +98,9 @@ class _Link:
     up: bool = False
 
     @property
-    def identity(self) -> tuple[str, object, bool]:
-        """As whom the other end is counted: name, rank (where its hello has one), bulk or not."""
-        rank = self.hello.get(APPLICATION_KEY_MIN)
-        return self.peer, rank if isinstance(rank, int) else None, self.bulk
+    def identity(self) -> admission.Identity:
+        """As whom the other end is counted."""
+        return admission.identity_of(self.peer, self.hello, bulk=self.bulk)
 
 
 class NativeEngine(Engine):
@@ -113,11 +110,7 @@ class NativeEngine(Engine):
 
     def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
         super().__init__(settings=settings, on_events=on_events)
-        if settings.congestion not in _native.CONGESTION:
-            known = ", ".join(_native.CONGESTION)
-            raise MisuseError(f"congestion control {settings.congestion!r} is not known; write one of {known}")
-        if not 1200 <= settings.datagram_bytes <= 65000:
-            raise MisuseError(f"datagrams of {settings.datagram_bytes} bytes; QUIC needs at least 1200")
+        check_settings(settings, controllers=_native.CONGESTION)
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._closed = False
@@ -141,28 +134,24 @@ class NativeEngine(Engine):
         self, sock: socket.socket, *, credentials: Credentials, trust: Trust, hello: Mapping[int, object], bulk: bool
     ) -> int:
         self._check_open()
-        if sock.type != socket.SOCK_DGRAM:
-            raise MisuseError("an endpoint needs a UDP socket")
-        if trust.ca_pem is None and not trust.pins:
-            raise MisuseError("an endpoint that trusts nobody can reach nobody; give a CA or pins")
+        check_endpoint(sock, trust)
+        certificates, key = read_credentials(credentials)
+        own = full_hello(hello, engine=self.name, settings=self.settings, features=[ACK_FREQUENCY])
         number = next(self._numbers)
-        full_hello = self._hello(hello)
+        sock.setblocking(False)
+        # Known before it is served: somebody may dial at once.
+        self._endpoints[number] = _Endpoint(sock=sock, trust=trust, hello=own, bulk=bulk)
         try:
-            certificates = x509.load_pem_x509_certificates(credentials.certificate_chain_pem)
-            key = load_pem_private_key(credentials.private_key_pem, password=None)
-            sock.setblocking(False)
-            # Known before it is served: somebody may dial at once.
-            self._endpoints[number] = _Endpoint(sock=sock, trust=trust, hello=full_hello, bulk=bulk)
             self._core.add_endpoint(
                 number,
                 sock.fileno(),
                 [certificate.public_bytes(Encoding.DER) for certificate in certificates],
                 key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()),
-                encode_frame(FrameType.HELLO, full_hello),
+                encode_frame(FrameType.HELLO, own),
                 bulk,
             )
-        except (ValueError, WireError) as error:
-            self._endpoints.pop(number, None)
+        except ValueError as error:
+            del self._endpoints[number]
             raise MisuseError(f"credentials cannot be used: {error}") from error
         return number
 
@@ -170,20 +159,36 @@ class NativeEngine(Engine):
         self._check_open()
         if endpoint in self._endpoints:
             self._endpoints[endpoint].trust = trust
+            self._core.forget_sessions(endpoint)
+
+    def rebind(self, endpoint: int, sock: socket.socket) -> None:
+        self._check_open()
+        check_socket(sock)
+        served = self._endpoints.get(endpoint)
+        if served is None or len(served.replaced) >= MOVES_MAX:
+            raise MisuseError(f"endpoint {endpoint} cannot go on with this socket")
+        sock.setblocking(False)
+        ours = [(number, link) for number, link in list(self._links.items()) if link.endpoint == endpoint]
+        moving = [number for number, link in ours if link.up and link.attempt is not None]
+        self._core.rebind(endpoint, sock.fileno(), moving)
+        served.replaced.append(served.sock)
+        served.sock = sock
+        for number, _ in ours:
+            if number not in moving:
+                self._core.disconnect(number, WireCode.NO_ERROR, "the address of this side has changed")
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()
         attempt = next(self._numbers)
-        name = expected_peer or f"{remote[0]}:{remote[1]}"
-        served = self._endpoints.get(endpoint)
-        if served is None:
-            self._fail_attempt(name, f"there is no endpoint {endpoint}", attempt)
-            return attempt
+        name = called(remote, expected_peer)
         try:
-            host, port, scope = _resolve(served.sock, *remote)
-        except OSError as error:
-            self._fail_attempt(name, f"{remote[0]} cannot be dialled from this socket: {error}", attempt)
+            served = endpoint_numbered(self._endpoints, endpoint, peer=name)
+            address = dialled(served.sock, remote, peer=name)
+        except ConnectionLostError as error:
+            self._core.echo(ConnectionDown(None, name, error, attempt))
             return attempt
+        host, port = address[0].partition("%")[0], address[1]
+        scope = address[3] if len(address) > 2 else 0
         number = self._core.number()
         self._links[number] = _Link(
             endpoint=endpoint,
@@ -207,22 +212,14 @@ class NativeEngine(Engine):
         deadline_s: float | None = None,
     ) -> int:
         self._check_open()
-        data = _flat(payload, writable=False)
-        length = 0 if data is None else len(data)
-        if header.length != length:
-            raise MisuseError(f"the header says {header.length} bytes, the payload has {length}")
-        try:
-            prefix = encode_header(header)
-        except WireError as error:
-            raise MisuseError(f"a header that the peer would refuse: {error.reason}") from error
+        prefix, data = message_of(header, payload)
         operation = next(self._numbers)
-        # The control stream is level 0, the priorities follow.
-        self._core.send(operation, connection, prefix, data if length else None, int(priority) + 1, deadline_s)
+        self._core.send(operation, connection, prefix, data, level_of(priority), deadline_s)
         return operation
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         self._check_open()
-        view = _flat(buffer, writable=True)
+        view = flat(buffer, writable=True)
         operation = next(self._numbers)
         if view is not None:
             self._posted[operation] = view
@@ -259,33 +256,15 @@ class NativeEngine(Engine):
             return
         self._closed = True
         self._core.close(timeout_s)
-        for endpoint in self._endpoints.values():
-            endpoint.sock.close()
+        self._close_sockets()
 
     def _check_open(self) -> None:
-        if os.getpid() != self._process:
-            raise MisuseError(f"this engine belongs to process {self._process}; a forked child must open its own")
-        if self._closed or self._core.over:
-            raise MisuseError("the engine is closed")
-
-    def _hello(self, hello: Mapping[int, object]) -> dict[int, object]:
-        own: dict[int, object] = {
-            HelloKey.VERSION: PROTOCOL_VERSION,
-            HelloKey.ENGINE: self.name,
-            HelloKey.LIMITS: {
-                int(LimitKey.MESSAGE_BYTES): self.settings.message_bytes_max,
-                int(LimitKey.STREAMS): self.settings.streams_max,
-                int(LimitKey.UNEXPECTED_BYTES): self.settings.unexpected_bytes_max,
-            },
-        }
-        return {int(key): value for key, value in {**own, **hello}.items()}
-
-    def _fail_attempt(self, name: str, reason: str, attempt: int) -> None:
-        self._core.echo(ConnectionDown(None, name, ConnectionLostError(name, reason), attempt))
+        check_open(process=self._process, closed=self._closed or self._core.over)
 
     def _close_sockets(self) -> None:
         for endpoint in self._endpoints.values():
-            endpoint.sock.close()
+            for sock in (*endpoint.replaced, endpoint.sock):
+                sock.close()
 
     # What Rust tells, on the event thread.
 
@@ -344,20 +323,14 @@ class NativeEngine(Engine):
         if link is None:
             return
         try:
-            found = verify_peer(
-                _chain(certificates),
-                link.trust,
-                now=datetime.datetime.now(datetime.UTC),
-                expected_peer=link.expected_peer,
-            )
-            others = sum(1 for other in self._links.values() if other.verified and other.peer == found.name)
-            link.peer, link.verified = found.name, True
-            if others >= LINKS_PER_NAME_MAX:
-                raise WireError(WireCode.TOO_MANY_CONNECTIONS, f"{others} connections between us already")
+            name = admission.admit_chain(_chain(certificates), link.trust, expected_peer=link.expected_peer)
+            others = sum(1 for other in self._links.values() if other.verified and other.peer == name)
+            link.peer, link.verified = name, True
+            admission.admit_to_name(others)
         except WireError as error:
             self._core.refuse(number, error.wire_code, error.reason)
         else:
-            self._core.verified(number, found.name)
+            self._core.verified(number, name)
 
     def _greeted(self, number: int, body: bytes) -> Event | None:
         link = self._links.get(number)
@@ -366,17 +339,15 @@ class NativeEngine(Engine):
         own = self._endpoints[link.endpoint].hello
         try:
             hello = decode_map(body)
-            check_hello(hello)
-            _check_job(own, hello)
+            admission.admit_hello(own, hello)
             link.hello = hello
             others = sum(1 for other in self._links.values() if other.up and other.identity == link.identity)
-            if others >= LINKS_PER_PEER_MAX:
-                raise WireError(WireCode.TOO_MANY_CONNECTIONS, f"{others} connections between us already")
+            admission.admit_to_identity(others)
         except WireError as error:
             self._core.refuse(number, error.wire_code, error.reason)
             return None
         rank = link.identity[1]
-        accepted = min(int(hello.get(HelloKey.LIMITS, {}).get(LimitKey.MESSAGE_BYTES, VARINT_MAX)), VARINT_MAX)
+        accepted = admission.message_bytes_accepted(hello)
         account = "" if rank is None else str(rank)
         both_native = self.settings.dead_after_s is None and hello.get(HelloKey.ENGINE) == self.name
         patience_s = NATIVE_DEAD_AFTER_S if both_native else None
@@ -425,40 +396,6 @@ def _chain(certificates: Sequence[bytes]) -> list[x509.Certificate]:
         return [x509.load_der_x509_certificate(one) for one in certificates]
     except ValueError as error:
         raise WireError(WireCode.CERTIFICATE_UNTRUSTED, f"its certificate cannot be read: {error}") from error
-
-
-def _check_job(own: Mapping[int, object], theirs: Mapping[int, Any]) -> None:
-    """Where this side says of which job and run it is, the other must be of the same."""
-    job = own.get(HelloKey.JOB)
-    if job and job != theirs.get(HelloKey.JOB):
-        reason = f"is of job {theirs.get(HelloKey.JOB)!r}, and this is job {job!r}"
-        raise WireError(WireCode.JOB_MISMATCH, reason)
-    run = own.get(HelloKey.RUN)
-    if run and run != theirs.get(HelloKey.RUN):
-        raise WireError(WireCode.JOB_MISMATCH, f"is of another run of job {job!r}")
-
-
-def _resolve(sock: socket.socket, host: str, port: int) -> tuple[str, int, int]:
-    """A literal address as this socket dials it: host, port and scope.
-
-    Raises:
-        OSError: not a literal address, or of the other family.
-    """
-    flags = socket.AI_NUMERICHOST | (socket.AI_V4MAPPED if sock.family == socket.AF_INET6 else 0)
-    found: Any = socket.getaddrinfo(host, port, family=sock.family, type=socket.SOCK_DGRAM, flags=flags)[0][4]
-    scope = found[3] if len(found) > 2 else 0
-    return found[0].partition("%")[0], found[1], scope
-
-
-def _flat(buffer: Buffer | None, *, writable: bool) -> Buffer | None:
-    if buffer is None:
-        return None
-    view = memoryview(buffer)
-    if view.format != "B" or not view.c_contiguous or view.ndim != 1:
-        raise MisuseError("a buffer must be a contiguous, one-dimensional memoryview of bytes")
-    if writable and view.readonly:
-        raise MisuseError("a buffer to receive into must be writable")
-    return view
 
 
 def _abandon_all_in_child() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from transport.wire.varint import encode_varint
 
-PADDING, PING, ACK, ACK_ECN = 0x00, 0x01, 0x02, 0x03
-RESET_STREAM, STOP_SENDING = 0x04, 0x05
+PADDING, PING, ACK = 0x00, 0x01, 0x02
 STREAM_FIRST, STREAM_LAST = 0x08, 0x0F
 MAX_DATA, MAX_STREAM_DATA, MAX_STREAMS_UNI = 0x10, 0x11, 0x13
 
@@ -104,6 +103,17 @@ def reset_frame(*, stream_id: int, code: int, final_size: int) -> bytes:
 def stop_frame(*, stream_id: int, code: int) -> bytes:
     """STOP_SENDING."""
     return b"\x05" + encode_varint(stream_id) + encode_varint(code)
+
+
+def ack_frequency_frame(*, threshold: int, delay_us: int, reordering: int) -> bytes:
+    """ACK_FREQUENCY (draft-ietf-quic-ack-frequency 4), the first of a connection.
+
+    Args:
+        threshold: packets that the peer may receive without acknowledging them.
+        delay_us: how long it may keep an acknowledgement back.
+        reordering: packets that may be missing before it acknowledges at once.
+    """
+    return b"\x40\xaf" + b"\x00" + encode_varint(threshold) + encode_varint(delay_us) + encode_varint(reordering)
 
 
 def max_data_frame(limit: int) -> bytes:

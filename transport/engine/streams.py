@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from transport.wire.header import Header, split_header
-
-if TYPE_CHECKING:
-    from transport.engine.mailbox import Post
+from transport.wire.header import Header, MatchKey, split_header
 
 
 class SendStream:
@@ -35,7 +31,6 @@ class SendStream:
         "prefix",
         "priority",
         "queued",
-        "reset_acked",
         "reset_code",
         "stream_id",
         "timeout_s",
@@ -69,7 +64,6 @@ class SendStream:
         self.lost: list[tuple[int, int]] = []
         self.queued = False
         self.reset_code: int | None = None
-        self.reset_acked = False
 
     @property
     def done(self) -> bool:
@@ -169,6 +163,16 @@ class Fragment:
     data: bytearray
 
 
+@dataclass(eq=False)
+class Post:
+    """A buffer that waits for a message."""
+
+    operation: int
+    peer: str
+    key: MatchKey
+    buffer: memoryview | None
+
+
 class ReceiveStream:
     """One message on its way in.
 
@@ -188,7 +192,6 @@ class ReceiveStream:
         "header",
         "highest",
         "limit",
-        "limit_sent",
         "post",
         "ranges",
         "refused",
@@ -200,7 +203,6 @@ class ReceiveStream:
     def __init__(self, stream_id: int, *, limit: int) -> None:
         self.stream_id = stream_id
         self.limit = limit
-        self.limit_sent = limit
         self.highest = 0
         self.final_size: int | None = None
         self.header: Header | None = None

@@ -51,15 +51,6 @@ class UdpPort:
             else:
                 sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_DO)
 
-    def resolve(self, host: str, port: int) -> Any:
-        """The address as `recvfrom` will write it, so that they compare equal.
-
-        Raises:
-            OSError: not a literal address, or of the other family.
-        """
-        flags = socket.AI_NUMERICHOST | (socket.AI_V4MAPPED if self.sock.family == socket.AF_INET6 else 0)
-        return socket.getaddrinfo(host, port, family=self.sock.family, type=socket.SOCK_DGRAM, flags=flags)[0][4]
-
     def read(self, count_max: int) -> list[tuple[bytes, Any]]:
         """What has arrived, at least `count_max` datagrams where there are as many; the kernel may have joined some."""
         out: list[tuple[bytes, Any]] = []

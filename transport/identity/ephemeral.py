@@ -22,7 +22,6 @@ from transport.identity.names import check_node_name, der_of
 
 EPHEMERAL_DAYS = 365
 """Longer than jobs run; the pin dies with the rendezvous, not with the certificate."""
-PIN_BYTES = 32
 
 
 @dataclass(frozen=True)

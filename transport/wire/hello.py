@@ -50,6 +50,8 @@ class LimitKey(enum.IntEnum):
     UNEXPECTED_BYTES = 2
 
 
+ACK_FREQUENCY = "ack-frequency"
+"""A feature: the sender of the hello takes ACK_FREQUENCY frames (draft-ietf-quic-ack-frequency)."""
 APPLICATION_KEY_MIN = 64
 """The first of them is the sender's rank: several ranks may share a host's certificate, and are counted apart."""
 

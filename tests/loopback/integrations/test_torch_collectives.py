@@ -1,16 +1,18 @@
-"""Every collective over hive on three ranks; see programs/collectives.py for what each check claims."""
+"""Every collective over hive on three ranks; see programs/*_checks.py for what each check claims."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-from torch_ranks import RankResult, RunRanks
+from torch_ranks import PROGRAMS, RankResult, RunRanks
 
-SOURCE = (Path(__file__).parent / "programs" / "collectives.py").read_text()
-CHECKS = re.findall(r"@check\ndef (\w+)", SOURCE)
-SHORT = re.findall(r'"(\w+)"', SOURCE.split("SHORT = (")[1].split(")")[0])
+CHECKS = [
+    name
+    for source in ("collective_checks.py", "group_checks.py")
+    for name in re.findall(r"@check\ndef (\w+)", (PROGRAMS / source).read_text())
+]
+SHORT = re.findall(r'"(\w+)"', (PROGRAMS / "collectives.py").read_text().split("SHORT = (")[1].split(")")[0])
 ADAPTERS = ("run", "run_without_backend", "run_in_a_mixed_group")
 
 pytestmark = pytest.mark.timeout(300)

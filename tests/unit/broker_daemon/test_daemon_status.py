@@ -13,7 +13,7 @@ from rich.console import Console
 from broker.cli.status_table import render
 from broker.config import load
 from broker.daemon.flows import PassedSocket
-from broker.daemon.status import DaemonInfo, SegmentInfo, SessionInfo, Snapshot, document, metrics
+from broker.daemon.status import DaemonInfo, GuardInfo, SegmentInfo, SessionInfo, Snapshot, document, metrics
 from broker.daemon.text import printable
 from broker.decide import decide
 from broker.model import Alarm, Burst, ClassSample, FlowSample, InterfaceSample, Measurements, Reason, State
@@ -75,6 +75,17 @@ def test_the_table_names_every_class_its_figures_and_its_reason_in_80_columns() 
     for word in ("eth0", "control", "compute", "storage", "other", "promised", "Mbit/s", "train", "no alarms"):
         assert word in text
     assert "…" not in text
+
+
+@pytest.mark.parametrize(("alive", "word"), [(True, "the guard watches"), (False, "the guard does not live")])
+def test_everybody_is_told_whether_the_guard_lives(alive: bool, word: str) -> None:
+    guard = GuardInfo(pid=7, alive=alive, openings=3, started=1)
+    told = replace(snapshot(), daemon=replace(snapshot().daemon, guard=guard))
+    assert document(told)["daemon"]["guard"] == {"pid": 7, "alive": alive, "openings": 3, "started": 1}
+    assert word in shown(document(told))
+    text = metrics(told).decode()
+    assert f"hive_qos_guard_alive {float(alive)}" in text
+    assert "hive_qos_guard_openings_total 3.0" in text
 
 
 def test_an_interface_that_is_not_there_has_no_figures_in_the_table() -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError
 from transport.engine.base import Announced, Event, OperationFailed, Received
 from transport.engine.incoming import PIECES_MAX, Incoming, TransportViolation
-from transport.engine.mailbox import Mailbox, Post
+from transport.engine.mailbox import Mailbox
 from transport.engine.outgoing import Outgoing
 from transport.engine.quic_frames import read_varint
-from transport.engine.streams import SendStream
+from transport.engine.streams import Post, SendStream
 from transport.wire.errors import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey, encode_header
 

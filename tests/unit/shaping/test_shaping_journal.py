@@ -54,3 +54,17 @@ def test_a_damaged_entry_is_named_and_not_guessed_at(tmp_path: Path, text: str) 
 def test_what_is_no_interface_name_never_becomes_a_path(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="not the name of an interface"):
         Journal(tmp_path).write(name, PRIOR)
+
+
+def test_entries_go_with_interfaces_that_are_renamed_even_to_each_others_names(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    other = PriorQdisc("noqueue", 0)
+    journal.write("eth0", PRIOR)
+    journal.write_segments("eth0", 7)
+    journal.write("eth1", other)
+    journal.write_line("eth1", 1000)
+    journal.rename({"eth0": "eth1", "eth1": "lan0", "eth9": "eth8"})
+    assert (journal.read("eth1"), journal.read_segments("eth1"), journal.read_line("eth1")) == (PRIOR, 7, None)
+    assert (journal.read("lan0"), journal.read_line("lan0")) == (other, 1000)
+    assert journal.interfaces() == ("eth1", "lan0")
+    assert json.loads((tmp_path / "qdisc-eth1.json").read_text())["interface"] == "eth1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,21 @@ def test_the_journal_is_written_before_the_root_is_touched(kernel: FakeKernel, t
     with pytest.raises(OSError, match="file"):
         Shaper(kernel, Journal(tmp_path / "file")).attach(make_shape("eth0"))
     assert kernel.root("eth0") == DEFAULT_ROOT
+
+
+def test_the_lines_rate_is_journalled_for_as_long_as_the_interface_is_held(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    shaper, shape = Shaper(kernel, journal), make_shape("eth0")
+    shaper.attach(replace(shape, line_bits_per_s=50 * MBIT))
+    assert Journal(journal.directory).read_line("eth0") == 50 * MBIT
+    shaper.apply(replace(shape, line_bits_per_s=60 * MBIT))
+    assert journal.read_line("eth0") == 60 * MBIT
+    changes = journal.changes
+    shaper.apply(replace(shape, line_bits_per_s=60 * MBIT))
+    assert journal.changes == changes
+    shaper.detach("eth0")
+    assert list(journal.directory.iterdir()) == []
 
 
 def test_a_foreign_root_stays_unless_told(kernel: FakeKernel, journal: Journal) -> None:
@@ -288,3 +304,20 @@ def test_the_journal_of_an_interface_that_is_not_here_is_kept(kernel: FakeKernel
     gone = FakeKernel(("eth0",))
     assert any("gone" in note for note in Shaper(gone, journal).detach("eth1"))
     assert journal.interfaces() == ("eth1",), "it may be another namespace's"
+
+
+def test_a_renamed_interface_is_adopted_by_its_new_name_with_its_queues_and_its_journal(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    kernel.set_root("eth0", TBF)
+    shaper = Shaper(kernel, journal)
+    shaper.attach(make_shape("eth0"), replace_foreign=True)
+    kernel.enqueue("eth0", LEAF_MINOR["storage"], 30)
+    kernel.rename("eth0", "lan0")
+    shaper.release("eth0")
+    journal.rename({"eth0": "lan0"})
+    assert shaper.attach(make_shape("lan0")).adopted
+    assert shaper.interfaces == ("lan0",)
+    assert (kernel.backlog("lan0", LEAF_MINOR["storage"]), kernel.purged_packets) == (30, 0)
+    shaper.detach("lan0")
+    assert kernel.root("lan0") == TBF

@@ -14,8 +14,8 @@ from broker.config import CLASS_DEFAULTS, load
 from broker.policy import CLASS_NAMES, DaemonPolicy, MatchRule
 
 SYSTEMD = Path(__file__).parents[3] / "systemd"
-UNITS = ("hive-qos.service", "hive-compute.slice", "hive-storage.slice")
-INSTALLED = "/opt/hive-qos/bin/hive-qos"
+UNITS = ("hive-qos.service", "hive-qos-restore.service", "hive-compute.slice", "hive-storage.slice")
+INSTALLED, PYTHON = "/opt/hive-qos/bin/hive-qos", "/opt/hive-qos/bin/python"
 EXPOSURE_OK = 4.9
 """systemd-analyze(1): below 5.0 a service is "OK" or better."""
 
@@ -25,7 +25,8 @@ def units(tmp_path: Path) -> Path:
     """The units with an executable that is there: the package is not installed where the tests run."""
     for name in UNITS:
         text = (SYSTEMD / name).read_text(encoding="utf-8")
-        (tmp_path / name).write_text(text.replace(INSTALLED, "/bin/true"), encoding="utf-8")
+        text = text.replace(INSTALLED, "/bin/true").replace(PYTHON, "/bin/true")
+        (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
 
 
@@ -55,9 +56,10 @@ def test_a_misspelt_setting_would_be_noticed(units: Path) -> None:
     assert "WatchdogSek" in analyze("verify", "--man=no", str(service)).stderr
 
 
-def test_the_service_is_rated_ok_or_better(units: Path) -> None:
-    done = analyze("security", "--offline=true", "--no-pager", str(units / "hive-qos.service"))
-    found = re.search(r"Overall exposure level for hive-qos.service: ([0-9.]+)", done.stdout)
+@pytest.mark.parametrize("name", ["hive-qos.service", "hive-qos-restore.service"])
+def test_the_services_are_rated_ok_or_better(units: Path, name: str) -> None:
+    done = analyze("security", "--offline=true", "--no-pager", str(units / name))
+    found = re.search(rf"Overall exposure level for {name}: ([0-9.]+)", done.stdout)
     assert found is not None, done.stdout + done.stderr
     assert float(found[1]) <= EXPOSURE_OK, done.stdout
 
@@ -94,6 +96,16 @@ def test_the_service_tells_systemd_that_it_is_ready_and_alive() -> None:
     assert int(service["WatchdogSec"][0]) >= 5
     assert service["Restart"] == ["on-failure"]
     assert service["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+
+
+def test_the_guard_outlives_the_daemon_and_what_it_could_not_do_is_done_after_it() -> None:
+    service, restore = settings_of("hive-qos.service"), settings_of("hive-qos-restore.service")
+    assert service["KillMode"] == ["process"]  # "mixed" and "control-group" kill the guard with the daemon
+    state = DaemonPolicy().state_dir
+    assert service["ExecStopPost"] == [f"-{PYTHON} -P -m broker.guard --once {state}"]
+    assert service["OnFailure"] == ["hive-qos-restore.service"]
+    assert restore["ExecStart"] == [f"{INSTALLED} clear --state-dir {state}"]
+    assert restore["CapabilityBoundingSet"] == service["CapabilityBoundingSet"]
 
 
 def test_the_services_directories_are_those_of_the_default_configuration() -> None:

@@ -195,6 +195,12 @@ class MemoryEngine(Engine):
     def set_trust(self, endpoint: int, trust: Trust) -> None:
         self.trust[endpoint] = trust
 
+    def rebind(self, endpoint: int, sock: Any) -> None:
+        with self.network.lock:
+            for port in [port for port, served in self.network.served.items() if served == (self, endpoint)]:
+                del self.network.served[port]
+            self.network.served[sock.port] = (self, endpoint)
+
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         with self.network.lock:
             attempt = next(self._numbers)

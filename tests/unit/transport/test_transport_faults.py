@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from memory_engine import MemoryNetwork
-from patience import wait_until
+from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import CancelledError, PeerError, TimedOutError, TransportError
 from transport import MemoryRendezvous, Settings, TensorView
+from transport.bootstrap import Meeting
 from transport.collectives import task as task_module
 from transport.collectives import tasks as tasks_module
 from transport.collectives.runtime import Runtime
-from transport.engine.base import SendDone
+from transport.endpoint import HELLO_RANK, Endpoint
+from transport.engine.base import ConnectionUp, SendDone
 
 
 def once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
@@ -184,3 +186,25 @@ def test_connecting_in_vain_leaves_no_thread_and_no_socket(missing, monkeypatch)
         lambda: not any(one.name.startswith(("hive-transport", "memory-engine")) for one in threading.enumerate())
     )
     assert [(one.compute.closed, one.bulk.closed) for one in sockets] == [(True, True)]
+
+
+def test_a_peer_that_dials_before_its_events_can_be_taken_is_connected_all_the_same(make_world, monkeypatch, caplog):
+    dialled = threading.Event()
+    serve, handle = Meeting.serve, Endpoint.handle
+
+    def serve_and_be_held_up(meeting: Meeting, engine: Any, hello: Any) -> tuple[int, int]:
+        numbers = serve(meeting, engine, hello)
+        if hello[HELLO_RANK] == 1:
+            assert dialled.wait(LIMIT_S)
+        return numbers
+
+    def watched_handle(endpoint: Endpoint, events: Any) -> None:
+        handle(endpoint, events)
+        if endpoint.rank == 1 and any(isinstance(event, ConnectionUp) for event in events):
+            dialled.set()
+
+    monkeypatch.setattr(Meeting, "serve", serve_and_be_held_up)
+    monkeypatch.setattr(Endpoint, "handle", watched_handle)
+    world = make_world(2)
+    assert world.results(lambda group: group.allreduce(np.ones(3)).wait(30)) == [None, None]
+    assert "could not be handled" not in caplog.text

@@ -70,9 +70,11 @@ class Side:
         )
         self.links.begin(self.engine, compute=COMPUTE, open_end=self._open_end)  # type: ignore[arg-type]
 
-    def _open_end(self) -> LaneEnd:
+    def _open_end(self, before: LaneEnd | None) -> LaneEnd:
         if self.no_socket:
             raise ConfigurationError("HIVE_LISTEN", "10.0.0.1:0", "cannot bind: no more sockets")
+        if before is not None:
+            return LaneEnd(before.endpoint, before.port + 100)
         self.ends += 1
         self.engine.busy[COMPUTE + self.ends] = 0.0
         return LaneEnd(COMPUTE + self.ends, 7000 + self.ends)
@@ -299,6 +301,63 @@ def test_a_lane_that_the_peer_has_closed_is_no_failure():
     side.links.lost(side.now_s, 50, "")
     assert (side.lanes, side.links.reason(1)) == (2, "the peer has closed one")
     assert side.peers.lanes(1) == [60]
+
+
+def test_where_this_host_has_moved_its_lanes_are_closed_and_opened_anew_over_the_same_endpoints():
+    side = with_two_lanes()
+    side.links.moved_here()
+    assert (side.lanes, side.links.reason(1)) == (1, "this host has moved")
+    assert (side.engine.closed, side.peers.lanes(1)) == ([50, 60], [])
+    side.said.clear()
+    side.pass_time(4.0)
+    assert side.said == [ASK | {"port": 7101}]
+    side.up(70)
+    assert side.lanes == 2
+    side.pass_time(9.0)
+    assert side.said[1] == ASK | {"number": 2, "port": 7102}
+    assert side.ends == 2
+    assert side.links.number_of(COMPUTE + 1) == 1
+
+
+def test_where_the_peer_has_moved_its_lanes_are_closed_and_opened_anew_over_the_same_sockets():
+    side = with_two_lanes()
+    side.links.moved(1, "the peer has moved")
+    assert (side.lanes, side.links.reason(1)) == (1, "the peer has moved")
+    assert (side.engine.closed, side.peers.lanes(1)) == ([50, 60], [])
+    side.said.clear()
+    side.pass_time(4.0)
+    assert side.said == [ASK]
+
+
+def test_a_lane_that_was_being_dialled_when_a_side_moved_is_asked_for_again_without_a_wait():
+    side = Side()
+    side.work()
+    side.pass_time(3.5)
+    side.links.asked(side.now_s, 1, 1, 8001, reply=True)
+    side.links.moved(1, "the peer has moved")
+    assert not side.links.attempt_failed(side.now_s, 1001, "nobody answers")
+    side.pass_time(4.0)
+    assert side.said == [ASK, ASK]
+
+
+def test_what_a_lane_was_not_worth_before_a_move_still_counts_after_it():
+    side = Side()
+    side.work()
+    side.pass_time(3.5)
+    side.up(50)
+    side.pass_time(5.0, bytes_per_s=5e7)
+    side.links.moved_here()
+    side.said.clear()
+    side.pass_time(LAW.retry_s_first - 8.0)
+    assert side.said == []
+    side.pass_time(10.0)
+    assert side.said == [ASK | {"port": 7101}]
+
+
+def test_who_has_no_lanes_moves_without_a_word():
+    side = Side(threads=False)
+    side.links.moved_here()
+    assert (side.lanes, side.links.reason(1), side.engine.closed) == (1, "", [])
 
 
 def test_no_lane_comes_up_to_a_rank_that_is_gone():

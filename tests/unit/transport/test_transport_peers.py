@@ -134,3 +134,37 @@ def test_bulk_is_dialled_when_it_is_first_wanted_and_its_loss_is_no_death():
 def test_the_end_of_an_unknown_connection_is_nothing():
     assert table(0).down(99, reason="x", now_s=101.0) is None
     assert table(0).rank_of(99) is None
+
+
+def test_who_moved_is_dialled_where_it_is_and_its_old_connections_are_named():
+    peers = table(0)
+    peers.up(1, 7, bulk=False, dialled=True)
+    peers.up(1, 8, bulk=True, dialled=True)
+    peers.up(1, 9, bulk=False, dialled=False)  # it dialled this one, from where it is now
+    there, bulk_there = ("10.0.0.9", 5001), ("10.0.0.9", 6001)
+    assert peers.moved(1, number=1, address=there, bulk_address=bulk_there) == [7, 8]
+    assert peers.address(1, bulk=False) == there
+    assert peers.address(1, bulk=True) == bulk_there
+    assert peers.moved(1, number=1, address=("10.0.0.1", 5001), bulk_address=("10.0.0.1", 6001)) == []
+    assert peers.address(1, bulk=False) == there, "an earlier move that was told again"
+
+
+def test_a_rank_that_moved_dials_at_once_whom_it_has_lost_by_that():
+    peers = table(2)
+    peers.up(0, 5, bulk=False, dialled=False)
+    for now_s in (101.0, 102.0):
+        for rank in (0, 1):
+            peers.dial_failed(rank, bulk=False, now_s=now_s)
+    assert peers.moved_here(102.05, old="10.0.0.3", new="10.0.0.4") == []
+    assert peers.due(102.05) == [Dial(1, False)]
+    assert peers.down(5, reason="moved", now_s=102.1) == 0
+    assert Dial(0, False) in peers.due(102.1)
+
+
+def test_ranks_of_one_host_move_together_and_dial_each_other_where_they_are_then():
+    peers = table(1)
+    peers.up(0, 5, bulk=False, dialled=False)
+    peers.up(2, 6, bulk=False, dialled=True)
+    assert peers.moved_here(101.0, old="10.0.0.1", new="10.0.0.9") == [5, 6]
+    assert peers.address(2, bulk=False) == ("10.0.0.9", 5002)
+    assert peers.address(0, bulk=True) == ("10.0.0.9", 6000)

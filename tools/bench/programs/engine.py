@@ -226,6 +226,17 @@ class EngineSide:
         self.peer.pump_for(end_s - time.monotonic())
         return {"cpu_s": cpu_s() - begin_cpu_s, "bytes": before_bytes, "seconds": order["seconds"]}
 
+    def read_statistics(self, order: Order, begun: Begun) -> Mapping[str, Any]:
+        """Look at the statistics of every connection `readings_per_s` times a second; the CPU time of the reader."""
+        begin_s, begin_cpu_s = time.monotonic(), time.thread_time()
+        connections = 0
+        for number in range(round(order["seconds"] * order["readings_per_s"])):
+            self.peer.pump_for(begin_s + number / order["readings_per_s"] - time.monotonic())
+            connections = sum(one.sent_bytes > 0 for one in self.peer.engine.statistics().values())
+        self.peer.pump_for(begin_s + order["seconds"] - time.monotonic())
+        taken_s = time.monotonic() - begin_s
+        return {"cpu_s": time.thread_time() - begin_cpu_s, "seconds": taken_s, "connections": connections}
+
     def _statistics(self) -> Mapping[str, Any]:
         found = self.peer.engine.statistics()[self.connections[False]]
         names = ("rtt_s", "rtt_s_min", "congestion_window_bytes", "lost_packets", "sent_packets", "sent_bytes")
@@ -323,7 +334,8 @@ def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     side = EngineSide(parser.parse_args())
-    names = ("ports", "connect", "accept", "send", "receive", "ping", "echo", "dial_many", "open_many", "rest")
+    names = ["ports", "connect", "accept", "send", "receive", "ping", "echo", "dial_many", "open_many", "rest"]
+    names.append("read_statistics")
     try:
         serve({name: getattr(side, name) for name in names})
     finally:

@@ -1,0 +1,82 @@
+"""What signals and requests want of the configuration, done in the loop's thread: reload, confirm, and back in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from broker.daemon.configurations import Configurations
+from broker.daemon.control import Answer, Control
+from broker.daemon.log import Log
+from broker.daemon.notify import Notifier
+from broker.model import Policy
+from hive_qos.errors import HiveError
+
+
+class Force(Protocol):
+    """Makes a policy hold, losing no packet. `whatever`: also when something of it cannot be attached now.
+
+    Raises:
+        HiveError, OSError, ValueError: it cannot be, and the former one holds.
+    """
+
+    def __call__(self, policy: Policy, *, whatever: bool = False) -> None:
+        """Make it hold."""
+
+
+class Reloads:
+    """Between the configurations and the daemon.
+
+    Args:
+        force: the daemon's way to make a policy hold.
+        shaping: one line on what is shaped now, for the supervisor.
+    """
+
+    def __init__(
+        self,
+        configurations: Configurations,
+        *,
+        control: Control,
+        force: Force,
+        shaping: Callable[[], str],
+        notifier: Notifier,
+        log: Log,
+    ) -> None:
+        self._configurations, self._control, self._force = configurations, control, force
+        self._shaping, self._notifier, self._log = shaping, notifier, log
+        self._wanted = False
+
+    def want(self) -> None:
+        """Reload at the next `heed`. Safe in a signal handler."""
+        self._wanted = True
+
+    def heed(self) -> None:
+        """Do what is wanted, and end a trial that nobody confirmed."""
+        if self._wanted:
+            self._wanted = False
+            self.reload()
+        while (request := self._control.take()) is not None:
+            if request.what == "reload":
+                request.answers.put(self.reload(trial_s=request.trial_s))
+            else:
+                done = self._configurations.confirm()
+                request.answers.put(Answer(200, "confirmed") if done else Answer(409, "nothing is on trial"))
+        former = self._configurations.overdue()
+        if former is not None:
+            self._force(former, whatever=True)
+
+    def reload(self, *, trial_s: float | None = None) -> Answer:
+        """Take the file's configuration, or say why not."""
+        self._notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
+        try:
+            policy = self._configurations.next(trial_s=trial_s)
+            self._force(policy)
+        except (HiveError, OSError, ValueError) as problem:
+            answer = Answer(409, self._configurations.refused(problem))
+        else:
+            answer = Answer(200, self._configurations.taken(trial_s=trial_s))
+            names = ",".join(sorted(entry.name for entry in policy.interfaces))
+            self._log.info("reload", interfaces=names, note=answer.text)
+        self._notifier.ready(self._shaping())
+        return answer

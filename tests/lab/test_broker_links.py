@@ -1,0 +1,204 @@
+"""Interfaces that come, go, flap and are renamed under a running daemon: it hears of it, and does not look for it.
+
+Everything that looks now and then is switched off in this daemon, so that only events can bring about what is waited
+for here.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_broker_daemon
+from patience import wait_until
+from test_broker_daemon import CONFIGURATION, Broker
+
+from tools.lab import Lab
+
+DEAF = """
+import broker.daemon.links, broker.daemon.plant, broker.daemon.roster
+broker.daemon.roster.LOOK_S = broker.daemon.links.LINKS_LIFE_S = 1e9
+broker.daemon.plant.RETRY_S = broker.daemon.plant.VERIFY_S = 1e9
+from broker.cli import main
+main()
+"""
+TWO = CONFIGURATION.replace("[class.storage]", '[[interface]]\nname = "extra0"\negress = "30 Mbit/s"\n[class.storage]')
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab("links") as lab:
+        lab.host("a")
+        lab.host("b")
+        lab.link("a", "b")
+        lab.up()
+        yield lab
+
+
+@pytest.fixture
+def broker(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    monkeypatch.setattr(test_broker_daemon, "COMMAND", [sys.executable, "-c", DEAF])
+    with tempfile.TemporaryDirectory(prefix="hq") as path:
+        broker = Broker(lab["a"], Path(path), configuration=TWO)
+        broker.start()
+        yield broker
+        for name in ("extra0", "other0"):
+            broker.host.run(["ip", "link", "del", name], check=False)
+        if broker.process is not None and broker.process.poll() is None:
+            broker.end(signal.SIGTERM)
+
+
+def ip(broker: Broker, *words: str) -> None:
+    broker.host.run(["ip", "link", *words])
+
+
+def add(broker: Broker, name: str) -> None:
+    ip(broker, "add", name, "type", "veth", "peer", "name", "peer0")
+
+
+def root(broker: Broker, name: str) -> str:
+    return broker.host.run(["tc", "qdisc", "show", "dev", name, "root"], check=False).stdout
+
+
+def shaped(broker: Broker) -> dict[str, bool]:
+    return {entry["name"]: entry["shaped"] for entry in broker.status()["interfaces"]}
+
+
+def alarms(broker: Broker) -> set[tuple[str, str]]:
+    found: list[dict[str, Any]] = broker.status()["alarms"]
+    return {(alarm["code"], alarm["subject"]) for alarm in found}
+
+
+def test_an_interface_that_comes_is_shaped_when_it_goes_is_missed_and_shaped_again_when_it_is_back(
+    broker: Broker,
+) -> None:
+    assert ("interface-missing", "extra0") in alarms(broker)
+    for _ in range(2):
+        add(broker, "extra0")
+        wait_until(lambda: "htb ffe0:" in root(broker, "extra0"), what=broker.status)
+        wait_until(lambda: shaped(broker) == {"eth0": True, "extra0": True}, what=broker.status)
+        wait_until(lambda: alarms(broker) == set(), what=broker.status)
+        ip(broker, "del", "extra0")
+        wait_until(lambda: shaped(broker) == {"eth0": True, "extra0": False}, what=broker.status)
+        wait_until(lambda: ("interface-missing", "extra0") in alarms(broker), what=broker.status)
+
+
+def test_another_interface_by_the_same_name_is_shaped_anew(broker: Broker) -> None:
+    add(broker, "extra0")
+    wait_until(lambda: "htb ffe0:" in root(broker, "extra0"), what=broker.status)
+    for _ in range(5):
+        ip(broker, "del", "extra0")
+        add(broker, "extra0")
+        wait_until(lambda: "htb ffe0:" in root(broker, "extra0"), what=broker.status)
+        wait_until(lambda: shaped(broker)["extra0"], what=broker.status)
+        wait_until(lambda: alarms(broker) == set(), what=broker.status)
+
+
+def test_an_interface_that_is_renamed_away_is_given_back_and_one_that_gets_the_name_is_shaped(broker: Broker) -> None:
+    add(broker, "extra0")
+    wait_until(lambda: "htb ffe0:" in root(broker, "extra0"), what=broker.status)
+    ip(broker, "set", "extra0", "name", "other0")
+    wait_until(lambda: "htb" not in root(broker, "other0"), what=broker.status)
+    wait_until(lambda: ("interface-missing", "extra0") in alarms(broker), what=broker.status)
+    ip(broker, "set", "other0", "name", "extra0")
+    wait_until(lambda: "htb ffe0:" in root(broker, "extra0"), what=broker.status)
+    wait_until(lambda: alarms(broker) == set(), what=broker.status)
+    assert broker.end(signal.SIGTERM) == 0
+    assert "htb" not in root(broker, "extra0")
+    assert not list((broker.folder / "state").glob("qdisc-*"))
+
+
+def test_what_stood_there_before_follows_an_interface_to_its_new_name(lab: Lab, broker: Broker) -> None:
+    broker.end(signal.SIGTERM)
+    add(broker, "extra0")
+    broker.host.run(["tc", "qdisc", "add", "dev", "extra0", "root", "handle", "5:", "bfifo", "limit", "123456"])
+    before = root(broker, "extra0")
+    broker.arguments = ("--take-over",)
+    broker.start()
+    assert "htb ffe0:" in root(broker, "extra0")
+    ip(broker, "set", "extra0", "name", "other0")
+    wait_until(lambda: root(broker, "other0") == before, what=lambda: (root(broker, "other0"), broker.log))
+
+
+def test_two_interfaces_that_swap_their_names_swap_their_rates_and_keep_what_was_there_before(broker: Broker) -> None:
+    add(broker, "extra0")
+    wait_until(lambda: "htb ffe0:" in root(broker, "extra0"), what=broker.status)
+
+    def rate(name: str) -> str:
+        text = broker.host.run(["tc", "class", "show", "dev", name], check=False).stdout
+        return next((line.split("rate ")[1].split()[0] for line in text.splitlines() if "ffe0:1 root" in line), "")
+
+    before = (rate("eth0"), rate("extra0"))
+    assert before == ("19400Kbit", "29100Kbit")
+    try:
+        for old, new in (("eth0", "between0"), ("extra0", "eth0"), ("between0", "extra0")):
+            ip(broker, "set", old, "down")
+            ip(broker, "set", old, "name", new)
+            ip(broker, "set", new, "up")
+        wait_until(lambda: (rate("eth0"), rate("extra0")) == before, what=lambda: (rate("eth0"), rate("extra0")))
+        wait_until(lambda: shaped(broker) == {"eth0": True, "extra0": True}, what=broker.status)
+        assert broker.end(signal.SIGTERM) == 0
+        assert "htb" not in root(broker, "eth0") + root(broker, "extra0")
+    finally:
+        for old, new in (("eth0", "between0"), ("extra0", "eth0"), ("between0", "extra0")):
+            ip(broker, "set", old, "down")
+            ip(broker, "set", old, "name", new)
+            ip(broker, "set", new, "up")
+
+
+def test_a_link_that_flaps_keeps_its_tree_and_its_broker(broker: Broker) -> None:
+    tree = broker.host.run(["tc", "class", "show", "dev", "eth0"]).stdout
+    for _ in range(20):
+        ip(broker, "set", "eth0", "down")
+        ip(broker, "set", "eth0", "up")
+    wait_until(lambda: shaped(broker)["eth0"], what=broker.status)
+    assert broker.host.run(["tc", "class", "show", "dev", "eth0"]).stdout == tree
+    assert "counters-unreadable" not in broker.log
+    before = broker.status()["daemon"]["ticks"]
+    wait_until(lambda: broker.status()["daemon"]["ticks"] > before + 5)
+
+
+def test_a_storm_of_other_peoples_links_leaves_ours_alone(broker: Broker) -> None:
+    tree = broker.host.run(["tc", "class", "show", "dev", "eth0"]).stdout
+    for number in range(20):
+        ip(broker, "add", f"s{number}", "type", "veth", "peer", "name", f"p{number}")
+    for number in range(20):
+        ip(broker, "del", f"s{number}")
+    assert broker.host.run(["tc", "class", "show", "dev", "eth0"]).stdout == tree
+    assert "has gone" not in broker.log
+    assert "is called" not in broker.log
+
+
+def test_a_link_that_comes_back_at_another_speed_is_shaped_at_that(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="hq") as path:
+        says = Path(path) / "speed"
+        says.write_text("100")
+        # No device here has a speed; what the driver would say stands in a file. The link's events are the kernel's.
+        driver = f"""
+import psutil, broker.daemon.links as links
+ask = psutil.net_if_stats
+links._NO_SPEED = ()
+links.psutil.net_if_stats = lambda: {{
+    name: stats._replace(speed=int(open({str(says)!r}).read())) for name, stats in ask().items()
+}}
+"""
+        monkeypatch.setattr(test_broker_daemon, "COMMAND", [sys.executable, "-c", driver + DEAF])
+        broker = Broker(lab["a"], Path(path), configuration=CONFIGURATION.replace("20 Mbit/s", "auto"))
+        broker.start()
+        try:
+            for mbit in (100, 1000, 10):
+                says.write_text(str(mbit))
+                ip(broker, "set", "eth0", "down")
+                ip(broker, "set", "eth0", "up")
+
+                def capacity_mbit() -> float:
+                    return float(broker.status()["interfaces"][0]["capacity_bits_per_s"]) / 1e6
+
+                wait_until(lambda: round(capacity_mbit() / 0.97) == mbit, what=broker.status)  # noqa: B023
+        finally:
+            broker.end(signal.SIGTERM)

@@ -1,0 +1,225 @@
+"""Groups and what is built on them, over hive: works, barriers, threads, late ranks, DDP."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from checks import check, data, everybody, raises, same
+from ranks import connect
+
+
+@check
+def asynchronous_work_has_wait_future_and_result(rank: int, size: int) -> None:
+    tensors = [data(rank, 1000, seed=i) for i in range(10)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for i, work in reversed(list(enumerate(works))):
+        assert work.wait()
+        assert work.is_completed()
+        same(work.get_future().wait()[0], everybody(size, 1000, seed=i).sum(0))
+        same(work.result()[0], tensors[i])
+    chained = dist.all_reduce(data(rank, 3), async_op=True).get_future().then(lambda done: done.value()[0] * 10)
+    same(chained.wait(), everybody(size, 3).sum(0) * 10)
+    # As the PowerSGD hook does: a callback that starts the next collective and waits for it.
+    nested = [
+        dist.all_reduce(data(rank, 3, seed=i), async_op=True)
+        .get_future()
+        .then(lambda done: dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0])
+        for i in range(1)
+    ]
+    same(nested[0].wait(), everybody(size, 3).sum(0) * size)
+
+
+@check
+def subgroups_have_ranks_of_their_own(rank: int, size: int) -> None:
+    pair = dist.new_group([0, 2])
+    other = dist.new_group([2, 1])
+    if rank in (0, 2):
+        tensor = data(rank, 4)
+        dist.all_reduce(tensor, group=pair)
+        same(tensor, data(0, 4) + data(2, 4))
+        tensor = data(rank, 4)
+        dist.broadcast(tensor, src=2, group=pair)
+        same(tensor, data(2, 4))
+        assert dist.get_rank(pair) == (0, 2).index(rank)
+        same(funcol.all_reduce(data(rank, 4), "sum", pair) + 0, data(0, 4) + data(2, 4))
+    if rank in (1, 2):
+        tensor = data(rank, 4)
+        dist.all_reduce(tensor, group=other)
+        same(tensor, data(1, 4) + data(2, 4))
+    again = dist.new_group([0, 2])
+    if rank in (0, 2):
+        dist.destroy_process_group(pair)
+        dist.barrier(group=again)
+        dist.destroy_process_group(again)
+    halves = dist.new_subgroups_by_enumeration([[0], [1, 2]])
+    tensor = data(rank, 4)
+    dist.all_reduce(tensor, group=halves[0])
+    same(tensor, data(0, 4) if rank == 0 else data(1, 4) + data(2, 4))
+
+
+@check
+def device_meshes_work(rank: int, size: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (size,))
+    tensor = data(rank, 4)
+    dist.all_reduce(tensor, group=mesh.get_group())
+    same(tensor, everybody(size, 4).sum(0))
+
+
+@check
+def barriers_hold_everybody_back(rank: int, size: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    for turn in range(3):
+        if rank == turn % size:
+            time.sleep(0.1)
+        store.add(f"arrived/{turn}", 1)
+        dist.barrier()
+        assert store.add(f"arrived/{turn}", 0) == size
+    dist.group.WORLD.monitored_barrier(timedelta(seconds=20), False)  # torch 2.13 keeps dist.monitored_barrier for Gloo
+
+
+@check
+def a_barrier_ends_after_earlier_collectives(rank: int, size: int) -> None:
+    works = [dist.all_reduce(data(rank, 50_000), async_op=True) for _ in range(4)]
+    dist.barrier()
+    assert all(work.is_completed() for work in works)
+
+
+@check
+def sequence_numbers_agree(rank: int, size: int) -> None:
+    number = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
+    numbers: list[object] = [None] * size
+    dist.all_gather_object(numbers, number)
+    assert numbers == [number] * size
+
+
+@check
+def collectives_from_several_threads_and_groups_do_not_mix(rank: int, size: int) -> None:
+    import threading
+
+    groups = [dist.new_group(list(range(size))) for _ in range(3)]
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        for turn in range(10):
+            tensor = data(rank, 100, seed=number)
+            dist.all_reduce(tensor, group=groups[number])
+            if not torch.equal(tensor, everybody(size, 100, seed=number).sum(0)):
+                wrong.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@check
+def a_late_rank_is_a_timeout_with_the_bytes_done(rank: int, size: int) -> None:
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
+    if rank == 1:
+        time.sleep(2.5)  # alive, and late
+    started_s = time.monotonic()
+    if rank != 1:
+        raises(RuntimeError, lambda: dist.all_reduce(torch.ones(100), group=group), "[timed-out]")
+        assert time.monotonic() - started_s < 30  # the group's own timeout, and not the minute of the others
+        work = dist.irecv(torch.empty(1), 1, tag=99)
+        raises(RuntimeError, lambda: work.wait(timedelta(milliseconds=100)), "bytes done")
+    dist.barrier()  # the default group is as good as before
+    if rank == 1:
+        for other in range(size):
+            if other != 1:
+                dist.send(torch.ones(1), other, tag=99)
+    else:
+        work.wait()
+
+
+@check
+def ddp_trains_to_identical_weights(rank: int, size: int) -> None:
+    torch.manual_seed(rank)  # DDP must make them equal
+    model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 5))
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(5):
+        optimizer.zero_grad()
+        ddp(torch.randn(8, 20, generator=generator)).square().mean().backward()
+        optimizer.step()
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    every = [torch.empty_like(flat) for _ in range(size)]
+    dist.all_gather(every, flat)
+    assert all(torch.equal(one, flat) for one in every)
+
+
+@check
+def ddp_communication_hooks_work(rank: int, size: int) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    for hook, state in (
+        (default_hooks.bf16_compress_hook, None),
+        (powerSGD_hook.powerSGD_hook, powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)),
+    ):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.Linear(50, 5))
+        ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)  # type: ignore[arg-type]
+        ddp.register_comm_hook(state, hook)
+        for _ in range(4):
+            ddp(torch.full((4, 20), float(rank))).sum().backward()
+        gradient = model[0].weight.grad
+        assert gradient is not None
+        every = [torch.empty_like(gradient) for _ in range(size)]
+        dist.all_gather(every, gradient)
+        assert all(torch.equal(one, gradient) for one in every)
+
+
+@check
+def data_loader_workers_leave_the_engine_alone(rank: int, size: int) -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(64.0))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):
+        for (batch,) in loader:
+            total = batch.clone()
+            dist.all_reduce(total)
+            same(total, batch * size)
+
+
+@check
+def holding_the_gil_for_a_while_is_not_a_death(rank: int, size: int) -> None:
+    if rank == 1:
+        ctypes.PyDLL(None).usleep(2_500_000)  # PyDLL keeps the GIL: no thread of this process runs meanwhile
+    tensor = data(rank, 4)
+    dist.all_reduce(tensor)
+    same(tensor, everybody(size, 4).sum(0))
+
+
+@check
+def split_groups_work(rank: int, size: int) -> None:
+    if not hasattr(dist.ProcessGroup, "reconfigure"):
+        return  # before torch 2.15 only NCCL groups can be split
+    group = dist.split_group(split_ranks=[[0, 1], [2]])
+    tensor = data(rank, 3)
+    dist.all_reduce(tensor, group=group)
+    same(tensor, data(2, 3) if rank == 2 else data(0, 3) + data(1, 3))
+
+
+@check
+def zz_a_destroyed_group_can_be_made_again(rank: int, size: int) -> None:
+    old = dist.new_group(list(range(size)))
+    for _ in range(2):
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        connect()
+        tensor = data(rank, 4)
+        dist.all_reduce(tensor)
+        same(tensor, everybody(size, 4).sum(0))
+    raises(RuntimeError, lambda: old.allreduce([torch.ones(1)]), "destroyed")
+    from integrations.torch_backend import adapters
+
+    assert len(adapters._alive) <= 2  # this group and its backend; none of those before

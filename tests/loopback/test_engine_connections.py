@@ -1,0 +1,163 @@
+"""Connections between two engines over real UDP: over which paths they live, when they die, and what they measure."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import time
+from typing import Any
+
+import pytest
+from aioquic.tls import Epoch
+from engine_relay import rough, silent, straight
+from engine_support import QUICK, ConnectionDown, connected, engines, over, pair, pytest_generate_tests, relayed
+from patience import best_of, wait_until
+
+from hive_qos.errors import ConnectionLostError
+from transport.engine.base import EngineSettings, SendDone
+
+__all__ = ["engines", "pytest_generate_tests"]
+
+
+def test_a_goodbye_fails_waiting_posts_and_names_the_peer() -> None:
+    with connected() as (a, b, up, _):
+        post = b.post("a", None)
+        later = b.post("a", None, tag=1)  # taken after the first one, so that both are there when it closes
+        a.send(up, b"x", tag=1)
+        b.outcome(later)
+        a.engine.close()
+        down = b.take(ConnectionDown)
+        assert down.error is None
+        error = b.outcome(post).error
+        assert isinstance(error, ConnectionLostError)
+        assert error.peer == "a"
+
+
+def test_a_peer_that_falls_silent_is_declared_dead_and_named() -> None:
+    with relayed(straight, settings=QUICK) as (_a, b, _up, _, relay):
+        post = b.post("a", None)
+        relay.fate = silent
+        down = b.take(ConnectionDown)
+        assert isinstance(down.error, ConnectionLostError)
+        assert "nothing heard" in str(down.error)
+        assert down.peer == "a"
+        assert isinstance(b.outcome(post).error, ConnectionLostError)
+
+
+@pytest.mark.parametrize("first", [0xC0, 0x40])
+def test_forged_datagrams_do_not_keep_a_silent_peer_alive(first: int) -> None:
+    with relayed(straight, settings=QUICK) as (a, b, up, _, relay):
+        a.outcome(a.send(up, b"so that the last datagram has a short header"))
+        identifier = relay.to_server[1:9]
+        head = bytes([first]) + (b"\x00\x00\x00\x01\x08" if first & 0x80 else b"") + identifier
+        relay.fate = silent
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
+
+            def found_dead() -> ConnectionDown | None:
+                forger.sendto(head + bytes(1200), b.address)
+                relay.forge(head + bytes(1200))
+                return b.find(ConnectionDown)
+
+            down = wait_until(found_dead, what=lambda: "it still counts as alive", pause_s=0.05)
+        assert "nothing heard" in str(down.error)
+
+
+class NarrowSocket:
+    """A socket whose path takes 1300 bytes, as behind a tunnel; told by the kernel as EMSGSIZE."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def sendto(self, data: bytes, address: Any) -> int:
+        if len(data) > 1300:
+            raise OSError(errno.EMSGSIZE, "Message too long")
+        return int(self._sock.sendto(data, address))
+
+    def sendmsg(self, pieces: list[bytes], *options: Any) -> int:
+        if max(map(len, pieces)) > 1300:
+            raise OSError(errno.EMSGSIZE, "Message too long")
+        return int(self._sock.sendmsg(pieces, *options))
+
+
+@over(("aioquic", "aioquic"))  # the other engine's socket cannot be wrapped; see test_engine_native
+def test_a_path_that_takes_less_than_we_send_is_found_out_and_used() -> None:
+    with connected(wrap=NarrowSocket) as (a, b, up, _):
+        payload = random.Random(2).randbytes(500_000)
+        post = b.post("a", None)
+        a.send(up, payload)
+        assert b.outcome(post).payload == payload
+
+
+def test_messages_arrive_whole_over_a_path_that_loses_doubles_cuts_and_spoils() -> None:
+    rng = random.Random(4)
+    payloads = [rng.randbytes(rng.choice([10, 3000, 150_000])) for _ in range(40)]
+    with relayed(rough(11)) as (a, b, up_a, up_b, _relay):
+        posts = [(b, b.post("a", None, tag=tag), payload) for tag, payload in enumerate(payloads)]
+        posts += [(a, a.post("b", None, tag=tag), payload) for tag, payload in enumerate(payloads)]
+        sends = [(a, a.send(up_a, payload, tag=tag)) for tag, payload in enumerate(payloads)]
+        sends += [(b, b.send(up_b, payload, tag=tag)) for tag, payload in enumerate(payloads)]
+        for node, operation, payload in posts:
+            assert node.outcome(operation).payload == payload
+        for node, operation in sends:
+            assert isinstance(node.outcome(operation), SendDone)
+        wait_until(lambda: a.engine.statistics()[up_a].lost_packets > 0)  # they are at most 100 ms old
+        assert a.find(ConnectionDown) is None
+
+
+@over(("aioquic", "aioquic"), ("aioquic", "native"))  # quinn decides by itself when keys are old: after 2^23 packets
+def test_keys_are_changed_in_time_and_nobody_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transport.engine.aioquic_connection.KEY_PACKETS_MAX", 500)
+    payload = random.Random(5).randbytes(4 * 2**20)  # 3000 packets
+    with connected() as (a, b, up, _):
+        phase = next(iter(a.engine._core._by_number.values())).connection
+        first = phase._cryptos[Epoch.ONE_RTT].send.secret
+        post = b.post("a", bytearray(len(payload)))
+        a.send(up, payload)
+        assert b.outcome(post).payload == payload
+        assert phase._cryptos[Epoch.ONE_RTT].send.secret != first
+
+
+def test_dialling_where_nobody_answers_fails_in_time() -> None:
+    with pair(settings=QUICK) as (a, b):
+        b.engine.close()
+        attempt = a.dial(b)
+        down = a.take(ConnectionDown)
+        assert down.attempt == attempt
+        assert down.connection is None
+        assert isinstance(down.error, ConnectionLostError)
+
+
+def test_idle_connections_stay_alive() -> None:
+    settings = EngineSettings(keep_alive_s=0.2, dead_after_s=1.5)
+
+    def lives() -> bool:
+        with connected(settings=settings) as (a, b, up, _):
+            time.sleep(3.0)  # twice the time after which a silent peer is dead
+            if a.find(ConnectionDown) is not None:
+                return False
+            a.send(up, b"hello")
+            assert b.outcome(b.post("a", None)).payload == b"hello"
+            return True
+
+    best_of(lives, lambda alive: alive, windows=4)  # a stall of 1.5 s is a death; without keep-alives each one is
+
+
+def test_statistics_tell_what_was_moved() -> None:
+    with connected() as (a, b, up, _):
+        post = b.post("a", None)
+        a.outcome(a.send(up, bytes(4 * 2**20)))
+        b.outcome(post)
+        wait_until(  # they are at most 100 ms old
+            lambda: (one := a.engine.statistics().get(up)) is not None and one.delivered_bytes > 4 * 2**20
+        )
+        found = a.engine.statistics()[up]
+        assert found.peer == "b"
+        assert found.remote == b.address
+        assert found.rtt_s_min < 1  # the shortest one, which no stall lengthens: it is in seconds
+        assert 0 < found.rtt_s_min <= found.rtt_s
+        assert found.delivery_rate_bits_per_s >= 0
+        assert found.sent_packets >= 4 * 2**20 // 1452

@@ -1,0 +1,184 @@
+"""Who may connect, by certificate and by number, and which code it is told who may not."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import NameOID
+from engine_raw_peer import RawPeer, message, victim
+from engine_support import EACH, ConnectionDown, ConnectionUp, Node, connected, engines, over, pytest_generate_tests
+
+from hive_qos.errors import PeerError
+from transport.engine.base import Credentials, Received, Trust
+from transport.identity import ca_init, ca_issue, ephemeral_identity, load_identity
+from transport.identity.authority import certificate_builder, private_pem, subject_names
+from transport.wire.errors import WireCode
+from transport.wire.hello import FrameType, encode_frame
+
+__all__ = ["engines", "pytest_generate_tests", "victim"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cluster")
+    for ca in ("ours", "theirs"):
+        ca_init(folder / ca)
+    for name, role in (("server", "job"), ("mate", "job"), ("broker", "broker")):
+        ca_issue(folder / "ours", name, role=role, out=folder)
+    ca_issue(folder / "theirs", "stranger", out=folder)
+    return folder
+
+
+def of_cluster(folder: Path, name: str, *, ca: str = "ours") -> tuple[Credentials, Trust]:
+    found = load_identity(ca=folder / ca / "ca.crt", certificate=folder / f"{name}.crt", key=folder / f"{name}.key")
+    return found.credentials, found.trust
+
+
+def expired(folder: Path) -> Credentials:
+    """A certificate of the right CA and role that ended an hour ago."""
+    ca = x509.load_pem_x509_certificate((folder / "ours" / "ca.crt").read_bytes())
+    ca_key = load_pem_private_key((folder / "ours" / "ca.key").read_bytes(), password=None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = certificate_builder(
+        subject=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "late")]),
+        issuer=ca.subject,
+        public_key=key.public_key(),
+        days=-1 / 24,
+    ).add_extension(subject_names("late", role="job"), critical=False)
+    certificate = builder.sign(ca_key, hashes.SHA256())
+    assert certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC)
+    return Credentials(certificate.public_bytes(Encoding.PEM), private_pem(key))
+
+
+def credentials_for(folder: Path, who: str) -> Credentials | None:
+    if who == "nobody":
+        return None
+    if who == "expired":
+        return expired(folder)
+    if who == "ephemeral":
+        return ephemeral_identity("ephemeral").credentials
+    return of_cluster(folder, who, ca="theirs" if who == "stranger" else "ours")[0]
+
+
+REFUSED = {
+    "nobody": WireCode.CERTIFICATE_MISSING,
+    "stranger": WireCode.CERTIFICATE_UNTRUSTED,
+    "ephemeral": WireCode.CERTIFICATE_UNTRUSTED,
+    "expired": WireCode.CERTIFICATE_EXPIRED,
+    "broker": WireCode.ROLE_REFUSED,
+}
+
+
+@over(*EACH)
+@pytest.mark.parametrize("who", REFUSED)
+def test_a_client_that_is_not_who_it_should_be_is_closed_before_its_hello_counts(cluster: Path, who: str) -> None:
+    credentials, trust = of_cluster(cluster, "server")
+    node = Node("server", credentials=credentials, trust=trust)
+    node.serve(trust)
+    try:
+        peer = RawPeer(node.address, credentials_for(cluster, who))
+        peer.greet()
+        peer.say(6, message(b"evil"), end=True)
+        event = peer.run(ConnectionTerminated)
+        peer.sock.close()
+        assert event.error_code == REFUSED[who]
+        down = node.take(ConnectionDown)
+        assert isinstance(down.error, PeerError)
+        assert down.error.wire_code == REFUSED[who]
+        node.none((ConnectionUp, Received), within_s=0.05)  # type: ignore[arg-type]  # isinstance takes a tuple
+    finally:
+        node.engine.close()
+
+
+@pytest.mark.parametrize("who", ["stranger", "ephemeral", "expired", "broker"])
+def test_a_server_that_is_not_who_it_should_be_is_told_so_by_the_dialling_side(cluster: Path, who: str) -> None:
+    credentials, trust = of_cluster(cluster, "mate")
+    mate = Node("mate", credentials=credentials, trust=trust)
+    wrong_credentials = credentials_for(cluster, who)
+    assert wrong_credentials is not None
+    wrong = Node("wrong", credentials=wrong_credentials, trust=Trust(ca_pem=trust.ca_pem, roles=frozenset({"job"})))
+    try:
+        for node in (mate, wrong):
+            node.serve(trust)
+        mate.dial(wrong, expected=None)
+        assert mate.take(ConnectionDown).error.wire_code == REFUSED[who]  # type: ignore[union-attr]  # a PeerError
+        told = wrong.take(ConnectionDown).error
+        assert isinstance(told, PeerError)
+        assert told.wire_code == REFUSED[who]
+    finally:
+        mate.engine.close()
+        wrong.engine.close()
+
+
+def test_nodes_of_one_cluster_know_each_other_by_their_certificates(cluster: Path) -> None:
+    nodes = []
+    for name in ("server", "mate"):
+        credentials, trust = of_cluster(cluster, name)
+        nodes.append(Node(name, credentials=credentials, trust=trust))
+        nodes[-1].serve(trust)
+    server, mate = nodes
+    try:
+        mate.dial(server)
+        assert mate.take(ConnectionUp).peer == "server"
+        assert server.take(ConnectionUp).peer == "mate"
+        mate.dial(server, expected="somebody-else")
+        error = mate.take(ConnectionDown).error
+        assert isinstance(error, PeerError)
+        assert error.wire_code == WireCode.PEER_UNEXPECTED
+    finally:
+        for node in nodes:
+            node.engine.close()
+
+
+def test_set_trust_counts_for_new_connections_only() -> None:
+    with connected() as (a, b, up, _):
+        b.engine.set_trust(b.endpoint, Trust(pins={bytes(32): "nobody"}))
+        a.dial(b)
+        assert a.take(ConnectionDown).error.wire_code == WireCode.CERTIFICATE_UNTRUSTED  # type: ignore[union-attr]
+        a.send(up, b"the old one lives")
+        assert b.outcome(b.post("a", None)).payload == b"the old one lives"
+
+
+def test_ranks_of_one_host_are_counted_apart_and_their_host_is_bounded(
+    victim: tuple[Node, RawPeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, first = victim
+    monkeypatch.setattr("transport.engine.admission.LINKS_PER_NAME_MAX", 6)
+    peers = [first, *(RawPeer(node.address, first.credentials) for _ in range(6))]
+    for rank, peer in enumerate(peers[:6]):
+        peer.run(HandshakeCompleted)
+        peer.say(2, encode_frame(FrameType.HELLO, {0: 1, 5: "job", 6: b"run", 64: rank}))
+        assert peer.until(lambda: node.find(ConnectionUp)).hello[64] == rank
+    assert peers[6].run(ConnectionTerminated).error_code == WireCode.TOO_MANY_CONNECTIONS
+    for peer in peers:
+        peer.sock.close()
+
+
+def test_connections_without_a_hello_count(victim: tuple[Node, RawPeer], monkeypatch: pytest.MonkeyPatch) -> None:
+    node, first = victim
+    monkeypatch.setattr("transport.engine.admission.LINKS_PER_NAME_MAX", 2)
+    peers = [first, *(RawPeer(node.address, first.credentials) for _ in range(2))]
+    for peer in peers[:2]:
+        peer.until(lambda peer=peer: peer.quic._handshake_confirmed)
+    assert peers[2].run(ConnectionTerminated).error_code == WireCode.TOO_MANY_CONNECTIONS
+    for peer in peers:
+        peer.sock.close()
+
+
+def test_a_ninth_connection_between_two_nodes_is_refused() -> None:
+    with connected() as (a, b, _up, _):
+        for _ in range(7):
+            a.dial(b)
+            a.take(ConnectionUp)
+        a.dial(b)
+        down = a.take(ConnectionDown)
+        assert isinstance(down.error, PeerError)
+        assert down.error.wire_code == WireCode.TOO_MANY_CONNECTIONS

@@ -1,0 +1,119 @@
+"""What an engine does when its caller is wrong, forks, or breaks, and which engine is taken."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+import pytest
+from engine_support import ConnectionDown, Node, connected, engines, key, over, pytest_generate_tests
+from patience import LIMIT_S
+
+from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
+from transport.engine import create_engine
+from transport.engine.base import EngineSettings, Priority
+from transport.wire.header import Header, Kind
+
+__all__ = ["engines", "pytest_generate_tests"]
+
+
+def test_misuse_is_told_at_the_call() -> None:
+    with connected() as (a, b, up, _):
+        with pytest.raises(MisuseError, match="says 5 bytes"):
+            a.engine.send(up, Header(kind=Kind.CONTROL, length=5), memoryview(b"four"), priority=Priority.CONTROL)
+        with pytest.raises(MisuseError, match="writable"):
+            b.engine.post("a", key(0), memoryview(b"read-only"))
+        with pytest.raises(MisuseError, match="contiguous"):
+            b.engine.post("a", key(0), memoryview(bytearray(8))[::2])
+        header = Header(kind=Kind.CONTROL, group="g" * 200)
+        with pytest.raises(MisuseError, match="would refuse"):
+            a.engine.send(up, header, None, priority=Priority.CONTROL)
+        a.engine.close()
+        a.engine.close()
+        with pytest.raises(MisuseError, match="closed"):
+            a.send(up, b"x")
+
+
+def test_sending_over_a_connection_that_is_gone_fails_the_operation() -> None:
+    with connected() as (a, _b, up, _):
+        a.engine.disconnect(up, wire_code=0, reason="done")
+        assert isinstance(a.outcome(a.send(up, b"x")).error, ConnectionLostError)
+
+
+def test_an_engine_is_inert_in_a_forked_child() -> None:
+    with connected() as (a, b, up, _):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                a.send(up, b"from the child")
+            except MisuseError:
+                a.engine.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        a.send(up, b"from the parent")
+        assert b.outcome(b.post("a", None)).payload == b"from the parent"
+
+
+def break_down(node: Node) -> None:
+    """Let something inside an engine raise."""
+
+    engine: Any = node.engine
+
+    def fail(*_: object) -> None:
+        if engine.name == "native":
+            del engine._event  # once is enough
+        raise RuntimeError("a bug")
+
+    if engine.name == "native":
+        engine._event = fail
+        engine.connect(0, ("127.0.0.1", 1), expected_peer="nobody")  # there is no endpoint 0: that is an event
+    else:
+        engine._core.command(fail)
+
+
+def test_a_failure_inside_the_engine_ends_everything_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with connected() as (a, _b, up, _):
+        post = a.post("b", None)
+
+        break_down(a)
+        assert isinstance(a.take(ConnectionDown).error, ConnectionLostError)
+        assert "a bug" in str(a.outcome(post).error)
+        assert "a bug" in caplog.text
+        with pytest.raises(MisuseError):
+            a.send(up, b"x")
+
+
+def test_a_caller_whose_callback_raises_does_not_stop_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    with connected() as (a, b, up, _):
+        caller: Any = b.engine if b.engine.name == "native" else b.engine._core  # type: ignore[attr-defined]
+        real = caller.on_events
+        called = threading.Event()
+
+        def fail(events: object) -> None:
+            called.set()
+            raise RuntimeError("the caller's bug")
+
+        caller.on_events = fail
+        a.send(up, b"into the void")
+        assert called.wait(LIMIT_S)
+        caller.on_events = real
+        a.send(up, b"still alive", tag=1)
+        assert b.outcome(b.post("a", None, tag=1)).payload == b"still alive"
+        assert "on_events raised" in caplog.text
+
+
+@over(("aioquic", "aioquic"))  # no node at all
+def test_native_is_refused_with_a_way_to_get_it_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hive_qos_native", None)
+    with pytest.raises(ConfigurationError, match="HIVE_ENGINE = 'native': it is not installed here"):
+        create_engine("native", EngineSettings(), lambda events: None)
+    engine = create_engine("auto", EngineSettings(), lambda events: None)
+    assert engine.name == "aioquic"
+    engine.close()
+    with pytest.raises(ConfigurationError, match="one of auto, native, aioquic"):
+        create_engine("carrier-pigeon", EngineSettings(), lambda events: None)

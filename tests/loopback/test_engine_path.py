@@ -1,0 +1,115 @@
+"""What an engine knows of its path beside delay and loss: how large packets may be, and which came marked."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine_relay import Relay, narrow, straight
+from engine_support import ConnectionUp, Node, connected, engines, over, pair, pytest_generate_tests, relayed
+from patience import wait_until
+
+from transport.engine.base import ConnectionStatistics, EngineSettings, SendDone
+
+__all__ = ["engines", "pytest_generate_tests"]
+
+NATIVE, PURE = ("native", "native"), ("aioquic", "aioquic")
+ECT_0, CE = 2, 3  # RFC 3168
+MTU_LEAST, MTU_FULL = 1200, EngineSettings().datagram_bytes
+
+
+class MarkingRelay(Relay):
+    """Carries the two ECN bits of each datagram along, as routers do, and sets "congestion experienced" if told to."""
+
+    def __init__(self, server: tuple[str, int]) -> None:
+        self.congested = False
+        self.seen: set[int] = set()
+        super().__init__(server, straight)
+
+    def _take(self, sock: socket.socket) -> tuple[bytes, tuple[str, int]]:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        data, extra, _, sender = sock.recvmsg(65536, 64)
+        ecn = extra[0][2][0] & 3 if extra else 0
+        self.seen.add(ecn)
+        for out in (self._front, self._back):
+            out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, CE if ecn == ECT_0 and self.congested else ecn)
+        return data, sender
+
+
+@contextmanager
+def marked() -> Iterator[tuple[Node, Node, int, MarkingRelay]]:
+    with pair() as (a, b):
+        relay = MarkingRelay(b.address)
+        try:
+            a.dial(b, through=relay)
+            b.take(ConnectionUp)
+            yield a, b, a.take(ConnectionUp).connection, relay
+        finally:
+            relay.close()
+
+
+def now(node: Node, connection: int) -> ConnectionStatistics:
+    wait_until(lambda: connection in node.engine.statistics())  # they are up to 100 ms old
+    return node.engine.statistics()[connection]
+
+
+def move(a: Node, b: Node, up: int, count: int = 1_000_000) -> None:
+    payload = random.Random(count).randbytes(count)
+    post = b.post("a", None)
+    send = a.send(up, payload)
+    assert b.outcome(post).payload == payload
+    assert isinstance(a.outcome(send), SendDone)
+
+
+@over(NATIVE, ("native", "aioquic"))
+def test_packets_grow_to_what_the_path_takes() -> None:
+    with relayed(straight) as (a, b, up, _, _relay):
+        move(a, b, up)
+        wait_until(lambda: now(a, up).path_mtu_bytes == MTU_FULL)
+
+
+@over(NATIVE)
+def test_packets_stay_within_a_path_that_swallows_longer_ones() -> None:
+    with relayed(narrow) as (a, b, up, _, _relay):
+        move(a, b, up)
+        assert MTU_LEAST <= now(a, up).path_mtu_bytes <= 1300
+
+
+@over(NATIVE)
+def test_a_path_that_becomes_narrower_without_a_word_is_noticed() -> None:
+    with relayed(straight) as (a, b, up, _, relay):
+        move(a, b, up)
+        wait_until(lambda: now(a, up).path_mtu_bytes == MTU_FULL)
+        relay.fate = narrow
+        move(a, b, up)
+        wait_until(lambda: now(a, up).path_mtu_bytes <= 1300)
+        move(a, b, up, 2_000_000)
+
+
+@over(PURE)
+def test_without_probing_packets_are_as_large_as_the_settings_say() -> None:
+    with connected() as (a, b, up, _):
+        move(a, b, up)
+        assert now(a, up).path_mtu_bytes == MTU_FULL
+
+
+@over(NATIVE)
+def test_marks_of_congestion_are_reported_and_make_the_sender_slower() -> None:
+    with marked() as (a, b, up, relay):
+        move(a, b, up, 4_000_000)
+        assert ECT_0 in relay.seen, "it does not say that it understands marks"
+        assert now(a, up).ecn_ce_reports == 0
+        before = now(a, up).congestion_window_bytes
+        relay.congested = True
+        while (now(a, up).ecn_ce_reports or 0) == 0 or now(a, up).congestion_window_bytes >= before:
+            move(a, b, up)  # every packet is marked: in the end the window is as small as it gets
+
+
+@over(PURE)
+def test_an_engine_without_marks_says_so() -> None:
+    with marked() as (a, b, up, relay):
+        move(a, b, up)
+        assert relay.seen == {0}
+        assert now(a, up).ecn_ce_reports is None

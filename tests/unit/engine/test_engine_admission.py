@@ -1,0 +1,70 @@
+"""Whom the engines let in: by their hello, and by how many of them there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from transport.engine.admission import (
+    LINKS_PER_NAME_MAX,
+    LINKS_PER_PEER_MAX,
+    admit_hello,
+    admit_to_identity,
+    admit_to_name,
+    identity_of,
+    message_bytes_accepted,
+)
+from transport.wire.errors import WireCode, WireError
+from transport.wire.hello import APPLICATION_KEY_MIN, HelloKey, LimitKey
+
+RUN = {HelloKey.VERSION: 1, HelloKey.JOB: "job", HelloKey.RUN: b"run"}
+
+
+def test_of_the_same_job_and_run_is_let_in() -> None:
+    admit_hello(RUN, dict(RUN))
+
+
+def test_whoever_says_nothing_of_its_job_lets_every_job_in() -> None:
+    admit_hello({HelloKey.VERSION: 1}, RUN)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "why"),
+    [
+        ({HelloKey.JOB: "other"}, WireCode.JOB_MISMATCH, "is of job 'other', and this is job 'job'"),
+        ({HelloKey.RUN: b"old"}, WireCode.JOB_MISMATCH, "is of another run of job 'job'"),
+        ({HelloKey.VERSION: 2}, WireCode.VERSION_UNSUPPORTED, "version 2"),
+        ({HelloKey.LIMITS: {0: "many"}}, WireCode.HELLO_INVALID, "limits"),
+    ],
+)
+def test_another_job_run_or_version_is_refused_with_its_code(said: dict[int, object], code: int, why: str) -> None:
+    with pytest.raises(WireError, match=why) as refused:
+        admit_hello(RUN, {**RUN, **said})
+    assert refused.value.wire_code == code
+
+
+def test_a_job_that_is_not_said_is_another_one() -> None:
+    with pytest.raises(WireError, match="is of job None"):
+        admit_hello(RUN, {HelloKey.VERSION: 1})
+
+
+@pytest.mark.parametrize(
+    ("admit", "most"), [(admit_to_name, LINKS_PER_NAME_MAX), (admit_to_identity, LINKS_PER_PEER_MAX)]
+)
+def test_as_many_as_there_may_be_are_let_in_and_no_more(admit, most: int) -> None:
+    admit(most - 1)
+    with pytest.raises(WireError, match=f"{most} connections between us already") as refused:
+        admit(most)
+    assert refused.value.wire_code == WireCode.TOO_MANY_CONNECTIONS
+
+
+def test_ranks_and_kinds_of_one_name_are_counted_apart() -> None:
+    hellos = [{}, {APPLICATION_KEY_MIN: 0}, {APPLICATION_KEY_MIN: 1}]
+    identities = {identity_of("host", hello, bulk=bulk) for hello in hellos for bulk in (False, True)}
+    assert len(identities) == 6
+    assert identity_of("host", {APPLICATION_KEY_MIN: [1]}, bulk=False) == ("host", None, False)
+
+
+def test_a_peer_that_names_no_limit_accepts_what_can_be_written() -> None:
+    assert message_bytes_accepted({}) == 2**62 - 1
+    assert message_bytes_accepted({HelloKey.LIMITS: {LimitKey.MESSAGE_BYTES: 2**64 - 1}}) == 2**62 - 1
+    assert message_bytes_accepted({HelloKey.LIMITS: {LimitKey.MESSAGE_BYTES: 1000}}) == 1000

@@ -1,0 +1,127 @@
+"""What callers may pass to either engine, and how it is told what they may not."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+
+import pytest
+
+from hive_qos.errors import ConnectionLostError, MisuseError
+from transport.engine.arguments import (
+    called,
+    check_endpoint,
+    check_open,
+    check_settings,
+    dialled,
+    endpoint_numbered,
+    flat,
+    full_hello,
+    level_of,
+    message_of,
+    read_credentials,
+)
+from transport.engine.base import Credentials, EngineSettings, Priority, Trust
+from transport.identity import ephemeral_identity
+from transport.wire.header import Header, Kind
+from transport.wire.hello import HelloKey, LimitKey
+
+SETTINGS = EngineSettings()
+HEADER = Header(kind=Kind.CONTROL, length=4)
+
+
+@pytest.fixture
+def udp():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        yield sock
+
+
+def test_an_engine_of_another_process_or_a_closed_one_says_so() -> None:
+    check_open(process=os.getpid(), closed=False)
+    with pytest.raises(MisuseError, match="a forked child must open its own"):
+        check_open(process=os.getpid() + 1, closed=True)
+    with pytest.raises(MisuseError, match="the engine is closed"):
+        check_open(process=os.getpid(), closed=True)
+
+
+def test_settings_that_no_quic_can_have_are_refused() -> None:
+    for datagram_bytes in (1200, 65000):
+        check_settings(replace(SETTINGS, datagram_bytes=datagram_bytes), controllers=["cubic"])
+    for datagram_bytes in (1199, 65001):
+        with pytest.raises(MisuseError, match=f"datagrams of {datagram_bytes} bytes"):
+            check_settings(replace(SETTINGS, datagram_bytes=datagram_bytes), controllers=["cubic"])
+    with pytest.raises(MisuseError, match="'cubic' is not known; write one of reno, bbr"):
+        check_settings(SETTINGS, controllers=["reno", "bbr"])
+
+
+def test_an_endpoint_needs_a_udp_socket_and_somebody_to_believe(udp: socket.socket) -> None:
+    check_endpoint(udp, Trust(pins={bytes(32): "a"}))
+    with pytest.raises(MisuseError, match="trusts nobody"):
+        check_endpoint(udp, Trust())
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tcp, pytest.raises(MisuseError, match="UDP"):
+        check_endpoint(tcp, Trust(pins={bytes(32): "a"}))
+
+
+def test_credentials_are_read_or_refused() -> None:
+    good = ephemeral_identity("a").credentials
+    certificates, _key = read_credentials(good)
+    assert len(certificates) == 1
+    for bad in (Credentials(b"nothing", good.private_key_pem), Credentials(good.certificate_chain_pem, b"nothing")):
+        with pytest.raises(MisuseError, match="credentials cannot be read"):
+            read_credentials(bad)
+
+
+def test_a_hello_holds_the_limits_and_what_its_caller_says() -> None:
+    hello = full_hello({5: "job", HelloKey.ENGINE: "mine"}, engine="native", settings=SETTINGS)
+    assert hello[HelloKey.LIMITS][LimitKey.MESSAGE_BYTES] == SETTINGS.message_bytes_max
+    assert (hello[HelloKey.VERSION], hello[HelloKey.JOB], hello[HelloKey.ENGINE]) == (1, "job", "mine")
+    with pytest.raises(MisuseError, match="a hello that the peer would refuse: a control frame of"):
+        full_hello({64: "x" * 5000}, engine="native", settings=SETTINGS)
+
+
+def test_only_bytes_in_a_row_are_taken_and_only_writable_ones_received_into() -> None:
+    assert flat(None, writable=True) is None
+    assert flat(memoryview(b"abc"), writable=False) == b"abc"
+    for crooked in (
+        memoryview(bytearray(8))[::2],
+        memoryview(bytearray(8)).cast("I"),
+        memoryview(bytearray(8)).cast("B", [2, 4]),
+    ):
+        with pytest.raises(MisuseError, match="contiguous, one-dimensional"):
+            flat(crooked, writable=False)
+    with pytest.raises(MisuseError, match="writable"):
+        flat(memoryview(b"abc"), writable=True)
+
+
+def test_a_message_is_its_header_and_the_payload_that_the_header_says() -> None:
+    _, payload = message_of(HEADER, memoryview(b"four"))
+    assert payload == b"four"
+    assert message_of(replace(HEADER, length=0), memoryview(b""))[1] is None
+    with pytest.raises(MisuseError, match="the header says 4 bytes, the payload has 0"):
+        message_of(HEADER, None)
+    with pytest.raises(MisuseError, match="a header that the peer would refuse"):
+        message_of(replace(HEADER, length=0, group="g" * 200), None)
+
+
+def test_every_priority_is_served_behind_the_control_stream_and_before_the_next() -> None:
+    assert [level_of(priority) for priority in Priority] == [1, 2, 3, 4, 5]
+
+
+def test_who_cannot_be_dialled_is_named(udp: socket.socket) -> None:
+    assert called(("192.0.2.1", 7), None) == "192.0.2.1:7"
+    assert called(("192.0.2.1", 7), "b") == "b"
+    assert endpoint_numbered({3: udp}, 3, peer="b") is udp
+    assert dialled(udp, ("192.0.2.1", 7), peer="b") == ("192.0.2.1", 7)
+    with pytest.raises(ConnectionLostError, match="there is no endpoint 4") as lost:
+        endpoint_numbered({3: udp}, 4, peer="b")
+    assert lost.value.peer == "b"
+    for host in ("::1", "localhost"):
+        with pytest.raises(ConnectionLostError, match=f"{host} cannot be dialled from this socket") as lost:
+            dialled(udp, (host, 7), peer="b")
+        assert lost.value.peer == "b"
+
+
+def test_a_socket_for_both_families_dials_ipv4_as_it_will_be_read() -> None:
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
+        assert dialled(sock, ("192.0.2.1", 7), peer="b")[:2] == ("::ffff:192.0.2.1", 7)

@@ -1,0 +1,163 @@
+"""When this host counts as having moved, with a clock and routes that the test moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from hive_qos.errors import ConfigurationError, MisuseError
+from transport import moves
+from transport.moves import LOOK_S, Moves
+from transport.settings import Settings
+from transport.sockets import Sockets, open_sockets, reopen_sockets
+
+PEERS = ("10.0.0.7", "10.0.0.8")
+
+
+class Host:
+    """Which addresses it has, and which one leads to each peer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.own = {"127.0.0.1", "127.0.0.2"}
+        self.leads = dict.fromkeys(PEERS, "127.0.0.1")
+        self.told: list[tuple[str, int]] = []
+        monkeypatch.setattr(moves, "address_towards", lambda peer: self.leads.get(peer, ""))
+        monkeypatch.setattr(moves, "is_ours", lambda address: address in self.own)
+
+    def on_move(self, before: Sockets, sockets: Sockets, number: int) -> None:
+        self.told.append((sockets.advertise, number))
+        sockets.compute.close()
+        sockets.bulk.close()
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(monkeypatch)
+
+
+Look = Callable[[], None]
+
+
+def looking(host: Host, request: pytest.FixtureRequest, peers: Sequence[str] = PEERS, **settings: str) -> Look:
+    sockets = open_sockets(Settings(listen="127.0.0.1"))
+    for sock in (sockets.compute, sockets.bulk):
+        request.addfinalizer(sock.close)
+    watch = Moves(settings=Settings(**settings), sockets=sockets, peers=lambda: peers, on_move=host.on_move)
+    clock = iter(range(1000))
+    return lambda: watch.tick(next(clock) * LOOK_S) and None
+
+
+def test_nothing_happens_while_one_peer_is_reached_from_our_address(host: Host, request) -> None:
+    look = looking(host, request)
+    look()
+    host.leads[PEERS[0]] = "127.0.0.2"
+    look()
+    assert host.told == []
+
+
+def test_another_way_to_everybody_is_taken(host: Host, request) -> None:
+    look = looking(host, request)
+    look()
+    host.leads = dict.fromkeys(PEERS, "127.0.0.2")
+    look()
+    assert host.told == [("127.0.0.2", 1)]
+
+
+def test_ranks_of_the_same_host_say_nothing_of_the_way_to_others(host: Host, request) -> None:
+    host.leads["127.0.0.1"] = "127.0.0.1"
+    look = looking(host, request, ("127.0.0.1", *PEERS))
+    look()
+    host.leads |= dict.fromkeys(PEERS, "127.0.0.2")
+    look()
+    assert host.told == [("127.0.0.2", 1)]
+
+
+def test_a_host_without_any_way_waits_for_one(host: Host, request) -> None:
+    look = looking(host, request)
+    look()
+    host.leads = {}
+    host.own = set()
+    look()
+    assert host.told == []
+    host.leads = dict.fromkeys(PEERS, "127.0.0.2")
+    look()
+    assert host.told == [("127.0.0.2", 1)]
+
+
+def test_an_address_that_never_led_to_a_peer_is_kept_as_long_as_it_is_there(host: Host, request) -> None:
+    host.leads = dict.fromkeys(PEERS, "127.0.0.2")
+    look = looking(host, request)
+    look()
+    look()
+    assert host.told == []
+    host.own.remove("127.0.0.1")
+    look()
+    assert host.told == [("127.0.0.2", 1)]
+
+
+def test_an_address_that_cannot_be_bound_yet_is_tried_again(host: Host, request, monkeypatch) -> None:
+    look = looking(host, request)
+    look()
+    host.leads = dict.fromkeys(PEERS, "127.0.0.2")
+
+    def not_yet(*_args: object, **_options: object) -> Sockets:
+        raise ConfigurationError("HIVE_LISTEN", "127.0.0.2", "cannot bind")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moves, "reopen_sockets", not_yet)
+        look()
+        assert host.told == []
+    look()
+    assert host.told == [("127.0.0.2", 1)]
+
+
+def test_the_address_that_is_told_is_the_one_that_the_user_wants_told(host: Host, request) -> None:
+    look = looking(host, request, advertise="192.0.2.5")
+    look()
+    host.leads = dict.fromkeys(PEERS, "127.0.0.2")
+    look()
+    assert host.told == [("192.0.2.5", 1)]
+
+
+def test_an_engine_that_refuses_leaves_nothing_open(host: Host, request, monkeypatch) -> None:
+    look = looking(host, request)
+    look()
+    host.leads = dict.fromkeys(PEERS, "127.0.0.2")
+    made: list[Sockets] = []
+
+    def refuse(before: Sockets, sockets: Sockets, number: int) -> None:
+        made.append(sockets)
+        raise MisuseError("the engine is closed")
+
+    monkeypatch.setattr(host, "on_move", refuse)
+    look = looking(host, request)
+    host.leads = dict.fromkeys(PEERS, "127.0.0.1")
+    look()
+    host.leads = dict.fromkeys(PEERS, "127.0.0.2")
+    look()
+    assert [sock.fileno() for one in made for sock in (one.compute, one.bulk)] == [-1, -1]
+
+
+def test_an_address_that_the_user_chose_is_kept(host: Host) -> None:
+    sockets = open_sockets(Settings(listen="127.0.0.1"))
+    host.leads = dict.fromkeys(PEERS, "127.0.0.2")
+    watch = Moves(settings=Settings(listen="127.0.0.1"), sockets=sockets, peers=lambda: PEERS, on_move=host.on_move)
+    assert watch.tick(1.0) == math.inf
+    assert host.told == []
+    sockets.compute.close()
+    sockets.bulk.close()
+
+
+def test_the_ports_stay_where_they_are_free_and_change_where_they_are_not() -> None:
+    before = open_sockets(Settings(listen="127.0.0.1"))
+    moved = reopen_sockets(before, address="127.0.0.2", advertise="127.0.0.2")
+    again = reopen_sockets(before, address="127.0.0.2", advertise="127.0.0.2")
+    try:
+        assert (moved.compute_port, moved.bulk_port) == (before.compute_port, before.bulk_port)
+        assert {again.compute_port, again.bulk_port}.isdisjoint({before.compute_port, before.bulk_port})
+    finally:
+        for one in (before, moved, again):
+            one.compute.close()
+            one.bulk.close()

@@ -1,0 +1,86 @@
+"""Whom an engine lets in and how many of them, by the same rules and with the same codes whichever engine it is.
+
+A connection is judged twice: by its certificate when the handshake is complete, and by its hello. Each time it is
+counted against others of its kind; who counts them is the engine, which knows its connections.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from cryptography import x509
+
+from transport.engine.base import Trust
+from transport.identity.verify import verify_peer
+from transport.wire.errors import WireCode, WireError
+from transport.wire.hello import APPLICATION_KEY_MIN, HelloKey, LimitKey, check_hello
+from transport.wire.varint import VARINT_MAX
+
+LINKS_PER_PEER_MAX = 8
+"""Of one name, rank and kind: four lanes, and each dialled again before the loss of the old one was noticed."""
+LINKS_PER_NAME_MAX = 512
+"""A host's certificate may serve all its ranks: 64 of them, four lanes each and one for bulk, some dialled again."""
+
+Identity: TypeAlias = tuple[str, int | None, bool]
+"""As whom the other end of a connection is counted: name, rank (where its hello has one), bulk or not."""
+
+
+def admit_chain(chain: Sequence[x509.Certificate], trust: Trust, *, expected_peer: str | None) -> str:
+    """Verify who is at the other end; its name.
+
+    Raises:
+        WireError: it is not to be believed, with the code to close with.
+    """
+    return verify_peer(chain, trust, now=datetime.datetime.now(datetime.UTC), expected_peer=expected_peer).name
+
+
+def admit_to_name(others: int) -> None:
+    """Let in one more verified connection of a name that has `others`.
+
+    Raises:
+        WireError: they are too many.
+    """
+    _admit_beside(others, LINKS_PER_NAME_MAX)
+
+
+def admit_hello(own: Mapping[int, object], theirs: Mapping[int, Any]) -> None:
+    """Hold a peer's hello against the protocol, and against our own where that says of which job and run we are.
+
+    Raises:
+        WireError: it is malformed, or of another job or run.
+    """
+    check_hello(theirs)
+    job = own.get(HelloKey.JOB)
+    if job and job != theirs.get(HelloKey.JOB):
+        reason = f"is of job {theirs.get(HelloKey.JOB)!r}, and this is job {job!r}"
+        raise WireError(WireCode.JOB_MISMATCH, reason)
+    run = own.get(HelloKey.RUN)
+    if run and run != theirs.get(HelloKey.RUN):
+        raise WireError(WireCode.JOB_MISMATCH, f"is of another run of job {job!r}")
+
+
+def identity_of(peer: str, hello: Mapping[int, Any], *, bulk: bool) -> Identity:
+    """As whom a verified peer is counted."""
+    rank = hello.get(APPLICATION_KEY_MIN)
+    return peer, rank if isinstance(rank, int) else None, bulk
+
+
+def admit_to_identity(others: int) -> None:
+    """Let in one more connection of an identity that has `others`.
+
+    Raises:
+        WireError: they are too many.
+    """
+    _admit_beside(others, LINKS_PER_PEER_MAX)
+
+
+def message_bytes_accepted(hello: Mapping[int, Any]) -> int:
+    """The longest message that a peer says it accepts."""
+    return min(int(hello.get(HelloKey.LIMITS, {}).get(LimitKey.MESSAGE_BYTES, VARINT_MAX)), VARINT_MAX)
+
+
+def _admit_beside(others: int, most: int) -> None:
+    if others >= most:
+        raise WireError(WireCode.TOO_MANY_CONNECTIONS, f"{others} connections between us already")

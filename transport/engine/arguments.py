@@ -1,0 +1,180 @@
+"""What callers may pass to an engine, checked the same way and told in the same words whichever engine it is.
+
+Knows no QUIC stack. Whom the network brings is `admission`'s business.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from hive_qos.errors import ConnectionLostError, MisuseError
+from transport.engine.base import Address, Buffer, Credentials, EngineSettings, Priority, Trust
+from transport.wire.errors import WireError
+from transport.wire.header import Header, encode_header
+from transport.wire.hello import PROTOCOL_VERSION, FrameType, HelloKey, LimitKey, encode_frame
+
+E = TypeVar("E")
+DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX = 1200, 65000
+"""QUIC asks the first of every path (RFC 9000 14); no UDP datagram is much longer than the second."""
+CONTROL_STREAM_LEVEL = 0
+"""In which order streams are served; the priorities follow (`level_of`)."""
+
+
+def check_open(*, process: int, closed: bool) -> None:
+    """Hold a call against the state of the engine, which process `process` opened.
+
+    Raises:
+        MisuseError: it is another process's, or closed.
+    """
+    if os.getpid() != process:
+        raise MisuseError(f"this engine belongs to process {process}; a forked child must open its own")
+    if closed:
+        raise MisuseError("the engine is closed")
+
+
+def check_settings(settings: EngineSettings, *, controllers: Collection[str]) -> None:
+    """Hold settings against what QUIC allows and which congestion controllers the engine has.
+
+    Raises:
+        MisuseError: the controller is not known, or datagrams are too short or too long.
+    """
+    if settings.congestion not in controllers:
+        known = ", ".join(controllers)
+        raise MisuseError(f"congestion control {settings.congestion!r} is not known; write one of {known}")
+    if not DATAGRAM_BYTES_MIN <= settings.datagram_bytes <= DATAGRAM_BYTES_MAX:
+        raise MisuseError(f"datagrams of {settings.datagram_bytes} bytes; QUIC needs at least {DATAGRAM_BYTES_MIN}")
+
+
+def check_endpoint(sock: socket.socket, trust: Trust) -> None:
+    """Hold a socket and whom to believe on it against what an endpoint needs.
+
+    Raises:
+        MisuseError: it is no UDP socket, or nobody is trusted.
+    """
+    check_socket(sock)
+    if trust.ca_pem is None and not trust.pins:
+        raise MisuseError("an endpoint that trusts nobody can reach nobody; give a CA or pins")
+
+
+def check_socket(sock: socket.socket) -> None:
+    """Hold a socket against what an endpoint can go on with.
+
+    Raises:
+        MisuseError: it is no UDP socket.
+    """
+    if sock.type != socket.SOCK_DGRAM:
+        raise MisuseError("an endpoint needs a UDP socket")
+
+
+def read_credentials(credentials: Credentials) -> tuple[list[x509.Certificate], PrivateKeyTypes]:
+    """Certificate chain, leaf first, and key.
+
+    Raises:
+        MisuseError: either is not PEM that can be read.
+    """
+    try:
+        certificates = x509.load_pem_x509_certificates(credentials.certificate_chain_pem)
+        return certificates, load_pem_private_key(credentials.private_key_pem, password=None)
+    except ValueError as error:
+        raise MisuseError(f"credentials cannot be read: {error}") from error
+
+
+def full_hello(
+    said: Mapping[int, object], *, engine: str, settings: EngineSettings, features: Sequence[str] = ()
+) -> dict[int, object]:
+    """The hello of an endpoint: version, engine, its features and limits, and what its caller says, which wins.
+
+    Raises:
+        MisuseError: it is longer than peers accept, or cannot be written.
+    """
+    own: dict[int, object] = {
+        HelloKey.VERSION: PROTOCOL_VERSION,
+        HelloKey.FEATURES: list(features),
+        HelloKey.ENGINE: engine,
+        HelloKey.LIMITS: {
+            int(LimitKey.MESSAGE_BYTES): settings.message_bytes_max,
+            int(LimitKey.STREAMS): settings.streams_max,
+            int(LimitKey.UNEXPECTED_BYTES): settings.unexpected_bytes_max,
+        },
+    }
+    hello = {int(key): value for key, value in {**own, **said}.items()}
+    try:
+        encode_frame(FrameType.HELLO, hello)
+    except WireError as error:
+        raise MisuseError(f"a hello that the peer would refuse: {error.reason}") from error
+    return hello
+
+
+def flat(buffer: Buffer | None, *, writable: bool) -> Buffer | None:
+    """The buffer as bytes in a row.
+
+    Raises:
+        MisuseError: it is not such a buffer, or has to be written and cannot be.
+    """
+    if buffer is None:
+        return None
+    view = memoryview(buffer)
+    if view.format != "B" or not view.c_contiguous or view.ndim != 1:
+        raise MisuseError("a buffer must be a contiguous, one-dimensional memoryview of bytes")
+    if writable and view.readonly:
+        raise MisuseError("a buffer to receive into must be writable")
+    return view
+
+
+def message_of(header: Header, payload: Buffer | None) -> tuple[bytes, Buffer | None]:
+    """What goes out on a stream: the encoded header, and the payload where there is any.
+
+    Raises:
+        MisuseError: payload and header do not fit together, or the header cannot be written.
+    """
+    data = flat(payload, writable=False)
+    length = 0 if data is None else len(data)
+    if header.length != length:
+        raise MisuseError(f"the header says {header.length} bytes, the payload has {length}")
+    try:
+        prefix = encode_header(header)
+    except WireError as error:
+        raise MisuseError(f"a header that the peer would refuse: {error.reason}") from error
+    return prefix, data if length else None
+
+
+def level_of(priority: Priority) -> int:
+    """In which order a message's stream is served: behind the control stream."""
+    return CONTROL_STREAM_LEVEL + 1 + int(priority)
+
+
+def called(remote: Address, expected_peer: str | None) -> str:
+    """What a peer is called as long as it has not proved its name."""
+    return expected_peer or f"{remote[0]}:{remote[1]}"
+
+
+def endpoint_numbered(endpoints: Mapping[int, E], number: int, *, peer: str) -> E:
+    """The endpoint to dial `peer` from.
+
+    Raises:
+        ConnectionLostError: there is none of that number.
+    """
+    if number not in endpoints:
+        raise ConnectionLostError(peer, f"there is no endpoint {number}")
+    return endpoints[number]
+
+
+def dialled(sock: socket.socket, remote: Address, *, peer: str) -> Any:
+    """Where this socket sends to when it dials `peer`, as its `recvfrom` writes addresses, so that they compare equal.
+
+    Raises:
+        ConnectionLostError: not a literal address, or of the other family.
+    """
+    flags = socket.AI_NUMERICHOST | (socket.AI_V4MAPPED if sock.family == socket.AF_INET6 else 0)
+    try:
+        return socket.getaddrinfo(*remote, family=sock.family, type=socket.SOCK_DGRAM, flags=flags)[0][4]
+    except OSError as error:
+        reason = f"{remote[0]} cannot be dialled from this socket: {error}"
+        raise ConnectionLostError(peer, reason) from error
