@@ -67,7 +67,7 @@ class Meeting:
 
     def make_engine(self, on_events: OnEvents) -> Engine:
         """Start the engine that the settings name."""
-        settings = EngineSettings(dead_after_s=self.settings.dead_after_s)
+        settings = EngineSettings(dead_after_s=self.settings.dead_after_s, congestion=self.settings.congestion)
         return self.plumbing.make_engine(self.settings.engine, settings, on_events)
 
     def serve(self, engine: Engine, hello: Mapping[int, object]) -> tuple[int, int]:

@@ -26,9 +26,19 @@ class BrokerLink:
     """One session, fed from the transport's thread. Inert where the broker is `off`, patient where it is absent."""
 
     def __init__(
-        self, *, job: str, socket_path: str | None, paths: PathDelays, rank_of: Callable[[int], int | None]
+        self,
+        *,
+        job: str,
+        socket_path: str | None,
+        paths: PathDelays,
+        rank_of: Callable[[int], int | None],
+        rates: bool = False,
     ) -> None:
-        self._session = Session(job=job, socket_path=socket_path)
+        """Args: `rates`: pass the broker's rate on to the engine, for a congestion control that follows it."""
+        self._session = Session(job=job, socket_path=socket_path, rates=rates)
+        self._rates = rates
+        self._compute: int | None = None
+        self._given = False
         self._paths = paths
         self._rank_of = rank_of
         self._activity: dict[int, tuple[int, float]] = {}
@@ -62,6 +72,10 @@ class BrokerLink:
         self._marked.append(copy)
         self._registered.append(self._session.register(copy, traffic_class="compute", role=role))
 
+    def serves(self, compute: int) -> None:
+        """Gradients go over this endpoint of the engine."""
+        self._compute = compute
+
     def collective_begins(self, now_s: float, bytes_by_destination: Mapping[str, int]) -> None:
         """A collective begins that sends so much to each address."""
         announcement = self._bursts.begun(now_s, bytes_by_destination)
@@ -83,12 +97,22 @@ class BrokerLink:
         if over is not None:
             self._session.announce_end(step=over)
         wake_s = self._bursts.next_wake_s()
-        if engine is None or self._session.state is not SessionState.CONNECTED:
+        if engine is None or (self._session.state is not SessionState.CONNECTED and not self._given):
             return wake_s
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + REPORT_S
-            self._measure(engine.statistics(), now_s)
+            if self._rates:
+                self._pass_rate(engine)
+            if self._session.state is SessionState.CONNECTED:
+                self._measure(engine.statistics(), now_s)
         return min(wake_s, self._next_report_s)
+
+    def _pass_rate(self, engine: Engine) -> None:
+        """Give the engine the rate that holds now, again and again as it wants it, and take it away where it ends."""
+        rate = self._session.rate("compute")
+        if self._compute is not None and (rate is not None or self._given):
+            engine.set_rate(self._compute, rate)
+            self._given = rate is not None
 
     def _measure(self, statistics: Mapping[int, ConnectionStatistics], now_s: float) -> None:
         """Report every connection, and ask the peers that we send to how long the way there takes."""

@@ -12,6 +12,10 @@ from hive_qos.errors import ConfigurationError
 from transport.lanes import LaneLaw
 
 ENGINES = ("auto", "native", "aioquic")
+CONGESTION: Mapping[str, tuple[str, ...]] = {
+    "cubic": ENGINES, "reno": ENGINES, "rate": ENGINES, "bbr": ("auto", "native")
+}  # fmt: skip
+"""Congestion controls, and with which engines they go; `auto` finds out when it has chosen one."""
 JOB_BYTES_MAX = 128
 LANES_MAX = 4
 """Half of the connections of a kind that a peer takes: each may be dialled again before its loss was noticed."""
@@ -27,6 +31,8 @@ class Settings:
         advertise: address to tell the others, where it differs from `listen` (containers, NAT); "" for the same.
         interface: take the address of this network interface; "" for any.
         engine: `auto` (native where it is built), `native` or `aioquic`.
+        congestion: of gradients: `cubic`, `reno`, `rate` (follows the broker's rate, and is `cubic` where there is
+            none) or `bbr` (native alone).
         job: the job's name, for the broker and in message headers.
         job_secret: authenticates rendezvous entries, with certificates of a CA too; empty for none.
         ca, certificate, key: PEM files of the cluster's CA and of this node; all three or none.
@@ -47,6 +53,7 @@ class Settings:
     advertise: str = ""
     interface: str = ""
     engine: str = "auto"
+    congestion: str = "cubic"
     job: str = "job"
     job_secret: bytes = field(default=b"", repr=False)
     ca: str = ""
@@ -62,6 +69,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ConfigurationError("HIVE_ENGINE", self.engine, f"one of {', '.join(ENGINES)}")
+        if self.congestion not in CONGESTION:
+            raise ConfigurationError("HIVE_CONGESTION", self.congestion, f"one of {', '.join(CONGESTION)}")
+        if self.engine not in CONGESTION[self.congestion]:
+            known = [name for name, engines in CONGESTION.items() if self.engine in engines]
+            reason = f"the {self.engine} engine has {', '.join(known)}"
+            raise ConfigurationError("HIVE_CONGESTION", self.congestion, reason)
         if len(self.job.encode()) > JOB_BYTES_MAX:
             raise ConfigurationError("HIVE_JOB", self.job, f"at most {JOB_BYTES_MAX} bytes of UTF-8")
         for name, address in (("HIVE_LISTEN", self.listen), ("HIVE_ADVERTISE", self.advertise)):
@@ -95,6 +108,7 @@ class Settings:
             advertise=values.get("HIVE_ADVERTISE", ""),
             interface=values.get("HIVE_INTERFACE", ""),
             engine=values.get("HIVE_ENGINE", "") or "auto",
+            congestion=values.get("HIVE_CONGESTION", "") or "cubic",
             job=values.get("HIVE_JOB", "") or "job",
             job_secret=values.get("HIVE_JOB_SECRET", "").encode(),
             ca=values.get("HIVE_CA", ""),

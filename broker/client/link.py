@@ -23,6 +23,12 @@ from broker.client.trust import check_server
 
 BACKOFF_S_MIN = 0.2
 BACKOFF_S_MAX = 5.0
+RATES_MAX = 16
+"""Classes of which a rate is kept; there are four."""
+RATE_MAX = 10**13
+"""In bits per second; what the configuration allows."""
+RATE_VALID_S_MAX = 10.0
+"""No rate counts for longer without being told again, whatever the broker says: it may have died."""
 ANSWER_TIMEOUT_S = 5.0
 """How long the welcome may take; a broker that is being restarted accepts before it serves."""
 
@@ -78,6 +84,8 @@ def _serve_once(box: Mailbox, path: str) -> None:
 
 def _greet(sock: socket.socket, box: Mailbox) -> None:
     hello = {"v": protocol.VERSION, "op": "hello", "client": box.client, "job": box.job, "pid": os.getpid()}
+    if box.wants_rates:
+        hello["rates"] = True
     answer = ask(sock, hello)
     if answer.get("op") != "welcome":
         _note(box, answer)
@@ -188,11 +196,23 @@ def _note(box: Mailbox, answer: dict[str, Any]) -> None:
             box.flows[number] = tuple(str(name) for name in answer.get("flows", ()))
         elif operation == "credited":
             box.credited_bytes = int(answer.get("bytes", 0))
+        elif operation == "rate":
+            _note_rate(box, answer)
         elif operation == "error":
             text = f"{answer.get('code', 'error')}: {answer.get('text', '')}"
             if text not in box.rejections:
                 _log.warning("the broker refused: %s", text)
             box.rejections.append(text)
+
+
+def _note_rate(box: Mailbox, told: dict[str, Any]) -> None:
+    """Take the rate of a class, or that there is none; what cannot be a rate is as if there were none."""
+    name, rate, valid_s = str(told.get("class")), told.get("bits_per_s"), told.get("valid_s")
+    box.rates.pop(name, None)
+    if not isinstance(rate, int) or not isinstance(valid_s, (int, float)):
+        return
+    if 0 < rate <= RATE_MAX and len(box.rates) < RATES_MAX:
+        box.rates[name] = (rate, time.monotonic() + min(valid_s, RATE_VALID_S_MAX))
 
 
 def _lose(box: Mailbox) -> None:
@@ -202,6 +222,7 @@ def _lose(box: Mailbox) -> None:
             box.reconnects += 1
         box.flows.clear()
         box.reports.clear()
+        box.rates.clear()
 
 
 def _sleep(box: Mailbox, duration_s: float) -> None:

@@ -85,6 +85,7 @@ class Mailbox:
 
     job: str
     client: str
+    wants_rates: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)  # a finalizer may run while its thread holds it
     state: SessionState = SessionState.CONNECTING
     registrations: dict[int, Registration] = field(default_factory=dict)
@@ -93,6 +94,7 @@ class Mailbox:
     reports: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REPORTS_MAX))
     flows: dict[int, tuple[str, ...]] = field(default_factory=dict)
     credited_bytes: int = 0
+    rates: dict[str, tuple[int, float]] = field(default_factory=dict)
     rejections: deque[str] = field(default_factory=lambda: deque(maxlen=16))
     reconnects: int = 0
     numbers: int = 0

@@ -34,6 +34,7 @@ from broker.daemon.log import Log
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
 from broker.daemon.plant import Plant
+from broker.daemon.rates import RateBook
 from broker.daemon.recorder import Recorder
 from broker.daemon.reloads import Reloads
 from broker.daemon.roster import Roster
@@ -174,6 +175,7 @@ class Daemon:
         self._netlink = Netlink()
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
         self._flows, self._bursts = FlowTable(), BurstBook()
+        self._rates = RateBook(self._flows)
         self._tcp_watch = TcpWatch(self._netlink, log=self._log)
         self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
         journal = Journal(Path(daemon.state_dir))
@@ -352,6 +354,8 @@ class Daemon:
         self._roster.apply(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
         self._plant.classify()
         self._hub.answer(decision.credits, self._sessions.sessions)
+        living = self._sessions.sessions.values()
+        self._rates.tell(decision.allocation, living, interface_of=self._interface_of, now_s=now_s)
         if self._recorder is not None:
             ended = self._recorder.write(
                 now_s=now_s, before=before, measurements=measurements, decision=decision, policy=self._policy

@@ -7,6 +7,7 @@ therefore at most `SAMPLES_MAX` an interface, storage and compute before the res
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ SAMPLES_MAX = 128
 """Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
 SAMPLES_PER_SESSION_MIN = 2
 CONNECTIONS_PER_SESSION_MAX = 1024
+SENDS_BYTES, SENDS_S = 3_000, 1.0
+"""Two packets between two reports are traffic; who had none for a second sends nothing now."""
 FORGET_S = 10.0
 """A connection that nobody has reported for so long is over; the decision calls it stale long before."""
 
@@ -44,6 +47,7 @@ class PassedSocket:
 class _Reported:
     connection: Connection
     at_s: float
+    sent_s: float
 
 
 class FlowTable:
@@ -77,8 +81,7 @@ class FlowTable:
         mine = self._reported.setdefault(session, {})
         for connection in connections:
             key = (connection.peer, connection.port)
-            mine.pop(key, None)
-            mine[key] = _Reported(connection, now_s)
+            mine[key] = _Reported(connection, now_s, _sent_s(mine.pop(key, None), connection, now_s))
         while mine:  # in the order of their last report
             oldest = next(iter(mine))
             if len(mine) <= CONNECTIONS_PER_SESSION_MAX and now_s - mine[oldest].at_s <= FORGET_S:
@@ -121,12 +124,43 @@ class FlowTable:
                     found[interface].append(_of_tcp(connection, traffic_class, age_s))
         return {interface: tuple(samples[:SAMPLES_MAX]) for interface, samples in found.items()}
 
+    def senders(
+        self, *, interface_of: Callable[[str], str | None], now_s: float
+    ) -> Mapping[tuple[str, str], frozenset[str]]:
+        """The sessions that send through each interface in each class, by what they report."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for session, connections in self._reported.items():
+            for entry in itertools.islice(reversed(connections.values()), SAMPLES_MAX):
+                if now_s - entry.sent_s <= SENDS_S:
+                    interface = interface_of(entry.connection.peer)
+                    if interface is not None:
+                        found.setdefault((interface, entry.connection.traffic_class), set()).add(session)
+        return {key: frozenset(names) for key, names in found.items()}
+
+    def only_interface(self, session: str, *, interface_of: Callable[[str], str | None], now_s: float) -> str | None:
+        """The shaped interface through which all peers of a session are reached; None where there is no such one."""
+        found = {
+            interface_of(entry.connection.peer)
+            for entry in itertools.islice(reversed(self._reported.get(session, {}).values()), SAMPLES_MAX)
+            if now_s - entry.at_s <= FORGET_S
+        }
+        return found.pop() if len(found) == 1 else None
+
     def _busiest(self) -> list[tuple[TcpConnection, str]]:
         def order(entry: tuple[TcpConnection, str]) -> tuple[bool, int]:
             connection, traffic_class = entry
             return (traffic_class == "other", -connection.unacked_segments)
 
         return list(self._tcp) if len(self._tcp) <= SAMPLES_MAX else sorted(self._tcp, key=order)
+
+
+def _sent_s(before: _Reported | None, connection: Connection, now_s: float) -> float:
+    """When a connection was last seen to deliver something."""
+    if before is None:
+        return -math.inf
+    delivered, earlier = connection.delivered_bytes, before.connection.delivered_bytes
+    sends = delivered is not None and earlier is not None and delivered - earlier >= SENDS_BYTES
+    return now_s if sends else before.sent_s
 
 
 def class_of(connection: TcpConnection, policy: Policy) -> str:

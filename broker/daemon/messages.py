@@ -30,10 +30,14 @@ RATE_BITS_PER_S_MAX = 10**13
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message: who speaks. `pid` is only what the client says; the kernel's word counts."""
+    """The first message: who speaks. `pid` is only what the client says; the kernel's word counts.
+
+    `rates`: it wants to be told the rate that it may send at, unasked, and reads what it is told.
+    """
 
     client: str
     job: str
+    rates: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ def _hello(message: Mapping[str, Any]) -> Hello:
     version = message.get("v")
     if version != VERSION:
         raise MessageError("unknown-version", f"v must be {VERSION}")
-    return Hello(client=_name(message, "client"), job=_name(message, "job"))
+    return Hello(client=_name(message, "client"), job=_name(message, "job"), rates=message.get("rates") is True)
 
 
 def _register(message: Mapping[str, Any]) -> Register:

@@ -1,4 +1,4 @@
-//! The delay-bounded controller for bulk state; its law and its numbers are those of `transport/engine/congestion.py`.
+//! The controllers by name, and the delay-bounded one for bulk state; its law and its numbers are those of `transport/engine/congestion.py`.
 //!
 //! It keeps the queue that it makes itself near `max(2 ms, base / 4)` (after LEDBAT, RFC 6817, and LEDBAT++), so that a
 //! small message to the same peer does not wait behind it. Below the target the window grows, above it shrinks in
@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{BbrConfig, Controller, ControllerFactory, CubicConfig, NewRenoConfig};
 
+use crate::rate::{EndpointRate, FollowsRateConfig, Pace};
+
 const WINDOW_PACKETS_MIN: f64 = 4.0;
 const WINDOW_PACKETS_INITIAL: f64 = 10.0;
 const TARGET_S_MIN: f64 = 0.002;
@@ -21,10 +23,18 @@ const BASE_SPAN: Duration = Duration::from_secs(10);
 const DRAIN: Duration = Duration::from_millis(200);
 
 /// The controllers that a configuration can name.
-pub const NAMES: [&str; 3] = ["cubic", "reno", "bbr"];
+pub const NAMES: [&str; 4] = ["cubic", "reno", "bbr", RATE];
+pub const RATE: &str = "rate";
 
 /// The factory for a name of `NAMES`, or for bulk.
-pub fn factory(name: &str, bulk: bool) -> Option<Arc<dyn ControllerFactory + Send + Sync>> {
+///
+/// `rate` is what `rate` follows, `pace` what it holds a connection's packets back by.
+pub fn factory(
+    name: &str,
+    bulk: bool,
+    rate: &Arc<EndpointRate>,
+    pace: &Arc<Pace>,
+) -> Option<Arc<dyn ControllerFactory + Send + Sync>> {
     if bulk {
         return Some(Arc::new(DelayBoundConfig));
     }
@@ -32,6 +42,10 @@ pub fn factory(name: &str, bulk: bool) -> Option<Arc<dyn ControllerFactory + Sen
         "cubic" => Some(Arc::new(CubicConfig::default())),
         "reno" => Some(Arc::new(NewRenoConfig::default())),
         "bbr" => Some(Arc::new(BbrConfig::default())),
+        RATE => Some(Arc::new(FollowsRateConfig {
+            rate: rate.clone(),
+            pace: pace.clone(),
+        })),
         _ => None,
     }
 }

@@ -127,6 +127,12 @@ impl Connection {
         }
     }
 
+    /// Have the driver look whether something may be sent now.
+    pub fn nudge(&self) {
+        let mut state = self.lock();
+        self.touch(&mut state);
+    }
+
     /// This side has another address: say something from there.
     pub fn move_on(&self) {
         let mut state = self.lock();

@@ -25,6 +25,7 @@ use crate::link::{Link, Stage, remote_name};
 use crate::mail::Mail;
 use crate::measure::{Measure, Measured, ObservedFactory};
 use crate::outgoing::{Message, send};
+use crate::rate::EndpointRate;
 use crate::socket::Socket;
 use crate::tls::{Identity, Limits};
 use crate::wire::Code;
@@ -79,6 +80,7 @@ struct Served {
     identity: Identity,
     hello: Bytes,
     bulk: bool,
+    rate: Arc<EndpointRate>,
 }
 
 /// A send under way: over which connection, and how to end it.
@@ -185,6 +187,7 @@ impl Engine {
             identity,
             hello,
             bulk,
+            rate: Arc::default(),
         });
         locked(&self.endpoints).insert(number, served.clone());
         spawn(self, &served.thread, driver);
@@ -227,6 +230,13 @@ impl Engine {
             .sum()
     }
 
+    /// Give an endpoint a rate to follow, or take it away.
+    pub fn set_rate(&self, endpoint: u64, bits_per_s: Option<u64>) {
+        if let Some(served) = locked(&self.endpoints).get(&endpoint) {
+            served.rate.give(bits_per_s, Instant::now());
+        }
+    }
+
     /// Dial.
     pub fn connect(self: &Arc<Self>, endpoint: u64, number: u64, remote: SocketAddr, expected: Option<&str>) {
         let served = locked(&self.endpoints).get(&endpoint).cloned();
@@ -246,7 +256,7 @@ impl Engine {
         };
         let measure = Measure::new();
         let mut config = ClientConfig::new(served.identity.client_for(remote, expected));
-        config.transport_config(self.transport(served.bulk, &measure));
+        config.transport_config(self.transport(&served, &measure));
         // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
         let connection = served
             .endpoint
@@ -265,10 +275,10 @@ impl Engine {
         }
     }
 
-    fn transport(&self, bulk: bool, measure: &Arc<Measure>) -> Arc<TransportConfig> {
+    fn transport(&self, served: &Served, measure: &Arc<Measure>) -> Arc<TransportConfig> {
         let settings = &self.settings;
-        let inner =
-            congestion::factory(&settings.congestion, bulk).expect("the name was checked when the engine began");
+        let inner = congestion::factory(&settings.congestion, served.bulk, &served.rate, &measure.pace)
+            .expect("the name was checked when the engine began");
         let limits = Limits {
             stream_window_bytes: settings.stream_window_bytes(),
             first_window_bytes: settings.window_bytes().min(BEFORE_HELLO_BYTES_MAX) as u32,
@@ -281,8 +291,8 @@ impl Engine {
         Arc::new(limits.transport(Arc::new(ObservedFactory {
             inner,
             measure: measure.clone(),
-            // BBR keeps its window at twice of what it uses.
-            follows_use: bulk || settings.congestion != "bbr",
+            // BBR keeps its window at twice of what it uses; a rate is followed whatever is used.
+            follows_use: served.bulk || !["bbr", congestion::RATE].contains(&settings.congestion.as_str()),
         })))
     }
 
@@ -528,7 +538,7 @@ fn begin(engine: &Arc<Engine>, served: &Served, incoming: Incoming) {
     let remote = incoming.remote_address();
     let measure = Measure::new();
     let mut config = ServerConfig::with_crypto(served.identity.server.clone());
-    config.transport_config(engine.transport(served.bulk, &measure));
+    config.transport_config(engine.transport(served, &measure));
     let Some(connection) = served.endpoint.begin(incoming, config, measure.rate.clone()) else {
         return; // its first packet was not good
     };

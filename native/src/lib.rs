@@ -1,10 +1,11 @@
-//! The native engine of hive-qos' transport: quinn behind the interface of `transport/engine/base.py`.
+//! The native engine of hive-qos' transport: quinn-proto behind the interface of `transport/engine/base.py`.
 //!
 //! - `core` is what Python sees; `transport/engine/native_engine.py` turns it into an `Engine`.
-//! - `engine` owns sockets, connections and the runtime; `link` is one connection, `incoming` and `outgoing` its two
+//! - `engine` owns endpoints, connections and the threads; `link` is one connection, `incoming` and `outgoing` its two
 //!   directions, `gate` who sends next, `mail` who gets which message.
+//! - `endpoint` drives the protocol: it moves the packets of one socket; `connection` is what tasks see of that.
 //! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
-//!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion` and `measure` say what they are.
+//!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion`, `rate` and `measure` say what they are.
 
 mod buffers;
 mod congestion;
@@ -20,6 +21,7 @@ mod mail;
 mod measure;
 mod memory;
 mod outgoing;
+mod rate;
 mod sender;
 mod socket;
 mod tls;

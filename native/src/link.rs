@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout_at};
 
+use crate::congestion::RATE;
 use crate::connection::Connection;
 use crate::engine::{Engine, spawn};
 use crate::events::{Event, Failure};
@@ -185,6 +186,9 @@ impl Link {
                     link: self.number,
                     certificates: connection.peer_chain().iter().map(|one| one.to_vec()).collect(),
                 });
+                if settings.congestion == RATE && !self.bulk {
+                    self.spawn(keep_pace(self.clone()));
+                }
                 let mut stage = self.stage.subscribe();
                 let up = async {
                     timeout_at(deadline, stage.wait_for(|stage| *stage >= Stage::Up))
@@ -454,6 +458,20 @@ impl Link {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wake the stack when packets may go again that were held back by a rate, for as long as the connection lives.
+async fn keep_pace(link: Arc<Link>) {
+    let (Some(connection), measure) = (link.connection().cloned(), link.measure.clone()) else {
+        return;
+    };
+    drop(link);
+    loop {
+        tokio::select! {
+            _ = connection.closed() => return,
+            () = measure.pace.next() => connection.nudge(),
+        }
     }
 }
 

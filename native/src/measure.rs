@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use quinn_proto::RttEstimator;
-use quinn_proto::congestion::{Controller, ControllerFactory};
+use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
+
+use crate::rate::Pace;
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
 const RTT_SPAN: Duration = Duration::from_secs(10);
@@ -46,6 +48,8 @@ pub struct Measure {
     pub rate: Arc<Rate>,
     /// The path is a new one since the last packet was sent.
     restart: AtomicBool,
+    /// What holds the packets back where a rate is followed.
+    pub pace: Arc<Pace>,
 }
 
 /// What the path has delivered of late.
@@ -90,6 +94,7 @@ impl Measure {
             used: Arc::default(),
             rate: Arc::default(),
             restart: AtomicBool::new(false),
+            pace: Arc::default(),
         })
     }
 
@@ -190,7 +195,7 @@ impl Observed {
         self.inner = self.factory.clone().build(now, self.mtu);
         self.began = now;
         self.latest = None;
-        self.measure.lock().begin_path(self.inner.window());
+        self.measure.lock().begin_path(self.inner.metrics().congestion_window);
     }
 }
 
@@ -205,7 +210,7 @@ pub struct ObservedFactory {
 impl ControllerFactory for ObservedFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.inner.clone().build(now, current_mtu);
-        self.measure.lock().begin_path(inner.window());
+        self.measure.lock().begin_path(inner.metrics().congestion_window);
         Box::new(Observed {
             inner,
             measure: self.measure.clone(),
@@ -258,8 +263,13 @@ impl Controller for Observed {
             state.note_rtt(rtt, now);
         }
         state.told.delivered += std::mem::take(&mut self.acked);
-        state.told.window = self.inner.window();
-        let used = state.told.in_flight.min(state.told.window);
+        state.told.window = self.inner.metrics().congestion_window;
+        // A window that follows a rate does not grow by itself, and where packets are lost all of it is wanted twice:
+        // a piece of a message of which one packet was lost stays for another round trip or two.
+        let used = match self.measure.pace.paced() {
+            true => 2 * state.told.window,
+            false => state.told.in_flight.min(state.told.window),
+        };
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
         self.in_flight = in_flight;
@@ -276,7 +286,7 @@ impl Controller for Observed {
         // A loss is of packets that have bytes: without any, it is the peer's word about marks (RFC 9002 7.1).
         state.told.ecn_ce_reports += u64::from(lost_bytes == 0);
         self.in_flight = state.told.in_flight;
-        state.told.window = self.inner.window();
+        state.told.window = self.inner.metrics().congestion_window;
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
@@ -286,6 +296,10 @@ impl Controller for Observed {
 
     fn window(&self) -> u64 {
         self.inner.window()
+    }
+
+    fn metrics(&self) -> ControllerMetrics {
+        self.inner.metrics()
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {

@@ -192,7 +192,8 @@ links.psutil.net_if_stats = lambda: {{
         broker.start()
         try:
             for mbit in (100, 1000, 10):
-                says.write_text(str(mbit))
+                (Path(path) / "next").write_text(str(mbit))
+                (Path(path) / "next").replace(says)  # whole: the daemon may be reading it
                 ip(broker, "set", "eth0", "down")
                 ip(broker, "set", "eth0", "up")
 

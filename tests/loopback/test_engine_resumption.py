@@ -103,7 +103,7 @@ def test_a_certificate_that_has_expired_meanwhile_is_refused(judge: int, monkeyp
         judging: Any = both[judge].engine
         trust = both[judge].trust = Trust(pins={a.identity.pin: "a", b.identity.pin: "b"})
         judging._endpoints[both[judge].endpoint].trust = trust
-        monkeypatch.setattr("transport.engine.native_engine.verify_peer", later)
+        monkeypatch.setattr("transport.engine.admission.verify_peer", later)
         a.dial(b)
         down = a.take(ConnectionDown)
         assert isinstance(down.error, PeerError)

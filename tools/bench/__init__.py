@@ -10,7 +10,7 @@ shared machine only what was measured within the same minute can be compared. Wh
     side        the controller's end of a process    programs/  the processes' own ends
     offload     links as network cards see them
     iperf       iperf3 as a contender                machine    CPU seconds of the whole machine
-    flows, latency, memory, allreduce    the scenarios, which write raw records
+    flows, latency, memory, allreduce, congestion    the scenarios, which write raw records
     records     the raw records                      figures    arithmetic on them, pure
     report      figures, ratios and goals as JSON    table, plots    what a person sees
 """

@@ -26,6 +26,7 @@ class Contender:
             (plain sockets), `backend` (of torch.distributed).
         engine: which of ours, for `engine` and for the backend `hive`.
         congestion: its congestion control; for iperf, the kernel's.
+        rate_share: of the link's rate, the rate that `congestion="rate"` is given.
         datagram_bytes: UDP payload of a packet.
         backend: of torch.distributed.
     """
@@ -34,6 +35,7 @@ class Contender:
     kind: Kind
     engine: str = ""
     congestion: str = "cubic"
+    rate_share: float = 0.0
     datagram_bytes: int = ORDINARY_BYTES
     backend: str = ""
 
@@ -92,4 +94,13 @@ ALLREDUCE = (
     Contender(name="hive native", kind="backend", engine="native", backend="hive"),
     Contender(name="hive aioquic", kind="backend", engine="aioquic", backend="hive"),
     Contender(name="gloo", kind="backend", backend="gloo"),
+)
+CONGESTION = (
+    NATIVE,
+    Contender(name="native bbr", kind="engine", engine="native", congestion="bbr"),
+    Contender(name="native rate 0.9", kind="engine", engine="native", congestion="rate", rate_share=0.9),
+    Contender(name="native rate 1.5", kind="engine", engine="native", congestion="rate", rate_share=1.5),
+    AIOQUIC,
+    Contender(name="aioquic rate 0.9", kind="engine", engine="aioquic", congestion="rate", rate_share=0.9),
+    Contender(name="aioquic rate 1.5", kind="engine", engine="aioquic", congestion="rate", rate_share=1.5),
 )

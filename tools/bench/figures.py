@@ -7,6 +7,8 @@ Definitions
 - goodput: payload bytes that the receiver's program got, times 8, divided by the time.
 - CPU seconds a GB of a side: user and system time of its process, all threads, divided by the payload in 10^9 bytes.
   iperf3 gives one percentage for the whole test; its figure includes the start.
+- echo_median_s, echo_p95_s: round trips of ICMP echoes over the same link while the flow counts: what its queue adds.
+- beside_bits_per_s: what a TCP flow on the same link got in that time.
 - machine_cpu_s_per_gb: busy CPU seconds of the whole machine from before the measurement to after it, divided by all
   its payload. It has what the kernel does outside both processes, the lab's links, and whoever else was busy.
 - other_cores: what was busy and neither side's nor the relay's. The kernel's own work is in it.
@@ -104,11 +106,24 @@ def flow(record: Record) -> dict[str, float]:
         "idle_share": 1 - (machine["busy_s"] + machine["stolen_s"]) / (machine["seconds"] * machine["cores"]),
         "moved_bytes": total_bytes,
     }
+    if "echoes" in record:
+        begin_s, end_s = sender[0][0] + warm_up_s, sender[-1][0]
+        trips_s = [trip_s for at_s, trip_s in record["echoes"]["answered"] if begin_s <= at_s <= end_s]
+        if trips_s:
+            found["echo_median_s"], found["echo_p95_s"] = statistics.median(trips_s), percentile(trips_s, 0.95)
+    if "beside" in record:
+        found["beside_bits_per_s"] = _within(record["beside"], sender[0][0] + warm_up_s, sender[-1][0])
     for name in ("sender", "receiver"):
         if "memory" in record[name]:
             memory = record[name]["memory"]
             found[f"{name}_memory_bytes"] = memory["peak_bytes"] - memory["before_bytes"]
     return found
+
+
+def _within(samples: Sequence[Sample], begin_s: float, end_s: float) -> float:
+    """Payload bits a second of the samples in an interval; 0 where there are not two."""
+    inside = [sample for sample in samples if begin_s <= sample[0] <= end_s]
+    return rate_bits_per_s(inside, warm_up_s=0.0) if len(inside) > 1 else 0.0
 
 
 def limit(figures: Mapping[str, float], *, link_bits_per_s: int | None) -> str:

@@ -38,6 +38,8 @@ class Flow:
         message_bytes: size of a message.
         outstanding: messages under way at once.
         sleep_s: the receiver takes nothing for so long at first.
+        lead_s: the sender waits for so long at first.
+        rate_bits_per_s: what an engine that follows a rate is given, 0 for none.
     """
 
     seconds: float
@@ -45,6 +47,8 @@ class Flow:
     message_bytes: int
     outstanding: int
     sleep_s: float = 0.0
+    lead_s: float = 0.0
+    rate_bits_per_s: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +111,7 @@ class ProgramPair(Pair):
         self._numbers = itertools.count()
 
     def flow(self, flow: Flow) -> dict[str, Any]:
-        return self._both("send", "receive", asdict(flow), seconds=flow.seconds + flow.sleep_s)
+        return self._both("send", "receive", asdict(flow), seconds=flow.seconds + flow.sleep_s + flow.lead_s)
 
     def ping(self, pings: Pings) -> dict[str, Any]:
         found = self._both("ping", "echo", asdict(pings), seconds=pings.seconds + pings.bulk_lead_s)

@@ -1,4 +1,4 @@
-"""How much of everything a run measures: a whole one ends within 15 minutes on 2 cores, a quick one within 2."""
+"""How much of everything a run measures: a whole one ends within 25 minutes on 2 cores, a quick one within 2."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import dataclasses
 from dataclasses import dataclass
 
 MIB = 2**20
-SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "allreduce")
+SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "allreduce", "congestion")
 """In the order of a run; the numbers of docs/performance.md."""
 
 FRAMES, OFFLOAD = "1 Gbit/s", "1 Gbit/s, offload"
 """Cases of `lan`: frames as on a wire, and lumps as between a host and its network card."""
+
+BESIDE_TCP, DEEP_BUFFER = "beside TCP", "200 ms of buffer"
+"""Cases of `congestion`: a TCP flow with cubic on the same link, and a link that keeps much more than is in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,10 @@ class Settings:
         idle_connections, idle_connections_s: how many connections are made there, and for how long at most.
         worlds: numbers of ranks of the all_reduce; payload_bytes: its tensor.
         allreduce_repetitions: all_reduces of each contender; allreduce_s: no new one of a contender after so long.
+        congestion_cases: of the slow link: rates of random loss, and the two above.
+        congestion_s, congestion_warm_up_s: one flow there, and its start: controls that search need more of it.
+        congestion_lead_s: how long the TCP flow has the link before. congestion_deep_s: the deep buffer.
+        congestion_repetitions: turns there.
         run_seconds_max: no measurement begins after this; the report says what is missing.
     """
 
@@ -62,7 +69,13 @@ class Settings:
     payload_bytes: int = 64 * MIB
     allreduce_repetitions: int = 4
     allreduce_s: float = 25.0
-    run_seconds_max: float = 880.0
+    congestion_cases: tuple[str, ...] = ("0 % loss", "0.1 % loss", "1 % loss", BESIDE_TCP, DEEP_BUFFER)
+    congestion_s: float = 6.0
+    congestion_warm_up_s: float = 2.0
+    congestion_lead_s: float = 2.0
+    congestion_deep_s: float = 0.2
+    congestion_repetitions: int = 2
+    run_seconds_max: float = 1500.0
 
     def as_record(self) -> dict[str, object]:
         """Give the values for the records."""
@@ -88,5 +101,9 @@ QUICK = Settings(
     payload_bytes=16 * MIB,
     allreduce_repetitions=2,
     allreduce_s=5.0,
+    congestion_cases=("1 % loss",),
+    congestion_s=2.0,
+    congestion_warm_up_s=0.8,
+    congestion_repetitions=1,
     run_seconds_max=105.0,
 )

@@ -22,6 +22,7 @@ TITLES = {
     "memory": "5  Memory beyond the tensors' own",
     "connections": "5  Idle connections",
     "allreduce": "6  all_reduce over 1 Gbit/s links",
+    "congestion": "7  Congestion controls over 200 Mbit/s, 40 ms",
 }
 NONE = "-"
 
@@ -145,6 +146,14 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         _figure("of the links' bound", "of_bound", _number(2)),
         _figure("CPU s a rank", "cpu_s_per_rank", _number(2)),
         _figure("idle share of CPU", "idle_share", _number(2)),
+    ],
+    "congestion": [
+        _figure("goodput", "goodput_bits_per_s", format_rate, spread=True),
+        _figure("echo, median ms", "echo_median_s", _milliseconds),
+        _figure("95 %", "echo_p95_s", _milliseconds),
+        _figure("TCP beside", "beside_bits_per_s", format_rate),
+        _figure("CPU s/GB: sender", "sender_cpu_s_per_gb", _number(2)),
+        ("limit", lambda cell: cell["limit"]),
     ],
 }
 

@@ -135,6 +135,7 @@ class Runtime:
             socket_path=self._settings.broker,
             paths=self._paths,
             rank_of=meeting.peers.rank_of,
+            rates=self._settings.congestion == "rate",
         )
         self._tasks = Tasks(
             endpoint=self._endpoint,
@@ -152,6 +153,7 @@ class Runtime:
         engine = self._engine = meeting.make_engine(self._events)
         compute, bulk = meeting.serve(engine, self._endpoint.hello)
         broker.register(meeting.sockets)  # marks come last: what an engine sets (ECN in the TOS) would undo them
+        broker.serves(compute)
         current = meeting.sockets
 
         def open_lane_end(before: LaneEnd | None) -> LaneEnd:
@@ -165,7 +167,8 @@ class Runtime:
                 )
             )
 
-        self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk, open_lane_end=open_lane_end))
+        further = None if self._settings.congestion == "rate" else open_lane_end  # a rate is one endpoint's
+        self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk, open_lane_end=further))
         peers = meeting.peers
 
         def move(before: Sockets, sockets: Sockets, number: int) -> None:
@@ -317,7 +320,7 @@ class Runtime:
         """From the engine's thread."""
         self._loop.call(functools.partial(self._handle, tuple(events)))
 
-    def _serves(self, engine: Engine, *, compute: int, bulk: int, open_lane_end: OpenEnd) -> None:
+    def _serves(self, engine: Engine, *, compute: int, bulk: int, open_lane_end: OpenEnd | None) -> None:
         self._endpoint.begin(engine, compute=compute, bulk=bulk, open_lane_end=open_lane_end)
         self._handle(())  # what came before may have connected everybody
 

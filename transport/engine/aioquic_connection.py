@@ -462,7 +462,8 @@ class HiveConnection(QuicConnection):
             if packet.is_ack_eliciting and not self._ack_eliciting_sent_since_receipt:
                 self._close_at = now + self._configuration.idle_timeout
                 self._ack_eliciting_sent_since_receipt = True
-        if not self.outgoing.has_work:
+        recovery.application_limited = not self.outgoing.has_work
+        if recovery.application_limited:
             recovery.delivery.on_limited()
         return out
 

@@ -171,6 +171,7 @@ class Core(Loop):
             on_control=link.on_control,
             original_destination_connection_id=original_cid,
         )
+        link.connection.recovery.follow(endpoint.rate)
         link.connection.heard_at = self._now
         self._links.append(link)
         self._links.sort(key=lambda item: item.bulk)
@@ -230,6 +231,7 @@ class Core(Loop):
         if link.ended:
             return
         link.ended = True
+        link.connection.recovery.ended()
         endpoint = self._endpoints[link.endpoint]
         datagrams = link.connection.transmit(self._now, endpoint.port.batch)
         endpoint.port.send(datagrams)
@@ -381,6 +383,11 @@ class Core(Loop):
                     error_code=WireCode.NO_ERROR, reason_phrase="the address of this side has changed"
                 )
                 self._end(link)
+
+    def set_rate(self, number: int, bits_per_s: int | None) -> None:
+        """Give an endpoint a rate, or take it away."""
+        if number in self._endpoints:
+            self._endpoints[number].rate.give(bits_per_s, now_s=self._now)
 
     def connect(self, number: int, remote: Address, expected_peer: str | None, attempt: int) -> None:
         """Dial."""

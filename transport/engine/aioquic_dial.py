@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aioquic.buffer import Buffer as QuicBuffer  # type: ignore[attr-defined]  # its own __all__ leaves it out
@@ -13,8 +13,9 @@ from aioquic.tls import CipherSuite
 from cryptography import x509
 
 from transport.engine.aioquic_connection import CID_BYTES
-from transport.engine.aioquic_recovery import BULK_CONTROLLER, CUBIC_CONTROLLER
+from transport.engine.aioquic_recovery import BULK_CONTROLLER, CUBIC_CONTROLLER, RATE_CONTROLLER
 from transport.engine.base import EngineSettings, Trust
+from transport.engine.rate_following import EndpointRate
 from transport.engine.udp import UdpPort
 from transport.wire.hello import ALPN
 
@@ -25,7 +26,7 @@ STREAM_WINDOW_BYTES = 2**20
 STREAMS_IN_WINDOW = 16
 """So many unposted messages may begin before a posted one could be kept waiting by them."""
 WINDOW_BYTES_MIN = 65536
-CONTROLLERS = {"cubic": CUBIC_CONTROLLER, "reno": "reno"}
+CONTROLLERS = {"cubic": CUBIC_CONTROLLER, "reno": "reno", "rate": RATE_CONTROLLER}
 """By what `EngineSettings.congestion` says."""
 
 
@@ -40,6 +41,7 @@ class Endpoint:
     bulk: bool
     certificates: list[x509.Certificate]
     key: Any
+    rate: EndpointRate = field(default_factory=EndpointRate)
 
 
 def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client: bool) -> QuicConfiguration:

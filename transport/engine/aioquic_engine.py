@@ -18,6 +18,7 @@ from transport.engine.aioquic_dial import CONTROLLERS, Endpoint
 from transport.engine.arguments import (
     check_endpoint,
     check_open,
+    check_rate,
     check_settings,
     check_socket,
     flat,
@@ -51,10 +52,11 @@ class AioquicEngine(Engine):
 
     def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
         super().__init__(settings=settings, on_events=on_events)
-        check_settings(settings, controllers=CONTROLLERS)
+        check_settings(settings, engine=self.name, controllers=CONTROLLERS)
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._closed = False
+        self._bulk: set[int] = set()
         self._core = Core(settings=settings, on_events=on_events)
         self._thread = threading.Thread(target=self._core.run, name="hive-aioquic", daemon=True)
         _living.add(self)
@@ -76,6 +78,8 @@ class AioquicEngine(Engine):
             certificates=certificates,
             key=key,
         )
+        if bulk:
+            self._bulk.add(endpoint.number)
         self._core.command(lambda: self._core.add_endpoint(endpoint))
         return endpoint.number
 
@@ -88,6 +92,11 @@ class AioquicEngine(Engine):
         check_socket(sock)
         port = UdpPort(sock)
         self._core.command(lambda: self._core.rebind(endpoint, port))
+
+    def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
+        self._check_open()
+        check_rate(bits_per_s, bulk=endpoint in self._bulk)
+        self._core.command(lambda: self._core.set_rate(endpoint, bits_per_s))
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()

@@ -22,9 +22,11 @@ from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 
 from transport.engine.congestion import Cubic, DelayBound, DeliveryRate, Pacer, RttWindow
+from transport.engine.rate_following import EndpointRate, FollowsRate
 
 BULK_CONTROLLER = "hive-delay-bound"
 CUBIC_CONTROLLER = "hive-cubic"
+RATE_CONTROLLER = "hive-rate"
 
 
 class SentPacket:
@@ -57,7 +59,7 @@ class SentPacket:
 class _Control(QuicCongestionControl):
     """What our controllers have in common in aioquic's clothes."""
 
-    bound: Cubic | DelayBound
+    bound: Cubic | DelayBound | FollowsRate
 
     def on_packet_sent(self, *, packet: Any) -> None:
         self.bytes_in_flight += packet.sent_bytes
@@ -113,7 +115,30 @@ class DelayBoundControl(_Control):
         self.congestion_window = self.bound.allowed_bytes()
 
 
+class RateControl(_Control):
+    """`FollowsRate`."""
+
+    def __init__(self, *, max_datagram_size: int) -> None:
+        super().__init__(max_datagram_size=max_datagram_size)
+        self.bound: FollowsRate = FollowsRate(packet_bytes=max_datagram_size)
+
+    def on_packet_sent(self, *, packet: Any) -> None:
+        self.bound.on_sent(packet.sent_bytes, now_s=packet.sent_time)
+        self.congestion_window = self.bound.allowed_bytes()
+        super().on_packet_sent(packet=packet)
+
+    def on_progress(self, *, acked_bytes: int, lost_bytes: int, limited: bool, now: float) -> None:
+        """What one acknowledgement told, when all of it was taken in."""
+        self.bound.on_progress(acked_bytes=acked_bytes, lost_bytes=lost_bytes, limited=limited, now_s=now)
+        self.congestion_window = self.bound.allowed_bytes()
+
+    def on_persistent_congestion(self) -> None:
+        self.bound.on_persistent_congestion()
+        self.congestion_window = self.bound.allowed_bytes()
+
+
 register_congestion_control(BULK_CONTROLLER, DelayBoundControl)
+register_congestion_control(RATE_CONTROLLER, RateControl)
 register_congestion_control(CUBIC_CONTROLLER, CubicControl)
 
 
@@ -138,12 +163,17 @@ class Recovery(QuicPacketRecovery):
         self.next_packet_number = 0
         self.window_limited_number = 0
         self._first_of_path = 0
+        self.application_limited = False
+        self._judged_bytes = self._judged_lost = 0
 
     def restart(self) -> None:
         """The path is a new one: forget what the old one taught. What is under way on it counts until it is lost."""
-        in_flight = self._cc.bytes_in_flight
+        before = self._cc
         self._cc = self._make_controller()
-        self._cc.bytes_in_flight = in_flight
+        self._cc.bytes_in_flight = before.bytes_in_flight
+        if isinstance(before, RateControl):
+            before.bound.endpoint.forget(before.bound)
+            self.follow(before.bound.endpoint)
         self._first_of_path = self.next_packet_number
         self._pto_count = 0
         self._rtt_initialized = False
@@ -151,6 +181,7 @@ class Recovery(QuicPacketRecovery):
         self._rtt_latest = self._rtt_smoothed = self._rtt_variance = 0.0
         self.rtt_window = RttWindow()
         self.pacer = self._make_pacer()
+        self._judged_bytes = self._judged_lost = 0
 
     def on_packet_sent(self, *, packet: Any, space: QuicPacketSpace) -> None:
         number = packet.packet_number
@@ -162,6 +193,8 @@ class Recovery(QuicPacketRecovery):
                 if self.handshake_confirmed or not space.is_application_data:
                     self._time_of_last_sent_ack_eliciting_packet = packet.sent_time
             self._cc.on_packet_sent(packet=packet)
+            if isinstance(self._cc, RateControl):
+                self.update_pacing()
         self.sent_packets += 1
         self.next_packet_number = number + 1
         self.sent_bytes += packet.sent_bytes
@@ -211,12 +244,36 @@ class Recovery(QuicPacketRecovery):
         if self.peer_completed_address_validation:
             self._pto_count = 0
         self.delivery.update(now_s=now)
+        if isinstance(self._cc, RateControl):
+            self._tell_progress(self._cc, now)
         self.update_pacing()
+
+    def follow(self, rate: EndpointRate) -> None:
+        """Follow this rate, where the congestion control does."""
+        if isinstance(self._cc, RateControl):
+            self._cc.bound.endpoint = rate
+
+    def ended(self) -> None:
+        """The connection is over: its part of a rate is the others'."""
+        if isinstance(self._cc, RateControl):
+            self._cc.bound.endpoint.forget(self._cc.bound)
+
+    def _tell_progress(self, controller: RateControl, now: float) -> None:
+        controller.on_progress(
+            acked_bytes=self.delivery.delivered_bytes - self._judged_bytes,
+            lost_bytes=(self.lost_packets - self._judged_lost) * controller.bound.packet_bytes,
+            limited=self.application_limited,
+            now=now,
+        )
+        self._judged_bytes, self._judged_lost = self.delivery.delivered_bytes, self.lost_packets
 
     def update_pacing(self) -> None:
         """Set the pacing rate from window and round trip."""
         if self._rtt_initialized:
             ours = self._cc.bound if isinstance(self._cc, _Control) else None
+            if isinstance(ours, FollowsRate) and ours.pace_bytes_per_s is not None:
+                self.pacer.set_rate(ours.pace_bytes_per_s)
+                return
             slow_start = self._cc.ssthresh is None if ours is None else ours.slow_start
             gain = 2.0 if slow_start else 1.25
             self.pacer.set_rate(gain * self._cc.congestion_window / max(self._rtt_smoothed, 0.0005))

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from hive_qos.errors import ConnectionLostError, MisuseError
+from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
 from transport.engine.base import Address, Buffer, Credentials, EngineSettings, Priority, Trust
 from transport.wire.errors import WireError
 from transport.wire.header import Header, encode_header
@@ -39,15 +39,16 @@ def check_open(*, process: int, closed: bool) -> None:
         raise MisuseError("the engine is closed")
 
 
-def check_settings(settings: EngineSettings, *, controllers: Collection[str]) -> None:
+def check_settings(settings: EngineSettings, *, engine: str, controllers: Collection[str]) -> None:
     """Hold settings against what QUIC allows and which congestion controllers the engine has.
 
     Raises:
-        MisuseError: the controller is not known, or datagrams are too short or too long.
+        ConfigurationError: the engine has no such controller.
+        MisuseError: datagrams are too short or too long.
     """
     if settings.congestion not in controllers:
         known = ", ".join(controllers)
-        raise MisuseError(f"congestion control {settings.congestion!r} is not known; write one of {known}")
+        raise ConfigurationError("HIVE_CONGESTION", settings.congestion, f"the {engine} engine has {known}")
     if not DATAGRAM_BYTES_MIN <= settings.datagram_bytes <= DATAGRAM_BYTES_MAX:
         raise MisuseError(f"datagrams of {settings.datagram_bytes} bytes; QUIC needs at least {DATAGRAM_BYTES_MIN}")
 
@@ -71,6 +72,18 @@ def check_socket(sock: socket.socket) -> None:
     """
     if sock.type != socket.SOCK_DGRAM:
         raise MisuseError("an endpoint needs a UDP socket")
+
+
+def check_rate(bits_per_s: int | None, *, bulk: bool) -> None:
+    """Hold what `Engine.set_rate` is given against what can be followed.
+
+    Raises:
+        MisuseError: it is not above 0, or the endpoint is for bulk.
+    """
+    if bits_per_s is not None and bits_per_s <= 0:
+        raise MisuseError(f"a rate of {bits_per_s} bit/s; it must be above 0, or None where it is not known")
+    if bulk:
+        raise MisuseError("a bulk endpoint follows no rate: it yields to everything already")
 
 
 def read_credentials(credentials: Credentials) -> tuple[list[x509.Certificate], PrivateKeyTypes]:

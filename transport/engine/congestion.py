@@ -1,5 +1,7 @@
 """Pacing, rate measurement and two controllers: arithmetic on packets and times, without QUIC or a clock.
 
+The third one, which follows a rate, is in `rate_following`.
+
 `Cubic` carries gradients: CUBIC (RFC 9438) with HyStart++ (RFC 9406), and with two rules for traffic in bursts:
 - The window is cut from what it was, not from what is in flight, which between bursts is nothing (RFC 9438, 4.6, allows
   it where a window that is not used does not grow).

@@ -29,6 +29,7 @@ from transport.engine.arguments import (
     called,
     check_endpoint,
     check_open,
+    check_rate,
     check_settings,
     check_socket,
     dialled,
@@ -110,7 +111,7 @@ class NativeEngine(Engine):
 
     def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
         super().__init__(settings=settings, on_events=on_events)
-        check_settings(settings, controllers=_native.CONGESTION)
+        check_settings(settings, engine=self.name, controllers=_native.CONGESTION)
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._closed = False
@@ -176,6 +177,12 @@ class NativeEngine(Engine):
         for number, _ in ours:
             if number not in moving:
                 self._core.disconnect(number, WireCode.NO_ERROR, "the address of this side has changed")
+
+    def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
+        self._check_open()
+        served = self._endpoints.get(endpoint)
+        check_rate(bits_per_s, bulk=served is not None and served.bulk)
+        self._core.set_rate(endpoint, bits_per_s)
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()

@@ -132,3 +132,14 @@ def test_connections_cost_what_grew_by_their_number() -> None:
     found = figures.connections(record)
     assert (found["dialler_bytes"], found["accepter_bytes"]) == (20_000, 10_000)
     assert found["connect_s"] == 0.02
+
+
+def test_echoes_and_the_flow_beside_count_only_while_the_flow_does() -> None:
+    record = records.flow("native", bytes_per_s=1e6, warm_up_s=1.0)
+    record["echoes"] = {"asked": 6, "answered": [(0.5, 9.0), (1.0, 0.04), (2.0, 0.05), (3.0, 0.06), (4.5, 9.0)]}
+    record["beside"] = [(-1.0, 0, 0.0), (1.0, 50, 0.0), (3.0, 2_000_050, 0.0), (9.0, 9_000_000, 0.0)]
+    found = figures.flow(record)
+    assert found["echo_median_s"] == 0.05
+    assert found["echo_p95_s"] == pytest.approx(0.059)
+    assert found["beside_bits_per_s"] == 8_000_000
+    assert "echo_median_s" not in figures.flow(records.flow("native", bytes_per_s=1e6))

@@ -1,0 +1,70 @@
+"""Which rate each session is told that asked for rates: its part of what its class could send over the route's link.
+
+A rate is told where all peers that a session reports are reached through one shaped interface; with several ways, or
+one that is not shaped (the same host), no single figure is true of its socket. Sessions that send at present divide a
+class' offer equally; a session is told what it would have if it began now, and the others learn of it at the next tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from broker.daemon.flows import FlowTable
+from broker.daemon.sessions import Session
+from broker.model import Allocation
+from broker.offer import offered_bits_per_s
+
+VALID_S = 3.0
+"""How long a rate counts that is not told again."""
+REPEAT_S = 1.0
+CHANGE = 0.02
+"""Less than this is no news; the broker's dead band."""
+
+
+class RateBook:
+    """What was told to whom."""
+
+    def __init__(self, flows: FlowTable) -> None:
+        self._flows = flows
+        self._told: dict[tuple[str, str], tuple[int | None, float]] = {}
+
+    def tell(
+        self,
+        allocation: Allocation,
+        sessions: Iterable[Session],
+        *,
+        interface_of: Callable[[str], str | None],
+        now_s: float,
+    ) -> None:
+        """Tell each session what has changed, and once a second what has not."""
+        listening = [session for session in sessions if session.machine.hello.rates]
+        if not listening:
+            self._told.clear()
+            return
+        offers = {entry.name: entry for entry in allocation.interfaces}
+        busy = self._flows.senders(interface_of=interface_of, now_s=now_s)
+        told: dict[tuple[str, str], tuple[int | None, float]] = {}
+        for session in listening:
+            for name in self._flows.classes_of(session.name):
+                key = (session.name, name)
+                rate: int | None = None
+                interface = self._flows.only_interface(session.name, interface_of=interface_of, now_s=now_s)
+                if interface in offers:
+                    others = busy.get((interface, name), frozenset()) - {session.name}
+                    rate = offered_bits_per_s(offers[interface], name) // (len(others) + 1)
+                told[key] = self._told.get(key, (None, now_s))
+                if _is_news(rate, told[key], now_s):
+                    message: Mapping[str, Any] = {
+                        "op": "rate", "class": name, "bits_per_s": rate, "valid_s": VALID_S
+                    }  # fmt: skip
+                    session.send(message)  # one that is not taken is repeated soon
+                    told[key] = (rate, now_s)
+        self._told = told
+
+
+def _is_news(rate: int | None, told: tuple[int | None, float], now_s: float) -> bool:
+    last, at_s = told
+    if rate is None or last is None:
+        return rate != last
+    return abs(rate - last) > CHANGE * last or now_s - at_s >= REPEAT_S

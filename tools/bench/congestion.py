@@ -1,0 +1,84 @@
+"""7: which congestion control for which path: random loss, a TCP flow on the same link, a deep buffer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+from tools.bench import contenders, iperf
+from tools.bench.flows import ends, two_hosts
+from tools.bench.pairs import Flow, Pair
+from tools.bench.place import Place, python
+from tools.bench.settings import BESIDE_TCP, DEEP_BUFFER, MIB, Settings
+from tools.bench.side import Side
+from tools.bench.turns import Measure, Run, lab_up
+from tools.lab import Lab
+
+SLACK_S = 5.0
+
+
+def measure_of(
+    flow: Flow, *, settings: Settings, first: Place, second: Place, probe: Side, beside_tcp: bool, run: Run
+) -> Measure:
+    """One flow, and what echoes and a TCP flow beside it saw, are one record.
+
+    The TCP flow begins first, and fills the link for `congestion_lead_s`.
+    """
+    rate_bits_per_s = settings.loss_bits_per_s
+
+    def measure(pair: Pair) -> Sequence[Mapping[str, Any]]:
+        given = int(pair.contender.rate_share * rate_bits_per_s)
+        lead_s = settings.congestion_lead_s if beside_tcp else 0.0
+        with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
+            log = run.folder / "logs" / "congestion-tcp.log"
+            tcp = None
+            if beside_tcp:
+                tcp = pool.submit(
+                    iperf.measure, first, second, seconds=lead_s + flow.seconds, congestion="cubic", log=log
+                )
+                stack.callback(tcp.cancel)
+            probe.begin({"do": "probe", "address": second.address, "seconds": lead_s + flow.seconds})
+            found = pair.flow(dataclasses.replace(flow, rate_bits_per_s=given, lead_s=lead_s))
+            echoes = probe.end(wait_s=lead_s + flow.seconds + SLACK_S)
+            record = {"kind": "flow", "warm_up_s": settings.congestion_warm_up_s, "rate_bits_per_s": rate_bits_per_s}
+            record |= {**found, "echoes": echoes}
+            if tcp is not None:
+                record["beside"] = tcp.result()["receiver"]["samples"]
+        return [record]
+
+    return measure
+
+
+def congestion(run: Run) -> None:
+    """Each control on each path. A link's buffer is made with it: the deep one is a lab of its own."""
+    settings = run.settings
+    flow = Flow(
+        seconds=settings.congestion_s, bytes_max=settings.flow_bytes_max, message_bytes=MIB // 4, outstanding=32
+    )  # 8 MiB: what is in flight at 200 Mbit/s and 40 ms, 200 ms of queue, and as much again
+    for deep in (False, True):
+        cases = [case for case in settings.congestion_cases if (case == DEEP_BUFFER) == deep]
+        if not cases:
+            continue
+        lab = Lab("bench-congestion")
+        two_hosts(lab)
+        buffer_s = settings.congestion_deep_s if deep else 0.05
+        link = lab.link(
+            "a", "b", rate_bits_per_s=settings.loss_bits_per_s, delay_s=settings.loss_delay_s, buffer_s=buffer_s
+        )
+        with lab_up(lab), ExitStack() as stack:
+            first, second = ends(lab)
+            log = run.folder / "logs" / "congestion-probe.log"
+            probe = Side(first, python("tools.bench.programs.probe"), log=log)
+            stack.callback(probe.close)
+            pairs = run.pairs(stack, "congestion", contenders.CONGESTION, first, second)
+            for case in cases:
+                link.set_loss(float(case.split()[0]) / 100 if case.endswith("loss") else 0.0)
+                measure = measure_of(
+                    flow, settings=settings, first=first, second=second, probe=probe, run=run,
+                    beside_tcp=case == BESIDE_TCP,
+                )  # fmt: skip
+                run.turns("congestion", case, pairs, measure, repetitions=settings.congestion_repetitions, lab=lab)
