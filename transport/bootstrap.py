@@ -7,6 +7,7 @@ cannot go on says so to the others (`transport.withdrawal`).
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from transport.introduction import (
 from transport.peers import PeerTable
 from transport.rendezvous import Rendezvous
 from transport.settings import Settings
-from transport.sockets import Sockets, open_sockets
+from transport.sockets import Sockets, open_lane_socket, open_sockets
 from transport.wire.hello import HelloKey
 from transport.withdrawal import Withdrawal, run_key
 
@@ -47,6 +48,7 @@ class Plumbing:
     check_engine: Callable[[str], object] = find_engine
     make_engine: Callable[[str, EngineSettings, OnEvents], Engine] = create_engine
     open_sockets: Callable[[Settings, str], Sockets] = _open_sockets
+    open_lane_socket: Callable[[Sockets], socket.socket] = open_lane_socket
     own_identity: Callable[[Settings, int], Identity] = own_identity
 
 
@@ -74,12 +76,49 @@ class Meeting:
         Args:
             hello: what the layer above says of itself; job and run are added, which the engine checks.
         """
-        hello = {**hello, HelloKey.JOB: self.settings.job, HelloKey.RUN: self.run.nonce}
-        trust = trust_of(self.identity, self.introductions)
-        credentials = self.identity.credentials
         return (
-            engine.add_endpoint(self.sockets.compute, credentials=credentials, trust=trust, hello=hello, bulk=False),
-            engine.add_endpoint(self.sockets.bulk, credentials=credentials, trust=trust, hello=hello, bulk=True),
+            self._serve(engine, hello, self.sockets.compute, bulk=False),
+            self._serve(engine, hello, self.sockets.bulk, bulk=True),
+        )
+
+    def serve_lane(
+        self,
+        engine: Engine,
+        hello: Mapping[int, object],
+        *,
+        beside: Sockets,
+        endpoint: int | None,
+        register: Callable[[socket.socket], None],
+    ) -> tuple[int, int]:
+        """Open one more compute socket and hand it to the engine; its endpoint and its port.
+
+        Args:
+            beside: the sockets of now, which may have moved.
+            endpoint: the one that goes on from the new socket, None for a further one.
+            register: told of the socket when it is served, so that the broker marks it: marks come last.
+
+        Raises:
+            ConfigurationError, MisuseError: there is no socket to be had, or the engine takes no more.
+        """
+        sock = self.plumbing.open_lane_socket(beside)
+        try:
+            if endpoint is None:
+                endpoint = self._serve(engine, hello, sock, bulk=False)
+            else:
+                engine.rebind(endpoint, sock)
+        except BaseException:
+            sock.close()
+            raise
+        register(sock)
+        return endpoint, int(sock.getsockname()[1])
+
+    def _serve(self, engine: Engine, hello: Mapping[int, object], sock: socket.socket, *, bulk: bool) -> int:
+        return engine.add_endpoint(
+            sock,
+            credentials=self.identity.credentials,
+            trust=trust_of(self.identity, self.introductions),
+            hello={**hello, HelloKey.JOB: self.settings.job, HelloKey.RUN: self.run.nonce},
+            bulk=bulk,
         )
 
 

@@ -60,9 +60,17 @@ class BrokerLink:
         self._registered.clear()
         self._close_copies()
         for sock, role in ((sockets.compute, "gradient"), (sockets.bulk, "bulk")):
-            copy = sock.dup()
-            self._marked.append(copy)
-            self._registered.append(self._session.register(copy, traffic_class="compute", role=role))
+            self._register(sock, role)
+
+    def register_lane(self, sock: socket.socket) -> None:
+        """Pass one more compute socket, until `register` passes others."""
+        if self._session.state is not SessionState.OFF:
+            self._register(sock, "gradient")
+
+    def _register(self, sock: socket.socket, role: str) -> None:
+        copy = sock.dup()
+        self._marked.append(copy)
+        self._registered.append(self._session.register(copy, traffic_class="compute", role=role))
 
     def serves(self, compute: int) -> None:
         """Gradients go over this endpoint of the engine."""
@@ -118,7 +126,7 @@ class BrokerLink:
                 since_s = now_s
             self._activity[number] = (one.sent_bytes, since_s)
             if rank is not None and not one.bulk and now_s - since_s < ACTIVE_S:
-                sends[rank] = one.sent_bytes - sent_bytes
+                sends[rank] = sends.get(rank, 0) + one.sent_bytes - sent_bytes
         self._activity = {number: entry for number, entry in self._activity.items() if number in statistics}
         self._paths.ask(sorted(sends, key=lambda rank: -sends[rank]), now_s)
         self._session.report(reports)

@@ -7,6 +7,7 @@ Rules
   acknowledged it.
 - When a connection is lost, sends that were not acknowledged are sent again over the next one; receivers match by key,
   and keys are never reused, so a message that arrives twice is taken once.
+- Where one connection is not enough there are more (`transport.lane_links`); what such a one loses goes over the first.
 - A rank that is gone fails every send to it that the engine does not have yet at once. Receives from it fail after
   `GRACE_S`, because what it sent before it went may still wait in the engine; and so do sends under way to one that
   said goodbye: it may have taken them before, and the acknowledgement be told after the goodbye. Should it live after
@@ -36,6 +37,8 @@ from transport.engine.base import (
     Received,
     SendDone,
 )
+from transport.lane_links import LaneLinks, OpenEnd
+from transport.lanes import LaneLaw
 from transport.outbox import AHEAD, Outbox, SendEnd, Sending
 from transport.peers import Dial, Gone, PeerTable, Phase
 from transport.sockets import Sockets
@@ -95,6 +98,7 @@ class Endpoint:
         on_control: Callable[[int, Mapping[str, object]], None],
         on_announced: Callable[[int, Header], None],
         on_refused: Callable[[int, PeerError], None],
+        lane_law: LaneLaw = LaneLaw(lanes_max=1),  # noqa: B008 - a frozen value
     ) -> None:
         self.rank = rank
         self.peers = peers
@@ -115,16 +119,26 @@ class Endpoint:
         self._endpoints: dict[bool, int] = {}
         self._early: list[Event] = []
         self.closing = False
+        self.lanes = LaneLinks(
+            lane_law,
+            peers=peers,
+            outbox=lambda rank: self._outboxes.get((rank, False)),
+            control=self.control,
+        )
 
     @property
     def hello(self) -> dict[int, object]:
         """What we say of ourselves on every connection."""
         return {HELLO_RANK: self.rank, HELLO_GROUP: self._world}
 
-    def begin(self, engine: Engine, *, compute: int, bulk: int) -> None:
-        """Use `engine`, with these endpoints of it: peers may have dialled them before we know them."""
+    def begin(self, engine: Engine, *, compute: int, bulk: int, open_lane_end: OpenEnd | None = None) -> None:
+        """Use `engine`, with these endpoints of it, and `open_lane_end` for further ones.
+
+        Peers may have dialled them before we know them.
+        """
         self._engine = engine
         self._endpoints = {False: compute, True: bulk}
+        self.lanes.begin(engine, compute=compute, open_end=open_lane_end)
         early, self._early = self._early, []
         self.handle(early)
 
@@ -139,10 +153,11 @@ class Endpoint:
         priority: Priority,
         order: tuple[int, int],
         on_end: SendEnd,
+        over: int | None = None,
     ) -> Sending:
         """Send one message to a rank, behind those of smaller (priority, order)."""
         bulk = priority is Priority.BULK
-        sending = Sending(rank, replace(header, job=self._job), payload, priority, on_end, bulk)
+        sending = Sending(rank, replace(header, job=self._job), payload, priority, on_end, bulk, over=over)
         error = self.peers.error(rank)
         if error is not None:
             self._end_later(sending, error)
@@ -168,8 +183,19 @@ class Endpoint:
             ticket.cancelled = reason
             self._need_engine().cancel(ticket.operation)
 
-    def control(self, rank: int, message: Mapping[str, object], on_end: SendEnd | None = None) -> None:
-        """Send a small message of the transport's own to a rank, ahead of everything else."""
+    def control(
+        self,
+        rank: int,
+        message: Mapping[str, object],
+        on_end: SendEnd | None = None,
+        *,
+        over: int | None = None,
+    ) -> None:
+        """Send a small message of the transport's own to a rank, ahead of everything else.
+
+        Args:
+            over: the lane to send it over, None for the first connection.
+        """
         payload = memoryview(json.dumps(message).encode())
         header = Header(
             kind=Kind.CONTROL,
@@ -179,14 +205,38 @@ class Endpoint:
             length=len(payload),
         )
         self.send(
-            rank, header, payload, priority=Priority.CONTROL, order=(0, 0), on_end=on_end or (lambda _error: None)
+            rank,
+            header,
+            payload,
+            priority=Priority.CONTROL,
+            order=(0, 0),
+            on_end=on_end or (lambda _error: None),
+            over=over,
         )
+
+    def leave(self, rank: int, on_end: SendEnd) -> None:
+        """Say goodbye over every compute connection to a rank.
+
+        The acknowledgements prove that ours of what came over each have arrived, too. `on_end` is called with the last.
+        """
+        ways = [None, *self.peers.lanes(rank)]
+        left = len(ways)
+
+        def one_ended(error: TransportError | None) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                on_end(error)
+
+        for over in ways:
+            self.control(rank, {"op": "leave"}, one_ended, over=over)
 
     def move(self, before: Sockets, sockets: Sockets, *, number: int) -> None:
         """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody."""
         engine = self._need_engine()
         engine.rebind(self._endpoints[False], sockets.compute)
         engine.rebind(self._endpoints[True], sockets.bulk)
+        self.lanes.moved_here()
         stale = self.peers.moved_here(time.monotonic(), old=before.advertise, new=sockets.advertise)
         for connection in stale:
             engine.disconnect(connection, wire_code=WireCode.NO_ERROR, reason="we have moved")
@@ -197,6 +247,9 @@ class Endpoint:
 
     def peer_moved(self, rank: int, *, number: int, address: str, port: int, bulk_port: int) -> None:
         """A rank says where it is now. What was under way to where it was is sent again."""
+        if self.peers.is_late(rank, number):
+            return
+        self.lanes.moved(rank, "the peer has moved")
         stale = self.peers.moved(rank, number=number, address=(address, port), bulk_address=(address, bulk_port))
         for connection in stale:
             self._need_engine().disconnect(connection, wire_code=WireCode.NO_ERROR, reason="you have moved")
@@ -245,7 +298,7 @@ class Endpoint:
                     self._dial(self._engine, action, now_s)
                 else:
                     self._gone(action)
-            wake_s = self.peers.next_wake_s()
+            wake_s = min(self.peers.next_wake_s(), self.lanes.tick(now_s))
         for rank, gone_s in self._gone_s.items():
             flying = [box for bulk in (False, True) if (box := self._outboxes.get((rank, bulk))) and box.flying]
             for outbox in flying:
@@ -294,16 +347,23 @@ class Endpoint:
         engine = self._need_engine()
         dialled = self._attempts.pop(event.attempt, None) if event.attempt is not None else None
         bulk = event.endpoint == self._endpoints[True]
+        lane = self.lanes.number_of(event.endpoint)
         rank = event.hello.get(HELLO_RANK)
         peer = self.peers.peers.get(rank) if isinstance(rank, int) else None
         known = peer is not None and peer.name == event.peer and event.hello.get(HELLO_GROUP) == self._world
         if peer is None or not known or (dialled is not None and dialled[0] != rank):
-            if dialled is not None:
+            if event.attempt is not None and lane is not None:
+                self.lanes.attempt_failed(time.monotonic(), event.attempt, "somebody else is there")
+            elif dialled is not None:
                 self.peers.dial_failed(dialled[0], bulk=dialled[1], now_s=time.monotonic())
             _log.warning("refused a connection from %s at %s: no rank of ours", event.peer, event.remote)
             engine.disconnect(event.connection, wire_code=WireCode.PEER_UNEXPECTED, reason="no rank of this group")
             return
-        if not self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=event.attempt is not None):
+        if lane is not None:
+            wanted = self.lanes.up(peer.rank, event.connection, lane, event.attempt)
+        else:
+            wanted = self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=event.attempt is not None)
+        if not wanted:
             self._say_gone(peer.rank, event.connection)
             return
         self._pump(peer.rank, bulk)
@@ -320,6 +380,8 @@ class Endpoint:
         now_s = time.monotonic()
         reason = "the connection was closed" if event.error is None else _plain(event.error)
         shunned_by: int | None = None
+        if event.attempt is not None and self.lanes.attempt_failed(now_s, event.attempt, reason):
+            return
         if event.attempt is not None and event.attempt in self._attempts:
             rank, bulk = self._attempts.pop(event.attempt)
             shunned_by = rank
@@ -329,6 +391,8 @@ class Endpoint:
         if event.connection is not None:
             known = self.peers.rank_of(event.connection)
             shunned_by = known if known is not None else shunned_by
+            if not self.closing:
+                self.lanes.lost(now_s, event.connection, "" if event.error is None else reason)
             self.peers.down(event.connection, reason=reason, now_s=now_s)
         said = event.error.wire_code if isinstance(event.error, PeerError) else None
         if shunned_by is not None and said == WireCode.COUNTED_AS_GONE:
@@ -362,25 +426,32 @@ class Endpoint:
     def _pump(self, rank: int, bulk: bool) -> None:
         """Hand waiting sends to the engine, as many as may be under way at once."""
         outbox = self._outboxes.get((rank, bulk))
-        connection = self.peers.route(rank, bulk=bulk)
-        if outbox is None or connection is None:
+        first = self.peers.route(rank, bulk=bulk)
+        if outbox is None or first is None:
             return
         engine = self._need_engine()
         while (sending := outbox.pop()) is not None:
+            connection = self.lanes.route(sending, outbox, first)
             operation = engine.send(connection, sending.header, sending.payload, priority=sending.priority)
-            outbox.flies(sending, operation)
+            outbox.flies(sending, operation, connection)
             self._operations[operation] = sending
 
     def _send_ended(self, operation: int, error: TransportError | None) -> None:
         sending = self._operations.pop(operation, None)
         if not isinstance(sending, Sending):
             return
+        connection = sending.connection
         self._outboxes[sending.rank, sending.bulk].landed(operation)
+        if isinstance(error, ConnectionLostError) and connection is not None:
+            self.lanes.lost(
+                time.monotonic(), connection, _plain(error)
+            )  # known a moment before the connection's end is
         if error is None:
             self.peers.carried(sending.rank, bulk=sending.bulk)
         gone = self.peers.error(sending.rank)
         retry = isinstance(error, ConnectionLostError) and sending.cancelled is None and gone is None
         if retry and not self.closing:
+            sending.again = True
             self._enqueue(sending, AHEAD)
         elif not sending.ended:
             sending.ended = True

@@ -36,6 +36,14 @@ impl Touched {
         }
     }
 
+    /// Wake the driver though no connection is touched.
+    pub fn wake(&self) {
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(driver) = &list.1 {
+            driver.wake_by_ref();
+        }
+    }
+
     /// Move what there is to the end of `into`; `driver` is woken when there is more.
     pub fn take(&self, driver: &Waker, into: &mut Vec<ConnectionHandle>) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);

@@ -29,7 +29,9 @@ pub struct Core {
 
 /// The threads, until they are joined.
 struct Running {
+    /// One for each endpoint; the first also does what belongs to none.
     threads: Vec<Thread>,
+    endpoints: usize,
     events: JoinHandle<()>,
 }
 
@@ -77,7 +79,7 @@ impl Core {
             congestion,
         };
         let queue = Arc::new(EventQueue::default());
-        let (engine, threads) = Engine::start(settings, queue.clone())?;
+        let (engine, first) = Engine::start(settings, queue.clone())?;
         let events = thread::Builder::new().name("hive-events".to_owned()).spawn({
             let engine = Arc::downgrade(&engine);
             move || {
@@ -92,7 +94,11 @@ impl Core {
         Ok(Self {
             engine,
             process: std::process::id(),
-            running: Mutex::new(Some(Running { threads, events })),
+            running: Mutex::new(Some(Running {
+                threads: vec![first],
+                endpoints: 0,
+                events,
+            })),
         })
     }
 
@@ -125,10 +131,19 @@ impl Core {
     ) -> PyResult<()> {
         let identity = Identity::new(certificates, key).map_err(PyValueError::new_err)?;
         py.detach(|| {
+            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(running) = running.as_mut() else {
+                return Ok(()); // closed meanwhile
+            };
+            if running.endpoints == running.threads.len() {
+                running.threads.push(Thread::start()?);
+            }
+            let thread = &running.threads[running.endpoints];
+            running.endpoints += 1;
             // SAFETY: the Python side holds the socket object until `close` has returned.
             unsafe {
                 self.engine
-                    .add_endpoint(number, descriptor, identity, hello.into(), bulk)
+                    .add_endpoint(thread, number, descriptor, identity, hello.into(), bulk)
             }
         })?;
         Ok(())
@@ -281,6 +296,11 @@ impl Core {
         py.detach(|| self.engine.mail.held(peer))
     }
 
+    /// The processor's seconds that the thread of each endpoint has used.
+    fn busy(&self, py: Python<'_>) -> Vec<(u64, f64)> {
+        py.detach(|| self.engine.busy())
+    }
+
     /// Bytes of datagrams that all living connections have received, as of now.
     fn received_bytes(&self, py: Python<'_>) -> u64 {
         py.detach(|| self.engine.received_bytes())
@@ -354,7 +374,7 @@ impl Core {
         let timeout = seconds(timeout_s.max(0.0))?;
         py.detach(|| {
             let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let Some(Running { threads, events }) = running else {
+            let Some(Running { threads, events, .. }) = running else {
                 return Ok(());
             };
             let (finished, done) = mpsc::channel();

@@ -156,6 +156,7 @@ impl Endpoint {
         for connection in state.connections.values() {
             connection.move_on();
         }
+        self.shared.touched.wake(); // where there is no connection, the driver still waits for the socket before
     }
 
     /// Close every connection.

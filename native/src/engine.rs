@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
+use std::os::unix::thread::JoinHandleExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,9 +47,6 @@ const STREAMS_IN_WINDOW: u64 = 16;
 const WINDOW_BYTES_MIN: u64 = 65536;
 /// Of messages that overtake the hello: the windows of the first three round trips are less.
 const BEFORE_HELLO_BYTES_MAX: u64 = 1 << 20;
-/// One for the endpoint of a job's compute and one for its bulk: all of an endpoint's work is done on one thread, for what
-/// passes from one to another waits until that one has been woken. More endpoints share them.
-const THREADS: usize = 2;
 /// A packet of Ethernet without tunnels, whatever we send ourselves.
 const DATAGRAM_BYTES_TAKEN_MIN: u16 = 1472;
 const GOODBYE_WITHIN: Duration = Duration::from_millis(300);
@@ -89,6 +87,7 @@ struct Served {
     number: u64,
     endpoint: Endpoint,
     thread: Handle,
+    clock: libc::clockid_t,
     identity: Identity,
     hello: Bytes,
     bulk: bool,
@@ -117,7 +116,7 @@ pub struct Engine {
     pub settings: Settings,
     pub events: Arc<EventQueue>,
     pub mail: Mail,
-    threads: Vec<Handle>,
+    first: Handle,
     over: AtomicBool,
     numbers: AtomicU64,
     endpoints: Mutex<HashMap<u64, Arc<Served>>>,
@@ -127,14 +126,14 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Start the threads.
-    pub fn start(settings: Settings, events: Arc<EventQueue>) -> std::io::Result<(Arc<Self>, Vec<Thread>)> {
-        let threads = (0..THREADS).map(|_| Thread::start()).collect::<Result<Vec<_>, _>>()?;
+    /// Start, with the thread of the first endpoint.
+    pub fn start(settings: Settings, events: Arc<EventQueue>) -> std::io::Result<(Arc<Self>, Thread)> {
+        let first = Thread::start()?;
         let engine = Arc::new(Self {
             mail: Mail::new(settings.unexpected_bytes_max, events.clone()),
             settings,
             events,
-            threads: threads.iter().map(|thread| thread.handle.clone()).collect(),
+            first: first.handle.clone(),
             over: AtomicBool::new(false),
             numbers: AtomicU64::new(1),
             endpoints: Mutex::default(),
@@ -143,12 +142,12 @@ impl Engine {
             snapshot: Mutex::default(),
         });
         engine.spawn(tick(engine.clone()));
-        Ok((engine, threads))
+        Ok((engine, first))
     }
 
     /// Run a task that belongs to no connection: the engine ends if it panics.
     pub fn spawn(self: &Arc<Self>, future: impl Future<Output = ()> + Send + 'static) {
-        guard::spawn(&self.threads[0], Task::Engine(self.clone()), future);
+        guard::spawn(&self.first, Task::Engine(self.clone()), future);
     }
 
     pub fn over(&self) -> bool {
@@ -160,20 +159,21 @@ impl Engine {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Serve a socket.
+    /// Serve a socket with a thread: all of an endpoint's work is done there, for what passes from one thread to another
+    /// waits until that one has been woken.
     ///
     /// # Safety
     /// The descriptor stays open until the engine is closed.
     pub unsafe fn add_endpoint(
         self: &Arc<Self>,
+        thread: &Thread,
         number: u64,
         descriptor: RawFd,
         identity: Identity,
         hello: Bytes,
         bulk: bool,
     ) -> std::io::Result<()> {
-        let mut endpoints = locked(&self.endpoints);
-        let thread = self.threads[endpoints.len() % self.threads.len()].clone();
+        let (clock, thread) = (thread.clock, thread.handle.clone());
         let socket = {
             let _runtime = thread.enter();
             // SAFETY: the caller keeps the descriptor open.
@@ -194,12 +194,13 @@ impl Engine {
             number,
             endpoint,
             thread,
+            clock,
             identity,
             hello,
             bulk,
             rate: Arc::default(),
         });
-        endpoints.insert(number, served.clone());
+        locked(&self.endpoints).insert(number, served.clone());
         let events = self.events.clone();
         let drive = poll_fn(move |cx| {
             events.fault("driver");
@@ -397,6 +398,15 @@ impl Engine {
         locked(&self.snapshot).clone()
     }
 
+    /// The processor's time that the thread of each endpoint has used.
+    pub fn busy(&self) -> Vec<(u64, f64)> {
+        let endpoints = locked(&self.endpoints);
+        let used = endpoints
+            .values()
+            .map(|served| (served.number, cpu_seconds(served.clock)));
+        used.filter_map(|(number, used)| Some((number, used?))).collect()
+    }
+
     /// Bytes of datagrams that all living connections have received, as of now.
     pub fn received_bytes(&self) -> u64 {
         let links = locked(&self.links);
@@ -463,12 +473,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A thread that runs tasks, until it is told to end.
 pub struct Thread {
     handle: Handle,
+    /// The time that it has used on a processor.
+    clock: libc::clockid_t,
     end: oneshot::Sender<()>,
     running: thread::JoinHandle<()>,
 }
 
 impl Thread {
-    fn start() -> std::io::Result<Self> {
+    pub fn start() -> std::io::Result<Self> {
         // A driver that is busy is always ready: what Python asks for must not wait until it has had many turns.
         let runtime = Builder::new_current_thread()
             .enable_all()
@@ -480,7 +492,18 @@ impl Thread {
         let running = thread::Builder::new().name("hive-quic".to_owned()).spawn(move || {
             let _ = runtime.block_on(ended); // told, or given up
         })?;
-        Ok(Self { handle, end, running })
+        let mut clock = 0;
+        // SAFETY: the thread runs, for nothing has told it to end.
+        let failed = unsafe { libc::pthread_getcpuclockid(running.as_pthread_t(), &mut clock) };
+        if failed != 0 {
+            return Err(std::io::Error::from_raw_os_error(failed));
+        }
+        Ok(Self {
+            handle,
+            clock,
+            end,
+            running,
+        })
     }
 
     /// End it; its tasks are dropped where they wait. What it returns is done then.
@@ -488,6 +511,15 @@ impl Thread {
         let _ = self.end.send(()); // it may have failed
         self.running
     }
+}
+
+/// What a thread's clock shows; None where the thread has ended.
+fn cpu_seconds(clock: libc::clockid_t) -> Option<f64> {
+    // SAFETY: plain numbers, which the call fills in.
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: `time` is there to be written.
+    let failed = unsafe { libc::clock_gettime(clock, &mut time) } != 0;
+    (!failed).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }
 
 async fn accept(engine: Arc<Engine>, served: Arc<Served>) {

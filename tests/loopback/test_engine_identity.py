@@ -173,9 +173,9 @@ def test_connections_without_a_hello_count(victim: tuple[Node, RawPeer], monkeyp
         peer.sock.close()
 
 
-def test_a_fifth_connection_between_two_nodes_is_refused() -> None:
+def test_a_ninth_connection_between_two_nodes_is_refused() -> None:
     with connected() as (a, b, _up, _):
-        for _ in range(3):
+        for _ in range(7):
             a.dial(b)
             a.take(ConnectionUp)
         a.dial(b)

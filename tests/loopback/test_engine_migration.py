@@ -65,6 +65,13 @@ def test_what_the_moving_side_dialled_goes_on_from_the_new_address_in_the_middle
         assert not [event for node in (a, b) for event in node.events if isinstance(event, ConnectionDown)]
 
 
+def test_an_endpoint_that_nobody_is_connected_to_is_reached_at_its_new_address() -> None:
+    with pair() as (a, b):
+        rebind(b)
+        a.dial(b)
+        assert a.take(ConnectionUp).remote == b.address
+
+
 def test_both_sides_measure_the_new_path_afresh() -> None:
     payload = random.Random(2).randbytes(8_000_000)
     with connected() as (a, b, up_a, up_b):

@@ -26,6 +26,7 @@ from transport.collectives.calls import Call
 from transport.collectives.tasks import REASON_CHARS_MAX, GivenUp, Membership, Tasks
 from transport.endpoint import Endpoint
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
+from transport.lane_links import LaneEnd, OpenEnd
 from transport.loop import Loop
 from transport.messages import TAG_MAX, Letter, PostOffice
 from transport.moves import Moves
@@ -126,6 +127,7 @@ class Runtime:
             on_control=self._control,
             on_announced=self._announced,
             on_refused=self._refused,
+            lane_law=self._settings.lanes,
         )
         self._paths = PathDelays(self._endpoint.control)
         broker = self._broker = BrokerLink(
@@ -152,11 +154,27 @@ class Runtime:
         compute, bulk = meeting.serve(engine, self._endpoint.hello)
         broker.register(meeting.sockets)  # marks come last: what an engine sets (ECN in the TOS) would undo them
         broker.serves(compute)
-        self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk))
+        current = meeting.sockets
+
+        def open_lane_end(before: LaneEnd | None) -> LaneEnd:
+            return LaneEnd(
+                *meeting.serve_lane(
+                    engine,
+                    self._endpoint.hello,
+                    beside=current,
+                    endpoint=None if before is None else before.endpoint,
+                    register=broker.register_lane,
+                )
+            )
+
+        further = None if self._settings.congestion == "rate" else open_lane_end  # a rate is one endpoint's
+        self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk, open_lane_end=further))
         peers = meeting.peers
 
         def move(before: Sockets, sockets: Sockets, number: int) -> None:
+            nonlocal current
             self._endpoint.move(before, sockets, number=number)
+            current = sockets
             broker.register(sockets)
 
         self._moves = Moves(
@@ -267,6 +285,11 @@ class Runtime:
         """What every living connection measured, by connection."""
         return {} if self._engine is None else self._engine.statistics()
 
+    def lanes(self) -> Mapping[int, tuple[int, str]]:
+        """Over how many connections messages to each rank go, and why it is as many ("" where that never changed)."""
+        links = self._endpoint.lanes
+        return {rank: (links.lanes(rank), links.reason(rank)) for rank in self._endpoint.peers.peers}
+
     def close(self, *, timeout_s: float) -> None:
         """Leave: cancel what is under way, say goodbye to everybody, close the engine. Idempotent.
 
@@ -297,8 +320,8 @@ class Runtime:
         """From the engine's thread."""
         self._loop.call(functools.partial(self._handle, tuple(events)))
 
-    def _serves(self, engine: Engine, *, compute: int, bulk: int) -> None:
-        self._endpoint.begin(engine, compute=compute, bulk=bulk)
+    def _serves(self, engine: Engine, *, compute: int, bulk: int, open_lane_end: OpenEnd | None) -> None:
+        self._endpoint.begin(engine, compute=compute, bulk=bulk, open_lane_end=open_lane_end)
         self._handle(())  # what came before may have connected everybody
 
     def _handle(self, events: tuple[Event, ...]) -> None:
@@ -351,6 +374,8 @@ class Runtime:
                 self._paths.asked(rank, at, time.monotonic())
             case {"op": "then", "at": float(at), "here": float(here)}:
                 self._paths.answered(rank, at, here, time.monotonic())
+            case {"op": "lane", "number": int(number), "port": int(port)}:
+                self._endpoint.lanes.asked(time.monotonic(), rank, number, port, reply=message.get("reply") is True)
             case {
                 "op": "moved", "number": int(number), "address": str(address), "port": int(port), "bulk_port": int(bulk)
             } if is_reachable(address, port, bulk):  # fmt: skip
@@ -396,7 +421,7 @@ class Runtime:
                 said.set()
 
         for rank in tuple(waiting):
-            self._endpoint.control(rank, {"op": "leave"}, functools.partial(acknowledged, rank))
+            self._endpoint.leave(rank, functools.partial(acknowledged, rank))
 
     def _abandon_all(self) -> None:
         self._tasks.abandon()

@@ -18,10 +18,10 @@ from transport.wire.errors import WireCode, WireError
 from transport.wire.hello import APPLICATION_KEY_MIN, HelloKey, LimitKey, check_hello
 from transport.wire.varint import VARINT_MAX
 
-LINKS_PER_PEER_MAX = 4
-"""Of one name, rank and kind: dialled by either side, and each again before the loss of the old one was noticed."""
-LINKS_PER_NAME_MAX = 256
-"""A host's certificate may serve all its ranks: 64 of them, compute and bulk, dialled by either side."""
+LINKS_PER_PEER_MAX = 8
+"""Of one name, rank and kind: four lanes, and each dialled again before the loss of the old one was noticed."""
+LINKS_PER_NAME_MAX = 512
+"""A host's certificate may serve all its ranks: 64 of them, four lanes each and one for bulk, some dialled again."""
 
 Identity: TypeAlias = tuple[str, int | None, bool]
 """As whom the other end of a connection is counted: name, rank (where its hello has one), bulk or not."""

@@ -63,8 +63,8 @@ from transport.wire.errors import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey
 from transport.wire.hello import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
 
-MOVES_MAX = 256
-"""Sockets that were replaced stay open until the end, for the other threads' sake: so many."""
+MOVES_MAX = 128
+"""Sockets that were replaced stay open until the end, for the other threads' sake: so many of each endpoint."""
 NATIVE_DEAD_AFTER_S = 2.0
 """Of a peer whose engine is native too: nothing of Python's holds its acknowledgements up."""
 
@@ -80,6 +80,7 @@ class _Endpoint:
     trust: Trust
     hello: Mapping[int, object]
     bulk: bool
+    replaced: list[socket.socket] = field(default_factory=list)
 
 
 @dataclass
@@ -117,7 +118,6 @@ class NativeEngine(Engine):
         self._endpoints: dict[int, _Endpoint] = {}
         self._links: dict[int, _Link] = {}
         self._posted: dict[int, Buffer] = {}
-        self._replaced: list[socket.socket] = []
         self._core = _native.Core(
             deliver=self._deliver,
             unexpected_bytes_max=settings.unexpected_bytes_max,
@@ -166,13 +166,13 @@ class NativeEngine(Engine):
         self._check_open()
         check_socket(sock)
         served = self._endpoints.get(endpoint)
-        if served is None or len(self._replaced) >= MOVES_MAX:
+        if served is None or len(served.replaced) >= MOVES_MAX:
             raise MisuseError(f"endpoint {endpoint} cannot go on with this socket")
         sock.setblocking(False)
         ours = [(number, link) for number, link in list(self._links.items()) if link.endpoint == endpoint]
         moving = [number for number, link in ours if link.up and link.attempt is not None]
         self._core.rebind(endpoint, sock.fileno(), moving)
-        self._replaced.append(served.sock)
+        served.replaced.append(served.sock)
         served.sock = sock
         for number, _ in ours:
             if number not in moving:
@@ -250,6 +250,10 @@ class NativeEngine(Engine):
         self._check_open()
         return _Snapshot({fields[0]: fields for fields in self._core.statistics()})
 
+    def busy_s(self) -> Mapping[int, float]:
+        self._check_open()
+        return dict(self._core.busy())
+
     def disconnect(self, connection: int, *, wire_code: int, reason: str) -> None:
         self._check_open()
         self._core.disconnect(connection, wire_code, reason)
@@ -265,8 +269,9 @@ class NativeEngine(Engine):
         check_open(process=self._process, closed=self._closed or self._core.over)
 
     def _close_sockets(self) -> None:
-        for sock in [*self._replaced, *(endpoint.sock for endpoint in self._endpoints.values())]:
-            sock.close()
+        for endpoint in self._endpoints.values():
+            for sock in (*endpoint.replaced, endpoint.sock):
+                sock.close()
 
     # What Rust tells, on the event thread.
 
