@@ -369,7 +369,9 @@ impl Link {
     }
 
     async fn finish(self: &Arc<Self>, error: Option<ConnectionError>) {
-        if self.is(Stage::Up) && !matches!(error, Some(ConnectionError::LocallyClosed)) {
+        let closed_for_good = matches!(error, Some(ConnectionError::LocallyClosed))
+            && (self.engine.over() || self.lock().failure.is_some());
+        if self.is(Stage::Up) && !closed_for_good {
             // What had come whole was acknowledged, so the peer counts on it: it is told before the end is.
             let _ = tokio::time::timeout(READ_OUT_MAX, self.receives.none()).await;
         }

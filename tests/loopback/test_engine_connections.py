@@ -15,7 +15,8 @@ from engine_support import QUICK, ConnectionDown, connected, engines, over, pair
 from patience import best_of, wait_until
 
 from hive_qos.errors import ConnectionLostError
-from transport.engine.base import EngineSettings, SendDone
+from transport.engine.base import EngineSettings, Received, SendDone
+from transport.wire.errors import WireCode
 
 __all__ = ["engines", "pytest_generate_tests"]
 
@@ -161,3 +162,19 @@ def test_statistics_tell_what_was_moved() -> None:
         assert 0 < found.rtt_s_min <= found.rtt_s
         assert found.delivery_rate_bits_per_s >= 0
         assert found.sent_packets >= 4 * 2**20 // 1452
+
+
+def test_what_was_acknowledged_before_a_side_closes_is_there_after_it() -> None:
+    """A side that moves closes connections in use; what their ends count as arrived is not sent again."""
+    for turn in range(10):
+        with connected() as (a, b, up_a, up_b):
+            sends = [a.send(up_a, bytes([turn]) * 100, tag=tag) for tag in range(400)]
+            tags = [tag for tag in range(400) if tag != 40 * turn]
+            first = sends.pop(40 * turn)
+            assert isinstance(a.outcome(first), SendDone)
+            b.engine.disconnect(up_b, wire_code=WireCode.NO_ERROR, reason="moved")
+            ends = [(tag, a.outcome(send)) for tag, send in zip(tags, sends, strict=True)]
+            arrived = [40 * turn, *(tag for tag, end in ends if isinstance(end, SendDone))]
+            b.take(ConnectionDown)
+            found = [b.outcome(b.post("a", None, tag=tag)) for tag in arrived]
+            assert [one.payload for one in found if isinstance(one, Received)] == [bytes([turn]) * 100] * len(arrived)
