@@ -71,6 +71,10 @@ class Host:
         """The IPv4 address on the link, or towards the neighbour, called `via`."""
         return self._lab.plan.interface_on(self.name, via).address
 
+    def address6_on(self, via: str) -> str:
+        """The IPv6 address on the link, or towards the neighbour, called `via`."""
+        return self._lab.plan.interface_on(self.name, via).address6
+
     def enter(self) -> AbstractContextManager[None]:
         """`with host.enter():` this thread's new sockets are the host's. Names do not resolve: use addresses."""
         return entered(self.namespace)

@@ -344,7 +344,7 @@ class Runtime:
         return wake_s
 
     def _tick_broker(self, now_s: float) -> float:
-        return math.inf if self._broker is None else self._broker.tick(now_s, self._engine)
+        return math.inf if self._broker is None or self._closed else self._broker.tick(now_s, self._engine)
 
     def _tick_moves(self, now_s: float) -> float:
         return math.inf if self._moves is None or self._closed else self._moves.tick(now_s)
