@@ -15,6 +15,7 @@ once it has started. `python -m broker.guard --once STATE_DIRECTORY` opens what 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -170,11 +171,25 @@ def say(text: str) -> None:
             os.write(2, f"{prefix}hive-qos guard: {text}\n".encode())
 
 
+def nobody_in_charge() -> bool:
+    """Whether no daemon of this network namespace, and no guard of one, holds its lock (`daemon.runtime`)."""
+    namespace = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(namespace, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(namespace)  # which unlocks it
+    return True
+
+
 def main(arguments: list[str]) -> int:
     """`--once STATE_DIRECTORY`, or `SOCKET_DESCRIPTOR STATE_DIRECTORY` as the daemon calls it. 0 when all went well."""
     try:
         opening = _Opening(Path(arguments[1]))
         if arguments[0] == "--once":
+            if not nobody_in_charge():
+                return 0
             changed = opening.open()
             if changed:
                 say(f"{changed} classes opened to the line's rate")

@@ -117,6 +117,10 @@ class Configurations:
         if trial_s is not None:
             if not TRIAL_S_MIN <= trial_s <= TRIAL_S_MAX:
                 raise ConfigurationError("confirm", trial_s, f"{TRIAL_S_MIN:g} to {TRIAL_S_MAX:g} seconds")
+            if self._good() is None:
+                raise ConfigurationError(
+                    "confirm", trial_s, "not possible: no former configuration is kept to go back to"
+                )
             if self._next_text != self._kept.good and not self._keep(replace(self._kept, refused=self._next_text)):
                 raise ConfigurationError("confirm", trial_s, "not possible: the state directory cannot be written")
         return policy
@@ -138,11 +142,16 @@ class Configurations:
         return text
 
     def confirm(self) -> bool:
-        """What is on trial is good; False when nothing is."""
+        """What is on trial is good; False when nothing is.
+
+        Raises:
+            ConfigurationError: that cannot be remembered; the trial goes on.
+        """
         if self._until_s is None:
             return False
+        if not self._keep(Kept(good=self._text)):
+            raise ConfigurationError("confirm", "now", "not possible: the state directory cannot be written")
         self._until_s = None
-        self._keep(Kept(good=self._text))
         self._log.info("reload", note="confirmed")
         return True
 

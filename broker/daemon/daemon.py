@@ -120,6 +120,7 @@ class Daemon:
             control=self._control,
             force=self._put_in_force,
             shaping=self._shaping,
+            patience=lambda: self._beat(busy=True),
             notifier=self._notifier,
             log=log,
         )

@@ -107,7 +107,7 @@ class Guardian:
             until_s = time.monotonic() + ANSWER_S
             while self._sock is not None and self._heard < self._sequence and time.monotonic() < until_s:
                 self._hear(wait_s=max(0.001, until_s - time.monotonic()))
-        elif self._unanswered_s is not None and now_s - self._unanswered_s > DEAF_S:
+        if self._unanswered_s is not None and now_s - self._unanswered_s > DEAF_S:
             self._lost(f"has not answered for {DEAF_S:g} s")
         reopened, self._reopened = self._reopened, False
         return reopened
@@ -127,7 +127,8 @@ class Guardian:
             process.wait(END_S_MAX)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk; its end is not ours to wait for
+                process.wait(END_S_MAX)
         sock.close()
 
     def info(self) -> GuardInfo:

@@ -160,10 +160,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not self._allowed(Right.CHANGE):
             return
         try:
-            wanted = urllib.parse.parse_qs(query, max_num_fields=4).get("confirm_s", [])
-            trial_s = float(wanted[0]) if wanted and path == "/v1/reload" else None
+            wanted = urllib.parse.parse_qs(query, keep_blank_values=True, max_num_fields=4)
+            trial_s = float(wanted.pop("confirm_s")[0]) if "confirm_s" in wanted and path == "/v1/reload" else None
         except ValueError:
             self._refuse(400, "confirm_s is a number of seconds")
+            return
+        if wanted:  # a trial that is misspelt must not become a change for good
+            self._refuse(400, f"{path} knows no {', '.join(sorted(wanted))!r}")
             return
         answer = self.server.ask(Request(_ACTIONS[path], trial_s))
         self._answer_json(answer.code, {"done" if answer.code == 200 else "error": answer.text})

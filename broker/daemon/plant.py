@@ -88,8 +88,9 @@ class Plant:
         entry = self._interfaces[shape.interface]
         if entry.attached and worth_applying(entry.shape, shape):
             self._look_again(entry)
+            entry.stands = False  # of a change that fails a part may be in force: the next tick looks, and writes
             self._shaper.apply(shape)
-            entry.shape = shape
+            entry.shape, entry.stands = shape, True
             self.applied += 1
 
     def detach(self, interface: str) -> str | None:
@@ -154,23 +155,25 @@ class Plant:
             if not entry.attached:
                 self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
                 self._log.info("interface attached again", interface=shape.interface)
+                entry.verified_at_s = now_s
             elif worth_applying(entry.shape, shape) or not entry.stands:
                 self._look_again(entry)
+                entry.stands = False
                 self._shaper.apply(shape)
                 self.applied += 1
             elif now_s - entry.verified_at_s < VERIFY_S:
                 return
             elif self._shaper.verify(shape.interface):
-                shape = entry.shape
+                shape, entry.verified_at_s = entry.shape, now_s
             else:
                 note = "somebody changed our tree or gso_max_segs; looked at again"
                 self._log.warning("interface", interface=shape.interface, note=note)
                 self._shaper.apply(shape)
-            entry.verified_at_s = now_s
+                entry.verified_at_s = now_s
         except (HiveError, OSError, ValueError) as problem:  # ValueError: a shape that cannot be
             self._lost(entry, "apply-failed", str(problem))
             return
-        entry.shape, entry.attached = shape, True
+        entry.shape, entry.attached, entry.stands = shape, True, True
         if entry.alarm is not None:
             self._log.info("interface well again", interface=shape.interface)
             entry.alarm = None
@@ -207,7 +210,6 @@ class Plant:
     def _look_again(self, entry: _Interface) -> None:
         if not entry.stands:
             self._shaper.verify(entry.shape.interface)
-            entry.stands = True
 
     def _lost(self, entry: _Interface, code: str, text: str) -> None:
         now_s = self._clock()

@@ -11,7 +11,7 @@ from broker.daemon.control import Answer, Control
 from broker.daemon.log import Log
 from broker.daemon.notify import Notifier
 from broker.model import Policy
-from hive_qos.errors import HiveError
+from hive_qos.errors import ConfigurationError, HiveError
 
 
 class Force(Protocol):
@@ -31,6 +31,7 @@ class Reloads:
     Args:
         force: the daemon's way to make a policy hold.
         shaping: one line on what is shaped now, for the supervisor.
+        patience: asks the guard for patience: files are synchronised, which a busy disk makes long.
     """
 
     def __init__(
@@ -40,11 +41,12 @@ class Reloads:
         control: Control,
         force: Force,
         shaping: Callable[[], str],
+        patience: Callable[[], None],
         notifier: Notifier,
         log: Log,
     ) -> None:
         self._configurations, self._control, self._force = configurations, control, force
-        self._shaping, self._notifier, self._log = shaping, notifier, log
+        self._shaping, self._patience, self._notifier, self._log = shaping, patience, notifier, log
         self._wanted = False
 
     def want(self) -> None:
@@ -57,17 +59,25 @@ class Reloads:
             self._wanted = False
             self.reload()
         while (request := self._control.take()) is not None:
+            self._patience()
             if request.what == "reload":
                 request.answers.put(self.reload(trial_s=request.trial_s))
             else:
-                done = self._configurations.confirm()
-                request.answers.put(Answer(200, "confirmed") if done else Answer(409, "nothing is on trial"))
+                request.answers.put(self._confirm())
         former = self._configurations.overdue()
         if former is not None:
             self._force(former, whatever=True)
 
+    def _confirm(self) -> Answer:
+        try:
+            done = self._configurations.confirm()
+        except ConfigurationError as problem:
+            return Answer(409, str(problem))
+        return Answer(200, "confirmed") if done else Answer(409, "nothing is on trial")
+
     def reload(self, *, trial_s: float | None = None) -> Answer:
         """Take the file's configuration, or say why not."""
+        self._patience()
         self._notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
         try:
             policy = self._configurations.next(trial_s=trial_s)
