@@ -232,10 +232,21 @@ class Endpoint:
             self.control(rank, {"op": "leave"}, one_ended, over=over)
 
     def move(self, before: Sockets, sockets: Sockets, *, number: int) -> None:
-        """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody."""
+        """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody.
+
+        The sockets are the endpoint's from now on, also where the engine refuses (`TransportError`).
+        """
         engine = self._need_engine()
-        engine.rebind(self._endpoints[False], sockets.compute)
-        engine.rebind(self._endpoints[True], sockets.bulk)
+        waiting = [(False, sockets.compute), (True, sockets.bulk)]
+        try:
+            while waiting:
+                bulk, sock = waiting[0]
+                engine.rebind(self._endpoints[bulk], sock)
+                del waiting[0]
+        except TransportError:
+            for _, sock in waiting:  # one that the engine has taken it reads from until it is closed
+                sock.close()
+            raise
         self.lanes.moved_here()
         stale = self.peers.moved_here(time.monotonic(), old=before.advertise, new=sockets.advertise)
         for connection in stale:
@@ -432,7 +443,11 @@ class Endpoint:
         engine = self._need_engine()
         while (sending := outbox.pop()) is not None:
             connection = self.lanes.route(sending, outbox, first)
-            operation = engine.send(connection, sending.header, sending.payload, priority=sending.priority)
+            try:
+                operation = engine.send(connection, sending.header, sending.payload, priority=sending.priority)
+            except TransportError as error:  # it has just ended
+                self._end_later(sending, error)
+                continue
             outbox.flies(sending, operation, connection)
             self._operations[operation] = sending
 

@@ -19,6 +19,8 @@ from transport.sockets import Sockets, address_of_interface, address_towards, is
 
 LOOK_S = 0.2
 """A peer is patient for two seconds, and the sockets have to be made and the path validated within them."""
+LOOKS = 2
+"""While our address is still there, so many looks in a row must say the same: a route may be gone for a moment only."""
 PEERS_MAX = 4
 """So many peers are asked about: 10 us each."""
 
@@ -49,6 +51,7 @@ class Moves:
         self._number = 0
         self._next_s = 0.0
         self._by_route: bool | None = None
+        self._found, self._looks = "", 0
 
     def tick(self, now_s: float) -> float:
         """Look if it is time to; returns when to be called next."""
@@ -58,7 +61,9 @@ class Moves:
             self._next_s = now_s + LOOK_S
             address = self._sockets.compute.getsockname()[0]
             found = self._other_than(address)
-            if found:
+            self._looks = self._looks + 1 if found == self._found else 1
+            self._found = found
+            if found and (self._looks >= LOOKS or not is_ours(address)):
                 self._move(address, found)
         return self._next_s
 
@@ -75,8 +80,6 @@ class Moves:
             self._on_move(self._sockets, sockets, self._number)
         except TransportError as error:  # the engine has just ended, or was moved more often than it can be
             _log.warning("cannot go on from %s: %s", new, error)
-            sockets.compute.close()
-            sockets.bulk.close()
             return
         self._sockets = sockets
 

@@ -80,8 +80,10 @@ impl Sender {
         };
         match (error.raw_os_error(), segment) {
             (Some(libc::EAGAIN), _) => Err(error),
-            (Some(libc::EIO | libc::EINVAL), Some(size)) => {
-                self.segments_max.store(1, Ordering::Relaxed); // the device, or the kernel, cannot
+            (Some(code @ (libc::EIO | libc::EINVAL)), Some(size)) => {
+                if code == libc::EIO {
+                    self.segments_max.store(1, Ordering::Relaxed); // the device cannot
+                } // else the path is narrower than it was, for one: that is found out by itself
                 for datagram in transmit.contents.chunks(size) {
                     let _ = self.send_piece(socket, transmit, datagram, None);
                 }

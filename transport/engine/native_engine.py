@@ -171,7 +171,10 @@ class NativeEngine(Engine):
         sock.setblocking(False)
         ours = [(number, link) for number, link in list(self._links.items()) if link.endpoint == endpoint]
         moving = [number for number, link in ours if link.up and link.attempt is not None]
-        self._core.rebind(endpoint, sock.fileno(), moving)
+        try:
+            self._core.rebind(endpoint, sock.fileno(), moving)
+        except OSError as error:
+            raise MisuseError(f"endpoint {endpoint} cannot go on with this socket: {error}") from error
         served.replaced.append(served.sock)
         served.sock = sock
         for number, _ in ours:
@@ -331,7 +334,7 @@ class NativeEngine(Engine):
             return
         try:
             name = admission.admit_chain(_chain(certificates), link.trust, expected_peer=link.expected_peer)
-            others = sum(1 for other in self._links.values() if other.verified and other.peer == name)
+            others = sum(1 for other in list(self._links.values()) if other.verified and other.peer == name)
             link.peer, link.verified = name, True
             admission.admit_to_name(others)
         except WireError as error:
@@ -348,7 +351,7 @@ class NativeEngine(Engine):
             hello = decode_map(body)
             admission.admit_hello(own, hello)
             link.hello = hello
-            others = sum(1 for other in self._links.values() if other.up and other.identity == link.identity)
+            others = sum(1 for other in list(self._links.values()) if other.up and other.identity == link.identity)
             admission.admit_to_identity(others)
         except WireError as error:
             self._core.refuse(number, error.wire_code, error.reason)
