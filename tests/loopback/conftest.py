@@ -23,6 +23,14 @@ def running(tmp_path: Path) -> Iterator[Running]:
     running.stop()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of nothing but the native engine belong to `make test-native`: here they are none, and not skipped ones."""
+    of_native = [item for item in items if any("empty parameter" in str(mark) for mark in item.iter_markers("skip"))]
+    if of_native and not WITH_NATIVE:
+        config.hook.pytest_deselected(items=of_native)
+        items[:] = [item for item in items if item not in of_native]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The transport's tests run over each engine; tests of the engines themselves choose pairs (engine_support)."""
     if "chosen_engine" in metafunc.fixturenames and metafunc.module.__name__.startswith("test_transport_"):
