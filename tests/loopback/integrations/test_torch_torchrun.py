@@ -10,29 +10,42 @@ import pytest
 import torch
 from torch_ranks import PROGRAMS, environment
 
+GLOO_RUNS_MAX = 3
+"""On a busy machine Gloo itself now and then ends with "terminate called without an active exception"."""
 
-@pytest.mark.timeout(300)
+
+def started(backend: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node=2"),
+            *("--master-addr=127.0.0.1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+            *(str(PROGRAMS / "train.py"), backend, str(folder / backend)),
+        ],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What it has said until its end."""
+    try:
+        return process.communicate(timeout=140)[0]
+    finally:
+        process.kill()
+
+
+@pytest.mark.timeout(600)
 def test_torchrun_with_hive_trains_to_the_weights_that_gloo_trains_to(tmp_path: Path) -> None:
-    running = {
-        backend: subprocess.Popen(
-            [
-                *(sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node=2"),
-                *("--master-addr=127.0.0.1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
-                *(str(PROGRAMS / "train.py"), backend, str(tmp_path / backend)),
-            ],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for backend in ("gloo", "hive")
-    }
-    for backend, process in running.items():
-        try:
-            output, _ = process.communicate(timeout=140)
-        finally:
-            process.kill()
-        assert process.returncode == 0, f"{backend}: {output}"
+    ours, theirs = started("hive", tmp_path), started("gloo", tmp_path)
+    said, they_said = ended(ours), ended(theirs)
+    assert ours.returncode == 0, said
+    for _ in range(GLOO_RUNS_MAX - 1):
+        if theirs.returncode != 0:
+            theirs = started("gloo", tmp_path)
+            they_said = ended(theirs)
+    assert theirs.returncode == 0, they_said
     gloo, hive = (torch.load(tmp_path / backend) for backend in ("gloo", "hive"))
     assert hive["losses"][-1] < hive["losses"][0]
     # With two ranks a sum has one order only, so that not even rounding may differ.
