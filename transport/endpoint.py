@@ -458,9 +458,8 @@ class Endpoint:
         connection = sending.connection
         self._outboxes[sending.rank, sending.bulk].landed(operation)
         if isinstance(error, ConnectionLostError) and connection is not None:
-            self.lanes.lost(
-                time.monotonic(), connection, _plain(error)
-            )  # known a moment before the connection's end is
+            # Known a moment before the connection's end is.
+            self.lanes.lost(time.monotonic(), connection, _plain(error))
         if error is None:
             self.peers.carried(sending.rank, bulk=sending.bulk)
         gone = self.peers.error(sending.rank)

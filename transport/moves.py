@@ -50,7 +50,7 @@ class Moves:
         self._on_move = on_move
         self._number = 0
         self._next_s = 0.0
-        self._by_route: bool | None = None
+        self._by_route = False
         self._found, self._looks = "", 0
 
     def tick(self, now_s: float) -> float:
@@ -100,8 +100,6 @@ class Moves:
                 return ""
             if found:
                 leading.append(found)
-        if self._by_route is None:
-            self._by_route = False
         if not leading or (not self._by_route and is_ours(address)):
             return ""
         return leading[0]

@@ -87,11 +87,7 @@ class Plant:
         """
         entry = self._interfaces[shape.interface]
         if entry.attached and worth_applying(entry.shape, shape):
-            self._look_again(entry)
-            entry.stands = False  # of a change that fails a part may be in force: the next tick looks, and writes
-            self._shaper.apply(shape)
-            entry.shape, entry.stands = shape, True
-            self.applied += 1
+            self._write(entry, shape)
 
     def detach(self, interface: str) -> str | None:
         """Put back what was there before, on an interface of ours or of a former daemon's. Never raises.
@@ -157,10 +153,7 @@ class Plant:
                 self._log.info("interface attached again", interface=shape.interface)
                 entry.verified_at_s = now_s
             elif worth_applying(entry.shape, shape) or not entry.stands:
-                self._look_again(entry)
-                entry.stands = False
-                self._shaper.apply(shape)
-                self.applied += 1
+                self._write(entry, shape)
             elif now_s - entry.verified_at_s < VERIFY_S:
                 return
             elif self._shaper.verify(shape.interface):
@@ -173,7 +166,7 @@ class Plant:
         except (HiveError, OSError, ValueError) as problem:  # ValueError: a shape that cannot be
             self._lost(entry, "apply-failed", str(problem))
             return
-        entry.shape, entry.attached, entry.stands = shape, True, True
+        entry.shape, entry.attached, entry.stands = shape, True, True  # attached and mended trees stand, too
         if entry.alarm is not None:
             self._log.info("interface well again", interface=shape.interface)
             entry.alarm = None
@@ -207,9 +200,17 @@ class Plant:
         entries = self._interfaces.values()
         return tuple(alarm for entry in entries for alarm in (entry.alarm, entry.direct_alarm) if alarm is not None)
 
-    def _look_again(self, entry: _Interface) -> None:
+    def _write(self, entry: _Interface, shape: InterfaceShape) -> None:
+        """Write to the kernel, after a look at what it has where that is not known.
+
+        Of a write that fails a part may be in force: then nothing stands, and the next tick looks and writes.
+        """
         if not entry.stands:
             self._shaper.verify(entry.shape.interface)
+        entry.stands = False
+        self._shaper.apply(shape)
+        entry.shape, entry.stands = shape, True
+        self.applied += 1
 
     def _lost(self, entry: _Interface, code: str, text: str) -> None:
         now_s = self._clock()

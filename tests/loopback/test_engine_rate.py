@@ -79,14 +79,20 @@ def test_a_rate_is_never_exceeded_and_is_reached() -> None:
         best_of(measure, lambda took_s: took_s < 1.2 * bound_s(size))
 
 
+def two_connections(a: Node, b: Node) -> list[int]:
+    """Their round trips are known."""
+    ups = []
+    for _ in range(2):
+        a.dial(b)
+        ups.append(a.take(ConnectionUp).connection)
+    move(a, b, ups, 200_000)
+    return ups
+
+
 def test_connections_of_an_endpoint_have_the_rate_together() -> None:
     size = 2_000_000
     with pair(settings=FOLLOWS) as (a, b), given(a, RATE):
-        ups = []
-        for _ in range(2):
-            a.dial(b)
-            ups.append(a.take(ConnectionUp).connection)
-        move(a, b, ups, 200_000)
+        ups = two_connections(a, b)
 
         def measure() -> float:
             took_s = move(a, b, ups, size)
@@ -99,11 +105,7 @@ def test_connections_of_an_endpoint_have_the_rate_together() -> None:
 def test_one_of_two_connections_has_all_of_the_rate_while_the_other_says_nothing() -> None:
     size = 2_000_000
     with pair(settings=FOLLOWS) as (a, b), given(a, RATE):
-        ups = []
-        for _ in range(2):
-            a.dial(b)
-            ups.append(a.take(ConnectionUp).connection)
-        move(a, b, ups, 200_000)
+        ups = two_connections(a, b)
         best_of(lambda: move(a, b, ups[:1], size), lambda took_s: took_s < 1.2 * bound_s(size))
 
 
