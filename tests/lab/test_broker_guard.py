@@ -10,14 +10,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from broker_host import COMMAND, CONFIGURATION, SEND_TCP, SINK, Broker, broker_in, two_hosts
 from patience import LIMIT_S, wait_until
-from test_broker_daemon import COMMAND, CONFIGURATION, SEND_TCP, SINK, Broker
 
 from shaping.kernel import RealKernel
 from shaping.model import LEAF_MINOR
@@ -33,11 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab("guard") as lab:
-        lab.host("a")
-        lab.host("b")
-        lab.link("a", "b")
-        lab.up()
+    with two_hosts("guard") as lab:
         yield lab
 
 
@@ -51,12 +46,10 @@ def kernel(lab: Lab) -> Iterator[RealKernel]:
 
 @pytest.fixture
 def broker(lab: Lab) -> Iterator[Broker]:
-    with tempfile.TemporaryDirectory(prefix="hq") as path:
-        broker = Broker(lab["a"], Path(path), configuration=HELD)
+    with broker_in(lab["a"], configuration=HELD) as broker:
         broker.start()
         yield broker
-        if broker.process is not None and broker.process.poll() is None:
-            broker.end(signal.SIGTERM)
+        broker.stop()
         wait_until(lambda: not broker.guards(), what=lambda: broker.guards())
 
 

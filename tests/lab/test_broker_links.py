@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import broker_host
 import pytest
-import test_broker_daemon
+from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
 from patience import wait_until
-from test_broker_daemon import CONFIGURATION, Broker
 
 from tools.lab import Lab
 
@@ -32,25 +32,18 @@ TWO = CONFIGURATION.replace("[class.storage]", '[[interface]]\nname = "extra0"\n
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab("links") as lab:
-        lab.host("a")
-        lab.host("b")
-        lab.link("a", "b")
-        lab.up()
+    with two_hosts("links") as lab:
         yield lab
 
 
 @pytest.fixture
 def broker(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    monkeypatch.setattr(test_broker_daemon, "COMMAND", [sys.executable, "-c", DEAF])
-    with tempfile.TemporaryDirectory(prefix="hq") as path:
-        broker = Broker(lab["a"], Path(path), configuration=TWO)
+    monkeypatch.setattr(broker_host, "COMMAND", [sys.executable, "-c", DEAF])
+    with broker_in(lab["a"], configuration=TWO) as broker:
         broker.start()
         yield broker
         for name in ("extra0", "other0"):
             broker.host.run(["ip", "link", "del", name], check=False)
-        if broker.process is not None and broker.process.poll() is None:
-            broker.end(signal.SIGTERM)
 
 
 def ip(broker: Broker, *words: str) -> None:
@@ -187,7 +180,7 @@ links.psutil.net_if_stats = lambda: {{
     name: stats._replace(speed=int(open({str(says)!r}).read())) for name, stats in ask().items()
 }}
 """
-        monkeypatch.setattr(test_broker_daemon, "COMMAND", [sys.executable, "-c", driver + DEAF])
+        monkeypatch.setattr(broker_host, "COMMAND", [sys.executable, "-c", driver + DEAF])
         broker = Broker(lab["a"], Path(path), configuration=CONFIGURATION.replace("20 Mbit/s", "auto"))
         broker.start()
         try:

@@ -6,14 +6,12 @@ import contextlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from broker_host import COMMAND, CONFIGURATION, Broker, broker_in, two_hosts
 from patience import LIMIT_S, wait_until
-from test_broker_daemon import COMMAND, CONFIGURATION, Broker
 
 from broker.client import http
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
@@ -56,22 +54,15 @@ while True:
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab("reload") as lab:
-        lab.host("a")
-        lab.host("b")
-        lab.link("a", "b")
-        lab.up()
+    with two_hosts("reload") as lab:
         yield lab
 
 
 @pytest.fixture
 def broker(lab: Lab) -> Iterator[Broker]:
-    with tempfile.TemporaryDirectory(prefix="hq") as path:
-        broker = Broker(lab["a"], Path(path))
+    with broker_in(lab["a"]) as broker:
         broker.start()
         yield broker
-        if broker.process is not None and broker.process.poll() is None:
-            broker.end(signal.SIGTERM)
 
 
 def with_rates(mbit: int, *, weight: int = 2) -> str:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from broker_host import COMMAND, Broker
 from patience import wait_until
-from test_broker_daemon import COMMAND, Broker
 
 from broker.policy import CLASS_NAMES
 from shaping import cgroup

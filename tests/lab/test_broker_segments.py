@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from broker_host import COMMAND, CONFIGURATION, Broker, broker_in, two_hosts
 from patience import LIMIT_S, wait_until
-from test_broker_daemon import COMMAND, CONFIGURATION, Broker
 
 from tools.lab import Lab
 from tools.lab.model import GSO_SEGMENTS_MAX
@@ -20,22 +18,16 @@ OFF = CONFIGURATION.replace('egress = "20 Mbit/s"', 'egress = "20 Mbit/s"\ngso_m
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab("segments") as lab:
-        lab.host("a", gso_max_segs=GSO_SEGMENTS_MAX)
-        lab.host("b")
-        lab.link("a", "b")
-        lab.up()
+    with two_hosts("segments", gso_max_segs=GSO_SEGMENTS_MAX) as lab:
         yield lab
 
 
 @pytest.fixture
 def broker(lab: Lab) -> Iterator[Broker]:
     """Not started; ended with the test, and the device as it was before."""
-    with tempfile.TemporaryDirectory(prefix="hq") as path:
-        broker = Broker(lab["a"], Path(path))
+    with broker_in(lab["a"]) as broker:
         yield broker
-        if broker.process is not None and broker.process.poll() is None:
-            broker.end(signal.SIGTERM)
+        broker.stop()
         set_limit(broker, GSO_SEGMENTS_MAX)
 
 

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from broker_host import Broker
 from moving_ranks import running
 from patience import wait_until
-from test_broker_daemon import Broker, broker, folder
+from test_broker_daemon import broker, folder
 
 from shaping.model import BULK_NAME, DSCP
 from tools.lab import Host, Lab
