@@ -22,6 +22,7 @@ from typing import Any
 from broker.codec import to_json
 from broker.daemon.authority import Authority, Right, peer_of
 from broker.daemon.control import Answer, Request
+from broker.daemon.openapi import description
 from broker.daemon.runtime import listen
 from broker.daemon.status import Snapshot, document, flow_list, metrics
 from hive_qos import __version__
@@ -29,7 +30,7 @@ from hive_qos import __version__
 REQUESTS_AT_ONCE = 16
 REQUEST_TIMEOUT_S = 5.0
 STOP_LATENCY_S = 0.1
-_PATHS = ("/v1/status", "/v1/policy", "/v1/flows", "/metrics")
+_PATHS = ("/v1/status", "/v1/policy", "/v1/flows", "/v1/openapi.json", "/metrics")
 _ACTIONS = {"/v1/reload": "reload", "/v1/confirm": "confirm"}
 
 
@@ -134,7 +135,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not self._allowed(Right.USE):
             return
         snapshot = self.server.snapshot()
-        if path not in _PATHS:
+        if path in _ACTIONS:
+            self.do_PUT()
+        elif path not in _PATHS:
             self._refuse(404, f"known here: {', '.join(_PATHS)}")
         elif snapshot is None:
             self._refuse(503, "no tick yet")
@@ -142,14 +145,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(200, metrics(snapshot), kind="text/plain; version=0.0.4; charset=utf-8")
         elif path == "/v1/policy":
             self._answer_json(200, to_json(snapshot.policy))
+        elif path == "/v1/openapi.json":
+            self._answer_json(200, description())
         elif path == "/v1/flows":
             self._answer_json(200, {"schema": 1, "flows": flow_list(snapshot)})
         else:
             self._answer_json(200, document(snapshot))
 
     def do_PUT(self) -> None:
-        changes = self.path.split("?", 1)[0] == "/v1/policy"
-        if self._allowed(Right.CHANGE if changes else Right.USE):
+        path = self.path.split("?", 1)[0]
+        if not self._allowed(Right.CHANGE if path == "/v1/policy" else Right.USE):
+            return
+        if path in _ACTIONS:
+            self._refuse(405, f"{path} is done by a POST", allow="POST")
+        else:
             self._refuse(405, "policy is changed in broker.toml, then `systemctl reload hive-qos`")
 
     def do_POST(self) -> None:
@@ -182,17 +191,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._refuse(403, "not in the broker's group" if wanted is Right.USE else "only the admin group may change")
         return right >= wanted
 
-    def _refuse(self, code: int, text: str) -> None:
-        self._answer_json(code, {"error": text})
+    def _refuse(self, code: int, text: str, *, allow: str = "GET") -> None:
+        self._answer_json(code, {"error": text}, allow=allow)
 
-    def _answer_json(self, code: int, value: Any) -> None:
-        self._answer(code, json.dumps(value).encode(), kind="application/json")
+    def _answer_json(self, code: int, value: Any, *, allow: str = "GET") -> None:
+        self._answer(code, json.dumps(value).encode(), kind="application/json", allow=allow)
 
-    def _answer(self, code: int, body: bytes, *, kind: str) -> None:
+    def _answer(self, code: int, body: bytes, *, kind: str, allow: str = "GET") -> None:
         self.close_connection = True  # whatever else was sent, a body included, is not read
         self.send_response(code)
         if code == 405:
-            self.send_header("Allow", "GET")
+            self.send_header("Allow", allow)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Connection", "close")
