@@ -55,12 +55,15 @@ class InterfacePolicy:
     """One shaped interface.
 
     Fields: `egress_bits_per_s` None is "auto": the link's own speed, measured from there on; `limit_segments` whether
-    its `gso_max_segs` follows the rate.
+    its `gso_max_segs` follows the rate; `ingress` whether the way in is looked after, by asking the brokers of those
+    who send; `ingress_bits_per_s` what it carries, and then an IFB holds who has no broker; None: the link's own speed.
     """
 
     name: str
     egress_bits_per_s: int | None = None
     limit_segments: bool = True
+    ingress: bool = False
+    ingress_bits_per_s: int | None = None
 
 
 @dataclass(frozen=True)
