@@ -78,7 +78,6 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         )
         for entry in policy.interfaces
     ]
-    credits = tuple(credit for outcome in outcomes for credit in outcome.credits)
     ways_in = {entry.name: entry for entry in state.ingress}
     inflows = [
         decide_ingress(
@@ -87,7 +86,6 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             sample=samples.get(entry.name),
             interface=entry,
             policy=policy,
-            credits={(one.job, one.step): one.credited_bytes for one in credits if one.interface == entry.name},
         )
         for entry in policy.interfaces
         if entry.ingress
@@ -102,7 +100,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         allocation=Allocation(
             tuple(outcome.allocation for outcome in outcomes), tuple(inflow.allocation for inflow in inflows)
         ),
-        credits=credits,
+        credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
         alarms=tuple(alarm for outcome in (*outcomes, *inflows) for alarm in outcome.alarms),
         holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
         verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),

@@ -15,7 +15,7 @@ Where a burst has not been announced, `others` is what comes beside storage, smo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.bursts import USED_MIN
@@ -38,19 +38,21 @@ OVER, GOES_ON = 0.97, 1.15
 RATIOS_MIN = 2
 REMEMBERED = 4
 USED_LEAST = 0.1
-"""A hold for which less than a tenth of what was believed came in was not used."""
+"""A hold for which less than a tenth of what was announced came in was not used, or the announcement was a lie."""
 UNUSED_MAX = 3
 """So many unused holds in a row cost a job its privilege, until one of its bursts has been used."""
 MISSES_MIN, MISS_PART = 3, 0.5
 """A next burst is expected where the last three forecasts were right to half of the round trip that it saves training;
 with worse ones storage would lose more than training gains."""
 PEAK_AFTER_S = 0.3
+LOOK_S_MIN = 0.02
+"""A burst that is nearly over is looked at fifty times a second: each look costs about 3 ms of CPU."""
 JOBS_MAX, BURSTS_MAX = 64, 64
 
 
 def follow(
     state: IngressState, *, now_s: float, received_bytes: int | None, senders: Sequence[SenderSample],
-    bursts: Sequence[Burst], credits: Mapping[tuple[str, int], int], capacity_bits_per_s: int,
+    bursts: Sequence[Burst], capacity_bits_per_s: int,
 ) -> IngressState:  # fmt: skip
     """Take in a tick's readings.
 
@@ -59,7 +61,6 @@ def follow(
         received_bytes: the interface's counter, None where it was not read.
         senders: who sends to us; those of other classes than storage count as the rest.
         bursts: announced by our own ranks.
-        credits: how many bytes of each (job, step) are believed.
         capacity_bits_per_s: of the way in.
     """
     came = state.came_bits
@@ -85,13 +86,9 @@ def follow(
     for burst in current[:BURSTS_MAX]:
         entry = known.get((burst.job, burst.step))
         if entry is None:
-            entry = InboundBurstState(burst.job, burst.step, now_s, burst.announced_bytes, 0, beside, used_s=now_s)
+            entry = InboundBurstState(burst.job, burst.step, now_s, burst.announced_bytes, beside, used_s=now_s)
             jobs[burst.job] = _begun(jobs.get(burst.job), burst, now_s=now_s)
-        entry = replace(
-            entry,
-            announced_bytes=max(entry.announced_bytes, burst.announced_bytes),
-            credited_bytes=max(entry.credited_bytes, credits.get((burst.job, burst.step), 0)),
-        )
+        entry = replace(entry, announced_bytes=max(entry.announced_bytes, burst.announced_bytes))
         followed.append(_progress(entry, state, beside, jobs.get(burst.job), now_s=now_s, alone=len(current) == 1))
     kept = sorted(jobs.values(), key=lambda job: (-job.seen_s, job.job))[:JOBS_MAX]
     return replace(
@@ -118,7 +115,7 @@ def look_again_s(state: IngressState, *, now_s: float, lead_s: float, capacity_b
     for burst in state.bursts:
         usual = _usual_bits(burst, _job(state, burst.job))
         if usual is not None and not burst.over and len(state.bursts) == 1:
-            times.append(max(0.005, (OVER * usual - burst.come_bits) / capacity_bits_per_s))
+            times.append(max(LOOK_S_MIN, (OVER * usual - burst.come_bits) / capacity_bits_per_s))
     for job in state.jobs:
         due_s = _forecast(state, job, lead_s=lead_s)
         if due_s is not None and due_s - lead_s > now_s:
@@ -245,7 +242,7 @@ def _begun(job: InboundJobState | None, burst: Burst, *, now_s: float) -> Inboun
 
 def _ended(job: InboundJobState | None, burst: InboundBurstState, *, alone: bool, now_s: float) -> InboundJobState:
     job = job or InboundJobState(burst.job, now_s)
-    unused = burst.come_bits < USED_LEAST * 8 * burst.credited_bytes
+    unused = burst.come_bits < USED_LEAST * 8 * burst.announced_bytes
     ratios, peaks = job.ratios, job.peaks_bits_per_s
     if not unused and alone and burst.announced_bytes > 0:
         ratios = (burst.come_bits / (8 * burst.announced_bytes), *ratios)[:REMEMBERED]

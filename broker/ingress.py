@@ -46,8 +46,8 @@ DRAIN_S = 0.005
 ROUND_TRIP_S_MAX = 0.2
 LIMITED = 0.8
 """Who uses so much of what it may would use more."""
-MODEST_S, MODEST_ROOM, MODEST_PART = 1.0, 1.6, 0.25
-"""Who has used less for a second is left 1.6 times the most that it used, and a quarter of an equal part at least."""
+MODEST_S, MODEST_ROOM, MODEST_PART = 1.0, 1.6, 0.1
+"""Who has used less for a second is left 1.6 times the most that it used, and a tenth of an equal part at least."""
 LEASE_S = 0.9
 """Whoever we hold back is free again so soon after we die: nobody starves for a second."""
 HOLDS_MAX = 64
@@ -71,7 +71,6 @@ class Inflow:
 
 def decide_ingress(
     *, now_s: float, state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
-    credits: Mapping[tuple[str, int], int],
 ) -> Inflow:  # fmt: skip
     """Decide what storage may send towards one interface.
 
@@ -81,14 +80,13 @@ def decide_ingress(
         sample: what was measured; None where the interface is not there.
         interface: its policy; `ingress` is set.
         policy: the classes' promises.
-        credits: how many bytes of each announced (job, step) are believed.
     """
     rate, source = _capacity(interface, sample)
     senders = sample.senders if sample is not None else ()
     before = state
     state = inbound.follow(
         state, now_s=now_s, received_bytes=sample.received_bytes if sample is not None else None, senders=senders,
-        bursts=sample.bursts if sample is not None else (), credits=credits, capacity_bits_per_s=rate,
+        bursts=sample.bursts if sample is not None else (), capacity_bits_per_s=rate,
     )  # fmt: skip
     own = promises(policy.class_policy(LENDER), rate)
     window_s = policy.class_policy(LENDER).guarantee_window_s

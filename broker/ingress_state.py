@@ -40,16 +40,15 @@ class SenderState:
 class InboundBurstState:
     """One announced burst as it comes in: what had come before it, and the highest rate in it so far.
 
-    Fields: `announced_bytes` the most that was announced for it, `credited_bytes` how much of that is believed;
-    `before_bits` all that had come beside storage; `come_bits` what has come of it; `used_s` when it last came at a
-    rate worth a hold; `over` whether all that usually comes has come.
+    Fields: `announced_bytes` the most that was announced for it; `before_bits` all that had come beside storage;
+    `come_bits` what has come of it; `used_s` when it last came at a rate worth a hold; `over` whether all that usually
+    comes has come.
     """
 
     job: str
     step: int
     started_s: float
     announced_bytes: int
-    credited_bytes: int
     before_bits: float
     used_s: float
     come_bits: float = 0.0

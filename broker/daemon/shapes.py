@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from broker.model import InterfaceAllocation
+from broker.model import DestinationAllocation, InterfaceAllocation
 from broker.policy import Policy
-from shaping.model import ClassShape, InterfaceShape, Rule
+from shaping.model import ClassShape, DestinationShape, InterfaceShape, Rule
 
 DEAD_BAND = 0.02
 """Changes below 2 % stay unwritten: they would not be felt, and every write is a netlink round trip."""
 RATE_BITS_PER_S_MIN = 8_000
 """Of a class: a kilobyte a second, a full frame in 1.5 s. Less would be silence to whoever waits for it."""
+LEAF_BITS_PER_S_MIN = 1_000
+"""Of the leaf of one address: the least that the kernel side takes; its ceiling is what counts."""
 CAPACITY_BITS_PER_S_MIN = 64_000
 """Of an interface: room for four such classes and as much to lend. Configured ones have more (`broker.config`), but an
 estimate may fall lower, on a link that is all but dead; then this is what the kernel gets."""
@@ -56,7 +58,22 @@ def shape_of(
         rules=rules,
         gso_max_segs=gso_max_segs,
         line_bits_per_s=line_bits_per_s,
+        destinations=_destinations(
+            allocation.destinations,
+            {entry.name: rate for entry, rate in zip(allocation.classes, rates, strict=True)},
+        ),
     )
+
+
+def _destinations(wanted: Sequence[DestinationAllocation], rates: Mapping[str, int]) -> tuple[DestinationShape, ...]:
+    """Leaves of single addresses: together they keep at most half of what their class keeps, the default leaf the
+    rest."""
+    shapes = []
+    for entry in wanted:
+        most = rates[entry.traffic_class] // (2 * len(wanted))
+        rate = max(LEAF_BITS_PER_S_MIN, min(entry.rate_bits_per_s, most))
+        shapes.append(DestinationShape(entry.address, entry.traffic_class, rate, max(rate, entry.ceil_bits_per_s)))
+    return tuple(shapes)
 
 
 def _fitted(rates_bits_per_s: Sequence[int], *, capacity_bits_per_s: int) -> list[int]:
@@ -76,12 +93,23 @@ def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bo
         return True
     if _differ(applied.capacity_bits_per_s, wanted.capacity_bits_per_s):
         return True
+    if _destinations_differ(applied.destinations, wanted.destinations):
+        return True
     return any(
         one.name != other.name
         or one.priority != other.priority
         or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
         or _differ(one.ceil_bits_per_s, other.ceil_bits_per_s)
         for one, other in zip(applied.classes, wanted.classes, strict=True)
+    )
+
+
+def _destinations_differ(applied: Sequence[DestinationShape], wanted: Sequence[DestinationShape]) -> bool:
+    if [entry.address for entry in applied] != [entry.address for entry in wanted]:
+        return True
+    return any(
+        _differ(one.ceil_bits_per_s, other.ceil_bits_per_s) or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
+        for one, other in zip(applied, wanted, strict=True)
     )
 
 

@@ -11,8 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from broker.decide import decide
-from broker.model import CLASS_NAMES, Burst, ClassSample, Decision, InterfaceSample, Measurements, Policy, SenderSample
-from broker.model import State
+from broker.model import (
+    CLASS_NAMES,
+    Burst,
+    ClassSample,
+    Decision,
+    InterfaceSample,
+    Measurements,
+    Policy,
+    SenderSample,
+    State,
+)
 
 STEP_S = 0.001
 WIRE = 1.0456
@@ -37,7 +46,7 @@ class Storage:
             self.rate_bits_per_s = self.held.popleft()[1]
         if now_s < self.from_s:
             return 0.0
-        return self.wants_bits_per_s if self.rate_bits_per_s is None else min(self.wants_bits_per_s, self.rate_bits_per_s)
+        return min(self.wants_bits_per_s, self.rate_bits_per_s or 1e12)
 
 
 @dataclass
