@@ -12,8 +12,10 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from broker.config_peers import KEYS as PEERS_KEYS
+from broker.config_peers import read_peers
 from broker.config_rules import check_classes, check_interfaces, check_match_count
-from broker.policy import CLASS_NAMES, ClassPolicy, DaemonPolicy, InterfacePolicy, MatchRule, Policy, Share
+from broker.policy import CLASS_NAMES, ClassPolicy, DaemonPolicy, InterfacePolicy, MatchRule, PeersPolicy, Policy, Share
 from hive_qos.errors import ConfigurationError, HiveError
 from hive_qos.units import format_rate, parse_duration_s, parse_fraction, parse_rate_bits_per_s
 
@@ -41,7 +43,7 @@ CLASS_DEFAULTS = {
 }
 """Where the file says nothing: 92 % promised, training first, people's own traffic before replication."""
 
-_TOP_KEYS = ("version", "interface", "class", "daemon")
+_TOP_KEYS = ("version", "interface", "class", "daemon", "peers")
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
 _MATCH_KEYS = ("cgroup", "port", "uid", "dscp")
@@ -101,7 +103,14 @@ class _Reader:
         if version != 1 or isinstance(version, bool):
             self.problem("version", version, "write `version = 1`; this program reads no other")
         daemon = self.daemon(self.table(raw, "daemon", prefix=""))
-        return Policy(interfaces=self.interfaces(raw), classes=self.classes(raw), daemon=daemon)
+        return Policy(interfaces=self.interfaces(raw), classes=self.classes(raw), daemon=daemon, peers=self.peers(raw))
+
+    def peers(self, raw: Mapping[str, Any]) -> PeersPolicy | None:
+        if "peers" not in raw:
+            return None
+        section = self.table(raw, "peers", prefix="")
+        self.known(section, keys=PEERS_KEYS, prefix="peers.")
+        return read_peers(section, self.problem)
 
     def interfaces(self, raw: Mapping[str, Any]) -> tuple[InterfacePolicy, ...]:
         entries = raw.get("interface", [])
