@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from broker.model import InterfaceAllocation
 from broker.policy import Policy
-from shaping.model import ClassShape, InterfaceShape, Rule
+from shaping.model import ClassShape, DestinationShape, InterfaceShape, JobShape, Rule
+
+Part = TypeVar("Part", DestinationShape, JobShape)
 
 DEAD_BAND = 0.02
 """Changes below 2 % stay unwritten: they would not be felt, and every write is a netlink round trip."""
-RATE_BITS_PER_S_MIN = 8_000
-"""Of a class: a kilobyte a second, a full frame in 1.5 s. Less would be silence to whoever waits for it."""
+RATE_BITS_PER_S_MIN = 10_000
+"""Of a class: a full frame in 1.2 s, and what compute's ten leaves need. Less would be silence to whoever waits."""
 CAPACITY_BITS_PER_S_MIN = 64_000
 """Of an interface: room for four such classes and as much to lend. Configured ones have more (`broker.config`), but an
 estimate may fall lower, on a link that is all but dead; then this is what the kernel gets."""
@@ -72,6 +76,8 @@ def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bo
     """Say whether `wanted` differs from what was applied by more than the dead band in a rate, or in anything else."""
     if applied is None or applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
         return True
+    if _parts_differ(applied.destinations, wanted.destinations) or _parts_differ(applied.jobs, wanted.jobs):
+        return True
     if (applied.gso_max_segs, applied.line_bits_per_s) != (wanted.gso_max_segs, wanted.line_bits_per_s):
         return True
     if _differ(applied.capacity_bits_per_s, wanted.capacity_bits_per_s):
@@ -82,6 +88,15 @@ def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bo
         or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
         or _differ(one.ceil_bits_per_s, other.ceil_bits_per_s)
         for one, other in zip(applied.classes, wanted.classes, strict=True)
+    )
+
+
+def _parts_differ(applied: Sequence[Part], wanted: Sequence[Part]) -> bool:
+    return len(applied) != len(wanted) or any(
+        replace(one, rate_bits_per_s=0, ceil_bits_per_s=0) != replace(other, rate_bits_per_s=0, ceil_bits_per_s=0)
+        or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
+        or _differ(one.ceil_bits_per_s, other.ceil_bits_per_s)
+        for one, other in zip(applied, wanted, strict=True)
     )
 
 
