@@ -120,7 +120,7 @@ def decide_held(
     ]
     return Holding(
         states=tuple(sorted([*after, *remembered], key=lambda entry: entry.address)),
-        destinations=tuple(_fitted(destinations, promises(storage, capacity_bits_per_s).floor)),
+        destinations=tuple(destinations),
         verdicts=tuple(sorted(verdicts, key=lambda entry: (entry.peer, entry.address, entry.number))),
     )
 
@@ -192,17 +192,6 @@ def _rate(
     else:
         rate, why = asked, ingress_reasons.HeldForPeer(lease.peer, asked)
     return min(rate, ceiling), why
-
-
-def _fitted(destinations: Sequence[DestinationAllocation], floor_bits_per_s: int) -> list[DestinationAllocation]:
-    """Their rates are parts of the class' own floor: HTB sends a leaf's rate whatever the class has."""
-    total = sum(entry.rate_bits_per_s for entry in destinations)
-    if total <= floor_bits_per_s // 2:
-        return list(destinations)
-    return [
-        replace(entry, rate_bits_per_s=max(1, entry.rate_bits_per_s * (floor_bits_per_s // 2) // total))
-        for entry in destinations
-    ]
 
 
 def _verdict(lease: Lease, rate: int, why: reasons.Reasoned, *, granted: bool) -> Verdict:

@@ -51,7 +51,7 @@ from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy,
 from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
-from shaping.model import DSCP, LEAF_MINOR
+from shaping.model import DSCP
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
 
@@ -266,6 +266,7 @@ class Daemon:
             authority=lambda: self._authority,
             reclassify=lambda: self._plant.classify(at_once=True),
             log=self._log,
+            mark_minor=self._plant.mark_minor,
         )
         self._hub = hub
         sessions = SessionServer(
@@ -474,7 +475,7 @@ class Daemon:
             return None
         from broker.peers.channel import PeerChannel  # a QUIC stack is megabytes, and without [peers] none is needed
 
-        mark = functools.partial(self._mark, minor=LEAF_MINOR["control"], dscp=DSCP["control"])
+        mark = functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"])
         return PeerChannel(self._policy.peers, wake=self._wake.set, log=self._log, clock=self._clock, mark=mark)
 
     def _shaping(self) -> str:
