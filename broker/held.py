@@ -7,9 +7,10 @@ promised. So a lease is kept, within these bounds, whatever the peer says:
     floor     the floor's share of the smaller of both links, at every moment
     window    storage's guarantee of the smaller of both links, over its window: when it is at risk, more is sent than
               was asked for, until nothing is owed (`broker.guarantee`)
-    trust     a peer whose holds have put the guarantee at risk three times within a window gets no hold below the
-              guarantee until that is over: what it does with the time is its own business and cannot be seen from
-              here, but that it always asks for everything can
+
+What a peer does with the time cannot be seen from here, and need not be: its own broker lets go when a burst does not
+come (`broker.ingress`), and one that lies gets what the account leaves it, which is once 3 % of a window, and then no
+more than the rest of the guarantee.
 
 The promise counts only while something waits to go there. A peer may call its link slower than it is, to owe us less;
 so it counts at least as what lately went there. Each destination has its own account: a sender with a fast link of its
@@ -33,7 +34,6 @@ DESTINATIONS_MAX = 8
 """Leaves for destinations that the kernel side keeps ready; of more leases the oldest keep theirs."""
 LINGER_S = 5.0
 """How long a leaf outlives its lease: what waits in it leaves in order, and the next burst finds it there."""
-STRIKES = 3
 RATE_BITS_PER_S_MIN = 64_000
 MOST_DECAY_S = 60.0
 """The most that went to a destination is forgotten over a minute."""
@@ -89,29 +89,24 @@ def decide_held(
             asked[lease.address] = lease
     order = sorted(
         asked.keys() | {entry.address for entry in states if now_s - entry.seen_s <= LINGER_S},
-        key=lambda address: (address not in known, address not in asked, address),
+        key=lambda address: (address not in asked, address not in known, address),
     )
     served = order[:DESTINATIONS_MAX]
     for address in order[DESTINATIONS_MAX:]:
-        if address in asked:
-            why = ingress_reasons.HoldRefused(f"{DESTINATIONS_MAX} destinations are held back already")
-            verdicts.append(_verdict(asked[address], capacity_bits_per_s, why, granted=False))
+        full = ingress_reasons.HoldRefused(f"{DESTINATIONS_MAX} destinations are held back already")
+        verdicts += [_verdict(lease, capacity_bits_per_s, full, granted=False) for lease in _of(address, leases)]
     after, destinations = [], []
     for address in sorted(served):
         entry = known.get(address, HeldState(address, now_s))
         entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)
-        rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s, now_s=now_s)
+        rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s)
         floor = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s)).floor
         destinations.append(
             DestinationAllocation(address, HELD_CLASS, max(1, min(rate, floor)), max(1, rate), reasons.state(why))
         )
         if address in asked:
             entry = replace(entry, seen_s=now_s)
-            verdicts += [
-                _verdict(lease, rate, why, granted=True)
-                for lease in leases
-                if lease.address == address and _refusal(lease) is None
-            ]
+            verdicts += [_verdict(lease, rate, why, granted=True) for lease in _of(address, leases)]
         after.append(replace(entry, rate_bits_per_s=rate))
     remembered = [
         entry
@@ -123,6 +118,11 @@ def decide_held(
         destinations=tuple(destinations),
         verdicts=tuple(sorted(verdicts, key=lambda entry: (entry.peer, entry.address, entry.number))),
     )
+
+
+def _of(address: str, leases: Sequence[Lease]) -> list[Lease]:
+    """The leases of an address that may be kept."""
+    return [lease for lease in leases if lease.address == address and _refusal(lease) is None]
 
 
 def _refusal(lease: Lease) -> ingress_reasons.HoldRefused | None:
@@ -163,14 +163,11 @@ def _count(
         entry.account, given_bits=sent_bits, promise_bits_per_s=promise, window_s=storage.guarantee_window_s,
         elapsed_s=elapsed_s, waiting=sample.backlog_bytes >= BACKLOG_BYTES_MIN, now_s=read_s,
     )  # fmt: skip
-    strikes = entry.strikes_s
-    if account.repaying and not entry.account.repaying:
-        strikes = (read_s, *strikes)[:STRIKES]
-    return replace(entry, account=account, strikes_s=strikes)
+    return replace(entry, account=account)
 
 
 def _rate(
-    entry: HeldState, lease: Lease | None, storage: ClassPolicy, capacity_bits_per_s: int, *, now_s: float
+    entry: HeldState, lease: Lease | None, storage: ClassPolicy, capacity_bits_per_s: int
 ) -> tuple[int, reasons.Reasoned]:
     """What may go there, and why."""
     ceiling = promises(storage, capacity_bits_per_s).ceiling
@@ -180,13 +177,10 @@ def _rate(
     window_s = storage.guarantee_window_s
     floor = max(own.floor, RATE_BITS_PER_S_MIN)
     asked = lease.rate_bits_per_s
-    struck = [strike_s for strike_s in entry.strikes_s if now_s - strike_s <= window_s]
     due = lending.due_bits_per_s(entry.account, promise_bits_per_s=own.guarantee, window_s=window_s)
     why: reasons.Reasoned
     if due > max(asked, floor):
         rate, why = due, ingress_reasons.HoldRaised(lease.peer, asked, own.guarantee, window_s)
-    elif len(struck) >= STRIKES and own.guarantee > max(asked, floor):
-        rate, why = own.guarantee, ingress_reasons.HoldDistrusted(lease.peer, len(struck), window_s)
     elif asked < floor:
         rate, why = floor, ingress_reasons.HeldAtFloor(lease.peer, asked, floor)
     else:

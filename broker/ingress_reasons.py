@@ -134,22 +134,6 @@ class HoldRaised:
 
 
 @dataclass(frozen=True)
-class HoldDistrusted:
-    """This peer's holds have put the guarantee at risk again and again: for a while it gets none below the promise."""
-
-    code: ClassVar[str] = "hold-distrusted"
-    peer: str
-    times: int
-    window_s: float
-
-    def text(self) -> str:
-        return (
-            f"{self.peer} has put storage's guarantee at risk {self.times} times within {self.window_s:g} s: "
-            "no hold below the guarantee until that is over"
-        )
-
-
-@dataclass(frozen=True)
 class HoldRefused:
     """A hold that is not kept at all."""
 

@@ -107,8 +107,8 @@ class HeldState:
     """One destination towards which another broker holds our storage back, and what storage is owed there.
 
     Fields: `seen_s` when a lease was last in force; `counter_s` and `sent_bytes` when the destination's counter was
-    read last, and what it said; `sent_bits_per_s_max` the most that went there, slowly forgotten; `strikes_s` when its
-    holds last put the promise at risk, newest first; `rate_bits_per_s` what is in force.
+    read last, and what it said; `sent_bits_per_s_max` the most that went there, slowly forgotten; `rate_bits_per_s`
+    what is in force.
     """
 
     address: str
@@ -117,5 +117,4 @@ class HeldState:
     sent_bytes: int = 0
     sent_bits_per_s_max: float = 0.0
     account: Account = Account()
-    strikes_s: tuple[float, ...] = ()
     rate_bits_per_s: int = 0

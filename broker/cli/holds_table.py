@@ -37,7 +37,7 @@ def _rates(entries: list[Mapping[str, Any]], title: str, who: str) -> Table:
     table.add_column("why", overflow="fold")
     for entry in entries[:SHOWN_MAX]:
         said = entry.get("verdict") if isinstance(entry.get("verdict"), Mapping) else entry.get("reason")
-        granted = {True: _rate(entry.get("granted_bits_per_s")), False: "refused"}.get(entry.get("granted"), "-")
+        granted = _rate(entry.get("granted_bits_per_s")) if entry.get("granted") is not False else "refused"
         table.add_row(
             Text(printable(str(entry.get(who, "?"))), style="bold"),
             Text(printable(str(entry.get("class", "?")))),

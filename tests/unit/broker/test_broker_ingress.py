@@ -78,7 +78,7 @@ def test_two_floods_share_and_one_that_wants_little_leaves_the_rest() -> None:
 def test_a_sender_that_comes_later_is_held_from_its_first_look_on() -> None:
     world = Inflow(POLICY, [Storage("10.0.0.3"), Storage("10.0.0.4", from_s=5.05)]).run(5.3)
     first = next(decision for decision in world.decisions if "10.0.0.4" in held(decision))
-    assert first.state.ingress[0].at_s <= 5.05 + 0.11
+    assert (first.state.ingress[0].at_s or 9.0) <= 5.05 + 0.11
     assert sum(held(first).values()) <= HELD_TO
 
 
