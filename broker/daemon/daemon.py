@@ -31,6 +31,7 @@ from broker.daemon.hub import SessionHub
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
+from broker.daemon.needs import EVERYWHERE, NeedBook
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
 from broker.daemon.plant import Plant
@@ -175,7 +176,7 @@ class Daemon:
         self._started_s = self._clock()
         self._netlink = Netlink()
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
-        self._flows, self._bursts = FlowTable(), BurstBook()
+        self._flows, self._bursts, self._needs = FlowTable(), BurstBook(), NeedBook()
         self._rates = RateBook(self._flows)
         self._tcp_watch = TcpWatch(self._netlink, log=self._log)
         self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
@@ -246,6 +247,7 @@ class Daemon:
         hub = SessionHub(
             flows=self._flows,
             bursts=self._bursts,
+            needs=self._needs,
             clock=self._clock,
             interface_of=self._interface_of,
             cgroup_mount=self._cgroup_mount,
@@ -371,6 +373,7 @@ class Daemon:
         now_s = self._clock()
         flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
         bursts = self._bursts.current(now_s=now_s)
+        needs = self._needs.current(now_s=now_s)
         received = received_bytes()
         interfaces = []
         for entry in self._policy.interfaces:
@@ -384,6 +387,7 @@ class Daemon:
                         classes=samples,
                         flows=flows.get(entry.name, ()),
                         bursts=bursts.get(entry.name, ()),
+                        needs=(*needs.get(entry.name, ()), *needs.get(EVERYWHERE, ())),
                         received_bytes=received.get(entry.name),
                     )
                 )

@@ -1,4 +1,5 @@
-"""What sessions ask for, done: sockets marked, bursts entered, reports taken, processes moved. In the loop's thread."""
+"""What sessions ask for, done: sockets marked, bursts and needs entered, reports taken, processes moved. In the loop's
+thread."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
 from broker.daemon.log import Log
 from broker.daemon.machine import Reply, error
-from broker.daemon.messages import Announce, AnnounceEnd, Enter, Register, Report
+from broker.daemon.messages import Announce, AnnounceEnd, Declare, Enter, Register, Report
+from broker.daemon.needs import NeedBook
 from broker.daemon.sessions import Session
 from broker.model import Credit
 from hive_qos.errors import HiveError
@@ -44,6 +46,7 @@ class SessionHub:
         *,
         flows: FlowTable,
         bursts: BurstBook,
+        needs: NeedBook,
         clock: Callable[[], float],
         interface_of: Callable[[str], str | None],
         cgroup_mount: str | None,
@@ -54,7 +57,8 @@ class SessionHub:
     ) -> None:
         self._authority, self._reclassify = authority, reclassify
         self.urgent = False
-        self._flows, self._bursts, self._clock, self._interface_of = flows, bursts, clock, interface_of
+        self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
+        self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
         self._waiting: list[tuple[str, Announce]] = []
         self._urgent_left: dict[int, tuple[float, float]] = {}
@@ -100,7 +104,9 @@ class SessionHub:
             text = f"this session announces for the job of its hello, {session.job!r}, alone"
             session.send(error("bad-field", text, number=message.number).message)
             return
-        self._bursts.announce(session.name, message, now_s=self._clock(), interface_of=self._interface_of)
+        self._bursts.announce(
+            session.name, message, uid=session.peer.uid, now_s=self._clock(), interface_of=self._interface_of
+        )
         if message.number is not None:
             self._waiting.append((session.name, message))
         self._decide_soon(session.peer.uid)
@@ -109,6 +115,17 @@ class SessionHub:
         """Take a burst out."""
         if self._bursts.end(session.name, job=message.job, step=message.step):
             self._decide_soon(session.peer.uid)
+
+    def need(self, session: Session, message: Declare) -> Reply:
+        """Take what a storage program declares, from whoever may put programs into `storage`."""
+        uid = session.peer.uid
+        if not self._authority().may_enter(session.peer, "storage"):
+            text = f"user {uid} may not use class storage, so it has nothing to declare for it"
+            return error("not-allowed", text, number=message.number)
+        self._needs.declare(session.name, message, uid=uid, now_s=self._clock(), interface_of=self._interface_of)
+        if message.replicas_at_risk:
+            self._decide_soon(uid)
+        return Reply({"op": "noted", "id": message.number})
 
     def report(self, session: Session, message: Report) -> None:
         """Take measurements of who has sockets here, as of the classes of those: others have nothing to measure."""
@@ -169,6 +186,7 @@ class SessionHub:
     def gone(self, session: Session) -> None:
         """Forget a session. Its bursts no longer hold anybody back; its sockets keep their marks until they close."""
         self._flows.forget(session.name)
+        self._needs.forget(session.name)
         if self._bursts.forget(session.name):
             self._decide_soon(session.peer.uid)
 
@@ -188,14 +206,14 @@ class SessionHub:
         """Tell who announced what the decision made of it."""
         self.urgent = False
         waiting, self._waiting = self._waiting, []
-        granted: dict[tuple[str, int], int] = {}
+        granted: dict[tuple[int, str, int], int] = {}
         for credit in credits:
-            key = (credit.job, credit.step)
+            key = (credit.uid, credit.job, credit.step)
             granted[key] = granted.get(key, 0) + credit.credited_bytes
         for name, message in waiting:
             session = sessions.get(name)
             if session is not None:
-                size_bytes = granted.get((message.job, message.step), 0)
+                size_bytes = granted.get((session.peer.uid, message.job, message.step), 0)
                 session.send({"op": "credited", "id": message.number, "bytes": size_bytes})
 
 
