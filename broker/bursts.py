@@ -17,6 +17,8 @@ from broker.state import BurstState, InterfaceState, JobState
 
 USED_MIN, START_S = 0.3, 0.3
 """A hold lasts while training uses 30 % of the capacity; the first 0.3 s are given to it for its start."""
+AGAIN_S_MIN = 0.02
+"""The pace is known to some percent, so that the end may be looked for twice; not more often than so."""
 JOBS_MAX, JOBS_PER_USER_MAX = 256, 16
 BURSTS_MAX, BURSTS_PER_USER_MAX = 256, 16
 """Jobs and bursts at one interface, and of one user: a host runs a handful. Beyond that a user's own oldest jobs are
@@ -109,6 +111,28 @@ def using(
     """
     used = (throughput_bits_per_s or 0.0) >= USED_MIN * capacity_bits_per_s
     return tuple(burst for burst in bursts if used or burst.age_s < START_S)
+
+
+def again_s(
+    jobs: Sequence[JobState], bursts: Sequence[ActiveBurst], *, throughput_bits_per_s: float | None, lead_s: float,
+    now_s: float,
+) -> float | None:  # fmt: skip
+    """When to decide again before the next tick: to move storage, or to let it back.
+
+    It is let back when a burst has sent what it was credited with, whether or not its job has said yet that it is over.
+
+    Args:
+        jobs: as `follow` left them.
+        bursts: those for which storage waits.
+        throughput_bits_per_s: of training.
+        lead_s: from `forecast.lead_s`.
+        now_s: the tick's time.
+    """
+    times = [forecast.again_s(jobs, lead_s=lead_s, now_s=now_s)]
+    if bursts and throughput_bits_per_s:
+        left_s = min(burst.left_bytes for burst in bursts) * 8 / throughput_bits_per_s
+        times.append(max(AGAIN_S_MIN, left_s))
+    return min((time_s for time_s in times if time_s is not None and time_s < forecast.AGAIN_S_MAX), default=None)
 
 
 def destinations(sample: InterfaceSample | None) -> tuple[str, ...]:
