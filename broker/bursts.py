@@ -23,6 +23,8 @@ JOBS_MAX, JOBS_PER_USER_MAX = 256, 16
 BURSTS_MAX, BURSTS_PER_USER_MAX = 256, 16
 """Jobs and bursts at one interface, and of one user: a host runs a handful. Beyond that a user's own oldest jobs are
 forgotten, so that nobody pushes out another's."""
+UNKNOWN = -1
+"""What the class had sent when a burst began, where no counter was fresh."""
 USERS_MAX = 256
 """Users whose allowance is remembered: as many as there may be sessions."""
 
@@ -82,15 +84,15 @@ def follow(
                 now_s=now_s,
             )
             entry = BurstState(
-                burst.job, burst.step, now_s, sent_bytes or 0, 0, burst.uid, 0, belief.bytes_max, belief.first,
-                belief.withheld,
+                burst.job, burst.step, now_s, UNKNOWN if sent_bytes is None else sent_bytes, 0, burst.uid, 0,
+                belief.bytes_max, belief.first, belief.withheld,
             )  # fmt: skip
             job = forecast.begun(jobs.get(who, _unknown(burst, now_s=now_s)), at_s=now_s - burst.age_s)
             admitted = job.admitted or not belief.withheld
             jobs[who] = replace(forecast.told(job, burst, now_s=now_s), admitted=admitted)
         entry = credit.claim(entry, burst.announced_bytes)
         followed.append(entry)
-        left = entry.credited_bytes - max(0, (sent_bytes or 0) - entry.sent_bytes_before)
+        left = entry.credited_bytes - (_sent_since(entry, sent_bytes) or 0)
         if left > 0 and burst.remaining_s > 0:
             age_s = now_s - entry.started_s
             active.append(ActiveBurst(burst.job, burst.step, entry.credited_bytes, left, burst.remaining_s, age_s))
@@ -176,9 +178,17 @@ def _admitted(bursts: Sequence[Burst]) -> list[Burst]:
 def _ended(job: JobState | None, burst: BurstState, *, sent_bytes: int | None, now_s: float) -> JobState:
     """A burst ended: remember its size. A counter that is not known, or began anew, measures nothing."""
     known = job or JobState(burst.job, now_s, uid=burst.uid)
-    if sent_bytes is None or sent_bytes < burst.sent_bytes_before:
+    size_bytes = _sent_since(burst, sent_bytes)
+    if size_bytes is None:
         return replace(known, seen_s=now_s)
-    return credit.judge(known, burst, size_bytes=sent_bytes - burst.sent_bytes_before, now_s=now_s)
+    return credit.judge(known, burst, size_bytes=size_bytes, now_s=now_s)
+
+
+def _sent_since(burst: BurstState, sent_bytes: int | None) -> int | None:
+    """What the class has sent since a burst began; None where that cannot be known."""
+    if sent_bytes is None or burst.sent_bytes_before == UNKNOWN or sent_bytes < burst.sent_bytes_before:
+        return None
+    return sent_bytes - burst.sent_bytes_before
 
 
 def _unknown(burst: Burst, *, now_s: float) -> JobState:

@@ -235,17 +235,20 @@ def _with_dead_band(
     plans: tuple[ClassPlan, ...], state: InterfaceState, rate: int, *, fresh: bool
 ) -> tuple[ClassPlan, ...]:
     """Keep the last figures where the capacity stands and nothing moved by more than the dead band, or nothing is
-    known."""
+    known. A floor that is not in force moves whatever the band says."""
     last = {entry.name: entry for entry in state.applied}
     if rate != state.applied_capacity_bits_per_s or any(entry.name not in last for entry in plans):
         return plans
     band = DEAD_BAND * rate
+    below = any(
+        last[entry.name].rate_bits_per_s < min(entry.floor_bits_per_s, entry.rate_bits_per_s) for entry in plans
+    )
     moved = fresh and any(
         abs(entry.rate_bits_per_s - last[entry.name].rate_bits_per_s) > band
         or abs(entry.ceil_bits_per_s - last[entry.name].ceil_bits_per_s) > band
         for entry in plans
     )
-    if moved:
+    if moved or below:
         return plans
     return tuple(
         replace(

@@ -32,8 +32,9 @@ class ClassState:
 class BurstState:
     """One burst under way: what the class had sent when it began, and how much of it is believed.
 
-    Fields: `claimed_bytes` what was announced, at most `claim_bytes_max`, by which it is judged when it ends;
-    `credited_bytes` the same, or 0 where `withheld` says why not ("lost" privilege, unknown "name").
+    Fields: `sent_bytes_before` is -1 where that was not known; `claimed_bytes` what was announced, at most
+    `claim_bytes_max`, by which it is judged when it ends; `credited_bytes` the same, or 0 where `withheld` says why not
+    ("lost" privilege, unknown "name"); `first` whether it is its job's first.
     """
 
     job: str

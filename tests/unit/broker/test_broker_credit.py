@@ -151,7 +151,10 @@ def test_a_counter_that_is_not_known_or_began_anew_measures_nothing_and_costs_no
         link.sent_bytes = 0
         link.tick()
         link.sent_bytes = 4 * MB
+        link.tick([Burst("J", 1, 4 * MB, 0.0, 1.0, uid=1000)], known=False)
+        link.tick()
     assert link.job().unused == 0
+    assert max(link.job().burst_bytes) == 4 * MB, "the whole counter is no burst"
     assert link.burst(4 * MB, 4 * MB) == 4 * MB
 
 

@@ -237,6 +237,16 @@ def test_promises_that_do_not_fit_degrade_by_the_rule_and_are_an_alarm(
         assert ("guarantees-scaled" in found) is (committed > capacity >= floors)
         for rate, entry in zip(rates, own, strict=True):
             if floors <= capacity:
-                assert rate >= entry.floor - 0.02 * capacity  # the dead band: what is not worth a write
+                assert rate >= entry.floor
             else:
                 assert rate == pytest.approx(entry.floor * capacity / floors, abs=0.02 * capacity + 1)
+
+
+def test_a_floor_that_a_reload_raises_by_less_than_the_dead_band_is_in_force_at_once() -> None:
+    classes = tuple(ClassSample(name, 0) for name in CLASS_NAMES)
+    measured = Measurements((InterfaceSample("a", None, 0.0, classes),))
+    text = 'version = 1\n[[interface]]\nname = "a"\negress = "40 Mbit/s"\n[class.storage]\nfloor = "{}"\n'
+    before = decide(now_s=0.0, state=State(), measurements=measured, policy=load(text.format("0 %")))
+    after = decide(now_s=0.1, state=before.state, measurements=Measurements(), policy=load(text.format("1.5 %")))
+    assert one(before, "storage").rate_bits_per_s == 0
+    assert one(after, "storage").rate_bits_per_s == one(after, "storage").floor_bits_per_s > 0
