@@ -18,7 +18,8 @@ from broker.state import BurstState, InterfaceState, JobState
 USED_MIN, START_S = 0.3, 0.3
 """A hold lasts while training uses 30 % of the capacity; the first 0.3 s are given to it for its start."""
 AGAIN_S_MIN = 0.02
-"""The pace is known to some percent, so that the end may be looked for twice; not more often than so."""
+"""The pace is known to some percent, so that the end may be looked for twice; not more often than so. And what takes
+less is not worth a hold."""
 JOBS_MAX, JOBS_PER_USER_MAX = 256, 16
 BURSTS_MAX, BURSTS_PER_USER_MAX = 256, 16
 """Jobs and bursts at one interface, and of one user: a host runs a handful. Beyond that a user's own oldest jobs are
@@ -109,24 +110,29 @@ def using(
 ) -> tuple[ActiveBurst, ...]:
     """Those for which storage should wait: new ones, and older ones only while training does use the link.
 
-    An announced burst may wait for a slower rank; storage need not wait with it.
+    An announced burst may wait for a slower rank; storage need not wait with it. And a small one is new for no longer
+    than it takes at the least use, or bursts of a byte, one after the other, would keep storage away all the time.
     """
     used = (throughput_bits_per_s or 0.0) >= USED_MIN * capacity_bits_per_s
-    return tuple(burst for burst in bursts if used or burst.age_s < START_S)
+    return tuple(
+        burst for burst in bursts if used or burst.age_s < _start_s(burst, capacity_bits_per_s=capacity_bits_per_s)
+    )
 
 
 def again_s(
-    jobs: Sequence[JobState], bursts: Sequence[ActiveBurst], *, throughput_bits_per_s: float | None, lead_s: float,
-    now_s: float,
+    jobs: Sequence[JobState], bursts: Sequence[ActiveBurst], *, throughput_bits_per_s: float | None,
+    capacity_bits_per_s: int, lead_s: float, now_s: float,
 ) -> float | None:  # fmt: skip
     """When to decide again before the next tick: to move storage, or to let it back.
 
-    It is let back when a burst has sent what it was credited with, whether or not its job has said yet that it is over.
+    It is let back when a burst has sent what it was credited with, whether or not its job has said yet that it is over,
+    and when one that does not begin has had its time for that.
 
     Args:
         jobs: as `follow` left them.
         bursts: those for which storage waits.
         throughput_bits_per_s: of training.
+        capacity_bits_per_s: of the interface.
         lead_s: from `forecast.lead_s`.
         now_s: the tick's time.
     """
@@ -134,7 +140,16 @@ def again_s(
     if bursts and throughput_bits_per_s:
         left_s = min(burst.left_bytes for burst in bursts) * 8 / throughput_bits_per_s
         times.append(max(AGAIN_S_MIN, left_s))
+    if (throughput_bits_per_s or 0.0) < USED_MIN * capacity_bits_per_s:
+        starts = [_start_s(burst, capacity_bits_per_s=capacity_bits_per_s) - burst.age_s for burst in bursts]
+        times += [time_s for time_s in starts if time_s > 0]
     return min((time_s for time_s in times if time_s is not None and time_s < forecast.AGAIN_S_MAX), default=None)
+
+
+def _start_s(burst: ActiveBurst, *, capacity_bits_per_s: int) -> float:
+    """How long a burst is new; 0 for one that is not worth a hold."""
+    at_least_use_s = burst.credited_bytes * 8 / max(1.0, USED_MIN * capacity_bits_per_s)
+    return min(START_S, at_least_use_s) if at_least_use_s >= AGAIN_S_MIN else 0.0
 
 
 def destinations(sample: InterfaceSample | None) -> tuple[str, ...]:

@@ -6,14 +6,15 @@ An announcement keeps storage away, so a program could announce what it never se
     new       a name without a history, up to what the link carries in `FIRST_BURST_S`; of each user `NAMES_AT_ONCE`
               such names, one more each `NAME_S`, and none while a job of his has lost the privilege. Beyond, a name has
               to be known first: its bursts are measured all the same.
-    unused    `UNUSED_IN_A_ROW` bursts that carry less than `USED_PART` of what was claimed cost the job its privilege:
+    unused    `UNUSED_IN_A_ROW` bursts that carry less than `USED_PART` of what was claimed cost a job its privilege:
               it holds nobody back for `BARRED_S`, twice as long each time that it happens again, up to `BARRED_S_MAX`.
     redeemed  `USED_IN_A_ROW` bursts that were used give it back at once, with a clean record. One whose time is over
               has the privilege on trial: one more unused burst costs it again.
 
 Which number a step carries, whether it repeats or goes back, makes no difference: every burst that ends is judged. So
-what a liar takes from storage is `UNUSED_IN_A_ROW` beginnings of bursts (0.3 s each) a name: 3.6 s for his first four
-names, then 0.9 s in `BARRED_S_MAX`; storage's account is made good for that within its window (broker.guarantee).
+what a liar takes from storage is beginnings of bursts, of 0.3 s each: `UNUSED_IN_A_ROW` for each of his first names, or
+as many as he may have under way at once (16 in all), then one in `BARRED_S_MAX`. Who sends just enough to be believed
+has to send half of what he claims. Storage's account is made good for all of it within its window (broker.guarantee).
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ FIRST_BURST_S = 2.0
 BURSTS_REMEMBERED = 4
 NAMES_AT_ONCE, NAME_S = 4.0, 60.0
 """A user starts a few jobs at once; whoever changes the name with each burst is believed once a minute."""
-USED_PART = 0.25
-"""Steps of one job differ in size (a last, smaller batch; an exchange now and then): a quarter is no lie."""
+USED_PART = 0.5
+"""Steps of one job differ in size (a last, smaller batch; an exchange now and then), but not three times in a row by so
+much: what is claimed follows the last one."""
 UNUSED_IN_A_ROW, USED_IN_A_ROW = 3, 3
 BARRED_S, BARRED_S_MAX = 10.0, 600.0
 """Ten seconds are ten steps or more without a hold: felt by who lied, nothing to who did not mean to."""

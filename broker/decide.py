@@ -197,7 +197,9 @@ def _interface(
         *credit.alarms(interface.name, after.jobs, now_s=now_s),
         *needs.alarms(interface.name, declared, share_bits_per_s=share),
     )
-    again_s = bursts.again_s(after.jobs, holding, throughput_bits_per_s=used, lead_s=lead_s, now_s=now_s)
+    again_s = bursts.again_s(
+        after.jobs, holding, throughput_bits_per_s=used, capacity_bits_per_s=rate, lead_s=lead_s, now_s=now_s
+    )
     credits = bursts.credits(interface.name, after, now_s=now_s)
     return _Outcome(after, allocation, credits, alarms, holding_back.verdicts, again_s if estimate.unsettled else None)
 

@@ -122,7 +122,7 @@ class Session:
     def announce(
         self, *, step: int, bytes_by_destination: Mapping[str, int], deadline_s: float, next_s: float | None = None
     ) -> None:
-        """Say that a burst begins, or is about to.
+        """Say that a burst begins, or is about to; said again of the same step, that it has so much more.
 
         Args:
             step: the job's step, to match `announce_end`.

@@ -141,6 +141,25 @@ def test_steps_that_repeat_or_go_back_are_bursts_like_any_other() -> None:
         assert lies[3:] == [0] * 7
 
 
+def test_bursts_of_next_to_nothing_hold_for_next_to_nothing() -> None:
+    """One after the other, each begun in the tick in which the one before was used and ended."""
+    link = Link()
+    for step in range(200):
+        link.tick([Burst("J", step, 1000, 0.0, 1.0)], sends=1000)
+        link.tick([Burst("J", step, 1000, 0.1, 0.9)])
+    assert link.held_s == 0
+    assert not any(job.barred_s for job in link.state.jobs)
+    for size, new_s in ((MB, bursts.START_S), (90_000, 0.06)):
+        for age_s, held in ((new_s - 0.001, True), (new_s + 0.001, False)):
+            burst = bursts.ActiveBurst("J", 1, size, size, 1.0, age_s)
+            assert bool(using([burst], throughput_bits_per_s=0, capacity_bits_per_s=CAPACITY)) is held
+        burst = bursts.ActiveBurst("J", 1, size, size, 1.0, 0.01)
+        again_s = bursts.again_s(
+            (), [burst], throughput_bits_per_s=None, capacity_bits_per_s=CAPACITY, lead_s=0.0, now_s=0.0
+        )
+        assert again_s == pytest.approx(new_s - 0.01), "it is let back then, not at the next tick"
+
+
 def test_a_counter_that_is_not_known_or_began_anew_measures_nothing_and_costs_nothing() -> None:
     link = Link()
     link.burst(4 * MB, 4 * MB)
