@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 
 from broker.daemon import cgroups
+from broker.daemon.allowance import UserAllowance
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
@@ -24,8 +25,9 @@ from shaping.model import BULK_NAME, DSCP, MARK_MINOR
 URGENT_PER_S, URGENT_AT_ONCE = 20.0, 5.0
 """Decisions between ticks that one user may bring about: ten steps a second begin and end. Beyond that his bursts are
 decided on at the next tick, like everything else."""
-USERS_MAX = 256
-"""Users whose allowance is remembered, the latest; there are not more sessions than that."""
+DESTINATIONS_PER_S, DESTINATIONS_AT_ONCE = 2000.0, 4000.0
+"""Destinations of one user's bursts and needs that are looked up: 16 ranks to 64 peers twice a second. Each may cost
+the kernel 40 microseconds."""
 
 
 class SessionHub:
@@ -63,7 +65,8 @@ class SessionHub:
         self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
         self._waiting: list[tuple[str, Announce]] = []
-        self._urgent_left: dict[int, tuple[float, float]] = {}
+        self._soon = UserAllowance(per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE)
+        self._destinations = UserAllowance(per_s=DESTINATIONS_PER_S, at_once=DESTINATIONS_AT_ONCE)
 
     def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
         """Mark passed sockets: all of a message, or as many as the kernel takes before it refuses one."""
@@ -106,6 +109,10 @@ class SessionHub:
             text = f"this session announces for the job of its hello, {session.job!r}, alone"
             session.send(error("bad-field", text, number=message.number).message)
             return
+        refusal = self._too_many(session, len(message.bytes_by_destination), number=message.number)
+        if refusal is not None:
+            session.send(refusal.message)
+            return
         self._bursts.announce(
             session.name, message, uid=session.peer.uid, now_s=self._clock(), interface_of=self._interface_of
         )
@@ -124,6 +131,9 @@ class SessionHub:
         if not self._authority().may_enter(session.peer, "storage"):
             text = f"user {uid} may not use class storage, so it has nothing to declare for it"
             return error("not-allowed", text, number=message.number)
+        refusal = self._too_many(session, len(message.bytes_by_destination), number=message.number)
+        if refusal is not None:
+            return refusal
         self._needs.declare(session.name, message, uid=uid, now_s=self._clock(), interface_of=self._interface_of)
         if message.replicas_at_risk:
             self._decide_soon(uid)
@@ -196,13 +206,14 @@ class SessionHub:
         """Decide before the next tick, if this user has not had that too often; many that come together cost one."""
         if self.urgent:
             return
-        now_s = self._clock()
-        left, as_of_s = self._urgent_left.pop(uid, (URGENT_AT_ONCE, now_s))
-        left = min(URGENT_AT_ONCE, left + (now_s - as_of_s) * URGENT_PER_S)
-        self.urgent = left >= 1
-        self._urgent_left[uid] = (left - 1 if self.urgent else left, now_s)
-        while len(self._urgent_left) > USERS_MAX:
-            del self._urgent_left[next(iter(self._urgent_left))]
+        self.urgent = self._soon.take(uid, now_s=self._clock())
+
+    def _too_many(self, session: Session, count: int, *, number: int | None) -> Reply | None:
+        """The refusal of a message with more destinations than its user may still name."""
+        if self._destinations.take(session.peer.uid, count=count, now_s=self._clock()):
+            return None
+        text = f"at most {DESTINATIONS_PER_S:.0f} destinations a second in all that user {session.peer.uid} declares"
+        return error("too-many", text, number=number)
 
     def answer(self, credits: Iterable[Credit], sessions: Mapping[str, Session]) -> None:
         """Tell who announced what the decision made of it."""

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from broker.config import load
-from broker.daemon.bursts import BURSTS_PER_SESSION_MAX, BurstBook
+from broker.daemon.bursts import BURSTS_PER_SESSION_MAX, BURSTS_PER_USER_MAX, BurstBook
 from broker.daemon.flows import CONNECTIONS_PER_SESSION_MAX, FORGET_S, SAMPLES_MAX, FlowTable, PassedSocket, class_of
 from broker.daemon.messages import BYTES_MAX, Announce, Connection, Declare
 from broker.daemon.needs import EVERYWHERE, NEED_S, NeedBook
@@ -79,6 +79,19 @@ def test_a_session_that_never_ends_its_bursts_stays_bounded() -> None:
     for step in range(1000):
         book.announce("s-1", announce(step), uid=1000, now_s=0.0, interface_of=towards)
     assert len(book) == BURSTS_PER_SESSION_MAX
+
+
+def test_a_user_who_opens_many_sessions_stays_bounded_and_pushes_nobody_else_out() -> None:
+    book = BurstBook()
+    book.announce("s-0", announce(), uid=1001, now_s=0.0, interface_of=towards)
+    for session in range(1, 65):
+        for step in range(10):
+            book.announce(f"s-{session}", announce(step), uid=1000, now_s=0.0, interface_of=towards)
+    assert len(book) == BURSTS_PER_USER_MAX + 1
+    assert book.forget("s-0")
+    for session in range(1, 65):
+        book.forget(f"s-{session}")
+    assert (len(book), book.current(now_s=0.0), book._of_user) == (0, {}, {})
 
 
 def test_a_step_that_turns_out_larger_adds_to_what_was_announced_and_stays_as_old_as_it_is() -> None:

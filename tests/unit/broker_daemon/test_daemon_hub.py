@@ -10,10 +10,11 @@ from typing import Any, cast
 import pytest
 
 from broker.daemon import cgroups
+from broker.daemon.allowance import USERS_MAX
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
-from broker.daemon.hub import URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionHub
+from broker.daemon.hub import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, SessionHub
 from broker.daemon.log import open_log
 from broker.daemon.messages import Announce, AnnounceEnd, Connection, Declare, Enter, Report
 from broker.daemon.needs import NeedBook
@@ -102,7 +103,7 @@ def test_the_allowances_of_many_users_stay_bounded() -> None:
     bench = Bench()
     for uid in range(3 * USERS_MAX):
         bench.announce(Someone("s-1", uid=uid))
-    assert len(bench.hub._urgent_left) <= USERS_MAX
+    assert len(bench.hub._soon) == USERS_MAX
 
 
 def test_the_end_of_a_session_or_a_step_is_urgent_only_when_a_burst_ends_with_it() -> None:
@@ -194,3 +195,18 @@ def test_the_same_job_and_step_of_two_users_are_two_bursts_with_a_credit_each() 
     credits = [Credit("eth0", "j", 1, 5, uid=1000), Credit("eth0", "j", 1, 0, uid=1001)]
     bench.hub.answer(credits, cast(Any, {"s-1": one, "s-2": other}))
     assert [message["bytes"] for message in (*one.sent, *other.sent)] == [5, 0]
+
+
+def test_one_user_names_so_many_destinations_a_second_and_others_still_theirs() -> None:
+    bench, someone, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
+    crowd = {f"10.0.{number // 250}.{number % 250}": 5 for number in range(1000)}
+    for _ in range(10):
+        bench.hub.announce(cast(Session, someone), Announce(1, "j", next(bench.steps), crowd, 60.0, None))
+    refused = [message for message in someone.sent if message["op"] == "error"]
+    assert len(refused) == 10 - DESTINATIONS_AT_ONCE / 1000
+    assert refused[0]["code"] == "too-many"
+    reply = bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd))
+    assert reply.message["code"] == "too-many"
+    assert bench.hub.need(cast(Session, other), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
+    bench.now_s += 1.0
+    assert bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
