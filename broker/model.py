@@ -21,11 +21,14 @@ from broker.reasons import Reason
 from broker.state import State
 
 __all__ = [
-    "CLASS_NAMES", "Alarm", "Allocation", "Burst", "ClassAllocation", "ClassPolicy", "ClassSample", "Credit",
-    "DaemonPolicy", "Decision", "DestinationAllocation", "DestinationSample", "FlowSample", "Hold",
-    "InterfaceAllocation", "InterfacePolicy", "InterfaceSample", "Lease", "MatchRule", "Measurements", "Policy",
-    "Reason", "SenderSample", "Share", "State", "Verdict", "dumps", "from_json", "to_json",
+    "CLASS_NAMES", "DESTINATIONS_MAX", "Alarm", "Allocation", "Burst", "ClassAllocation", "ClassPolicy",
+    "ClassSample", "Credit", "DaemonPolicy", "Decision", "DestinationAllocation", "DestinationSample", "FlowSample",
+    "Hold", "InterfaceAllocation", "InterfacePolicy", "InterfaceSample", "Lease", "MatchRule", "Measurements", "Need",
+    "Policy", "Reason", "SenderSample", "Share", "State", "Verdict", "dumps", "from_json", "to_json",
 ]  # fmt: skip
+
+DESTINATIONS_MAX = 32
+"""Destinations of a burst that are kept by themselves: a recorded tick stays below 2 KiB for each burst."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,12 @@ class FlowSample:
 
 @dataclass(frozen=True)
 class Burst:
-    """One announced burst of a job through one interface (the daemon sums the destinations behind it).
+    """One announced burst of a user's job through one interface (the daemon sums the destinations behind it).
 
     Fields: `announced_bytes` as the job said; `age_s` since it was announced; `remaining_s` until its deadline,
-    negative when that has passed; `next_s` until the next burst that the job expects, None where it did not say.
+    negative when that has passed; `next_s` until the next burst that the job expects, None where it did not say;
+    `uid` whose job it is, by the kernel's word; `by_destination` the bytes to each address, of the
+    `DESTINATIONS_MAX` that get most.
     Pass it every tick until its end was announced, its session is gone, or `remaining_s` is below -1.
     """
 
@@ -92,6 +97,25 @@ class Burst:
     age_s: float
     remaining_s: float
     next_s: float | None = None
+    uid: int = 0
+    by_destination: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one storage program says that it has to do through one interface.
+
+    Fields: `session` who says it, `uid` whose program it is; `backlog_bytes` still to be sent; `age_s` since it was
+    said; `remaining_s` until it has to be done, negative when that has passed, None where there is no deadline;
+    `replicas_at_risk` how many objects have fewer copies than they should.
+    """
+
+    session: str
+    uid: int
+    backlog_bytes: int
+    age_s: float
+    remaining_s: float | None = None
+    replicas_at_risk: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,7 +157,7 @@ class InterfaceSample:
     `classes` the counters, in any order; `flows` and `bursts` those that go out through it;
     `received_bytes` what came in through it, cumulative, None where that is not known; `senders` who sends to us
     through it; `destinations` those with a leaf of their own, as old as the class counters; `leases` what other
-    brokers have asked of us and is in force, for addresses reached through it.
+    brokers have asked of us and is in force, for addresses reached through it; `needs` what storage declares.
     """
 
     name: str
@@ -146,6 +170,7 @@ class InterfaceSample:
     senders: tuple[SenderSample, ...] = ()
     destinations: tuple[DestinationSample, ...] = ()
     leases: tuple[Lease, ...] = ()
+    needs: tuple[Need, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -220,12 +245,14 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Credit:
-    """How much of an announced burst the broker believes: at most twice the job's recently measured bursts."""
+    """How much of an announced burst the broker believes, and why: at most twice the job's recently measured bursts."""
 
     interface: str
     job: str
     step: int
     credited_bytes: int
+    uid: int = 0
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from broker.daemon.text import printable
 from hive_qos.units import format_rate, format_size
 
 JOBS_SHOWN_MAX = 20
+NEEDS_SHOWN_MAX = 5
 
 
 def render(document: Mapping[str, Any]) -> RenderableType:
@@ -35,6 +36,7 @@ def render(document: Mapping[str, Any]) -> RenderableType:
     jobs = list(_items(document, "jobs"))
     if jobs:
         parts += [Text(""), _jobs(jobs)]
+    parts += _needs(list(_items(document, "needs")))
     parts += render_holds(document)
     alarms = list(_items(document, "alarms"))
     parts += [Text(""), *_guard(document)]
@@ -118,6 +120,20 @@ def _jobs(jobs: list[Mapping[str, Any]]) -> Table:
     if len(jobs) > JOBS_SHOWN_MAX:
         table.caption = f"and {len(jobs) - JOBS_SHOWN_MAX} more; --json has them"
     return table
+
+
+def _needs(needs: list[Mapping[str, Any]]) -> list[RenderableType]:
+    """What storage declares, a line a program and interface."""
+    lines: list[RenderableType] = []
+    for need in needs[:NEEDS_SHOWN_MAX]:
+        remaining, at_risk = need.get("remaining_s"), need.get("replicas_at_risk")
+        due = f", due in {remaining:.0f} s" if isinstance(remaining, (int, float)) else ""
+        risk = f", {at_risk} objects with too few copies" if isinstance(at_risk, int) and at_risk else ""
+        name = printable(str(need.get("interface", "?")))
+        lines.append(Text(f"storage has {_size(need.get('backlog_bytes'))} to send through {name}{due}{risk}"))
+    if len(needs) > NEEDS_SHOWN_MAX:
+        lines.append(Text(f"and {len(needs) - NEEDS_SHOWN_MAX} more; --json has them"))
+    return [Text(""), *lines] if lines else []
 
 
 def _guard(document: Mapping[str, Any]) -> list[RenderableType]:

@@ -33,6 +33,7 @@ from broker.daemon.hub import SessionHub
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
+from broker.daemon.needs import EVERYWHERE, NeedBook
 from broker.daemon.neighbours import Neighbours
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
@@ -184,7 +185,7 @@ class Daemon:
         self._started_s = self._clock()
         self._netlink = Netlink()
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
-        self._flows, self._bursts = FlowTable(), BurstBook()
+        self._flows, self._bursts, self._needs = FlowTable(), BurstBook(), NeedBook()
         self._rates = RateBook(self._flows)
         self._neighbours = Neighbours(None)
         self._again_s: float | None = None
@@ -259,6 +260,7 @@ class Daemon:
         hub = SessionHub(
             flows=self._flows,
             bursts=self._bursts,
+            needs=self._needs,
             clock=self._clock,
             interface_of=self._interface_of,
             cgroup_mount=self._cgroup_mount,
@@ -399,6 +401,7 @@ class Daemon:
         now_s = self._clock()
         flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
         bursts = self._bursts.current(now_s=now_s)
+        needs = self._needs.current(now_s=now_s)
         received = received_bytes()
         senders = self._neighbours.senders(self._flows, interface_of=self._interface_of, now_s=now_s)
         leases = self._neighbours.leases(interface_of=self._interface_of)
@@ -414,6 +417,7 @@ class Daemon:
                         classes=samples,
                         flows=flows.get(entry.name, ()),
                         bursts=bursts.get(entry.name, ()),
+                        needs=(*needs.get(entry.name, ()), *needs.get(EVERYWHERE, ())),
                         received_bytes=received.get(entry.name),
                         senders=senders.get(entry.name, ()),
                         destinations=self._plant.destinations(entry.name),

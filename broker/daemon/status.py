@@ -121,6 +121,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
         "jobs": _jobs(snapshot),
+        "needs": _needs(snapshot),
         "holds": [_hold(hold, verdict) for hold, verdict in snapshot.holds.asked],
         "leases": [_lease(lease, verdict) for lease, verdict in snapshot.holds.leases],
         "peers": [to_json(peer) for peer in snapshot.holds.peers],
@@ -214,22 +215,34 @@ def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
     for passed in snapshot.passed:
         if passed.job in jobs:
             jobs[passed.job]["sockets"] += 1
-    credited = {(one.interface, one.job, one.step): one.credited_bytes for one in snapshot.decision.credits}
+    credited = {(one.interface, one.uid, one.job, one.step): one for one in snapshot.decision.credits}
     for interface in snapshot.measurements.interfaces:
         for burst in interface.bursts:
             job = jobs.setdefault(burst.job, {"job": burst.job, "sessions": 0, "sockets": 0, "bursts": []})
+            credit = credited.get((interface.name, burst.uid, burst.job, burst.step))
             job["bursts"].append(
                 {
                     "interface": interface.name,
                     "step": burst.step,
                     "announced_bytes": burst.announced_bytes,
-                    "credited_bytes": credited.get((interface.name, burst.job, burst.step), 0),
+                    "destinations": dict(burst.by_destination),
+                    "credited_bytes": credit.credited_bytes if credit else 0,
+                    "credit_reason": to_json(credit.reason) if credit else None,
                     "age_s": burst.age_s,
                     "remaining_s": burst.remaining_s,
                     "next_s": burst.next_s,
                 }
             )
     return list(jobs.values())
+
+
+def _needs(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """What storage declares; a program that does not say where to stands at each interface."""
+    return [
+        {"interface": interface.name, **to_json(need)}
+        for interface in snapshot.measurements.interfaces
+        for need in interface.needs
+    ]
 
 
 def _endpoint(address: tuple[str, int]) -> str:
