@@ -129,6 +129,7 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str) -> dict[str, Any]:
         "rtt_s": connection.rtt_s,
         "rtt_s_min": connection.rtt_s_min,
         "delivered_bytes": connection.acked_bytes,
+        "received_bytes": connection.received_bytes,
         "sent_packets": connection.sent_segments,
         "lost_packets": connection.retransmitted_segments,
         "delivery_rate_bits_per_s": connection.delivery_rate_bits_per_s,
