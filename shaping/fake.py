@@ -8,6 +8,7 @@ that a test can claim that nothing was lost. It does not move packets: a test sa
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -264,6 +265,9 @@ class FakeClassifier:
             raise self.failure
         self.rules = tuple(rules)
         return ()
+
+    def remember(self, sock: socket.socket, rule: Rule) -> bool:
+        return rule in self.rules
 
     def clear(self) -> int:
         if self.failure is not None:

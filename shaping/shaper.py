@@ -393,7 +393,7 @@ class Shaper:
             if "classifier not found" not in error.detail:
                 raise
             self._capabilities = replace(self.capabilities, u32=False)
-            note = f"{interface}: this kernel has no u32 classifier; rules on ports and DSCP do nothing"
+            note = f"{interface}: this kernel has no u32 classifier; rules on ports, DSCP and addresses do nothing"
             return rest, replace(wanted, filters=()), (note,)
         return (*rest, *filters), wanted, ()
 
