@@ -8,6 +8,7 @@ that a test can claim that nothing was lost. It does not move packets: a test sa
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -270,6 +271,9 @@ class FakeClassifier:
             raise self.failure
         self.rules, self.minors = tuple(rules), dict(minors)
         return ()
+
+    def remember(self, sock: socket.socket, rule: Rule) -> bool:
+        return rule in self.rules
 
     def clear(self) -> int:
         if self.failure is not None:

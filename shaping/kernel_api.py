@@ -8,6 +8,7 @@ there.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -59,6 +60,9 @@ class Classifier(Protocol):
 
     def apply(self, rules: Sequence[Rule], *, minors: Mapping[str, int] = MARK_MINOR) -> tuple[str, ...]:
         """Make exactly these rules be in force, `minors` being the marks; returns sentences on those that are not."""
+
+    def remember(self, sock: socket.socket, rule: Rule) -> bool:
+        """Let a listener that was there before a rule classify what it accepts; False where there is no way to."""
 
     def clear(self) -> int:
         """Remove all that is ours in this namespace, whoever made it; returns from how many cgroups."""

@@ -98,6 +98,7 @@ class Rule:
         port: TCP and UDP, source or destination, IPv4 and IPv6.
         protocol: narrows `port` to one of the two.
         dscp: codepoint 0..63, IPv4 and IPv6.
+        address: a network, source or destination, as `ipaddress.ip_network` writes it.
         uid: sockets that this user makes from now on, in this network namespace.
         cgroup: sockets made from now on inside this cgroup v2 or below it; the path below the v2 mount, or absolute.
     """
@@ -108,6 +109,7 @@ class Rule:
     dscp: int | None = None
     uid: int | None = None
     cgroup: str | None = None
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class InterfaceShape:
         interface: its name in the current network namespace.
         capacity_bits_per_s: rate and ceiling of the root class: what all classes together may send.
         classes: the four of `CLASS_NAMES`, each once, in any order, and at most one `BULK_NAME`.
-        rules: classification besides passed sockets; the first that matches wins among ports and DSCP.
+        rules: classification besides passed sockets; the first that matches wins among ports, DSCP and addresses.
         gso_max_segs: segments that TCP may hand over in one piece, at least 1; never more than the device had before
             us. None leaves, or puts back, the device's own.
         destinations: addresses that get a leaf of their own, at most as many as `DESTINATION_MINOR`. A flow that

@@ -414,8 +414,8 @@ class Shaper:
                 raise
             self._capabilities = replace(self.capabilities, u32=False)
             note = (
-                f"{interface}: this kernel has no u32 classifier; rules on ports and DSCP do nothing, and storage "
-                "cannot be held back towards single destinations"
+                f"{interface}: this kernel has no u32 classifier; rules on ports, DSCP and addresses do "
+                "nothing, and storage cannot be held back towards single destinations"
             )
             return rest, replace(wanted, filters=()), (note,)
         return (*rest, *filters), wanted, ()

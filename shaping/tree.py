@@ -17,6 +17,7 @@ Rules that the tree keeps
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -78,7 +79,8 @@ FQ_CODEL_PACKETS = 10_240
 """Its own default. It bounds delay by time, not by this; and lowering it would drop packets, so it is never changed."""
 
 RULES_MAX = 64
-"""Ports and DSCP of one interface. A port is up to eight u32 filters, which unmarked packets walk one by one."""
+"""Ports, DSCP and addresses of one interface. A port is up to eight u32 filters, an address two, a DSCP two, which
+unmarked packets walk one by one."""
 
 _PREFERENCE_FIRST = 100
 _TCP, _UDP = 6, 17
@@ -190,12 +192,17 @@ def _filters(rules: tuple[Rule, ...]) -> tuple[FilterSpec, ...]:
     in_packets = 0
     for rule in rules:
         check_rule(rule)
-        if rule.port is None and rule.dscp is None:
+        if rule.port is not None:
+            matches = _port_matches(rule)
+        elif rule.dscp is not None:
+            matches = _dscp_matches(rule)
+        elif rule.address is not None:
+            matches = address_matches(rule.address)
+        else:
             continue
         in_packets += 1
         if in_packets > RULES_MAX:
-            raise ValueError(f"more than {RULES_MAX} rules on ports and DSCP; put the programs into a cgroup instead")
-        matches = _port_matches(rule) if rule.port is not None else _dscp_matches(rule)
+            raise ValueError(f"more than {RULES_MAX} rules on what packets say; put the programs into a cgroup instead")
         for family, words in matches:
             filters.append(
                 FilterSpec(
@@ -210,9 +217,11 @@ def _filters(rules: tuple[Rule, ...]) -> tuple[FilterSpec, ...]:
 
 def check_rule(rule: Rule) -> None:
     """Raise ValueError for a rule with an unknown target, none or two matches, or a match outside its range."""
-    matches = [name for name in ("port", "dscp", "uid", "cgroup") if getattr(rule, name) is not None]
+    matches = [name for name in ("port", "dscp", "uid", "cgroup", "address") if getattr(rule, name) is not None]
     if len(matches) != 1:
-        raise ValueError(f"a rule has exactly one of port, dscp, uid, cgroup; this one has {matches or 'none'}")
+        raise ValueError(
+            f"a rule has exactly one of port, dscp, uid, cgroup, address; this one has {matches or 'none'}"
+        )
     if rule.target not in LEAF_MINOR:
         raise ValueError(f"unknown target {rule.target!r}; one of {', '.join(LEAF_MINOR)}")
     if rule.port is not None and not 1 <= rule.port <= 65535:
@@ -221,6 +230,8 @@ def check_rule(rule: Rule) -> None:
         raise ValueError("protocol is tcp or udp, and narrows a port")
     if rule.dscp is not None and not 0 <= rule.dscp <= 63:
         raise ValueError(f"dscp {rule.dscp} is not in 0..63")
+    if rule.address is not None:
+        ipaddress.ip_network(rule.address)  # says what is wrong
     if rule.uid is not None and not 0 <= rule.uid < 2**32 - 1:
         raise ValueError(f"uid {rule.uid} is not a user's number")
     if rule.cgroup is not None and (not rule.cgroup.isprintable() or ".." in rule.cgroup.split("/")):
@@ -262,3 +273,24 @@ def _dscp_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
     """The codepoint: the upper six bits of IPv4's second byte, or of IPv6's traffic class, four bits into it."""
     dscp = rule.dscp or 0
     return [(4, ((0, 0x00FC0000, dscp << 18),)), (6, ((0, 0x0FC00000, dscp << 22),))]
+
+
+def address_matches(address: str) -> list[tuple[_Family, _Matches]]:
+    """Packets from a network, and packets to it.
+
+    IPv4 (RFC 791): source at byte 12, destination at 16. IPv6 (RFC 8200): source at 8, destination at 24, of which only
+    the words that the prefix reaches are compared.
+    """
+    network = ipaddress.ip_network(address)
+    family: _Family = 4 if network.version == 4 else 6
+    size = 4 if family == 4 else 16
+    value, mask = network.network_address.packed, network.netmask.packed
+    words = [
+        (at, int.from_bytes(mask[at : at + 4], "big"), int.from_bytes(value[at : at + 4], "big"))
+        for at in range(0, size, 4)
+    ]
+    reached = [word for word in words if word[1]] or words[:1]
+    return [
+        (family, tuple((start + at, bits, wanted) for at, bits, wanted in reached))
+        for start in ((12, 16) if family == 4 else (8, 24))
+    ]
