@@ -54,8 +54,13 @@ CLASS_OF_LEAF: Mapping[int, str] = {
 }
 """Back from a leaf's minor to the class of `CLASS_NAMES` in which it is counted."""
 
+DEFAULT_LEAVES: Mapping[int, str] = {minor: CLASS_OF_LEAF[minor] for minor in LEAF_MINOR.values()}
+"""The leaves of a tree that has no spare ones: that of an IFB."""
+
 CLASS_OF_MARK: Mapping[int, str] = {**CLASS_OF_LEAF, INNER_MINOR[HELD_NAME]: HELD_NAME}
 """Back from a socket's mark, of this version or a former one, to its class."""
+
+Direction: TypeAlias = Literal["egress", "ingress"]
 
 DSCP: Mapping[str, int | None] = {"control": 40, "compute": 18, BULK_NAME: 8, "storage": 1, "other": None}
 """Codepoint of each leaf: CS5, AF21, CS1, LE (RFC 8622); `other` is left as its programs set it."""
@@ -164,6 +169,7 @@ class InterfaceShape:
             changes its leaf may have packets overtaken that still wait in the former: list an address early and keep it
             for as long as something waits, and change its rates.
         jobs: slots of compute that are in use; sockets are marked with their minors.
+        direction: `ingress` for the tree of an IFB: only the default leaves, and queues for a receiver.
         line_bits_per_s: what the way out carries as far as anybody knows, measurements left out; journalled, and what
             ceilings are opened to when nobody decides any more (`ceilings`). None where nobody knows.
     """
@@ -176,6 +182,25 @@ class InterfaceShape:
     line_bits_per_s: int | None = None
     destinations: tuple[DestinationShape, ...] = ()
     jobs: tuple[JobShape, ...] = ()
+    direction: Direction = "egress"
+
+
+@dataclass(frozen=True)
+class IngressShape:
+    """Everything wanted of what arrives at one interface, shaped on an IFB behind it.
+
+    Args:
+        interface: its name in the current network namespace.
+        capacity_bits_per_s: what may arrive altogether: a little less than the line carries, or the queue is elsewhere.
+        classes: as of `InterfaceShape`.
+        rules: how packets are told, in this order: ports (either end), codepoints and addresses. Marks of sockets,
+            cgroups and users cannot be seen there: such rules do nothing. What no rule matches is `other`.
+    """
+
+    interface: str
+    capacity_bits_per_s: int
+    classes: tuple[ClassShape, ...]
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -408,6 +433,39 @@ class PriorQdisc:
     handle_major: int
     options: Mapping[str, object] = field(default_factory=dict)
     nested: int = 0
+
+
+@dataclass(frozen=True)
+class Redirection:
+    """What hangs at the ingress of an interface.
+
+    Args:
+        kind: `ingress` or `clsact`.
+        to_indexes: numbers of the interfaces to which filters of ours redirect; 0 for one that is gone.
+        preferences: those filters.
+        others: how many filters are there that are not ours.
+    """
+
+    kind: str
+    to_indexes: tuple[int, ...] = ()
+    preferences: tuple[int, ...] = ()
+    others: int = 0
+
+
+@dataclass(frozen=True)
+class IngressAttachment:
+    """How an interface's ingress came to be ours.
+
+    Args:
+        device: the IFB.
+        adopted: the IFB and a tree of ours were there, and its queues were kept.
+        operations: what was done to the tree now.
+    """
+
+    interface: str
+    device: str
+    adopted: bool
+    operations: tuple[Operation, ...]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Literal
 
 from hive_qos.units import bytes_per_s_of
 from shaping.destinations import assigned, canonical, destination_filters
-from shaping.leaves import check_parts, leaves_of, rate_bits_per_s_min
+from shaping.leaves import check_parts, leaves_by_class, leaves_of, rate_bits_per_s_min
 from shaping.model import (
     BULK_NAME,
     CLASS_NAMES,
@@ -56,6 +56,10 @@ everybody behind it: 64 KiB would be 13 ms at 40 Mbit/s. One TCP stream on two c
 QUEUE_S: Mapping[str, float] = {"control": 0.02, "compute": 0.05, BULK_NAME: 0.05, "storage": 0.05, "other": 0.025}
 """What may wait in a leaf, as time at the interface's capacity. Not at the class' ceiling: a hold lowers the ceiling
 for a fraction of a second, and a limit that shrank with it would drop what only had to wait."""
+
+INGRESS_QUEUE_S: Mapping[str, float] = {**QUEUE_S, "storage": 0.03}
+"""The same where packets have come over the line already. Nobody blocks there: what does not fit is lost, and that is
+the only word that the sender hears; a longer queue of storage would only tell him later."""
 
 QUEUE_BYTES_MIN: Mapping[str, int] = {
     "control": 96 * 1024,
@@ -114,8 +118,8 @@ def desired_tree(shape: InterfaceShape, capabilities: Capabilities, before: Tree
         for leaf in leaves_of(capped, bulk=by_name.get(BULK_NAME), shape=shape, leaf_of_address=leaf_of_address):
             spec = _class(leaf.minor, inner, leaf.rate_bits_per_s, leaf.ceil_bits_per_s)
             classes.append(replace(spec, priority=leaf.priority, quantum_bytes=leaf.quantum_bytes))
-    leaves = [_leaf(minor, shape.capacity_bits_per_s, capabilities) for minor in CLASS_OF_LEAF]
-    filters = (*_filters(shape.rules), *destination_filters(leaf_of_address)) if capabilities.u32 else ()
+    leaves = [_leaf(minor, shape, capabilities) for minor in leaves_by_class(shape.direction)]
+    filters = _all_filters(shape, leaf_of_address) if capabilities.u32 else ()
     return Tree(
         qdisc=QdiscSpec(),
         classes=tuple(sorted(classes, key=lambda spec: spec.minor)),
@@ -133,7 +137,7 @@ def _checked_classes(shape: InterfaceShape) -> dict[str, ClassShape]:
             f"not {', '.join(wanted.name for wanted in shape.classes)}"
         )
     for wanted in shape.classes:
-        least = rate_bits_per_s_min(wanted.name)
+        least = rate_bits_per_s_min(wanted.name, shape.direction)
         if wanted.rate_bits_per_s < least:
             raise ValueError(
                 f"{shape.interface}: class {wanted.name} has {wanted.rate_bits_per_s} bit/s, less than the {least} "
@@ -174,20 +178,27 @@ def burst_bytes(rate_bytes_per_s: int) -> int:
     return round_burst_bytes(wanted, rate_bytes_per_s=rate_bytes_per_s)
 
 
-def _leaf(minor: int, capacity_bits_per_s: int, capabilities: Capabilities) -> LeafSpec:
+def _leaf(minor: int, shape: InterfaceShape, capabilities: Capabilities) -> LeafSpec:
     default = {own: name for name, own in LEAF_MINOR.items()}
     name = default.get(minor, CLASS_OF_LEAF[minor])
     handle_major = 0xF000 | minor  # 28,944 above the first that the kernel gives out by itself, 8000:
     if capabilities.fq_codel:
         return LeafSpec(parent_minor=minor, kind="fq_codel", limit=FQ_CODEL_PACKETS, handle_major=handle_major)
-    wanted = int(bytes_per_s_of(capacity_bits_per_s) * QUEUE_S[name])
+    queue_s = QUEUE_S if shape.direction == "egress" else INGRESS_QUEUE_S
+    wanted = int(bytes_per_s_of(shape.capacity_bits_per_s) * queue_s[name])
     wanted = -(-wanted // QUEUE_BYTES_STEP) * QUEUE_BYTES_STEP
     most = QUEUE_BYTES_MAX if minor in default else SPARE_QUEUE_BYTES_MAX
     limit = min(max(wanted, QUEUE_BYTES_MIN[name]), most)
     return LeafSpec(parent_minor=minor, kind="bfifo", limit=limit, handle_major=handle_major)
 
 
-def _filters(rules: tuple[Rule, ...]) -> tuple[FilterSpec, ...]:
+def _all_filters(shape: InterfaceShape, leaf_of_address: Mapping[str, int]) -> tuple[FilterSpec, ...]:
+    if shape.direction == "ingress":
+        return _filters(shape.rules, LEAF_MINOR)
+    return (*_filters(shape.rules, MARK_MINOR), *destination_filters(leaf_of_address))
+
+
+def _filters(rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[FilterSpec, ...]:
     filters: list[FilterSpec] = []
     in_packets = 0
     for rule in rules:
@@ -209,7 +220,7 @@ def _filters(rules: tuple[Rule, ...]) -> tuple[FilterSpec, ...]:
                     preference=_PREFERENCE_FIRST + len(filters),
                     family=family,
                     matches=words,
-                    target_minor=MARK_MINOR[rule.target],
+                    target_minor=minors[rule.target],
                 )
             )
     return tuple(filters)
