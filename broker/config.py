@@ -8,6 +8,7 @@ interface or a cgroup exists is for the daemon to find out.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -46,7 +47,7 @@ CLASS_DEFAULTS = {
 _TOP_KEYS = ("version", "interface", "class", "daemon", "peers")
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
-_MATCH_KEYS = ("cgroup", "port", "uid", "dscp")
+_MATCH_KEYS = ("cgroup", "port", "uid", "dscp", "address")
 _DAEMON_KEYS = ("tick", "state_dir", "api_socket", "session_socket", "group", "admin_group", "record_file")
 
 
@@ -200,13 +201,15 @@ class _Reader:
 
     def match_rule(self, raw: object, *, key: str) -> MatchRule | None:
         if not isinstance(raw, dict) or len(raw) != 1:
-            self.problem(key, raw, "write exactly one of cgroup, port, uid, dscp in each { }")
+            self.problem(key, raw, "write exactly one of cgroup, port, uid, dscp, address in each { }")
             return None
         if not self.known(raw, keys=_MATCH_KEYS, prefix=key + "."):
             return None
         ((kind, value),) = raw.items()
         if kind == "cgroup":
             return self.cgroup_rule(value, key=key + ".cgroup")
+        if kind == "address":
+            return self.address_rule(value, key=key + ".address")
         low, high = {"port": (1, 65535), "uid": (0, 2**32 - 2), "dscp": (0, 63)}[kind]
         before = len(self.problems)
         number = self.integer(raw, kind, prefix=key + ".", low=low, high=high, default=low)
@@ -231,6 +234,20 @@ class _Reader:
             return MatchRule(cgroup=path)
         self.problem(key, value, reason)
         return None
+
+    def address_rule(self, value: object, *, key: str) -> MatchRule | None:
+        try:
+            if not isinstance(value, str) or "%" in value:  # a zone, which no packet has in it
+                raise ValueError
+            network = ipaddress.ip_network(value)
+        except ValueError as error:
+            why = f" ({error})" if str(error) else ""
+            self.problem(key, value, f'write a network or an address, e.g. "10.88.0.0/16" or "fd00:1::/64"{why}')
+            return None
+        if network.prefixlen == 0:
+            self.problem(key, value, "that is everybody; without a rule traffic goes to `other`")
+            return None
+        return MatchRule(address=str(network))
 
     def daemon(self, raw: Mapping[str, Any]) -> DaemonPolicy:
         default = DaemonPolicy()

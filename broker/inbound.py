@@ -30,6 +30,8 @@ MOST_S = 2.0
 """The most that a sender sent is forgotten in two seconds: longer than a burst in which it could not."""
 WINDOW_S_MIN = 0.05
 """Rates over less than this are the grain of the counters (GRO hands over 64 KiB in one piece)."""
+FRESH_S = 0.02
+WINDOW_S_STALE = 0.2
 EXTRAPOLATED_S_MAX = 0.3
 FORGET_SENDER_S = 5.0
 SENDERS_MAX = 256
@@ -74,7 +76,10 @@ def follow(
     known = {(burst.job, burst.step): burst for burst in state.bursts}
     present = {(burst.job, burst.step) for burst in current[:BURSTS_MAX]}
     changed = present != known.keys()
-    state = _measure_rate(state, beside, capacity_bits_per_s=capacity_bits_per_s, now_s=now_s, at_once=changed)
+    aged_s = max((now_s - entry.read_s for entry in state.senders), default=0.0)
+    state = _measure_rate(
+        state, beside, capacity_bits_per_s=capacity_bits_per_s, now_s=now_s, fresh=aged_s <= FRESH_S, at_once=changed
+    )
     jobs = {job.job: job for job in state.jobs}
     known = {(burst.job, burst.step): burst for burst in state.bursts}
     alone = len(known) == 1
@@ -182,13 +187,14 @@ def _beside(state: IngressState, *, now_s: float) -> float:
 
 
 def _measure_rate(
-    state: IngressState, beside: float, *, capacity_bits_per_s: int, now_s: float, at_once: bool
+    state: IngressState, beside: float, *, capacity_bits_per_s: int, now_s: float, fresh: bool, at_once: bool
 ) -> IngressState:
-    """What came beside storage since the window began: the burst's, or the rest's. A window has one of them in it."""
+    """What came beside storage since the window began: the burst's, or the rest's. A window has one of them in it, and
+    ends where storage's counters are as fresh as the interface's, if it has not become long meanwhile."""
     if state.window_s is None:
         return replace(state, window_s=now_s, window_bits=beside)
     elapsed_s = now_s - state.window_s
-    if elapsed_s < WINDOW_S_MIN and not at_once:
+    if not at_once and elapsed_s < (WINDOW_S_MIN if fresh else WINDOW_S_STALE):
         return state
     if elapsed_s >= WINDOW_S_MIN:
         rate = max(0.0, (beside - state.window_bits) / elapsed_s)

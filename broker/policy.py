@@ -27,13 +27,15 @@ class MatchRule:
     """One way to find traffic of a class. Exactly one field is set.
 
     Fields: `cgroup` path below the cgroup v2 mount, e.g. "hive.slice/hive-storage.slice"; `port` TCP or UDP, either
-    end; `uid` the user that owns the socket; `dscp` codepoint 0 to 63.
+    end; `uid` the user that owns the socket; `dscp` codepoint 0 to 63; `address` a network, of either end, e.g.
+    "10.88.0.0/16" or "fd00::/64".
     """
 
     cgroup: str | None = None
     port: int | None = None
     uid: int | None = None
     dscp: int | None = None
+    address: str | None = None
 
 
 @dataclass(frozen=True)

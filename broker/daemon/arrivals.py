@@ -7,10 +7,10 @@ when we first saw them, those that came later from their first byte.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.daemon.netlink import TcpConnection
+from broker.daemon.sock_diag import TcpConnection
 from broker.holds import Verdict
 from broker.model import SenderSample
 
@@ -27,7 +27,6 @@ _Endpoint = tuple[str, int]
 class _Sender:
     received_bytes: int = 0
     seen_s: float = 0.0
-    rtt_s: float | None = None
 
 
 class ArrivalBook:
@@ -36,18 +35,14 @@ class ArrivalBook:
     def __init__(self) -> None:
         self._senders: dict[tuple[str, str], _Sender] = {}
         self._connections: dict[tuple[_Endpoint, _Endpoint], tuple[int, float]] = {}
-        self._counted_s: float | None = None
+        self._looked_s = float("-inf")
 
-    def count(self, connections: Iterable[tuple[TcpConnection, str]], *, at_s: float) -> None:
-        """Take in a look at all TCP connections, each with its class; of `other` nobody asks.
-
-        Args:
-            at_s: when the kernel was asked; a look that was taken in already does nothing.
-        """
-        if at_s == self._counted_s:
+    def count(self, connections: Sequence[tuple[TcpConnection, str]]) -> None:
+        """Take in a look at TCP connections, each with its class; twice the same does nothing. Nobody asks of `other`."""
+        at_s = max((connection.at_s for connection, _ in connections), default=self._looked_s)
+        if at_s == self._looked_s:
             return
-        first, self._counted_s = self._counted_s is None, at_s
-        least: dict[tuple[str, str], float] = {}
+        first, self._looked_s = self._looked_s == float("-inf"), at_s
         for connection, traffic_class in connections:
             if traffic_class == "other":
                 continue
@@ -55,15 +50,10 @@ class ArrivalBook:
             came = connection.received_bytes
             known, _ = self._connections.pop(ends, (came if first else 0, at_s))
             self._connections[ends] = (came, at_s)  # in the order of their last look
-            key = (connection.remote[0], traffic_class)
-            sender = self._senders.setdefault(key, _Sender())
+            sender = self._senders.setdefault((connection.remote[0], traffic_class), _Sender())
             # A counter that went back is that of another connection between the same ends.
             sender.received_bytes += came - (known if known <= came else 0)
             sender.seen_s = at_s
-            if connection.rtt_s_min is not None:
-                least[key] = min(least.get(key, connection.rtt_s_min), connection.rtt_s_min)
-        for key, rtt_s in least.items():
-            self._senders[key].rtt_s = rtt_s
         self._forget(at_s)
 
     def _forget(self, at_s: float) -> None:
@@ -80,17 +70,18 @@ class ArrivalBook:
 
     def samples(
         self, *, interface_of: Callable[[str], str | None], broker_of: Callable[[str], str],
-        held: Mapping[str, Verdict], now_s: float,
+        rtt_of: Callable[[str], float | None], held: Mapping[str, Verdict], now_s: float,
     ) -> Mapping[str, tuple[SenderSample, ...]]:  # fmt: skip
         """What the decision shall know of each interface's senders.
 
         Args:
             interface_of: the shaped interface towards an address; what comes back from there comes in by it.
             broker_of: whether a broker answers at an address.
+            rtt_of: the round trip to it. TCP's own says nothing of it here: it includes the sender's queue.
             held: what that broker said to our hold.
         """
         found: dict[str, list[SenderSample]] = {}
-        age_s = max(0.0, now_s - (self._counted_s or now_s))
+        age_s = max(0.0, now_s - self._looked_s)
         for (address, traffic_class), sender in self._senders.items():
             interface = interface_of(address)
             if interface is None:
@@ -102,7 +93,7 @@ class ArrivalBook:
                     traffic_class=traffic_class,
                     received_bytes=sender.received_bytes,
                     age_s=age_s,
-                    rtt_s=sender.rtt_s,
+                    rtt_s=rtt_of(address),
                     broker=broker_of(address),
                     granted_bits_per_s=verdict.rate_bits_per_s if verdict is not None and verdict.granted else None,
                     refused=verdict is not None and not verdict.granted,

@@ -26,6 +26,7 @@ from broker.daemon.authority import Authority
 from broker.daemon.bursts import BurstBook
 from broker.daemon.configurations import Configurations
 from broker.daemon.control import Control
+from broker.daemon.earlier_sockets import EarlierSockets
 from broker.daemon.flows import FlowTable
 from broker.daemon.guardian import Guardian
 from broker.daemon.http_api import HttpApi
@@ -33,10 +34,12 @@ from broker.daemon.hub import SessionHub
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
+from broker.daemon.matching import Matching
 from broker.daemon.needs import EVERYWHERE, NeedBook
 from broker.daemon.neighbours import Neighbours
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
+from broker.daemon.origins import Origins
 from broker.daemon.plant import Plant
 from broker.daemon.rates import RateBook
 from broker.daemon.recorder import Recorder
@@ -44,6 +47,7 @@ from broker.daemon.reloads import Reloads
 from broker.daemon.roster import Roster
 from broker.daemon.runtime import NAMESPACE, Lock, NamespaceLock, directory
 from broker.daemon.sessions import SessionServer
+from broker.daemon.shapes import rules_of
 from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.tcp_watch import TcpWatch
 from broker.decide import decide
@@ -79,11 +83,13 @@ class Options:
     Args:
         configurations: what to start with, and what to do at each reload.
         take_over, rebuild: as `Plant`.
+        earlier_sockets: whether sockets that were there before their rule are looked for, and get its class.
     """
 
     configurations: Configurations
     take_over: bool = False
     rebuild: bool = False
+    earlier_sockets: bool = False
 
 
 class Daemon:
@@ -136,6 +142,7 @@ class Daemon:
         )
         self._stopping = self._links_changed = False
         self._cgroup_mount: str | None = None
+        self._earlier: EarlierSockets | None = None
         self._ticks = self._late_ticks = 0
         self._tick_s_max = 0.0
         self._record_alarm: Alarm | None = None
@@ -189,7 +196,17 @@ class Daemon:
         self._rates = RateBook(self._flows)
         self._neighbours = Neighbours(None)
         self._again_s: float | None = None
-        self._tcp_watch = TcpWatch(self._netlink, log=self._log)
+        cgroup_mount = cgroups.mount_point()
+        self._origins = Origins(cgroup_mount)
+        if self._options.earlier_sockets:
+            self._earlier = EarlierSockets(
+                mount=Path(cgroup_mount) if cgroup_mount is not None else None,
+                mark=self._mark,
+                remember=self._classifier.remember if self._classifier is not None else lambda *_: False,
+                log=self._log,
+                mark_minor=lambda target: self._plant.mark_minor(target),
+            )
+        self._tcp_watch, self._matching = TcpWatch(log=self._log, clock=self._clock), Matching(self._policy)
         self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
         journal = Journal(Path(daemon.state_dir))
         shaper = Shaper(self._kernel, journal, classifier=self._classifier)
@@ -340,7 +357,6 @@ class Daemon:
     def _is_due(self, now_s: float, last_s: float) -> bool:
         """Whether to decide between two ticks."""
         if self._hub.urgent or (self._again_s is not None and now_s >= self._again_s):
-            self._tcp_watch.hasten()  # a burst begins or ends: how much of what came is storage?
             return now_s >= last_s + URGENT_S
         return self._neighbours.urgent and now_s >= last_s + PEERS_S
 
@@ -373,7 +389,9 @@ class Daemon:
 
     def _tick(self, *, fresh_s: float) -> None:
         started_s = self._clock()
-        self._tcp_watch.look(self._flows, policy=self._policy, now_s=started_s)
+        if self._matching.policy is not self._policy:
+            self._matching = Matching(self._policy)
+        self._tcp_watch.look(self._flows, matching=self._matching, now_s=started_s)
         measurements = self._measure(fresh_s=fresh_s)
         now_s, before = self._clock(), self._state
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=self._policy)
@@ -381,9 +399,13 @@ class Daemon:
         self._ticks += 1
         self._again_s = None if decision.again_s is None else now_s + decision.again_s
         self._neighbours.ask(decision)
+        if decision.holds:
+            self._tcp_watch.hasten()  # how much of what comes is storage?
         self._roster.apply(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
         self._neighbours.answer(decision)
         self._plant.classify()
+        if self._earlier is not None:
+            self._earlier.look(rules_of(self._policy, class_cgroups=self._class_cgroups()), now_s=now_s)
         self._hub.answer(decision.credits, self._sessions.sessions)
         living = self._sessions.sessions.values()
         self._rates.tell(decision.allocation, living, interface_of=self._interface_of, now_s=now_s)
@@ -437,7 +459,8 @@ class Daemon:
 
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
         guard = self._guardian.alarms() if self._guardian is not None else ()
-        own = (*self._configurations.alarms(), self._record_alarm, *self._roster.alarms(), *guard)
+        earlier = self._earlier.alarm() if self._earlier is not None else None
+        own = (*self._configurations.alarms(), self._record_alarm, earlier, *self._roster.alarms(), *guard)
         refused = {
             alarm.subject for alarm in self._roster.alarms()
         }  # there, but not to be shaped: that is said instead
@@ -453,6 +476,7 @@ class Daemon:
                 late_ticks=self._late_ticks,
                 cpu_s=usage.ru_utime + usage.ru_stime,
                 tick_s_max=self._tick_s_max,
+                sockets_marked=self._earlier.marked if self._earlier is not None else 0,
                 guard=None if self._guardian is None else self._guardian.info(),
             ),
             policy=self._policy,
@@ -466,7 +490,9 @@ class Daemon:
                 for one in self._sessions.sessions.values()
             ),
             passed=tuple(self._flows.passed.values()),
-            tcp=self._flows.tcp_connections(),
+            tcp=self._flows.tcp_shown,
+            tcp_connections=self._flows.tcp_count,
+            origins=self._origins.look((one for one, _ in self._flows.tcp_shown), now_s=now_s),
             alarms=(*decided, *self._plant.alarms(), *(alarm for alarm in own if alarm is not None)),
             holds=self._neighbours.info(decision),
         )

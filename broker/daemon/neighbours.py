@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # a QUIC stack is megabytes, and who names no [peers] needs n
 InterfaceOf = Callable[[str], str | None]
 """The shaped interface towards an address, None where it is not one of ours."""
 
+MEASURE_S = 1.0
+RISE = 1.02
+"""The least round trip is forgotten by 2 % a second: a path that has become longer is believed in a minute."""
+
 
 class Neighbours:
     """For the loop's thread. `channel` is closed by `close`."""
@@ -29,6 +33,8 @@ class Neighbours:
         self._channel = channel
         self._arrivals = ArrivalBook()
         self._leases: tuple[Lease, ...] = ()
+        self._rtt_s: dict[str, float] = {}
+        self._measured_s = float("-inf")
 
     @property
     def urgent(self) -> bool:
@@ -44,16 +50,26 @@ class Neighbours:
         self, flows: FlowTable, *, interface_of: InterfaceOf, now_s: float
     ) -> Mapping[str, tuple[SenderSample, ...]]:
         """Who sends to us through each interface, after the last look at TCP."""
-        self._arrivals.count(flows.tcp_connections(), at_s=flows.tcp_at_s)
-        if self._channel is None:
-            return self._arrivals.samples(interface_of=interface_of, broker_of=lambda _: "no", held={}, now_s=now_s)
-        brokers = self._channel.brokers()
+        self._arrivals.count(flows.tcp_connections())
+        brokers = self._channel.brokers() if self._channel is not None else {}
+        nobody = "unknown" if self._channel is not None else "no"
         return self._arrivals.samples(
             interface_of=interface_of,
-            broker_of=lambda address: brokers.get(address, "unknown"),
-            held=self._channel.held(),
+            broker_of=lambda address: brokers.get(address, nobody),
+            rtt_of=self._round_trips(now_s).get,
+            held=self._channel.held() if self._channel is not None else {},
             now_s=now_s,
         )
+
+    def _round_trips(self, now_s: float) -> Mapping[str, float]:
+        """The least round trip to each broker in the last looks, which are taken once a second."""
+        if self._channel is not None and now_s - self._measured_s >= MEASURE_S:
+            self._measured_s = now_s
+            measured = {peer.address: peer.rtt_s for peer in self._channel.status() if peer.rtt_s is not None}
+            self._rtt_s = {
+                address: min(rtt_s, self._rtt_s.get(address, rtt_s) * RISE) for address, rtt_s in measured.items()
+            }
+        return self._rtt_s
 
     def leases(self, *, interface_of: InterfaceOf) -> Mapping[str, tuple[Lease, ...]]:
         """What others ask of us, by the interface that leads to them."""

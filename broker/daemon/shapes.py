@@ -26,7 +26,7 @@ estimate may fall lower, on a link that is all but dead; then this is what the k
 def rules_of(policy: Policy, *, class_cgroups: tuple[tuple[str, str], ...] = ()) -> tuple[Rule, ...]:
     """The rules of a policy, and those of the cgroups (class, path) into which `hive-qos run` puts programs."""
     written = tuple(
-        Rule(target=entry.name, port=rule.port, dscp=rule.dscp, uid=rule.uid, cgroup=rule.cgroup)
+        Rule(target=entry.name, port=rule.port, dscp=rule.dscp, uid=rule.uid, cgroup=rule.cgroup, address=rule.address)
         for entry in policy.classes
         for rule in entry.match
     )

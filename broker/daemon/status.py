@@ -12,7 +12,8 @@ from typing import Any
 
 from broker.codec import to_json
 from broker.daemon.flows import PassedSocket
-from broker.daemon.netlink import TcpConnection
+from broker.daemon.origins import NOBODY, Origin
+from broker.daemon.sock_diag import TcpConnection
 from broker.model import (
     Alarm,
     Decision,
@@ -56,7 +57,10 @@ class GuardInfo:
 
 @dataclass(frozen=True)
 class DaemonInfo:
-    """How the daemon itself fares, and its guard (None: beside a kernel in memory)."""
+    """How the daemon itself fares, and its guard (None: beside a kernel in memory).
+
+    `sockets_marked`: those that got their class because they were there before their rule.
+    """
 
     pid: int
     up_s: float
@@ -65,6 +69,7 @@ class DaemonInfo:
     late_ticks: int
     cpu_s: float
     tick_s_max: float
+    sockets_marked: int = 0
     guard: GuardInfo | None = None
 
 
@@ -91,7 +96,10 @@ NO_HOLDS = HoldsInfo()
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface."""
+    """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
+
+    Of `tcp_connections` in all, `tcp` are those that are shown; `origins` says by inode whose they are.
+    """
 
     host: str
     daemon: DaemonInfo
@@ -103,6 +111,8 @@ class Snapshot:
     tcp: tuple[tuple[TcpConnection, str], ...]
     segments: Mapping[str, SegmentInfo]
     alarms: tuple[Alarm, ...]
+    origins: Mapping[int, Origin] = dataclasses.field(default_factory=dict)
+    tcp_connections: int = 0
     holds: HoldsInfo = NO_HOLDS
 
 
@@ -120,6 +130,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         ],
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
+        "tcp_connections": snapshot.tcp_connections,
         "jobs": _jobs(snapshot),
         "needs": _needs(snapshot),
         "holds": [_hold(hold, verdict) for hold, verdict in snapshot.holds.asked],
@@ -131,7 +142,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Passed sockets, the connections that sessions report, and TCP connections of the classes that are not `other`."""
+    """Passed sockets, the connections that sessions report, and the TCP connections that are shown."""
     flows: list[dict[str, Any]] = []
     for passed in snapshot.passed:
         shown = dataclasses.asdict(passed)
@@ -145,12 +156,11 @@ def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
                     {"flow": name, "kind": "connection", "class": traffic_class, "interface": interface.name, **shown}
                 )
     for connection, traffic_class in snapshot.tcp:
-        if traffic_class != "other":
-            flows.append(_tcp_flow(connection, traffic_class))
+        flows.append(_tcp_flow(connection, traffic_class, snapshot.origins.get(connection.inode, NOBODY)))
     return flows
 
 
-def _tcp_flow(connection: TcpConnection, traffic_class: str) -> dict[str, Any]:
+def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: Origin) -> dict[str, Any]:
     return {
         "flow": f"tcp/{connection.local[1]}/{connection.remote[0]}:{connection.remote[1]}",
         "kind": "tcp",
@@ -158,6 +168,9 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str) -> dict[str, Any]:
         "local": _endpoint(connection.local),
         "peer": connection.remote[0],
         "uid": connection.uid,
+        "pid": origin.pid,
+        "command": origin.command,
+        "cgroup": origin.cgroup,
         "rtt_s": connection.rtt_s,
         "rtt_s_min": connection.rtt_s_min,
         "delivered_bytes": connection.acked_bytes,

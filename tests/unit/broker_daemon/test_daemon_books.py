@@ -8,11 +8,12 @@ import pytest
 
 from broker.config import load
 from broker.daemon.bursts import BURSTS_PER_SESSION_MAX, BURSTS_PER_USER_MAX, BurstBook
-from broker.daemon.flows import CONNECTIONS_PER_SESSION_MAX, FORGET_S, SAMPLES_MAX, FlowTable, PassedSocket, class_of
+from broker.daemon.flows import CONNECTIONS_PER_SESSION_MAX, FORGET_S, SAMPLES_MAX, FlowTable, PassedSocket
+from broker.daemon.matching import Matching
 from broker.daemon.messages import BYTES_MAX, Announce, Connection, Declare
 from broker.daemon.needs import EVERYWHERE, NEED_S, NeedBook
-from broker.daemon.netlink import TcpConnection
 from broker.daemon.shapes import DEAD_BAND, rules_of, shape_of, worth_applying
+from broker.daemon.sock_diag import TcpConnection
 from broker.decide import decide
 from broker.model import DESTINATIONS_MAX, Measurements, State
 from shaping.model import ClassShape, Rule
@@ -170,8 +171,9 @@ def connection(peer: str = "10.0.0.2", port: int = 1, **fields: object) -> Conne
 def tcp(**fields: object) -> TcpConnection:
     given: dict[str, object] = {
         "local": ("10.0.0.1", 5000), "remote": ("10.0.0.9", 4000), "uid": 1000, "inode": 1, "classid": 0, "dscp": 0,
-        "rtt_s": 0.01, "rtt_s_min": 0.005, "acked_bytes": 1, "received_bytes": 2, "sent_segments": 1, "retransmitted_segments": 0,
-        "delivery_rate_bits_per_s": 8, "application_limited": False, "unacked_segments": 0, **fields,
+        "rtt_s": 0.01, "rtt_s_min": 0.005, "acked_bytes": 1, "received_bytes": 2, "sent_segments": 1,
+        "retransmitted_segments": 0, "delivery_rate_bits_per_s": 8, "application_limited": False,
+        "unacked_segments": 0, **fields,
     }  # fmt: skip
     return TcpConnection(**given)  # type: ignore[arg-type]
 
@@ -208,20 +210,20 @@ def test_a_session_that_is_gone_takes_its_flows_with_it() -> None:
         ({"classid": 0xFFE00210, "uid": 977}, "compute"),
         ({"remote": ("10.0.0.9", 873)}, "storage"),
         ({"local": ("10.0.0.1", 873)}, "storage"),
-        ({"uid": 977}, "storage"),
+        ({"uid": 977}, "other"),  # its socket has no priority: the rule came after it
         ({"dscp": 1}, "storage"),
         ({"classid": 6}, "other"),
         ({}, "other"),
     ],
 )
 def test_a_tcp_connection_belongs_where_htb_puts_it(fields: dict[str, object], expected: str) -> None:
-    assert class_of(tcp(**fields), POLICY) == expected
+    assert Matching(POLICY).class_of(tcp(**fields)) == expected
 
 
 def test_of_many_tcp_connections_storage_comes_first() -> None:
     table = FlowTable()
     crowd = [tcp(local=("10.0.0.1", port)) for port in range(1, 600)] + [tcp(classid=0xFFE00310)]
-    table.see_tcp(crowd, policy=POLICY, now_s=0.0)
+    table.see_tcp(crowd, matching=Matching(POLICY))
     (samples,) = table.samples(interface_of=towards, now_s=0.0).values()
     assert len(samples) == SAMPLES_MAX
     assert samples[0].traffic_class == "storage"
