@@ -61,7 +61,7 @@ class IngressPlant:
         if not wanted:
             return
         rules = (*_of_sockets(passed), *rules_of(policy))
-        for name, entry in wanted.items():
+        for entry in wanted.values():
             self._bring(shape_of_way_in(entry, rules=rules))
 
     def check(self) -> None:
@@ -94,9 +94,8 @@ class IngressPlant:
             if entry.attached and now_s - entry.verified_at_s >= VERIFY_S:
                 entry.attached, entry.verified_at_s = self._shaper.verify_ingress(shape.interface), now_s
             if not entry.attached:
-                for note in self._shaper.attach_ingress(shape).notes:
-                    self._log.warning("ingress", interface=shape.interface, note=note)
-                self._log.info("ingress shaped here", interface=shape.interface)
+                made = self._shaper.attach_ingress(shape)
+                self._log.info("ingress shaped", interface=shape.interface, device=made.device, adopted=made.adopted)
                 entry.verified_at_s = now_s
             elif worth_changing(entry.shape, shape):
                 self._shaper.apply_ingress(shape)
