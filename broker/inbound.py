@@ -8,9 +8,10 @@ wait for nothing.
 
     beside(t) = all that came - storage that came                              bits, since the state began
     come      = beside(now) - beside(start) - others * (now - start)           of one burst
-    over      when come reaches 0.97 of the least that the last bursts brought, by announced byte
+    over      when come reaches 0.97 of what the last bursts brought, by announced byte (their median)
 
-Where a burst has not been announced, `others` is what comes beside storage, smoothed.
+Where a burst has not been announced, `others` is what comes beside storage, smoothed. TCP counts what it has in order,
+so a lost packet makes storage look slow and then fast: both signs are averaged, over most of a second.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from broker.plan import LENDER
 WIRE_PER_PAYLOAD = 1.05
 """Of TCP in frames of 1514 bytes: 1514 / 1448, and a little for what is sent twice."""
 SMOOTHING_S = 0.3
+OTHERS_SMOOTHING_S = 0.7
 MOST_S = 2.0
 """The most that a sender sent is forgotten in two seconds: longer than a burst in which it could not."""
 WINDOW_S_MIN = 0.05
@@ -38,7 +40,7 @@ SENDERS_MAX = 256
 OVER, GOES_ON = 0.97, 1.15
 """A burst whose last 3 % meet storage is hardly longer for it; one that brings 15 % more than usual was not over."""
 RATIOS_MIN = 2
-REMEMBERED = 4
+REMEMBERED = 5
 USED_LEAST = 0.1
 """A hold for which less than a tenth of what was announced came in was not used, or the announcement was a lie."""
 UNUSED_MAX = 3
@@ -197,9 +199,9 @@ def _measure_rate(
     if not at_once and elapsed_s < (WINDOW_S_MIN if fresh else WINDOW_S_STALE):
         return state
     if elapsed_s >= WINDOW_S_MIN:
-        rate = max(0.0, (beside - state.window_bits) / elapsed_s)
+        rate = (beside - state.window_bits) / elapsed_s
         if state.bursts:
-            training = max(0.0, rate - state.others_bits_per_s)
+            training = max(0.0, rate - _others(state))
             coming = []
             for burst in state.bursts:
                 usual = peak_bits_per_s(state, burst.job) or capacity_bits_per_s
@@ -213,7 +215,7 @@ def _measure_rate(
                 )
             state = replace(state, training_bits_per_s=training, bursts=tuple(coming))
         else:
-            part = min(1.0, elapsed_s / SMOOTHING_S)
+            part = min(1.0, elapsed_s / OTHERS_SMOOTHING_S)
             state = replace(state, others_bits_per_s=state.others_bits_per_s + part * (rate - state.others_bits_per_s))
     if at_once:
         state = replace(state, training_bits_per_s=None)
@@ -224,7 +226,7 @@ def _progress(
     burst: InboundBurstState, state: IngressState, beside: float, job: InboundJobState | None, *, now_s: float,
     alone: bool = True,
 ) -> InboundBurstState:  # fmt: skip
-    come = beside - burst.before_bits - state.others_bits_per_s * (now_s - burst.started_s)
+    come = beside - burst.before_bits - _others(state) * (now_s - burst.started_s)
     usual = _usual_bits(burst, job)
     over = alone and usual is not None and OVER * usual <= come < GOES_ON * usual
     return replace(burst, come_bits=max(0.0, come), over=over)
@@ -234,7 +236,11 @@ def _usual_bits(burst: InboundBurstState, job: InboundJobState | None) -> float 
     """What a burst of this size brings, None where that is not known."""
     if job is None or len(job.ratios) < RATIOS_MIN:
         return None
-    return min(job.ratios) * 8 * burst.announced_bytes
+    return sorted(job.ratios)[len(job.ratios) // 2] * 8 * burst.announced_bytes
+
+
+def _others(state: IngressState) -> float:
+    return max(0.0, state.others_bits_per_s)
 
 
 def _begun(job: InboundJobState | None, burst: Burst, *, now_s: float) -> InboundJobState:

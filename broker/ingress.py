@@ -39,7 +39,7 @@ IDLE_S = 10.0
 OTHERS_ROOM = 1.1
 """What comes beside storage may grow by a tenth before the next look."""
 PEAK_LOW, PEAK_ROOM = 0.5, 1.15
-"""A job whose last four bursts never came at half of our rate is held up elsewhere: storage gets the rest, less room
+"""A job whose last five bursts never came at half of our rate is held up elsewhere: storage gets the rest, less room
 for it to come 15 % faster from burst to burst."""
 DRAIN_S = 0.005
 """The 64 KiB that a sender's shaper may have let go at once, at 100 Mbit/s."""
@@ -148,7 +148,7 @@ def _allowance(
         room = own.floor
         why = ingress_reasons.BurstExpected(due.job, room)
     else:
-        beside = state.others_bits_per_s
+        beside = max(0.0, state.others_bits_per_s)
         if any(not burst.over for burst in state.bursts):  # it comes, though not so that it deserves a hold
             beside += state.training_bits_per_s or 0.0
         room = max(own.floor, own.guarantee, int(rate - OTHERS_ROOM * beside))
@@ -171,7 +171,9 @@ def _unused_by(coming: Sequence[InboundBurstState], state: IngressState, rate: i
     peaks = [inbound.peak_bits_per_s(state, job) for job in {burst.job for burst in coming}]
     if any(peak is None or peak > PEAK_LOW * rate for peak in peaks):
         return 0
-    return max(0, int(rate - PEAK_ROOM * sum(peak for peak in peaks if peak is not None) - state.others_bits_per_s))
+    return max(
+        0, int(rate - PEAK_ROOM * sum(peak for peak in peaks if peak is not None) - max(0.0, state.others_bits_per_s))
+    )
 
 
 def _limited(sender: SenderState) -> bool:

@@ -38,7 +38,7 @@ class ArrivalBook:
         self._looked_s = float("-inf")
 
     def count(self, connections: Sequence[tuple[TcpConnection, str]]) -> None:
-        """Take in a look at TCP connections, each with its class; twice the same does nothing. Nobody asks of `other`."""
+        """Take in a look at TCP connections, each with its class; twice the same does nothing. `other` is left out."""
         at_s = max((connection.at_s for connection, _ in connections), default=self._looked_s)
         if at_s == self._looked_s:
             return

@@ -31,6 +31,7 @@ from broker.daemon.flows import FlowTable
 from broker.daemon.guardian import Guardian
 from broker.daemon.http_api import HttpApi
 from broker.daemon.hub import SessionHub
+from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
@@ -217,6 +218,7 @@ class Daemon:
             take_over=self._options.take_over,
             rebuild=self._options.rebuild,
         )
+        self._ingress_plant = IngressPlant(shaper, log=self._log, clock=self._clock)
         self._roster = Roster(
             self._plant, kernel=self._kernel, journal=journal, links=self._links, log=self._log, clock=self._clock
         )
@@ -234,6 +236,7 @@ class Daemon:
         finally:
             self._notifier.stopping()
             self._neighbours.close()
+            self._ingress_plant.close()
             problems = (*self._plant.close(), *self._remove_cgroups())
             if self._guardian is not None:
                 self._guardian.end(restored=served and not problems)
@@ -259,6 +262,7 @@ class Daemon:
     def _take_over_interfaces(self) -> None:
         self._roster.require_one(self._policy)
         self._roster.give_back_strays(self._policy)
+        self._ingress_plant.clear(entry.name for entry in self._policy.interfaces)
         self._cgroup_mount = self._make_cgroups()
         self._attach_all()
         self._roster.keep(self._policy)
@@ -381,6 +385,7 @@ class Daemon:
     def _beat(self, *, busy: bool = False) -> None:
         if self._guardian is not None and self._guardian.beat(busy=busy):
             self._plant.reopened()
+            self._ingress_plant.reopened()
 
     def _hear_of_links(self) -> None:
         self._links_changed |= self._roster.concerned(self._link_events.heard(), self._policy)
@@ -403,6 +408,13 @@ class Daemon:
             self._tcp_watch.hasten()  # how much of what comes is storage?
         self._roster.apply(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
         self._neighbours.answer(decision)
+        self._ingress_plant.check()
+        self._ingress_plant.apply(
+            decision.allocation,
+            policy=self._policy,
+            passed=self._flows.passed.values(),
+            present=self._plant.names,
+        )
         self._plant.classify()
         if self._earlier is not None:
             self._earlier.look(rules_of(self._policy, class_cgroups=self._class_cgroups()), now_s=now_s)
@@ -493,7 +505,12 @@ class Daemon:
             tcp=self._flows.tcp_shown,
             tcp_connections=self._flows.tcp_count,
             origins=self._origins.look((one for one, _ in self._flows.tcp_shown), now_s=now_s),
-            alarms=(*decided, *self._plant.alarms(), *(alarm for alarm in own if alarm is not None)),
+            alarms=(
+                *decided,
+                *self._plant.alarms(),
+                *self._ingress_plant.alarms(),
+                *(alarm for alarm in own if alarm is not None),
+            ),
             holds=self._neighbours.info(decision),
         )
 

@@ -22,8 +22,6 @@ InterfaceOf = Callable[[str], str | None]
 """The shaped interface towards an address, None where it is not one of ours."""
 
 MEASURE_S = 1.0
-RISE = 1.02
-"""The least round trip is forgotten by 2 % a second: a path that has become longer is believed in a minute."""
 
 
 class Neighbours:
@@ -62,13 +60,11 @@ class Neighbours:
         )
 
     def _round_trips(self, now_s: float) -> Mapping[str, float]:
-        """The least round trip to each broker in the last looks, which are taken once a second."""
+        """The least round trip to each broker: what a burst's own queue adds to it is no way that a hold has to go."""
         if self._channel is not None and now_s - self._measured_s >= MEASURE_S:
             self._measured_s = now_s
-            measured = {peer.address: peer.rtt_s for peer in self._channel.status() if peer.rtt_s is not None}
-            self._rtt_s = {
-                address: min(rtt_s, self._rtt_s.get(address, rtt_s) * RISE) for address, rtt_s in measured.items()
-            }
+            known = self._channel.status()
+            self._rtt_s = {peer.address: peer.rtt_s_min for peer in known if peer.rtt_s_min is not None}
         return self._rtt_s
 
     def leases(self, *, interface_of: InterfaceOf) -> Mapping[str, tuple[Lease, ...]]:

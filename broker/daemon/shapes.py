@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from broker.model import DestinationAllocation, InterfaceAllocation
 from broker.policy import Policy
-from shaping.model import DESTINATION_MINOR, ClassShape, DestinationShape, InterfaceShape, JobShape, Rule
+from shaping.model import DESTINATION_MINOR, ClassShape, DestinationShape, IngressShape, InterfaceShape, JobShape, Rule
 
 Part = TypeVar("Part", DestinationShape, JobShape)
 
@@ -45,27 +45,30 @@ def shape_of(
     Every class gets at least `RATE_BITS_PER_S_MIN`; what that adds is taken from the others in proportion to what they
     have above it, so that the rates still add up to at most the capacity.
     """
-    capacity = max(allocation.capacity_bits_per_s, CAPACITY_BITS_PER_S_MIN)
-    rates = _fitted([entry.rate_bits_per_s for entry in allocation.classes], capacity_bits_per_s=capacity)
+    capacity, classes = classes_of(allocation)
     return InterfaceShape(
         interface=allocation.name,
         capacity_bits_per_s=capacity,
-        classes=tuple(
-            ClassShape(
-                name=entry.name,
-                rate_bits_per_s=rate,
-                ceil_bits_per_s=max(rate, entry.ceil_bits_per_s * capacity // max(1, allocation.capacity_bits_per_s)),
-                priority=entry.priority,
-            )
-            for entry, rate in zip(allocation.classes, rates, strict=True)
-        ),
+        classes=classes,
         rules=rules,
         gso_max_segs=gso_max_segs,
         line_bits_per_s=line_bits_per_s,
-        destinations=_destinations(
-            allocation.destinations,
-            {entry.name: rate for entry, rate in zip(allocation.classes, rates, strict=True)},
-        ),
+        destinations=_destinations(allocation.destinations, {one.name: one.rate_bits_per_s for one in classes}),
+    )
+
+
+def classes_of(allocation: InterfaceAllocation) -> tuple[int, tuple[ClassShape, ...]]:
+    """The capacity of one interface and direction, and its classes within it."""
+    capacity = max(allocation.capacity_bits_per_s, CAPACITY_BITS_PER_S_MIN)
+    rates = _fitted([entry.rate_bits_per_s for entry in allocation.classes], capacity_bits_per_s=capacity)
+    return capacity, tuple(
+        ClassShape(
+            name=entry.name,
+            rate_bits_per_s=rate,
+            ceil_bits_per_s=max(rate, entry.ceil_bits_per_s * capacity // max(1, allocation.capacity_bits_per_s)),
+            priority=entry.priority,
+        )
+        for entry, rate in zip(allocation.classes, rates, strict=True)
     )
 
 
@@ -91,11 +94,16 @@ def _fitted(rates_bits_per_s: Sequence[int], *, capacity_bits_per_s: int) -> lis
 
 def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bool:
     """Say whether `wanted` differs from what was applied by more than the dead band in a rate, or in anything else."""
-    if applied is None or applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
+    if applied is None or worth_changing(applied, wanted):
         return True
     if _parts_differ(applied.destinations, wanted.destinations) or _parts_differ(applied.jobs, wanted.jobs):
         return True
-    if (applied.gso_max_segs, applied.line_bits_per_s) != (wanted.gso_max_segs, wanted.line_bits_per_s):
+    return (applied.gso_max_segs, applied.line_bits_per_s) != (wanted.gso_max_segs, wanted.line_bits_per_s)
+
+
+def worth_changing(applied: InterfaceShape | IngressShape, wanted: InterfaceShape | IngressShape) -> bool:
+    """The same of what both directions have."""
+    if applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
         return True
     if _differ(applied.capacity_bits_per_s, wanted.capacity_bits_per_s):
         return True
