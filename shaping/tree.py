@@ -3,8 +3,8 @@
     ffe0:  HTB, default 410
     └─ ffe0:1  rate = ceil = capacity
        ├─ ffe0:10 control ── :110                priority 0 is offered the excess first
-       ├─ ffe0:20 compute ── :210, :220 (bulk)
-       ├─ ffe0:30 storage ── :310
+       ├─ ffe0:20 compute ── :210, :220 (bulk), :230 to :2a0 (jobs)
+       ├─ ffe0:30 storage ── :310, :320 to :390 (destinations)
        └─ ffe0:40 other   ── :410 (default)
 
 Rules that the tree keeps
@@ -17,16 +17,21 @@ Rules that the tree keeps
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from hive_qos.units import bytes_per_s_of
+from shaping.destinations import assigned, canonical, destination_filters
+from shaping.leaves import check_parts, leaves_by_class, leaves_of, rate_bits_per_s_min
 from shaping.model import (
     BULK_NAME,
     CLASS_NAMES,
+    CLASS_OF_LEAF,
     INNER_MINOR,
     LEAF_MINOR,
+    MARK_MINOR,
     ROOT_MINOR,
     Capabilities,
     ClassShape,
@@ -40,10 +45,6 @@ from shaping.model import (
 )
 from shaping.ticks import round_burst_bytes
 
-RATE_BITS_PER_S_MIN = 1_000
-"""Of a leaf: a frame of 1 514 bytes every 12 s, the least that still means something. At 480 bit/s a burst of 16 KiB
-would not fit the kernel's 32-bit field of 64 ns ticks."""
-
 BURST_BYTES_MIN = 16 * 1024
 BURST_S = 0.001
 """How late the kernel's timer may be before a class loses rate: 1 ms at any rate, and never less than 16 KiB, which is
@@ -52,15 +53,13 @@ everybody behind it: 64 KiB would be 13 ms at 40 Mbit/s. One TCP stream on two c
 0.956 of 40, 200 and 1 000 Mbit/s with this (headers allow 0.956), no more with 64 KiB, and 0.93 of 1 000 Mbit/s with
 1 600 bytes (docs/shaping.md)."""
 
-QUANTUM_BYTES_MIN = 1_514
-QUANTUM_BYTES_MAX = 60_000
-QUANTUM_S = 0.001
-"""Turns among classes of the same priority: 1 ms at the class' rate, at least one Ethernet frame, and below the
-kernel's warning level of 200 000."""
-
 QUEUE_S: Mapping[str, float] = {"control": 0.02, "compute": 0.05, BULK_NAME: 0.05, "storage": 0.05, "other": 0.025}
 """What may wait in a leaf, as time at the interface's capacity. Not at the class' ceiling: a hold lowers the ceiling
 for a fraction of a second, and a limit that shrank with it would drop what only had to wait."""
+
+INGRESS_QUEUE_S: Mapping[str, float] = {**QUEUE_S, "storage": 0.03}
+"""The same where packets have come over the line already. Nobody blocks there: what does not fit is lost, and that is
+the only word that the sender hears; a longer queue of storage would only tell him later."""
 
 QUEUE_BYTES_MIN: Mapping[str, int] = {
     "control": 96 * 1024,
@@ -76,45 +75,51 @@ QUEUE_BYTES_STEP = 32 * 1024
 """Limits are rounded up to whole steps, so that a capacity estimate that moves a little does not touch the queues."""
 
 QUEUE_BYTES_MAX = 8 * 2**20
-"""Kernel memory: at most this for each of five leaves."""
+SPARE_QUEUE_BYTES_MAX = 2 * 2**20
+"""Kernel memory: at most this for each of five leaves, and for each of the sixteen of jobs and destinations: 72 MiB of
+packets, if all were full."""
 
 FQ_CODEL_PACKETS = 10_240
 """Its own default. It bounds delay by time, not by this; and lowering it would drop packets, so it is never changed."""
 
 RULES_MAX = 64
-"""Ports and DSCP of one interface. A port is up to eight u32 filters, which unmarked packets walk one by one."""
+"""Ports, DSCP and addresses of one interface. A port is up to eight u32 filters, an address two, a DSCP two, which
+unmarked packets walk one by one."""
 
 _PREFERENCE_FIRST = 100
 _TCP, _UDP = 6, 17
 
 
-def desired_tree(shape: InterfaceShape, capabilities: Capabilities) -> Tree:
+def desired_tree(shape: InterfaceShape, capabilities: Capabilities, before: Tree | None = None) -> Tree:
     """Plan one interface.
 
     Args:
-        shape: rates that fit: the four classes' rates add up to at most the capacity.
-        capabilities: decides the kind of the leaves' queues.
+        shape: rates that fit: the four classes' rates add up to at most the capacity, those of jobs and destinations to
+            less than their class'.
+        capabilities: decides the kind of the leaves' queues. Without u32 there are no filters, and nothing is told by
+            its destination: the leaves of destinations are spare ones then.
+        before: what is there; an address that has a leaf in it keeps that leaf.
 
     Raises:
-        ValueError: a class is missing, doubled or unknown; rates do not fit; a rule has no or two matches. Whoever
-            made the shape has to mend it; nothing here rounds a promise away.
+        ValueError: a class is missing, doubled or unknown; rates do not fit; a rule has no or two matches; an address
+            or a slot cannot be. Whoever made the shape has to mend it; nothing here rounds a promise away.
     """
     by_name = _checked_classes(shape)
-    classes = [_inner(ROOT_MINOR, 0, shape.capacity_bits_per_s, shape.capacity_bits_per_s)]
+    check_parts(shape)
+    addresses = [canonical(destination.address) for destination in shape.destinations]
+    leaf_of_address = assigned(addresses, before) if capabilities.u32 else {}
+    classes = [_class(ROOT_MINOR, 0, shape.capacity_bits_per_s, shape.capacity_bits_per_s)]
     for name in CLASS_NAMES:
         wanted = by_name[name]
         ceil = min(wanted.ceil_bits_per_s, shape.capacity_bits_per_s)
         inner = INNER_MINOR[name]
-        classes.append(_inner(inner, ROOT_MINOR, wanted.rate_bits_per_s, ceil))
-        rate_left = wanted.rate_bits_per_s
-        if name == "compute":
-            bulk = by_name.get(BULK_NAME) or _default_bulk(wanted)
-            rate_left -= bulk.rate_bits_per_s
-            bulk_ceil = min(bulk.ceil_bits_per_s, ceil)
-            classes.append(_class(LEAF_MINOR[BULK_NAME], inner, bulk.rate_bits_per_s, bulk_ceil, bulk.priority))
-        classes.append(_class(LEAF_MINOR[name], inner, rate_left, ceil, wanted.priority))
-    leaves = [_leaf(name, shape.capacity_bits_per_s, capabilities) for name in LEAF_MINOR]
-    filters = _filters(shape.rules) if capabilities.u32 else ()
+        classes.append(_class(inner, ROOT_MINOR, wanted.rate_bits_per_s, ceil))
+        capped = replace(wanted, ceil_bits_per_s=ceil)
+        for leaf in leaves_of(capped, bulk=by_name.get(BULK_NAME), shape=shape, leaf_of_address=leaf_of_address):
+            spec = _class(leaf.minor, inner, leaf.rate_bits_per_s, leaf.ceil_bits_per_s)
+            classes.append(replace(spec, priority=leaf.priority, quantum_bytes=leaf.quantum_bytes))
+    leaves = [_leaf(minor, shape, capabilities) for minor in leaves_by_class(shape.direction)]
+    filters = _all_filters(shape, leaf_of_address) if capabilities.u32 else ()
     return Tree(
         qdisc=QdiscSpec(),
         classes=tuple(sorted(classes, key=lambda spec: spec.minor)),
@@ -132,7 +137,7 @@ def _checked_classes(shape: InterfaceShape) -> dict[str, ClassShape]:
             f"not {', '.join(wanted.name for wanted in shape.classes)}"
         )
     for wanted in shape.classes:
-        least = 2 * RATE_BITS_PER_S_MIN if wanted.name == "compute" else RATE_BITS_PER_S_MIN
+        least = rate_bits_per_s_min(wanted.name, shape.direction)
         if wanted.rate_bits_per_s < least:
             raise ValueError(
                 f"{shape.interface}: class {wanted.name} has {wanted.rate_bits_per_s} bit/s, less than the {least} "
@@ -148,25 +153,11 @@ def _checked_classes(shape: InterfaceShape) -> dict[str, ClassShape]:
             f"{shape.interface}: the classes' rates add up to {total} bit/s, more than the capacity of "
             f"{shape.capacity_bits_per_s}"
         )
-    bulk = by_name.get(BULK_NAME)
-    if bulk is not None and bulk.rate_bits_per_s > by_name["compute"].rate_bits_per_s - RATE_BITS_PER_S_MIN:
-        raise ValueError(f"{shape.interface}: {BULK_NAME} leaves nothing of compute's rate to compute's default leaf")
     return by_name
 
 
-def _default_bulk(compute: ClassShape) -> ClassShape:
-    """A tenth of compute's rate, all of its ceiling, after everybody else when there is excess."""
-    rate = max(RATE_BITS_PER_S_MIN, compute.rate_bits_per_s // 10)
-    return ClassShape(BULK_NAME, rate_bits_per_s=rate, ceil_bits_per_s=compute.ceil_bits_per_s, priority=4)
-
-
-def _inner(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s: int) -> ClassSpec:
+def _class(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s: int) -> ClassSpec:
     """A class above others: turns and priorities are the leaves' (model.ClassSpec)."""
-    spec = _class(minor, parent_minor, rate_bits_per_s, ceil_bits_per_s, 0)
-    return replace(spec, quantum_bytes=0)
-
-
-def _class(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s: int, priority: int) -> ClassSpec:
     rate = bytes_per_s_of(rate_bits_per_s)
     ceil = bytes_per_s_of(ceil_bits_per_s)
     return ClassSpec(
@@ -174,10 +165,10 @@ def _class(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s:
         parent_minor=parent_minor,
         rate_bits_per_s=rate * 8,
         ceil_bits_per_s=ceil * 8,
-        priority=priority,
+        priority=0,
         burst_bytes=burst_bytes(rate),
         cburst_bytes=burst_bytes(ceil),
-        quantum_bytes=min(max(int(rate * QUANTUM_S), QUANTUM_BYTES_MIN), QUANTUM_BYTES_MAX),
+        quantum_bytes=0,
     )
 
 
@@ -187,35 +178,49 @@ def burst_bytes(rate_bytes_per_s: int) -> int:
     return round_burst_bytes(wanted, rate_bytes_per_s=rate_bytes_per_s)
 
 
-def _leaf(name: str, capacity_bits_per_s: int, capabilities: Capabilities) -> LeafSpec:
-    minor = LEAF_MINOR[name]
+def _leaf(minor: int, shape: InterfaceShape, capabilities: Capabilities) -> LeafSpec:
+    default = {own: name for name, own in LEAF_MINOR.items()}
+    name = default.get(minor, CLASS_OF_LEAF[minor])
     handle_major = 0xF000 | minor  # 28,944 above the first that the kernel gives out by itself, 8000:
     if capabilities.fq_codel:
         return LeafSpec(parent_minor=minor, kind="fq_codel", limit=FQ_CODEL_PACKETS, handle_major=handle_major)
-    wanted = int(bytes_per_s_of(capacity_bits_per_s) * QUEUE_S[name])
+    queue_s = QUEUE_S if shape.direction == "egress" else INGRESS_QUEUE_S
+    wanted = int(bytes_per_s_of(shape.capacity_bits_per_s) * queue_s[name])
     wanted = -(-wanted // QUEUE_BYTES_STEP) * QUEUE_BYTES_STEP
-    limit = min(max(wanted, QUEUE_BYTES_MIN[name]), QUEUE_BYTES_MAX)
+    most = QUEUE_BYTES_MAX if minor in default else SPARE_QUEUE_BYTES_MAX
+    limit = min(max(wanted, QUEUE_BYTES_MIN[name]), most)
     return LeafSpec(parent_minor=minor, kind="bfifo", limit=limit, handle_major=handle_major)
 
 
-def _filters(rules: tuple[Rule, ...]) -> tuple[FilterSpec, ...]:
+def _all_filters(shape: InterfaceShape, leaf_of_address: Mapping[str, int]) -> tuple[FilterSpec, ...]:
+    if shape.direction == "ingress":
+        return _filters(shape.rules, LEAF_MINOR)
+    return (*_filters(shape.rules, MARK_MINOR), *destination_filters(leaf_of_address))
+
+
+def _filters(rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[FilterSpec, ...]:
     filters: list[FilterSpec] = []
     in_packets = 0
     for rule in rules:
         check_rule(rule)
-        if rule.port is None and rule.dscp is None:
+        if rule.port is not None:
+            matches = _port_matches(rule)
+        elif rule.dscp is not None:
+            matches = _dscp_matches(rule)
+        elif rule.address is not None:
+            matches = address_matches(rule.address)
+        else:
             continue
         in_packets += 1
         if in_packets > RULES_MAX:
-            raise ValueError(f"more than {RULES_MAX} rules on ports and DSCP; put the programs into a cgroup instead")
-        matches = _port_matches(rule) if rule.port is not None else _dscp_matches(rule)
+            raise ValueError(f"more than {RULES_MAX} rules on what packets say; put the programs into a cgroup instead")
         for family, words in matches:
             filters.append(
                 FilterSpec(
                     preference=_PREFERENCE_FIRST + len(filters),
                     family=family,
                     matches=words,
-                    target_minor=LEAF_MINOR[rule.target],
+                    target_minor=minors[rule.target],
                 )
             )
     return tuple(filters)
@@ -223,9 +228,11 @@ def _filters(rules: tuple[Rule, ...]) -> tuple[FilterSpec, ...]:
 
 def check_rule(rule: Rule) -> None:
     """Raise ValueError for a rule with an unknown target, none or two matches, or a match outside its range."""
-    matches = [name for name in ("port", "dscp", "uid", "cgroup") if getattr(rule, name) is not None]
+    matches = [name for name in ("port", "dscp", "uid", "cgroup", "address") if getattr(rule, name) is not None]
     if len(matches) != 1:
-        raise ValueError(f"a rule has exactly one of port, dscp, uid, cgroup; this one has {matches or 'none'}")
+        raise ValueError(
+            f"a rule has exactly one of port, dscp, uid, cgroup, address; this one has {matches or 'none'}"
+        )
     if rule.target not in LEAF_MINOR:
         raise ValueError(f"unknown target {rule.target!r}; one of {', '.join(LEAF_MINOR)}")
     if rule.port is not None and not 1 <= rule.port <= 65535:
@@ -234,6 +241,8 @@ def check_rule(rule: Rule) -> None:
         raise ValueError("protocol is tcp or udp, and narrows a port")
     if rule.dscp is not None and not 0 <= rule.dscp <= 63:
         raise ValueError(f"dscp {rule.dscp} is not in 0..63")
+    if rule.address is not None:
+        ipaddress.ip_network(rule.address)  # says what is wrong
     if rule.uid is not None and not 0 <= rule.uid < 2**32 - 1:
         raise ValueError(f"uid {rule.uid} is not a user's number")
     if rule.cgroup is not None and (not rule.cgroup.isprintable() or ".." in rule.cgroup.split("/")):
@@ -275,3 +284,24 @@ def _dscp_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
     """The codepoint: the upper six bits of IPv4's second byte, or of IPv6's traffic class, four bits into it."""
     dscp = rule.dscp or 0
     return [(4, ((0, 0x00FC0000, dscp << 18),)), (6, ((0, 0x0FC00000, dscp << 22),))]
+
+
+def address_matches(address: str) -> list[tuple[_Family, _Matches]]:
+    """Packets from a network, and packets to it.
+
+    IPv4 (RFC 791): source at byte 12, destination at 16. IPv6 (RFC 8200): source at 8, destination at 24, of which only
+    the words that the prefix reaches are compared.
+    """
+    network = ipaddress.ip_network(address)
+    family: _Family = 4 if network.version == 4 else 6
+    size = 4 if family == 4 else 16
+    value, mask = network.network_address.packed, network.netmask.packed
+    words = [
+        (at, int.from_bytes(mask[at : at + 4], "big"), int.from_bytes(value[at : at + 4], "big"))
+        for at in range(0, size, 4)
+    ]
+    reached = [word for word in words if word[1]] or words[:1]
+    return [
+        (family, tuple((start + at, bits, wanted) for at, bits, wanted in reached))
+        for start in ((12, 16) if family == 4 else (8, 24))
+    ]

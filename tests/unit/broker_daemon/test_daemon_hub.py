@@ -10,13 +10,16 @@ from typing import Any, cast
 import pytest
 
 from broker.daemon import cgroups
+from broker.daemon.allowance import USERS_MAX
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
-from broker.daemon.hub import URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionHub
+from broker.daemon.hub import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, SessionHub
 from broker.daemon.log import open_log
-from broker.daemon.messages import Announce, AnnounceEnd, Connection, Enter, Report
+from broker.daemon.messages import Announce, AnnounceEnd, Connection, Declare, Enter, Report
+from broker.daemon.needs import NeedBook
 from broker.daemon.sessions import Session
+from broker.model import Credit
 
 AUTHORITY = Authority(
     group=None, admin_group=None, uids=frozenset({1000, 1001}), class_uids=frozenset({("compute", 1001)}), notes=()
@@ -51,13 +54,15 @@ class Bench:
 
     now_s: float = 0.0
     flows: FlowTable = field(default_factory=FlowTable)
+    needs: NeedBook = field(default_factory=NeedBook)
     steps: Iterator[int] = field(default_factory=itertools.count)
     authority: Authority = AUTHORITY
 
     def __post_init__(self) -> None:
         self.hub = SessionHub(
-            flows=self.flows, bursts=BurstBook(), clock=lambda: self.now_s, interface_of=lambda _: "eth0",
-            cgroup_mount="/mount", mark=lambda *_, **__: None, authority=lambda: self.authority,
+            flows=self.flows, bursts=BurstBook(), needs=self.needs, clock=lambda: self.now_s,
+            interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=lambda *_, **__: None,
+            authority=lambda: self.authority,
             reclassify=lambda: None, log=open_log(),
         )  # fmt: skip
 
@@ -98,7 +103,7 @@ def test_the_allowances_of_many_users_stay_bounded() -> None:
     bench = Bench()
     for uid in range(3 * USERS_MAX):
         bench.announce(Someone("s-1", uid=uid))
-    assert len(bench.hub._urgent_left) <= USERS_MAX
+    assert len(bench.hub._soon) == USERS_MAX
 
 
 def test_the_end_of_a_session_or_a_step_is_urgent_only_when_a_burst_ends_with_it() -> None:
@@ -164,3 +169,44 @@ def test_a_program_is_moved_only_where_policy_and_its_limits_let_it_and_while_it
     reply = Bench().hub.enter(cast(Session, someone), Enter(1, traffic_class))
     assert reply.message.get("code") == code
     assert moved == ([(traffic_class, 1)] if code is None else [])
+
+
+@pytest.mark.parametrize(("uid", "answer"), [(1000, "noted"), (1002, "error")])
+def test_a_need_is_taken_from_whoever_may_use_storage_and_data_at_risk_is_decided_on_at_once(
+    uid: int, answer: str
+) -> None:
+    bench, someone = Bench(), cast(Session, Someone("s-1", uid=uid))
+    assert bench.hub.need(someone, Declare(1, 500, 10.0, 0, {})).message["op"] == answer
+    assert not bench.decided()
+    assert bench.hub.need(someone, Declare(2, 500, 10.0, 3, {})).message["op"] == answer
+    assert bench.decided() is (answer == "noted")
+    (needs,) = bench.needs.current(now_s=4.0).values() or ((),)
+    assert [(need.uid, need.remaining_s, need.replicas_at_risk) for need in needs] == (
+        [(1000, 6.0, 3)] if answer == "noted" else []
+    )
+    bench.hub.gone(someone)
+    assert bench.needs.current(now_s=4.0) == {}
+
+
+def test_the_same_job_and_step_of_two_users_are_two_bursts_with_a_credit_each() -> None:
+    bench, one, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
+    for number, someone in enumerate((one, other)):
+        bench.hub.announce(cast(Session, someone), Announce(number, "j", 1, {"10.0.0.2": 5}, 60.0, None))
+    credits = [Credit("eth0", "j", 1, 5, uid=1000), Credit("eth0", "j", 1, 0, uid=1001)]
+    bench.hub.answer(credits, cast(Any, {"s-1": one, "s-2": other}))
+    assert [message["bytes"] for message in (*one.sent, *other.sent)] == [5, 0]
+
+
+def test_one_user_names_so_many_destinations_a_second_and_others_still_theirs() -> None:
+    bench, someone, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
+    crowd = {f"10.0.{number // 250}.{number % 250}": 5 for number in range(1000)}
+    for _ in range(10):
+        bench.hub.announce(cast(Session, someone), Announce(1, "j", next(bench.steps), crowd, 60.0, None))
+    refused = [message for message in someone.sent if message["op"] == "error"]
+    assert len(refused) == 10 - DESTINATIONS_AT_ONCE / 1000
+    assert refused[0]["code"] == "too-many"
+    reply = bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd))
+    assert reply.message["code"] == "too-many"
+    assert bench.hub.need(cast(Session, other), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
+    bench.now_s += 1.0
+    assert bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
