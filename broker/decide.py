@@ -93,7 +93,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         for entry in policy.interfaces
         if entry.ingress
     ]
-    soon = [one.again_s for one in (*outcomes, *inflows) if one.again_s is not None]
+    soon = [*(outcome.again_s for outcome in outcomes), *(inflow.again_s for inflow in inflows)]
     return Decision(
         state=State(
             ticks=state.ticks + 1,
@@ -104,10 +104,13 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             tuple(outcome.allocation for outcome in outcomes), tuple(inflow.allocation for inflow in inflows)
         ),
         credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
-        alarms=tuple(alarm for outcome in (*outcomes, *inflows) for alarm in outcome.alarms),
+        alarms=(
+            *(alarm for outcome in outcomes for alarm in outcome.alarms),
+            *(alarm for inflow in inflows for alarm in inflow.alarms),
+        ),
         holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
         verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
-        again_s=min(soon, default=None),
+        again_s=min((time_s for time_s in soon if time_s is not None), default=None),
     )
 
 

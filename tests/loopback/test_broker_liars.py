@@ -16,6 +16,7 @@ from patience import LIMIT_S, wait_until
 
 from broker.client import Session
 from broker.client.protocol import encode
+from shaping.model import DSCP, MARK_MINOR
 
 
 def lie(step: int, **fields: object) -> dict[str, Any]:
@@ -116,4 +117,4 @@ def test_the_replication_example_copies_and_declares_what_is_left(running: Runni
     assert copying.returncode == 0
     assert bytes(received) == source.read_bytes()
     wait_until(lambda: running.status()["needs"] == [])
-    assert (0x310, 1) in running.marks
+    assert (MARK_MINOR["storage"], DSCP["storage"]) in running.marks

@@ -27,7 +27,7 @@ def test_sockets_are_marked_by_class_and_role_and_listed(running: Running) -> No
         assert (answer["op"], answer["id"], len(answer["flows"])) == ("registered", 7, 2)
         ask(session, register(8, role="bulk"), descriptors=(udp.fileno(),))
         ask(session, register(9, "storage", "storage"), descriptors=(tcp.fileno(),))
-        assert running.marks == [(0x210, 18), (0x210, 18), (0x220, 8), (0x310, 1)]
+        assert running.marks == [(0x210, 18), (0x210, 18), (0x220, 8), (0x030, 1)]
         wait_until(lambda: len(running.status()["flows"]) == 4)
         assert {flow["protocol"] for flow in running.status()["flows"]} == {"udp", "tcp"}
     wait_until(lambda: running.status()["flows"] == [])
