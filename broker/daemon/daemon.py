@@ -323,6 +323,8 @@ class Daemon:
         old, self._policy = self._policy, policy
         if policy.daemon != old.daemon:
             self._log.warning("reload", note="changes of [daemon] need a restart")
+        if policy.peers != old.peers:
+            self._log.warning("reload", note="changes of [peers] need a restart")
         try:
             self._attach_all()
         except (HiveError, OSError, ValueError) as problem:
