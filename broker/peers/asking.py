@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from broker.holds import LEASE_S_MAX, Hold, Verdict
 from broker.peers.allowance import Allowance
@@ -79,14 +79,19 @@ class Asking:
         """Say what is wanted from now on, all of it. What is over is released with the next `messages`.
 
         Args:
-            holds: one for each address and class; the last of two for the same counts.
+            holds: one for each address and class; the last of two for the same counts. Leases are cut to what the
+                protocol has.
             reach: addresses to which a connection is kept though nothing is asked there yet.
         """
         addresses = list(dict.fromkeys([*(hold.address for hold in holds), *reach]))
         self._wanted = tuple(addresses[:WANTED_MAX])
         for address in self._wanted:
             self._contact(address, now_s=now_s)
-        fresh = {(hold.address, hold.traffic_class): hold for hold in holds if hold.address in self._wanted}
+        fresh = {
+            (hold.address, hold.traffic_class): replace(hold, lease_s=min(max(hold.lease_s, LEASE_S_MIN), LEASE_S_MAX))
+            for hold in holds
+            if hold.address in self._wanted
+        }
         for key in [key for key in self._held if key not in fresh]:
             self._gone.append(self._held.pop(key))
         for key, hold in fresh.items():
@@ -214,7 +219,7 @@ class Asking:
             traffic_class=hold.traffic_class,
             rate_bits_per_s=hold.rate_bits_per_s,
             capacity_bits_per_s=hold.capacity_bits_per_s,
-            lease_s=min(max(hold.lease_s, LEASE_S_MIN), LEASE_S_MAX),
+            lease_s=hold.lease_s,
             reason=hold.reason,
         )
 
