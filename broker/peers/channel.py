@@ -212,11 +212,13 @@ class PeerChannel:
             self._log.info("broker gone", peer=connection.peer, address=connection.address, reason=why)
             return
         dialled = self._attempts.pop(event.attempt, None) if event.attempt is not None else None
-        refused = printable(str(event.error), length_max=300) if isinstance(event.error, PeerError) else ""
+        error = event.error if isinstance(event.error, PeerError) else None
+        refused = printable(error.reason, length_max=300) if error is not None else ""
         if dialled is not None:
             self._asking.failed(dialled, refused=refused, now_s=now_s)
-        if refused:
-            self._refusals.note(dialled or plain_host(event.peer), refused, now_s=now_s)
+        if error is not None:
+            address = dialled or plain_host(event.peer)
+            self._refusals.note(address, refused, code=error.wire_code, now_s=now_s)
 
     def _heard(self, event: Received, now_s: float) -> None:
         connection = self._connections.get(event.connection)
@@ -249,7 +251,8 @@ class PeerChannel:
                 if message.granted:
                     self._refusals.forget(address)
                 elif message.reason.code in _OUR_MISTAKE:
-                    self._refusals.note(address, f"{peer} holds nothing back: {message.reason.text}", now_s=now_s)
+                    why = f"{peer} holds nothing back: {message.reason.text}"
+                    self._refusals.note(address, why, code=message.reason.code, now_s=now_s)
             case None:
                 self._log.debug("a broker sent a message of a type that this version does not know", peer=peer)
 
@@ -269,12 +272,12 @@ class PeerChannel:
         """Answer an ask that no decision needs to look at."""
         self._send(connection, wire.Answer(number, False, 0, 0.0, Reason(refusal.value, text)), now_s)
         why = f"{connection.peer} asks for what it does not get: {text}"
-        self._refusals.note(connection.address, why, now_s=now_s)
+        self._refusals.note(connection.address, why, code=refusal, now_s=now_s)
 
     def _refuse(self, number: int, address: str, code: WireCode, reason: str, now_s: float) -> None:
         """Close a connection for what the peer did, or because it has no place here."""
         self._carrier.disconnect(number, code, reason)
-        self._refusals.note(address, reason, now_s=now_s)
+        self._refusals.note(address, reason, code=code, now_s=now_s)
         connection = self._connections.get(number)
         if connection is not None:
             self._drop(connection, now_s)

@@ -133,22 +133,23 @@ def test_a_refusal_is_logged_once_and_shown_for_a_while() -> None:
     log = Heard()
     refusals = Refusals(log=log)
     for minute in range(30):
-        refusals.note("10.0.0.9", "its role is job\x1b[2J", now_s=60.0 * minute)
-    assert [line["reason"] for line in log.lines] == ["its role is job\\x1b[2J"]
-    assert refusals.recent(now_s=1_800.0) == {"10.0.0.9": "its role is job\\x1b[2J"}
+        refusals.note("10.0.0.9", f"minute {minute}: its role is job\x1b[2J", code=0x23, now_s=60.0 * minute)
+    assert [line["reason"] for line in log.lines] == ["minute 0: its role is job\\x1b[2J"]
+    assert refusals.recent(now_s=1_800.0) == {"10.0.0.9": "minute 29: its role is job\\x1b[2J"}
     assert refusals.recent(now_s=1_740.0 + SHOWN_S) == {}
-    refusals.note("10.0.0.9", "its role is job\x1b[2J", now_s=LOG_REPEAT_S)
-    assert len(log.lines) == 2
+    refusals.note("10.0.0.9", "its role is job", code=0x22, now_s=1_740.0)
+    refusals.note("10.0.0.9", "its role is job", code=0x23, now_s=LOG_REPEAT_S)
+    assert len(log.lines) == 3
 
 
 def test_reasons_that_somebody_makes_up_fill_neither_log_nor_memory() -> None:
     log = Heard()
     refusals = Refusals(log=log)
     for number in range(10_000):
-        refusals.note(f"10.0.{number // 250}.{number % 250}", f"reason {number}", now_s=number / 1_000)
+        refusals.note(f"10.0.{number // 250}.{number % 250}", f"reason {number}", code=number, now_s=number / 1_000)
     assert len(log.lines) == KNOWN_MAX
     assert len(refusals.recent(now_s=10.0)) == KNOWN_MAX
-    refusals.note("10.0.0.1", "another day", now_s=10_000.0)
+    refusals.note("10.0.0.1", "another day", code=1, now_s=10_000.0)
     assert log.lines[-1]["reason"] == "another day"
 
 
