@@ -122,10 +122,10 @@ class Need:
 class SenderSample:
     """What one host has sent to us in one class, by its TCP connections with us.
 
-    Fields: `received_bytes` of payload, cumulative for the address and class, whatever connections come and go;
-    `age_s` since they were counted; `rtt_s` the least round trip of them; `broker` whether a broker answers there:
-    "yes", "no" or "unknown"; `granted_bits_per_s` what that broker said to our last hold, None where it said nothing,
-    and `refused` whether it keeps none of it.
+    Fields: `received_bytes` of payload, in order or not, cumulative for the address and class, whatever connections
+    come and go; `age_s` since they were counted; `rtt_s` the least round trip to it; `broker` whether a broker answers
+    there: "yes", "no" or "unknown"; `granted_bits_per_s` what that broker said to our last hold, None where it said
+    nothing, and `refused` whether it keeps none of it.
     """
 
     address: str

@@ -1,8 +1,9 @@
 """Who sends to us how much in which class, counted for each address over all of its connections, come and gone.
 
-TCP says of each connection what it has received (tcpi_bytes_received); a connection that ends takes its counter with
-it. So differences are added up here for the address and the class. Connections that were there before us count from
-when we first saw them, those that came later from their first byte.
+TCP says of each connection how many segments have arrived (tcpi_data_segs_in) and how long they are; what it has in
+order (tcpi_bytes_received) would stand still behind each lost packet while the link is full, and jump when that comes.
+A connection that ends takes its counter with it, so differences are added up here for the address and the class.
+Connections that were there before us count from when we first saw them, those that came later from their first byte.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ FORGET_S = 5.0
 SENDERS_MAX = 256
 CONNECTIONS_MAX = 8192
 """Addresses and connections that are remembered: those that were seen last."""
+
+WRAPS = 2**32
 
 _Endpoint = tuple[str, int]
 
@@ -47,12 +50,13 @@ class ArrivalBook:
             if traffic_class == "other":
                 continue
             ends = (connection.local, connection.remote)
-            came = connection.received_bytes
+            came = connection.arrived_segments
             known, _ = self._connections.pop(ends, (came if first else 0, at_s))
             self._connections[ends] = (came, at_s)  # in the order of their last look
             sender = self._senders.setdefault((connection.remote[0], traffic_class), _Sender())
-            # A counter that went back is that of another connection between the same ends.
-            sender.received_bytes += came - (known if known <= came else 0)
+            grown = (came - known) % WRAPS
+            # One that went back without having wrapped is the counter of another connection between the same ends.
+            sender.received_bytes += (grown if grown < WRAPS // 2 else came) * connection.segment_bytes
             sender.seen_s = at_s
         self._forget(at_s)
 

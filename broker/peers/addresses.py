@@ -20,3 +20,11 @@ def is_askable(address: str) -> bool:
     """Whether a plain address names one host: not a group, nobody, or a neighbour on an unknown link."""
     found = ipaddress.ip_address(address)
     return not (found.is_multicast or found.is_unspecified or found.is_link_local)
+
+
+def plain_host(called: str) -> str:
+    """The address of a peer that is called by address and port ("10.0.0.1:4710"); what else it is called, unchanged."""
+    try:
+        return plain(called.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return called

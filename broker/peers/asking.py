@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from broker.holds import LEASE_S_MAX, Hold, Verdict
 from broker.peers.allowance import Allowance
-from broker.peers.wire import LEASE_S_MIN, Answer, Ask, Release
+from broker.peers.wire import LEASE_S_MIN, Answer, Ask, Refusal, Release
 
 WANTED_MAX = 64
 """Addresses that are dialled and asked at once; a flood comes from fewer."""
@@ -25,9 +25,9 @@ KNOWN_MAX = 256
 """Addresses that are remembered, so that one that nobody answers at is not dialled each time that it is wanted."""
 RETRY_S_MIN, RETRY_S_MAX = 1.0, 60.0
 DIALS_MAX = 8
-"""Handshakes under way at once: each costs milliseconds of CPU."""
+"""Handshakes under way at once towards addresses where nothing is asked yet: each costs milliseconds of CPU."""
 SHORT_LIFE_S = 5.0
-"""A connection that lived for less did not work: the next one waits, or two brokers would dial each other in a circle."""
+"""A connection that lived for less did not work: the next one waits, or two brokers would dial each other for ever."""
 ASKS_PER_S, ASKS_AT_ONCE = 30.0, 10.0
 """Ten ticks a second, and bursts between them; a peer takes 50 a second, answers to its own asks included."""
 
@@ -71,7 +71,7 @@ class Asking:
 
     _contacts: dict[str, _Contact] = field(default_factory=dict)
     _held: dict[tuple[str, str], _Held] = field(default_factory=dict)
-    _wanted: frozenset[str] = frozenset()
+    _wanted: tuple[str, ...] = ()
     _gone: list[_Held] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -79,14 +79,19 @@ class Asking:
         """Say what is wanted from now on, all of it. What is over is released with the next `messages`.
 
         Args:
-            holds: one for each address and class; the last of two for the same counts.
+            holds: one for each address and class; the last of two for the same counts. Leases are cut to what the
+                protocol has.
             reach: addresses to which a connection is kept though nothing is asked there yet.
         """
         addresses = list(dict.fromkeys([*(hold.address for hold in holds), *reach]))
-        self._wanted = frozenset(addresses[:WANTED_MAX])
+        self._wanted = tuple(addresses[:WANTED_MAX])
         for address in self._wanted:
             self._contact(address, now_s=now_s)
-        fresh = {(hold.address, hold.traffic_class): hold for hold in holds if hold.address in self._wanted}
+        fresh = {
+            (hold.address, hold.traffic_class): replace(hold, lease_s=min(max(hold.lease_s, LEASE_S_MIN), LEASE_S_MAX))
+            for hold in holds
+            if hold.address in self._wanted
+        }
         for key in [key for key in self._held if key not in fresh]:
             self._gone.append(self._held.pop(key))
         for key, hold in fresh.items():
@@ -97,16 +102,21 @@ class Asking:
         return address in self._wanted
 
     def dials(self, *, now_s: float) -> list[str]:
-        """Addresses to dial now; each is under way until `reached` or `failed`."""
+        """Addresses to dial now; each is under way until `reached` or `failed`.
+
+        Whoever is to be asked is dialled at once; of the others `DIALS_MAX` at a time.
+        """
+        asked = {address for address, _ in self._held}
         under_way = sum(contact.dialling for contact in self._contacts.values())
-        due = [
-            address
-            for address in sorted(self._wanted)
-            if not (contact := self._contacts[address]).reached and not contact.dialling and contact.retry_at_s <= now_s
-        ]
-        chosen = due[: max(0, DIALS_MAX - under_way)]
-        for address in chosen:
-            self._contacts[address].dialling = True
+        chosen = []
+        for address in self._wanted:
+            contact = self._contacts[address]
+            if contact.reached or contact.dialling or now_s < contact.retry_at_s:
+                continue
+            if address in asked or under_way < DIALS_MAX:
+                contact.dialling = True
+                under_way += 1
+                chosen.append(address)
         return chosen
 
     def reached(self, address: str, *, now_s: float) -> None:
@@ -153,6 +163,8 @@ class Asking:
         """A broker says what came of an ask. Answers to what was not asked there are ignored."""
         for (at, _), held in self._held.items():
             newest = held.verdict.number if held.verdict is not None else held.first_number
+            if answer.reason.code == Refusal.STALE and answer.number < held.number:
+                continue  # overtaken on its way by a later ask of ours: the answer to that one counts
             if at == address and held.asked is not None and newest <= answer.number <= held.number:
                 held.verdict = Verdict(
                     peer=peer,
@@ -194,8 +206,7 @@ class Asking:
 
     def addresses(self) -> list[str]:
         """Every address that is wanted or where somebody was refused."""
-        refused = {address for address, contact in self._contacts.items() if contact.refused}
-        return sorted(self._wanted | refused)
+        return sorted({*self._wanted, *(address for address, contact in self._contacts.items() if contact.refused)})
 
     def _ask(self, held: _Held, *, now_s: float) -> Ask:
         hold = held.hold
@@ -208,7 +219,7 @@ class Asking:
             traffic_class=hold.traffic_class,
             rate_bits_per_s=hold.rate_bits_per_s,
             capacity_bits_per_s=hold.capacity_bits_per_s,
-            lease_s=min(max(hold.lease_s, LEASE_S_MIN), LEASE_S_MAX),
+            lease_s=hold.lease_s,
             reason=hold.reason,
         )
 

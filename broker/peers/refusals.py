@@ -20,14 +20,18 @@ class Refusals:
         self._why: dict[str, tuple[str, float]] = {}
         self._logged: dict[tuple[str, str], float] = {}
 
-    def note(self, address: str, why: str, *, now_s: float) -> None:
-        """Remember a refusal, and log it unless that was done lately."""
+    def note(self, address: str, why: str, *, code: object, now_s: float) -> None:
+        """Remember a refusal, and log it unless one of that code was logged for that address lately.
+
+        The words differ each time where they name a port or the hour; `code` does not.
+        """
         why = printable(why, length_max=300)
         self._why.pop(address, None)
         self._why[address] = (why, now_s)
         if len(self._why) > KNOWN_MAX:
             del self._why[next(iter(self._why))]
-        logged_s = self._logged.get((address, why))
+        key = (address, str(code))
+        logged_s = self._logged.get(key)
         if logged_s is not None and now_s < logged_s + REPEAT_S:
             return
         if len(self._logged) >= KNOWN_MAX:
@@ -35,7 +39,8 @@ class Refusals:
             if now_s < self._logged[oldest] + SHOWN_S:
                 return  # somebody makes up new reasons: the log is not for that
             del self._logged[oldest]
-        self._logged[address, why] = now_s
+        self._logged.pop(key, None)
+        self._logged[key] = now_s
         self._log.warning("broker refused", address=address, reason=why)
 
     def forget(self, address: str) -> None:

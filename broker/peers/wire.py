@@ -1,4 +1,4 @@
-"""The messages of `hive-broker/1` as bytes: each a CBOR map with integer keys, the payload of one message of the engine.
+"""The messages of `hive-broker/1` as bytes: each a CBOR map with integer keys, the payload of one engine message.
 
 Three of them: an ask (hold a class back towards me), its answer, and a release. Durations are whole milliseconds,
 never points in time: hosts' clocks differ. Rates are whole bits per second on the wire. Who asks, and towards which
@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from broker.holds import HELD_CLASS, LEASE_S_MAX
 from broker.reasons import Reason
@@ -174,7 +174,6 @@ def _read_ask(fields: Mapping[int, Any], number: int) -> Ask:
     if not _is_between(lease_ms, _milliseconds(LEASE_S_MIN), _milliseconds(LEASE_S_MAX)):
         text = f"a lease is {_milliseconds(LEASE_S_MIN)} to {_milliseconds(LEASE_S_MAX)} ms"
         raise UnacceptableAsk(number, Refusal.LEASE, text)
-    assert isinstance(rate, int) and isinstance(capacity, int) and isinstance(lease_ms, int)
     return Ask(number, traffic_class, rate, capacity, lease_ms / 1000, _read_reason(fields))
 
 
@@ -184,7 +183,6 @@ def _read_answer(fields: Mapping[int, Any], number: int) -> Answer:
         raise WireError(WireCode.HEADER_INVALID, "an answer that says neither yes nor no")
     if not _is_between(rate, 0, RATE_BITS_PER_S_MAX) or not _is_between(remaining_ms, 0, _milliseconds(LEASE_S_MAX)):
         raise WireError(WireCode.HEADER_INVALID, "an answer whose rate or remaining time is out of bounds")
-    assert isinstance(rate, int) and isinstance(remaining_ms, int)
     return Answer(number, granted, rate, remaining_ms / 1000, _read_reason(fields))
 
 
@@ -195,7 +193,7 @@ def _class_of(fields: Mapping[int, Any]) -> str:
     return name
 
 
-def _is_between(value: object, low: int, high: int) -> bool:
+def _is_between(value: object, low: int, high: int) -> TypeGuard[int]:
     return type(value) is int and low <= value <= high  # not a bool, and no float: there is no NaN among integers
 
 

@@ -13,11 +13,12 @@ from broker.reasons import Reason
 SENDER = "10.0.0.3"
 
 
-def connection(received_bytes: int, *, at_s: float, port: int = 5000, address: str = SENDER) -> TcpConnection:
+def connection(arrived: int, *, at_s: float, port: int = 5000, address: str = SENDER) -> TcpConnection:
     return TcpConnection(
         local=("10.0.0.1", 4873), remote=(address, port), uid=0, inode=1, classid=0, dscp=0, rtt_s=0.01,
-        rtt_s_min=0.005, acked_bytes=0, received_bytes=received_bytes, sent_segments=0, retransmitted_segments=0,
+        rtt_s_min=0.005, acked_bytes=0, received_bytes=0, sent_segments=0, retransmitted_segments=0,
         delivery_rate_bits_per_s=0, application_limited=False, unacked_segments=0, at_s=at_s,
+        arrived_segments=arrived, segment_bytes=10,
     )  # fmt: skip
 
 
@@ -32,7 +33,7 @@ def test_what_came_before_us_does_not_count_and_what_comes_later_counts_from_its
     book.count([(connection(1_000_000, at_s=0.0), "storage")])
     book.count([(connection(1_000_500, at_s=0.1), "storage"), (connection(300, at_s=0.1, port=5001), "storage")])
     sample = seen(book, 0.15)[SENDER]
-    assert (sample.received_bytes, sample.traffic_class) == (800, "storage")
+    assert (sample.received_bytes, sample.traffic_class) == (8_000, "storage")
     assert sample.age_s == pytest.approx(0.05)
 
 
@@ -41,9 +42,16 @@ def test_a_counter_survives_the_connections_that_made_it() -> None:
     book.count([(connection(0, at_s=0.0), "storage")])
     book.count([(connection(700, at_s=0.1), "storage")])
     book.count([(connection(50, at_s=0.2, port=6000), "storage")])  # the first has ended, another one began
-    assert seen(book, 0.2)[SENDER].received_bytes == 750
+    assert seen(book, 0.2)[SENDER].received_bytes == 7_500
     book.count([(connection(40, at_s=0.3, port=6000), "storage")])  # its counter went back: a new one, same ends
-    assert seen(book, 0.3)[SENDER].received_bytes == 790
+    assert seen(book, 0.3)[SENDER].received_bytes == 7_900
+
+
+def test_a_counter_that_wraps_goes_on() -> None:
+    book = ArrivalBook()
+    book.count([(connection(2**32 - 5, at_s=0.0), "storage")])
+    book.count([(connection(7, at_s=0.1), "storage")])
+    assert seen(book, 0.1)[SENDER].received_bytes == 120
 
 
 def test_the_same_look_counts_once() -> None:
@@ -52,7 +60,7 @@ def test_the_same_look_counts_once() -> None:
     look = [(connection(700, at_s=0.1), "storage")]
     book.count(look)
     book.count(look)
-    assert seen(book, 0.5)[SENDER].received_bytes == 700
+    assert seen(book, 0.5)[SENDER].received_bytes == 7_000
 
 
 def test_other_traffic_is_nobodys_sender_and_classes_are_told_apart() -> None:

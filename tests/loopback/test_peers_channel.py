@@ -1,0 +1,235 @@
+"""Two brokers that ask each other, over real sockets and every pair of engines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from engine_support import EACH, engines, over, pytest_generate_tests
+from patience import wait_until
+from peers_support import A_HOST, B_HOST, Broker, Cluster, Heard, free_port, until
+
+from broker.holds import Verdict
+from broker.peers.channel import PeerChannel
+from broker.peers.connections import IDLE_S
+from broker.peers.listening import split_listen
+from broker.reasons import Reason
+
+__all__ = ["engines", "pytest_generate_tests"]
+Open = Callable[..., Broker]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    return Cluster(tmp_path_factory.mktemp("cluster"))
+
+
+@pytest.fixture
+def opened(cluster: Cluster) -> Iterator[Open]:
+    """Opens brokers, and closes them after the test."""
+    brokers: list[Broker] = []
+
+    def open_one(node: str, listen: str, *, engine: str, port: int | None = None) -> Broker:
+        broker = Broker(cluster.policy(node, listen, engine=engine), port=port)
+        brokers.append(broker)
+        return broker
+
+    yield open_one
+    for broker in brokers:
+        broker.close()
+
+
+@pytest.fixture
+def both(opened: Open, engines: tuple[str, str]) -> tuple[Broker, Broker]:
+    """Brokers "a" and "b", not yet connected."""
+    port = free_port(A_HOST, B_HOST)
+    return (
+        opened("a", f"{A_HOST}:{port}", engine=engines[0]),
+        opened("b", f"{B_HOST}:{port}", engine=engines[1]),
+    )
+
+
+def leased(broker: Broker, rate: int) -> bool:
+    return [(one.peer, one.address, one.rate_bits_per_s) for one in broker.leases] == [("a", A_HOST, rate)]
+
+
+def test_a_hold_is_asked_changed_answered_and_released(both: tuple[Broker, Broker]) -> None:
+    a, b = both
+    assert a.channel.brokers() == {}
+    a.hold(B_HOST, 5_000_000)
+    until(lambda: leased(b, 5_000_000), a, b)
+    assert a.channel.brokers() == {B_HOST: "yes"}
+    (lease,) = b.leases
+    assert (lease.traffic_class, lease.capacity_bits_per_s) == ("storage", 100_000_000)
+    assert 0 < lease.remaining_s <= 2.0
+    held = until(lambda: a.channel.held().get(B_HOST), a, b)
+    assert (held.peer, held.granted, held.rate_bits_per_s, held.reason.code) == ("b", True, 5_000_000, "leased")
+
+    b.decide = lambda lease: Verdict(lease.peer, lease.address, lease.number, False, 0, Reason("guarantee", "at risk"))
+    until(lambda: not a.channel.held()[B_HOST].granted, a, b)
+    assert a.channel.held()[B_HOST].reason == Reason("guarantee", "at risk")
+
+    a.hold(B_HOST, 1_000_000)
+    until(lambda: leased(b, 1_000_000), a, b)
+    a.holds = []
+    until(lambda: not b.leases, a, b)
+    assert a.channel.held() == {}
+    (seen,) = a.channel.status()
+    assert (seen.address, seen.peer, seen.state, seen.leases) == (B_HOST, "b", "connected", 0)
+
+
+def test_the_other_loop_is_woken_and_told_that_it_is_urgent(both: tuple[Broker, Broker]) -> None:
+    a, b = both
+    a.reach = [B_HOST]
+    until(lambda: b.connections(), a, b)
+    b.tick()
+    assert not b.channel.urgent
+    b.woken.clear()
+    a.hold(B_HOST)
+    a.tick()  # once: nothing but the message wakes b
+    wait_until(lambda: b.woken.is_set() and b.channel.urgent)
+    assert len(b.channel.leases()) == 1
+    assert not b.channel.urgent
+
+
+def test_renewals_hold_and_when_the_asker_is_gone_its_lease_ends_by_itself(both: tuple[Broker, Broker]) -> None:
+    a, b = both
+    a.hold(B_HOST, lease_s=1.0)
+    until(lambda: b.leases, a, b)
+    first = b.leases[0].number
+    until(lambda: b.leases and b.leases[0].number >= first + 3, a, b)
+    assert b.leases[0].age_s > 1.0, "longer than any one lease"
+    a.close()
+    until(lambda: not b.leases, b)
+    assert b.channel.brokers()[A_HOST] != "yes"
+
+
+def test_one_connection_serves_both_directions(both: tuple[Broker, Broker]) -> None:
+    a, b = both
+    a.hold(B_HOST)
+    until(lambda: b.leases, a, b)
+    b.hold(A_HOST)
+    until(lambda: a.leases, a, b)
+    assert len(a.connections()) == len(b.connections()) == 1
+    until(lambda: a.channel.held() and b.channel.held(), a, b)
+
+
+def test_brokers_that_dial_each_other_at_once_both_get_their_leases(both: tuple[Broker, Broker]) -> None:
+    a, b = both
+    a.hold(B_HOST)
+    b.hold(A_HOST)
+    until(lambda: a.leases and b.leases and a.channel.held() and b.channel.held(), a, b)
+
+
+def test_a_broker_that_was_restarted_is_asked_again(
+    both: tuple[Broker, Broker], opened: Open, engines: tuple[str, str]
+) -> None:
+    a, b = both
+    a.hold(B_HOST)
+    until(lambda: b.leases, a, b)
+    b.close()
+    again = opened("b", b.policy.listen, engine=engines[1])
+    until(lambda: again.leases, a, again)
+
+
+def test_a_broker_that_was_restarted_asks_anew_and_is_not_taken_for_a_replay(
+    both: tuple[Broker, Broker], opened: Open, engines: tuple[str, str]
+) -> None:
+    a, b = both
+    a.hold(B_HOST)
+    until(lambda: b.leases and b.leases[0].number > 1, a, b)
+    a.close()
+    again = opened("a", a.policy.listen, engine=engines[0])
+    again.hold(B_HOST, 1_000_000)
+    until(lambda: leased(b, 1_000_000), again, b)
+    assert b.leases[0].number < 100
+
+
+@over(*EACH)
+def test_a_connection_that_nobody_needs_is_closed_by_who_dialled(both: tuple[Broker, Broker]) -> None:
+    a, b = both
+    a.reach = [B_HOST]
+    until(lambda: a.connections() and b.connections(), a, b)
+    a.later_s = 2 * IDLE_S
+    a.tick()
+    assert a.connections(), "wanted: it stays"
+    a.reach = []
+    a.later_s = 4 * IDLE_S
+    until(lambda: not a.connections() and not b.connections(), a, b)
+    assert b.log.reasons("broker gone") == ["it said goodbye"]
+
+
+@over(*EACH)
+def test_addresses_are_plain_over_ipv6_and_over_a_socket_for_both(opened: Open, engines: tuple[str, str]) -> None:
+    p, q, r = (free_port("::1") for _ in range(3))
+    six = opened("six", f"[::1]:{p}", engine=engines[0], port=q)
+    dual = opened("dual", f"[::]:{q}", engine=engines[1], port=r)
+    four = opened("four", f"{A_HOST}:{r}", engine=engines[0], port=q)
+    six.hold("::1")
+    until(lambda: dual.leases, six, dual)
+    assert [one.address for one in dual.leases] == ["::1"]
+    six.holds = []
+    dual.hold(A_HOST)
+    until(lambda: four.leases, dual, four)
+    assert dual.channel.brokers()[A_HOST] == "yes"
+    four.hold(A_HOST)
+    until(lambda: any(one.address == A_HOST for one in dual.leases), dual, four)
+
+
+@over(EACH[0])
+def test_where_nobody_answers_there_is_no_broker(opened: Open, engines: tuple[str, str]) -> None:
+    a = opened("a", f"{A_HOST}:{free_port(A_HOST)}", engine=engines[0])
+    a.hold(B_HOST)
+    a.tick()
+    assert a.channel.brokers() == {B_HOST: "unknown"}
+    until(lambda: a.channel.brokers() == {B_HOST: "no"}, a)
+    assert a.state_of(B_HOST).startswith(("no broker answers; next attempt in", "dialling"))
+    assert a.channel.held() == {}
+
+
+@over(EACH[0])
+def test_an_engine_that_fails_takes_nobody_down_with_it(both: tuple[Broker, Broker]) -> None:
+    a, b = both
+    a.hold(B_HOST)
+    until(lambda: b.leases, a, b)
+    a.channel._carrier._engine.close()
+    until(lambda: not b.leases and not a.connections(), a, b)
+    assert [fields["error"][:17] for _, event, fields in a.log.lines if event == "peers" and "error" in fields] == [
+        "the engine failed"
+    ]
+    a.tick()
+    assert a.channel.status()[0].address == B_HOST
+
+
+@over(EACH[0])
+def test_calls_of_a_tick_return_at_once(both: tuple[Broker, Broker]) -> None:
+    a, b = both
+    a.reach = [f"127.1.0.{number}" for number in range(64)]
+    a.hold(B_HOST)
+    until(lambda: b.leases, a, b)
+    quickest_s = min(_timed(a.tick) for _ in range(20))
+    assert quickest_s < 0.05, "nobody waits for 64 addresses"
+
+
+def _timed(call: Callable[[], None]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return time.perf_counter() - began_s
+
+
+@over(EACH[0])
+def test_the_socket_is_marked_before_anything_is_sent(cluster: Cluster, engines: tuple[str, str]) -> None:
+    marked: list[tuple[str, int]] = []
+    policy = cluster.policy("m", f"{A_HOST}:{free_port(A_HOST)}", engine=engines[0])
+    log = Heard()
+    channel = PeerChannel(
+        policy,
+        wake=lambda: None,
+        log=log,
+        clock=time.monotonic,
+        mark=lambda sock: marked.append(sock.getsockname()),
+    )
+    channel.close()
+    assert marked == [split_listen(policy.listen)]
+    assert [event for _, event, _ in log.lines] == ["peers"]
