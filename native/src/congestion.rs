@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quinn_proto::RttEstimator;
-use quinn_proto::congestion::{BbrConfig, Controller, ControllerFactory, CubicConfig, NewRenoConfig};
+use quinn_proto::congestion::{Controller, ControllerFactory, CubicConfig, NewRenoConfig};
 
+use crate::bbr::SpannedBbrConfig;
 use crate::rate::{EndpointRate, FollowsRateConfig, Pace};
 
 const WINDOW_PACKETS_MIN: f64 = 4.0;
@@ -41,7 +42,7 @@ pub fn factory(
     match name {
         "cubic" => Some(Arc::new(CubicConfig::default())),
         "reno" => Some(Arc::new(NewRenoConfig::default())),
-        "bbr" => Some(Arc::new(BbrConfig::default())),
+        "bbr" => Some(Arc::new(SpannedBbrConfig::default())),
         RATE => Some(Arc::new(FollowsRateConfig {
             rate: rate.clone(),
             pace: pace.clone(),
