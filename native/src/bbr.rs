@@ -3,8 +3,8 @@
 //! It takes the bytes of each acknowledged packet, divided by the time since the one before was, for a sample of what the
 //! path delivers, and believes the largest sample of ten round trips. Packets that are acknowledged together have no time
 //! between them, and the first of them gets all of it: what it finds depends on how acknowledgements are batched, by the
-//! peer, on the way, and where they are read, and can be several times the rate or half of it. Here it is told of them, and of what was
-//! sent, a quarter of a round trip at a time. Then a sample is what was delivered in that time.
+//! peer, on the way, and where they are read, and can be several times the rate or half of it. Here it is told of them, and
+//! of what was sent, a least round trip at a time. Then a sample is what was delivered in that time.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,9 +12,6 @@ use std::time::{Duration, Instant};
 
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{BbrConfig, Controller, ControllerFactory, ControllerMetrics};
-
-/// Parts of the least round trip.
-const SPANS_A_ROUND: u32 = 1;
 
 #[derive(Default)]
 pub struct SpannedBbrConfig(Arc<BbrConfig>);
@@ -75,7 +72,7 @@ impl Controller for SpannedBbr {
         self.acked.bytes += bytes;
         self.limited_bytes += if app_limited { bytes } else { 0 };
         self.latest = Some((sent, *rtt));
-        self.span = rtt.min() / SPANS_A_ROUND;
+        self.span = rtt.min();
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
