@@ -114,9 +114,7 @@ def test_a_panic_in_a_receive_ends_its_connection_and_its_post_waits_for_another
 
 @over(NATIVE)
 @pytest.mark.parametrize("by", ["send", "nobody"])
-def test_a_panic_in_the_stack_of_a_connection_ends_that_one(
-    three: tuple[Node, Node, Node, int, int], by: str
-) -> None:
+def test_a_panic_in_the_stack_of_a_connection_ends_that_one(three: tuple[Node, Node, Node, int, int], by: str) -> None:
     """Whichever connection has something to send next; keep-alives are that, too."""
     a, b, c, to_b, to_c = three
     payload = bytearray(1_000_000)
