@@ -325,7 +325,7 @@ impl Driver {
             }
             woken |= connection.settle(&mut shared);
             if shared.stack.is_none() {
-                // The peer hears of it when it sends next: this connection is not known here any more (RFC 9000 10.3).
+                // The peer is answered with a stateless reset from now on (RFC 9000 10.3), as for a connection of before.
                 state.proto.handle_event(handle, EndpointEvent::drained());
                 woken = true;
             }

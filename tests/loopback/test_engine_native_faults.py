@@ -126,7 +126,7 @@ def test_a_panic_in_the_stack_of_a_connection_ends_that_one(three: tuple[Node, N
     assert "failed on this connection: a fault was asked for: stack" in str(down.error)
     peer, survivor, to_survivor = others[down.connection or 0]
     assert isinstance(a.outcome(waits[down.connection or 0]).error, ConnectionLostError)
-    assert peer.take(ConnectionDown).error is not None  # a stateless reset tells it when it says something
+    assert peer.take(ConnectionDown).error is not None  # nobody said goodbye: it notices the silence
     if send is not None and down.connection == to_b:
         assert isinstance(a.outcome(send).error, ConnectionLostError)
         payload.extend(b"it was given back")
