@@ -3,23 +3,36 @@
 //!
 //! A task that changes what is to be sent marks the connection as touched, and the driver looks at it when the tasks that
 //! were ready have run: what several of them did goes into the same packets.
+//!
+//! A stack that panicked may be in the middle of anything. It is dropped, with all that was lent to it, and never looked
+//! at again: the connection has ended, and the others of the endpoint go on.
 
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 use std::time::Instant;
 
 use bytes::Bytes;
 use quinn_proto::{
-    self as proto, ConnectionError, ConnectionEvent, ConnectionHandle, ConnectionStats, Dir, EndpointEvent,
-    StreamEvent, StreamId, VarInt, Written,
+    self as proto, ConnectionError, ConnectionHandle, ConnectionStats, Dir, StreamEvent, StreamId, VarInt,
 };
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 
+use crate::guard::words_of;
 use crate::measure::Rate;
+use crate::path::Path;
+use crate::streams::{RecvStream, SendStream};
+
+/// Why a connection ended.
+#[derive(Clone, Debug)]
+pub enum Ended {
+    Quic(ConnectionError),
+    /// Its stack panicked, with these words.
+    Broke(String),
+}
 
 /// The connections of an endpoint that the driver has to look at.
 #[derive(Default)]
@@ -70,7 +83,9 @@ struct Shared {
 
 /// What the driver and the tasks share.
 pub struct State {
-    pub inner: proto::Connection,
+    /// None: it panicked.
+    pub stack: Option<Box<proto::Connection>>,
+    pub path: Path,
     pub rate: Arc<Rate>,
     /// The driver knows that it has to look at this connection.
     pub listed: bool,
@@ -79,28 +94,34 @@ pub struct State {
     /// When it wants to be looked at, as the driver knows it.
     pub deadline: Option<Instant>,
     established: bool,
-    error: Option<ConnectionError>,
-    writers: HashMap<StreamId, Waker>,
-    readers: HashMap<StreamId, Waker>,
+    pub ended: Option<Ended>,
+    pub writers: HashMap<StreamId, Waker>,
+    pub readers: HashMap<StreamId, Waker>,
 }
 
 impl State {
     /// It has ended, and its tasks have not been told.
-    pub fn broke(&self) -> bool {
-        self.inner.is_closed() && self.error.is_none()
+    pub fn untold(&self) -> bool {
+        self.ended.is_none() && self.stack.as_ref().is_none_or(|stack| stack.is_closed())
+    }
+
+    /// Whether the driver need not keep it any more.
+    pub fn gone(&self) -> bool {
+        self.stack.as_ref().is_none_or(|stack| stack.is_drained())
     }
 }
 
 impl Connection {
-    pub fn new(handle: ConnectionHandle, inner: proto::Connection, rate: Arc<Rate>, touched: Arc<Touched>) -> Self {
+    pub fn new(handle: ConnectionHandle, stack: proto::Connection, rate: Arc<Rate>, touched: Arc<Touched>) -> Self {
         let state = State {
-            inner,
+            path: Path::new(stack.remote_address()),
+            stack: Some(Box::new(stack)),
             rate,
             listed: true,
             due: false,
             deadline: None,
             established: false,
-            error: None,
+            ended: None,
             writers: HashMap::new(),
             readers: HashMap::new(),
         };
@@ -115,13 +136,42 @@ impl Connection {
         }))
     }
 
-    /// For the driver; tasks have the methods below.
+    /// For the driver and the streams; tasks have the methods below.
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().unwrap_or_else(|poisoned| {
+            self.0.state.clear_poison();
+            let mut state = poisoned.into_inner();
+            self.give_up(&mut state, "a panic in one of its tasks".to_owned());
+            state
+        })
+    }
+
+    /// Let the stack work. None where there is none any more, or where it has just panicked.
+    pub fn with<T>(&self, state: &mut State, work: impl FnOnce(&mut State, &mut proto::Connection) -> T) -> Option<T> {
+        let mut stack = state.stack.take()?;
+        match catch_unwind(AssertUnwindSafe(|| work(state, &mut stack))) {
+            Ok(result) => {
+                state.stack = Some(stack);
+                Some(result)
+            }
+            Err(panic) => {
+                drop(stack);
+                self.give_up(state, words_of(&*panic));
+                None
+            }
+        }
+    }
+
+    fn give_up(&self, state: &mut State, words: String) {
+        state.stack = None;
+        if state.ended.is_none() {
+            self.end(state, Ended::Broke(words));
+        }
+        self.touch(state);
     }
 
     /// Have the driver look at this connection.
-    fn touch(&self, state: &mut State) {
+    pub fn touch(&self, state: &mut State) {
         if !std::mem::replace(&mut state.listed, true) {
             self.0.touched.add(self.0.handle);
         }
@@ -135,35 +185,33 @@ impl Connection {
 
     /// This side has another address: say something from there.
     pub fn move_on(&self) {
+        self.change(proto::Connection::local_address_changed);
+    }
+
+    fn change(&self, what: impl FnOnce(&mut proto::Connection)) {
         let mut state = self.lock();
-        state.inner.local_address_changed();
-        self.touch(&mut state);
+        if let Some(stack) = &mut state.stack {
+            what(stack);
+            self.touch(&mut state);
+        }
     }
 
     /// Change the keys now; nothing happens while a change is under way.
     pub fn update_keys(&self) {
-        let mut state = self.lock();
-        state.inner.force_key_update();
-        self.touch(&mut state);
+        self.change(proto::Connection::force_key_update);
     }
 
-    /// Wake who waits for what has happened. `handle` answers what the connection tells its endpoint; it says whether
-    /// this connection is gone for good. Whether somebody was woken.
-    pub fn settle(&self, state: &mut State, mut handle: impl FnMut(EndpointEvent) -> Option<ConnectionEvent>) -> bool {
-        while let Some(event) = state.inner.poll_endpoint_events() {
-            if let Some(answer) = handle(event) {
-                state.inner.handle_event(answer);
-            }
-        }
+    /// Wake who waits for what has happened. Whether somebody was woken.
+    pub fn settle(&self, state: &mut State) -> bool {
         let mut woken = false;
-        while let Some(event) = state.inner.poll() {
+        while let Some(event) = self.with(state, |_, stack| stack.poll()).flatten() {
             woken = true;
             match event {
                 proto::Event::Connected => {
                     state.established = true;
                     self.0.changed.notify_waiters();
                 }
-                proto::Event::ConnectionLost { reason } => self.end(state, reason),
+                proto::Event::ConnectionLost { reason } => self.end(state, Ended::Quic(reason)),
                 proto::Event::Stream(event) => match event {
                     StreamEvent::Opened { .. } => self.0.opened.notify_waiters(),
                     StreamEvent::Available { .. } => self.0.allowed.notify_waiters(),
@@ -180,8 +228,8 @@ impl Connection {
         woken
     }
 
-    fn end(&self, state: &mut State, reason: ConnectionError) {
-        state.error = Some(reason);
+    fn end(&self, state: &mut State, reason: Ended) {
+        state.ended = Some(reason);
         for waker in state
             .writers
             .drain()
@@ -196,13 +244,13 @@ impl Connection {
     }
 
     /// Wait until the handshake is complete.
-    pub async fn established(&self) -> Result<(), ConnectionError> {
+    pub async fn established(&self) -> Result<(), Ended> {
         loop {
             let changed = self.0.changed.notified(); // hears of what happens from here on
             {
                 let state = self.lock();
-                if let Some(error) = &state.error {
-                    return Err(error.clone());
+                if let Some(ended) = &state.ended {
+                    return Err(ended.clone());
                 }
                 if state.established {
                     return Ok(());
@@ -213,7 +261,7 @@ impl Connection {
     }
 
     /// Wait until it has ended, and tell why.
-    pub async fn closed(&self) -> ConnectionError {
+    pub async fn closed(&self) -> Ended {
         loop {
             let changed = self.0.changed.notified();
             if let Some(error) = self.close_reason() {
@@ -223,35 +271,34 @@ impl Connection {
         }
     }
 
-    pub fn close_reason(&self) -> Option<ConnectionError> {
-        self.lock().error.clone()
+    pub fn close_reason(&self) -> Option<Ended> {
+        self.lock().ended.clone()
     }
 
     /// Close it now; the peer is told why.
     pub fn close(&self, code: VarInt, reason: &[u8]) {
         let mut state = self.lock();
-        if state.error.is_some() {
+        if state.ended.is_some() {
             return;
         }
-        state.inner.close(Instant::now(), code, Bytes::copy_from_slice(reason));
-        self.end(&mut state, ConnectionError::LocallyClosed);
+        if let Some(stack) = &mut state.stack {
+            stack.close(Instant::now(), code, Bytes::copy_from_slice(reason));
+        }
+        self.end(&mut state, Ended::Quic(ConnectionError::LocallyClosed));
         self.touch(&mut state);
     }
 
     /// Open a stream to send on, when the peer allows one.
-    pub async fn open_uni(&self) -> Result<SendStream, ConnectionError> {
+    pub async fn open_uni(&self) -> Result<SendStream, Ended> {
         loop {
             let allowed = self.0.allowed.notified();
             {
                 let mut state = self.lock();
-                if let Some(error) = &state.error {
-                    return Err(error.clone());
+                if let Some(ended) = &state.ended {
+                    return Err(ended.clone());
                 }
-                if let Some(id) = state.inner.streams().open(Dir::Uni) {
-                    return Ok(SendStream {
-                        connection: self.clone(),
-                        id,
-                    });
+                if let Some(id) = state.stack.as_mut().and_then(|stack| stack.streams().open(Dir::Uni)) {
+                    return Ok(SendStream::new(self.clone(), id));
                 }
             }
             allowed.await;
@@ -259,278 +306,54 @@ impl Connection {
     }
 
     /// Take the next stream that the peer has opened. Those that came before the end are given out after it.
-    pub async fn accept_uni(&self) -> Result<RecvStream, ConnectionError> {
+    pub async fn accept_uni(&self) -> Result<RecvStream, Ended> {
         loop {
             let opened = self.0.opened.notified();
             {
                 let mut state = self.lock();
-                if let Some(id) = state.inner.streams().accept(Dir::Uni) {
+                if let Some(id) = state.stack.as_mut().and_then(|stack| stack.streams().accept(Dir::Uni)) {
                     self.touch(&mut state); // there may be credit for another stream to give
-                    return Ok(RecvStream {
-                        connection: self.clone(),
-                        id,
-                        over: false,
-                        reset: None,
-                    });
+                    return Ok(RecvStream::new(self.clone(), id));
                 }
-                if let Some(error) = &state.error {
-                    return Err(error.clone());
+                if let Some(ended) = &state.ended {
+                    return Err(ended.clone());
                 }
             }
             opened.await;
         }
     }
 
-    pub fn stats(&self) -> ConnectionStats {
-        self.lock().inner.stats()
+    /// None where there is no stack any more.
+    pub fn stats(&self) -> Option<ConnectionStats> {
+        self.lock().stack.as_ref().map(|stack| stack.stats())
     }
 
     pub fn remote_address(&self) -> SocketAddr {
-        self.lock().inner.remote_address()
+        self.lock().path.remote()
     }
 
     /// The certificates that the peer showed, its own first.
     pub fn peer_chain(&self) -> Vec<CertificateDer<'static>> {
-        let identity = self.lock().inner.crypto_session().peer_identity();
+        let state = self.lock();
+        let identity = state
+            .stack
+            .as_ref()
+            .and_then(|stack| stack.crypto_session().peer_identity());
         let chain = identity.and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok());
         chain.map_or_else(Vec::new, |chain| *chain)
     }
 
     pub fn set_receive_window(&self, window: VarInt) {
-        let mut state = self.lock();
-        state.inner.set_receive_window(window);
-        self.touch(&mut state);
+        self.change(|stack| stack.set_receive_window(window));
     }
 
     pub fn set_max_concurrent_uni_streams(&self, count: VarInt) {
-        let mut state = self.lock();
-        state.inner.set_max_concurrent_streams(Dir::Uni, count);
-        self.touch(&mut state);
+        self.change(|stack| stack.set_max_concurrent_streams(Dir::Uni, count));
     }
 }
 
 fn wake(waiting: &mut HashMap<StreamId, Waker>, id: StreamId) {
     if let Some(waker) = waiting.remove(&id) {
         waker.wake();
-    }
-}
-
-/// Why nothing more can be written to a stream.
-#[derive(Debug)]
-pub enum WriteError {
-    /// The peer wants no more of it.
-    Stopped(VarInt),
-    Lost,
-}
-
-/// A stream of ours. One task has it.
-pub struct SendStream {
-    connection: Connection,
-    id: StreamId,
-}
-
-impl SendStream {
-    /// The stack serves higher numbers first.
-    pub fn set_priority(&self, priority: i32) {
-        let _ = self.connection.lock().inner.send_stream(self.id).set_priority(priority); // it may have been stopped
-    }
-
-    /// Hand over as much as there is credit for; what is taken is cut off `chunks`.
-    pub fn poll_write(&mut self, cx: &mut Context<'_>, chunks: &mut [Bytes]) -> Poll<Result<Written, WriteError>> {
-        let mut state = self.connection.lock();
-        if state.error.is_some() {
-            return Poll::Ready(Err(WriteError::Lost));
-        }
-        match state.inner.send_stream(self.id).write_chunks(chunks) {
-            Ok(written) => {
-                self.connection.touch(&mut state);
-                Poll::Ready(Ok(written))
-            }
-            Err(proto::WriteError::Blocked) => {
-                state.writers.insert(self.id, cx.waker().clone());
-                self.connection.touch(&mut state); // the peer may be told that it holds us up
-                Poll::Pending
-            }
-            Err(proto::WriteError::Stopped(code)) => Poll::Ready(Err(WriteError::Stopped(code))),
-            Err(proto::WriteError::ClosedStream) => Poll::Ready(Err(WriteError::Lost)),
-        }
-    }
-
-    /// Hand over all of `chunk`.
-    pub async fn write_all(&mut self, chunk: Bytes) -> Result<(), WriteError> {
-        let mut chunks = [chunk];
-        while !chunks[0].is_empty() {
-            poll_fn(|cx| self.poll_write(cx, &mut chunks)).await?;
-        }
-        Ok(())
-    }
-
-    /// There is no more to come. How that goes, `stopped` tells.
-    pub fn finish(&mut self) {
-        let mut state = self.connection.lock();
-        let _ = state.inner.send_stream(self.id).finish();
-        self.connection.touch(&mut state);
-    }
-
-    /// Give it up: what has not been sent is let go of.
-    pub fn reset(&mut self, code: VarInt) {
-        let mut state = self.connection.lock();
-        let _ = state.inner.send_stream(self.id).reset(code); // it may be over
-        self.connection.touch(&mut state);
-    }
-
-    /// Wait until the peer has acknowledged all of it (None), or wants no more of it.
-    pub async fn stopped(&mut self) -> Result<Option<VarInt>, ConnectionError> {
-        poll_fn(|cx| {
-            let mut state = self.connection.lock();
-            match state.inner.send_stream(self.id).stopped() {
-                Err(_) => return Poll::Ready(Ok(None)),
-                Ok(Some(code)) => return Poll::Ready(Ok(Some(code))),
-                Ok(None) => {}
-            }
-            if let Some(error) = &state.error {
-                return Poll::Ready(Err(error.clone()));
-            }
-            state.writers.insert(self.id, cx.waker().clone());
-            Poll::Pending
-        })
-        .await
-    }
-}
-
-impl Drop for SendStream {
-    fn drop(&mut self) {
-        self.connection.lock().writers.remove(&self.id);
-        if std::thread::panicking() {
-            // Its task will not: the stack must not keep what was lent beyond the end that is told.
-            self.reset(VarInt::from_u32(0));
-        }
-    }
-}
-
-/// Why nothing more can be read from a stream.
-#[derive(Debug)]
-pub enum ReadError {
-    /// The peer gave it up.
-    Reset(VarInt),
-    Lost,
-}
-
-/// A stream of the peer's. One task has it; dropped before its end it tells the peer to stop.
-pub struct RecvStream {
-    connection: Connection,
-    id: StreamId,
-    over: bool,
-    reset: Option<VarInt>,
-}
-
-impl RecvStream {
-    /// The next bytes, at most `length` of them; None at the end.
-    pub async fn read_chunk(&mut self, length: usize) -> Result<Option<Bytes>, ReadError> {
-        let mut chunk = [Bytes::new()];
-        let read = poll_fn(|cx| self.poll_read(cx, length, &mut chunk)).await?;
-        Ok(read.map(|_| std::mem::take(&mut chunk[0])))
-    }
-
-    /// What has come, as many chunks as `into` takes: how many there were, None at the end.
-    pub async fn read_chunks(&mut self, into: &mut [Bytes]) -> Result<Option<usize>, ReadError> {
-        poll_fn(|cx| self.poll_read(cx, usize::MAX, into)).await
-    }
-
-    fn poll_read(
-        &mut self,
-        cx: &mut Context<'_>,
-        length: usize,
-        into: &mut [Bytes],
-    ) -> Poll<Result<Option<usize>, ReadError>> {
-        if let Some(code) = self.reset {
-            return Poll::Ready(Err(ReadError::Reset(code)));
-        }
-        if self.over {
-            return Poll::Ready(Ok(None));
-        }
-        let mut state = self.connection.lock();
-        let mut stream = state.inner.recv_stream(self.id);
-        let Ok(mut chunks) = stream.read(true) else {
-            return Poll::Ready(Err(ReadError::Lost));
-        };
-        let mut count = 0;
-        let mut blocked = false;
-        while count < into.len() {
-            match chunks.next(length) {
-                Ok(Some(chunk)) => {
-                    into[count] = chunk.bytes;
-                    count += 1;
-                }
-                Ok(None) => {
-                    self.over = true;
-                    break;
-                }
-                Err(proto::ReadError::Reset(code)) => {
-                    (self.over, self.reset) = (true, Some(code));
-                    break;
-                }
-                Err(proto::ReadError::Blocked) => {
-                    blocked = true;
-                    break;
-                }
-            }
-        }
-        if chunks.finalize().should_transmit() {
-            self.connection.touch(&mut state);
-        }
-        match self.reset {
-            _ if count > 0 => Poll::Ready(Ok(Some(count))),
-            Some(code) => Poll::Ready(Err(ReadError::Reset(code))),
-            None if !blocked => Poll::Ready(Ok(None)),
-            None if state.error.is_some() => Poll::Ready(Err(ReadError::Lost)),
-            None => {
-                state.readers.insert(self.id, cx.waker().clone());
-                Poll::Pending
-            }
-        }
-    }
-
-    /// Tell the peer that no more of it is wanted.
-    pub fn stop(&mut self, code: VarInt) {
-        let mut state = self.connection.lock();
-        let _ = state.inner.recv_stream(self.id).stop(code); // it may have ended
-        self.over = true;
-        self.connection.touch(&mut state);
-    }
-
-    /// Wait until the peer gives it up; None where it cannot any more.
-    pub async fn received_reset(&mut self) -> Option<VarInt> {
-        poll_fn(|cx| {
-            if let Some(code) = self.reset {
-                return Poll::Ready(Some(code));
-            }
-            let mut state = self.connection.lock();
-            match state.inner.recv_stream(self.id).received_reset() {
-                Err(_) => Poll::Ready(None),
-                Ok(Some(code)) => {
-                    self.over = true;
-                    self.connection.touch(&mut state); // there may be credit for another stream to give
-                    Poll::Ready(Some(code))
-                }
-                Ok(None) if state.error.is_some() => Poll::Ready(None),
-                Ok(None) => {
-                    state.readers.insert(self.id, cx.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-        .await
-    }
-}
-
-impl Drop for RecvStream {
-    fn drop(&mut self) {
-        let mut state = self.connection.lock();
-        state.readers.remove(&self.id);
-        if !self.over && state.error.is_none() {
-            let _ = state.inner.recv_stream(self.id).stop(VarInt::from_u32(0));
-            self.connection.touch(&mut state);
-        }
     }
 }

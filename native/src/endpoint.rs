@@ -17,14 +17,15 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use quinn_proto::{
-    self as proto, ClientConfig, ConnectError, ConnectionHandle, DatagramEvent, EndpointConfig, Incoming, ServerConfig,
-    VarInt,
+    self as proto, ClientConfig, ConnectError, ConnectionHandle, DatagramEvent, EndpointConfig, EndpointEvent,
+    Incoming, ServerConfig, VarInt,
 };
 use quinn_udp::{EcnCodepoint, Transmit};
 use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep_until};
 
-use crate::connection::{Connection, Touched};
+use crate::connection::{self, Connection, Touched};
+use crate::events::EventQueue;
 use crate::measure::Rate;
 use crate::socket::{Inbox, Read, Socket};
 
@@ -32,8 +33,12 @@ use crate::socket::{Inbox, Read, Socket};
 const LUMP: Duration = Duration::from_micros(500);
 /// Of bulk, which everything else on the link waits behind.
 const LUMP_BULK: Duration = Duration::from_micros(250);
-/// With fewer the kernel's work for each call is felt; 8 full packets are 2.3 ms at 40 Mbit/s.
-const SEGMENTS_MIN: usize = 8;
+/// With fewer the kernel's work for each call is felt: as many are sent at once on paths slower than 200 Mbit/s.
+const SEGMENTS_SLOW: usize = 8;
+/// But no more than such a path carries in this: three lumps wait in front of an urgent packet, two of them in the kernel.
+const LUMP_SLOW: Duration = Duration::from_micros(2500);
+/// A pair is acknowledged at once.
+const SEGMENTS_MIN: usize = 2;
 const LUMPS_A_TURN: usize = 2;
 
 pub struct Endpoint {
@@ -56,7 +61,15 @@ struct State {
 
 impl Endpoint {
     /// Serve a socket; what is returned with it has to run as a task of the thread.
-    pub fn new(socket: Socket, config: EndpointConfig, server: ServerConfig, bulk: bool) -> (Self, Driver) {
+    ///
+    /// `faults`: what tests ask to panic.
+    pub fn new(
+        socket: Socket,
+        config: EndpointConfig,
+        server: ServerConfig,
+        bulk: bool,
+        faults: Arc<EventQueue>,
+    ) -> (Self, Driver) {
         let discovers_mtu = !socket.may_fragment();
         let socket = Arc::new(socket);
         let state = State {
@@ -71,7 +84,7 @@ impl Endpoint {
             state: Mutex::new(state),
             dialled: Notify::new(),
         });
-        let driver = Driver::new(shared.clone(), socket);
+        let driver = Driver::new(shared.clone(), socket, faults);
         (Self { shared }, driver)
     }
 
@@ -86,8 +99,8 @@ impl Endpoint {
         rate: Arc<Rate>,
     ) -> Result<Connection, ConnectError> {
         let mut state = self.shared.lock();
-        let (handle, inner) = state.proto.connect(Instant::now(), config, remote, name)?;
-        Ok(self.shared.keep(&mut state, handle, inner, rate))
+        let (handle, stack) = state.proto.connect(Instant::now(), config, remote, name)?;
+        Ok(self.shared.keep(&mut state, handle, stack, rate))
     }
 
     /// Wait for somebody who dials us.
@@ -109,7 +122,7 @@ impl Endpoint {
             .proto
             .accept(incoming, Instant::now(), &mut answer, Some(Arc::new(config)))
         {
-            Ok((handle, inner)) => Some(self.shared.keep(&mut state, handle, inner, rate)),
+            Ok((handle, stack)) => Some(self.shared.keep(&mut state, handle, stack, rate)),
             Err(error) => {
                 if let Some(transmit) = error.response {
                     state.socket.send(&on_wire(&transmit, &answer));
@@ -177,10 +190,10 @@ impl Shared {
         &self,
         state: &mut State,
         handle: ConnectionHandle,
-        inner: proto::Connection,
+        stack: proto::Connection,
         rate: Arc<Rate>,
     ) -> Connection {
-        let connection = Connection::new(handle, inner, rate, self.touched.clone());
+        let connection = Connection::new(handle, stack, rate, self.touched.clone());
         state.connections.insert(handle, connection.clone());
         connection
     }
@@ -203,13 +216,15 @@ pub struct Driver {
     deadlines: BTreeSet<(Instant, usize)>,
     alarm: Pin<Box<Sleep>>,
     alarm_at: Option<Instant>,
+    faults: Arc<EventQueue>,
 }
 
 impl Driver {
-    fn new(shared: Arc<Shared>, socket: Arc<Socket>) -> Self {
+    fn new(shared: Arc<Shared>, socket: Arc<Socket>, faults: Arc<EventQueue>) -> Self {
         Self {
             shared,
             socket,
+            faults,
             inbox: Inbox::new(),
             look: true,
             stepped_back: false,
@@ -247,9 +262,12 @@ impl Driver {
                 {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                         if let Some(connection) = state.connections.get(&handle) {
-                            let mut connection = connection.lock();
-                            connection.inner.handle_event(event);
-                            if !std::mem::replace(&mut connection.listed, true) {
+                            let mut shared = connection.lock();
+                            connection.with(&mut shared, |shared, stack| {
+                                stack.handle_event(event);
+                                shared.path.look(stack, Some(found.addr));
+                            });
+                            if !std::mem::replace(&mut shared.listed, true) {
                                 touched.push(handle);
                             }
                         }
@@ -275,10 +293,13 @@ impl Driver {
             self.deadlines.pop_first();
             let handle = ConnectionHandle(handle);
             if let Some(connection) = state.connections.get(&handle) {
-                let mut connection = connection.lock();
-                connection.deadline = None;
-                connection.inner.handle_timeout(now);
-                if !std::mem::replace(&mut connection.listed, true) {
+                let mut shared = connection.lock();
+                shared.deadline = None;
+                connection.with(&mut shared, |shared, stack| {
+                    stack.handle_timeout(now);
+                    shared.path.look(stack, None);
+                });
+                if !std::mem::replace(&mut shared.listed, true) {
                     self.touched.push(handle);
                 }
             }
@@ -294,8 +315,21 @@ impl Driver {
             };
             let mut shared = connection.lock();
             shared.listed = false;
-            woken |= connection.settle(&mut shared, |event| state.proto.handle_event(handle, event));
-            if shared.inner.is_drained() {
+            while let Some(event) = connection
+                .with(&mut shared, |_, stack| stack.poll_endpoint_events())
+                .flatten()
+            {
+                if let Some(answer) = state.proto.handle_event(handle, event) {
+                    connection.with(&mut shared, |_, stack| stack.handle_event(answer));
+                }
+            }
+            woken |= connection.settle(&mut shared);
+            if shared.stack.is_none() {
+                // The peer is answered with a stateless reset from now on (RFC 9000 10.3), as for a connection of before.
+                state.proto.handle_event(handle, EndpointEvent::drained());
+                woken = true;
+            }
+            if shared.gone() {
                 if let Some(deadline) = shared.deadline.take() {
                     self.deadlines.remove(&(deadline, handle.0));
                 }
@@ -326,12 +360,12 @@ impl Driver {
             let mut shared = connection.lock();
             let mut more = true;
             for _ in 0..LUMPS_A_TURN {
-                let now = Instant::now();
-                let size = usize::from(shared.inner.current_mtu());
-                let segments = segments_in(self.shared.lump, shared.rate.bytes_per_s.load(Ordering::Relaxed), size)
-                    .min(self.socket.segments_max(size));
-                self.packets.clear();
-                let Some(transmit) = shared.inner.poll_transmit(now, segments, &mut self.packets) else {
+                let made = connection.with(&mut shared, |shared, stack| {
+                    self.faults.fault("stack");
+                    self.packets.clear();
+                    lump(shared, stack, self.shared.lump, &self.socket, &mut self.packets)
+                });
+                let Some(transmit) = made.flatten() else {
                     more = false;
                     break;
                 };
@@ -340,11 +374,11 @@ impl Driver {
                     break;
                 }
             }
-            if shared.broke() && !std::mem::replace(&mut shared.listed, true) {
+            if shared.untold() && !std::mem::replace(&mut shared.listed, true) {
                 self.touched.push(handle); // its tasks have to hear of that
             }
             shared.due = more;
-            let deadline = shared.inner.poll_timeout();
+            let deadline = connection.with(&mut shared, |_, stack| stack.poll_timeout()).flatten();
             if deadline != shared.deadline {
                 if let Some(before) = std::mem::replace(&mut shared.deadline, deadline) {
                     self.deadlines.remove(&(before, handle.0));
@@ -410,10 +444,35 @@ impl Future for Driver {
     }
 }
 
-/// Datagrams of `size` bytes to send at once on a path of `rate` bytes a second.
+/// What a connection sends at once, written to `packets`.
+fn lump(
+    shared: &mut connection::State,
+    stack: &mut proto::Connection,
+    lump: Duration,
+    socket: &Socket,
+    packets: &mut Vec<u8>,
+) -> Option<proto::Transmit> {
+    loop {
+        let size = usize::from(stack.current_mtu());
+        let rate = shared.rate.bytes_per_s.load(Ordering::Relaxed);
+        let segments = segments_in(lump, rate, size).min(socket.segments_max(size));
+        let probes = shared.path.probes(stack);
+        let transmit = stack.poll_transmit(Instant::now(), segments, packets)?;
+        if probes.is_none() || probes == shared.path.probes(stack) {
+            return Some(transmit);
+        }
+        packets.clear(); // a probe that must not be sent
+    }
+}
+
+/// Datagrams of `size` bytes to send at once on a path of `rate` bytes a second; 0 is not known yet.
 fn segments_in(lump: Duration, rate: u64, size: usize) -> usize {
-    let bytes = rate as f64 * lump.as_secs_f64();
-    SEGMENTS_MIN.max(bytes as usize / size)
+    let in_time = |time: Duration| (rate as f64 * time.as_secs_f64()) as usize / size;
+    let slow = match rate {
+        0 => SEGMENTS_SLOW,
+        _ => in_time(LUMP_SLOW).clamp(SEGMENTS_MIN, SEGMENTS_SLOW),
+    };
+    slow.max(in_time(lump))
 }
 
 fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {
@@ -438,7 +497,9 @@ mod tests {
     fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
         assert_eq!(segments_in(LUMP, 125_000_000, 1452), 43); // 1 Gbit/s
         assert_eq!(segments_in(LUMP_BULK, 125_000_000, 1452), 21);
-        assert_eq!(segments_in(LUMP, 2_500_000, 1452), SEGMENTS_MIN); // 20 Mbit/s
-        assert_eq!(segments_in(LUMP, 0, 1452), SEGMENTS_MIN); // not known yet
+        assert_eq!(segments_in(LUMP, 12_500_000, 1452), 8); // 100 Mbit/s
+        assert_eq!(segments_in(LUMP, 2_500_000, 1452), 4); // 20 Mbit/s
+        assert_eq!(segments_in(LUMP, 500_000, 1452), 2); // 4 Mbit/s
+        assert_eq!(segments_in(LUMP, 0, 1452), 8);
     }
 }

@@ -189,7 +189,7 @@ impl Engine {
             .expect("more than QUIC's least, as the settings are");
         let (endpoint, mut driver) = {
             let _runtime = thread.enter();
-            Endpoint::new(socket, config, server, bulk)
+            Endpoint::new(socket, config, server, bulk, self.events.clone())
         };
         let served = Arc::new(Served {
             number,
@@ -311,6 +311,7 @@ impl Engine {
             measure: measure.clone(),
             // BBR keeps its window at twice of what it uses; a rate is followed whatever is used.
             follows_use: served.bulk || !["bbr", congestion::RATE].contains(&settings.congestion.as_str()),
+            fills_window: !served.bulk && settings.congestion == "bbr",
         })))
     }
 
@@ -412,7 +413,8 @@ impl Engine {
     pub fn received_bytes(&self) -> u64 {
         let links = locked(&self.links);
         let connections = links.values().filter_map(|link| link.connection());
-        connections.map(|connection| connection.stats().udp_rx.bytes).sum()
+        let stats = connections.filter_map(|connection| connection.stats());
+        stats.map(|stats| stats.udp_rx.bytes).sum()
     }
 
     /// Fail every operation and close every connection.
@@ -455,8 +457,8 @@ impl Engine {
         );
         let until = Instant::now() + GOODBYE_WITHIN;
         let said = |link: &Arc<Link>| {
-            let connection = link.connection();
-            connection.is_none_or(|connection| connection.stats().frame_tx.connection_close > 0)
+            let stats = link.connection().and_then(|connection| connection.stats());
+            stats.is_none_or(|stats| stats.frame_tx.connection_close > 0)
         };
         while Instant::now() < until && !(living.iter().all(said) && locked(&self.links).is_empty()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -598,7 +600,7 @@ async fn tick(engine: Arc<Engine>) {
 }
 
 fn statistics_of(link: &Link) -> Option<LinkStatistics> {
-    let stats = link.connection()?.stats();
+    let stats = link.connection()?.stats()?;
     Some(LinkStatistics {
         number: link.number,
         peer: link.peer(),

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use quinn_proto::VarInt;
 
-use crate::connection::{ReadError, RecvStream};
 use crate::events::Event;
 use crate::link::{Counted, Link, Stage};
 use crate::mail::{Next, Slot};
+use crate::streams::{ReadError, RecvStream};
 use crate::wire::{self, Code, HEADER_BYTES_MAX, Violation, code_name};
 
 const FRAME_HELLO: u64 = 0;

@@ -3,11 +3,13 @@
 //! - `core` is what Python sees; `transport/engine/native_engine.py` turns it into an `Engine`.
 //! - `engine` owns endpoints, connections and the threads; `link` is one connection, `incoming` and `outgoing` its two
 //!   directions, `gate` who sends next, `mail` who gets which message.
-//! - `endpoint` drives the protocol: it moves the packets of one socket; `connection` is what tasks see of that.
+//! - `endpoint` drives the protocol: it moves the packets of one socket; `connection` and `streams` are what tasks see of
+//!   that, `path` where a peer is.
 //! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
 //!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion`, `rate` and `measure` say what they are.
 //! - `guard` is where panics end.
 
+mod bbr;
 mod buffers;
 mod congestion;
 mod connection;
@@ -25,9 +27,11 @@ mod mail;
 mod measure;
 mod memory;
 mod outgoing;
+mod path;
 mod rate;
 mod sender;
 mod socket;
+mod streams;
 mod tls;
 pub mod wire;
 

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{sleep, timeout_at};
 
 use crate::congestion::RATE;
-use crate::connection::Connection;
+use crate::connection::{Connection, Ended};
 use crate::engine::Engine;
 use crate::events::{Event, Failure};
 use crate::gate::Gate;
@@ -291,8 +291,10 @@ impl Link {
             };
             let since = Instant::now();
             while link.dialled
-                && connection.stats().frame_rx.handshake_done == 0
                 && connection.close_reason().is_none()
+                && connection
+                    .stats()
+                    .is_some_and(|stats| stats.frame_rx.handshake_done == 0)
                 && since.elapsed() < CONFIRMED_WITHIN
             {
                 sleep(Duration::from_millis(1)).await;
@@ -323,7 +325,7 @@ impl Link {
     }
 
     pub fn broken(&self, words: &str) -> Failure {
-        self.lost(format!("the engine of this process failed on this connection: {words}"))
+        self.lost(broken(words))
     }
 
     /// See the connection to its end in place of the task that panicked. False where it was about to do just that.
@@ -368,14 +370,14 @@ impl Link {
         first
     }
 
-    async fn finish(self: &Arc<Self>, error: Option<ConnectionError>) {
-        let closed_for_good = matches!(error, Some(ConnectionError::LocallyClosed))
+    async fn finish(self: &Arc<Self>, ended: Option<Ended>) {
+        let closed_for_good = matches!(ended, Some(Ended::Quic(ConnectionError::LocallyClosed)))
             && (self.engine.over() || self.lock().failure.is_some());
         if self.is(Stage::Up) && !closed_for_good {
             // What had come whole was acknowledged, so the peer counts on it: it is told before the end is.
             let _ = tokio::time::timeout(READ_OUT_MAX, self.receives.none()).await;
         }
-        let (failure, reason) = self.end_of(error);
+        let (failure, reason) = self.end_of(ended);
         self.lock().reason = reason.clone();
         let was = self.stage.send_replace(Stage::Ended);
         let peer = self.peer();
@@ -395,7 +397,7 @@ impl Link {
     }
 
     /// Why the connection is over (None for a goodbye), and in words for what was on it.
-    fn end_of(&self, error: Option<ConnectionError>) -> (Option<Failure>, String) {
+    fn end_of(&self, ended: Option<Ended>) -> (Option<Failure>, String) {
         let state = self.lock();
         let peer = state.peer.to_string();
         let lost = |reason: String| {
@@ -404,9 +406,10 @@ impl Link {
                 reason,
             })
         };
-        let failure = match (state.failure.clone(), error) {
+        let failure = match (state.failure.clone(), ended) {
             (Some(failure), _) => Some(failure),
-            (None, Some(ConnectionError::ApplicationClosed(frame))) => {
+            (None, Some(Ended::Broke(words))) => lost(broken(&words)),
+            (None, Some(Ended::Quic(ConnectionError::ApplicationClosed(frame)))) => {
                 let code = frame.error_code.into_inner();
                 let said = String::from_utf8_lossy(&frame.reason);
                 let said = format!("closed the connection with {}: {said}", code_name(code));
@@ -420,9 +423,9 @@ impl Link {
                     }),
                 }
             }
-            (None, Some(ConnectionError::LocallyClosed) | None) => None,
-            (None, Some(ConnectionError::TimedOut)) => lost("nothing heard for too long".to_owned()),
-            (None, Some(other)) => lost(format!("QUIC ended: {other}")),
+            (None, Some(Ended::Quic(ConnectionError::LocallyClosed)) | None) => None,
+            (None, Some(Ended::Quic(ConnectionError::TimedOut))) => lost("nothing heard for too long".to_owned()),
+            (None, Some(Ended::Quic(other))) => lost(format!("QUIC ended: {other}")),
         };
         let reason = match &failure {
             Some(Failure::Lost { reason, .. } | Failure::Peer { reason, .. } | Failure::Cancelled(reason)) => {
@@ -451,7 +454,10 @@ impl Link {
             return;
         }
         self.measure.tick(now);
-        let frames = &connection.stats().frame_rx;
+        let Some(stats) = connection.stats() else {
+            return; // its end is being told
+        };
+        let frames = &stats.frame_rx;
         // Only packets that are the peer's are taken apart into frames: a forged one proves nothing.
         let heard = frames.acks
             + frames.stream
@@ -589,6 +595,10 @@ impl Drop for Counted {
 /// An address as a name, until there is a better one.
 pub fn remote_name(remote: SocketAddr) -> String {
     format!("{}:{}", remote.ip(), remote.port())
+}
+
+fn broken(words: &str) -> String {
+    format!("the engine of this process failed on this connection: {words}")
 }
 
 fn cut(reason: &str) -> &[u8] {

@@ -188,6 +188,7 @@ pub struct Observed {
     limited: bool,
     in_flight: u64,
     follows_use: bool,
+    fills_window: bool,
 }
 
 impl Observed {
@@ -205,6 +206,8 @@ pub struct ObservedFactory {
     /// The window does not grow while less than half of it is in use, whatever keeps it from being used (RFC 9002 7.8).
     /// Where nothing is lost it would become so large that the first loss would not be felt.
     pub follows_use: bool,
+    /// The window is what has to be in flight, and does not grow beyond that by itself.
+    pub fills_window: bool,
 }
 
 impl ControllerFactory for ObservedFactory {
@@ -222,6 +225,7 @@ impl ControllerFactory for ObservedFactory {
             limited: false,
             in_flight: 0,
             follows_use: self.follows_use,
+            fills_window: self.fills_window,
         })
     }
 }
@@ -265,10 +269,12 @@ impl Controller for Observed {
         state.told.delivered += std::mem::take(&mut self.acked);
         state.told.window = self.inner.metrics().congestion_window;
         // A window that follows a rate does not grow by itself, and where packets are lost all of it is wanted twice:
-        // a piece of a message of which one packet was lost stays for another round trip or two.
-        let used = match self.measure.pace.paced() {
-            true => 2 * state.told.window,
-            false => state.told.in_flight.min(state.told.window),
+        // a piece of a message of which one packet was lost stays for another round trip or two. BBR's window is twice
+        // what the path holds already.
+        let used = match (self.measure.pace.paced(), self.fills_window) {
+            (true, _) => 2 * state.told.window,
+            (false, true) => state.told.window,
+            (false, false) => state.told.in_flight.min(state.told.window),
         };
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
@@ -314,6 +320,7 @@ impl Controller for Observed {
             limited: self.limited,
             in_flight: self.in_flight,
             follows_use: self.follows_use,
+            fills_window: self.fills_window,
         })
     }
 
@@ -339,6 +346,7 @@ mod tests {
                 inner: Arc::new(CubicConfig::default()),
                 measure: Measure::new(),
                 follows_use,
+                fills_window: false,
             };
             let controller = Arc::new(factory).build(now, 1200).into_any();
             let mut controller = controller.downcast::<Observed>().unwrap();

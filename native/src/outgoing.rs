@@ -11,9 +11,9 @@ use quinn_proto::VarInt;
 use tokio::sync::oneshot;
 
 use crate::buffers::Payload;
-use crate::connection::{SendStream, WriteError};
 use crate::events::{Event, Failure};
 use crate::link::Link;
+use crate::streams::{SendStream, WriteError};
 use crate::wire::{Code, code_name};
 
 /// A collective's chunk: chunks then arrive one after another, and the first is reduced while the next is on its way.

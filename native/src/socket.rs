@@ -18,7 +18,7 @@ use crate::sender::Sender;
 /// 100 ms at 1 Gbit/s are 12 MB; the kernel grants less to the unprivileged, silently.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 2 << 20;
-const SEND_BUFFER_BYTES_MIN: usize = 16 << 10;
+const SEND_BUFFER_BYTES_MIN: usize = 8 << 10;
 /// What waits in this host for a slow link waits in the kernel behind this socket, and what is urgent waits behind it.
 const SEND_BUFFER: Duration = Duration::from_millis(4);
 /// What the kernel reports of a datagram sent earlier (ICMP): nothing is wrong with the socket.

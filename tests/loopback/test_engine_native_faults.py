@@ -113,6 +113,30 @@ def test_a_panic_in_a_receive_ends_its_connection_and_its_post_waits_for_another
 
 
 @over(NATIVE)
+@pytest.mark.parametrize("by", ["send", "nobody"])
+def test_a_panic_in_the_stack_of_a_connection_ends_that_one(three: tuple[Node, Node, Node, int, int], by: str) -> None:
+    """Whichever connection has something to send next; keep-alives are that, too."""
+    a, b, c, to_b, to_c = three
+    payload = bytearray(1_000_000)
+    others = {to_b: (b, c, to_c), to_c: (c, b, to_b)}
+    waits = {to_b: a.post("b", None, tag=5), to_c: a.post("c", None, tag=5)}
+    ask_for_panic(a, "stack")
+    send = a.send(to_b, payload) if by == "send" else None
+    down = a.take(ConnectionDown)
+    assert "failed on this connection: a fault was asked for: stack" in str(down.error)
+    peer, survivor, to_survivor = others[down.connection or 0]
+    assert isinstance(a.outcome(waits[down.connection or 0]).error, ConnectionLostError)
+    assert peer.take(ConnectionDown).error is not None  # nobody said goodbye: it notices the silence
+    if send is not None and down.connection == to_b:
+        assert isinstance(a.outcome(send).error, ConnectionLostError)
+        payload.extend(b"it was given back")
+    talks(a, survivor, to_survivor)
+    talks(survivor, a, only_connection(survivor))
+    a.dial(peer)
+    talks(a, peer, a.take(ConnectionUp).connection)
+
+
+@over(NATIVE)
 def test_a_panic_in_the_course_of_a_connection_ends_that_one(three: tuple[Node, Node, Node, int, int]) -> None:
     a, b, c, to_b, to_c = three
     ask_for_panic(a, "course")

@@ -115,7 +115,7 @@ class ProgramPair(Pair):
 
     def ping(self, pings: Pings) -> dict[str, Any]:
         found = self._both("ping", "echo", asdict(pings), seconds=pings.seconds + pings.bulk_lead_s)
-        return {"round_trips_s": found["sender"]["round_trips_s"], "bulk": found["sender"]["bulk"]}
+        return {name: found["sender"].get(name) for name in ("round_trips_s", "bulk", "lost")}
 
     def _both(self, do_first: str, do_second: str, order: dict[str, Any], *, seconds: float) -> dict[str, Any]:
         order = {**order, "flow": next(self._numbers)}

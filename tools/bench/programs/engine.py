@@ -150,6 +150,7 @@ class EngineSide:
         bulk = _BulkSender(peer, self.connections[True], order) if order["bulk_bytes"] else None
         if bulk is not None:
             peer.pump_for(order["bulk_lead_s"])
+        lost_before = self._lost()
         trips: dict[str, list[float]] = {str(size): [] for size in order["sizes"]}
         payloads = {size: memoryview(bytes(size)) for size in order["sizes"]}
         end_s, number = time.monotonic() + order["seconds"], 0
@@ -167,7 +168,7 @@ class EngineSide:
         flowing = bulk.end() if bulk is not None else None
         last = MatchKey(kind=Kind.CONTROL, group=f"ping-{flow}", step=number)
         peer.outcome(peer.send(connection, last, None, priority=Priority.CONTROL))
-        return {"round_trips_s": trips, "bulk": flowing}
+        return {"round_trips_s": trips, "bulk": flowing, "lost": self._lost() - lost_before}
 
     def echo(self, order: Order, begun: Begun) -> Mapping[str, Any]:
         """Send back what comes, at the same priority, until an empty message."""
@@ -244,6 +245,10 @@ class EngineSide:
         self.peer.pump_for(begin_s + order["seconds"] - time.monotonic())
         taken_s = time.monotonic() - begin_s
         return {"cpu_s": time.thread_time() - begin_cpu_s, "seconds": taken_s, "connections": connections}
+
+    def _lost(self) -> int:
+        """Packets lost so far of the connection that round trips go over."""
+        return self.peer.engine.statistics()[self.connections[False]].lost_packets
 
     def _statistics(self) -> Mapping[str, Any]:
         found = self.peer.engine.statistics()[self.connections[False]]
