@@ -6,17 +6,13 @@ phase nothing waits: the link loses half its rate between two steps.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shutil
-import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, BinaryIO
 
 import psutil
@@ -36,6 +32,7 @@ from tools.measure.brokers import Brokers, group_of
 from tools.measure.crew import Crew, MeasureError
 from tools.measure.fixed import remove
 from tools.measure.programs import environment, python
+from tools.measure.surroundings import terminated_like_interrupted, work_directory
 from tools.measure.usage import cpu_seconds, relays
 
 FLOOD_S = 1.5
@@ -56,9 +53,9 @@ def run(settings: Settings, output: Path, talk: Talk) -> None:
         HiveError: a part failed; the records up to there are written, with an `end` event that says what.
         KeyboardInterrupt: Ctrl-C or SIGTERM; everything is taken down first.
     """
-    with Recorder(output.resolve()) as recorder, _terminated_like_interrupted():
+    with Recorder(output.resolve()) as recorder, terminated_like_interrupted():
         try:
-            with _work_directory() as work, Lab("demo") as lab:
+            with work_directory("hq-demo-") as work, Lab("demo") as lab:
                 _Run(settings, recorder, talk, lab, work).perform()
         except (HiveError, OSError, subprocess.SubprocessError) as error:
             recorder.event("end", complete=False, error=str(error))
@@ -337,31 +334,6 @@ def _close_input(process: subprocess.Popen[bytes]) -> None:
 
 def _same_phase(first: Block, second: Block) -> bool:
     return (first.kind, first.condition, first.round) == (second.kind, second.condition, second.round)
-
-
-@contextlib.contextmanager
-def _work_directory() -> Iterator[Path]:
-    """A directory of this run's own, readable for the ordinary user, short enough for a Unix socket's name."""
-    shared = Path("/dev/shm")
-    base = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
-    path = Path(tempfile.mkdtemp(prefix="hq-demo-", dir=base))
-    path.chmod(0o755)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _versions() -> dict[str, object]:
