@@ -99,12 +99,16 @@ def _measure(names: list[str], output: Path, settings: Settings, first_round: in
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.brokerbench import shares
+    from tools.brokerbench import changes, changing, faults, jobs, shares
 
     return {
         "sender": lambda run: shares.measure(run, "sender"),
         "receiver": lambda run: shares.measure(run, "receiver"),
         "remote": lambda run: shares.measure(run, "remote"),
+        "capacity": changing.measure,
+        "jobs": jobs.measure,
+        "changes": changes.measure,
+        "faults": faults.measure,
     }
 
 

@@ -19,6 +19,7 @@ COLOURS = {
     "idle": "#5b8c5a", "none": "#c8553d", "static": "#e3a857", "priority": "#9a8fb0", "quiet": "#7fa3d1",
     "brokered": "#3267a8",
 }  # fmt: skip
+COLOURS |= {"rebuilt": "#c8553d", "ours": "#3267a8"}
 OTHER = "#888888"
 
 
@@ -70,8 +71,85 @@ def bar(axes: Axes, place: float, name: str, middle: float, *, low: float, high:
     )
 
 
+def _capacity(found: Mapping[str, Any]) -> Figure:
+    """Delay of people and use of the link, part by part."""
+    figure, (delay, used) = plt.subplots(1, 2, figsize=(10.4, 4.2), layout="constrained")
+    for place, (name, figures) in enumerate(found.items()):
+        for number, part in enumerate(figures["parts"].values()):
+            at = number + (place - (len(found) - 1) / 2) * 0.16
+            for axes, value in ((delay, part["delay_s"] and 1e3 * part["delay_s"]), (used, part["used"])):
+                if value is not None:
+                    axes.bar(at, value, 0.15, color=COLOURS.get(name, OTHER), label=name if not number else None)
+    labels = [f"{part['rate_bits_per_s'] / 1e6:g} Mbit/s" for part in next(iter(found.values()))["parts"].values()]
+    for axes in (delay, used):
+        axes.set_xticks(range(len(labels)), labels)
+        axes.spines[["top", "right"]].set_visible(False)
+    delay.axhline(30.0, color="#222222", linewidth=0.8, linestyle=":")
+    delay.set_yscale("log")
+    delay.set_ylabel("delay of people once settled, 95th percentile, ms")
+    used.axhline(0.9, color="#222222", linewidth=0.8, linestyle=":")
+    used.set_ylabel("use of the link once settled")
+    delay.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _jobs(found: Mapping[str, Any]) -> Figure:
+    """What each job got, and storage."""
+    figure, (got, kept) = plt.subplots(1, 2, figsize=(10.4, 4.2), layout="constrained")
+    for place, (name, figures) in enumerate(found.items()):
+        for number, rate in enumerate(figures["got_bits_per_s"].values()):
+            bar(got, place + (number - 0.5) * 0.38, name, rate / 1e6, low=rate / 1e6, high=rate / 1e6, width=0.36)
+        share = figures["kept"]["storage"]
+        bar(kept, place, name, share, low=share, high=share)
+    for axes in (got, kept):
+        axes.set_xticks(range(len(found)), list(found), fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    got.set_ylabel("reduced by the small and the large job, Mbit/s")
+    kept.axhline(1.0, color="#222222", linewidth=0.8, linestyle=":")
+    kept.set_ylabel("storage, of what it is guaranteed")
+    return figure
+
+
+def _changes(found: Mapping[str, Any]) -> Figure:
+    """What each way of changing loses, and the longest silence that it makes."""
+    figure, (lost, gap) = plt.subplots(1, 2, figsize=(10.4, 4.2), layout="constrained")
+    ways = {name: figures for name, figures in found.items() if "changes" in figures}
+    for place, (name, figures) in enumerate(ways.items()):
+        share = figures["lost"] / max(1, figures["datagrams"])
+        bar(lost, place, name, share, low=share, high=share)
+        gap_ms = 1e3 * figures["longest_gap_s"]
+        bar(gap, place, name, gap_ms, low=gap_ms, high=gap_ms)
+    for axes in (lost, gap):
+        axes.set_xticks(range(len(ways)), list(ways))
+        axes.spines[["top", "right"]].set_visible(False)
+    lost.set_ylabel("datagrams lost, of all")
+    gap.set_ylabel("longest gap between two datagrams, ms")
+    return figure
+
+
+def _faults(found: Mapping[str, Any]) -> Figure:
+    """How long each starves at the longest."""
+    figure, axes = plt.subplots(figsize=(10.4, 4.2), layout="constrained")
+    for place, figures in enumerate(found.values()):
+        for number, (who, colour) in enumerate(
+            (("storage", "#b07d3c"), ("training", "#3267a8"), ("people", "#5b8c5a"))
+        ):
+            label = who if not place else None
+            axes.bar(place + (number - 1) * 0.26, figures[f"{who}_gap_s"], 0.24, color=colour, label=label)
+    axes.axhline(1.0, color="#222222", linewidth=0.8, linestyle=":")
+    axes.set_xticks(range(len(found)), list(found), fontsize=9)
+    axes.set_ylabel("longest time without a byte, s")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
 DRAWN: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = {
     "sender": _shares,
     "receiver": _shares,
     "remote": _shares,
+    "capacity": _capacity,
+    "jobs": _jobs,
+    "changes": _changes,
+    "faults": _faults,
 }

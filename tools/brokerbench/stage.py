@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,8 @@ class Stage:
         configure: a host's broker.toml, where it is not the usual one.
         on_step: told of each step of rank 0: job and record.
         watch: an echo is asked from host to address all the time.
+        prepare: called when brokers have their directories and nothing runs; what it puts on the stack is undone when
+            everything has ended.
     """
 
     def __init__(
@@ -72,9 +75,10 @@ class Stage:
         configure: Callable[[str], Callable[[Seat], str]] | None = None,
         on_step: Callable[[str, Mapping[str, Any]], None] = lambda job, record: None,
         watch: tuple[str, str] | None = None,
+        prepare: Callable[[Stage, ExitStack], object] = lambda stage, stack: None,
     ) -> None:
         self.scene, self.settings, self.lab = scene, settings, scene.lab
-        self._jobs, self._on_step, self._watch = tuple(jobs), on_step, watch
+        self._jobs, self._on_step, self._watch, self._prepare = tuple(jobs), on_step, watch, prepare
         self._configure = configure or self._usual_configuration
         self._stack = ExitStack()
         self._helpers: dict[str, subprocess.Popen[bytes]] = {}
@@ -97,6 +101,7 @@ class Stage:
                 directory=self.work,
                 configurations={host: self._configure(host) for host in self.scene.believed_bits_per_s},
             )
+            self._prepare(self, stack)
             stack.callback(self._end)
             self._start_helpers()
             for number, job in enumerate(self._jobs):
@@ -116,7 +121,7 @@ class Stage:
         for crew in self.crews.values():
             crew.close()
         for helper in self._helpers.values():
-            _close_input(helper)
+            close_input(helper)
 
     def _usual_configuration(self, host: str) -> Callable[[Seat], str]:
         return variants.configuration(
@@ -144,6 +149,18 @@ class Stage:
             if time.monotonic() > due_s:
                 raise MeasureError(f"storage's sink did not start\n{(self.work / f'sink-{target}.log').read_text()}")
             time.sleep(0.05)
+
+    def program(self, node: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start one more of the benchmark's programs; it says things on its standard output, and ends with the lab."""
+        with (self.work / f"{module}-{node}.log").open("ab") as log:
+            return self.lab[node].popen(
+                python(f"tools.brokerbench.programs.{module}", *arguments),
+                env=environment(),
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
 
     def _tail(self, name: str) -> str:
         path = self.work / f"{name}.jsonl"
@@ -229,7 +246,7 @@ class Stage:
     def stop_storage(self) -> None:
         """End storage."""
         for load in self._loads:
-            _close_input(load)
+            close_input(load)
         self._loads.clear()
 
     def wait(self, seconds: float) -> None:
@@ -241,6 +258,19 @@ class Stage:
             else:
                 self._on_wake()
                 time.sleep(min(left_s, 0.1))
+
+    def train(self, seconds: float) -> None:
+        """Let all jobs go on for so long; what they were granted ahead they may still do."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            for crew in self.crews.values():
+                crew.go_on()
+                crew.pump(min(left_s, 0.02))
+
+    def rest(self) -> None:
+        """Wait until all jobs have done what they were granted."""
+        for crew in self.crews.values():
+            crew.rest()
 
     # --- what was seen --------------------------------------------------------------------------------------------
 
@@ -284,7 +314,20 @@ class Stage:
                 raise MeasureError(f"storage ended ({load.returncode})\n{words}")
 
 
-def _close_input(process: subprocess.Popen[bytes]) -> None:
+def await_line(process: subprocess.Popen[bytes], wanted: str, *, seconds: float) -> None:
+    """Wait until a program of ours says a line.
+
+    Raises:
+        MeasureError: it ended, or said nothing in time.
+    """
+    assert process.stdout is not None
+    if select.select([process.stdout], [], [], seconds)[0] and process.stdout.readline().decode().strip() == wanted:
+        return
+    raise MeasureError(f"{process.args!r} did not say {wanted!r} within {seconds:g} s ({process.poll()})")
+
+
+def close_input(process: subprocess.Popen[bytes]) -> None:
+    """End a program by the end of its standard input, and wait for it."""
     if process.stdin is not None:
         process.stdin.close()
     try:

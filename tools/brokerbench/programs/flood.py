@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import selectors
 import socket
 import sys
@@ -109,6 +110,8 @@ def main() -> None:
     client.add_argument("--flows", type=int, default=4)
     options = parser.parse_args()
     ending = Ending(options.seconds_max)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a thousand flows, and what is open besides
     if options.command == "sink":
         with options.output.open("a") as out:
             sink(address=options.address, port=options.port, out=out, ending=ending)
