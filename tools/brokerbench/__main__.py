@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,8 +16,8 @@ from rich.console import Console
 
 from hive_qos import __version__
 from hive_qos.errors import ConfigurationError
-from tools.brokerbench.records import HEAD, Writer, read
-from tools.brokerbench.settings import QUICK, SCENARIOS, Settings
+from tools.brokerbench.records import HEAD, Record, Writer, read
+from tools.brokerbench.settings import QUICK, SCENARIOS, VARIANTS, Settings
 
 if TYPE_CHECKING:
     from tools.brokerbench.run import Run
@@ -35,6 +35,7 @@ def bench(
     scenarios: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(SCENARIOS)}; all without.")] = None,
     output: Annotated[Path, typer.Option(help="Where records, report and plots go.")] = Path("out/broker"),
     quick: Annotated[bool, typer.Option("--quick", help="One short round; says less.")] = False,
+    variants: Annotated[str, typer.Option(help="Which take turns.")] = ",".join(VARIANTS),
     rounds: Annotated[int | None, typer.Option(help="Turns of the variants.")] = None,
     add: Annotated[bool, typer.Option("--add", help="Add rounds to the records that are there.")] = False,
     engine: Annotated[str, typer.Option(help="Of the transport: auto, native or aioquic.")] = Settings().engine,
@@ -50,29 +51,30 @@ def bench(
         _fail(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
     if not report_only:
         try:
-            settings = _settings(quick=quick, rounds=rounds, engine=engine, busy=busy)
-            first_round = 1 + max((r.get("round", 0) for r in read(output)[1]), default=-1) if add else 0
+            settings = _settings(quick=quick, variants=variants, rounds=rounds, engine=engine, busy=busy)
+            before = read(output)[1] if add else []
         except (ConfigurationError, OSError, ValueError) as error:
             _fail(str(error))
         from tools.lab import privilege
 
         privilege.ensure([sys.executable, "-m", "tools.brokerbench", *sys.argv[1:]])
         try:
-            _measure([name for name in SCENARIOS if name in names], output, settings, first_round, add=add)
+            _measure([name for name in SCENARIOS if name in names], output, settings, before=before, add=add)
         except KeyboardInterrupt:
             console.print("interrupted; everything is taken down", style="yellow")
             raise typer.Exit(EXIT_INTERRUPTED) from None
     _report(output)
 
 
-def _settings(*, quick: bool, rounds: int | None, engine: str, busy: bool) -> Settings:
+def _settings(*, quick: bool, variants: str, rounds: int | None, engine: str, busy: bool) -> Settings:
     settings = dataclasses.replace(QUICK if quick else Settings(), engine=engine, busy=busy)
+    settings = dataclasses.replace(settings, variants=tuple(name.strip() for name in variants.split(",")))
     if rounds is not None:
         settings = dataclasses.replace(settings, rounds=rounds, capacity_rounds=rounds, jobs_rounds=rounds)
     return settings
 
 
-def _measure(names: list[str], output: Path, settings: Settings, first_round: int, *, add: bool) -> None:
+def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequence[Record], add: bool) -> None:
     from tools.brokerbench.run import Run  # the lab among what it imports, which wants the privilege
     from tools.measure.surroundings import terminated_like_interrupted
 
@@ -89,7 +91,7 @@ def _measure(names: list[str], output: Path, settings: Settings, first_round: in
     writer.write(head)
     try:
         with terminated_like_interrupted(), console.status("") as status:
-            run = Run(settings, writer, first_round=first_round, say=_say, show=status.update)
+            run = Run(settings, writer, before=before, say=_say, show=status.update)
             for name in names:
                 _say(f"{name} ({time.monotonic() - begin_s:.0f} s so far)")
                 with run.guarded(name, "all"):

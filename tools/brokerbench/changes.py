@@ -65,7 +65,9 @@ def _changes(run: Run, how: str) -> None:
         close_input(sender)
         receiver.wait(START_S_MAX)
         received = json.loads(output.read_text())
-    run.write("block", SCENARIO, condition=how, round=run.first_round, seconds=seconds, received=received, **found)
+    run.write(
+        "block", SCENARIO, condition=how, round=run.rounds(SCENARIO, 1)[0], seconds=seconds, received=received, **found
+    )
     lost = received["sent"] - received["received"]
     run.say(f"{SCENARIO}: {how:9} {len(found['rows'])} changes, {lost} of {received['sent']} datagrams lost")
 
@@ -91,7 +93,7 @@ def _flows(run: Run, flows: int) -> None:
             "block",
             SCENARIO,
             condition=f"{flows} flows",
-            round=run.first_round,
+            round=run.rounds(SCENARIO, 1)[0],
             seconds=seconds,
             cpu_s={"begin": begin_cpu_s, "end": end_cpu_s},
             resident_bytes=resident,

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tools.brokerbench import scenes
-from tools.brokerbench.run import Run
-from tools.brokerbench.settings import VARIANTS
+from tools.brokerbench.run import Run, turned
 from tools.brokerbench.shares import JOB, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 
@@ -29,9 +28,8 @@ def measure(run: Run) -> None:
         run.show(f"{SCENARIO}: step {record['step']:4d}  {record['step_s']:.2f} s")
 
     with Stage(scene, settings, jobs=[job], on_step=on_step, watch=("a", scene.target_address)) as stage:
-        for number in run.rounds(settings.capacity_rounds):
-            shift = number % len(VARIANTS)
-            for condition in VARIANTS[shift:] + VARIANTS[:shift]:
+        for number in run.rounds(SCENARIO, settings.capacity_rounds):
+            for condition in turned(settings.variants, number):
                 if not run.in_time:
                     run.write("failure", SCENARIO, what=condition, error="no time was left")
                     return
@@ -45,11 +43,11 @@ def _block(run: Run, stage: Stage, condition: str, number: int) -> None:
     stage.forget()
     begin_cpu_s = stage.cpu_seconds()
     parts = []
-    for rate in settings.capacity_rates:
+    for rate, seconds in zip(settings.capacity_rates, settings.capacity_parts_s, strict=True):
         if link.rate_bits_per_s != rate:
             link.set_rate(rate)
         begin_s = time.monotonic()
-        stage.train(settings.capacity_part_s)
+        stage.train(seconds)
         parts.append({"rate_bits_per_s": rate, "begin_s": begin_s, "end_s": time.monotonic()})
     end_cpu_s = stage.cpu_seconds()
     link.set_rate(scene.rate_bits_per_s)

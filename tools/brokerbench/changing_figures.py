@@ -3,9 +3,9 @@
 Capacity
 - followed: from the change of the link's rate until the capacity that the sender's broker decided was at most the new
   rate (fall; and at least 0.3 of it, for the queue is drained first) or at least 0.9 of 97 % of it (rise), and stayed
-  so for half a second. Without a broker nothing follows.
-- settled: a part of the block from the time on that the goal gives for following (1.5 s after a fall, 5 s after a rise
-  and after the start).
+  so for a second, longer than a drain lasts. Without a broker nothing follows.
+- settled: a part of the block from 4 s after its start, 3 s after the fall, 6 s after the rise on: the time that the
+  goal gives for following, and what it takes to drain what has gathered until then.
 - delay: of echoes that were asked in settled time, there and back over the changing link, 95th percentile.
 - used: bytes that crossed the link in settled time, of its rate.
 
@@ -27,11 +27,11 @@ from tools.brokerbench.records import Record
 from tools.measure.fixed import SHAPED_SHARE
 from tools.measure.series import Series, percentile
 
-SETTLED_AFTER_S = (5.0, 1.5, 5.0)
+SETTLED_AFTER_S = (4.0, 3.0, 6.0)
 """Of the parts of a block: the start, the fall, the rise."""
 
 PARTS = ("start", "fall", "rise")
-FALL_BAND, RISE_SHARE = (0.3, 1.0), 0.9
+FALL_BAND, RISE_SHARE, FOLLOWED_S = (0.3, 1.0), 0.9, 1.0
 JOBS_WINDOW_S = 10.0
 GUARANTEES = {"storage": 0.2, "training": 0.6}
 TRAINING_HOST = "a"
@@ -65,7 +65,7 @@ def _followed(block: Record, place: int) -> float | None:
     low, high = (FALL_BAND[0] * rate, FALL_BAND[1] * rate) if place == 1 else (RISE_SHARE * SHAPED_SHARE * rate, 1e15)
     times = [tick["t_s"] for tick in ticks if tick["t_s"] <= part["end_s"]]
     values = [tick["capacity_bits_per_s"] for tick in ticks if tick["t_s"] <= part["end_s"]]
-    return followed_within(times, values, change_s=part["begin_s"], low=low, high=high)
+    return followed_within(times, values, change_s=part["begin_s"], low=low, high=high, hold_s=FOLLOWED_S)
 
 
 def _worst(found: Sequence[float | None]) -> Figures | None:

@@ -86,7 +86,7 @@ def _block(run: Run, stage: Stage, name: str, condition: str, fault: Fault) -> N
         run.write("not-tried", SCENARIO, condition=name, why=found["not_tried"])
         return
     run.write(
-        "block", SCENARIO, condition=name, round=run.first_round, begin_s=begin_s, end_s=end_s, found=found,
+        "block", SCENARIO, condition=name, round=run.rounds(SCENARIO, 1)[0], begin_s=begin_s, end_s=end_s, found=found,
         counters=counters_of(stage.scene), decisions=decided, **seen,
     )  # fmt: skip
     run.say(f"{SCENARIO}: {name}: {found}")

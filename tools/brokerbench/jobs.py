@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tools.brokerbench import scenes
-from tools.brokerbench.run import Run
-from tools.brokerbench.settings import VARIANTS
+from tools.brokerbench.run import Run, turned
 from tools.brokerbench.shares import counters_of, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 
@@ -36,9 +35,8 @@ def measure(run: Run) -> None:
         run.show(f"{SCENARIO}: {name}: step {record['step']:4d}  {record['step_s']:.2f} s")
 
     with Stage(scene, settings, jobs=jobs, on_step=on_step) as stage:
-        for number in run.rounds(settings.jobs_rounds):
-            shift = number % len(VARIANTS)
-            for condition in VARIANTS[shift:] + VARIANTS[:shift]:
+        for number in run.rounds(SCENARIO, settings.jobs_rounds):
+            for condition in turned(settings.variants, number):
                 if not run.in_time:
                     run.write("failure", SCENARIO, what=condition, error="no time was left")
                     return

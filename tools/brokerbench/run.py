@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from hive_qos.errors import HiveError
 from tools.brokerbench import decisions
-from tools.brokerbench.records import Writer
+from tools.brokerbench.records import Record, Writer
 from tools.brokerbench.settings import Settings
 from tools.brokerbench.stage import Stage
+
+
+def turned(names: Sequence[str], number: int) -> tuple[str, ...]:
+    """The order of a round: it turns, so that nobody always comes after the same one."""
+    shift = number % len(names)
+    return (*names[shift:], *names[:shift])
 
 
 class Run:
     """One run.
 
     Args:
-        first_round: number of its first round; others, which are in the records already, come before.
+        before: records that are there already; rounds are counted on from theirs.
         say: print a line. show: show how far a long block is.
     """
 
@@ -28,20 +34,22 @@ class Run:
         settings: Settings,
         writer: Writer,
         *,
-        first_round: int,
+        before: Sequence[Record],
         say: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
-        self.settings, self.writer, self.first_round, self.say, self.show = settings, writer, first_round, say, show
+        self.settings, self.writer, self.say, self.show = settings, writer, say, show
+        self._before = before
         self._due_s = time.monotonic() + settings.run_seconds_max
 
     def write(self, kind: str, scenario: str, **fields: Any) -> None:
         """Write one record."""
         self.writer.write({"kind": kind, "scenario": scenario, **fields})
 
-    def rounds(self, count: int) -> range:
+    def rounds(self, scenario: str, count: int) -> range:
         """Numbers of the rounds of this run."""
-        return range(self.first_round, self.first_round + count)
+        first = 1 + max((int(r.get("round", 0)) for r in self._before if r["scenario"] == scenario), default=-1)
+        return range(first, first + count)
 
     @property
     def in_time(self) -> bool:

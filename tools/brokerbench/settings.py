@@ -15,9 +15,6 @@ IDLE = "idle"
 VARIANTS = ("none", "static", "priority", "quiet", "brokered")
 """Who controls: nobody; a fixed split without borrowing; HTB priority alone; our broker without announcements; ours."""
 
-CONDITIONS = (IDLE, *VARIANTS)
-"""Of a round, each once: training alone, then with storage under each variant."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -35,7 +32,8 @@ class Settings:
         rounds: turns of the variants. steps: of each in each round; the first `settling_steps` of them do not count.
         block_seconds_max: no block lasts longer; it then has fewer steps, and the report says how many.
         flood_s: storage has the link to itself for so long before training goes on: TCP has left slow start.
-        capacity_rates: of the changing link, one after the other. capacity_part_s: how long each.
+        variants: that take turns.
+        capacity_rates: of the changing link, one after the other. capacity_parts_s: how long each.
         capacity_rounds: turns of the variants there.
         jobs_s: how long two jobs and storage share the link. jobs_rounds: turns.
         changes: of a shaped tree under paced datagrams. flow_count: connections that a broker watches, and
@@ -55,13 +53,14 @@ class Settings:
     compute_s: float = 0.14
     communication_s: float = 0.21
     busy: bool = False
+    variants: tuple[str, ...] = VARIANTS
     rounds: int = 5
     steps: int = 46
     settling_steps: int = 6
     block_seconds_max: float = 90.0
     flood_s: float = 1.5
     capacity_rates: tuple[int, ...] = (100 * MBIT, 30 * MBIT, 70 * MBIT)
-    capacity_part_s: float = 14.0
+    capacity_parts_s: tuple[float, ...] = (7.0, 10.0, 12.0)
     capacity_rounds: int = 3
     jobs_s: float = 65.0
     jobs_rounds: int = 2
@@ -77,8 +76,16 @@ class Settings:
         for name in ("rounds", "flows", "capacity_rounds", "jobs_rounds", "changes", "flow_count", "hold_requests"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(name, getattr(self, name), "has to be at least 1")
+        for variant in self.variants:
+            if variant not in VARIANTS:
+                raise ConfigurationError("variants", variant, f"there are {', '.join(VARIANTS)}")
         if not 0 <= self.settling_steps < self.steps:
             raise ConfigurationError("settling_steps", self.settling_steps, "has to leave steps to count")
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Of a round, each once: training alone, then with storage under each variant."""
+        return (IDLE, *self.variants)
 
     def as_record(self) -> dict[str, object]:
         """Give the values for the records."""
@@ -90,7 +97,7 @@ QUICK = Settings(
     steps=16,
     settling_steps=4,
     flood_s=1.0,
-    capacity_part_s=8.0,
+    capacity_parts_s=(6.0, 6.0, 8.0),
     capacity_rounds=1,
     jobs_s=12.0,
     jobs_rounds=1,

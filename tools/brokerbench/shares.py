@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tools.brokerbench import scenes
-from tools.brokerbench.run import Run
+from tools.brokerbench.run import Run, turned
 from tools.brokerbench.scenes import Scene
-from tools.brokerbench.settings import CONDITIONS, Settings
+from tools.brokerbench.settings import Settings
 from tools.brokerbench.stage import Job, Stage
 
 SCENES: Mapping[str, Callable[[Settings], Scene]] = {
@@ -37,9 +37,8 @@ def measure(run: Run, scenario: str) -> None:
         run.show(f"{scenario}: step {record['step']:4d}  {record['step_s']:.2f} s")
 
     with Stage(scene, settings, jobs=[job], on_step=on_step) as stage:
-        for number in run.rounds(settings.rounds):
-            shift = number % len(CONDITIONS)
-            for condition in CONDITIONS[shift:] + CONDITIONS[:shift]:
+        for number in run.rounds(scenario, settings.rounds):
+            for condition in turned(settings.conditions, number):
                 if not run.in_time:
                     run.write("failure", scenario, what=condition, error="no time was left")
                     return
