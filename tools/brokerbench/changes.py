@@ -64,6 +64,8 @@ def _changes(run: Run, how: str) -> None:
         seconds = time.monotonic() - begin_s
         close_input(sender)
         receiver.wait(START_S_MAX)
+        if how != "none":
+            close_input(changer)
         received = json.loads(output.read_text())
     run.write(
         "block", SCENARIO, condition=how, round=run.rounds(SCENARIO, 1)[0], seconds=seconds, received=received, **found

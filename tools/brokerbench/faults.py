@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hive_qos.errors import HiveError
+from shaping.kernel import RealKernel
+from shaping.model import INNER_MINOR
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run
 from tools.brokerbench.shares import JOB, counters_of, payload_bytes
@@ -205,9 +207,9 @@ class _Faults:
 
     def _ceil_of_storage(self) -> int:
         """As the kernel has it, in bits per second; 0 where there is no such class."""
-        words = ["tc", "-j", "class", "show", "dev", self._host.interface]
-        found = json.loads(self._host.run(words).stdout)
-        ceils = [8 * int(each["ceil"]) for each in found if each.get("handle") == "ffe0:30"]
+        with self._host.enter(), contextlib.closing(RealKernel()) as kernel:
+            tree = kernel.observe(self._host.interface)
+        ceils = [spec.ceil_bits_per_s for spec in tree.classes if spec.minor == INNER_MINOR["storage"]] if tree else []
         return ceils[0] if ceils else 0
 
 

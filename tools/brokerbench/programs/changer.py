@@ -4,7 +4,8 @@
         --state DIR --output FILE
 
 Prints `up` when the tree stands, begins when standard input says something, writes one JSON object with a row for each
-change (when, how long it took, storage's queue before and after), prints `done`, and puts everything back.
+change (when, how long it took, storage's queue before and after), prints `done`, and puts everything back when standard
+input ends: until then the last tree stands.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def shape(interface: str, *, rate_bits_per_s: int, dice: random.Random) -> Inter
     )
 
 
-def ours(options: argparse.Namespace, begin: Callable[[], None]) -> dict[str, Any]:
+def ours(options: argparse.Namespace, begin: Callable[[], None], end: Callable[[dict[str, Any]], None]) -> None:
     """Change by the shaper, as the daemon does."""
     dice, rows = random.Random(SEED), []
     with Shaper(RealKernel(), Journal(options.state)) as shaper:
@@ -66,11 +67,11 @@ def ours(options: argparse.Namespace, begin: Callable[[], None]) -> dict[str, An
             time.sleep(PAUSE_S)
         counters = shaper.counters(options.interface)
         dropped = {name: found.dropped_packets for name, found in counters.classes.items()}
+        end({"rows": rows, "dropped": dropped})
         shaper.detach(options.interface)
-    return {"rows": rows, "dropped": dropped}
 
 
-def rebuilt(options: argparse.Namespace, begin: Callable[[], None]) -> dict[str, Any]:
+def rebuilt(options: argparse.Namespace, begin: Callable[[], None], end: Callable[[dict[str, Any]], None]) -> None:
     """Change by deleting the tree and building it anew, as a shell script does."""
     dice, rows = random.Random(SEED), []
 
@@ -95,8 +96,8 @@ def rebuilt(options: argparse.Namespace, begin: Callable[[], None]) -> dict[str,
         took_s = time.monotonic() - begin_s
         rows.append([begin_s, took_s, before, backlog()])
         time.sleep(PAUSE_S)
+    end({"rows": rows, "dropped": {}})
     subprocess.run(["tc", "qdisc", "del", "dev", options.interface, "root"], check=True)
-    return {"rows": rows, "dropped": {}}
 
 
 def main() -> None:
@@ -113,9 +114,12 @@ def main() -> None:
         print("up", flush=True)
         sys.stdin.readline()
 
-    found = (ours if options.how == "ours" else rebuilt)(options, begin)
-    options.output.write_text(json.dumps(found) + "\n")
-    print("done", flush=True)
+    def end(found: dict[str, Any]) -> None:
+        options.output.write_text(json.dumps(found) + "\n")
+        print("done", flush=True)
+        sys.stdin.read()
+
+    (ours if options.how == "ours" else rebuilt)(options, begin, end)
 
 
 if __name__ == "__main__":

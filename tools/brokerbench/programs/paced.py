@@ -25,6 +25,8 @@ PORT = 8732
 PAYLOAD_BYTES, WIRE_BYTES = 1400, 1442
 BATCH_S = 0.004
 LAST_TIMES, LAST_EVERY_S = 20, 0.05
+SEND_BUFFER_BYTES = 64 * 1024
+"""Less than any queue of the tree: a sender that was held up by the machine blocks then, and loses nothing itself."""
 RECEIVE_BUFFER_BYTES = 32 * 2**20
 SO_RCVBUFFORCE = 33
 LENGTH_BYTES = 8
@@ -33,6 +35,7 @@ LENGTH_BYTES = 8
 def send(*, address: str, rate_bits_per_s: int, ending: Ending) -> None:
     """Send at a rate of the wire; a batch is late rather than dropped when the socket is full."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     mark_socket(sock, minor=LEAF_MINOR["compute"], dscp=DSCP["compute"])
     target, filler = (address, PORT), bytes(PAYLOAD_BYTES - LENGTH_BYTES)
     packets_per_s = rate_bits_per_s / 8 / WIRE_BYTES
