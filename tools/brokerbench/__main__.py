@@ -101,7 +101,7 @@ def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequ
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.brokerbench import changes, changing, faults, jobs, shares
+    from tools.brokerbench import changes, changing, faults, holding, jobs, shares
 
     return {
         "sender": lambda run: shares.measure(run, "sender"),
@@ -111,6 +111,7 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
         "jobs": jobs.measure,
         "changes": changes.measure,
         "faults": faults.measure,
+        "hold": holding.measure,
     }
 
 

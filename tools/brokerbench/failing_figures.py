@@ -1,4 +1,4 @@
-"""Figures of changes, many flows and faults, from raw records alone: pure functions.
+"""Figures of changes, many flows, faults and holds, from raw records alone: pure functions.
 
 Changes
 - lost, reordered: of the numbered datagrams, at half the link's rate. longest gap: between two that came.
@@ -15,6 +15,11 @@ Faults
 - right: from the start of the daemon (or from the cable's return, from a second broker's start, from the deletion)
   until the daemon answers with a capacity and without an alarm of the kind that such a fault raises, and the tree is
   its own.
+
+Holds
+- latency: from the start of the receiver's all_reduce, which announces its burst, until the sender's kernel tells that
+  a class for one destination got half of its ceil or less, minus half of an idle echo's round trip. held: bursts for
+  which that happened; the others found storage held back already, or were not believed.
 """
 
 from __future__ import annotations
@@ -22,10 +27,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from tools.brokerbench.figures import Figures, gaps
+from tools.brokerbench.figures import Figures, gaps, spread
 from tools.brokerbench.records import Record
 
 PURGED_FROM, PURGED_SHARE = 50, 0.25
+DESTINATION_MINORS, HELD_SHARE = range(0x320, 0x3A0, 0x10), 0.5
+"""Leaves of storage for one destination each (`shaping.model.DESTINATION_MINOR`); a fall of the ceil that is a hold."""
 
 
 def changes(records: Sequence[Record]) -> dict[str, Figures]:
@@ -85,3 +92,34 @@ def _fault(record: Record) -> Figures:
         "sessions_s": found.get("sessions_s"),
         "found": {key: value for key, value in found.items() if key not in ("at_s", "started_at_s")},
     }
+
+
+def holds(records: Sequence[Record]) -> dict[str, Figures]:
+    """How long holds took, over all blocks."""
+    latencies: list[float] = []
+    announced = 0
+    for record in records:
+        one_way_s = statistics.median(trip_s for _, trip_s in record["quiet_echoes"]) / 2
+        falls = _falls(record["classes"])
+        for step in record["steps"]["training"]:
+            at_s = step["end_s"] - step["reduce_s"]
+            if step["rank"] != record["receiver_rank"] or not record["begin_s"] <= at_s <= record["end_s"]:
+                continue
+            announced += 1
+            found = next((t_s for t_s in falls if at_s <= t_s <= step["end_s"]), None)
+            if found is not None:
+                latencies.append(found - at_s - one_way_s)
+    if not latencies:
+        return {"brokered": {"announced": announced, "held": 0, "latency_s": None}}
+    return {"brokered": {"announced": announced, "held": len(latencies), "latency_s": spread(latencies)}}
+
+
+def _falls(changes: Sequence[Sequence[float]]) -> list[float]:
+    """When a class that may be held back for one destination was: its ceil fell to half or less."""
+    ceils: dict[float, float] = {}
+    falls = []
+    for t_s, minor, _rate, ceil in changes:
+        if minor in DESTINATION_MINORS and ceil <= HELD_SHARE * ceils.get(minor, 0.0):
+            falls.append(t_s)
+        ceils[minor] = ceil
+    return falls

@@ -144,6 +144,19 @@ def _faults(found: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def _hold(found: Mapping[str, Any]) -> Figure:
+    """How long holds took."""
+    figure, axes = plt.subplots(figsize=(6.0, 4.2), layout="constrained")
+    latency = found["brokered"]["latency_s"]
+    for place, key in enumerate(("median", "p95", "high")) if latency else ():
+        value = 1e3 * latency[key]
+        bar(axes, place, "brokered", value, low=value, high=value)
+    axes.set_xticks(range(3), ["median", "95 %", "longest"])
+    axes.set_ylabel("from announcement to kernel beyond the way there, ms")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 DRAWN: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = {
     "sender": _shares,
     "receiver": _shares,
@@ -152,4 +165,5 @@ DRAWN: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = {
     "jobs": _jobs,
     "changes": _changes,
     "faults": _faults,
+    "hold": _hold,
 }

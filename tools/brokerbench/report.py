@@ -25,6 +25,7 @@ FIGURES: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Any]]] = {
     "jobs": changing_figures.jobs,
     "changes": failing_figures.changes,
     "faults": failing_figures.faults,
+    "hold": failing_figures.holds,
 }
 
 STEP_GOALS = {"sender": (1.05, 1.15, 0.95), "receiver": (1.10, None, 0.85), "remote": (1.10, None, 0.85)}
@@ -82,6 +83,10 @@ def goals(scenarios: Mapping[str, Mapping[str, Any]]) -> list[Goal]:
         found += _change_goals(scenarios["changes"])
     if "faults" in scenarios:
         found += _fault_goals(scenarios["faults"])
+    if "hold" in scenarios:
+        latency = scenarios["hold"]["brokered"]["latency_s"] or {}
+        found.append(("hold: beyond the way there, median, s", latency.get("median"), "at_most", 0.010))
+        found.append(("hold: the same, 95th percentile, s", latency.get("p95"), "at_most", 0.025))
     if "jobs" in scenarios:
         ours = scenarios["jobs"].get("brokered", {})
         found.append(("jobs: fairness", ours.get("fairness", {}).get("low"), "at_least", 0.98))

@@ -14,7 +14,7 @@ Training is between a and b. What each host's administrator, and its broker's co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tools.brokerbench.settings import Settings
 from tools.lab import Lab
@@ -41,6 +41,7 @@ class Scene:
         bottleneck: name of the link where training and storage meet.
         flooder, target: where storage comes from and goes to. target_address: at its end.
         believed_bits_per_s: of each host that is shaped.
+        inbound_bits_per_s: of each host whose broker looks after the way in, too.
         compute: what of training has crossed the bottleneck (before it, where a host's own link is the last one).
         storage: likewise; None where both leave over the same device: then the sink counts.
         sampled: nodes whose counters are kept.
@@ -54,6 +55,7 @@ class Scene:
     target: str
     target_address: str
     believed_bits_per_s: Mapping[str, int]
+    inbound_bits_per_s: Mapping[str, int] = field(default_factory=dict)
     compute: Counter
     storage: Counter | None
     sampled: tuple[str, ...]
@@ -80,21 +82,27 @@ def sender(settings: Settings, *, name: str = "sender") -> Scene:
     )
 
 
-def receiver(settings: Settings) -> Scene:
-    """The bottleneck is the receiver's link, and the one who floods it has a link of ten times its rate."""
-    lab = _hosts("receiver", "abs", routers="r")
+def receiver(settings: Settings, *, name: str = "receiver", times: int = 10, delay_s: float = 0.0) -> Scene:
+    """The bottleneck is the receiver's link, and the one who floods it has a link of ten times its rate.
+
+    Args:
+        times: or of as many times. delay_s: of the flooder's link, each way.
+    """
+    lab = _hosts(name, "abs", routers="r")
     rate = settings.rate_bits_per_s
-    for host, times in (("a", 1), ("b", 1), ("s", 10)):
-        lab.link(host, "r", rate_bits_per_s=times * rate, buffer_s=settings.buffer_s)
+    for host in "ab":
+        lab.link(host, "r", rate_bits_per_s=rate, buffer_s=settings.buffer_s)
+    lab.link("s", "r", rate_bits_per_s=times * rate, delay_s=delay_s, buffer_s=settings.buffer_s)
     return Scene(
-        name="receiver",
+        name=name,
         lab=lab,
         bottleneck="b-r",
         rate_bits_per_s=rate,
         flooder="s",
         target="b",
         target_address=lab["b"].address,
-        believed_bits_per_s={"a": rate, "b": rate, "s": 10 * rate},
+        believed_bits_per_s={"a": rate, "b": rate, "s": times * rate},
+        inbound_bits_per_s={"b": rate},
         compute=Counter(node="r", interface=lab["r"].interface_on("a"), column=RECEIVED),
         storage=None,
         sampled=("r", "b"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from tools.brokerbench import variants
+from tools.brokerbench import peering, variants
 from tools.brokerbench.scenes import TRAINERS, Scene
 from tools.brokerbench.settings import Settings
 from tools.measure.brokers import Brokers, Seat, group_of
@@ -29,11 +29,12 @@ STOP_S_MAX = 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training job: what a step computes and how much it reduces."""
+    """A training job: what a step computes, how much it reduces, and whether computing takes half to twice as long."""
 
     name: str
     compute_s: float
     payload_bytes: int
+    irregular: bool = False
 
 
 class Tail:
@@ -62,6 +63,7 @@ class Stage:
         configure: a host's broker.toml, where it is not the usual one.
         on_step: told of each step of rank 0: job and record.
         watch: an echo is asked from host to address all the time.
+        watch_classes: a node whose traffic classes are watched for changes.
         prepare: called when brokers have their directories and nothing runs; what it puts on the stack is undone when
             everything has ended.
     """
@@ -75,10 +77,12 @@ class Stage:
         configure: Callable[[str], Callable[[Seat], str]] | None = None,
         on_step: Callable[[str, Mapping[str, Any]], None] = lambda job, record: None,
         watch: tuple[str, str] | None = None,
+        watch_classes: str | None = None,
         prepare: Callable[[Stage, ExitStack], object] = lambda stage, stack: None,
     ) -> None:
         self.scene, self.settings, self.lab = scene, settings, scene.lab
         self._jobs, self._on_step, self._watch, self._prepare = tuple(jobs), on_step, watch, prepare
+        self._watch_classes = watch_classes
         self._configure = configure or self._usual_configuration
         self._stack = ExitStack()
         self._helpers: dict[str, subprocess.Popen[bytes]] = {}
@@ -96,6 +100,8 @@ class Stage:
             self.work = stack.enter_context(work_directory("hq-bb-"))
             stack.enter_context(contextlib.closing(self.lab))
             self.lab.up()
+            if self.scene.inbound_bits_per_s:
+                peering.issue(self.work / "ca", self.lab, self.scene.believed_bits_per_s)
             self.brokers = Brokers(
                 lab=self.lab,
                 directory=self.work,
@@ -124,10 +130,13 @@ class Stage:
             close_input(helper)
 
     def _usual_configuration(self, host: str) -> Callable[[Seat], str]:
+        scene = self.scene
         return variants.configuration(
             interface=self.lab[host].interface,
-            rate_bits_per_s=self.scene.believed_bits_per_s[host],
+            rate_bits_per_s=scene.believed_bits_per_s[host],
             group=group_of(self.settings.user),
+            inbound_bits_per_s=scene.inbound_bits_per_s.get(host),
+            peers=peering.section(self.work / "ca", host) if scene.inbound_bits_per_s else "",
         )
 
     def _start_helpers(self) -> None:
@@ -141,6 +150,9 @@ class Stage:
             node, address = self._watch
             argv = python("tools.brokerbench.programs.echoes", "--address", address, "--output", self._tail("echoes"))
             self._helper(node, "echoes", argv)
+        if self._watch_classes is not None:
+            argv = python("tools.brokerbench.programs.watcher", "--output", self._tail("classes"))
+            self._helper(self._watch_classes, "watcher", argv)
         self._await_sink(target)
 
     def _await_sink(self, target: str) -> None:
@@ -183,6 +195,7 @@ class Stage:
             meet = f"{self.lab[TRAINERS[0]].address}:{MEET_PORT + number}"
             argv = python("tools.brokerbench.programs.rank", "--control", str(control), "--rank", str(rank))
             argv += ["--meet", meet, "--payload-bytes", str(job.payload_bytes), "--compute-s", str(job.compute_s)]
+            argv += ["--irregular"] if job.irregular else []
             argv += ["--busy"] if self.settings.busy else []
             env = environment(
                 HIVE_INTERFACE=self.lab[host].interface,
@@ -288,6 +301,11 @@ class Stage:
         found = {"steps": {job: list(steps) for job, steps in self.steps.items()}, "samples": samples, "sink": sink}
         if self._watch is not None:
             found["echoes"] = [[line["t_s"], line["trip_s"]] for line in self._tails["echoes"].lines()]
+        if self._watch_classes is not None:
+            found["classes"] = [
+                [line["t_s"], line["minor"], line["rate_bits_per_s"], line["ceil_bits_per_s"]]
+                for line in self._tails["classes"].lines()
+            ]
         return found
 
     def cpu_seconds(self) -> dict[str, float]:

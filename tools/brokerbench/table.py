@@ -23,6 +23,7 @@ TITLES = {
     "jobs": "5  Two jobs and storage",
     "changes": "6  Many changes, and many flows",
     "faults": "7  Faults",
+    "hold": "8  Holds between brokers",
 }
 
 
@@ -172,6 +173,13 @@ _FAULTS: list[Column] = [
     ("right again after", lambda f: seconds(f["right_s"])),
     ("sessions back after", lambda f: seconds(f["sessions_s"])),
 ]
+_HOLD: list[Column] = [
+    ("bursts", lambda f: str(f["announced"])),
+    ("held", lambda f: str(f["held"])),
+    ("beyond the way there", lambda f: seconds(f["latency_s"] and f["latency_s"]["median"])),
+    ("95 %", lambda f: seconds(f["latency_s"] and f["latency_s"]["p95"])),
+    ("longest", lambda f: seconds(f["latency_s"] and f["latency_s"]["high"])),
+]
 COLUMNS: Mapping[str, Sequence[Column]] = {
     "sender": _SHARES,
     "receiver": _SHARES,
@@ -180,6 +188,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     "jobs": _JOBS,
     "changes": _FLOWS,
     "faults": _FAULTS,
+    "hold": _HOLD,
 }
 
 

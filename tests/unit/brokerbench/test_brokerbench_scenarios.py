@@ -156,3 +156,29 @@ def test_who_starves_is_told_from_the_fault_on() -> None:
     assert found["people_gap_s"] == pytest.approx(0.1, abs=0.01)
     assert found["step_s"] == pytest.approx(2.7)
     assert found["right_s"] == 0.7
+
+
+def held(falls: list[tuple[float, int]]) -> dict[str, Any]:
+    """Five bursts of 0.5 s, one each second; a destination's class has 60 Mbit/s until told otherwise."""
+    changes = [[0.0, 0x320, 0, 60 * MBIT], [0.0, 0x30, 0, 60 * MBIT]]
+    for t_s, minor in falls:
+        changes += [[t_s, minor, 0, 2 * MBIT], [t_s + 0.6, minor, 0, 60 * MBIT]]
+    return {
+        "begin_s": 1.0,
+        "end_s": 6.0,
+        "receiver_rank": 1,
+        "quiet_echoes": [[0.1, 0.010], [0.2, 0.012], [0.3, 0.010]],
+        "classes": sorted(changes),
+        "steps": {"training": [step(rank, n, n + 1.0, n + 1.5) for n in range(5) for rank in (0, 1)]},
+    }
+
+
+def test_a_hold_takes_from_the_announcement_to_the_kernel_less_the_way() -> None:
+    found = failing_figures.holds([held([(1.008, 0x320), (2.020, 0x320), (3.7, 0x320), (4.01, 0x30)])])["brokered"]
+    assert (found["announced"], found["held"]) == (5, 2)  # one came when its burst was over, one was no destination's
+    assert found["latency_s"]["low"] == pytest.approx(0.003)
+    assert found["latency_s"]["high"] == pytest.approx(0.015)
+
+
+def test_without_a_hold_there_is_no_latency() -> None:
+    assert failing_figures.holds([held([])])["brokered"]["latency_s"] is None

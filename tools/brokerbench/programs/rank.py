@@ -8,6 +8,7 @@ controller can switch announcements off and on while the group lives, for the va
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from tools.measure.grants import ControllerGoneError, Grants
 from transport import broker_link
 
 CONNECT_S_MAX = 60.0
+SEED = 1
 STEP_S_MAX = 40.0
 
 
@@ -61,11 +63,12 @@ def run(options: argparse.Namespace) -> None:
         rendezvous, rank=options.rank, world_size=options.world, timeout_s=CONNECT_S_MAX
     ) as group:
         grants.say("hello", {"rank": options.rank})
-        step = 0
+        step, dice = 0, random.Random(SEED)  # the same for all ranks
         while grants.may_run(step):
             SwitchedSession.announcing = bool(grants.told.get("announce", True))
             cpu_s, begin_s = time.process_time(), time.monotonic()
-            compute(options.compute_s, busy=options.busy)
+            factor = dice.uniform(0.5, 2.0) if options.irregular else 1.0
+            compute(factor * options.compute_s, busy=options.busy)
             reduce_s = time.monotonic()
             group.allreduce(gradients, transport.ReduceOp.MEAN, timeout_s=STEP_S_MAX).wait()
             end_s = time.monotonic()
@@ -84,6 +87,7 @@ def main() -> None:
     parser.add_argument("--meet", required=True, help="where rank 0 waits for the others")
     parser.add_argument("--payload-bytes", type=int, required=True)
     parser.add_argument("--compute-s", type=float, required=True)
+    parser.add_argument("--irregular", action="store_true", help="computing takes half to twice as long, at random")
     parser.add_argument("--busy", action="store_true", help="compute on a core, not asleep")
     broker_link.Session = SwitchedSession  # type: ignore[attr-defined]  # the class that BrokerLink makes its session of
     try:
