@@ -37,6 +37,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="One short round; says less.")] = False,
     variants: Annotated[str, typer.Option(help="Which take turns.")] = ",".join(VARIANTS),
     rounds: Annotated[int | None, typer.Option(help="Turns of the variants.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of each variant in each round, settling ones included.")] = None,
     add: Annotated[bool, typer.Option("--add", help="Add rounds to the records that are there.")] = False,
     engine: Annotated[str, typer.Option(help="Of the transport: auto, native or aioquic.")] = Settings().engine,
     busy: Annotated[bool, typer.Option("--busy", help="Ranks compute on a core, not asleep.")] = False,
@@ -51,7 +52,7 @@ def bench(
         _fail(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
     if not report_only:
         try:
-            settings = _settings(quick=quick, variants=variants, rounds=rounds, engine=engine, busy=busy)
+            settings = _settings(quick=quick, variants=variants, rounds=rounds, steps=steps, engine=engine, busy=busy)
             before = read(output)[1] if add else []
         except (ConfigurationError, OSError, ValueError) as error:
             _fail(str(error))
@@ -66,11 +67,15 @@ def bench(
     _report(output)
 
 
-def _settings(*, quick: bool, variants: str, rounds: int | None, engine: str, busy: bool) -> Settings:
+def _settings(
+    *, quick: bool, variants: str, rounds: int | None, steps: int | None, engine: str, busy: bool
+) -> Settings:
     settings = dataclasses.replace(QUICK if quick else Settings(), engine=engine, busy=busy)
     settings = dataclasses.replace(settings, variants=tuple(name.strip() for name in variants.split(",")))
     if rounds is not None:
         settings = dataclasses.replace(settings, rounds=rounds, capacity_rounds=rounds, jobs_rounds=rounds)
+    if steps is not None:
+        settings = dataclasses.replace(settings, steps=steps, settling_steps=min(settings.settling_steps, steps // 3))
     return settings
 
 
