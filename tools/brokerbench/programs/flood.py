@@ -69,17 +69,16 @@ def _taken(connection: socket.socket, waste: bytearray) -> int | None:
 
 
 def send(*, address: str, port: int, flows: int, ending: Ending) -> int:
-    """Keep so many flows full.
+    """Keep so many flows full; one that is lost is made anew.
 
     Returns:
-        0, or 1 when a flow was lost.
+        0, or 1 when as many were lost as there are, or one cannot be made.
     """
     selector = selectors.DefaultSelector()
     selector.register(ending.descriptor, selectors.EVENT_READ)
     for _ in range(flows):
-        connection = socket.create_connection((address, port), CONNECT_S_MAX)
-        connection.setblocking(False)
-        selector.register(connection, selectors.EVENT_WRITE)
+        selector.register(_connected(address, port), selectors.EVENT_WRITE)
+    lost = 0
     chunk = memoryview(bytes(CHUNK_BYTES))
     while ending.in_time:
         for key, _ in selector.select(1.0):
@@ -90,11 +89,22 @@ def send(*, address: str, port: int, flows: int, ending: Ending) -> int:
                 except BlockingIOError:
                     continue
                 except OSError as error:
-                    print(f"a flow to {address} ended: {error}", file=sys.stderr)
-                    return 1
+                    print(f"a flow to {address} ended: {error}", file=sys.stderr, flush=True)
+                    lost += 1
+                    if lost > flows:
+                        return 1
+                    selector.unregister(target)
+                    target.close()
+                    selector.register(_connected(address, port), selectors.EVENT_WRITE)
             elif ending.closed():
                 return 0
     return 0
+
+
+def _connected(address: str, port: int) -> socket.socket:
+    connection = socket.create_connection((address, port), CONNECT_S_MAX)
+    connection.setblocking(False)
+    return connection
 
 
 def main() -> None:
@@ -116,7 +126,10 @@ def main() -> None:
         with options.output.open("a") as out:
             sink(address=options.address, port=options.port, out=out, ending=ending)
         return
-    raise SystemExit(send(address=options.address, port=options.port, flows=options.flows, ending=ending))
+    try:
+        raise SystemExit(send(address=options.address, port=options.port, flows=options.flows, ending=ending))
+    except OSError as error:
+        sys.exit(f"no flow to {options.address}: {error}")
 
 
 if __name__ == "__main__":
