@@ -12,8 +12,10 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from broker.config_peers import KEYS as PEERS_KEYS
+from broker.config_peers import read_peers
 from broker.config_rules import check_classes, check_interfaces, check_match_count
-from broker.policy import CLASS_NAMES, ClassPolicy, DaemonPolicy, InterfacePolicy, MatchRule, Policy, Share
+from broker.policy import CLASS_NAMES, ClassPolicy, DaemonPolicy, InterfacePolicy, MatchRule, PeersPolicy, Policy, Share
 from hive_qos.errors import ConfigurationError, HiveError
 from hive_qos.units import format_rate, parse_duration_s, parse_fraction, parse_rate_bits_per_s
 
@@ -41,7 +43,7 @@ CLASS_DEFAULTS = {
 }
 """Where the file says nothing: 92 % promised, training first, people's own traffic before replication."""
 
-_TOP_KEYS = ("version", "interface", "class", "daemon")
+_TOP_KEYS = ("version", "interface", "class", "daemon", "peers")
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
 _MATCH_KEYS = ("cgroup", "port", "uid", "dscp")
@@ -101,7 +103,14 @@ class _Reader:
         if version != 1 or isinstance(version, bool):
             self.problem("version", version, "write `version = 1`; this program reads no other")
         daemon = self.daemon(self.table(raw, "daemon", prefix=""))
-        return Policy(interfaces=self.interfaces(raw), classes=self.classes(raw), daemon=daemon)
+        return Policy(interfaces=self.interfaces(raw), classes=self.classes(raw), daemon=daemon, peers=self.peers(raw))
+
+    def peers(self, raw: Mapping[str, Any]) -> PeersPolicy | None:
+        if "peers" not in raw:
+            return None
+        section = self.table(raw, "peers", prefix="")
+        self.known(section, keys=PEERS_KEYS, prefix="peers.")
+        return read_peers(section, self.problem)
 
     def interfaces(self, raw: Mapping[str, Any]) -> tuple[InterfacePolicy, ...]:
         entries = raw.get("interface", [])
@@ -118,9 +127,7 @@ class _Reader:
         if not isinstance(name, str) or not _is_interface_name(name):
             self.problem(prefix + "name", name, 'write the name that `ip link` shows, e.g. "eth0" (1 to 15 characters)')
             name = ""
-        ingress = raw.get("ingress", "off")
-        if ingress != "off":
-            self.problem(prefix + "ingress", ingress, 'shaping towards us is not in this version; write "off"')
+        ingress, ingress_rate = self.ingress(raw, prefix=prefix)
         gso = raw.get("gso_max_segs", "auto")
         if gso not in ("auto", "off"):
             reason = 'write "auto" (follows the rate) or "off" (the device\'s own stays)'
@@ -128,13 +135,27 @@ class _Reader:
         limit = gso != "off"
         egress = raw.get("egress", "auto")
         if egress == "auto":
-            return InterfacePolicy(name=name, limit_segments=limit)
+            return InterfacePolicy(name, limit_segments=limit, ingress=ingress, ingress_bits_per_s=ingress_rate)
         rate = self.parsed(raw, "egress", parse_rate_bits_per_s, prefix=prefix, default=None, hint='"auto" or a rate')
         if rate is not None and rate < EGRESS_BITS_PER_S_MIN:
             least = format_rate(EGRESS_BITS_PER_S_MIN)
             self.problem(prefix + "egress", egress, f"too slow to be shared among four classes; write at least {least}")
             rate = None
-        return InterfacePolicy(name=name, egress_bits_per_s=rate, limit_segments=limit)
+        return InterfacePolicy(name, rate, limit, ingress=ingress, ingress_bits_per_s=ingress_rate)
+
+    def ingress(self, raw: Mapping[str, Any], *, prefix: str) -> tuple[bool, int | None]:
+        """Whether the way in is looked after, and what it carries (None: what the driver says)."""
+        if raw.get("ingress", "off") in ("off", "auto"):
+            return raw.get("ingress", "off") == "auto", None
+        rate = self.parsed(
+            raw, "ingress", parse_rate_bits_per_s, prefix=prefix, default=None, hint='"off", "auto" or a rate'
+        )
+        if rate is not None and rate < EGRESS_BITS_PER_S_MIN:
+            least = format_rate(EGRESS_BITS_PER_S_MIN)
+            reason = f"too slow to be shared among four classes; write at least {least}"
+            self.problem(prefix + "ingress", raw["ingress"], reason)
+            rate = None
+        return rate is not None, rate
 
     def classes(self, raw: Mapping[str, Any]) -> tuple[ClassPolicy, ...]:
         table = self.table(raw, "class", prefix="")

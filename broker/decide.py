@@ -6,6 +6,8 @@ Per interface and tick:
     announced  -> credits, bursts under way                       broker.bursts
     signals    -> capacity                                        broker.capacity
     all these  -> HTB rate and ceil of each class, and why        broker.plan, broker.allocate
+    leases     -> what may go towards those who asked             broker.held
+    arriving   -> what to ask of those who send to us             broker.ingress
 
 A new plan replaces the last one when the capacity changed or a figure moved by more than the dead band; else the last
 one stands, so that the kernel is not written to for nothing. Inputs are sorted first: their order means nothing.
@@ -15,7 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from broker import bursts, capacity, demand, guarantee, reasons
+from broker import bursts, capacity, demand, guarantee, held, reasons
+from broker.holds import Hold, Verdict
+from broker.ingress import decide_ingress
+from broker.ingress_state import IngressState
 from broker.model import (
     Alarm,
     Allocation,
@@ -46,6 +51,7 @@ class _Outcome:
     allocation: InterfaceAllocation
     credits: tuple[Credit, ...]
     alarms: tuple[Alarm, ...]
+    verdicts: tuple[Verdict, ...]
 
 
 def decide(*, now_s: float, state: State, measurements: Measurements, policy: Policy) -> Decision:
@@ -72,26 +78,68 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         )
         for entry in policy.interfaces
     ]
+    ways_in = {entry.name: entry for entry in state.ingress}
+    inflows = [
+        decide_ingress(
+            now_s=now_s,
+            state=ways_in.get(entry.name, IngressState(entry.name)),
+            sample=samples.get(entry.name),
+            interface=entry,
+            policy=policy,
+        )
+        for entry in policy.interfaces
+        if entry.ingress
+    ]
+    soon = [inflow.again_s for inflow in inflows if inflow.again_s is not None]
     return Decision(
-        state=State(ticks=state.ticks + 1, interfaces=tuple(outcome.state for outcome in outcomes)),
-        allocation=Allocation(tuple(outcome.allocation for outcome in outcomes)),
+        state=State(
+            ticks=state.ticks + 1,
+            interfaces=tuple(outcome.state for outcome in outcomes),
+            ingress=tuple(inflow.state for inflow in inflows),
+        ),
+        allocation=Allocation(
+            tuple(outcome.allocation for outcome in outcomes), tuple(inflow.allocation for inflow in inflows)
+        ),
         credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
-        alarms=tuple(alarm for outcome in outcomes for alarm in outcome.alarms),
+        alarms=tuple(alarm for outcome in (*outcomes, *inflows) for alarm in outcome.alarms),
+        holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
+        verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
+        again_s=min(soon, default=None),
     )
+
+
+def _one_each(holds: list[Hold]) -> tuple[Hold, ...]:
+    """Of a sender that comes in through two interfaces the lower hold: there is one lease for an address."""
+    least: dict[str, Hold] = {}
+    for hold in holds:
+        if hold.address not in least or hold.rate_bits_per_s < least[hold.address].rate_bits_per_s:
+            least[hold.address] = hold
+    return tuple(least[address] for address in sorted(least))
 
 
 def _interface(
     *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy
 ) -> _Outcome:
     read = _Reading(now_s=now_s, state=state, sample=sample)
+    leased = held.leased(sample.leases if sample else ())
+    read.waits_elsewhere(held.waiting_bytes(sample.destinations if sample else (), leased))
     estimate = capacity.estimate(
         now_s=now_s,
         state=state.capacity,
         base=capacity.base_rate(interface, sample),
-        flows=sample.flows if sample else (),
+        flows=held.not_held(sample.flows if sample else (), leased),
         counters=read.counters(),
     )
     rate = estimate.rate_bits_per_s
+    holding_back = held.decide_held(
+        now_s=now_s,
+        states=state.held,
+        leases=sample.leases if sample else (),
+        samples=sample.destinations if sample and read.fresh else (),
+        read_s=read.counters_s,
+        storage=policy.class_policy(LENDER),
+        capacity_bits_per_s=rate,
+    )
     classes, needs = [], []
     state, active = bursts.follow(
         state, sample.bursts if sample else (), sent_bytes=read.sent_bytes("compute"), capacity_bits_per_s=rate,
@@ -117,6 +165,7 @@ def _interface(
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(AppliedState(entry.name, entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in plans),
+        held=holding_back.states,
     )
     allocation = InterfaceAllocation(
         name=interface.name,
@@ -128,9 +177,11 @@ def _interface(
             _class_allocation(entry, need, observed, read)
             for entry, need, observed in zip(plans, needs, classes, strict=True)
         ),
+        destinations=holding_back.destinations,
     )
     credits = tuple(Credit(interface.name, burst.job, burst.step, burst.credited_bytes) for burst in after.bursts)
-    return _Outcome(after, allocation, credits, _alarms(interface.name, read, estimate, scaled=scaled))
+    alarms = _alarms(interface.name, read, estimate, scaled=scaled)
+    return _Outcome(after, allocation, credits, alarms, holding_back.verdicts)
 
 
 class _Reading:
@@ -152,6 +203,14 @@ class _Reading:
         self.samples: dict[str, ClassSample] = {}
         if sample is not None and self.fresh:
             self.samples = {entry.name: entry for entry in sample.classes}
+        self.elsewhere_bytes = 0
+
+    def waits_elsewhere(self, held_bytes: int) -> None:
+        """Of the lender's backlog, take off what waits because another broker asked for it: our link is not short."""
+        entry = self.samples.get(LENDER)
+        if entry is not None:
+            self.elsewhere_bytes = min(held_bytes, entry.backlog_bytes)
+            self.samples[LENDER] = replace(entry, backlog_bytes=entry.backlog_bytes - self.elsewhere_bytes)
 
     def sent_bytes(self, name: str) -> int:
         """The counter of a class, the last known one where there is none."""
@@ -247,7 +306,7 @@ def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, 
         demand_bits_per_s=need.demand_bits_per_s,
         share_bits_per_s=entry.share_bits_per_s,
         throughput_bits_per_s=None if throughput is None else int(throughput),
-        backlog_bytes=sample.backlog_bytes if sample else None,
+        backlog_bytes=sample.backlog_bytes + read.elsewhere_bytes * (entry.name == LENDER) if sample else None,
         dropped_packets=sample.dropped_packets if sample else None,
         reason=reasons.state(entry.reason),
     )

@@ -15,14 +15,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker.codec import dumps, from_json, to_json
+from broker.holds import Hold, Lease, Verdict
 from broker.policy import CLASS_NAMES, ClassPolicy, DaemonPolicy, InterfacePolicy, MatchRule, Policy, Share
 from broker.reasons import Reason
 from broker.state import State
 
 __all__ = [
     "CLASS_NAMES", "Alarm", "Allocation", "Burst", "ClassAllocation", "ClassPolicy", "ClassSample", "Credit",
-    "DaemonPolicy", "Decision", "FlowSample", "InterfaceAllocation", "InterfacePolicy", "InterfaceSample", "MatchRule",
-    "Measurements", "Policy", "Reason", "Share", "State", "dumps", "from_json", "to_json",
+    "DaemonPolicy", "Decision", "DestinationAllocation", "DestinationSample", "FlowSample", "Hold",
+    "InterfaceAllocation", "InterfacePolicy", "InterfaceSample", "Lease", "MatchRule", "Measurements", "Policy",
+    "Reason", "SenderSample", "Share", "State", "Verdict", "dumps", "from_json", "to_json",
 ]  # fmt: skip
 
 
@@ -93,13 +95,45 @@ class Burst:
 
 
 @dataclass(frozen=True)
+class SenderSample:
+    """What one host has sent to us in one class, by its TCP connections with us.
+
+    Fields: `received_bytes` of payload, cumulative for the address and class, whatever connections come and go;
+    `age_s` since they were counted; `rtt_s` the least round trip of them; `broker` whether a broker answers there:
+    "yes", "no" or "unknown"; `granted_bits_per_s` what that broker said to our last hold, None where it said nothing,
+    and `refused` whether it keeps none of it.
+    """
+
+    address: str
+    traffic_class: str
+    received_bytes: int
+    age_s: float
+    rtt_s: float | None = None
+    broker: str = "unknown"
+    granted_bits_per_s: int | None = None
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class DestinationSample:
+    """The kernel's counters of one destination that has a leaf of its own in a class; both are parts of the class'."""
+
+    address: str
+    traffic_class: str
+    sent_bytes: int
+    backlog_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class InterfaceSample:
-    """One interface, one direction, at this tick.
+    """One interface at this tick, both directions.
 
     Fields: `link_bits_per_s` what the driver says the link can do, None where it does not (veth, some Wi-Fi);
     `counters_age_s` how old the class counters are (0 when read in this tick), None when they were never read;
     `classes` the counters, in any order; `flows` and `bursts` those that go out through it;
-    `received_bytes` what came in through it, cumulative, None where that is not known.
+    `received_bytes` what came in through it, cumulative, None where that is not known; `senders` who sends to us
+    through it; `destinations` those with a leaf of their own, as old as the class counters; `leases` what other
+    brokers have asked of us and is in force, for addresses reached through it.
     """
 
     name: str
@@ -109,6 +143,9 @@ class InterfaceSample:
     flows: tuple[FlowSample, ...] = ()
     bursts: tuple[Burst, ...] = ()
     received_bytes: int | None = None
+    senders: tuple[SenderSample, ...] = ()
+    destinations: tuple[DestinationSample, ...] = ()
+    leases: tuple[Lease, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,11 +180,23 @@ class ClassAllocation:
 
 
 @dataclass(frozen=True)
+class DestinationAllocation:
+    """What a class may send towards one address: rate and ceil of its leaf there, and why."""
+
+    address: str
+    traffic_class: str
+    rate_bits_per_s: int
+    ceil_bits_per_s: int
+    reason: Reason
+
+
+@dataclass(frozen=True)
 class InterfaceAllocation:
     """One interface's plan: `capacity_bits_per_s` is rate and ceil of the HTB root class; classes as in `CLASS_NAMES`.
 
     `capacity_source`: "configured", "link", "fallback" or "measured". `capacity_reason` says which signal moved it
-    last.
+    last. `destinations` is what other brokers have asked for. `in_kernel` is False where our own kernel enforces
+    nothing of it: towards us, while all who send there have brokers that hold them back.
     """
 
     name: str
@@ -156,13 +205,17 @@ class InterfaceAllocation:
     capacity_source: str
     capacity_reason: Reason
     classes: tuple[ClassAllocation, ...]
+    destinations: tuple[DestinationAllocation, ...] = ()
+    in_kernel: bool = True
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The plan for every interface of the policy, in the policy's order."""
+    """The plan for every interface of the policy, in the policy's order; `ingress` of those whose way in is looked
+    after."""
 
     interfaces: tuple[InterfaceAllocation, ...] = ()
+    ingress: tuple[InterfaceAllocation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,9 +242,16 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Decision:
-    """The result of one tick: what to remember, what to apply, what was credited, and what is wrong."""
+    """The result of one tick: what to remember, what to apply, what was credited, and what is wrong.
+
+    `holds` is what other brokers shall be asked, all of it; `verdicts` what became of what they asked of us; `again_s`
+    in how many seconds to decide again, where the next tick would be late.
+    """
 
     state: State
     allocation: Allocation
     credits: tuple[Credit, ...] = ()
     alarms: tuple[Alarm, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    again_s: float | None = None

@@ -55,12 +55,15 @@ class InterfacePolicy:
     """One shaped interface.
 
     Fields: `egress_bits_per_s` None is "auto": the link's own speed, measured from there on; `limit_segments` whether
-    its `gso_max_segs` follows the rate.
+    its `gso_max_segs` follows the rate; `ingress` whether the way in is looked after, by asking the brokers of those
+    who send; `ingress_bits_per_s` what it carries, and then an IFB holds who has no broker; None: the link's own speed.
     """
 
     name: str
     egress_bits_per_s: int | None = None
     limit_segments: bool = True
+    ingress: bool = False
+    ingress_bits_per_s: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,31 @@ class DaemonPolicy:
 
 
 @dataclass(frozen=True)
+class PeersPolicy:
+    """How this broker talks to others (`hive-broker/1`), and as whom.
+
+    Fields: `listen` a literal address and a UDP port, e.g. "[::]:4710"; `ca`, `certificate` and `key` files in PEM;
+    `engine` "auto", "native" or "aioquic".
+    """
+
+    listen: str
+    ca: str
+    certificate: str
+    key: str
+    engine: str = "auto"
+
+
+@dataclass(frozen=True)
 class Policy:
-    """Everything that the operator decided. `classes` holds all four, in the order of `CLASS_NAMES`."""
+    """Everything that the operator decided. `classes` holds all four, in the order of `CLASS_NAMES`.
+
+    `peers` is None where this broker talks to no other.
+    """
 
     interfaces: tuple[InterfacePolicy, ...]
     classes: tuple[ClassPolicy, ...]
     daemon: DaemonPolicy = field(default_factory=DaemonPolicy)
+    peers: PeersPolicy | None = None
 
     def class_policy(self, name: str) -> ClassPolicy:
         """Find a class by name.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker.ingress_state import HeldState, IngressState
+
 
 @dataclass(frozen=True)
 class ClassState:
@@ -170,6 +172,7 @@ class InterfaceState:
     jobs: tuple[JobState, ...] = ()
     applied_capacity_bits_per_s: int = 0
     applied: tuple[AppliedState, ...] = ()
+    held: tuple[HeldState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,3 +181,4 @@ class State:
 
     ticks: int = 0
     interfaces: tuple[InterfaceState, ...] = ()
+    ingress: tuple[IngressState, ...] = ()

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from broker.cli.holds_table import render_holds
 from broker.daemon.text import printable
 from hive_qos.units import format_rate, format_size
 
@@ -23,7 +24,9 @@ def render(document: Mapping[str, Any]) -> RenderableType:
     """Everything: interfaces, jobs, alarms."""
     parts: list[RenderableType] = []
     for interface in _items(document, "interfaces"):
-        if interface.get("shaped") is False:
+        if interface.get("asked") is True:
+            parts += [_heading(document, interface), *_reasons(interface, only="storage")]
+        elif interface.get("shaped") is False:
             parts.append(_unshaped(document, interface))
         else:
             parts += [_heading(document, interface), _classes(interface), *_reasons(interface)]
@@ -32,6 +35,7 @@ def render(document: Mapping[str, Any]) -> RenderableType:
     jobs = list(_items(document, "jobs"))
     if jobs:
         parts += [Text(""), _jobs(jobs)]
+    parts += render_holds(document)
     alarms = list(_items(document, "alarms"))
     parts += [Text(""), *_guard(document)]
     if not alarms:
@@ -79,12 +83,14 @@ def _classes(interface: Mapping[str, Any]) -> Table:
     return table
 
 
-def _reasons(interface: Mapping[str, Any]) -> list[RenderableType]:
+def _reasons(interface: Mapping[str, Any], *, only: str = "") -> list[RenderableType]:
     """Why, a line a class: beside the figures they would not fit 80 columns."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for entry in _items(interface, "classes"):
+        if only and entry.get("name") != only:
+            continue
         reason = entry.get("reason")
         text = str(reason.get("text", "")) if isinstance(reason, Mapping) else ""
         grid.add_row(Text("  " + printable(str(entry.get("name", "?"))), style="bold"), Text(printable(text)))

@@ -9,6 +9,7 @@ called from a signal handler or another thread; they only set a flag and wake th
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import selectors
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from broker.client.mailbox import Wake
 from broker.daemon import cgroups
@@ -31,6 +33,7 @@ from broker.daemon.hub import SessionHub
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
+from broker.daemon.neighbours import Neighbours
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
 from broker.daemon.plant import Plant
@@ -48,8 +51,12 @@ from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy,
 from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
+from shaping.model import DSCP
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
+
+if TYPE_CHECKING:
+    from broker.peers.channel import PeerChannel
 
 COUNTERS_FRESH_S = 0.02
 """An announcement between two ticks is decided on the counters of the last tick, unless they are older than this."""
@@ -57,6 +64,8 @@ COUNTERS_FRESH_S = 0.02
 URGENT_S = 0.005
 """Announcements that come closer together than this share a decision, so that no client can make us decide all day."""
 
+PEERS_S = 0.001
+"""The same for what other brokers ask: the channel reads so few messages of each that a decision a message is cheap."""
 
 LINKS_S = 0.02
 """Links are looked at so soon after they changed, and not more often: a rename is three events, a storm is hundreds."""
@@ -177,6 +186,8 @@ class Daemon:
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
         self._flows, self._bursts = FlowTable(), BurstBook()
         self._rates = RateBook(self._flows)
+        self._neighbours = Neighbours(None)
+        self._again_s: float | None = None
         self._tcp_watch = TcpWatch(self._netlink, log=self._log)
         self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
         journal = Journal(Path(daemon.state_dir))
@@ -198,11 +209,13 @@ class Daemon:
                 if self._guardian is not None:
                     self._guardian.start(journal, lock=namespace)
                 self._begin()
+                self._neighbours = Neighbours(self._channel())
                 self._configurations.started()
                 self._serve()
             served = True
         finally:
             self._notifier.stopping()
+            self._neighbours.close()
             problems = (*self._plant.close(), *self._remove_cgroups())
             if self._guardian is not None:
                 self._guardian.end(restored=served and not problems)
@@ -253,6 +266,7 @@ class Daemon:
             authority=lambda: self._authority,
             reclassify=lambda: self._plant.classify(at_once=True),
             log=self._log,
+            mark_minor=self._plant.mark_minor,
         )
         self._hub = hub
         sessions = SessionServer(
@@ -289,6 +303,10 @@ class Daemon:
         while not self._stopping:
             self._beat()
             soon_s = last_s + URGENT_S if self._hub.urgent else self._clock() + BEATS_WITHIN_S
+            if self._again_s is not None:
+                soon_s = min(soon_s, max(self._again_s, last_s + URGENT_S))
+            if self._neighbours.urgent:
+                soon_s = min(soon_s, last_s + PEERS_S)
             if self._links_changed:
                 soon_s = min(soon_s, last_s + LINKS_S)
             wake_s = min(next_s, soon_s)
@@ -310,19 +328,26 @@ class Daemon:
                 missed = int((self._clock() - next_s) / tick_s)
                 self._late_ticks += missed
                 next_s += (missed + 1) * tick_s  # ticks that were missed are not made up for
-            elif self._hub.urgent and now_s >= last_s + URGENT_S:
+            elif self._is_due(now_s, last_s):
                 self._tick(fresh_s=COUNTERS_FRESH_S)
                 last_s = now_s
             if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
                 watchdog_s = now_s
                 self._notifier.watchdog()
 
+    def _is_due(self, now_s: float, last_s: float) -> bool:
+        """Whether to decide between two ticks."""
+        if self._hub.urgent or (self._again_s is not None and now_s >= self._again_s):
+            self._tcp_watch.hasten()  # a burst begins or ends: how much of what came is storage?
+            return now_s >= last_s + URGENT_S
+        return self._neighbours.urgent and now_s >= last_s + PEERS_S
+
     def _put_in_force(self, policy: Policy, *, whatever: bool = False) -> None:
         """As `reloads.Force`."""
         self._beat(busy=True)
         old, self._policy = self._policy, policy
-        if policy.daemon != old.daemon:
-            self._log.warning("reload", note="changes of [daemon] need a restart")
+        if (policy.daemon, policy.peers) != (old.daemon, old.peers):
+            self._log.warning("reload", note="changes of [daemon] and [peers] need a restart")
         try:
             self._attach_all()
         except (HiveError, OSError, ValueError) as problem:
@@ -352,7 +377,10 @@ class Daemon:
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=self._policy)
         self._state = decision.state
         self._ticks += 1
+        self._again_s = None if decision.again_s is None else now_s + decision.again_s
+        self._neighbours.ask(decision)
         self._roster.apply(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
+        self._neighbours.answer(decision)
         self._plant.classify()
         self._hub.answer(decision.credits, self._sessions.sessions)
         living = self._sessions.sessions.values()
@@ -372,6 +400,8 @@ class Daemon:
         flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
         bursts = self._bursts.current(now_s=now_s)
         received = received_bytes()
+        senders = self._neighbours.senders(self._flows, interface_of=self._interface_of, now_s=now_s)
+        leases = self._neighbours.leases(interface_of=self._interface_of)
         interfaces = []
         for entry in self._policy.interfaces:
             if entry.name in self._plant.names:
@@ -385,6 +415,9 @@ class Daemon:
                         flows=flows.get(entry.name, ()),
                         bursts=bursts.get(entry.name, ()),
                         received_bytes=received.get(entry.name),
+                        senders=senders.get(entry.name, ()),
+                        destinations=self._plant.destinations(entry.name),
+                        leases=leases.get(entry.name, ()),
                     )
                 )
         return Measurements(interfaces=tuple(interfaces))
@@ -431,9 +464,19 @@ class Daemon:
             passed=tuple(self._flows.passed.values()),
             tcp=self._flows.tcp_connections(),
             alarms=(*decided, *self._plant.alarms(), *(alarm for alarm in own if alarm is not None)),
+            holds=self._neighbours.info(decision),
         )
 
     # --- small parts ---------------------------------------------------------------------------------------------
+
+    def _channel(self) -> PeerChannel | None:
+        """The way to other brokers, where the configuration wants one."""
+        if self._policy.peers is None:
+            return None
+        from broker.peers.channel import PeerChannel  # a QUIC stack is megabytes, and without [peers] none is needed
+
+        mark = functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"])
+        return PeerChannel(self._policy.peers, wake=self._wake.set, log=self._log, clock=self._clock, mark=mark)
 
     def _shaping(self) -> str:
         return f"shaping {', '.join(sorted(self._plant.names))}"

@@ -15,7 +15,7 @@ from broker.daemon.messages import Connection
 from broker.daemon.netlink import TcpConnection
 from broker.model import FlowSample
 from broker.policy import CLASS_NAMES, Policy
-from shaping.model import CLASS_OF_LEAF, MAJOR
+from shaping.model import CLASS_OF_MARK, MAJOR
 
 SAMPLES_MAX = 128
 """Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
@@ -58,7 +58,7 @@ class FlowTable:
         self._classes: dict[str, set[str]] = {}
         self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
         self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
-        self._tcp_at_s = 0.0
+        self.tcp_at_s = 0.0
         self._numbers = 0
 
     def number(self) -> str:
@@ -91,7 +91,7 @@ class FlowTable:
     def see_tcp(self, connections: Iterable[TcpConnection], *, policy: Policy, now_s: float) -> None:
         """Take a look at the TCP connections of the namespace; it replaces the former one."""
         self._tcp = tuple((connection, class_of(connection, policy)) for connection in connections)
-        self._tcp_at_s = now_s
+        self.tcp_at_s = now_s
 
     def forget(self, session: str) -> None:
         """Drop everything of a session that is gone."""
@@ -116,7 +116,7 @@ class FlowTable:
                 interface = interface_of(entry.connection.peer)
                 if interface is not None:
                     found.setdefault(interface, []).append(_of_report(session, entry, now_s))
-        age_s = now_s - self._tcp_at_s
+        age_s = now_s - self.tcp_at_s
         if age_s <= FORGET_S:
             for connection, traffic_class in self._busiest():
                 interface = interface_of(connection.remote[0])
@@ -166,7 +166,7 @@ def _sent_s(before: _Reported | None, connection: Connection, now_s: float) -> f
 def class_of(connection: TcpConnection, policy: Policy) -> str:
     """The class in which HTB puts a connection's packets: by its socket's priority, else by the policy's rules."""
     if connection.classid >> 16 == MAJOR:
-        marked = CLASS_OF_LEAF.get(connection.classid & 0xFFFF)
+        marked = CLASS_OF_MARK.get(connection.classid & 0xFFFF)
         if marked is not None:
             return marked
     for entry in policy.classes:

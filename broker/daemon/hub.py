@@ -17,7 +17,7 @@ from broker.daemon.messages import Announce, AnnounceEnd, Enter, Register, Repor
 from broker.daemon.sessions import Session
 from broker.model import Credit
 from hive_qos.errors import HiveError
-from shaping.model import BULK_NAME, DSCP, LEAF_MINOR
+from shaping.model import BULK_NAME, DSCP, MARK_MINOR
 
 URGENT_PER_S, URGENT_AT_ONCE = 20.0, 5.0
 """Decisions between ticks that one user may bring about: ten steps a second begin and end. Beyond that his bursts are
@@ -33,6 +33,7 @@ class SessionHub:
         interface_of: the shaped interface towards an address.
         cgroup_mount: where the cgroups of the classes are; None where this host cannot classify by them.
         mark: `shaping.sockets.mark_socket`.
+        mark_minor: what it is told for a target (`Shaper.mark_minor`).
         authority: the rights in force now.
         reclassify: puts the rules on cgroups in force again, at once.
 
@@ -51,8 +52,9 @@ class SessionHub:
         authority: Callable[[], Authority],
         reclassify: Callable[[], None],
         log: Log,
+        mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
     ) -> None:
-        self._authority, self._reclassify = authority, reclassify
+        self._authority, self._reclassify, self._mark_minor = authority, reclassify, mark_minor
         self.urgent = False
         self._flows, self._bursts, self._clock, self._interface_of = flows, bursts, clock, interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
@@ -65,7 +67,7 @@ class SessionHub:
         names = []
         for sock in sockets:
             try:
-                self._mark(sock, minor=LEAF_MINOR[leaf], dscp=DSCP[leaf])
+                self._mark(sock, minor=self._mark_minor(leaf), dscp=DSCP[leaf])
                 local = _endpoint(sock)
             except ValueError as problem:
                 return error("not-inet", str(problem), number=message.number)

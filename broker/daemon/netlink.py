@@ -46,6 +46,7 @@ class TcpConnection:
     rtt_s: float
     rtt_s_min: float | None
     acked_bytes: int
+    received_bytes: int
     sent_segments: int
     retransmitted_segments: int
     delivery_rate_bits_per_s: int
@@ -171,6 +172,7 @@ def _read_connection(payload: memoryview) -> TcpConnection | None:
         rtt_s=struct.unpack_from("=I", info, 68)[0] / 1e6,
         rtt_s_min=None if rtt_us_min in (0, 0xFFFFFFFF) else rtt_us_min / 1e6,
         acked_bytes=struct.unpack_from("=Q", info, 120)[0],
+        received_bytes=struct.unpack_from("=Q", info, 128)[0],
         sent_segments=struct.unpack_from("=I", info, 156)[0],
         retransmitted_segments=struct.unpack_from("=I", info, 100)[0],
         delivery_rate_bits_per_s=8 * struct.unpack_from("=Q", info, 160)[0],

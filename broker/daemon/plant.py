@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from broker.daemon.log import Log
 from broker.daemon.shapes import worth_applying
-from broker.model import Alarm, ClassSample
+from broker.model import Alarm, ClassSample, DestinationSample
 from broker.policy import CLASS_NAMES
 from hive_qos.errors import HiveError
-from shaping.model import InterfaceShape, SegmentState
+from shaping.model import HELD_NAME, InterfaceShape, SegmentState
 from shaping.shaper import Shaper
 
 RETRY_S = 1.0
@@ -30,6 +30,7 @@ class _Interface:
     attached: bool = True
     stands: bool = True  # what the kernel has is what we wrote last, as far as we know
     samples: tuple[ClassSample, ...] = ()
+    destinations: tuple[DestinationSample, ...] = ()
     read_at_s: float | None = None
     verified_at_s: float = 0.0
     not_before_s: float = 0.0
@@ -60,6 +61,10 @@ class Plant:
     def names(self) -> frozenset[str]:
         """The interfaces that we hold."""
         return frozenset(self._interfaces)
+
+    def mark_minor(self, target: str) -> int:
+        """What a socket of this class, or of its bulk part, is marked with (`Shaper.mark_minor`)."""
+        return self._shaper.mark_minor(target)
 
     def attach(self, shape: InterfaceShape) -> None:
         """Take an interface over, or adopt what a former daemon left there.
@@ -138,9 +143,17 @@ class Plant:
                     for name in CLASS_NAMES
                     if name in counters.classes
                 )
+                entry.destinations = tuple(
+                    DestinationSample(address, HELD_NAME, counted.sent_bytes, counted.backlog_bytes)
+                    for address, counted in sorted(counters.destinations.items())
+                )
                 entry.read_at_s = now_s
                 self._watch_direct(entry, counters.direct_packets)
         return entry.samples, None if entry.read_at_s is None else max(0.0, self._clock() - entry.read_at_s)
+
+    def destinations(self, interface: str) -> tuple[DestinationSample, ...]:
+        """Of the last `read`: the addresses that have a leaf of their own."""
+        return self._interfaces[interface].destinations
 
     def apply(self, shape: InterfaceShape) -> None:
         """Bring an interface to `shape`, where that is worth a write. Never raises for what the kernel does."""

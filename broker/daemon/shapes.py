@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-from broker.model import InterfaceAllocation
+from broker.model import DestinationAllocation, InterfaceAllocation
 from broker.policy import Policy
-from shaping.model import ClassShape, InterfaceShape, Rule
+from shaping.model import DESTINATION_MINOR, ClassShape, DestinationShape, InterfaceShape, JobShape, Rule
+
+Part = TypeVar("Part", DestinationShape, JobShape)
 
 DEAD_BAND = 0.02
 """Changes below 2 % stay unwritten: they would not be felt, and every write is a netlink round trip."""
-RATE_BITS_PER_S_MIN = 8_000
-"""Of a class: a kilobyte a second, a full frame in 1.5 s. Less would be silence to whoever waits for it."""
+RATE_BITS_PER_S_MIN = 10_000
+"""Of a class: a full frame in 1.2 s, and what compute's ten leaves need. Less would be silence to whoever waits."""
+LEAF_BITS_PER_S_MIN = 1_000
+"""Of one leaf among a class': the least that the kernel side takes; its ceiling is what counts."""
 CAPACITY_BITS_PER_S_MIN = 64_000
 """Of an interface: room for four such classes and as much to lend. Configured ones have more (`broker.config`), but an
 estimate may fall lower, on a link that is all but dead; then this is what the kernel gets."""
@@ -56,7 +62,22 @@ def shape_of(
         rules=rules,
         gso_max_segs=gso_max_segs,
         line_bits_per_s=line_bits_per_s,
+        destinations=_destinations(
+            allocation.destinations,
+            {entry.name: rate for entry, rate in zip(allocation.classes, rates, strict=True)},
+        ),
     )
+
+
+def _destinations(wanted: Sequence[DestinationAllocation], rates: Mapping[str, int]) -> tuple[DestinationShape, ...]:
+    """Leaves of single addresses: together they keep at most half of what their class can spare; each leaf, spare ones
+    and the class' own included, keeps the least."""
+    shapes = []
+    for entry in wanted:
+        spare = rates[entry.traffic_class] - (len(DESTINATION_MINOR) + 1) * LEAF_BITS_PER_S_MIN
+        rate = LEAF_BITS_PER_S_MIN + max(0, min(entry.rate_bits_per_s, spare // (2 * len(wanted))))
+        shapes.append(DestinationShape(entry.address, entry.traffic_class, rate, max(rate, entry.ceil_bits_per_s)))
+    return tuple(shapes)
 
 
 def _fitted(rates_bits_per_s: Sequence[int], *, capacity_bits_per_s: int) -> list[int]:
@@ -72,6 +93,8 @@ def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bo
     """Say whether `wanted` differs from what was applied by more than the dead band in a rate, or in anything else."""
     if applied is None or applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
         return True
+    if _parts_differ(applied.destinations, wanted.destinations) or _parts_differ(applied.jobs, wanted.jobs):
+        return True
     if (applied.gso_max_segs, applied.line_bits_per_s) != (wanted.gso_max_segs, wanted.line_bits_per_s):
         return True
     if _differ(applied.capacity_bits_per_s, wanted.capacity_bits_per_s):
@@ -82,6 +105,15 @@ def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bo
         or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
         or _differ(one.ceil_bits_per_s, other.ceil_bits_per_s)
         for one, other in zip(applied.classes, wanted.classes, strict=True)
+    )
+
+
+def _parts_differ(applied: Sequence[Part], wanted: Sequence[Part]) -> bool:
+    return len(applied) != len(wanted) or any(
+        replace(one, rate_bits_per_s=0, ceil_bits_per_s=0) != replace(other, rate_bits_per_s=0, ceil_bits_per_s=0)
+        or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
+        or _differ(one.ceil_bits_per_s, other.ceil_bits_per_s)
+        for one, other in zip(applied, wanted, strict=True)
     )
 
 

@@ -13,7 +13,18 @@ from typing import Any
 from broker.codec import to_json
 from broker.daemon.flows import PassedSocket
 from broker.daemon.netlink import TcpConnection
-from broker.model import Alarm, Decision, InterfaceAllocation, Measurements, Policy, Reason
+from broker.model import (
+    Alarm,
+    Decision,
+    Hold,
+    InterfaceAllocation,
+    Lease,
+    Measurements,
+    Policy,
+    Reason,
+    Verdict,
+)
+from broker.peers.report import PeerStatus
 from hive_qos import __version__
 
 SCHEMA = 1
@@ -66,6 +77,19 @@ class SegmentInfo:
 
 
 @dataclass(frozen=True)
+class HoldsInfo:
+    """What stands between us and other brokers: `asked` of them and what they said, `leases` that they have of us and
+    what we made of them, `peers` themselves."""
+
+    asked: tuple[tuple[Hold, Verdict | None], ...] = ()
+    leases: tuple[tuple[Lease, Verdict | None], ...] = ()
+    peers: tuple[PeerStatus, ...] = ()
+
+
+NO_HOLDS = HoldsInfo()
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface."""
 
@@ -79,6 +103,7 @@ class Snapshot:
     tcp: tuple[tuple[TcpConnection, str], ...]
     segments: Mapping[str, SegmentInfo]
     alarms: tuple[Alarm, ...]
+    holds: HoldsInfo = NO_HOLDS
 
 
 def document(snapshot: Snapshot) -> dict[str, Any]:
@@ -89,10 +114,16 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "host": snapshot.host,
         "version": __version__,
         "daemon": to_json(snapshot.daemon),
-        "interfaces": [_interface(entry, snapshot.segments) for entry in snapshot.decision.allocation.interfaces],
+        "interfaces": [
+            *(_interface(entry, snapshot.segments) for entry in snapshot.decision.allocation.interfaces),
+            *(_way_in(entry) for entry in snapshot.decision.allocation.ingress),
+        ],
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
         "jobs": _jobs(snapshot),
+        "holds": [_hold(hold, verdict) for hold, verdict in snapshot.holds.asked],
+        "leases": [_lease(lease, verdict) for lease, verdict in snapshot.holds.leases],
+        "peers": [to_json(peer) for peer in snapshot.holds.peers],
         "sessions": [to_json(session) for session in snapshot.sessions],
         "alarms": [to_json(alarm) for alarm in snapshot.alarms],
     }
@@ -129,6 +160,7 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str) -> dict[str, Any]:
         "rtt_s": connection.rtt_s,
         "rtt_s_min": connection.rtt_s_min,
         "delivered_bytes": connection.acked_bytes,
+        "received_bytes": connection.received_bytes,
         "sent_packets": connection.sent_segments,
         "lost_packets": connection.retransmitted_segments,
         "delivery_rate_bits_per_s": connection.delivery_rate_bits_per_s,
@@ -142,6 +174,35 @@ def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) 
     if entry.name in segments:
         shown.update(to_json(segments[entry.name]))
     return shown
+
+
+def _way_in(entry: InterfaceAllocation) -> dict[str, Any]:
+    """A direction in which our kernel may enforce nothing: who sends is asked."""
+    return {**to_json(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
+
+
+def _hold(hold: Hold, verdict: Verdict | None) -> dict[str, Any]:
+    """What we ask of another broker, and what it said."""
+    shown: dict[str, Any] = to_json(hold)
+    shown["class"] = shown.pop("traffic_class")
+    return {**shown, "granted": None, **_said(verdict)}
+
+
+def _lease(lease: Lease, verdict: Verdict | None) -> dict[str, Any]:
+    """What another broker asks of us, and what became of it."""
+    shown: dict[str, Any] = to_json(lease)
+    shown["class"] = shown.pop("traffic_class")
+    return {**shown, "granted": None, **_said(verdict)}
+
+
+def _said(verdict: Verdict | None) -> dict[str, Any]:
+    if verdict is None:
+        return {}
+    return {
+        "granted": verdict.granted,
+        "granted_bits_per_s": verdict.rate_bits_per_s,
+        "verdict": to_json(verdict.reason),
+    }
 
 
 def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
