@@ -27,12 +27,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from shaping.model import DESTINATION_MINOR
 from tools.brokerbench.figures import Figures, gaps, spread
 from tools.brokerbench.records import Record
 
 PURGED_FROM, PURGED_SHARE = 50, 0.25
-DESTINATION_MINORS, HELD_SHARE = range(0x320, 0x3A0, 0x10), 0.5
-"""Leaves of storage for one destination each (`shaping.model.DESTINATION_MINOR`); a fall of the ceil that is a hold."""
+HELD_SHARE = 0.5
+"""A fall of a destination's ceil to so much is a hold."""
 
 
 def changes(records: Sequence[Record]) -> dict[str, Figures]:
@@ -119,7 +120,7 @@ def _falls(changes: Sequence[Sequence[float]]) -> list[float]:
     ceils: dict[float, float] = {}
     falls = []
     for t_s, minor, _rate, ceil in changes:
-        if minor in DESTINATION_MINORS and ceil <= HELD_SHARE * ceils.get(minor, 0.0):
+        if minor in DESTINATION_MINOR and ceil <= HELD_SHARE * ceils.get(minor, 0.0):
             falls.append(t_s)
         ceils[minor] = ceil
     return falls

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tools.brokerbench import scenes
-from tools.brokerbench.peering import HAVE_PEERS
 from tools.brokerbench.run import Run
 from tools.brokerbench.shares import JOB, payload_bytes
 from tools.brokerbench.stage import Job, Stage
@@ -28,9 +27,6 @@ STEP_S = 0.45
 
 def measure(run: Run) -> None:
     """One block with our own."""
-    if not HAVE_PEERS:
-        run.write("not-tried", SCENARIO, condition="hold", why="brokers do not talk to each other in this version")
-        return
     settings = run.settings
     scene = scenes.receiver(settings, name=SCENARIO, times=1, delay_s=DELAY_S)
     size = payload_bytes(settings, scene.rate_bits_per_s)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 
 from tools.lab import Lab
 from transport.identity import ca_init, ca_issue
-
-HAVE_PEERS = importlib.util.find_spec("broker.peers") is not None
 
 
 def issue(directory: Path, lab: Lab, hosts: Iterable[str]) -> Path:
@@ -22,8 +19,6 @@ def issue(directory: Path, lab: Lab, hosts: Iterable[str]) -> Path:
 
 def section(directory: Path, host: str) -> str:
     """A host's `[peers]`."""
-    if not HAVE_PEERS:
-        return ""
     return f"""
 [peers]
 listen = "0.0.0.0:4710"
@@ -35,6 +30,6 @@ key = "{directory}/{host}.key"
 
 def ingress(rate_bits_per_s: int | None) -> str:
     """What an interface's section says of the way in."""
-    if rate_bits_per_s is None or not HAVE_PEERS:
+    if rate_bits_per_s is None:
         return ""
     return f'ingress = "{rate_bits_per_s // 1000} kbit/s"\n'
