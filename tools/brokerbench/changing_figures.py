@@ -12,14 +12,15 @@ Capacity
 Jobs
 - got: a job's reduced bytes in the block, steps at its edges counted in part, in bits a second of payload.
 - fairness: Jain's index over what both jobs got; `low` is the least over windows of 10 s.
-- kept: storage's wire bits over the block, divided by what it is guaranteed (20 % of the shaped rate); the broker's
-  window is 60 s, and the block as long. Training's likewise, of its 60 %.
+- kept: storage's wire bits over 60 s, the broker's window, divided by what it is guaranteed in that time (20 % of the
+  shaped rate), in those 60 s of the block in which it is least. Training's likewise, of its 60 %.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import count, takewhile
 from typing import Any
 
 from tools.brokerbench.figures import Figures, counter_of, followed_within, idle_share, jain, series_of
@@ -33,6 +34,7 @@ SETTLED_AFTER_S = (4.0, 3.0, 6.0)
 PARTS = ("start", "fall", "rise")
 FALL_BAND, RISE_SHARE, FOLLOWED_S = (0.3, 1.0), 0.9, 1.0
 JOBS_WINDOW_S = 10.0
+GUARANTEE_WINDOW_S, GUARANTEE_STEP_S = 60.0, 0.5
 GUARANTEES = {"storage": 0.2, "training": 0.6}
 TRAINING_HOST = "a"
 
@@ -148,10 +150,14 @@ def _windows(block: Record) -> Iterator[tuple[float, float]]:
 
 
 def _kept(block: Record, name: str) -> float:
-    interval = (block["begin_s"], block["end_s"])
-    where = block["counters"]["storage" if name == "storage" else "compute"]
-    promised: float = GUARANTEES[name] * SHAPED_SHARE * block["rate_bits_per_s"] / 8 * (interval[1] - interval[0])
-    return counter_of(block, where).delta(interval) / promised
+    """In the window in which least of it came; in the whole block where that is shorter."""
+    counter = counter_of(block, block["counters"]["storage" if name == "storage" else "compute"])
+    begin_s, end_s = block["begin_s"], block["end_s"]
+    window_s = min(GUARANTEE_WINDOW_S, end_s - begin_s)
+    promised: float = GUARANTEES[name] * SHAPED_SHARE * block["rate_bits_per_s"] / 8 * window_s
+    starts = (begin_s + GUARANTEE_STEP_S * number for number in count())
+    windows = ((start_s, start_s + window_s) for start_s in takewhile(lambda s: s + window_s <= end_s + 1e-6, starts))
+    return min(counter.delta(window) for window in windows) / promised
 
 
 def _by_condition(records: Sequence[Record]) -> Iterator[tuple[str, list[Any]]]:

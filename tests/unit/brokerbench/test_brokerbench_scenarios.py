@@ -115,6 +115,13 @@ def test_a_guarantee_is_kept_when_a_fifth_of_the_shaped_rate_came() -> None:
     assert found["kept"]["training"] == pytest.approx(1 / 3)
 
 
+def test_a_guarantee_is_judged_in_the_worst_of_its_windows() -> None:
+    block = two_jobs(10, 10)
+    block["end_s"] = 90.0  # 80 s, the last 20 of them without a byte: in the worst 60 s two thirds came
+    block["samples"]["r"] = [sample(float(t_s), 19.4 * MBIT / 8 * min(t_s, 70)) for t_s in range(100)]
+    assert changing_figures.jobs([block])["brokered"]["kept"]["storage"] == pytest.approx(2 / 3)
+
+
 def test_datagrams_that_do_not_come_are_lost_and_queues_that_vanish_are_purged() -> None:
     record = {
         "condition": "rebuilt",
