@@ -84,8 +84,8 @@ def _changes(run: Run, how: str) -> None:
 
 
 def _flows(run: Run, flows: int) -> None:
-    """The daemon watches storage's flows while training goes on beside them."""
-    settings = dataclasses.replace(run.settings, flows=flows)
+    """The daemon watches storage's flows, all of which move now and then, while training goes on beside them."""
+    settings = dataclasses.replace(run.settings, flows=flows, flows_bits_per_s=run.settings.rate_bits_per_s // 3)
     scene = scenes.sender(settings, name=SCENARIO)
     job = Job(name=JOB, compute_s=settings.compute_s, payload_bytes=payload_bytes(settings, scene.rate_bits_per_s))
     with Stage(scene, settings, jobs=[job]) as stage:

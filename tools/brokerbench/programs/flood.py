@@ -2,6 +2,7 @@
 
     python -m tools.brokerbench.programs.flood sink --address 10.0.3.2 --output FILE
     python -m tools.brokerbench.programs.flood send --address 10.0.3.2 --flows 4
+    python -m tools.brokerbench.programs.flood send --address 10.0.3.2 --flows 1000 --rate 30000000
 
 The sink writes how many bytes have come in all, twenty times a second, a JSON line each. Nothing is copied on either
 side more than the kernel must: on a machine with few cores a load that computes would take them from what is measured.
@@ -10,8 +11,10 @@ side more than the kernel must: on a machine with few cores a load that computes
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
+import select
 import selectors
 import socket
 import sys
@@ -25,6 +28,7 @@ PORT = 8731
 CHUNK_BYTES = 256 * 1024
 SAMPLE_S = 0.05
 CONNECT_S_MAX = 5.0
+PIECE_BYTES, TRICKLE_S = 2_000, 0.01
 
 
 def sink(*, address: str, port: int, out: TextIO, ending: Ending) -> None:
@@ -101,6 +105,20 @@ def send(*, address: str, port: int, flows: int, ending: Ending) -> int:
     return 0
 
 
+def trickle(*, address: str, port: int, flows: int, rate_bits_per_s: int, ending: Ending) -> int:
+    """Send a little over each of many flows in turn, at a rate of all together. Returns 0."""
+    connections = [_connected(address, port) for _ in range(flows)]
+    piece, sent, begin_s = bytes(PIECE_BYTES), 0, time.monotonic()
+    while ending.in_time:
+        while 8 * PIECE_BYTES * sent < rate_bits_per_s * (time.monotonic() - begin_s):
+            with contextlib.suppress(BlockingIOError):  # this one has not got rid of what it had: the next one may
+                connections[sent % flows].send(piece)
+            sent += 1
+        if select.select([ending.descriptor], [], [], TRICKLE_S)[0] and ending.closed():
+            break
+    return 0
+
+
 def _connected(address: str, port: int) -> socket.socket:
     connection = socket.create_connection((address, port), CONNECT_S_MAX)
     connection.setblocking(False)
@@ -118,6 +136,7 @@ def main() -> None:
     client = commands.add_parser("send")
     client.add_argument("--address", required=True)
     client.add_argument("--flows", type=int, default=4)
+    client.add_argument("--rate", type=int, default=0, help="of all flows together, in bit/s; 0 for all there is")
     options = parser.parse_args()
     ending = Ending(options.seconds_max)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -127,6 +146,9 @@ def main() -> None:
             sink(address=options.address, port=options.port, out=out, ending=ending)
         return
     try:
+        if options.rate:
+            where = {"address": options.address, "port": options.port, "flows": options.flows}
+            raise SystemExit(trickle(**where, rate_bits_per_s=options.rate, ending=ending))
         raise SystemExit(send(address=options.address, port=options.port, flows=options.flows, ending=ending))
     except OSError as error:
         sys.exit(f"no flow to {options.address}: {error}")
