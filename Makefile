@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock native/src/*.rs)
 
-.PHONY: setup demo bench test test-native fuzz sanitize check format unit loopback lab wheel clean
+.PHONY: setup demo bench bench-broker test test-native fuzz sanitize check format unit loopback lab wheel clean
 
 setup: $(VENV)/.setup-done
 
@@ -25,6 +25,10 @@ demo: setup
 bench: setup
 	@bash tools/bench/setup.sh
 	@$(BIN)/python -m tools.bench $(BENCH)
+
+# Beside no control, a fixed split and HTB priority; BENCH="--quick sender remote" and the like for less.
+bench-broker: setup
+	@$(BIN)/python -m tools.brokerbench $(BENCH)
 
 # A wheel with the native engine for machines without cargo, in dist/.
 wheel:

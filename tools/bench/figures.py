@@ -26,6 +26,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from tools.measure.series import percentile
+
 Record: TypeAlias = Mapping[str, Any]
 Sample: TypeAlias = Sequence[float]
 """Time in s, payload bytes so far, CPU seconds so far."""
@@ -37,15 +39,6 @@ LINK_SHARE, RELAY_CORES, IDLE_SHARE, SIDE_CORES = 0.9, 0.85, 0.08, 0.92
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, smallest, largest and number of at least one value."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values), "n": len(values)}
-
-
-def percentile(values: Sequence[float], fraction: float) -> float:
-    """Interpolated percentile (type 7, as numpy's default) of at least one value."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * fraction
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def steady(samples: Sequence[Sample], *, stopped_s: float | None) -> Sequence[Sample]:

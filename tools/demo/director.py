@@ -6,33 +6,34 @@ phase nothing waits: the link loses half its rate between two steps.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shutil
-import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
 from hive_qos import __version__
 from hive_qos.errors import HiveError
 from tools.demo import fixed, network, storage
-from tools.demo.brokers import Brokers
-from tools.demo.crew import HOSTS, Crew, DemoError
-from tools.demo.network import Network, environment, python
+from tools.demo.brokers import configuration
+from tools.demo.network import Network
 from tools.demo.plan import Block, make_plan
 from tools.demo.records import Recorder
 from tools.demo.settings import Settings
 from tools.demo.talk import Talk
-from tools.demo.usage import cpu_seconds, relays
+from tools.demo.trainers import HOSTS, start_trainer
 from tools.lab import Lab
+from tools.measure.brokers import Brokers, group_of
+from tools.measure.crew import Crew, MeasureError
+from tools.measure.fixed import remove
+from tools.measure.programs import environment, python
+from tools.measure.surroundings import terminated_like_interrupted, work_directory
+from tools.measure.usage import cpu_seconds, relays
 
 FLOOD_S = 1.5
 """Storage has the link to itself for so long before a flooded phase begins: TCP has left slow start."""
@@ -52,9 +53,9 @@ def run(settings: Settings, output: Path, talk: Talk) -> None:
         HiveError: a part failed; the records up to there are written, with an `end` event that says what.
         KeyboardInterrupt: Ctrl-C or SIGTERM; everything is taken down first.
     """
-    with Recorder(output.resolve()) as recorder, _terminated_like_interrupted():
+    with Recorder(output.resolve()) as recorder, terminated_like_interrupted():
         try:
-            with _work_directory() as work, Lab("demo") as lab:
+            with work_directory("hq-demo-") as work, Lab("demo") as lab:
                 _Run(settings, recorder, talk, lab, work).perform()
         except (HiveError, OSError, subprocess.SubprocessError) as error:
             recorder.event("end", complete=False, error=str(error))
@@ -84,13 +85,15 @@ class _Run:
         self.lab.up()
         self.recorder.event("topology", lab=self.lab.id, work=str(self.work), counters=self.network.topology())
         self._start_helpers()
-        self.brokers = Brokers(
-            network=self.network,
-            hosts=HOSTS,
-            directory=self.work,
-            rate_bits_per_s=settings.rate_bits_per_s,
-            user=settings.user,
-        )
+        configurations = {
+            host: configuration(
+                interface=self.lab[host].interface,
+                rate_bits_per_s=settings.rate_bits_per_s,
+                group=group_of(settings.user),
+            )
+            for host in HOSTS
+        }
+        self.brokers = Brokers(lab=self.lab, directory=self.work, configurations=configurations)
         self._storage_alone()
         self._start_training()
         blocks = make_plan(settings)
@@ -103,7 +106,7 @@ class _Run:
     def _start_helpers(self) -> None:
         for host in ("r", "s"):
             target = self.recorder.directory / "counters.jsonl"
-            self._helper(host, "counters", python("tools.demo.sampler", "--host", host, "--output", str(target)))
+            self._helper(host, "counters", python("tools.measure.sampler", "--host", host, "--output", str(target)))
         directory = self.work / "storage"
         directory.mkdir()
         directory.chmod(0o777)  # the daemon is the ordinary user's; the directory is this run's alone
@@ -133,15 +136,15 @@ class _Run:
         corpus = self.work / "corpus"
         write_corpus(corpus, size_bytes=self.settings.corpus_bytes)
         assert self.brokers is not None
-        self.crew = Crew(
-            network=self.network,
-            settings=self.settings,
-            directory=self.work,
-            corpus=corpus,
-            session_sockets={host: seat.session_socket for host, seat in self.brokers.seats.items()},
-            on_step=self._on_step,
-            on_wake=self._on_wake,
-        )
+        seats = self.brokers.seats
+
+        def start(rank: int, control: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
+            session_socket = seats[HOSTS[rank]].session_socket
+            return start_trainer(
+                self.lab, self.settings, rank, control=control, corpus=corpus, session_socket=session_socket, log=log
+            )
+
+        self.crew = Crew(hosts=HOSTS, directory=self.work, start=start, on_step=self._on_step, on_wake=self._on_wake)
         self.crew.wait_ready()
         hello = self.crew.hello[0]
         self.recorder.event("ready", **hello)
@@ -186,13 +189,12 @@ class _Run:
 
     def _enter(self, block: Block) -> None:
         if block.condition == "static":
-            interface, rate = self.lab["a"].interface, self.settings.rate_bits_per_s
-            fixed.install(self.lab, "a", interface=interface, rate_bits_per_s=rate)
+            fixed.tree(self.settings.rate_bits_per_s).install(self.lab, "a", interface=self.lab["a"].interface)
         elif block.condition == "brokered":
             assert self.brokers is not None
             self.brokers.start()
             if self.settings.backend == "hive":  # no other backend has a session with the broker
-                self.brokers.wait_for_sessions()
+                self.brokers.wait_for_sessions(HOSTS)
         if block.condition != "idle":
             other = block.condition == "other-link"
             self._start_load(self.network.other_address if other else self.network.storage_address)
@@ -201,7 +203,7 @@ class _Run:
     def _leave(self, block: Block) -> None:
         self._stop_loads()
         if block.condition == "static":
-            fixed.remove(self.lab, "a", interface=self.lab["a"].interface)
+            remove(self.lab, "a", interface=self.lab["a"].interface)
         elif block.condition == "brokered":
             assert self.brokers is not None
             for host, pid in self.brokers.pids.items():
@@ -232,7 +234,7 @@ class _Run:
     def _keep_decisions(self) -> None:
         assert self.brokers is not None
         for host, seat in self.brokers.seats.items():
-            source = seat.directory / "decisions.jsonl"
+            source = seat.recording
             if source.exists():
                 with (
                     source.open("rb") as lines,
@@ -275,11 +277,11 @@ class _Run:
     def _on_wake(self) -> None:
         now_s = time.monotonic()
         if now_s > self.due_s:
-            raise DemoError(f"not done after {self.settings.run_seconds_max:g} s; ended by the watchdog")
+            raise MeasureError(f"not done after {self.settings.run_seconds_max:g} s; ended by the watchdog")
         for process in (*self.loads, *self.helpers):
             if process.poll() is not None:
                 words = "\n".join(path.read_text(errors="replace")[-600:] for path in sorted(self.work.glob("*.log")))
-                raise DemoError(f"a helper ended ({process.returncode}): {process.args!r}\n{words}")
+                raise MeasureError(f"a helper ended ({process.returncode}): {process.args!r}\n{words}")
         if self.brokers is not None and self.brokers.pids and now_s >= self.status_due_s:
             self.status_due_s = now_s + STATUS_EVERY_S
             for host in self.brokers.pids:
@@ -332,31 +334,6 @@ def _close_input(process: subprocess.Popen[bytes]) -> None:
 
 def _same_phase(first: Block, second: Block) -> bool:
     return (first.kind, first.condition, first.round) == (second.kind, second.condition, second.round)
-
-
-@contextlib.contextmanager
-def _work_directory() -> Iterator[Path]:
-    """A directory of this run's own, readable for the ordinary user, short enough for a Unix socket's name."""
-    shared = Path("/dev/shm")
-    base = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
-    path = Path(tempfile.mkdtemp(prefix="hq-demo-", dir=base))
-    path.chmod(0o755)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _versions() -> dict[str, object]:

@@ -16,46 +16,18 @@ Definitions
 
 from __future__ import annotations
 
-import bisect
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-Record: TypeAlias = Mapping[str, Any]
+from tools.measure.fixed import SHAPED_SHARE
+from tools.measure.series import Series, percentile
 
-SHAPED_SHARE = 0.97
-"""Of the link: what a shaper gives out, so that the queue is where the priorities are. The broker's headroom is as
-large, but stated for itself: this one measures every phase, most without a broker, and must not move with theirs."""
+Record: TypeAlias = Mapping[str, Any]
 
 LOSS_STEPS = 10
 """First and last loss are means over so many steps of rank 0: one batch alone is noise."""
-
-
-@dataclass(frozen=True)
-class Series:
-    """A counter over time; times rise strictly."""
-
-    times_s: tuple[float, ...]
-    values: tuple[float, ...]
-
-    def at(self, t_s: float) -> float:
-        """Interpolate linearly; outside the samples the nearest one holds, without any it is 0."""
-        if not self.times_s:
-            return 0.0
-        index = bisect.bisect_right(self.times_s, t_s)
-        if index == 0:
-            return self.values[0]
-        if index == len(self.times_s):
-            return self.values[-1]
-        before_s, after_s = self.times_s[index - 1], self.times_s[index]
-        before, after = self.values[index - 1], self.values[index]
-        return before + (after - before) * (t_s - before_s) / (after_s - before_s)
-
-    def delta(self, interval: tuple[float, float]) -> float:
-        """How much it grew in an interval."""
-        return self.at(interval[1]) - self.at(interval[0])
 
 
 @dataclass(frozen=True)
@@ -67,15 +39,6 @@ class Counters:
     other_link_bytes: Series | None
     cpu_busy_s: Series
     cpu_total_s: Series
-
-
-def percentile(values: Sequence[float], fraction: float) -> float:
-    """Interpolated percentile (type 7, as numpy's default); `values` need not be sorted, but not empty."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * fraction
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def counters_of(samples: Sequence[Record], topology: Record) -> Counters:

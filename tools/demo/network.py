@@ -12,15 +12,10 @@ be taken from training, and an artefact of the lab would look like an effect of 
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from tools.demo.settings import Settings
 from tools.lab import Lab
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 DELAYED = "b-r"
 
@@ -69,20 +64,3 @@ def declare(lab: Lab, settings: Settings) -> Network:
         storage_address=lab["s"].address_on("s-r"),
         other_address=lab["s"].address_on("other"),
     )
-
-
-def python(module: str, *arguments: str) -> list[str]:
-    """Command line of one of our programs, with this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
-
-
-def environment(**more: str) -> dict[str, str]:
-    """What every program of the demonstration gets on top of the caller's environment."""
-    return {
-        "PYTHONPATH": str(REPOSITORY),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",
-        "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
-        **more,
-    }

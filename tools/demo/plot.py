@@ -13,9 +13,10 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from tools.demo.figures import Record, Series, counters_of
+from tools.demo.figures import Record, counters_of
 from tools.demo.records import Records
 from tools.demo.talk import NAMES
+from tools.measure.series import Series
 
 COLOURS = {"idle": "#5b8c5a", "flooded": "#c8553d", "static": "#e3a857", "brokered": "#3267a8", "other-link": "#9a8fb0"}
 TRAINING, STORAGE, RATE, ESTIMATE = "#3267a8", "#b07d3c", "#222222", "#a3338f"

@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
-import select
-import socket
 import statistics
 import time
 from collections.abc import Iterator
@@ -33,54 +30,10 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from tools.demo.model import ByteTransformer, sample_batch
+from tools.measure.grants import ControllerGoneError, Grants
 
 CALIBRATION_STEPS = 6
 """Steps without communication, before training, that say how long computing alone takes."""
-
-LINE_BYTES_MAX = 65536
-"""A grant is a few dozen bytes; more without a newline is not our controller."""
-
-
-class ControllerGoneError(Exception):
-    """The controller closed its end: nobody wants this run any more."""
-
-
-class Grants:
-    """This trainer's end of the controller's socket."""
-
-    def __init__(self, path: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
-        self._pending = b""
-        self.until = 0
-        self.finish = False
-
-    def say(self, kind: str, record: dict[str, object]) -> None:
-        """Send one record."""
-        self._socket.sendall(json.dumps({kind: record}).encode() + b"\n")
-
-    def may_run(self, step: int) -> bool:
-        """Wait until `step` is granted (True) or the run is to finish (False).
-
-        Raises:
-            ControllerGoneError: the controller is gone.
-        """
-        while step >= self.until and not self.finish:
-            self._read(wait=True)
-        self._read(wait=False)
-        return step < self.until
-
-    def _read(self, *, wait: bool) -> None:
-        if not wait and not select.select([self._socket], [], [], 0)[0]:
-            return
-        data = self._socket.recv(4096)
-        if not data or len(self._pending) > LINE_BYTES_MAX:
-            raise ControllerGoneError
-        *lines, self._pending = (self._pending + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            self.until = max(self.until, int(message.get("until", 0)))
-            self.finish = self.finish or bool(message.get("finish", False))
 
 
 @dataclass

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.bench import figures
+from tools.measure.series import percentile
 
 
 def test_warm_up_counts_neither_bytes_nor_time_nor_cpu() -> None:
@@ -99,7 +100,7 @@ def test_ratios_of_times_are_the_other_way_round() -> None:
 
 @given(st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=1, max_size=50), st.floats(min_value=0, max_value=1))
 def test_a_percentile_lies_between_the_extremes(values: list[float], fraction: float) -> None:
-    assert min(values) <= figures.percentile(values, fraction) <= max(values) * (1 + 1e-12)
+    assert min(values) <= percentile(values, fraction) <= max(values) * (1 + 1e-12)
 
 
 def test_round_trips_give_median_and_99th_percentile_and_empty_sizes_nothing() -> None:

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive_qos.errors import ConfigurationError
-from tools.demo.figures import Counters, Series, cell, counted, percentile
-from tools.demo.fixed import SHAPED_SHARE, commands
+from tools.demo.figures import Counters, cell, counted
+from tools.demo.fixed import tree
 from tools.demo.plan import make_plan
-from tools.demo.sampler import parse_cpu, parse_interfaces
 from tools.demo.settings import Settings
+from tools.measure.fixed import SHAPED_SHARE
+from tools.measure.sampler import parse_cpu, parse_interfaces
+from tools.measure.series import Series, percentile
 
 FINITE = st.floats(min_value=0, max_value=1e6)
 
@@ -115,7 +117,7 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None
 
 
 def test_static_tree_never_promises_more_than_it_has() -> None:
-    lines = commands("eth0", rate_bits_per_s=40_000_000)
+    lines = tree(40_000_000).commands("eth0")
     rates = {
         line[line.index("classid") + 1]: int(line[line.index("rate") + 1][:-3]) for line in lines if "rate" in line
     }

@@ -37,23 +37,23 @@ class ProbeSide:
             if now_s >= next_s and now_s < end_s:
                 next_s, sequence = now_s + EVERY_S, (sequence + 1) & 0xFFFF
                 asked[sequence] = now_s
-                self._sock.sendto(_echo(self._number, sequence), (order["address"], 0))
+                self._sock.sendto(echo_request(self._number, sequence), (order["address"], 0))
             until_s = next_s if now_s < end_s else end_s + LATE_S
             if select.select([self._sock], [], [], max(0.0, until_s - now_s))[0]:
-                sequence_back = self._read()
+                sequence_back = answered_by(self._sock.recv(2048), self._number)
                 if sequence_back in asked:
                     at_s = asked[sequence_back]
                     answered.append((at_s, time.monotonic() - at_s))
         return {"asked": len(asked), "answered": answered}
 
-    def _read(self) -> int | None:
-        """The number of an answer to us; None for anything else."""
-        packet = self._sock.recv(2048)
-        kind, _, _, number, sequence = struct.unpack_from("!BBHHH", packet, 4 * (packet[0] & 0x0F))
-        return int(sequence) if (kind, number) == (REPLY, self._number) else None
+
+def answered_by(packet: bytes, number: int) -> int | None:
+    """Which of the questions of `number` an IPv4 packet answers; None for anything else."""
+    kind, _, _, found, sequence = struct.unpack_from("!BBHHH", packet, 4 * (packet[0] & 0x0F))
+    return int(sequence) if (kind, found) == (REPLY, number) else None
 
 
-def _echo(number: int, sequence: int) -> bytes:
+def echo_request(number: int, sequence: int) -> bytes:
     """A question without content; its checksum is the complement of the sum of its words."""
     total = (REQUEST << 8) + number + sequence
     total = (total & 0xFFFF) + (total >> 16)

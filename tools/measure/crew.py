@@ -1,8 +1,8 @@
-"""The controller's end of the trainers: starts one in each training host and grants them steps.
+"""The controller's end of the ranks of one job: grants them steps and reads their records.
 
-A grant is an absolute step number that only grows, sent to both ranks: they never disagree on how many steps there
-are. It stays a few steps ahead of what rank 0 has reported, so that nobody waits for the controller within a block,
-and a block can still end early.
+A grant is an absolute step number that only grows, sent to all ranks: they never disagree on how many steps there are.
+It stays a few steps ahead of what rank 0 has reported, so that nobody waits for the controller within a block, and a
+block can still end early.
 """
 
 from __future__ import annotations
@@ -13,16 +13,12 @@ import selectors
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from hive_qos.errors import HiveError
-from tools.demo.network import Network, environment, python
-from tools.demo.settings import Settings
 
-HOSTS = ("a", "b")
-PORT = 29500
 AHEAD_STEPS = 3
 """Granted beyond the last reported step: a report takes a millisecond, a step hundreds."""
 
@@ -35,79 +31,58 @@ STEP_S_MAX = 45.0
 LOG_LINES = 12
 
 OnStep: TypeAlias = Callable[[Mapping[str, Any]], None]
+Start: TypeAlias = Callable[[int, Path, BinaryIO], subprocess.Popen[bytes]]
+"""Starts a rank: its number, the socket that it connects to, where its output goes."""
 
 
-class DemoError(HiveError):
-    """The demonstration could not go on: one of its parts ended, hung or is not there. The text says which."""
+class MeasureError(HiveError):
+    """A measurement could not go on: one of its parts ended, hung or is not there. The text says which."""
 
-    code = "demo"
+    code = "measure"
 
 
 class Crew:
-    """The two trainers, as long as they live."""
+    """The ranks of one job, as long as they live; rank i runs in `hosts[i]`.
+
+    Args:
+        directory: for the socket and the logs, which are named after the hosts.
+        on_step: gets every step's record.
+        on_wake: called at least ten times a second while the crew is waited for.
+    """
 
     def __init__(
         self,
         *,
-        network: Network,
-        settings: Settings,
+        hosts: Sequence[str],
         directory: Path,
-        corpus: Path,
-        session_sockets: Mapping[str, str],
+        start: Start,
         on_step: OnStep,
         on_wake: Callable[[], None],
     ) -> None:
-        self._settings = settings
+        self._hosts = tuple(hosts)
         self._on_step, self._on_wake = on_step, on_wake
         self._selector = selectors.DefaultSelector()
         self._connections: list[socket.socket] = []
         self._pending: dict[socket.socket, bytes] = {}
-        self._reported = {0: 0, 1: 0}
+        self._reported = dict.fromkeys(range(len(hosts)), 0)
         self._granted = 0
-        self._logs = {host: directory / f"trainer-{host}.log" for host in HOSTS}
+        self._logs = {host: directory / f"trainer-{host}.log" for host in hosts}
         self.hello: dict[int, Mapping[str, Any]] = {}
         self.done: dict[int, Mapping[str, Any]] = {}
         path = directory / "control.sock"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
-        os.chmod(path, 0o777)  # the trainers are another user; the directory is ours alone and dies with the run
-        self._listener.listen(len(HOSTS))
+        os.chmod(path, 0o777)  # the ranks are another user; the directory is ours alone and dies with the run
+        self._listener.listen(len(hosts))
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._processes = {
-            host: self._start(
-                network, host, rank=rank, control=path, corpus=corpus, session_socket=session_sockets.get(host, "off")
-            )
-            for rank, host in enumerate(HOSTS)
-        }
-
-    def _start(
-        self, network: Network, host: str, *, rank: int, control: Path, corpus: Path, session_socket: str
-    ) -> subprocess.Popen[bytes]:
-        settings = self._settings
-        shape = ("width", "layers", "heads", "context", "batch")
-        argv = python("tools.demo.trainer", "--control", str(control), "--corpus", str(corpus))
-        argv += ["--backend", settings.backend, "--learning-rate", str(settings.learning_rate)]
-        argv += [part for name in shape for part in (f"--{name}", str(getattr(settings, name)))]
-        node = network.lab[host]
-        env = environment(
-            RANK=str(rank),
-            LOCAL_RANK="0",
-            WORLD_SIZE=str(len(HOSTS)),
-            MASTER_ADDR=network.lab[HOSTS[0]].address,
-            MASTER_PORT=str(PORT),
-            GLOO_SOCKET_IFNAME=node.interface,
-            HIVE_INTERFACE=node.interface,
-            HIVE_ENGINE=settings.engine,
-            HIVE_JOB="demo",
-            HIVE_JOB_SECRET="demo-only-secret-of-this-run",
-            HIVE_BROKER=session_socket,
-        )
-        with self._logs[host].open("wb") as log:
-            return node.popen(argv, user=settings.user, env=env, cwd="/", stdout=log, stderr=subprocess.STDOUT)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        for rank, host in enumerate(hosts):
+            with self._logs[host].open("wb") as log:
+                self._processes[host] = start(rank, path, log)
 
     @property
     def processes(self) -> Mapping[str, subprocess.Popen[bytes]]:
-        """The trainers by host."""
+        """The ranks by host."""
         return self._processes
 
     @property
@@ -116,19 +91,19 @@ class Crew:
         return self._reported[0]
 
     def wait_ready(self) -> None:
-        """Wait until both have joined the group and said hello."""
+        """Wait until all have joined the group and said hello."""
         due_s = time.monotonic() + START_S_MAX
-        while len(self.hello) < len(HOSTS):
+        while len(self.hello) < len(self._hosts):
             self.pump(0.2)
             if time.monotonic() > due_s:
-                raise DemoError(f"the trainers did not start within {START_S_MAX:g} s\n{self._last_words()}")
+                raise MeasureError(f"the trainers did not start within {START_S_MAX:g} s\n{self._last_words()}")
 
     def run(self, *, until: int, seconds_max: float, flows_on: bool) -> int:
-        """Let both train up to step `until`, or fewer when the time is over.
+        """Let all train up to step `until`, or fewer when the time is over.
 
         Args:
             flows_on: more steps follow at once, under other conditions: grant ahead across the end, and return as
-                soon as rank 0 reports the last step. Otherwise return when both have.
+                soon as rank 0 reports the last step. Otherwise return when all have.
 
         Returns:
             The step after the last one of this block.
@@ -147,20 +122,40 @@ class Crew:
             if self._reported[0] > heard:
                 heard_s, heard = time.monotonic(), self._reported[0]
             elif time.monotonic() - heard_s > STEP_S_MAX:
-                raise DemoError(f"step {heard} is not done after {STEP_S_MAX:g} s\n{self._last_words()}")
+                raise MeasureError(f"step {heard} is not done after {STEP_S_MAX:g} s\n{self._last_words()}")
+
+    def go_on(self) -> None:
+        """Grant a few steps beyond what rank 0 has reported, without waiting: for those who run against the clock."""
+        self._grant(self._reported[0] + AHEAD_STEPS)
+
+    def rest(self) -> None:
+        """Wait until all have done what was granted.
+
+        Raises:
+            MeasureError: they have not within the time of a step that hangs.
+        """
+        due_s = time.monotonic() + STEP_S_MAX
+        while min(self._reported.values()) < self._granted:
+            self.pump(0.1)
+            if time.monotonic() > due_s:
+                raise MeasureError(f"step {self._granted - 1} is not done after {STEP_S_MAX:g} s\n{self._last_words()}")
+
+    def tell(self, message: Mapping[str, object]) -> None:
+        """Tell every rank something that holds from its next step on."""
+        for connection in self._connections:
+            connection.sendall(json.dumps(message).encode() + b"\n")
 
     def finish(self) -> None:
-        """Let both hash their weights and end."""
+        """Let all end in their own way."""
         self._grant(max(self._granted, self._reported[0]))
         end_s = time.monotonic() + STEP_S_MAX
         while min(self._reported.values()) < self._granted and time.monotonic() < end_s:
             self.pump(0.1)
-        for connection in self._connections:
-            connection.sendall(b'{"finish": true}\n')
-        while len(self.done) < len(HOSTS):
+        self.tell({"finish": True})
+        while len(self.done) < len(self._hosts):
             self.pump(0.1)
             if time.monotonic() > end_s:
-                raise DemoError(f"the trainers did not finish\n{self._last_words()}")
+                raise MeasureError(f"the trainers did not finish\n{self._last_words()}")
 
     def close(self) -> None:
         """Close every socket, which ends the trainers, and wait for them a little."""
@@ -178,7 +173,7 @@ class Crew:
         """Read what the trainers say.
 
         Raises:
-            DemoError: one of them has ended before it was done; its last lines are in the text.
+            MeasureError: one of them has ended before it was done; its last lines are in the text.
         """
         for key, _ in self._selector.select(timeout_s):
             source = key.fileobj
@@ -191,14 +186,13 @@ class Crew:
                 self._read(source)
         self._on_wake()
         for host, process in self._processes.items():
-            if process.poll() is not None and HOSTS.index(host) not in self.done:
-                raise DemoError(f"the trainer of host {host} ended ({process.returncode})\n{self._last_words()}")
+            if process.poll() is not None and self._hosts.index(host) not in self.done:
+                raise MeasureError(f"the trainer of host {host} ended ({process.returncode})\n{self._last_words()}")
 
     def _grant(self, until: int) -> None:
         if until > self._granted:
             self._granted = until
-            for connection in self._connections:
-                connection.sendall(json.dumps({"until": until}).encode() + b"\n")
+            self.tell({"until": until})
 
     def _read(self, connection: socket.socket) -> None:
         data = connection.recv(65536)

@@ -1,0 +1,78 @@
+"""The broker's benchmark: its report from raw records, alone and over several runs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import brokerbench_records as records
+import pytest
+from rich.console import Console
+
+from tools.brokerbench import plots, report, table
+from tools.brokerbench.records import Writer, read
+
+
+def written(directory: Path, *, add: bool, rows: list[dict[str, Any]]) -> None:
+    writer = Writer(directory, add=add)
+    for row in [records.HEAD, *rows]:
+        writer.write(row)
+    writer.close()
+
+
+def goal(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(entry for entry in found["goals"] if entry["name"] == name)
+
+
+def test_goals_are_judged_by_our_own_variant(tmp_path: Path) -> None:
+    rows = [
+        records.block("idle", 0.4),
+        records.block("none", 0.8, storage_bytes_per_s=7.2e6),
+        records.block("brokered", 0.41, storage_bytes_per_s=6e6),
+    ]
+    written(tmp_path, add=False, rows=rows)
+    found = report.write(tmp_path)
+    assert found == json.loads((tmp_path / report.FILE).read_text())
+    assert goal(found, "sender: step of idle, median")["value"] == pytest.approx(1.025)
+    assert goal(found, "sender: step of idle, median")["passed"] is True
+    assert goal(found, "sender: storage of what is left")["passed"] is False
+    assert not [entry for entry in found["goals"] if entry["name"].startswith("remote")]
+
+
+def test_what_was_not_measured_is_not_passed(tmp_path: Path) -> None:
+    written(tmp_path, add=False, rows=[records.block("idle", 0.4)])
+    found = report.write(tmp_path)
+    assert goal(found, "sender: step of idle, median")["passed"] is None
+
+
+def test_added_rounds_count_together_and_a_cut_off_line_does_not(tmp_path: Path) -> None:
+    written(tmp_path, add=False, rows=[records.block("idle", 0.4)])
+    written(tmp_path, add=True, rows=[records.block("idle", 0.4, round_number=1)])
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write('{"kind": "blo')
+    heads, rows = read(tmp_path)
+    assert len(heads) == 2
+    assert [row["round"] for row in rows] == [0, 1]
+    assert report.compute(heads, rows)["scenarios"]["sender"]["idle"]["rounds"] == 2
+
+
+def test_records_of_something_else_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_text('{"kind": "flow"}\n')
+    with pytest.raises(ValueError, match="does not begin"):
+        read(tmp_path)
+
+
+def test_tables_and_plots_show_every_condition_and_what_failed(tmp_path: Path) -> None:
+    rows = [records.block(name, 0.4, storage_bytes_per_s=6e6) for name in ("idle", "none", "brokered")]
+    rows.append({"kind": "failure", "scenario": "sender", "what": "quiet", "error": "no [time] was left"})
+    written(tmp_path, add=False, rows=rows)
+    found = report.write(tmp_path)
+    out = io.StringIO()
+    table.print_report(Console(file=out, width=170), found)
+    for text in ("idle", "none", "brokered", "no [time] was left", "of left"):
+        assert text in out.getvalue()
+    assert "| brokered |" in table.markdown(found)
+    (drawn,) = plots.draw(found, tmp_path)
+    assert drawn.stat().st_size > 10_000

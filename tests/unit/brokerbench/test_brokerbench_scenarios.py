@@ -1,0 +1,191 @@
+"""The broker's benchmark: figures of the scenarios beside the three of training, on records whose figures are plain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tools.brokerbench import changing_figures, failing_figures, report
+from tools.brokerbench.figures import Figures
+
+MBIT = 1_000_000
+
+
+def sample(t_s: float, counted: float) -> dict[str, Any]:
+    cpu = {"busy_s": t_s, "total_s": 2 * t_s, "steal_s": 0.0}
+    return {"t_s": t_s, "host": "r", "interfaces": {"x": [counted, 0, counted, 0]}, "cpu": cpu}
+
+
+def step(rank: int, number: int, begin_s: float, end_s: float) -> dict[str, Any]:
+    row = {"rank": rank, "step": number, "start_s": begin_s, "end_s": end_s, "step_s": end_s - begin_s}
+    return {**row, "reduce_s": end_s - begin_s, "cpu_s": 0.0}
+
+
+def changing(condition: str, ticks: list[tuple[float, int]], *, delay_s: float = 0.01) -> dict[str, Any]:
+    """Twenty seconds each at 100, 30 and 70 Mbit/s; what crosses is 90 % of 30 Mbit/s all the time."""
+    parts = [
+        {"rate_bits_per_s": rate * MBIT, "begin_s": 20.0 * place, "end_s": 20.0 * (place + 1)}
+        for place, rate in enumerate((100, 30, 70))
+    ]
+    decided = [{"t_s": t_s, "capacity_bits_per_s": capacity * MBIT} for t_s, capacity in ticks]
+    return {
+        "scenario": "capacity",
+        "condition": condition,
+        "round": 0,
+        "parts": parts,
+        "crossed": ["r", "x", 0],
+        "decisions": {"a": decided} if decided else {},
+        "steps": {"training": [step(0, 0, 30.0, 31.0), step(0, 1, 59.5, 60.5)]},
+        "samples": {"r": [sample(float(t_s), 0.9 * 30 * MBIT / 8 * t_s) for t_s in range(61)]},
+        "sink": [],
+        "echoes": [[t_s / 10, 0.3 if 200 <= t_s < 225 else delay_s] for t_s in range(600)],
+    }
+
+
+def every_tick(*held: tuple[float, int]) -> list[tuple[float, int]]:
+    """What was decided ten times a second, from values that hold from a time on."""
+    return [(t / 10, [value for since_s, value in held if since_s <= t / 10][-1]) for t in range(600)]
+
+
+def test_a_drain_is_not_yet_following() -> None:
+    # 0.9 s after the fall it drains at half of a rate that is too high still, until 0.7 s later; right after 2.5 s
+    ticks = every_tick((0, 97), (20.9, 20), (21.6, 40), (22.5, 28), (43.0, 66))
+    found = changing_figures.capacity([changing("brokered", ticks)])["brokered"]
+    assert found["fall_s"] == {"median": pytest.approx(2.5), "high": pytest.approx(2.5), "missed": 0}
+    assert found["rise_s"]["median"] == pytest.approx(3.0)
+
+
+def test_delay_and_use_count_once_settled_and_whoever_does_not_decide_does_not_follow() -> None:
+    found = changing_figures.capacity([changing("none", [])])["none"]
+    assert found["fall_s"] is None
+    assert found["delay_s"] == 0.01  # the queue of the first 2.5 s after the fall has been drained
+    assert found["parts"]["fall"]["used"] == pytest.approx(0.9)
+    assert found["used"] == pytest.approx(0.27)
+    assert found["parts"]["fall"]["step_s"] == 1.0
+    assert found["parts"]["rise"]["step_s"] is None  # it ended after the part
+
+
+def test_a_round_that_never_follows_misses_the_goal() -> None:
+    records = [
+        changing("brokered", every_tick((0, 97), (21.0, 28), (43.0, 66))),
+        changing("brokered", every_tick((0, 97))),
+    ]
+    for record in records:
+        record["kind"] = "block"
+    found = report.compute([], records)
+    goals = {goal["name"]: goal for goal in found["goals"]}
+    assert found["scenarios"]["capacity"]["brokered"]["fall_s"]["missed"] == 1
+    assert goals["capacity: a fall is followed, s"]["passed"] is False
+
+
+def two_jobs(small_steps: int, large_steps: int) -> dict[str, Any]:
+    """A minute in which one job does steps of 1 MB and the other of 2 MB, all of equal length, without a pause."""
+    steps = {}
+    for job, count in (("small", small_steps), ("large", large_steps)):
+        length_s = 60.0 / count
+        steps[job] = [step(0, n, 10 + n * length_s, 10 + (n + 1) * length_s) for n in range(count)]
+    return {
+        "scenario": "jobs",
+        "condition": "brokered",
+        "round": 0,
+        "rate_bits_per_s": 100 * MBIT,
+        "begin_s": 10.0,
+        "end_s": 70.0,
+        "payload_bytes": {"small": 10**6, "large": 2 * 10**6},
+        "counters": {"compute": ["r", "x", 2], "storage": ["r", "x", 2]},
+        "decisions": {},
+        "steps": steps,
+        "samples": {"r": [sample(float(t_s), 19.4 * MBIT / 8 * t_s) for t_s in range(80)]},
+        "sink": [],
+    }
+
+
+def test_jobs_are_compared_by_bytes_and_not_by_steps() -> None:
+    found = changing_figures.jobs([two_jobs(200, 100)])["brokered"]
+    assert found["got_bits_per_s"]["small"] == pytest.approx(200 * 8e6 / 60)
+    assert found["fairness"]["median"] == pytest.approx(1.0)
+    assert found["fairness"]["low_10_s"] == pytest.approx(1.0)
+    assert changing_figures.jobs([two_jobs(100, 150)])["brokered"]["fairness"]["low"] == pytest.approx(0.8)
+
+
+def test_a_guarantee_is_kept_when_a_fifth_of_the_shaped_rate_came() -> None:
+    found = changing_figures.jobs([two_jobs(10, 10)])["brokered"]
+    assert found["kept"]["storage"] == pytest.approx(1.0)  # 19.4 of 97 Mbit/s
+    assert found["kept"]["training"] == pytest.approx(1 / 3)
+
+
+def test_a_guarantee_is_judged_in_the_worst_of_its_windows() -> None:
+    block = two_jobs(10, 10)
+    block["end_s"] = 90.0  # 80 s, the last 20 of them without a byte: in the worst 60 s two thirds came
+    block["samples"]["r"] = [sample(float(t_s), 19.4 * MBIT / 8 * min(t_s, 70)) for t_s in range(100)]
+    assert changing_figures.jobs([block])["brokered"]["kept"]["storage"] == pytest.approx(2 / 3)
+
+
+def test_datagrams_that_do_not_come_are_lost_and_queues_that_vanish_are_purged() -> None:
+    record = {
+        "condition": "rebuilt",
+        "received": {"sent": 1000, "received": 990, "reordered": 2, "longest_gap_s": 0.05},
+        "rows": [[0.0, 0.01, 200, 0], [1.0, 0.03, 200, 190], [2.0, 0.02, 10, 0]],  # the last had nearly nothing queued
+        "dropped": {},
+    }
+    found = failing_figures.changes([record])["rebuilt"]
+    assert (found["lost"], found["reordered"], found["purged"], found["took_s"]) == (10, 2, 1, 0.02)
+
+
+def test_the_daemons_cost_is_over_the_time_that_it_was_watched() -> None:
+    record = {
+        "condition": "1000 flows",
+        "seconds": 20.0,
+        "cpu_s": {"begin": {"broker a": 1.0}, "end": {"broker a": 1.5}},
+        "resident_bytes": 60_000_000,
+        "flows": 1003,
+    }
+    found: dict[str, Figures] = dict(failing_figures.changes([record]))
+    assert found["1000 flows"]["cores"] == pytest.approx(0.025)
+
+
+def test_who_starves_is_told_from_the_fault_on() -> None:
+    record = {
+        "condition": "killed in a hold",
+        "begin_s": 0.0,
+        "end_s": 10.0,
+        "found": {"at_s": 4.0, "right_s": 0.7, "sessions_s": 1.1},
+        "counters": {"compute": ["r", "x", 2], "storage": None},
+        "samples": {"r": [sample(t / 10, min(t, 45) + max(0, t - 60)) for t in range(101)]},  # nothing from 4.5 to 6.0
+        "sink": [[t / 10, t] for t in range(101)],
+        "echoes": [[t / 10, 0.001] for t in range(100) if not 0 < t < 30],  # the silence was before the fault
+        "steps": {"training": [step(0, 0, 1.0, 2.0), step(0, 1, 3.5, 6.2), step(0, 2, 6.2, 6.5)]},
+    }
+    found = failing_figures.faults([record])["killed in a hold"]
+    assert found["training_gap_s"] == pytest.approx(1.6)
+    assert found["storage_gap_s"] == pytest.approx(0.1)
+    assert found["people_gap_s"] == pytest.approx(0.1, abs=0.01)
+    assert found["step_s"] == pytest.approx(2.7)
+    assert found["right_s"] == 0.7
+
+
+def held(falls: list[tuple[float, int]]) -> dict[str, Any]:
+    """Five bursts of 0.5 s, one each second; a destination's class has 60 Mbit/s until told otherwise."""
+    changes = [[0.0, 0x320, 0, 60 * MBIT], [0.0, 0x30, 0, 60 * MBIT]]
+    for t_s, minor in falls:
+        changes += [[t_s, minor, 0, 2 * MBIT], [t_s + 0.6, minor, 0, 60 * MBIT]]
+    return {
+        "begin_s": 1.0,
+        "end_s": 6.0,
+        "receiver_rank": 1,
+        "quiet_echoes": [[0.1, 0.010], [0.2, 0.012], [0.3, 0.010]],
+        "classes": sorted(changes),
+        "steps": {"training": [step(rank, n, n + 1.0, n + 1.5) for n in range(5) for rank in (0, 1)]},
+    }
+
+
+def test_a_hold_takes_from_the_announcement_to_the_kernel_less_the_way() -> None:
+    found = failing_figures.holds([held([(1.008, 0x320), (2.020, 0x320), (3.7, 0x320), (4.01, 0x30)])])["brokered"]
+    assert (found["announced"], found["held"]) == (5, 2)  # one came when its burst was over, one was no destination's
+    assert found["latency_s"]["low"] == pytest.approx(0.003)
+    assert found["latency_s"]["high"] == pytest.approx(0.015)
+
+
+def test_without_a_hold_there_is_no_latency() -> None:
+    assert failing_figures.holds([held([])])["brokered"]["latency_s"] is None

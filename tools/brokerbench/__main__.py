@@ -1,0 +1,146 @@
+"""`python -m tools.brokerbench`: measure what the broker does, or compute a report again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from hive_qos import __version__
+from hive_qos.errors import ConfigurationError
+from tools.brokerbench.records import HEAD, Record, Writer, read
+from tools.brokerbench.settings import QUICK, SCENARIOS, VARIANTS, Settings
+
+if TYPE_CHECKING:
+    from tools.brokerbench.run import Run
+
+EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+console = Console()
+if not console.is_terminal:
+    console = Console(width=170)  # a log has no width; tables keep theirs
+
+
+@app.command()
+def bench(
+    scenarios: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(SCENARIOS)}; all without.")] = None,
+    output: Annotated[Path, typer.Option(help="Where records, report and plots go.")] = Path("out/broker"),
+    quick: Annotated[bool, typer.Option("--quick", help="One short round; says less.")] = False,
+    variants: Annotated[str, typer.Option(help="Which take turns.")] = ",".join(VARIANTS),
+    rounds: Annotated[int | None, typer.Option(help="Turns of the variants.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of each variant in each round, settling ones included.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Add rounds to the records that are there.")] = False,
+    engine: Annotated[str, typer.Option(help="Of the transport: auto, native or aioquic.")] = Settings().engine,
+    busy: Annotated[bool, typer.Option("--busy", help="Ranks compute on a core, not asleep.")] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Compute from the records that are there.")
+    ] = False,
+) -> None:
+    """Measure, print the tables, and leave records.jsonl, report.json, report.md and a plot for each scenario."""
+    names = scenarios or list(SCENARIOS)
+    unknown = [name for name in names if name not in SCENARIOS]
+    if unknown:
+        _fail(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    if not report_only:
+        try:
+            settings = _settings(quick=quick, variants=variants, rounds=rounds, steps=steps, engine=engine, busy=busy)
+            before = read(output)[1] if add else []
+        except (ConfigurationError, OSError, ValueError) as error:
+            _fail(str(error))
+        from tools.lab import privilege
+
+        privilege.ensure([sys.executable, "-m", "tools.brokerbench", *sys.argv[1:]])
+        try:
+            _measure([name for name in SCENARIOS if name in names], output, settings, before=before, add=add)
+        except KeyboardInterrupt:
+            console.print("interrupted; everything is taken down", style="yellow")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    _report(output)
+
+
+def _settings(
+    *, quick: bool, variants: str, rounds: int | None, steps: int | None, engine: str, busy: bool
+) -> Settings:
+    settings = dataclasses.replace(QUICK if quick else Settings(), engine=engine, busy=busy)
+    settings = dataclasses.replace(settings, variants=tuple(name.strip() for name in variants.split(",")))
+    if rounds is not None:
+        settings = dataclasses.replace(settings, rounds=rounds, capacity_rounds=rounds, jobs_rounds=rounds)
+    if steps is not None:
+        settings = dataclasses.replace(settings, steps=steps, settling_steps=min(settings.settling_steps, steps // 3))
+    return settings
+
+
+def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequence[Record], add: bool) -> None:
+    from tools.brokerbench.run import Run  # the lab among what it imports, which wants the privilege
+    from tools.measure.surroundings import terminated_like_interrupted
+
+    functions = _functions()
+    writer = Writer(output, add=add)
+    begin_s = time.monotonic()
+    head: Mapping[str, Any] = {
+        "kind": HEAD,
+        "settings": settings.as_record(),
+        "scenarios": names,
+        "versions": {"hive-qos": __version__, "python": platform.python_version()},
+        "machine": {"cores": os.cpu_count(), "kernel": os.uname().release, "load": os.getloadavg()[0]},
+    }
+    writer.write(head)
+    try:
+        with terminated_like_interrupted(), console.status("") as status:
+            run = Run(settings, writer, before=before, say=_say, show=status.update)
+            for name in names:
+                _say(f"{name} ({time.monotonic() - begin_s:.0f} s so far)")
+                with run.guarded(name, "all"):
+                    functions[name](run)
+    finally:
+        writer.close()
+
+
+def _functions() -> Mapping[str, Callable[[Run], None]]:
+    from tools.brokerbench import changes, changing, faults, holding, jobs, shares
+
+    return {
+        "sender": lambda run: shares.measure(run, "sender"),
+        "receiver": lambda run: shares.measure(run, "receiver"),
+        "remote": lambda run: shares.measure(run, "remote"),
+        "capacity": changing.measure,
+        "jobs": jobs.measure,
+        "changes": changes.measure,
+        "faults": faults.measure,
+        "hold": holding.measure,
+    }
+
+
+def _report(output: Path) -> None:
+    from tools.brokerbench import plots, report, table  # matplotlib starts threads: then no namespace can be entered
+
+    try:
+        found = report.write(output)
+    except (OSError, ValueError) as error:
+        _fail(f"{output}: {error}")
+    plots.draw(found, output)
+    (output / "report.md").write_text(table.markdown(found), encoding="utf-8")
+    table.print_report(console, found)
+    console.print(f"Report: {output / report.FILE}   Plots: {output}/*.png", highlight=False)
+
+
+def _say(text: str) -> None:
+    console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def _fail(text: str) -> NoReturn:
+    console.print(text, style="red", markup=False, highlight=False)
+    raise typer.Exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,126 @@
+"""Figures of changes, many flows, faults and holds, from raw records alone: pure functions.
+
+Changes
+- lost, reordered: of the numbered datagrams, at half the link's rate. longest gap: between two that came.
+- purged: changes after which less than a quarter of storage's queue of 50 packets or more was left.
+
+Flows
+- cores: CPU seconds of the daemon and its guard over the time. memory: resident at the end.
+
+Faults
+- storage, training, people: the longest time from the fault to the end in which nothing of it came through: bytes at
+  storage's sink, sampled every 0.05 s; training's bytes in the router, every 0.15 s; answers to echoes. A training step
+  computes for 0.14 s, in which nothing is sent.
+- step: the longest from the fault on, and the one under way.
+- right: from the start of the daemon (or from the cable's return, from a second broker's start, from the deletion)
+  until the daemon answers with a capacity and without an alarm of the kind that such a fault raises, and the tree is
+  its own.
+
+Holds
+- latency: from the start of the receiver's all_reduce, which announces its burst, until the sender's kernel tells that
+  a class for one destination got half of its ceil or less, minus half of an idle echo's round trip. held: bursts for
+  which that happened; the others found storage held back already, or were not believed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from shaping.model import DESTINATION_MINOR
+from tools.brokerbench.figures import Figures, gaps, spread
+from tools.brokerbench.records import Record
+
+PURGED_FROM, PURGED_SHARE = 50, 0.25
+HELD_SHARE = 0.5
+"""A fall of a destination's ceil to so much is a hold."""
+
+
+def changes(records: Sequence[Record]) -> dict[str, Figures]:
+    """The figures of the changes scenario: ways to change, and numbers of flows."""
+    found: dict[str, Figures] = {}
+    for record in records:
+        name = record["condition"]
+        found[name] = _flows(record) if "resident_bytes" in record else _changes(record)
+    return found
+
+
+def _changes(record: Record) -> Figures:
+    received, rows = record["received"], record["rows"]
+    return {
+        "changes": len(rows),
+        "took_s": statistics.median(row[1] for row in rows) if rows else None,
+        "datagrams": received["sent"],
+        "lost": received["sent"] - received["received"],
+        "reordered": received["reordered"],
+        "longest_gap_s": received["longest_gap_s"],
+        "queued": statistics.median(row[2] for row in rows) if rows else None,
+        "purged": sum(row[2] >= PURGED_FROM and row[3] < PURGED_SHARE * row[2] for row in rows) if rows else None,
+    }
+
+
+def _flows(record: Record) -> Figures:
+    begin, end = record["cpu_s"]["begin"], record["cpu_s"]["end"]
+    return {
+        "flows": record["flows"],
+        "cores": (end["broker a"] - begin["broker a"]) / record["seconds"],
+        "resident_bytes": record["resident_bytes"],
+    }
+
+
+def faults(records: Sequence[Record]) -> dict[str, Figures]:
+    """The figures of each fault."""
+    return {record["condition"]: _fault(record) for record in records}
+
+
+def _fault(record: Record) -> Figures:
+    found, end_s = record["found"], record["end_s"]
+    begin_s = found["at_s"]
+    node, interface, column = record["counters"]["compute"]
+    compute = [[sample["t_s"], sample["interfaces"][interface][column]] for sample in record["samples"][node]]
+    answered = sorted(t_s + trip_s for t_s, trip_s in record["echoes"])
+    steps = [
+        step["step_s"]
+        for step in record["steps"]["training"]
+        if step["rank"] == 0 and step["end_s"] >= begin_s and step["start_s"] <= end_s
+    ]
+    return {
+        "storage_gap_s": gaps(record["sink"], begin_s=begin_s, end_s=end_s),
+        "training_gap_s": gaps(compute, begin_s=begin_s, end_s=end_s),
+        "people_gap_s": gaps([[t_s, number] for number, t_s in enumerate(answered)], begin_s=begin_s, end_s=end_s),
+        "step_s": max(steps, default=None),
+        "right_s": found.get("right_s"),
+        "sessions_s": found.get("sessions_s"),
+        "found": {key: value for key, value in found.items() if key not in ("at_s", "started_at_s")},
+    }
+
+
+def holds(records: Sequence[Record]) -> dict[str, Figures]:
+    """How long holds took, over all blocks."""
+    latencies: list[float] = []
+    announced = 0
+    for record in records:
+        one_way_s = statistics.median(trip_s for _, trip_s in record["quiet_echoes"]) / 2
+        falls = _falls(record["classes"])
+        for step in record["steps"]["training"]:
+            at_s = step["end_s"] - step["reduce_s"]
+            if step["rank"] != record["receiver_rank"] or not record["begin_s"] <= at_s <= record["end_s"]:
+                continue
+            announced += 1
+            found = next((t_s for t_s in falls if at_s <= t_s <= step["end_s"]), None)
+            if found is not None:
+                latencies.append(found - at_s - one_way_s)
+    if not latencies:
+        return {"brokered": {"announced": announced, "held": 0, "latency_s": None}}
+    return {"brokered": {"announced": announced, "held": len(latencies), "latency_s": spread(latencies)}}
+
+
+def _falls(changes: Sequence[Sequence[float]]) -> list[float]:
+    """When a class that may be held back for one destination was: its ceil fell to half or less."""
+    ceils: dict[float, float] = {}
+    falls = []
+    for t_s, minor, _rate, ceil in changes:
+        if minor in DESTINATION_MINOR and ceil <= HELD_SHARE * ceils.get(minor, 0.0):
+            falls.append(t_s)
+        ceils[minor] = ceil
+    return falls

@@ -1,0 +1,247 @@
+"""Faults: what goes wrong with a broker, its disk and its link while training, storage and people use the link.
+
+Each fault has a block of its own: everything runs for a while, the fault happens, everything is watched, what is broken
+is mended as an operator or systemd would, and everything is watched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hive_qos.errors import HiveError
+from shaping.kernel import RealKernel
+from shaping.model import INNER_MINOR
+from tools.brokerbench import scenes
+from tools.brokerbench.run import Run
+from tools.brokerbench.shares import JOB, counters_of, payload_bytes
+from tools.brokerbench.stage import Job, Stage
+from tools.measure.programs import environment
+
+SCENARIO = "faults"
+HOST = "a"
+BEFORE_S, BROKEN_S, AFTER_S = 4.0, 4.0, 4.0
+CARRIER_LOST_S = 1.0
+HOLD_WITHIN_S, HOLD_RATE_SHARE = 12.0, 0.4
+"""Storage is held back for bursts while a queue may stand elsewhere: after a cut, which a slower link brings about."""
+
+RIGHT_WITHIN_S, POLL_S = 20.0, 0.02
+DISK_BYTES = 96 * 2**20
+NOT_TRIED = {
+    "clock set back": (
+        "CLOCK_REALTIME cannot be changed for one network namespace alone, and setting it would change the machine's. "
+        "Neither daemon nor guard nor shaper reads it: all their times are CLOCK_MONOTONIC."
+    ),
+}
+
+Fault = Callable[["_Faults"], Mapping[str, Any]]
+
+
+def measure(run: Run) -> None:
+    """One block a fault."""
+    for untried, why in NOT_TRIED.items():
+        run.write("not-tried", SCENARIO, condition=untried, why=why)
+    faults: Mapping[str, tuple[str, Fault]] = {
+        "killed in a hold": ("brokered", _Faults.killed),
+        "link down and up": ("brokered", _Faults.carrier_lost),
+        "link down and up, no broker": ("none", _Faults.carrier_lost),
+        "disk full": ("brokered", _Faults.disk_full),
+        "second broker": ("brokered", _Faults.second_broker),
+        "ingress device deleted": ("brokered", _Faults.ingress_device_deleted),
+    }
+    settings = run.settings
+    scene = scenes.sender(settings, name=SCENARIO)
+    job = Job(name=JOB, compute_s=settings.compute_s, payload_bytes=payload_bytes(settings, scene.rate_bits_per_s))
+
+    def prepare(stage: Stage, stack: contextlib.ExitStack) -> None:
+        stack.enter_context(_disk(stage.brokers.seats[HOST].directory))
+
+    with Stage(scene, settings, jobs=[job], watch=(HOST, scene.target_address), prepare=prepare) as stage:
+        for name, (condition, fault) in faults.items():
+            with run.guarded(SCENARIO, name):
+                _block(run, stage, name, condition, fault)
+
+
+def _block(run: Run, stage: Stage, name: str, condition: str, fault: Fault) -> None:
+    stage.enter(condition)
+    try:
+        stage.train(BEFORE_S)
+        stage.forget()
+        begin_s = time.monotonic()
+        found = dict(fault(_Faults(stage)))
+        end_s = time.monotonic()
+        stage.rest()
+        seen = stage.seen()
+    finally:
+        stage.lab.links[stage.scene.bottleneck].set_rate(stage.scene.rate_bits_per_s)
+        stage.leave(condition)
+        tag = f"{SCENARIO}-{name.replace(' ', '-').replace(',', '')}"
+        decided = run.keep_decisions(stage, tag=tag)
+    if "not_tried" in found:
+        run.write("not-tried", SCENARIO, condition=name, why=found["not_tried"])
+        return
+    run.write(
+        "block", SCENARIO, condition=name, round=run.rounds(SCENARIO, 1)[0], begin_s=begin_s, end_s=end_s, found=found,
+        counters=counters_of(stage.scene), decisions=decided, **seen,
+    )  # fmt: skip
+    run.say(f"{SCENARIO}: {name}: {found}")
+
+
+class _Faults:
+    """The faults, on a stage where everything runs. Each says what it found, with the time of what it did."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._host = stage, stage.lab[HOST]
+
+    def killed(self) -> Mapping[str, Any]:
+        """kill -9 while storage waits for a burst; nobody starts it again for a while."""
+        stage = self._stage
+        stage.lab.links[stage.scene.bottleneck].set_rate(int(HOLD_RATE_SHARE * stage.scene.rate_bits_per_s))
+        due_s = time.monotonic() + HOLD_WITHIN_S
+        while not (held := self._storage_is_held()) and time.monotonic() < due_s:
+            stage.train(POLL_S)
+        at_s = time.monotonic()
+        stage.brokers.kill(HOST)
+        stage.train(1.0)
+        ceil_bits_per_s = self._ceil_of_storage()
+        stage.train(BROKEN_S)
+        return {"at_s": at_s, "held": held, "ceil_after_1_s": ceil_bits_per_s, **self._started_again()}
+
+    def carrier_lost(self) -> Mapping[str, Any]:
+        """Somebody pulls the plug, and puts it back."""
+        link = self._stage.lab.links[self._stage.scene.bottleneck]
+        link.down()
+        self._stage.wait(CARRIER_LOST_S)
+        link.up()
+        at_s = time.monotonic()
+        right_s = self._seconds_until_right(at_s) if self._stage.brokers.pids else None
+        self._stage.train(BROKEN_S + AFTER_S)
+        return {"at_s": at_s, "right_s": right_s}
+
+    def disk_full(self) -> Mapping[str, Any]:
+        """The disk of state and recording fills up; then the broker is killed, and started on the full disk."""
+        stage, seat = self._stage, self._stage.brokers.seats[HOST]
+        filler = seat.directory / "filler"
+        at_s = time.monotonic()
+        _fill(filler)
+        stage.train(BROKEN_S)
+        answers = stage.brokers.status(HOST) is not None
+        stage.brokers.kill(HOST)
+        stage.train(1.0)
+        try:
+            on_full_disk: Mapping[str, Any] = {**self._started_again(), "started": True}
+        except HiveError as error:
+            on_full_disk = {"started": False, "words": str(error)[-300:]}
+        filler.unlink()
+        again = {} if on_full_disk["started"] else self._started_again()
+        stage.train(AFTER_S)
+        return {"at_s": at_s, "answers_on_full_disk": answers, **on_full_disk, **again}
+
+    def second_broker(self) -> Mapping[str, Any]:
+        """The same command a second time; the first must not notice."""
+        seat, at_s = self._stage.brokers.seats[HOST], time.monotonic()
+        program = Path(sys.executable).with_name("hive-qos")
+        argv = [str(program), "broker", "--config", str(seat.directory / "broker.toml")]
+        second = self._host.popen(argv, env=environment(), cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        due_s = time.monotonic() + RIGHT_WITHIN_S
+        while second.poll() is None and time.monotonic() < due_s:
+            self._stage.train(0.1)
+        if second.poll() is None:
+            second.kill()
+        words = second.communicate()[0].decode(errors="replace").strip().splitlines()
+        right_s = self._seconds_until_right(at_s)
+        self._stage.train(AFTER_S)
+        return {"at_s": at_s, "exit_code": second.returncode, "words": words[-1:], "right_s": right_s}
+
+    def ingress_device_deleted(self) -> Mapping[str, Any]:
+        """Somebody deletes the device through which what comes in is shaped."""
+        found = json.loads(self._host.run(["ip", "-j", "link", "show", "type", "ifb"]).stdout or "[]")
+        names = [entry["ifname"] for entry in found if "ifname" in entry]
+        if not names:
+            return {"not_tried": "this configuration shapes nothing that comes in"}
+        at_s = time.monotonic()
+        self._host.run(["ip", "link", "del", names[0]])
+        due_s = at_s + RIGHT_WITHIN_S
+        back = False
+        while not back and time.monotonic() < due_s:
+            self._stage.train(0.05)
+            back = f" {names[0]}" in self._host.run(["ip", "-o", "link", "show", "type", "ifb"]).stdout
+        right_s = time.monotonic() - at_s if back else None
+        self._stage.train(AFTER_S)
+        return {"at_s": at_s, "right_s": right_s}
+
+    def _started_again(self) -> dict[str, Any]:
+        """Start the daemon, and say how long it took until its tree and its word were right."""
+        started_s = time.monotonic()
+        self._stage.brokers.start([HOST])
+        right_s = self._seconds_until_right(started_s)
+        self._stage.brokers.wait_for_sessions([HOST])
+        sessions_s = time.monotonic() - started_s
+        self._stage.train(AFTER_S)
+        return {"started_at_s": started_s, "right_s": right_s, "sessions_s": sessions_s}
+
+    def _seconds_until_right(self, since_s: float) -> float | None:
+        """Until the daemon answers, knows its interface's capacity and reads its counters, and the tree is its own."""
+        due_s = time.monotonic() + RIGHT_WITHIN_S
+        while time.monotonic() < due_s:
+            status = self._stage.brokers.status(HOST)
+            if status and _is_right(status) and "htb ffe0:" in self._root():
+                return time.monotonic() - since_s
+            self._stage.train(POLL_S)
+        return None
+
+    def _root(self) -> str:
+        return self._host.run(["tc", "qdisc", "show", "dev", self._host.interface, "root"]).stdout
+
+    def _storage_is_held(self) -> bool:
+        status = self._stage.brokers.status(HOST)
+        classes = status["interfaces"][0]["classes"] if status and status["interfaces"] else []
+        return any(each["name"] == "storage" and each["reason"]["code"] == "yields-to-burst" for each in classes)
+
+    def _ceil_of_storage(self) -> int:
+        """As the kernel has it, in bits per second; 0 where there is no such class."""
+        with self._host.enter(), contextlib.closing(RealKernel()) as kernel:
+            tree = kernel.observe(self._host.interface)
+        ceils = [spec.ceil_bits_per_s for spec in tree.classes if spec.minor == INNER_MINOR["storage"]] if tree else []
+        return ceils[0] if ceils else 0
+
+
+def _is_right(status: Mapping[str, Any]) -> bool:
+    interfaces = status["interfaces"]
+    codes = {alarm["code"] for alarm in status["alarms"]}
+    bad = {"interface-missing", "counters-stale", "counters-unreadable", "apply-failed", "guard-missing"}
+    return bool(interfaces) and interfaces[0]["capacity_bits_per_s"] > 0 and not codes & bad
+
+
+@contextlib.contextmanager
+def _disk(directory: Path) -> Iterator[None]:
+    """A small file system of its own for a broker's directory, with what is in it."""
+    kept = {path.name: path.read_text() for path in directory.iterdir() if path.is_file()}
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=755", "tmpfs", str(directory)], check=True)
+    try:
+        for name, text in kept.items():
+            (directory / name).write_text(text)
+        (directory / "state").mkdir(mode=0o755)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+def _fill(path: Path) -> None:
+    """Write until there is no room left."""
+    chunk = bytes(2**20)
+    with path.open("wb", buffering=0) as file:
+        for size in (2**20, 2**12, 1):
+            try:
+                while file.write(chunk[:size]):
+                    pass
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise

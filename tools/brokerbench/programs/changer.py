@@ -1,0 +1,126 @@
+"""Changes the rates of a host's tree many times a second, as the broker does or as a script does that builds it anew.
+
+    python -m tools.brokerbench.programs.changer --interface eth0 --rate 100000000 --changes 1000 --how ours \
+        --state DIR --output FILE
+
+Prints `up` when the tree stands, begins when standard input says something, writes one JSON object with a row for each
+change (when, how long it took, storage's queue before and after), prints `done`, and puts everything back when standard
+input ends: until then the last tree stands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shaping.journal import Journal
+from shaping.kernel import RealKernel
+from shaping.model import ClassShape, InterfaceShape, Rule
+from shaping.shaper import Shaper
+from tools.brokerbench.programs.flood import PORT
+from tools.measure.fixed import FixedTree
+
+PAUSE_S = 0.01
+SEED = 1
+CAPACITY_SHARE = (0.75, 0.97)
+"""Of the link; paced traffic at half of it always fits."""
+
+
+def shape(interface: str, *, rate_bits_per_s: int, dice: random.Random) -> InterfaceShape:
+    """A shape with other rates and ceilings of every class each time, paced traffic at half the link's rate inside."""
+    capacity = int(rate_bits_per_s * dice.uniform(*CAPACITY_SHARE))
+    compute, storage = int(0.55 * rate_bits_per_s), int(rate_bits_per_s * dice.uniform(0.02, 0.12))
+    return InterfaceShape(
+        interface=interface,
+        capacity_bits_per_s=capacity,
+        classes=(
+            ClassShape("control", int(0.02 * rate_bits_per_s), capacity, 0),
+            ClassShape("compute", compute, capacity, 1),
+            ClassShape("storage", storage, int(dice.uniform(storage, capacity)), 3),
+            ClassShape("other", int(rate_bits_per_s * dice.uniform(0.02, 0.05)), capacity, 2),
+        ),
+        rules=(Rule(target="storage", port=PORT),),
+    )
+
+
+def ours(options: argparse.Namespace, begin: Callable[[], None], end: Callable[[dict[str, Any]], None]) -> None:
+    """Change by the shaper, as the daemon does."""
+    dice, rows = random.Random(SEED), []
+    with Shaper(RealKernel(), Journal(options.state)) as shaper:
+        shaper.attach(shape(options.interface, rate_bits_per_s=options.rate, dice=dice))
+        begin()
+        for _ in range(options.changes):
+            wanted = shape(options.interface, rate_bits_per_s=options.rate, dice=dice)
+            before = shaper.counters(options.interface).classes["storage"].backlog_packets
+            begin_s = time.monotonic()
+            shaper.apply(wanted)
+            took_s = time.monotonic() - begin_s
+            after = shaper.counters(options.interface).classes["storage"].backlog_packets
+            rows.append([begin_s, took_s, before, after])
+            time.sleep(PAUSE_S)
+        counters = shaper.counters(options.interface)
+        dropped = {name: found.dropped_packets for name, found in counters.classes.items()}
+        end({"rows": rows, "dropped": dropped})
+        shaper.detach(options.interface)
+
+
+def rebuilt(options: argparse.Namespace, begin: Callable[[], None], end: Callable[[dict[str, Any]], None]) -> None:
+    """Change by deleting the tree and building it anew, as a shell script does."""
+    dice, rows = random.Random(SEED), []
+
+    def build() -> None:
+        rate = int(options.rate * dice.uniform(*CAPACITY_SHARE))
+        tree = FixedTree(rate_bits_per_s=rate, storage_share=0.1, borrowing=True, port=PORT)
+        lines = ["qdisc del dev {0} root", *(" ".join(words[1:]) for words in tree.commands(options.interface))]
+        text = "\n".join(lines).replace("{0}", options.interface) + "\n"
+        subprocess.run(["tc", "-force", "-batch", "-"], input=text, text=True, capture_output=True, check=False)
+
+    def backlog() -> int:
+        words = ["tc", "-j", "-s", "qdisc", "show", "dev", options.interface]
+        found = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+        return next((int(each.get("qlen", 0)) for each in found if each["handle"] == "20:"), 0)
+
+    build()
+    begin()
+    for _ in range(options.changes):
+        before = backlog()
+        begin_s = time.monotonic()
+        build()
+        took_s = time.monotonic() - begin_s
+        rows.append([begin_s, took_s, before, backlog()])
+        time.sleep(PAUSE_S)
+    end({"rows": rows, "dropped": {}})
+    subprocess.run(["tc", "qdisc", "del", "dev", options.interface, "root"], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Many changes of a tree.")
+    parser.add_argument("--interface", required=True)
+    parser.add_argument("--rate", type=int, required=True)
+    parser.add_argument("--changes", type=int, required=True)
+    parser.add_argument("--how", choices=["ours", "rebuilt"], required=True)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+
+    def begin() -> None:
+        print("up", flush=True)
+        sys.stdin.readline()
+
+    def end(found: dict[str, Any]) -> None:
+        options.output.write_text(json.dumps(found) + "\n")
+        print("done", flush=True)
+        sys.stdin.read()
+
+    (ours if options.how == "ours" else rebuilt)(options, begin, end)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Figures of every scenario and the goals, as one JSON document made from raw records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tools.brokerbench import changing_figures, failing_figures, figures
+from tools.brokerbench.records import Record, read
+from tools.brokerbench.settings import SCENARIOS
+
+FILE = "report.json"
+
+Goal: TypeAlias = tuple[str, float | None, str, float]
+"""What it is about, what was found, `at_least` or `at_most`, the bound."""
+
+FIGURES: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Any]]] = {
+    "sender": figures.shares,
+    "receiver": figures.shares,
+    "remote": figures.shares,
+    "capacity": changing_figures.capacity,
+    "jobs": changing_figures.jobs,
+    "changes": failing_figures.changes,
+    "faults": failing_figures.faults,
+    "hold": failing_figures.holds,
+}
+
+STEP_GOALS = {"sender": (1.05, 1.15, 0.95), "receiver": (1.10, None, 0.85), "remote": (1.10, None, 0.85)}
+"""Step of idle: median and 95th percentile, at most; storage of what is left, at least."""
+
+
+def write(directory: Path) -> dict[str, Any]:
+    """Compute a run's report from its records, and write it beside them."""
+    heads, records = read(directory)
+    found = compute(heads, records)
+    (directory / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def compute(heads: Sequence[Record], records: Sequence[Record]) -> dict[str, Any]:
+    """The report. Pure."""
+    scenarios = {}
+    for scenario in SCENARIOS:
+        blocks = [record for record in records if record["scenario"] == scenario and record["kind"] == "block"]
+        if blocks:
+            scenarios[scenario] = dict(FIGURES[scenario](blocks))
+    return {
+        "schema": 1,
+        "runs": list(heads),
+        "scenarios": scenarios,
+        "goals": [
+            {
+                "name": name,
+                "value": value,
+                side: bound,
+                "passed": None if value is None else (value >= bound if side == "at_least" else value <= bound),
+            }
+            for name, value, side, bound in goals(scenarios)
+        ],
+        "not_tried": [record for record in records if record["kind"] == "not-tried"],
+        "failures": [record for record in records if record["kind"] == "failure"],
+    }
+
+
+def goals(scenarios: Mapping[str, Mapping[str, Any]]) -> list[Goal]:
+    """What our own must reach; None where it was not measured."""
+    found: list[Goal] = []
+    for scenario, (median, p95, storage) in STEP_GOALS.items():
+        if scenario in scenarios:
+            ours = scenarios[scenario].get("brokered", {})
+            ratio = ours.get("ratio", {})
+            found.append((f"{scenario}: step of idle, median", ratio.get("median"), "at_most", median))
+            if p95 is not None:
+                found.append((f"{scenario}: step of idle, 95th percentile", ratio.get("p95"), "at_most", p95))
+            of_left = ours.get("storage_of_left", {}).get("all")
+            found.append((f"{scenario}: storage of what is left", of_left, "at_least", storage))
+    if "capacity" in scenarios:
+        found += _capacity_goals(scenarios["capacity"].get("brokered", {}))
+    if "changes" in scenarios:
+        found += _change_goals(scenarios["changes"])
+    if "faults" in scenarios:
+        found += _fault_goals(scenarios["faults"])
+    if "hold" in scenarios:
+        latency = scenarios["hold"]["brokered"]["latency_s"] or {}
+        found.append(("hold: beyond the way there, median, s", latency.get("median"), "at_most", 0.010))
+        found.append(("hold: the same, 95th percentile, s", latency.get("p95"), "at_most", 0.025))
+    if "jobs" in scenarios:
+        ours = scenarios["jobs"].get("brokered", {})
+        found.append(("jobs: fairness", ours.get("fairness", {}).get("low"), "at_least", 0.98))
+        for name, kept in ours.get("kept", {}).items():
+            found.append((f"jobs: guarantee of {name} kept", kept, "at_least", 0.98))
+    return found
+
+
+def _change_goals(found: Mapping[str, Any]) -> list[Goal]:
+    ours = found.get("ours", {})
+    goals: list[Goal] = [
+        (f"changes: datagrams {what}", ours.get(key), "at_most", 0.0)
+        for what, key in (("lost", "lost"), ("reordered", "reordered"))
+    ]
+    goals.append(("changes: queues purged", ours.get("purged"), "at_most", 0.0))
+    counted = [each for each in found.values() if "cores" in each]
+    many: Mapping[str, Any] = max(counted, key=lambda each: int(each["flows"]), default={})
+    flows = many.get("flows", 0)
+    goals.append((f"{flows} flows: cores of the daemon", many.get("cores"), "at_most", 0.03))
+    resident = many.get("resident_bytes")
+    goals.append((f"{flows} flows: its memory, MB", resident / 1e6 if resident else None, "at_most", 64.0))
+    return goals
+
+
+def _fault_goals(found: Mapping[str, Any]) -> list[Goal]:
+    goals: list[Goal] = []
+    for fault, seen in found.items():
+        if fault.endswith("no broker"):
+            continue
+        worst = max(seen[f"{who}_gap_s"] for who in ("storage", "training", "people"))
+        goals.append((f"{fault}: longest that anybody starves, s", worst, "at_most", 1.0))
+        right_s = seen["right_s"]
+        goals.append((f"{fault}: right again, s", math.inf if right_s is None else right_s, "at_most", 2.0))
+    return goals
+
+
+def _capacity_goals(ours: Mapping[str, Any]) -> list[Goal]:
+    def worst(name: str) -> float | None:
+        """The largest over the rounds; never having followed is worse than any bound."""
+        found = ours.get(name)
+        return None if not ours else math.inf if found is None or found["missed"] else float(found["high"])
+
+    return [
+        ("capacity: a fall is followed, s", worst("fall_s"), "at_most", 1.5),
+        ("capacity: a rise is followed, s", worst("rise_s"), "at_most", 5.0),
+        ("capacity: delay of people once settled, 95th percentile, s", ours.get("delay_s"), "at_most", 0.03),
+        ("capacity: used once settled", ours.get("used"), "at_least", 0.9),
+    ]

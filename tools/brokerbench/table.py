@@ -1,0 +1,207 @@
+"""The report as tables: in a terminal, and for a document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hive_qos.units import format_rate, format_size
+
+Row: TypeAlias = tuple[str, Mapping[str, Any]]
+Column: TypeAlias = tuple[str, Callable[[Mapping[str, Any]], str]]
+
+NONE = "-"
+TITLES = {
+    "sender": "1  Bottleneck at the sender's own link",
+    "receiver": "2  Bottleneck at the receiver's link, flooded from a link ten times faster",
+    "remote": "3  Remote bottleneck of unknown rate with a deep buffer",
+    "capacity": "4  A link that falls to a third and rises again",
+    "jobs": "5  Two jobs and storage",
+    "changes": "6  Many changes, and many flows",
+    "faults": "7  Faults",
+    "hold": "8  Holds between brokers",
+}
+
+
+def print_report(console: Console, report: Mapping[str, Any]) -> None:
+    """Print every scenario, what failed, and the goals."""
+    for title, rows, columns in sections(report):
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("", no_wrap=True)
+        for name, _ in columns:
+            table.add_column(name, justify="right", no_wrap=True)
+        for name, figures in rows:
+            style = "bold" if name.startswith("brokered") else None
+            table.add_row(name, *(show(figures) for _, show in columns), style=style)
+        console.print(table)
+    for untried in report["not_tried"]:
+        text = f"Not tried: {untried['condition']}: {untried['why']}"
+        console.print(text, style="yellow", markup=False, highlight=False)
+    for failure in report["failures"]:
+        text = f"Failed: {failure['scenario']}: {failure['what']}: {failure['error']}"
+        console.print(text, style="red", markup=False, highlight=False)
+    _print_goals(console, report["goals"])
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """The same tables for a document."""
+    lines = []
+    for title, rows, columns in sections(report):
+        lines += [f"### {title}", "", f"| {' | '.join(['', *(name for name, _ in columns)])} |"]
+        lines.append("|---|" + "---:|" * len(columns))
+        lines += [f"| {' | '.join([name, *(show(figures) for _, show in columns)])} |" for name, figures in rows]
+        lines.append("")
+    for untried in report["not_tried"]:
+        lines += [f"Not tried: {untried['condition']}: {untried['why']}", ""]
+    lines += ["### Goals", "", "| | found | has to be | |", "|---|---:|---:|---|"]
+    lines += [f"| {' | '.join(_goal(goal))} |" for goal in report["goals"]]
+    return "\n".join([*lines, ""])
+
+
+def sections(report: Mapping[str, Any]) -> list[tuple[str, list[Row], Sequence[Column]]]:
+    """Title, rows and columns of each table."""
+    found: list[tuple[str, list[Row], Sequence[Column]]] = []
+    for scenario, by_name in report["scenarios"].items():
+        rows = list(by_name.items())
+        if scenario == "changes":
+            found.append((TITLES[scenario], [row for row in rows if "changes" in row[1]], _CHANGES))
+            rows = [row for row in rows if "cores" in row[1]]
+        if rows:
+            found.append((TITLES[scenario], rows, COLUMNS[scenario]))
+    return found
+
+
+def seconds(value: float | None) -> str:
+    """A time of 0.1 s and more in seconds, below in milliseconds."""
+    if value is None:
+        return NONE
+    return f"{value:.2f} s" if value >= 0.1 else f"{1e3 * value:.1f} ms"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure without unit."""
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def _ratio(figures: Mapping[str, Any]) -> str:
+    ratio = figures.get("ratio")
+    return NONE if ratio is None else f"{ratio['median']:.2f} ({ratio['low']:.2f} … {ratio['high']:.2f})"
+
+
+def _of_left(figures: Mapping[str, Any]) -> str:
+    share = figures["storage_of_left"]
+    if not figures["storage_bits_per_s"] > 1e5:
+        return NONE
+    return f"{share['all']:.2f} ({share['low']:.2f} … {share['high']:.2f})"
+
+
+def _brokers(figures: Mapping[str, Any]) -> str:
+    cores = [value for name, value in figures["cores"].items() if name.startswith("broker ")]
+    return number(max(cores), 3) if cores else NONE
+
+
+_SHARES: list[Column] = [
+    ("step", lambda f: f"{f['step_s']['median']:.3f} s"),
+    ("95 %", lambda f: f"{f['step_s']['p95']:.3f} s"),
+    ("of idle", _ratio),
+    ("95 %", lambda f: number(f.get("ratio", {}).get("p95"))),
+    ("storage", lambda f: format_rate(f["storage_bits_per_s"]) if f["storage_bits_per_s"] > 1e5 else NONE),
+    ("of left", _of_left),
+    ("steps", lambda f: str(f["step_s"]["n"])),
+    ("CPU idle", lambda f: number(f["idle_share"])),
+    ("broker, cores", _brokers),
+    ("limit", lambda f: str(f["limit"])),
+]
+
+
+def _followed(name: str) -> Callable[[Mapping[str, Any]], str]:
+    def text(figures: Mapping[str, Any]) -> str:
+        found = figures[name]
+        if found is None:
+            return NONE
+        missed = f", {found['missed']} never" if found["missed"] else ""
+        return f"{found['median']:.1f} s, at most {found['high']:.1f} s{missed}"
+
+    return text
+
+
+def _of_parts(key: str, show: Callable[[float | None], str]) -> Callable[[Mapping[str, Any]], str]:
+    return lambda figures: " / ".join(show(part[key]) for part in figures["parts"].values())
+
+
+_CAPACITY: list[Column] = [
+    ("a fall is followed within", _followed("fall_s")),
+    ("a rise within", _followed("rise_s")),
+    ("delay of people, 95 %, ms: start / fall / rise", _of_parts("delay_s", lambda s: number(s and 1e3 * s, 0))),
+    ("used", _of_parts("used", number)),
+    ("step, s", _of_parts("step_s", number)),
+    ("CPU idle", lambda f: number(f["idle_share"])),
+]
+_JOBS: list[Column] = [
+    ("small job", lambda f: format_rate(f["got_bits_per_s"]["small"])),
+    ("large job", lambda f: format_rate(f["got_bits_per_s"]["large"])),
+    ("fairness", lambda f: number(f["fairness"]["median"], 3)),
+    ("least of 10 s", lambda f: number(f["fairness"]["low_10_s"], 3)),
+    ("storage, of its guarantee", lambda f: number(f["kept"]["storage"])),
+    ("training, of its", lambda f: number(f["kept"]["training"])),
+    ("CPU idle", lambda f: number(f["idle_share"])),
+]
+_CHANGES: list[Column] = [
+    ("changes", lambda f: str(f["changes"])),
+    ("each took", lambda f: seconds(f["took_s"])),
+    ("datagrams", lambda f: str(f["datagrams"])),
+    ("lost", lambda f: str(f["lost"])),
+    ("reordered", lambda f: str(f["reordered"])),
+    ("longest gap", lambda f: seconds(f["longest_gap_s"])),
+    ("queued, packets", lambda f: number(f["queued"], 0)),
+    ("queues purged", lambda f: number(f["purged"], 0)),
+]
+_FLOWS: list[Column] = [
+    ("flows seen", lambda f: str(f["flows"])),
+    ("cores of the daemon", lambda f: number(f["cores"], 3)),
+    ("memory", lambda f: format_size(f["resident_bytes"])),
+]
+_FAULTS: list[Column] = [
+    ("storage starves for", lambda f: seconds(f["storage_gap_s"])),
+    ("training", lambda f: seconds(f["training_gap_s"])),
+    ("people", lambda f: seconds(f["people_gap_s"])),
+    ("longest step", lambda f: seconds(f["step_s"])),
+    ("right again after", lambda f: seconds(f["right_s"])),
+    ("sessions back after", lambda f: seconds(f["sessions_s"])),
+]
+_HOLD: list[Column] = [
+    ("bursts", lambda f: str(f["announced"])),
+    ("held", lambda f: str(f["held"])),
+    ("beyond the way there", lambda f: seconds(f["latency_s"] and f["latency_s"]["median"])),
+    ("95 %", lambda f: seconds(f["latency_s"] and f["latency_s"]["p95"])),
+    ("longest", lambda f: seconds(f["latency_s"] and f["latency_s"]["high"])),
+]
+COLUMNS: Mapping[str, Sequence[Column]] = {
+    "sender": _SHARES,
+    "receiver": _SHARES,
+    "remote": _SHARES,
+    "capacity": _CAPACITY,
+    "jobs": _JOBS,
+    "changes": _FLOWS,
+    "faults": _FAULTS,
+    "hold": _HOLD,
+}
+
+
+def _goal(goal: Mapping[str, Any]) -> list[str]:
+    limit = f"≥ {goal['at_least']:g}" if "at_least" in goal else f"≤ {goal['at_most']:g}"
+    verdict = {True: "yes", False: "no", None: "not measured"}[goal["passed"]]
+    return [goal["name"], number(goal["value"], 3), limit, verdict]
+
+
+def _print_goals(console: Console, goals: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(title="Goals of the broker", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for name in ("", "found", "has to be", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for goal in goals:
+        table.add_row(*_goal(goal), style={True: "green", False: "red", None: None}[goal["passed"]])
+    console.print(table)
