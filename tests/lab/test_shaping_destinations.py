@@ -166,7 +166,7 @@ def test_tcp_is_held_towards_one_address_and_flows_to_another(shaper: Shaper, be
 
 CHANGES = 300
 PACED_BITS_PER_S = 5 * MBIT
-"""An eighth of the capacity, in four flows: less than any class, address or job has at any moment of the changes below."""
+"""An eighth of the capacity, in four flows: each less than its class, address or job has at any moment below."""
 
 
 def shapes_in_turn(number: int) -> InterfaceShape:
