@@ -56,6 +56,7 @@ _TCMSG = struct.Struct("=BxHiIII")  # family, pad, interface index, handle, pare
 _RATE = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
 _HTB_TAIL = struct.Struct("=IIIII")  # buffer, cbuffer, quantum, level, prio
 _HTB_GLOB = struct.Struct("=IIIII")  # version, rate2quantum, defcls, debug, direct_pkts
+_ATTRIBUTE = struct.Struct("=HH")  # length, kind
 _U32_SEL = struct.Struct("=BBBxHHhhI")  # flags, offshift, nkeys, offmask, off, offoff, hoff, hmask
 _LINKLAYER_ETHERNET = 1
 _HTB_VERSION = 3
@@ -163,7 +164,7 @@ def decode_object(message_type: int, body: bytes) -> Object:
         struct.error: shorter than a tcmsg; the kernel does not send that.
     """
     _, _, index, handle, parent, info = _TCMSG.unpack_from(body)
-    attributes = dict(attributes_of(body, _TCMSG.size))
+    attributes = attribute_map(body, _TCMSG.size)
     kind = attributes.get(_TCA_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
     return Object(
         message_type=message_type,
@@ -179,14 +180,14 @@ def decode_object(message_type: int, body: bytes) -> Object:
 
 def decode_root(found: Object) -> tuple[QdiscSpec, int]:
     """The HTB root and its count of packets that went past every class."""
-    glob = dict(attributes_of(found.options, 0))[_TCA_HTB_INIT]
+    glob = attribute_map(found.options, 0)[_TCA_HTB_INIT]
     _, _, default, _, direct = _HTB_GLOB.unpack_from(glob)
     return QdiscSpec(handle_major=found.handle >> 16, default_minor=default & 0xFFFF), direct
 
 
 def decode_class(found: Object) -> ClassSpec:
     """All that a class of HTB was told."""
-    attributes = dict(attributes_of(found.options, 0))
+    attributes = attribute_map(found.options, 0)
     parms = attributes[_TCA_HTB_PARMS]
     rate: int = _RATE.unpack_from(parms, 0)[5]
     ceil: int = _RATE.unpack_from(parms, _RATE.size)[5]
@@ -214,14 +215,14 @@ def decode_leaf(found: Object) -> LeafSpec | None:
         limit: int = struct.unpack_from("=I", found.options)[0]
         return LeafSpec(parent_minor=parent_minor, kind="bfifo", limit=limit, handle_major=found.handle >> 16)
     if found.kind == "fq_codel":
-        limit = int.from_bytes(dict(attributes_of(found.options, 0))[_TCA_FQ_CODEL_LIMIT], sys.byteorder)
+        limit = int.from_bytes(attribute_map(found.options, 0)[_TCA_FQ_CODEL_LIMIT], sys.byteorder)
         return LeafSpec(parent_minor=parent_minor, kind="fq_codel", limit=limit, handle_major=found.handle >> 16)
     return None
 
 
 def decode_filter(found: Object) -> FilterSpec | None:
     """A u32 rule with a target; None for the heads of hash tables that the kernel lists beside them."""
-    attributes = dict(attributes_of(found.options, 0))
+    attributes = attribute_map(found.options, 0)
     selector = attributes.get(_TCA_U32_SEL)
     if found.kind != "u32" or selector is None or _TCA_U32_CLASSID not in attributes:
         return None
@@ -246,7 +247,7 @@ def decode_filter(found: Object) -> FilterSpec | None:
 
 def decode_counters(statistics: bytes) -> ClassCounters:
     """TCA_STATS2 of an HTB class. Sizes grew over kernel versions: what is missing counts as 0."""
-    attributes = dict(attributes_of(statistics, 0))
+    attributes = attribute_map(statistics, 0)
     sent_bytes, sent_packets = struct.unpack_from("=QI", attributes[_TCA_STATS_BASIC])
     if _TCA_STATS_PKT64 in attributes:  # the 32-bit one wraps after an hour at 1 M packets/s
         (sent_packets,) = struct.unpack_from("=Q", attributes[_TCA_STATS_PKT64])
@@ -264,6 +265,19 @@ def decode_counters(statistics: bytes) -> ClassCounters:
         tokens=tokens,
         ctokens=ctokens,
     )
+
+
+def attribute_map(data: bytes, offset: int) -> dict[int, bytes]:
+    """All attributes from `offset`, of each kind the last; as `attributes_of`, at half its cost, for every tick."""
+    found = {}
+    end = len(data) - 4
+    while offset <= end:
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if length < 4 or offset + length > end + 4:
+            break
+        found[kind & 0x3FFF] = data[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+    return found
 
 
 def attributes_of(data: bytes, offset: int) -> Iterator[tuple[int, bytes]]:

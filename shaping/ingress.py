@@ -68,6 +68,8 @@ class Ingress:
         """Make the IFB or adopt it, then redirect to it."""
         if not capabilities.htb:
             raise ShapingError("this kernel has no HTB (CONFIG_NET_SCH_HTB); nothing can be shaped here")
+        if not capabilities.u32:
+            raise ShapingError("this kernel has no u32 classifier; what arrives cannot be led to an IFB")
         interface = shape.interface
         journalled = self._journal.read_ingress(interface)
         device = journalled or device_of(self._number(interface))

@@ -49,10 +49,14 @@ from shaping.tree import desired_tree
 
 @dataclass(frozen=True)
 class _Attached:
-    """What we know of an interface: its journalled prior, and the tree as last applied and read back."""
+    """What we know of an interface: its journalled prior, the tree as last applied and read back, and its shape.
+
+    `shape` is None where the tree is not known to be the shape's.
+    """
 
     prior: PriorQdisc
     tree: Tree
+    shape: InterfaceShape | None = None
 
 
 class Shaper:
@@ -141,6 +145,16 @@ class Shaper:
             ShapingError: the kernel side failed. What is there then is read again at the next call.
         """
         attached = self._known(shape.interface)
+        operations = () if shape == attached.shape else self._change(shape, attached)
+        self._segments.apply(shape.interface, shape.gso_max_segs)
+        if self._lines.get(shape.interface) != shape.line_bits_per_s:
+            self._journal_line(shape)
+        if self._rules.get(shape.interface) != shape.rules:
+            self._rules[shape.interface] = shape.rules
+            self.classify()
+        return operations
+
+    def _change(self, shape: InterfaceShape, attached: _Attached) -> tuple[Operation, ...]:
         wanted = desired_tree(shape, self.capabilities, attached.tree)
         try:
             operations = diff(attached.tree, wanted)
@@ -148,16 +162,9 @@ class Shaper:
         except ShapingError:
             observed = self._kernel.observe(shape.interface)
             if observed is not None:
-                self._attached[shape.interface] = replace(attached, tree=observed)
+                self._attached[shape.interface] = replace(attached, tree=observed, shape=None)
             raise
-        if operations:
-            self._attached[shape.interface] = replace(attached, tree=wanted)
-        self._segments.apply(shape.interface, shape.gso_max_segs)
-        if self._lines.get(shape.interface) != shape.line_bits_per_s:
-            self._journal_line(shape)
-        if self._rules.get(shape.interface) != shape.rules:
-            self._rules[shape.interface] = shape.rules
-            self.classify()
+        self._attached[shape.interface] = replace(attached, tree=wanted, shape=shape)
         return operations
 
     def classify(self) -> tuple[str, ...]:
@@ -198,7 +205,8 @@ class Shaper:
         if observed is None:
             del self._attached[interface]
             raise ShapingError(f"the root of {interface} is not ours any more; somebody replaced or removed it")
-        self._attached[interface] = replace(attached, tree=observed)
+        if observed != attached.tree:
+            self._attached[interface] = replace(attached, tree=observed, shape=None)
         limited = self._segments.verify(interface)
         return limited and observed == attached.tree
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,23 @@ from shaping_bench import FAMILIES, INTERFACE, PAYLOAD_BYTES, RECEIVER, Bench, t
 from shaping_contract import MBIT, make_shape
 
 from shaping import cgroup
+from shaping.diff import diff
+from shaping.kernel import RealKernel
 from shaping.model import (
+    DESTINATION_MINOR,
     DSCP,
+    JOB_MINOR,
+    LEAF_MINOR,
     MARK_MINOR,
+    AddClass,
     DestinationShape,
     InterfaceShape,
+    JobShape,
     Rule,
 )
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
+from shaping.tree import desired_tree
 from tools.lab.kernel import entered
 
 
@@ -153,3 +162,108 @@ def test_tcp_is_held_towards_one_address_and_flows_to_another(shaper: Shaper, be
         for sock in senders:
             sock.close()
         taking.join(LIMIT_S)
+
+
+CHANGES = 300
+PACED_BITS_PER_S = 5 * MBIT
+"""An eighth of the capacity, in four flows: each less than its class, address or job has at any moment below."""
+
+
+def shapes_in_turn(number: int) -> InterfaceShape:
+    """Rates and ceilings of a class, an address and a job, up and down, and an address that nobody sends to."""
+    even = number % 2
+    return make_shape(
+        INTERFACE,
+        capacity=(40, 60)[even] * MBIT,
+        storage=(8, 12, 10)[number % 3] * MBIT,
+        storage_ceil=(20, 40)[even] * MBIT,
+        destinations=(
+            *(
+                DestinationShape(address, "storage", (2, 3)[even] * MBIT, (4, 9)[even] * MBIT)
+                for address in RECEIVER.values()
+            ),
+            *([DestinationShape(f"10.9.0.{number % 7 + 1}")] if number % 3 else []),
+        ),
+        jobs=(JobShape(0, (2, 5)[even] * MBIT, (6, 30)[even] * MBIT, number % 3, (1.0, 4.0)[even]),),
+    )
+
+
+def test_hundreds_of_changes_under_paced_datagrams_lose_reorder_and_purge_nothing(shaper: Shaper, bench: Bench) -> None:
+    shaper.attach(shapes_in_turn(0))
+    arrived: dict[int, list[int]] = {}
+    ending = threading.Event()
+    sent = {}
+    marks = {0: MARK_MINOR["storage"], 1: JOB_MINOR[0], 2: MARK_MINOR["compute"], 3: MARK_MINOR["other"]}
+    with bench.sink(socket.AF_INET) as sink:
+        port = sink.getsockname()[1]
+
+        def take() -> None:
+            while True:
+                data = sink.recv(2000)
+                if len(data) < PAYLOAD_BYTES:
+                    return
+                arrived.setdefault(data[0], []).append(int.from_bytes(data[1:5], "big"))
+
+        def pace() -> None:
+            socks = {}
+            for flow, minor in marks.items():
+                socks[flow] = bench.socket(socket.AF_INET)
+                mark_socket(socks[flow], minor=minor, dscp=None)
+            number, began_s = 0, time.monotonic()
+            while not ending.is_set():
+                for flow, sock in socks.items():
+                    payload = bytes([flow]) + number.to_bytes(4, "big") + bytes(PAYLOAD_BYTES - 5)
+                    sock.sendto(payload, (RECEIVER[socket.AF_INET], port))
+                    sent[flow] = number
+                number += 1
+                due_s = began_s + number * len(socks) * PAYLOAD_BYTES * 8 / PACED_BITS_PER_S
+                began_s += max(0.0, time.monotonic() - due_s - 0.05)  # what a stall held up is not made up for
+                time.sleep(max(0.0, due_s - time.monotonic()))
+            for sock in socks.values():
+                sock.close()
+
+        taking, pacing = threading.Thread(target=take), threading.Thread(target=pace)
+        taking.start()
+        pacing.start()
+        try:
+            changed = sum(bool(shaper.apply(shapes_in_turn(number))) for number in range(1, CHANGES + 1))
+        finally:
+            ending.set()
+            pacing.join()
+        assert changed == CHANGES
+        wait_until(
+            lambda: all(len(arrived.get(flow, [])) == sent[flow] + 1 for flow in marks), what=lambda: (arrived, sent)
+        )
+        with bench.socket(socket.AF_INET) as last:
+            last.sendto(b"end", (RECEIVER[socket.AF_INET], port))
+        taking.join(LIMIT_S)
+    assert arrived == {flow: list(range(sent[flow] + 1)) for flow in marks}
+    assert not any(found.dropped_packets for found in shaper.counters(INTERFACE).classes.values())
+
+
+def test_a_tree_without_the_spare_leaves_is_completed_without_losing_what_waits(
+    shaper: Shaper, bench: Bench, tmp_path: Path
+) -> None:
+    """What a former version built: the same but for the leaves and filters of destinations and jobs."""
+    shape = make_shape(INTERFACE, storage=20_000, storage_ceil=20_000)
+    with entered(bench.sender):
+        kernel = RealKernel()
+    new = desired_tree(shape, kernel.capabilities())
+    former = replace(
+        new,
+        classes=tuple(spec for spec in new.classes if spec.minor not in (*DESTINATION_MINOR, *JOB_MINOR)),
+        leaves=tuple(leaf for leaf in new.leaves if leaf.parent_minor not in (*DESTINATION_MINOR, *JOB_MINOR)),
+        filters=(),
+    )
+    kernel.apply(INTERFACE, diff(None, former))
+    with bench.sink(socket.AF_INET) as sink, bench.socket(socket.AF_INET) as sock:
+        mark_socket(sock, minor=LEAF_MINOR["storage"], dscp=None)
+        for number in range(60):
+            sock.sendto(number.to_bytes(2, "big") + bytes(PAYLOAD_BYTES - 2), sink.getsockname())
+        attachment = shaper.attach(shape)
+        assert attachment.adopted
+        assert sum(isinstance(operation, AddClass) for operation in attachment.operations) == 16
+        assert shaper.counters(INTERFACE).classes["storage"].backlog_packets > 20
+        shaper.apply(make_shape(INTERFACE))
+        assert [int.from_bytes(sink.recv(2000)[:2], "big") for _ in range(60)] == list(range(60))
+    kernel.close()

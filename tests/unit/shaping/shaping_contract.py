@@ -213,6 +213,56 @@ def a_limit_of_segments_reads_back_and_the_default_stays(kernel: Kernel, interfa
     assert kernel.segments(interface) == before
 
 
+IFB = "hqifb9999"
+
+
+def an_ifb_is_made_started_shaped_and_deleted_and_is_no_interface(kernel: Kernel, interface: str) -> None:
+    before = kernel.interfaces(), kernel.numbers()
+    kernel.delete_ifb(IFB)
+    assert kernel.running_number(IFB) is None
+    for _ in range(2):
+        kernel.make_ifb(IFB)
+        assert kernel.ifbs() == (IFB,)
+        assert kernel.running_number(IFB) is None
+    tree = make_tree(kernel, interface, rules=RULES)
+    kernel.apply(IFB, diff(kernel.observe(IFB), tree))
+    kernel.start_ifb(IFB)
+    assert kernel.running_number(IFB) not in (None, *before[1].values())
+    assert kernel.observe(IFB) == tree
+    assert (kernel.interfaces(), kernel.numbers()) == before
+    kernel.delete_ifb(IFB)
+    assert kernel.ifbs() == ()
+    assert kernel.running_number(IFB) is None
+
+
+def a_redirection_is_made_seen_and_removed_and_survives_its_ifb(kernel: Kernel, interface: str) -> None:
+    assert kernel.redirection(interface) is None
+    kernel.stop_redirecting(interface)
+    kernel.remove_empty_hook(interface)
+    kernel.make_ifb(IFB)
+    kernel.start_ifb(IFB)
+    number = kernel.running_number(IFB)
+    for _ in range(2):
+        kernel.redirect(interface, IFB)
+        found = kernel.redirection(interface)
+        assert found is not None
+        assert (found.kind, found.to_indexes, len(found.preferences), found.others) == ("ingress", (number,), 2, 0)
+    kernel.remove_empty_hook(interface)
+    assert kernel.redirection(interface) == found
+    kernel.delete_ifb(IFB)
+    lost = kernel.redirection(interface)
+    assert lost is not None
+    assert (lost.to_indexes, lost.preferences) == ((0,), found.preferences)
+    kernel.stop_redirecting(interface)
+    assert kernel.redirection(interface) is None
+
+
+def what_arrives_is_not_redirected_to_nowhere(kernel: Kernel, interface: str) -> None:
+    with pytest.raises(ConfigurationError):
+        kernel.redirect(interface, IFB)
+    assert kernel.redirection(interface) is None
+
+
 def more_segments_than_the_driver_takes_are_refused(kernel: Kernel, interface: str) -> None:
     before = kernel.segments(interface)
     with pytest.raises(KernelRejectedError) as caught:
@@ -239,4 +289,7 @@ CLAIMS: tuple[Callable[[Kernel, str], None], ...] = (
     an_interface_that_is_not_there_is_named,
     a_limit_of_segments_reads_back_and_the_default_stays,
     more_segments_than_the_driver_takes_are_refused,
+    an_ifb_is_made_started_shaped_and_deleted_and_is_no_interface,
+    a_redirection_is_made_seen_and_removed_and_survives_its_ifb,
+    what_arrives_is_not_redirected_to_nowhere,
 )
