@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from broker.daemon.log import Log
 from broker.daemon.text import printable
@@ -83,7 +84,8 @@ class PeerChannel:
         """
         self._take()
         now_s = self._clock()
-        askable = [hold for hold in holds if is_askable(hold.address)]
+        plainly = [replace(hold, address=plain(hold.address)) for hold in holds]
+        askable = [hold for hold in plainly if is_askable(hold.address)]
         others = [address for address in map(plain, reach) if is_askable(address)]
         self._asking.want(askable, reach=others, now_s=now_s)
         self._keep_house(now_s)
