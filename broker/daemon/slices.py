@@ -32,9 +32,10 @@ class Sliced:
         self._due_s = self._began_s = float("-inf")
         self._cost_s = 0.0
 
-    def hurry(self) -> None:
-        """The next pass begins now; one under way is done first."""
-        self._due_s = float("-inf")
+    @property
+    def under_way(self) -> bool:
+        """A pass has begun and not ended."""
+        return self._pass is not None
 
     def wait(self, until_s: float) -> None:
         """Give up the pass under way; the next one begins no sooner."""
@@ -46,7 +47,7 @@ class Sliced:
             if now_s < self._due_s:
                 return False
             self._pass, self._began_s, self._cost_s = self._work(), now_s, 0.0
-            self._due_s = float("inf")  # until this pass has ended, or somebody is in a hurry
+            self._due_s = float("inf")  # until this pass has ended
         before_s = self._cpu_clock()
         try:
             for _ in self._pass:

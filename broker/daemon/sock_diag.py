@@ -204,7 +204,7 @@ def _dump(request: bytes) -> Iterator[list[memoryview]]:
     with _open() as sock:
         sock.send(request)
         while True:
-            page = []
+            page: list[memoryview] = []
             for kind, body in _messages(sock):
                 if kind == _NLMSG_DONE:
                     _refusal(body)
@@ -296,7 +296,7 @@ def read_connection(body: memoryview, at_s: float = 0.0) -> TcpConnection | None
         body[tos] >> 2 if tos is not None else 0,
     )
     cgroup_id = _U64.unpack_from(body, cgroup)[0] if cgroup is not None else 0
-    question = b"%c%b" % (family, body[4:52])
+    question = bytes((family,)) + bytes(body[4:52])
     if info is None:  # it closes, and has none any more
         return None
     limited, unacked, rtt_us, retransmitted, acked, received, rtt_us_min, sent, rate = _TCP_INFO.unpack_from(body, info)

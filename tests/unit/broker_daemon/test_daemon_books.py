@@ -8,7 +8,14 @@ import pytest
 
 from broker.config import load
 from broker.daemon.bursts import BURSTS_PER_SESSION_MAX, BurstBook
-from broker.daemon.flows import CONNECTIONS_PER_SESSION_MAX, FORGET_S, SAMPLES_MAX, FlowTable, PassedSocket
+from broker.daemon.flows import (
+    CONNECTIONS_PER_SESSION_MAX,
+    FORGET_S,
+    SAMPLES_MAX,
+    TCP_SAMPLES_MAX,
+    FlowTable,
+    PassedSocket,
+)
 from broker.daemon.matching import Matching
 from broker.daemon.messages import Announce, Connection
 from broker.daemon.shapes import DEAD_BAND, rules_of, shape_of, worth_applying
@@ -144,7 +151,7 @@ def test_of_many_tcp_connections_storage_comes_first() -> None:
     crowd = [tcp(local=("10.0.0.1", port)) for port in range(1, 600)] + [tcp(classid=0xFFE00310)]
     table.see_tcp(crowd, matching=Matching(POLICY))
     (samples,) = table.samples(interface_of=towards, now_s=0.0).values()
-    assert len(samples) == SAMPLES_MAX
+    assert len(samples) == TCP_SAMPLES_MAX
     assert samples[0].traffic_class == "storage"
 
 
