@@ -75,6 +75,15 @@ def rule_path(mount_point: Path, rule: Rule) -> Path:
     return path if path.is_relative_to(mount_point) else mount_point / rule.cgroup.lstrip("/")
 
 
+def slice_advice(path: Path) -> str:
+    """What is wrong with a path of systemd's slices, which nest by the dashes in their names; "" when nothing is."""
+    for parent, name in zip(path.parts, path.parts[1:], strict=False):
+        above = name.removesuffix(".slice").rpartition("-")[0]
+        if name.endswith(".slice") and above and parent != f"{above}.slice":
+            return f" (systemd puts {name} below {above}.slice)"
+    return ""
+
+
 class SocketClassifier:
     """The rules on cgroups and users of one network namespace. Make and use it in one thread."""
 
@@ -113,7 +122,7 @@ class SocketClassifier:
             except FileNotFoundError:
                 self._places.pop(path, None)
                 if here:
-                    notes.append(f"there is no cgroup {path}; its rule waits until there is")
+                    notes.append(f"there is no cgroup {path}; its rule waits until there is{slice_advice(path)}")
                 continue
             place = self._places.get(path)
             if place is None or (place.inode, place.rules) != (inode, here):

@@ -176,11 +176,14 @@ class FlowTable:
         return found
 
     def _busiest(self) -> list[tuple[TcpConnection, str]]:
-        def order(entry: tuple[TcpConnection, str]) -> tuple[bool, int]:
-            connection, traffic_class = entry
-            return (traffic_class == "other", -connection.unacked_segments)
+        few = len(self._tcp) <= TCP_SAMPLES_MAX
+        return list(self._tcp) if few else sorted(self._tcp, key=lambda entry: importance(*entry))
 
-        return list(self._tcp) if len(self._tcp) <= TCP_SAMPLES_MAX else sorted(self._tcp, key=order)
+
+def importance(connection: TcpConnection, traffic_class: str) -> tuple[bool, bool, int]:
+    """The order in which connections matter, the first one most: a class before `other`, who sends now before who does
+    not, and then who has sent most, so that it is the same ones for a while."""
+    return (traffic_class == "other", connection.waiting_bytes == 0, -connection.acked_bytes)
 
 
 def _sent_s(before: _Reported | None, connection: Connection, now_s: float) -> float:
