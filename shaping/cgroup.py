@@ -24,6 +24,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from hive_qos.errors import KernelRejectedError, ShapingError
@@ -67,6 +68,7 @@ def mount() -> Path:
     return found
 
 
+@lru_cache(maxsize=256)
 def rule_path(mount_point: Path, rule: Rule) -> Path:
     """Where a rule hangs. Users' rules do at the top of the hierarchy, where every process is below."""
     if rule.cgroup is None:

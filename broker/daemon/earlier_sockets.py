@@ -32,7 +32,7 @@ from shaping.model import LEAF_MINOR, MAJOR, Rule
 from shaping.sockets import priority_of
 
 SWEEP_S = 5.0
-SHARE, SLICE_S = 0.005, 0.003
+SHARE, SLICE_S = 0.002, 0.003
 HURRY_SLICE_S = 0.02
 """At the start and when rules change: a host with 10,000 descriptors is done within two ticks."""
 PENDING_MAX = 4096

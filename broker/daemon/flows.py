@@ -6,7 +6,6 @@ therefore at most `SAMPLES_MAX` an interface, storage and compute before the res
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import math
@@ -22,7 +21,7 @@ from broker.policy import CLASS_NAMES
 SAMPLES_MAX = 128
 """Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
 TCP_SAMPLES_MAX = 64
-"""Of these, TCP connections: each costs 7 µs in every decision, all of it 0.5 % of a core."""
+"""Of these, TCP connections: the decision follows half as many."""
 SAMPLES_PER_SESSION_MIN = 2
 CONNECTIONS_PER_SESSION_MAX = 1024
 SENDS_BYTES, SENDS_S = 3_000, 1.0
@@ -138,9 +137,7 @@ class FlowTable:
             self._sampled = self._sample_tcp(interface_of)
         for interface, connections in self._sampled.items():
             found.setdefault(interface, []).extend(
-                dataclasses.replace(sample, age_s=max(0.0, now_s - at_s))
-                for sample, at_s in connections
-                if now_s - at_s <= FORGET_S
+                _aged(sample, max(0.0, now_s - at_s)) for sample, at_s in connections if now_s - at_s <= FORGET_S
             )
         return {interface: tuple(samples[:SAMPLES_MAX]) for interface, samples in found.items()}
 
@@ -193,6 +190,13 @@ def _sent_s(before: _Reported | None, connection: Connection, now_s: float) -> f
     delivered, earlier = connection.delivered_bytes, before.connection.delivered_bytes
     sends = delivered is not None and earlier is not None and delivered - earlier >= SENDS_BYTES
     return now_s if sends else before.sent_s
+
+
+def _aged(sample: FlowSample, age_s: float) -> FlowSample:
+    """The same with another age: as `dataclasses.replace`, which takes ten times as long, 64 times a tick."""
+    made = object.__new__(FlowSample)
+    made.__dict__.update(sample.__dict__, age_s=age_s)
+    return made
 
 
 def _of_report(session: str, entry: _Reported, now_s: float) -> FlowSample:

@@ -18,7 +18,7 @@ from shaping.model import InterfaceShape, SegmentState
 from shaping.shaper import Shaper
 
 RETRY_S = 1.0
-CLASSIFY_S = 0.25
+CLASSIFY_S = 0.5
 """How often we look for cgroups that have come since, or were removed and made again, as systemd does for each start of
 a service; one stat for each rule. Their sockets are classified from then on, and those of the gap are looked for."""
 VERIFY_S = 5.0
