@@ -77,6 +77,7 @@ class EarlierSockets:
         self._hurries = self._fresh = False
         self._filters = True
         self._unreached: dict[int, tuple[str, float]] = {}  # by cookie: why, and until when that is believed
+        self._suspects: set[int] = set()
         self._said: set[str] = set()
         self._now_s = 0.0
         self.marked = 0
@@ -152,7 +153,10 @@ class EarlierSockets:
                 if not pending:
                     break
                 yield
-        failed.update((left.socket.cookie, NOT_SEEN) for left in pending.values())
+        lost = {left.socket.cookie for left in pending.values()}
+        known = self._suspects | self._unreached.keys()
+        failed.update((cookie, NOT_SEEN) for cookie in lost & known)
+        self._suspects = lost - known  # they may just have been closed: told when the next sweep meets them again
         until_s = self._now_s + RETRY_S
         self._unreached = {**believed, **{cookie: (reason, until_s) for cookie, reason in failed.items()}}
         for reason in sorted(set(failed.values())):
