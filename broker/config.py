@@ -47,6 +47,7 @@ CLASS_DEFAULTS = {
 _TOP_KEYS = ("version", "interface", "class", "daemon", "peers")
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
+_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 _MATCH_KEYS = ("cgroup", "port", "uid", "dscp", "address")
 _DAEMON_KEYS = ("tick", "state_dir", "api_socket", "session_socket", "group", "admin_group", "record_file")
 
@@ -246,6 +247,9 @@ class _Reader:
             return None
         if network.prefixlen == 0:
             self.problem(key, value, "that is everybody; without a rule traffic goes to `other`")
+            return None
+        if network.version == 6 and network.subnet_of(_MAPPED):
+            self.problem(key, value, 'such packets travel as IPv4: write the IPv4 network, e.g. "10.88.0.0/16"')
             return None
         return MatchRule(address=str(network))
 

@@ -24,6 +24,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from hive_qos.errors import KernelRejectedError, ShapingError
@@ -67,12 +68,22 @@ def mount() -> Path:
     return found
 
 
+@lru_cache(maxsize=256)
 def rule_path(mount_point: Path, rule: Rule) -> Path:
     """Where a rule hangs. Users' rules do at the top of the hierarchy, where every process is below."""
     if rule.cgroup is None:
         return mount_point
     path = Path(rule.cgroup)
     return path if path.is_relative_to(mount_point) else mount_point / rule.cgroup.lstrip("/")
+
+
+def slice_advice(path: Path) -> str:
+    """What is wrong with a path of systemd's slices, which nest by the dashes in their names; "" when nothing is."""
+    for parent, name in zip(path.parts, path.parts[1:], strict=False):
+        above = name.removesuffix(".slice").rpartition("-")[0]
+        if name.endswith(".slice") and above and parent != f"{above}.slice":
+            return f" (systemd puts {name} below {above}.slice)"
+    return ""
 
 
 class SocketClassifier:
@@ -120,7 +131,7 @@ class SocketClassifier:
             except FileNotFoundError:
                 self._places.pop(path, None)
                 if here:
-                    notes.append(f"there is no cgroup {path}; its rule waits until there is")
+                    notes.append(f"there is no cgroup {path}; its rule waits until there is{slice_advice(path)}")
                 continue
             place = self._places.get(path)
             if place is None or (place.inode, place.rules) != (inode, here):

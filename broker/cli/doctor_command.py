@@ -48,7 +48,8 @@ def doctor(
       sudo hive-qos doctor
     """
     checks: tuple[Callable[[], list[Finding]], ...] = (
-        _python, _engines, _torch, _shaping, _cgroup, _tcp, _groups, lambda: _broker(socket), _congestion,
+        _python, _engines, _torch, _shaping, lambda: _layers(socket), _cgroup, _tcp, _groups, lambda: _broker(socket),
+        _congestion,
     )  # fmt: skip
     findings = [finding for check in checks for finding in check()]
     if as_json:
@@ -155,6 +156,31 @@ def _socket_programs() -> Finding:
         advice = "`hive-qos run` and rules on cgroups and users need cgroup v2, CONFIG_CGROUP_BPF and CAP_BPF"
         return Finding(what, "note", str(problem), advice)
     return Finding(what, "good", "BPF programs at socket creation")
+
+
+def _layers(socket: Path | None) -> list[Finding]:
+    """Bridges, bonds and VLANs among what the broker shapes, or would by its configuration."""
+    from broker.daemon.link_layers import misplaced
+
+    try:
+        found = client.status(str(socket) if socket is not None else None)
+        names = [str(entry.get("name", "")) for entry in found.get("interfaces", [])]
+    except (BrokerError, OSError, ValueError):
+        names = _configured_interfaces()
+    return [
+        Finding(f"interface {printable(one.interface)}", "note", one.text, one.advice)
+        for one in misplaced(name for name in names if name and "/" not in name)
+    ]
+
+
+def _configured_interfaces() -> list[str]:
+    from broker.cli.broker_command import DEFAULT_CONFIG
+    from broker.config import ConfigurationErrors, load
+
+    try:
+        return [entry.name for entry in load(DEFAULT_CONFIG.read_text(encoding="utf-8")).interfaces]
+    except (OSError, UnicodeDecodeError, ConfigurationErrors):  # the broker's own start says what is wrong with it
+        return []
 
 
 def _cgroup() -> list[Finding]:

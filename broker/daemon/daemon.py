@@ -33,6 +33,7 @@ from broker.daemon.http_api import HttpApi
 from broker.daemon.hub import SessionHub
 from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.link_events import LinkEvents
+from broker.daemon.link_layers import misplaced
 from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
 from broker.daemon.matching import Matching
@@ -57,7 +58,7 @@ from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy,
 from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
-from shaping.model import DSCP
+from shaping.model import DSCP, Rule
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
 
@@ -267,12 +268,17 @@ class Daemon:
         self._attach_all()
         self._roster.keep(self._policy)
 
+    def _warn_of_layers(self) -> None:
+        for one in misplaced(entry.name for entry in self._policy.interfaces):
+            self._log.warning("interface", interface=one.interface, note=f"{one.text}; {one.advice}")
+
     def _attach_all(self) -> None:
         """Attach what policy names and is there, on the capacities that are known without having measured."""
         decision = decide(
             now_s=self._clock(), state=self._state, measurements=self._measure_links(), policy=self._policy
         )
         self._roster.attach_all(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
+        self._warn_of_layers()
 
     def _serve(self) -> None:
         self._selector.register(self._wake.reader, selectors.EVENT_READ, self._wake.clear)
@@ -415,9 +421,9 @@ class Daemon:
             passed=self._flows.passed.values(),
             present=self._plant.names,
         )
-        self._plant.classify()
+        classified = self._plant.classify()
         if self._earlier is not None:
-            self._earlier.look(rules_of(self._policy, class_cgroups=self._class_cgroups()), now_s=now_s)
+            self._earlier.look(self._rules, classified=classified, now_s=now_s)
         self._hub.answer(decision.credits, self._sessions.sessions)
         living = self._sessions.sessions.values()
         self._rates.tell(decision.allocation, living, interface_of=self._interface_of, now_s=now_s)
@@ -504,7 +510,7 @@ class Daemon:
             passed=tuple(self._flows.passed.values()),
             tcp=self._flows.tcp_shown,
             tcp_connections=self._flows.tcp_count,
-            origins=self._origins.look((one for one, _ in self._flows.tcp_shown), now_s=now_s),
+            origins=self._origins.look(self._flows.tcp_shown, now_s=now_s),
             alarms=(
                 *decided,
                 *self._plant.alarms(),
@@ -530,6 +536,9 @@ class Daemon:
 
     def _interface_of(self, address: str) -> str | None:
         return self._routes.interface_towards(address, shaped=self._plant.names, now_s=self._clock())
+
+    def _rules(self) -> tuple[Rule, ...]:
+        return rules_of(self._policy, class_cgroups=self._class_cgroups())
 
     def _class_cgroups(self) -> tuple[tuple[str, str], ...]:
         return cgroups.class_paths() if self._cgroup_mount is not None else ()

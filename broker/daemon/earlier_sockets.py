@@ -32,9 +32,7 @@ from shaping.model import MAJOR, MARK_MINOR, Rule
 from shaping.sockets import priority_of
 
 SWEEP_S = 5.0
-PLACES_S = 0.5
-"""How often we look whether a rule's cgroup is another one now: one stat each."""
-SHARE, SLICE_S = 0.005, 0.003
+SHARE, SLICE_S = 0.002, 0.003
 HURRY_SLICE_S = 0.02
 """At the start and when rules change: a host with 10,000 descriptors is done within two ticks."""
 PENDING_MAX = 4096
@@ -44,8 +42,8 @@ AT_ONCE = 32
 """Descriptors, or cgroups, between two looks at the time."""
 RETRY_S = 60.0
 """When a socket that could not be reached is tried again: its process may be another by then."""
-NOT_SEEN = "no process here holds them"
-NOT_ALLOWED = "we may not look into their process (CAP_SYS_PTRACE)"
+NOT_SEEN = "no process holds them that we may look into (CAP_SYS_PTRACE)"
+NOT_ALLOWED = "their process may not be touched (CAP_SYS_PTRACE)"
 
 
 @dataclass(frozen=True)
@@ -77,26 +75,32 @@ class EarlierSockets:
         self._mark_minor = mark_minor
         self._rules: tuple[Rule, ...] = ()
         self._places: tuple[int, ...] = ()
-        self._places_s = float("-inf")
         self._slow = Sliced(self._sweep, share=SHARE, interval_s_min=SWEEP_S, slice_s=SLICE_S)
         self._fast = Sliced(self._sweep, share=1.0, interval_s_min=0.0, slice_s=HURRY_SLICE_S)
         self._hurries = self._fresh = False
         self._filters = True
         self._unreached: dict[int, tuple[str, float]] = {}  # by cookie: why, and until when that is believed
+        self._suspects: set[int] = set()
         self._said: set[str] = set()
         self._now_s = 0.0
         self.marked = 0
         """Sockets that got their class so."""
 
-    def look(self, rules: Sequence[Rule], *, now_s: float) -> None:
-        """Do a slice where one is due. `rules`: all that are in force; those on ports and the like are left out."""
+    def look(self, rules: Callable[[], Sequence[Rule]], *, classified: bool, now_s: float) -> None:
+        """Do a slice where one is due.
+
+        Args:
+            rules: gives all that are in force; those on ports and the like are left out.
+            classified: the rules have been brought to their cgroups just now, so that no new socket is without its
+                class: time to see whether a rule, or its cgroup, is another than before.
+        """
         self._now_s = now_s
-        mine = tuple(rule for rule in rules if rule.cgroup is not None or rule.uid is not None)
-        if mine != self._rules or now_s - self._places_s >= PLACES_S:
-            places, self._places_s = self._inodes(mine), now_s
+        if classified:
+            mine = tuple(rule for rule in rules() if rule.cgroup is not None or rule.uid is not None)
+            places = self._inodes(mine)
             if (mine, places) != (self._rules, self._places):
                 self._rules, self._places = mine, places
-                self.hurry()
+                self._hurry()
         try:
             if self._hurries:
                 self._hurries = not self._fast.go(now_s=now_s)
@@ -106,12 +110,6 @@ class EarlierSockets:
             self._hurries = False
             self._slow.wait(now_s + RETRY_S)
             self._say(f"sockets from before the rules are not found: {problem}")
-
-    def hurry(self) -> None:
-        """Rules or cgroups are new: begin now, and give listeners their notes again."""
-        self._hurries = self._fresh = True
-        self._fast.wait(float("-inf"))
-        self._slow.wait(self._now_s + SWEEP_S)
 
     def alarm(self) -> Alarm | None:
         """What could not be given its class when it was last tried."""
@@ -148,22 +146,24 @@ class EarlierSockets:
                         pending[one.inode] = _Pending(one, rule)
                 yield
         failed: dict[int, str] = {}
-        denied = False
         if pending:
             for pid in _nearest_first(members):
                 try:
                     for _ in self._take_from(pid, pending, failed):
                         yield
                 except PermissionError:
-                    denied = True
+                    continue
                 if not pending:
                     break
                 yield
-        failed.update((left.socket.cookie, NOT_ALLOWED if denied else NOT_SEEN) for left in pending.values())
+        lost = {left.socket.cookie for left in pending.values()}
+        known = self._suspects | self._unreached.keys()
+        failed.update((cookie, NOT_SEEN) for cookie in lost & known)
+        self._suspects = lost - known  # they may just have been closed: told when the next sweep meets them again
         until_s = self._now_s + RETRY_S
-        self._unreached = {**believed, **{cookie: (why, until_s) for cookie, why in failed.items()}}
-        for why in sorted(set(failed.values())):
-            self._say(f"sockets from before their rule are in no class of it: {why}")
+        self._unreached = {**believed, **{cookie: (reason, until_s) for cookie, reason in failed.items()}}
+        for reason in sorted(set(failed.values())):
+            self._say(f"sockets from before their rule are in no class of it: {reason}")
 
     def _sockets(self, groups: Mapping[int, Rule], users: Mapping[int, Rule]) -> Iterator[list[OwnedSocket]]:
         """All that may be concerned, chosen in the kernel where it is cgroups alone, and few."""
@@ -231,6 +231,12 @@ class EarlierSockets:
                 self._mark(sock, minor=self._mark_minor(wanted.rule.target), dscp=None)
                 self.marked += 1
             return True
+
+    def _hurry(self) -> None:
+        """Rules or cgroups are new: begin anew, and give listeners their notes again."""
+        self._hurries = self._fresh = True
+        self._fast.wait(float("-inf"))
+        self._slow.wait(self._now_s + SWEEP_S)
 
     # --- small parts -----------------------------------------------------------------------------------------------
 

@@ -7,8 +7,6 @@ import fcntl
 import socket
 import struct
 
-import psutil
-
 from broker.daemon.netlink import Kernel
 
 ROUTE_LIFE_S = 10.0
@@ -17,8 +15,10 @@ LINKS_LIFE_S = 10.0
 MTU_BYTES = 1500
 """Of an interface that is not there yet."""
 
-_SIOCETHTOOL, _ETHTOOL_GDRVINFO = 0x8946, 0x3
-_DRIVER_INFO_BYTES = 196
+_SIOCGIFMTU, _SIOCETHTOOL = 0x8921, 0x8946
+_ETHTOOL_GSET, _ETHTOOL_GDRVINFO = 0x1, 0x3
+_LINK_SETTINGS_BYTES, _DRIVER_INFO_BYTES = 44, 196
+_SPEED_UNKNOWN = (0xFFFF, 0xFFFFFFFF)
 _NO_SPEED = ("veth", "tun", "bridge", "dummy", "ifb", "wireguard", "openvswitch")
 """Drivers whose speed is made up (veth says 10 Gbit/s, tun 10 Mbit/s): better none than that."""
 
@@ -53,48 +53,69 @@ class Links:
     """What the drivers say of their links. Remembers for a while; for one thread."""
 
     def __init__(self) -> None:
-        self._speeds: dict[str, int | None] = {}
-        self._mtus: dict[str, int] = {}
-        self._at_s: float | None = None
+        self._known: dict[str, tuple[int | None, int, float]] = {}  # by name: speed, MTU, when
 
     def link_bits_per_s(self, interface: str, *, now_s: float) -> int | None:
         """The link's speed, None where the driver says none that means anything."""
-        self._look(now_s)
-        return self._speeds.get(interface)
+        return self._look(interface, now_s)[0]
 
     def mtu_bytes(self, interface: str, *, now_s: float) -> int:
         """The longest packet that the link takes."""
-        self._look(now_s)
-        return self._mtus.get(interface, MTU_BYTES)
+        return self._look(interface, now_s)[1]
 
     def forget(self) -> None:
         """Links have changed: ask again."""
-        self._at_s = None
+        self._known.clear()
 
-    def _look(self, now_s: float) -> None:
-        if self._at_s is not None and now_s - self._at_s <= LINKS_LIFE_S:
-            return
-        self._at_s = now_s
-        found = psutil.net_if_stats()
-        self._speeds = {
-            name: stats.speed * 1_000_000 if stats.speed > 0 and driver_of(name) not in _NO_SPEED else None
-            for name, stats in found.items()
-        }
-        self._mtus = {name: stats.mtu for name, stats in found.items()}
+    def _look(self, interface: str, now_s: float) -> tuple[int | None, int, float]:
+        """Ask for one interface alone: who asks for all at once is stopped by one whose name is no text."""
+        known = self._known.get(interface)
+        if known is None or now_s - known[2] > LINKS_LIFE_S:
+            speed = speed_mbit_per_s_of(interface)
+            means = speed > 0 and driver_of(interface) not in _NO_SPEED
+            known = (speed * 1_000_000 if means else None, mtu_bytes_of(interface), now_s)
+            self._known[interface] = known
+        return known
 
 
 def received_bytes() -> dict[str, int]:
     """What came in through each interface of our network namespace, cumulative."""
-    return {name: counters.bytes_recv for name, counters in psutil.net_io_counters(pernic=True, nowrap=False).items()}
+    with open("/proc/self/net/dev", encoding="utf-8", errors="surrogateescape") as file:
+        lines = file.read().split("\n")[2:]  # proc_pid_net(5): two lines of headings
+    entries = (line.rpartition(":") for line in lines if line)
+    return {name.strip(): int(counters.split(None, 1)[0]) for name, _, counters in entries}
 
 
 def driver_of(interface: str) -> str:
     """The driver's name as ethtool shows it, "" where the interface has none."""
-    info = array.array("B", struct.pack("=I", _ETHTOOL_GDRVINFO) + bytes(_DRIVER_INFO_BYTES - 4))
+    return _ethtool(interface, _ETHTOOL_GDRVINFO, _DRIVER_INFO_BYTES)[4:36].split(b"\0", 1)[0].decode(errors="replace")
+
+
+def speed_mbit_per_s_of(interface: str) -> int:
+    """What the driver says that the link does, 0 where it says nothing (struct ethtool_cmd: in two halves)."""
+    low, high = struct.unpack_from("=H14xH", _ethtool(interface, _ETHTOOL_GSET, _LINK_SETTINGS_BYTES), 12)
+    speed = high << 16 | low
+    return 0 if speed in _SPEED_UNKNOWN else speed
+
+
+def mtu_bytes_of(interface: str) -> int:
+    """The longest packet that an interface takes; Ethernet's for one that is gone."""
+    request = bytearray(struct.pack("16si20x", interface.encode(), 0))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            fcntl.ioctl(sock, _SIOCGIFMTU, request)
+        except OSError:
+            return MTU_BYTES
+    return int(struct.unpack_from("=i", request, 16)[0])
+
+
+def _ethtool(interface: str, command: int, size_bytes: int) -> bytes:
+    """One answer of the driver; zeros from one that has none, or that is gone meanwhile."""
+    info = array.array("B", struct.pack("=I", command) + bytes(size_bytes - 4))
     request = struct.pack("16sP16x", interface.encode(), info.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             fcntl.ioctl(sock, _SIOCETHTOOL, request)
-        except OSError:  # gone meanwhile, or a driver without ethtool
-            return ""
-    return bytes(info[4:36]).split(b"\0", 1)[0].decode(errors="replace")
+        except OSError:
+            return bytes(size_bytes)
+    return bytes(info)

@@ -8,7 +8,7 @@ again after `LIFE_S` because a socket can change hands.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -39,6 +39,7 @@ class Origin:
 
 
 NOBODY = Origin()
+_NOT_YET: tuple[int | None, float] = (None, 0.0)
 
 
 class Origins:
@@ -52,21 +53,25 @@ class Origins:
         self._proc = proc
         self._cgroups = CgroupPaths(mount)
         self._walking = Sliced(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S)
+        self._shown: tuple[tuple[TcpConnection, str], ...] = ()
         self._wanted: dict[int, int] = {}
+        self._lacks = False
         self._holders: dict[int, tuple[int | None, float]] = {}
         self._commands: dict[int, str | None] = {}
         self._known: Mapping[int, Origin] = MappingProxyType({})
         self._now_s = 0.0
 
-    def look(self, shown: Iterable[TcpConnection], *, now_s: float) -> Mapping[int, Origin]:
-        """Look a little further, and give what is known of these connections, by inode."""
+    def look(self, shown: tuple[tuple[TcpConnection, str], ...], *, now_s: float) -> Mapping[int, Origin]:
+        """Look a little further, and give what is known of these connections (with their classes), by inode."""
         self._now_s = now_s
-        wanted = {one.inode: one.cgroup_id for one in shown}
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._holders = {inode: entry for inode, entry in self._holders.items() if inode in wanted}
+        if shown is not self._shown:  # the same tuple until somebody has looked at the connections again
+            self._shown = shown
+            self._wanted = {one.inode: one.cgroup_id for one, _ in shown}
+            self._holders = {inode: entry for inode, entry in self._holders.items() if inode in self._wanted}
+            self._lacks = bool(self._missing())
             self._show()
-        if self._missing() and self._walking.go(now_s=now_s):
+        if (self._lacks or self._walking.under_way) and self._walking.go(now_s=now_s):
+            self._lacks = bool(self._missing())
             self._show()
         return self._known
 
@@ -97,17 +102,23 @@ class Origins:
     def _show(self) -> None:
         pids = {pid for pid, _ in self._holders.values()}
         self._commands = {pid: command for pid, command in self._commands.items() if pid in pids}
-        made = {}
+        made: dict[tuple[int | None, int], Origin] = {}  # many connections are of one process
+        known = {}
         for inode, cgroup_id in self._wanted.items():
-            pid = self._holders.get(inode, (None, 0.0))[0]
-            command = self._commands.get(pid) if pid is not None else None
-            path = self._cgroups.path_of(cgroup_id, now_s=self._now_s)
-            made[inode] = Origin(
-                pid=pid,
-                command=None if command is None else printable(command, length_max=NAME_LENGTH_MAX),
-                cgroup=None if path is None else printable(path, length_max=PATH_LENGTH_MAX),
-            )
-        self._known = MappingProxyType(made)
+            key = (self._holders.get(inode, _NOT_YET)[0], cgroup_id)
+            if key not in made:
+                made[key] = self._origin(*key)
+            known[inode] = made[key]
+        self._known = MappingProxyType(known)
+
+    def _origin(self, pid: int | None, cgroup_id: int) -> Origin:
+        command = self._commands.get(pid) if pid is not None else None
+        path = self._cgroups.path_of(cgroup_id, now_s=self._now_s)
+        return Origin(
+            pid=pid,
+            command=None if command is None else printable(command, length_max=NAME_LENGTH_MAX),
+            cgroup=None if path is None else printable(path, length_max=PATH_LENGTH_MAX),
+        )
 
 
 class CgroupPaths:

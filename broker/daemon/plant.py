@@ -18,8 +18,9 @@ from shaping.model import HELD_NAME, InterfaceShape, SegmentState
 from shaping.shaper import Shaper
 
 RETRY_S = 1.0
-CLASSIFY_S = 1.0
-"""How often we look for cgroups that have come since; their sockets are classified from then on."""
+CLASSIFY_S = 0.5
+"""How often we look for cgroups that have come since, or were removed and made again, as systemd does for each start of
+a service; one stat for each rule. Their sockets are classified from then on, and those of the gap are looked for."""
 VERIFY_S = 5.0
 """How often we look whether our tree still stands; somebody else's `tc qdisc del` is found within that time."""
 
@@ -194,11 +195,15 @@ class Plant:
         entry = self._interfaces.get(interface)
         return self._shaper.segments(interface) if entry is not None and entry.attached else None
 
-    def classify(self, *, at_once: bool = False) -> None:
-        """Once a second, or at once: keep rules on cgroups and users in force; log what is not, when that changes."""
+    def classify(self, *, at_once: bool = False) -> bool:
+        """Every `CLASSIFY_S`, or at once: keep rules on cgroups and users in force; log what is not, when that changes.
+
+        Returns:
+            Whether it was time.
+        """
         now_s = self._clock()
         if not at_once and now_s - self._classified_at_s < CLASSIFY_S:
-            return
+            return False
         self._classified_at_s = now_s
         try:
             notes = self._shaper.classify()
@@ -207,6 +212,7 @@ class Plant:
         for note in set(notes) - set(self._classify_notes):
             self._log.warning("rules", note=note)
         self._classify_notes = notes
+        return True
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong now."""

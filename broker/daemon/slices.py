@@ -12,7 +12,7 @@ class Sliced:
     Args:
         work: begins one pass.
         share: of a core, at most, over a pass and the pause after it.
-        interval_s_min: from the begin of one pass to the next, at least.
+        interval_s_min, interval_s_max: from one pass' begin to the next, at least, and at most, whatever the share.
         slice_s: CPU time of one slice; what lies between two yields is not cut.
         cpu_clock: CPU seconds of this thread.
     """
@@ -23,18 +23,21 @@ class Sliced:
         *,
         share: float,
         interval_s_min: float,
+        interval_s_max: float = float("inf"),
         slice_s: float,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._work, self._cpu_clock = work, cpu_clock
-        self._share, self._interval_s_min, self._slice_s = share, interval_s_min, slice_s
+        self._share, self._slice_s = share, slice_s
+        self._interval_s_min, self._interval_s_max = interval_s_min, interval_s_max
         self._pass: Iterator[None] | None = None
         self._due_s = self._began_s = float("-inf")
         self._cost_s = 0.0
 
-    def hurry(self) -> None:
-        """The next pass begins now; one under way is done first."""
-        self._due_s = float("-inf")
+    @property
+    def under_way(self) -> bool:
+        """A pass has begun and not ended."""
+        return self._pass is not None
 
     def hasten(self, *, share: float) -> None:
         """The next pass begins as soon as this larger share of a core allows it."""
@@ -51,7 +54,7 @@ class Sliced:
             if now_s < self._due_s:
                 return False
             self._pass, self._began_s, self._cost_s = self._work(), now_s, 0.0
-            self._due_s = float("inf")  # until this pass has ended, or somebody is in a hurry
+            self._due_s = float("inf")  # until this pass has ended
         before_s = self._cpu_clock()
         try:
             for _ in self._pass:
@@ -64,7 +67,8 @@ class Sliced:
         finally:
             self._cost_s += self._cpu_clock() - before_s
             if self._pass is None and self._due_s == float("inf"):
-                self._due_s = self._began_s + max(self._interval_s_min, self._cost_s / self._share) * EARLY
+                pause_s = min(self._interval_s_max, max(self._interval_s_min, self._cost_s / self._share))
+                self._due_s = self._began_s + pause_s * EARLY
         return True
 
 

@@ -11,10 +11,11 @@ between. Filters that run in the kernel keep out connections over loopback, and 
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -133,6 +134,8 @@ def tcp_asked(connections: Sequence[TcpConnection], *, clock: Callable[[], float
             page, now_s = [], clock()
             for _ in some:
                 for kind, body in _messages(sock):
+                    if kind == _NLMSG_ERROR and (code := _refused(body)) not in _GONE:
+                        _raise_refusal(code)
                     if kind == _SOCK_DIAG_BY_FAMILY and (found := read_connection(body, now_s)) is not None:
                         page.append(found)
             yield page
@@ -207,10 +210,10 @@ def _dump(request: bytes) -> Iterator[list[memoryview]]:
     with _open() as sock:
         sock.send(request)
         while True:
-            page = []
+            page: list[memoryview] = []
             for kind, body in _messages(sock):
-                if kind == _NLMSG_DONE:
-                    _refusal(body)
+                if kind in (_NLMSG_ERROR, _NLMSG_DONE):  # a list that is refused ends with either
+                    _raise_refusal(_refused(body))
                     if page:
                         yield page
                     return
@@ -218,29 +221,30 @@ def _dump(request: bytes) -> Iterator[list[memoryview]]:
             yield page
 
 
-def _messages(sock: socket.socket) -> Iterable[tuple[int, memoryview]]:
-    """What one packet holds. A refusal is raised, unless it says that there is no such socket (any more)."""
+def _messages(sock: socket.socket) -> list[tuple[int, memoryview]]:
+    """What one packet holds: kinds and bodies."""
     packet = memoryview(sock.recv(_RECEIVE_BYTES))
     offset, found = 0, []
     while offset + 16 <= len(packet):
         length, kind, _, _, _ = _HEAD.unpack_from(packet, offset)
         if length < 16 or offset + length > len(packet):
             break
-        body = packet[offset + 16 : offset + length]
-        if kind == _NLMSG_ERROR:
-            _refusal(body)
-        found.append((kind, body))
+        found.append((kind, packet[offset + 16 : offset + length]))
         offset += length + 3 & ~3
     return found
 
 
-def _refusal(body: memoryview) -> None:
-    code = -struct.unpack_from("=i", body)[0] if len(body) >= 4 else 0
-    if code > 0 and code not in _GONE:
+def _refused(body: memoryview) -> int:
+    """The errno in an error, or at the end of a list; 0 for none."""
+    return max(0, -struct.unpack_from("=i", body)[0]) if len(body) >= 4 else 0
+
+
+def _raise_refusal(code: int) -> None:
+    if code:
         raise NetlinkError(code, os.strerror(code))
 
 
-_GONE = (2, 116)  # ENOENT, ESTALE: the socket that was asked for has ended, or its place has another
+_GONE = (errno.ENOENT, errno.ESTALE)  # the socket that was asked for has ended, or another has its place
 
 _Offsets = dict[int, int]
 _layouts: dict[tuple[int, int], _Offsets] = {}
@@ -299,7 +303,7 @@ def read_connection(body: memoryview, at_s: float = 0.0) -> TcpConnection | None
         body[tos] >> 2 if tos is not None else 0,
     )
     cgroup_id = _U64.unpack_from(body, cgroup)[0] if cgroup is not None else 0
-    question = b"%c%b" % (family, body[4:52])
+    question = bytes((family,)) + bytes(body[4:52])
     if info is None:  # it closes, and has none any more
         return None
     (

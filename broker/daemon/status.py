@@ -14,6 +14,7 @@ from broker.codec import to_json
 from broker.daemon.flows import PassedSocket
 from broker.daemon.origins import NOBODY, Origin
 from broker.daemon.sock_diag import TcpConnection
+from broker.daemon.text import printable
 from broker.model import (
     Alarm,
     Decision,
@@ -277,7 +278,7 @@ def metrics(snapshot: Snapshot) -> bytes:
             for entry in interface.classes:
                 value = getattr(entry, field)
                 if value is not None:
-                    made.add_metric([interface.name, entry.name], value)
+                    made.add_metric([printable(interface.name), entry.name], value)
         return made  # type: ignore[no-any-return]  # the families are all Metric
 
     class Figures(Collector):
@@ -291,18 +292,19 @@ def metrics(snapshot: Snapshot) -> bytes:
             sent = CounterMetricFamily("hive_qos_class_sent_bytes", "wire bytes sent by the class", labels=labels)
             for measured in snapshot.measurements.interfaces:
                 for sample in measured.classes:
-                    sent.add_metric([measured.name, sample.name], sample.sent_bytes)
+                    sent.add_metric([printable(measured.name), sample.name], sample.sent_bytes)
             yield sent
             capacity = GaugeMetricFamily(
                 "hive_qos_capacity_bits_per_s", "what the interface can carry", labels=["interface", "source"]
             )
             for interface in snapshot.decision.allocation.interfaces:
-                capacity.add_metric([interface.name, interface.capacity_source], interface.capacity_bits_per_s)
+                shown = [printable(interface.name), interface.capacity_source]
+                capacity.add_metric(shown, interface.capacity_bits_per_s)
             yield capacity
             yield GaugeMetricFamily("hive_qos_sessions", "connected programs", value=len(snapshot.sessions))
             alarms = GaugeMetricFamily("hive_qos_alarm", "1 while the alarm holds", labels=["code", "subject"])
             for alarm in snapshot.alarms:
-                alarms.add_metric([alarm.code, alarm.subject], 1)
+                alarms.add_metric([alarm.code, printable(alarm.subject)], 1)
             yield alarms
             guard = snapshot.daemon.guard
             if guard is not None:

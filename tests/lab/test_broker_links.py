@@ -173,12 +173,9 @@ def test_a_link_that_comes_back_at_another_speed_is_shaped_at_that(lab: Lab, mon
         says.write_text("100")
         # No device here has a speed; what the driver would say stands in a file. The link's events are the kernel's.
         driver = f"""
-import psutil, broker.daemon.links as links
-ask = psutil.net_if_stats
+import broker.daemon.links as links
 links._NO_SPEED = ()
-links.psutil.net_if_stats = lambda: {{
-    name: stats._replace(speed=int(open({str(says)!r}).read())) for name, stats in ask().items()
-}}
+links.speed_mbit_per_s_of = lambda name: int(open({str(says)!r}).read())
 """
         monkeypatch.setattr(broker_host, "COMMAND", [sys.executable, "-c", driver + DEAF])
         broker = Broker(lab["a"], Path(path), configuration=CONFIGURATION.replace("20 Mbit/s", "auto"))

@@ -82,6 +82,14 @@ def test_units_that_people_write_are_understood() -> None:
         (HEAD + '[class.storage]\nmatch = [{ cgroup = "a/../b" }]', "class.storage.match[0].cgroup", "without"),
         (HEAD + '[class.storage]\nmatch = [{ cgroup = "a//b" }]', "class.storage.match[0].cgroup", "without"),
         (HEAD + f'[class.storage]\nmatch = [{{ cgroup = "{"a" * 256}" }}]', "class.storage.match[0].cgroup", "longer"),
+        (HEAD + '[class.storage]\nmatch=[{ address = "10.8.0.1/16" }]', "class.storage.match[0].address", "host bits"),
+        (HEAD + '[class.storage]\nmatch = [{ address = "eth0" }]', "class.storage.match[0].address", "10.88.0.0/16"),
+        (HEAD + "[class.storage]\nmatch = [{ address = 10 }]", "class.storage.match[0].address", "10.88.0.0/16"),
+        (HEAD + '[class.storage]\nmatch = [{ address = "fe80::1%eth0" }]', "class.storage.match[0].address", "network"),
+        (HEAD + '[class.storage]\nmatch = [{ address = "::/0" }]', "class.storage.match[0].address", "everybody"),
+        (HEAD + '[class.storage]\nmatch = [{ address = "::ffff:1.2.3.4" }]', "class.storage.match[0].address", "IPv4"),
+        (HEAD + '[class.compute]\nmatch = [{ address = "10.0.0.1" }]', "class.compute.match", "only demote"),
+        (HEAD + '[class.storage]\nmatch=[{address="f::1"}, {address="f:0::1"}]', "class.storage.match", "stands twice"),
         (HEAD + "[class.storage]\nmatch = 873", "class.storage.match", "write a list"),
         (HEAD + "[class.compute]\nmatch = [{ port = 4242 }]", "class.compute.match", "only demote"),
         (HEAD + "[class.control]\nmatch = [{ dscp = 46 }]", "class.control.match", "only demote"),
@@ -114,6 +122,11 @@ def test_a_mistake_names_its_key_and_says_what_to_write(text: str, key: str, wor
     found = problems_of(text)
     assert key in found, found
     assert words in found[key]
+
+
+def test_a_unit_that_systemd_escapes_is_written_as_it_stands_in_the_path() -> None:
+    policy = load(HEAD + r"[class.storage]" + "\nmatch = [{ cgroup = 'system.slice/a\\x2db.service' }]")
+    assert policy.class_policy("storage").match == (MatchRule(cgroup=r"system.slice/a\x2db.service"),)
 
 
 def test_rules_are_counted_over_all_classes() -> None:

@@ -8,7 +8,15 @@ import pytest
 
 from broker.config import load
 from broker.daemon.bursts import BURSTS_PER_SESSION_MAX, BURSTS_PER_USER_MAX, BurstBook
-from broker.daemon.flows import CONNECTIONS_PER_SESSION_MAX, FORGET_S, SAMPLES_MAX, FlowTable, PassedSocket
+from broker.daemon.flows import (
+    CONNECTIONS_PER_SESSION_MAX,
+    FORGET_S,
+    OTHERS_SHOWN_MAX,
+    SAMPLES_MAX,
+    TCP_SAMPLES_MAX,
+    FlowTable,
+    PassedSocket,
+)
 from broker.daemon.matching import Matching
 from broker.daemon.messages import BYTES_MAX, Announce, Connection, Declare
 from broker.daemon.needs import EVERYWHERE, NEED_S, NeedBook
@@ -220,12 +228,48 @@ def test_a_tcp_connection_belongs_where_htb_puts_it(fields: dict[str, object], e
     assert Matching(POLICY).class_of(tcp(**fields)) == expected
 
 
+def test_a_tcp_connection_ages_from_when_the_kernel_spoke_of_it_until_it_is_forgotten() -> None:
+    table = FlowTable()
+    table.see_tcp([tcp(at_s=5.0)], matching=Matching(POLICY))
+    for now_s in (5.0, 6.5):
+        ((sample,),) = table.samples(interface_of=towards, now_s=now_s).values()
+        assert (sample.age_s, sample.delivered_bytes, sample.source) == (now_s - 5.0, 1, "tcp-info")
+    assert not any(table.samples(interface_of=towards, now_s=5.1 + FORGET_S).values())
+
+
+def test_of_other_only_the_busiest_connections_are_shown() -> None:
+    table = FlowTable()
+    crowd = [tcp(inode=number, waiting_bytes=number) for number in range(100)]
+    table.see_tcp([*crowd, tcp(inode=500, classid=0xFFE00310)], matching=Matching(POLICY))
+    assert [connection.inode for connection, _ in table.tcp_shown] == [500, *range(99, 99 - OTHERS_SHOWN_MAX, -1)]
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "expected"),
+    [
+        (("10.88.3.1", 5), ("10.0.0.9", 4), "storage"),
+        (("10.0.0.1", 5), ("10.88.255.255", 4), "storage"),
+        (("10.0.0.1", 5), ("10.89.0.0", 4), "other"),
+        (("fd00:1::5", 5), ("fd00:2::1", 4), "storage"),
+        (("fd00:2::5", 5), ("fd00:2::1", 4), "other"),
+        (("10.88.3.1", 5), ("10.0.0.9", 22), "storage"),  # the rule on the address stands before that on the port
+    ],
+)
+def test_a_rule_on_an_address_finds_either_end(local: tuple[str, int], remote: tuple[str, int], expected: str) -> None:
+    policy = load(
+        'version = 1\n[[interface]]\nname = "eth0"\n[class.storage]\n'
+        'match = [{ address = "10.88.0.0/16" }, { address = "fd00:1::/64" }]\n'
+        "[class.other]\nmatch = [{ port = 22 }]\n"
+    )
+    assert Matching(policy).class_of(tcp(local=local, remote=remote)) == expected
+
+
 def test_of_many_tcp_connections_storage_comes_first() -> None:
     table = FlowTable()
     crowd = [tcp(local=("10.0.0.1", port)) for port in range(1, 600)] + [tcp(classid=0xFFE00310)]
     table.see_tcp(crowd, matching=Matching(POLICY))
     (samples,) = table.samples(interface_of=towards, now_s=0.0).values()
-    assert len(samples) == SAMPLES_MAX
+    assert len(samples) == TCP_SAMPLES_MAX
     assert samples[0].traffic_class == "storage"
 
 

@@ -296,6 +296,30 @@ def test_without_u32_there_are_no_filters() -> None:
     assert desired_tree(shape, replace(CAPABILITIES, u32=False)).filters == ()
 
 
+@pytest.mark.parametrize(
+    ("address", "family", "words"),
+    [
+        ("10.88.0.0/16", 4, {((12, 0xFFFF0000, 0x0A580000),), ((16, 0xFFFF0000, 0x0A580000),)}),
+        ("10.88.3.4/32", 4, {((12, 0xFFFFFFFF, 0x0A580304),), ((16, 0xFFFFFFFF, 0x0A580304),)}),
+        ("fd00::/9", 6, {((8, 0xFF800000, 0xFD000000),), ((24, 0xFF800000, 0xFD000000),)}),
+        (
+            "fd00:1:2:3::/64",
+            6,
+            {
+                ((8, 0xFFFFFFFF, 0xFD000001), (12, 0xFFFFFFFF, 0x00020003)),
+                ((24, 0xFFFFFFFF, 0xFD000001), (28, 0xFFFFFFFF, 0x00020003)),
+            },
+        ),
+    ],
+)
+def test_a_rule_on_an_address_compares_source_and_destination_as_far_as_its_prefix(
+    address: str, family: int, words: set[object]
+) -> None:
+    filters = desired_tree(make_shape("eth0", rules=(Rule("storage", address=address),)), CAPABILITIES).filters
+    assert {(entry.family, entry.target_minor) for entry in filters} == {(family, LEAF_MINOR["storage"])}
+    assert {entry.matches for entry in filters} == words
+
+
 def test_rules_on_cgroups_and_users_make_no_filters() -> None:
     shape = make_shape("eth0", rules=(Rule("storage", uid=7), Rule("storage", cgroup="hive-storage.slice")))
     assert desired_tree(shape, CAPABILITIES).filters == desired_tree(make_shape("eth0"), CAPABILITIES).filters
@@ -333,6 +357,7 @@ def test_a_missing_or_doubled_class_is_refused() -> None:
         (Rule("storage", dscp=64), r"not in 0\.\.63"),
         (Rule("storage", dscp=3, protocol="tcp"), "narrows a port"),
         (Rule("storage", uid=2**32 - 1), "not a user's number"),
+        (Rule("storage", address="10.0.0.1/8"), "host bits"),
         (Rule("storage", cgroup="a\0b"), "control character"),
         (Rule("storage", cgroup="a/../b"), "control character or .."),
     ],

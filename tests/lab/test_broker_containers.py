@@ -1,0 +1,111 @@
+"""What crosses a veth or a bridge out of a container or a virtual machine is classified on the host by its address.
+
+The priority of the container's sockets does not arrive there: each of these sends with a class of ours on its socket,
+and the host's broker counts its bytes where the address rule says, or in `other`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from broker_host import COMMAND, SINK, Broker, broker_in
+from patience import wait_until
+
+from broker.policy import CLASS_NAMES
+from shaping.model import LEAF_MINOR, classid
+from tools.lab import Lab
+from tools.lab.host import Host
+
+PAYLOAD_BYTES = 100_000
+NOISE_BYTES = PAYLOAD_BYTES // 4
+BRIDGED, BRIDGED6 = "10.231.7", "fd23:7::"
+RULES = """
+version = 1
+[[interface]]
+name = "%s"
+egress = "50 Mbit/s"
+[class.storage]
+match = [%s]
+[daemon]
+group = "nogroup"
+"""
+SEND = """
+import socket, struct, sys
+address, priority, size = sys.argv[1:]
+sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, struct.pack("=I", int(priority)))
+sock.connect((address, 4000))
+sock.sendall(bytes(int(size)))
+"""
+MARKED_COMPUTE = classid(LEAF_MINOR["compute"])
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Container c behind host a; b is somewhere else. And the same once more over a bridge in a."""
+    with Lab("containers") as lab:
+        lab.host("c")
+        lab.router("a")
+        lab.host("b")
+        lab.link("c", "a")
+        lab.link("a", "b")
+        lab.up()
+        sink = SINK.replace('create_server(("", 4000))', 'create_server(("::", 4000), family=10, dualstack_ipv6=True)')
+        process = lab["b"].popen([sys.executable, "-c", sink], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        yield lab
+
+
+def configuration(lab: Lab, *addresses: str) -> str:
+    matches = ", ".join(f'{{ address = "{address}" }}' for address in addresses)
+    return RULES % (lab["a"].interface_on("b"), matches)
+
+
+def sent_by(broker: Broker, sender: Host, address: str, *, priority: int, expected: str) -> None:
+    """All that a host sends is counted in one class."""
+    before = {name: broker.sent_bytes(name) for name in CLASS_NAMES}
+
+    def sent() -> dict[str, int]:
+        return {name: broker.sent_bytes(name) - before[name] for name in CLASS_NAMES}
+
+    sender.run([sys.executable, "-c", SEND, address, str(priority), str(PAYLOAD_BYTES)])
+    wait_until(lambda: sent()[expected] >= PAYLOAD_BYTES, what=sent)
+    assert all(count < NOISE_BYTES for name, count in sent().items() if name != expected), sent()
+
+
+def test_a_container_behind_a_veth_is_classified_by_its_address(lab: Lab) -> None:
+    a, b, c = lab["a"], lab["b"], lab["c"]
+    with broker_in(a, configuration=configuration(lab, c.address, f"{c.address6}/128")) as broker:
+        broker.start()
+        sent_by(broker, c, b.address, priority=MARKED_COMPUTE, expected="storage")
+        sent_by(broker, c, b.address6, priority=MARKED_COMPUTE, expected="storage")
+        sent_by(broker, a, b.address, priority=0, expected="other")
+        sent_by(broker, a, b.address, priority=MARKED_COMPUTE, expected="compute")
+    with broker_in(a, configuration=configuration(lab, "192.0.2.0/24")) as broker:
+        broker.start()
+        sent_by(broker, c, b.address, priority=MARKED_COMPUTE, expected="other")
+
+
+def test_a_machine_behind_a_bridge_is_classified_by_its_address_at_the_port_that_leads_out(lab: Lab) -> None:
+    a, c = lab["a"], lab["c"]
+    a.run(["ip", "link", "add", "br0", "up", "type", "bridge"])
+    for neighbour, number in (("b", 2), ("c", 3)):
+        a.run(["ip", "link", "set", a.interface_on(neighbour), "master", "br0"])
+        host = lab[neighbour]
+        host.run(["ip", "address", "add", f"{BRIDGED}.{number}/24", "dev", host.interface_on("a")])
+        host.run(["ip", "address", "add", f"{BRIDGED6}{number}/64", "dev", host.interface_on("a"), "nodad"])
+    with broker_in(a, configuration=configuration(lab, f"{BRIDGED}.3", f"{BRIDGED6}3")) as broker:
+        broker.start()
+        sent_by(broker, c, f"{BRIDGED}.2", priority=MARKED_COMPUTE, expected="storage")
+        sent_by(broker, c, f"{BRIDGED6}2", priority=MARKED_COMPUTE, expected="storage")
+        assert "is a bridge" not in broker.log
+    with broker_in(a, configuration=configuration(lab).replace(f'"{a.interface_on("b")}"', '"br0"')) as broker:
+        broker.start()
+        assert "what virtual machines and containers send passes its ports" in broker.log
+        doctor = a.run([*COMMAND, "doctor", "--socket", str(broker.folder / "run/broker.sock")], check=False)
+        assert "interface br0: is a bridge" in doctor.stdout
