@@ -55,7 +55,7 @@ class SessionHub:
         cgroup_mount: str | None,
         mark: Callable[..., None],
         authority: Callable[[], Authority],
-        reclassify: Callable[[], None],
+        reclassify: Callable[[], object],
         log: Log,
         mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
     ) -> None:
