@@ -5,7 +5,9 @@ Per interface and tick:
     counters   -> throughput, demand, what storage is owed        broker.demand, broker.guarantee
     announced  -> credits, bursts under way                       broker.bursts
     signals    -> capacity                                        broker.capacity
+    wall clock, a call -> the promises that hold now              broker.schedule, broker.presence, broker.promised
     all these  -> HTB rate and ceil of each class, and why        broker.plan, broker.allocate
+               -> what each job and connection gets of its class  broker.jobs
 
 A new plan replaces the last one when the capacity changed or a figure moved by more than the dead band; else the last
 one stands, so that the kernel is not written to for nothing. Inputs are sorted first: their order means nothing.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from broker import bursts, capacity, demand, guarantee, reasons
+from broker import bursts, capacity, demand, guarantee, jobs, presence, reasons, schedule
 from broker.model import (
     Alarm,
     Allocation,
@@ -29,7 +31,9 @@ from broker.model import (
 )  # fmt: skip
 from broker.plan import LENDER, ClassNeeds, ClassPlan, plan, promises
 from broker.policy import CLASS_NAMES, ClassPolicy, InterfacePolicy, Policy
-from broker.state import AppliedState, ClassState, InterfaceState, State
+from broker.promised import promised
+from broker.schedule import Holding
+from broker.state import AppliedState, ClassState, InterfaceState, PresenceState, State
 from hive_qos.units import format_rate
 
 DEAD_BAND = 0.02
@@ -62,6 +66,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
     """
     samples = {sample.name: sample for sample in measurements.interfaces}
     states = {entry.name: entry for entry in state.interfaces}
+    held = schedule.holding(policy.schedules, measurements.wall)
     outcomes = [
         _interface(
             now_s=now_s,
@@ -69,20 +74,27 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             sample=samples.get(entry.name),
             interface=entry,
             policy=policy,
+            held=held,
         )
         for entry in policy.interfaces
     ]
     return Decision(
         state=State(ticks=state.ticks + 1, interfaces=tuple(outcome.state for outcome in outcomes)),
-        allocation=Allocation(tuple(outcome.allocation for outcome in outcomes)),
+        allocation=Allocation(
+            tuple(outcome.allocation for outcome in outcomes), schedules=tuple(entry.shown for entry in held)
+        ),
         credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
-        alarms=tuple(alarm for outcome in outcomes for alarm in outcome.alarms),
+        alarms=(
+            *(alarm for outcome in outcomes for alarm in outcome.alarms),
+            *schedule.alarms(policy.schedules, measurements.wall),
+        ),
     )
 
 
 def _interface(
-    *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy
-) -> _Outcome:
+    *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
+    held: tuple[Holding, ...],
+) -> _Outcome:  # fmt: skip
     read = _Reading(now_s=now_s, state=state, sample=sample)
     estimate = capacity.estimate(
         now_s=now_s,
@@ -97,10 +109,14 @@ def _interface(
         state, sample.bursts if sample else (), sent_bytes=read.sent_bytes("compute"), capacity_bits_per_s=rate,
         now_s=now_s
     )  # fmt: skip
-    for entry in policy.classes:
+    people = PresenceState()
+    if policy.presence.enabled:
+        people = presence.follow(state.presence, read.samples.get(presence.PEOPLE), read_s=read.read_s, now_s=now_s)
+    now_promised = promised(policy, held, people, capacity_bits_per_s=rate)
+    for entry in now_promised.classes:
         own = promises(entry, rate)
         observed, need = read.needs(
-            entry, own.guarantee, own.ceiling, own.floor,
+            entry, own.guarantee, own.ceiling, own.floor, limit=now_promised.limits.get(entry.name),
             announced=[(burst.left_bytes, burst.remaining_s) for burst in active] if entry.name == "compute" else [],
         )  # fmt: skip
         classes.append(observed)
@@ -117,6 +133,8 @@ def _interface(
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(AppliedState(entry.name, entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in plans),
+        job_uses=jobs.follow(state.job_uses, sample.jobs if sample else (), elapsed_s=read.elapsed_s, now_s=now_s),
+        presence=people,
     )
     allocation = InterfaceAllocation(
         name=interface.name,
@@ -128,9 +146,15 @@ def _interface(
             _class_allocation(entry, need, observed, read)
             for entry, need, observed in zip(plans, needs, classes, strict=True)
         ),
+        presence=presence.shown(people, now_s=now_s) if policy.presence.enabled else None,
     )
+    allocation, job_alarms = jobs.divided(
+        allocation, uses=after.job_uses, sample=sample, heard=estimate.state.signals, policies=policy.jobs,
+        bursts=active, now_s=now_s
+    )  # fmt: skip
     credits = tuple(Credit(interface.name, burst.job, burst.step, burst.credited_bytes) for burst in after.bursts)
-    return _Outcome(after, allocation, credits, _alarms(interface.name, read, estimate, scaled=scaled))
+    alarms = (*_alarms(interface.name, read, estimate, scaled=scaled), *job_alarms)
+    return _Outcome(after, allocation, credits, alarms)
 
 
 class _Reading:
@@ -178,7 +202,7 @@ class _Reading:
 
     def needs(
         self, entry: ClassPolicy, guarantee_bits_per_s: int, ceiling_bits_per_s: int, floor_bits_per_s: int, *,
-        announced: list[tuple[int, float]],
+        limit: reasons.Reasoned | None, announced: list[tuple[int, float]],
     ) -> tuple[ClassState, ClassNeeds]:  # fmt: skip
         """Take in a class' counters and say what it needs."""
         before, sample = self.before.get(entry.name, ClassState(entry.name)), self.samples.get(entry.name)
@@ -206,6 +230,7 @@ class _Reading:
                 observed, guarantee_bits_per_s=guarantee_bits_per_s, window_s=entry.guarantee_window_s
             ),
             received_bits_per_s=max(0, int(guarantee_bits_per_s - owed_per_s)),
+            limit=limit,
         )
 
 

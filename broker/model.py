@@ -21,8 +21,9 @@ from broker.state import State
 
 __all__ = [
     "CLASS_NAMES", "Alarm", "Allocation", "Burst", "ClassAllocation", "ClassPolicy", "ClassSample", "Credit",
-    "DaemonPolicy", "Decision", "FlowSample", "InterfaceAllocation", "InterfacePolicy", "InterfaceSample", "MatchRule",
-    "Measurements", "Policy", "Reason", "Share", "State", "dumps", "from_json", "to_json",
+    "DaemonPolicy", "Decision", "FlowAllocation", "FlowSample", "InterfaceAllocation", "InterfacePolicy",
+    "InterfaceSample", "JobAllocation", "JobSample", "MatchRule", "Measurements", "Policy", "PresenceAllocation",
+    "Reason", "ScheduleInForce", "Share", "State", "WallClock", "ZoneClock", "dumps", "from_json", "to_json",
 ]  # fmt: skip
 
 
@@ -30,8 +31,9 @@ __all__ = [
 class ClassSample:
     """The kernel's counters of one class (its inner HTB node): wire bytes, cumulative since the class was built.
 
-    Fields: `sent_bytes` cumulative; `backlog_bytes` queued now, in all leaves of the class; `dropped_packets` and
-    `overlimits` cumulative. A counter that goes backwards means that the tree was rebuilt; that tick's delta is void.
+    Fields: `sent_bytes` cumulative; `backlog_bytes` queued now, in all leaves of the class; `dropped_packets`,
+    `overlimits` and `sent_packets` (None: not counted) cumulative. A counter that goes backwards means that the tree
+    was rebuilt; that tick's delta is void.
     """
 
     name: str
@@ -39,6 +41,25 @@ class ClassSample:
     backlog_bytes: int = 0
     dropped_packets: int = 0
     overlimits: int = 0
+    sent_packets: int | None = None
+
+
+@dataclass(frozen=True)
+class JobSample:
+    """What one job has sent through one interface in one class, cumulative; a counter that goes back began anew.
+
+    Fields: `delivered_bytes` as its programs report; `programs` how many of them have sockets here; `sends` whether
+    one delivered something within the last second; `leaf_sent_bytes` and `leaf_backlog_bytes` the counters of the
+    job's own leaf, wire bytes, None where it has none.
+    """
+
+    job: str
+    traffic_class: str
+    delivered_bytes: int = 0
+    programs: int = 0
+    sends: bool = False
+    leaf_sent_bytes: int | None = None
+    leaf_backlog_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +77,7 @@ class FlowSample:
         one_way_age_s: how long before the report that packet was sent.
         delivered_bytes: acknowledged, cumulative. sent_packets, lost_packets: cumulative (segments, retransmits).
         delivery_rate_bits_per_s: the transport's own figure. application_limited: it had nothing more to send.
+        job: of the session that reported it; "" where that names none.
     """
 
     key: str
@@ -73,6 +95,7 @@ class FlowSample:
     lost_packets: int | None = None
     delivery_rate_bits_per_s: int | None = None
     application_limited: bool = False
+    job: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +122,8 @@ class InterfaceSample:
     Fields: `link_bits_per_s` what the driver says the link can do, None where it does not (veth, some Wi-Fi);
     `counters_age_s` how old the class counters are (0 when read in this tick), None when they were never read;
     `classes` the counters, in any order; `flows` and `bursts` those that go out through it;
-    `received_bytes` what came in through it, cumulative, None where that is not known.
+    `received_bytes` what came in through it, cumulative, None where that is not known; `jobs` those whose sessions
+    have sockets here.
     """
 
     name: str
@@ -109,6 +133,29 @@ class InterfaceSample:
     flows: tuple[FlowSample, ...] = ()
     bursts: tuple[Burst, ...] = ()
     received_bytes: int | None = None
+    jobs: tuple[JobSample, ...] = ()
+
+
+@dataclass(frozen=True)
+class ZoneClock:
+    """What a time zone does around now: `offset_s` (local minus UTC) before the first of `changes`, each of which is
+    (UTC seconds since 1970, offset from then on), ascending."""
+
+    name: str
+    offset_s: int
+    changes: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class WallClock:
+    """What the wall clock says: UTC in seconds since 1970, whole ones. It may go back; nothing else depends on it.
+
+    `zones` those that the policy's schedules name, as far as this host knows them, three days back and nine ahead: what
+    a recording needs to be replayed where the time zone database is another.
+    """
+
+    utc_s: int
+    zones: tuple[ZoneClock, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +163,7 @@ class Measurements:
     """All that the daemon knows at a tick. The order within each tuple means nothing."""
 
     interfaces: tuple[InterfaceSample, ...] = ()
+    wall: WallClock | None = None
 
 
 @dataclass(frozen=True)
@@ -143,11 +191,56 @@ class ClassAllocation:
 
 
 @dataclass(frozen=True)
+class JobAllocation:
+    """What one job gets of its class from now on, and why.
+
+    `rate_bits_per_s` and `ceil_bits_per_s` go to the job's leaf, where it has one: the rates of a class' jobs sum to at
+    most the class' rate. `weight` divides what the leaves borrow. `share_bits_per_s` is its part of what its class
+    could send now; demand, throughput and backlog as of a class.
+    """
+
+    job: str
+    traffic_class: str
+    weight: float
+    rate_bits_per_s: int
+    ceil_bits_per_s: int
+    guarantee_bits_per_s: int
+    share_bits_per_s: int
+    demand_bits_per_s: int
+    throughput_bits_per_s: int | None
+    backlog_bytes: int | None
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class FlowAllocation:
+    """One connection's part of its job's share, and why. The kernel gives connections of one leaf turns (fq_codel);
+    this is what that comes to."""
+
+    flow: str
+    job: str
+    traffic_class: str
+    share_bits_per_s: int
+    throughput_bits_per_s: int | None
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class PresenceAllocation:
+    """Whether somebody is taken to be on a call through an interface, and what that rests on."""
+
+    present: bool
+    packets_per_s: int | None
+    packet_bytes: int | None
+    reason: Reason
+
+
+@dataclass(frozen=True)
 class InterfaceAllocation:
     """One interface's plan: `capacity_bits_per_s` is rate and ceil of the HTB root class; classes as in `CLASS_NAMES`.
 
     `capacity_source`: "configured", "link", "fallback" or "measured". `capacity_reason` says which signal moved it
-    last.
+    last. `jobs` and `flows` in order of class and name; `presence` None where policy does not ask for it.
     """
 
     name: str
@@ -156,13 +249,28 @@ class InterfaceAllocation:
     capacity_source: str
     capacity_reason: Reason
     classes: tuple[ClassAllocation, ...]
+    jobs: tuple[JobAllocation, ...] = ()
+    flows: tuple[FlowAllocation, ...] = ()
+    presence: PresenceAllocation | None = None
+
+
+@dataclass(frozen=True)
+class ScheduleInForce:
+    """A schedule that holds now. `until` on the clock of its zone (ISO 8601, minutes), None where it never ends;
+    `left_s` until then."""
+
+    name: str
+    timezone: str
+    until: str | None
+    left_s: int | None
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The plan for every interface of the policy, in the policy's order."""
+    """The plan for every interface of the policy, in the policy's order; and the schedules that hold, likewise."""
 
     interfaces: tuple[InterfaceAllocation, ...] = ()
+    schedules: tuple[ScheduleInForce, ...] = ()
 
 
 @dataclass(frozen=True)

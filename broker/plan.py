@@ -24,7 +24,8 @@ LENDER = "storage"
 
 @dataclass(frozen=True)
 class ClassNeeds:
-    """What is known about one class when the plan is made. `repay_bits_per_s` is 0 while nothing is at risk."""
+    """What is known about one class when the plan is made. `repay_bits_per_s` is 0 while nothing is at risk; `limit`
+    says why its ceiling is lower than the file's, None where it is not."""
 
     policy: ClassPolicy
     demand_bits_per_s: int
@@ -32,6 +33,7 @@ class ClassNeeds:
     sending: bool
     repay_bits_per_s: int
     received_bits_per_s: int
+    limit: reasons.Reasoned | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _reason(
     if not need.sending and not need.waiting:
         return reasons.Idle(own.floor)
     if need.waiting and share >= own.ceiling < capacity_bits_per_s:
-        return reasons.HeldByCeiling(own.ceiling)
+        return need.limit or reasons.HeldByCeiling(own.ceiling)
     if need.waiting and share < need.demand_bits_per_s:
         return reasons.SharesWhatIsLeft(share, capacity_bits_per_s)
     return reasons.LinkIsFree(own.ceiling)
