@@ -190,7 +190,7 @@ def _of_class(known: Sequence[_Known], entry: ClassAllocation, offered_bits_per_
     shares = allocate(
         [_claim(one, one.demand_bits_per_s) for one in known], capacity_bits_per_s=offered_bits_per_s
     ).rates_bits_per_s
-    total_weight = sum(one.policy.weight for one in known if one.sends or one.demand_bits_per_s)
+    total_weight = sum(one.policy.weight for one in known if _counts(one))
     made = []
     for one, rate, share in zip(known, rates, shares, strict=True):
         throughput = one.use.use.throughput_bits_per_s
@@ -216,10 +216,14 @@ def _claim(one: _Known, demand_bits_per_s: int) -> Claim:
     return Claim(one.policy.weight, 0, one.guarantee_bits_per_s, one.ceiling_bits_per_s, demand_bits_per_s)
 
 
+def _counts(one: _Known) -> bool:
+    return one.sends or one.demand_bits_per_s >= SENDING_BITS_PER_S
+
+
 def _reason(
     one: _Known, share: int, entry: ClassAllocation, offered_bits_per_s: int, total_weight: float
 ) -> reasons.Reasoned:
-    if not one.sends and not one.demand_bits_per_s:
+    if not _counts(one):
         return reasons.JobIdle()
     if one.ceiling_bits_per_s < entry.ceil_bits_per_s and share >= one.ceiling_bits_per_s:
         return reasons.HeldByCeiling(one.ceiling_bits_per_s)

@@ -28,6 +28,7 @@ from broker.daemon.flows import FlowTable
 from broker.daemon.guardian import Guardian
 from broker.daemon.http_api import HttpApi
 from broker.daemon.hub import SessionHub
+from broker.daemon.job_book import JobBook
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
@@ -42,12 +43,14 @@ from broker.daemon.runtime import NAMESPACE, Lock, NamespaceLock, directory
 from broker.daemon.sessions import SessionServer
 from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.tcp_watch import TcpWatch
+from broker.daemon.wall_clock import WallClocks
 from broker.decide import decide
 from broker.guard import BEATS_WITHIN_S
-from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy, State
+from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy, State, WallClock
 from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
+from shaping.model import JOB_MINOR
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
 
@@ -176,6 +179,7 @@ class Daemon:
         self._netlink = Netlink()
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
         self._flows, self._bursts = FlowTable(), BurstBook()
+        self._jobs, self._wall_clocks = JobBook(len(JOB_MINOR)), WallClocks()
         self._rates = RateBook(self._flows)
         self._tcp_watch = TcpWatch(self._netlink, log=self._log)
         self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
@@ -189,7 +193,13 @@ class Daemon:
             rebuild=self._options.rebuild,
         )
         self._roster = Roster(
-            self._plant, kernel=self._kernel, journal=journal, links=self._links, log=self._log, clock=self._clock
+            self._plant,
+            kernel=self._kernel,
+            journal=journal,
+            links=self._links,
+            slots=self._jobs.slots,
+            log=self._log,
+            clock=self._clock,
         )
         problems: tuple[str, ...] = ()
         served = False
@@ -246,6 +256,7 @@ class Daemon:
         hub = SessionHub(
             flows=self._flows,
             bursts=self._bursts,
+            jobs=self._jobs,
             clock=self._clock,
             interface_of=self._interface_of,
             cgroup_mount=self._cgroup_mount,
@@ -385,9 +396,10 @@ class Daemon:
                         flows=flows.get(entry.name, ()),
                         bursts=bursts.get(entry.name, ()),
                         received_bytes=received.get(entry.name),
+                        jobs=self._jobs.samples(entry.name, self._plant.leaves(entry.name), now_s=now_s),
                     )
                 )
-        return Measurements(interfaces=tuple(interfaces))
+        return Measurements(interfaces=tuple(interfaces), wall=self._wall())
 
     def _measure_links(self) -> Measurements:
         now_s = self._clock()
@@ -395,8 +407,12 @@ class Daemon:
             tuple(
                 InterfaceSample(name=entry.name, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s))
                 for entry in self._policy.interfaces
-            )
+            ),
+            wall=self._wall(),
         )
+
+    def _wall(self) -> WallClock | None:
+        return self._wall_clocks.read(entry.timezone for entry in self._policy.schedules)
 
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
         guard = self._guardian.alarms() if self._guardian is not None else ()

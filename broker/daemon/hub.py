@@ -11,6 +11,7 @@ from broker.daemon import cgroups
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
+from broker.daemon.job_book import JobBook
 from broker.daemon.log import Log
 from broker.daemon.machine import Reply, error
 from broker.daemon.messages import Announce, AnnounceEnd, Enter, Register, Report
@@ -33,6 +34,7 @@ class SessionHub:
         interface_of: the shaped interface towards an address.
         cgroup_mount: where the cgroups of the classes are; None where this host cannot classify by them.
         mark: `shaping.sockets.mark_socket`.
+        jobs: which jobs there are, and whose leaf is whose.
         authority: the rights in force now.
         reclassify: puts the rules on cgroups in force again, at once.
 
@@ -44,6 +46,7 @@ class SessionHub:
         *,
         flows: FlowTable,
         bursts: BurstBook,
+        jobs: JobBook,
         clock: Callable[[], float],
         interface_of: Callable[[str], str | None],
         cgroup_mount: str | None,
@@ -54,6 +57,7 @@ class SessionHub:
     ) -> None:
         self._authority, self._reclassify = authority, reclassify
         self.urgent = False
+        self._jobs = jobs
         self._flows, self._bursts, self._clock, self._interface_of = flows, bursts, clock, interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
         self._waiting: list[tuple[str, Announce]] = []
@@ -118,7 +122,9 @@ class SessionHub:
                 one if one.traffic_class in classes else dataclasses.replace(one, traffic_class=classes[-1])
                 for one in message.connections
             ]
-            self._flows.report(session.name, connections, now_s=self._clock())
+            now_s = self._clock()
+            deliveries = self._flows.report(session.name, connections, now_s=now_s)
+            self._jobs.delivered(session.job, deliveries, interface_of=self._interface_of, now_s=now_s)
 
     def enter(self, session: Session, message: Enter) -> Reply:
         """Move the process that connected into the cgroup of a class, where policy and its own limits let it."""
@@ -169,6 +175,7 @@ class SessionHub:
     def gone(self, session: Session) -> None:
         """Forget a session. Its bursts no longer hold anybody back; its sockets keep their marks until they close."""
         self._flows.forget(session.name)
+        self._jobs.forget(session.name)
         if self._bursts.forget(session.name):
             self._decide_soon(session.peer.uid)
 

@@ -14,6 +14,7 @@ from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
 from broker.daemon.hub import URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionHub
+from broker.daemon.job_book import JobBook
 from broker.daemon.log import open_log
 from broker.daemon.messages import Announce, AnnounceEnd, Connection, Enter, Report
 from broker.daemon.sessions import Session
@@ -51,14 +52,15 @@ class Bench:
 
     now_s: float = 0.0
     flows: FlowTable = field(default_factory=FlowTable)
+    jobs: JobBook = field(default_factory=lambda: JobBook(2))
     steps: Iterator[int] = field(default_factory=itertools.count)
     authority: Authority = AUTHORITY
 
     def __post_init__(self) -> None:
         self.hub = SessionHub(
-            flows=self.flows, bursts=BurstBook(), clock=lambda: self.now_s, interface_of=lambda _: "eth0",
-            cgroup_mount="/mount", mark=lambda *_, **__: None, authority=lambda: self.authority,
-            reclassify=lambda: None, log=open_log(),
+            flows=self.flows, bursts=BurstBook(), jobs=self.jobs, clock=lambda: self.now_s,
+            interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=lambda *_, **__: None,
+            authority=lambda: self.authority, reclassify=lambda: None, log=open_log(),
         )  # fmt: skip
 
     def announce(self, someone: Someone, *, job: str = "j") -> bool:
