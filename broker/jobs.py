@@ -42,9 +42,9 @@ FLOWS_MAX = 32
 """Connections of one interface whose part is worked out, the busiest: eight jobs with a peer or two on every side."""
 CLASSES = ("compute", "storage")
 """Whose sessions name jobs."""
-LEAVES_PART = 0.88
-"""Of the class' rate for the leaves of jobs. The bulk leaf has a tenth; 2 % stay with programs that name no job. What
-those do not use is lent back."""
+LEAVES_PART, PROMISED_PART = 0.88, 0.98
+"""Of the class' rate for the leaves of jobs, and the most of it where they are promised that much. The rest is for bulk
+state and programs that name no job; what those do not use is lent back."""
 NEW_S = demand.USAGE_SLOTS * demand.USAGE_SLOT_S
 """A job that has sent for less time than its use is remembered wants as much as it can get, for all that is known."""
 SENDING_BITS_PER_S = 10_000
@@ -183,9 +183,10 @@ def _known(
 
 
 def _of_class(known: Sequence[_Known], entry: ClassAllocation, offered_bits_per_s: int) -> list[JobAllocation]:
+    promised = min(sum(one.guarantee_bits_per_s for one in known), int(PROMISED_PART * entry.rate_bits_per_s))
     rates = allocate(
         [_claim(one, one.ceiling_bits_per_s) for one in known],
-        capacity_bits_per_s=int(LEAVES_PART * entry.rate_bits_per_s),
+        capacity_bits_per_s=max(promised, int(LEAVES_PART * entry.rate_bits_per_s)),
     ).rates_bits_per_s
     shares = allocate(
         [_claim(one, one.demand_bits_per_s) for one in known], capacity_bits_per_s=offered_bits_per_s

@@ -23,12 +23,12 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hive_qos.errors import KernelRejectedError, ShapingError
 from shaping import bpf
-from shaping.model import LEAF_MINOR, Rule, classid
+from shaping.model import MARK_MINOR, Rule, classid
 from shaping.programs import accept_program, create_program
 
 _SO_NETNS_COOKIE = 71
@@ -75,10 +75,14 @@ class SocketClassifier:
         self._cookie = _netns_cookie()
         self._name = f"hq_{self._cookie:x}"[: bpf.NAME_BYTES_MAX]
         self._places: dict[Path, _Place] = {}
+        self._minors = dict(MARK_MINOR)
         self._found_old = False
 
-    def apply(self, rules: Sequence[Rule]) -> tuple[str, ...]:
+    def apply(self, rules: Sequence[Rule], *, minors: Mapping[str, int] = MARK_MINOR) -> tuple[str, ...]:
         """Make exactly these rules be in force; those on ports and DSCP are not ours and left out.
+
+        Args:
+            minors: the mark that a target means; as the trees understand it (`Shaper.mark_minor`).
 
         Cheap when nothing changed (one stat for each cgroup): call it again and again, so that a cgroup that comes
         later, or was removed and made again, is found.
@@ -97,6 +101,9 @@ class SocketClassifier:
             self._places = {path: _Place(0, frozenset(), ()) for path in self._with_programs_of_ours()}
             self._found_old = True
         notes = []
+        if self._minors != minors:  # no program says any more what is wanted
+            self._minors = dict(minors)
+            self._places = {path: replace(place, inode=0) for path, place in self._places.items()}
         for path in sorted({*self._places, *wanted}):
             here = frozenset(wanted.get(path, ()))
             try:
@@ -198,7 +205,7 @@ class SocketClassifier:
         return notes
 
     def _programs(self, rule: Rule, storage: int | None) -> dict[int, tuple[int, bytes]]:
-        priority = classid(LEAF_MINOR[rule.target])
+        priority = classid(self._minors[rule.target])
         create = create_program(cookie=self._cookie, priority=priority, uid=rule.uid, storage=storage)
         programs = {bpf.ATTACH_SOCK_CREATE: (bpf.PROG_TYPE_CGROUP_SOCK, create)}
         if storage is not None:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shaping.model import (
-    MAJOR,
     AddClass,
     AddFilter,
     AddLeaf,
@@ -239,6 +238,7 @@ def decode_filter(found: Object) -> FilterSpec | None:
         family=4 if family == 4 else 6,
         matches=tuple(matches),
         target_minor=target & 0xFFFF,
+        parent_minor=found.parent & 0xFFFF,
     )
 
 
@@ -338,7 +338,7 @@ def _encode_leaf(leaf: LeafSpec, interface_index: int, flags: int) -> Request:
 
 def _filter_head(rule: FilterSpec, interface_index: int, handle: int) -> bytes:
     info = rule.preference << 16 | socket.htons(_ETH_P[rule.family])
-    return _TCMSG.pack(0, 0, interface_index, handle, MAJOR << 16, info)
+    return _TCMSG.pack(0, 0, interface_index, handle, classid(rule.parent_minor), info)
 
 
 def _encode_filter(rule: FilterSpec, interface_index: int) -> Request:

@@ -12,6 +12,8 @@ Rules of the order (there is no transaction over several classes)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shaping.model import (
     AddClass,
     AddFilter,
@@ -21,6 +23,7 @@ from shaping.model import (
     ChangeLeaf,
     ClassSpec,
     DeleteFilter,
+    FilterSpec,
     LeafSpec,
     Operation,
     Tree,
@@ -39,7 +42,7 @@ def diff(observed: Tree | None, desired: Tree) -> tuple[Operation, ...]:
         StructureError: the observed tree has a class, a parent or a kind of queue that the desired one has not.
     """
     if observed is None:
-        return (AddRoot(desired.qdisc), *_build(desired, have=frozenset()), *map(AddFilter, desired.filters))
+        return (AddRoot(desired.qdisc), *_build(desired, have=frozenset()), *_filter_additions(desired.filters))
     _check_structure(observed, desired)
     have_class = {spec.minor: spec for spec in observed.classes}
     have_leaf = {spec.parent_minor: spec for spec in observed.leaves}
@@ -88,8 +91,13 @@ def _filter_changes(observed: Tree, desired: Tree) -> list[Operation]:
     want = set(desired.filters)
     return [
         *(DeleteFilter(spec) for spec in observed.filters if spec not in want),
-        *(AddFilter(spec) for spec in desired.filters if spec not in have),
+        *_filter_additions(spec for spec in desired.filters if spec not in have),
     ]
+
+
+def _filter_additions(filters: Iterable[FilterSpec]) -> list[AddFilter]:
+    """An inner node's filters before the root's, which may lead there, and its catch-all, asked last, first of all."""
+    return [AddFilter(spec) for spec in sorted(filters, key=lambda spec: (-spec.parent_minor, -spec.preference))]
 
 
 def _depth(spec: ClassSpec, tree: Tree) -> int:

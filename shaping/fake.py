@@ -8,12 +8,13 @@ that a test can claim that nothing was lost. It does not move packets: a test sa
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ReadBackError
 from shaping.model import (
     MAJOR,
+    MARK_MINOR,
     AddClass,
     AddFilter,
     AddLeaf,
@@ -239,6 +240,10 @@ class FakeKernel:
                     raise KernelRejectedError(what, errno_value=errno.ENOENT, detail="no such queue")
                 found.leaves[leaf.parent_minor] = leaf
             case AddFilter(rule):
+                if not self._capabilities.u32:
+                    raise KernelRejectedError(what, errno_value=errno.ENOENT, detail="TC classifier not found")
+                if rule.parent_minor and rule.parent_minor not in found.classes:
+                    raise KernelRejectedError(what, errno_value=errno.EINVAL, detail="no such class")
                 if rule.preference in found.filters:
                     raise KernelRejectedError(what, errno_value=errno.ENOSPC, detail="there is such a filter")
                 found.filters[rule.preference] = rule
@@ -257,12 +262,13 @@ class FakeClassifier:
 
     def __init__(self, *, failure: Exception | None = None) -> None:
         self.rules: tuple[Rule, ...] = ()
+        self.minors: dict[str, int] = {}
         self.failure = failure
 
-    def apply(self, rules: Sequence[Rule]) -> tuple[str, ...]:
+    def apply(self, rules: Sequence[Rule], *, minors: Mapping[str, int] = MARK_MINOR) -> tuple[str, ...]:
         if self.failure is not None:
             raise self.failure
-        self.rules = tuple(rules)
+        self.rules, self.minors = tuple(rules), dict(minors)
         return ()
 
     def clear(self) -> int:

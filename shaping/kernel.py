@@ -42,6 +42,8 @@ from shaping.codec import (
     options_to_give_back,
 )
 from shaping.model import (
+    HELD_NAME,
+    INNER_MINOR,
     MAJOR,
     AddClass,
     AddFilter,
@@ -60,6 +62,7 @@ from shaping.model import (
     PriorQdisc,
     QdiscSpec,
     Tree,
+    classid,
     describe,
     show_classid,
 )
@@ -124,7 +127,11 @@ class RealKernel:
         if root is None or root.kind != "htb" or root.handle != MAJOR << 16:
             return None
         leaves = [decode_leaf(found) for found in objects if found.parent >> 16 == MAJOR]
-        filters = [decode_filter(found) for found in self._filters(interface, index, MAJOR << 16)]
+        filters = [
+            decode_filter(found)
+            for minor in (0, INNER_MINOR[HELD_NAME])
+            for found in self._filters(interface, index, classid(minor))
+        ]
         return Tree(
             qdisc=decode_root(root)[0],
             classes=tuple(sorted(map(decode_class, self._classes(interface, index)), key=lambda spec: spec.minor)),

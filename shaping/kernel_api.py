@@ -8,10 +8,10 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from shaping.model import Capabilities, ClassCounters, DeviceSegments, Operation, PriorQdisc, Rule, Tree
+from shaping.model import MARK_MINOR, Capabilities, ClassCounters, DeviceSegments, Operation, PriorQdisc, Rule, Tree
 
 
 class Kernel(Protocol):
@@ -57,8 +57,8 @@ class Kernel(Protocol):
 class Classifier(Protocol):
     """Rules on cgroups and users: whoever makes a socket decides its class."""
 
-    def apply(self, rules: Sequence[Rule]) -> tuple[str, ...]:
-        """Make exactly these rules be in force; returns sentences on those that are not."""
+    def apply(self, rules: Sequence[Rule], *, minors: Mapping[str, int] = MARK_MINOR) -> tuple[str, ...]:
+        """Make exactly these rules be in force, `minors` being the marks; returns sentences on those that are not."""
 
     def clear(self) -> int:
         """Remove all that is ours in this namespace, whoever made it; returns from how many cgroups."""

@@ -26,16 +26,36 @@ BULK_NAME = "compute-bulk"
 
 INNER_MINOR: Mapping[str, int] = {"control": 0x10, "compute": 0x20, "storage": 0x30, "other": 0x40}
 LEAF_MINOR: Mapping[str, int] = {"control": 0x110, "compute": 0x210, BULK_NAME: 0x220, "storage": 0x310, "other": 0x410}
-"""Where a flow of a class goes: the minor for `mark_socket`, and the target of rules.
+"""The default leaf of each class. (Marks of sockets: `MARK_MINOR`.)
 
 The last digit is 0, because a mark outlives the tree: sockets keep it after a stop, and their packets also leave by
 interfaces that nobody shapes. There pfifo_fast and prio take the lowest four bits as TC_PRIO_*, and 1 (filler) or 2
 (bulk) would be the lowest strict band; 0 (best effort) is where an unmarked packet goes."""
 
+HELD_NAME = "storage"
+"""The only class whose packets find a leaf by their destination."""
+
+DESTINATION_MINOR = tuple(range(0x320, 0x3A0, 0x10))
+"""Spare leaves of storage, one for each address that gets less than the rest of the class."""
+
+JOB_MINOR = tuple(range(0x230, 0x2B0, 0x10))
+"""Spare leaves of compute by slot: for `mark_socket`, like `MARK_MINOR`."""
+
+MARK_MINOR: Mapping[str, int] = {**LEAF_MINOR, HELD_NAME: INNER_MINOR[HELD_NAME]}
+"""Where a flow of a class goes: the minor for `mark_socket`, and the target of rules (`Shaper.mark_minor`).
+
+A leaf takes a packet at once. Storage's mark names its inner node: HTB goes on with the filters of that node, which
+know the destinations that have a leaf of their own, and send all else to the default leaf."""
+
 CLASS_OF_LEAF: Mapping[int, str] = {
-    minor: "compute" if name == BULK_NAME else name for name, minor in LEAF_MINOR.items()
+    **{minor: "compute" if name == BULK_NAME else name for name, minor in LEAF_MINOR.items()},
+    **dict.fromkeys(DESTINATION_MINOR, HELD_NAME),
+    **dict.fromkeys(JOB_MINOR, "compute"),
 }
 """Back from a leaf's minor to the class of `CLASS_NAMES` in which it is counted."""
+
+CLASS_OF_MARK: Mapping[int, str] = {**CLASS_OF_LEAF, INNER_MINOR[HELD_NAME]: HELD_NAME}
+"""Back from a socket's mark, of this version or a former one, to its class."""
 
 DSCP: Mapping[str, int | None] = {"control": 40, "compute": 18, BULK_NAME: 8, "storage": 1, "other": None}
 """Codepoint of each leaf: CS5, AF21, CS1, LE (RFC 8622); `other` is left as its programs set it."""
@@ -57,8 +77,8 @@ class ClassShape:
 
     Args:
         name: one of `CLASS_NAMES`, or `BULK_NAME` for the part of compute that its bulk leaf gets.
-        rate_bits_per_s: what it may always send, at least 1 000 for each of its leaves. The four rates together are at
-            most the capacity; that of `BULK_NAME` is part of compute's.
+        rate_bits_per_s: what it may always send, at least 1 000 for each of its leaves, spare ones included. The four
+            rates together are at most the capacity; that of `BULK_NAME` is part of compute's.
         ceil_bits_per_s: never more than this, borrowed or not; at least the rate.
         priority: who is offered the excess first, 0 to 7, the smaller goes first.
     """
@@ -91,6 +111,43 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class DestinationShape:
+    """What a class may send to one address: a leaf of its own beside the class' default leaf.
+
+    Args:
+        address: a literal IPv4 or IPv6 address.
+        target: `HELD_NAME`; no other class has such leaves.
+        rate_bits_per_s: part of the class' rate, at least 1 000.
+        ceil_bits_per_s: never more; at least the rate.
+    """
+
+    address: str
+    target: str = HELD_NAME
+    rate_bits_per_s: int = 1_000
+    ceil_bits_per_s: int = 1_000
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """What one job of compute gets: the leaf of its slot.
+
+    Args:
+        slot: index into `JOB_MINOR`.
+        rate_bits_per_s: part of compute's rate, at least 1 000.
+        ceil_bits_per_s: never more; at least the rate.
+        priority: who is offered the excess first, 0 to 7, the smaller goes first.
+        weight: how what is borrowed is divided among jobs of the same priority, and compute's default leaf, which has
+            1. HTB divides by quantum and not by rate. More than 0.
+    """
+
+    slot: int
+    rate_bits_per_s: int
+    ceil_bits_per_s: int
+    priority: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class InterfaceShape:
     """Everything wanted of one interface's egress.
 
@@ -101,6 +158,10 @@ class InterfaceShape:
         rules: classification besides passed sockets; the first that matches wins among ports and DSCP.
         gso_max_segs: segments that TCP may hand over in one piece, at least 1; never more than the device had before
             us. None leaves, or puts back, the device's own.
+        destinations: addresses that get a leaf of their own, at most as many as `DESTINATION_MINOR`. A flow that
+            changes its leaf may have packets overtaken that still wait in the former: list an address early and keep it
+            for as long as something waits, and change its rates.
+        jobs: slots of compute that are in use; sockets are marked with their minors.
         line_bits_per_s: what the way out carries as far as anybody knows, measurements left out; journalled, and what
             ceilings are opened to when nobody decides any more (`ceilings`). None where nobody knows.
     """
@@ -111,6 +172,8 @@ class InterfaceShape:
     rules: tuple[Rule, ...] = ()
     gso_max_segs: int | None = None
     line_bits_per_s: int | None = None
+    destinations: tuple[DestinationShape, ...] = ()
+    jobs: tuple[JobShape, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,7 +228,7 @@ class LeafSpec:
 
 @dataclass(frozen=True)
 class FilterSpec:
-    """One filter on the HTB root: match 32-bit words of the packet (u32), at offsets from the network header.
+    """One filter: match 32-bit words of the packet (u32), at offsets from the network header.
 
     Args:
         preference: order; the smaller is asked first. Unique in a tree, so that it is also the filter's name.
@@ -173,13 +236,15 @@ class FilterSpec:
         matches: (offset bytes, mask, value), all of which must hold. An offset is from the start of the IP header;
             IPv4 ports are only matched in headers without options (`tree` adds that match) and IPv6 ones only
             directly after the fixed header.
-        target_minor: the leaf.
+        target_minor: the leaf, or an inner node whose own filters go on.
+        parent_minor: whose filter it is: 0 is the HTB root, which asks it for packets without a priority of ours.
     """
 
     preference: int
     family: Literal[4, 6]
     matches: tuple[tuple[int, int, int], ...]
     target_minor: int
+    parent_minor: int = 0
 
 
 @dataclass(frozen=True)
@@ -287,12 +352,18 @@ class InterfaceCounters:
     Args:
         classes: the four of `CLASS_NAMES`, each with all its leaves, and `BULK_NAME` by itself (it is counted in
             compute, too). Bytes are those of the link layer: Ethernet header included, frame check and gap not.
+        destinations: each address that has a leaf now, as `ipaddress` writes it; counted in storage, too. What a
+            former address of the leaf sent is in it: take differences. One that is in the shape and not here is not
+            held back: this kernel has no u32.
+        jobs: each slot of compute; counted in compute, too.
         direct_packets: packets that passed HTB unshaped. Anything but 0 is a fault.
     """
 
     interface: str
     classes: Mapping[str, ClassCounters]
     direct_packets: int
+    destinations: Mapping[str, ClassCounters] = field(default_factory=dict)
+    jobs: Mapping[int, ClassCounters] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

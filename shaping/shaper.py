@@ -22,14 +22,18 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from hive_qos.errors import ConfigurationError, HiveError, KernelRejectedError, ShapingError
+from shaping.destinations import leaf_of_address
 from shaping.diff import StructureError, diff
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
 from shaping.model import (
     BULK_NAME,
     CLASS_NAMES,
+    CLASS_OF_LEAF,
     INNER_MINOR,
+    JOB_MINOR,
     LEAF_MINOR,
+    MARK_MINOR,
     AddFilter,
     Attachment,
     Capabilities,
@@ -86,6 +90,14 @@ class Shaper:
         """The attached ones."""
         return tuple(self._attached)
 
+    def mark_minor(self, target: str) -> int:
+        """What `mark_socket` gets for a flow of `target` (a key of `MARK_MINOR`).
+
+        Without u32 nothing leads from an inner node to a leaf: marks name the default leaf then. That is known when the
+        first interface has been attached.
+        """
+        return (MARK_MINOR if self.capabilities.u32 else LEAF_MINOR)[target]
+
     def attach(self, shape: InterfaceShape, *, replace_foreign: bool = False, rebuild: bool = False) -> Attachment:
         """Take over one interface: journal the prior root, build the tree, or adopt the one of ours that is there.
 
@@ -104,8 +116,9 @@ class Shaper:
         if not self.capabilities.htb:
             raise ShapingError("this kernel has no HTB (CONFIG_NET_SCH_HTB); nothing can be shaped here")
         interface = shape.interface
-        wanted = desired_tree(shape, self.capabilities)
+        desired_tree(shape, self.capabilities)  # what cannot be is refused before anything is looked at
         observed = self._kernel.observe(interface)
+        wanted = desired_tree(shape, self.capabilities, observed)
         if observed is None:
             attachment = self._build_anew(interface, wanted, replace_foreign=replace_foreign)
         else:
@@ -131,7 +144,7 @@ class Shaper:
             ShapingError: the kernel side failed. What is there then is read again at the next call.
         """
         attached = self._known(shape.interface)
-        wanted = desired_tree(shape, self.capabilities)
+        wanted = desired_tree(shape, self.capabilities, attached.tree)
         try:
             operations = diff(attached.tree, wanted)
             self._kernel.apply(shape.interface, operations)
@@ -166,7 +179,8 @@ class Shaper:
         of_sockets = [rule for rule in rules if rule.cgroup is not None or rule.uid is not None]
         if self._classifier is not None:
             try:
-                return self._classifier.apply(of_sockets)
+                minors = {target: self.mark_minor(target) for target in MARK_MINOR}
+                return self._classifier.apply(of_sockets, minors=minors)
             except ShapingError as error:
                 return (f"rules on cgroups and users are not in force: {error}",) if of_sockets else ()
             except (OSError, ValueError) as error:
@@ -207,13 +221,19 @@ class Shaper:
             ConfigurationError: not attached, or the interface is gone.
             ShapingError: classes of ours are missing; somebody changed the tree. `verify` says what is left.
         """
-        self._known(interface)
+        attached = self._known(interface)
         by_minor, direct_packets = self._kernel.counters(interface)
-        missing = [minor for minor in (*INNER_MINOR.values(), *LEAF_MINOR.values()) if minor not in by_minor]
+        missing = [minor for minor in (*INNER_MINOR.values(), *CLASS_OF_LEAF) if minor not in by_minor]
         if missing:
             names = ", ".join(map(show_classid, missing))
             raise ShapingError(f"{interface} has lost classes of ours ({names}); somebody changed its tree")
-        return InterfaceCounters(interface=interface, classes=_by_class(by_minor), direct_packets=direct_packets)
+        return InterfaceCounters(
+            interface=interface,
+            classes=_by_class(by_minor),
+            direct_packets=direct_packets,
+            destinations={address: by_minor[minor] for address, minor in leaf_of_address(attached.tree).items()},
+            jobs={slot: by_minor[minor] for slot, minor in enumerate(JOB_MINOR)},
+        )
 
     def observe(self, interface: str) -> Tree | None:
         """The tree of ours that is there now, or None."""
@@ -393,7 +413,10 @@ class Shaper:
             if "classifier not found" not in error.detail:
                 raise
             self._capabilities = replace(self.capabilities, u32=False)
-            note = f"{interface}: this kernel has no u32 classifier; rules on ports and DSCP do nothing"
+            note = (
+                f"{interface}: this kernel has no u32 classifier; rules on ports and DSCP do nothing, and storage "
+                "cannot be held back towards single destinations"
+            )
             return rest, replace(wanted, filters=()), (note,)
         return (*rest, *filters), wanted, ()
 
@@ -418,13 +441,11 @@ def _prior_notes(interface: str, prior: PriorQdisc) -> tuple[str, ...]:
 
 def _by_class(by_minor: Mapping[int, ClassCounters]) -> dict[str, ClassCounters]:
     """Bytes of an inner node are those of all below it; what waits and was dropped is only counted at the leaves."""
-    bulk = by_minor[LEAF_MINOR[BULK_NAME]]
-    found = {BULK_NAME: bulk}
+    found = {BULK_NAME: by_minor[LEAF_MINOR[BULK_NAME]]}
     for name in CLASS_NAMES:
-        inner = by_minor[INNER_MINOR[name]]
-        leaves = [by_minor[LEAF_MINOR[name]], *([bulk] if name == "compute" else [])]
+        leaves = [by_minor[minor] for minor, owner in CLASS_OF_LEAF.items() if owner == name]
         found[name] = replace(
-            inner,
+            by_minor[INNER_MINOR[name]],
             dropped_packets=sum(leaf.dropped_packets for leaf in leaves),
             overlimits=sum(leaf.overlimits for leaf in leaves),
             backlog_bytes=sum(leaf.backlog_bytes for leaf in leaves),

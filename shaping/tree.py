@@ -3,8 +3,8 @@
     ffe0:  HTB, default 410
     └─ ffe0:1  rate = ceil = capacity
        ├─ ffe0:10 control ── :110                priority 0 is offered the excess first
-       ├─ ffe0:20 compute ── :210, :220 (bulk)
-       ├─ ffe0:30 storage ── :310
+       ├─ ffe0:20 compute ── :210, :220 (bulk), :230 to :2a0 (jobs)
+       ├─ ffe0:30 storage ── :310, :320 to :390 (destinations)
        └─ ffe0:40 other   ── :410 (default)
 
 Rules that the tree keeps
@@ -22,11 +22,15 @@ from dataclasses import replace
 from typing import Literal
 
 from hive_qos.units import bytes_per_s_of
+from shaping.destinations import assigned, canonical, destination_filters
+from shaping.leaves import check_parts, leaves_of, rate_bits_per_s_min
 from shaping.model import (
     BULK_NAME,
     CLASS_NAMES,
+    CLASS_OF_LEAF,
     INNER_MINOR,
     LEAF_MINOR,
+    MARK_MINOR,
     ROOT_MINOR,
     Capabilities,
     ClassShape,
@@ -40,10 +44,6 @@ from shaping.model import (
 )
 from shaping.ticks import round_burst_bytes
 
-RATE_BITS_PER_S_MIN = 1_000
-"""Of a leaf: a frame of 1 514 bytes every 12 s, the least that still means something. At 480 bit/s a burst of 16 KiB
-would not fit the kernel's 32-bit field of 64 ns ticks."""
-
 BURST_BYTES_MIN = 16 * 1024
 BURST_S = 0.001
 """How late the kernel's timer may be before a class loses rate: 1 ms at any rate, and never less than 16 KiB, which is
@@ -51,12 +51,6 @@ BURST_S = 0.001
 everybody behind it: 64 KiB would be 13 ms at 40 Mbit/s. One TCP stream on two cores with nine runnable processes got
 0.956 of 40, 200 and 1 000 Mbit/s with this (headers allow 0.956), no more with 64 KiB, and 0.93 of 1 000 Mbit/s with
 1 600 bytes (docs/shaping.md)."""
-
-QUANTUM_BYTES_MIN = 1_514
-QUANTUM_BYTES_MAX = 60_000
-QUANTUM_S = 0.001
-"""Turns among classes of the same priority: 1 ms at the class' rate, at least one Ethernet frame, and below the
-kernel's warning level of 200 000."""
 
 QUEUE_S: Mapping[str, float] = {"control": 0.02, "compute": 0.05, BULK_NAME: 0.05, "storage": 0.05, "other": 0.025}
 """What may wait in a leaf, as time at the interface's capacity. Not at the class' ceiling: a hold lowers the ceiling
@@ -76,7 +70,9 @@ QUEUE_BYTES_STEP = 32 * 1024
 """Limits are rounded up to whole steps, so that a capacity estimate that moves a little does not touch the queues."""
 
 QUEUE_BYTES_MAX = 8 * 2**20
-"""Kernel memory: at most this for each of five leaves."""
+SPARE_QUEUE_BYTES_MAX = 2 * 2**20
+"""Kernel memory: at most this for each of five leaves, and for each of the sixteen of jobs and destinations: 72 MiB of
+packets, if all were full."""
 
 FQ_CODEL_PACKETS = 10_240
 """Its own default. It bounds delay by time, not by this; and lowering it would drop packets, so it is never changed."""
@@ -88,33 +84,36 @@ _PREFERENCE_FIRST = 100
 _TCP, _UDP = 6, 17
 
 
-def desired_tree(shape: InterfaceShape, capabilities: Capabilities) -> Tree:
+def desired_tree(shape: InterfaceShape, capabilities: Capabilities, before: Tree | None = None) -> Tree:
     """Plan one interface.
 
     Args:
-        shape: rates that fit: the four classes' rates add up to at most the capacity.
-        capabilities: decides the kind of the leaves' queues.
+        shape: rates that fit: the four classes' rates add up to at most the capacity, those of jobs and destinations to
+            less than their class'.
+        capabilities: decides the kind of the leaves' queues. Without u32 there are no filters, and nothing is told by
+            its destination: the leaves of destinations are spare ones then.
+        before: what is there; an address that has a leaf in it keeps that leaf.
 
     Raises:
-        ValueError: a class is missing, doubled or unknown; rates do not fit; a rule has no or two matches. Whoever
-            made the shape has to mend it; nothing here rounds a promise away.
+        ValueError: a class is missing, doubled or unknown; rates do not fit; a rule has no or two matches; an address
+            or a slot cannot be. Whoever made the shape has to mend it; nothing here rounds a promise away.
     """
     by_name = _checked_classes(shape)
-    classes = [_inner(ROOT_MINOR, 0, shape.capacity_bits_per_s, shape.capacity_bits_per_s)]
+    check_parts(shape)
+    addresses = [canonical(destination.address) for destination in shape.destinations]
+    leaf_of_address = assigned(addresses, before) if capabilities.u32 else {}
+    classes = [_class(ROOT_MINOR, 0, shape.capacity_bits_per_s, shape.capacity_bits_per_s)]
     for name in CLASS_NAMES:
         wanted = by_name[name]
         ceil = min(wanted.ceil_bits_per_s, shape.capacity_bits_per_s)
         inner = INNER_MINOR[name]
-        classes.append(_inner(inner, ROOT_MINOR, wanted.rate_bits_per_s, ceil))
-        rate_left = wanted.rate_bits_per_s
-        if name == "compute":
-            bulk = by_name.get(BULK_NAME) or _default_bulk(wanted)
-            rate_left -= bulk.rate_bits_per_s
-            bulk_ceil = min(bulk.ceil_bits_per_s, ceil)
-            classes.append(_class(LEAF_MINOR[BULK_NAME], inner, bulk.rate_bits_per_s, bulk_ceil, bulk.priority))
-        classes.append(_class(LEAF_MINOR[name], inner, rate_left, ceil, wanted.priority))
-    leaves = [_leaf(name, shape.capacity_bits_per_s, capabilities) for name in LEAF_MINOR]
-    filters = _filters(shape.rules) if capabilities.u32 else ()
+        classes.append(_class(inner, ROOT_MINOR, wanted.rate_bits_per_s, ceil))
+        capped = replace(wanted, ceil_bits_per_s=ceil)
+        for leaf in leaves_of(capped, bulk=by_name.get(BULK_NAME), shape=shape, leaf_of_address=leaf_of_address):
+            spec = _class(leaf.minor, inner, leaf.rate_bits_per_s, leaf.ceil_bits_per_s)
+            classes.append(replace(spec, priority=leaf.priority, quantum_bytes=leaf.quantum_bytes))
+    leaves = [_leaf(minor, shape.capacity_bits_per_s, capabilities) for minor in CLASS_OF_LEAF]
+    filters = (*_filters(shape.rules), *destination_filters(leaf_of_address)) if capabilities.u32 else ()
     return Tree(
         qdisc=QdiscSpec(),
         classes=tuple(sorted(classes, key=lambda spec: spec.minor)),
@@ -132,7 +131,7 @@ def _checked_classes(shape: InterfaceShape) -> dict[str, ClassShape]:
             f"not {', '.join(wanted.name for wanted in shape.classes)}"
         )
     for wanted in shape.classes:
-        least = 2 * RATE_BITS_PER_S_MIN if wanted.name == "compute" else RATE_BITS_PER_S_MIN
+        least = rate_bits_per_s_min(wanted.name)
         if wanted.rate_bits_per_s < least:
             raise ValueError(
                 f"{shape.interface}: class {wanted.name} has {wanted.rate_bits_per_s} bit/s, less than the {least} "
@@ -148,25 +147,11 @@ def _checked_classes(shape: InterfaceShape) -> dict[str, ClassShape]:
             f"{shape.interface}: the classes' rates add up to {total} bit/s, more than the capacity of "
             f"{shape.capacity_bits_per_s}"
         )
-    bulk = by_name.get(BULK_NAME)
-    if bulk is not None and bulk.rate_bits_per_s > by_name["compute"].rate_bits_per_s - RATE_BITS_PER_S_MIN:
-        raise ValueError(f"{shape.interface}: {BULK_NAME} leaves nothing of compute's rate to compute's default leaf")
     return by_name
 
 
-def _default_bulk(compute: ClassShape) -> ClassShape:
-    """A tenth of compute's rate, all of its ceiling, after everybody else when there is excess."""
-    rate = max(RATE_BITS_PER_S_MIN, compute.rate_bits_per_s // 10)
-    return ClassShape(BULK_NAME, rate_bits_per_s=rate, ceil_bits_per_s=compute.ceil_bits_per_s, priority=4)
-
-
-def _inner(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s: int) -> ClassSpec:
+def _class(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s: int) -> ClassSpec:
     """A class above others: turns and priorities are the leaves' (model.ClassSpec)."""
-    spec = _class(minor, parent_minor, rate_bits_per_s, ceil_bits_per_s, 0)
-    return replace(spec, quantum_bytes=0)
-
-
-def _class(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s: int, priority: int) -> ClassSpec:
     rate = bytes_per_s_of(rate_bits_per_s)
     ceil = bytes_per_s_of(ceil_bits_per_s)
     return ClassSpec(
@@ -174,10 +159,10 @@ def _class(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s:
         parent_minor=parent_minor,
         rate_bits_per_s=rate * 8,
         ceil_bits_per_s=ceil * 8,
-        priority=priority,
+        priority=0,
         burst_bytes=burst_bytes(rate),
         cburst_bytes=burst_bytes(ceil),
-        quantum_bytes=min(max(int(rate * QUANTUM_S), QUANTUM_BYTES_MIN), QUANTUM_BYTES_MAX),
+        quantum_bytes=0,
     )
 
 
@@ -187,14 +172,16 @@ def burst_bytes(rate_bytes_per_s: int) -> int:
     return round_burst_bytes(wanted, rate_bytes_per_s=rate_bytes_per_s)
 
 
-def _leaf(name: str, capacity_bits_per_s: int, capabilities: Capabilities) -> LeafSpec:
-    minor = LEAF_MINOR[name]
+def _leaf(minor: int, capacity_bits_per_s: int, capabilities: Capabilities) -> LeafSpec:
+    default = {own: name for name, own in LEAF_MINOR.items()}
+    name = default.get(minor, CLASS_OF_LEAF[minor])
     handle_major = 0xF000 | minor  # 28,944 above the first that the kernel gives out by itself, 8000:
     if capabilities.fq_codel:
         return LeafSpec(parent_minor=minor, kind="fq_codel", limit=FQ_CODEL_PACKETS, handle_major=handle_major)
     wanted = int(bytes_per_s_of(capacity_bits_per_s) * QUEUE_S[name])
     wanted = -(-wanted // QUEUE_BYTES_STEP) * QUEUE_BYTES_STEP
-    limit = min(max(wanted, QUEUE_BYTES_MIN[name]), QUEUE_BYTES_MAX)
+    most = QUEUE_BYTES_MAX if minor in default else SPARE_QUEUE_BYTES_MAX
+    limit = min(max(wanted, QUEUE_BYTES_MIN[name]), most)
     return LeafSpec(parent_minor=minor, kind="bfifo", limit=limit, handle_major=handle_major)
 
 
@@ -215,7 +202,7 @@ def _filters(rules: tuple[Rule, ...]) -> tuple[FilterSpec, ...]:
                     preference=_PREFERENCE_FIRST + len(filters),
                     family=family,
                     matches=words,
-                    target_minor=LEAF_MINOR[rule.target],
+                    target_minor=MARK_MINOR[rule.target],
                 )
             )
     return tuple(filters)

@@ -264,6 +264,7 @@ class Daemon:
             authority=lambda: self._authority,
             reclassify=lambda: self._plant.classify(at_once=True),
             log=self._log,
+            mark_minor=self._plant.mark_minor,
         )
         self._hub = hub
         sessions = SessionServer(

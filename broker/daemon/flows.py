@@ -15,7 +15,7 @@ from broker.daemon.messages import Connection
 from broker.daemon.netlink import TcpConnection
 from broker.model import FlowSample
 from broker.policy import CLASS_NAMES, Policy
-from shaping.model import CLASS_OF_LEAF, MAJOR
+from shaping.model import CLASS_OF_MARK, MAJOR
 
 SAMPLES_MAX = 128
 """Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
@@ -182,7 +182,7 @@ def _delivered(before: _Reported | None, connection: Connection) -> int:
 def class_of(connection: TcpConnection, policy: Policy) -> str:
     """The class in which HTB puts a connection's packets: by its socket's priority, else by the policy's rules."""
     if connection.classid >> 16 == MAJOR:
-        marked = CLASS_OF_LEAF.get(connection.classid & 0xFFFF)
+        marked = CLASS_OF_MARK.get(connection.classid & 0xFFFF)
         if marked is not None:
             return marked
     for entry in policy.classes:

@@ -18,7 +18,7 @@ from broker.daemon.messages import Announce, AnnounceEnd, Enter, Register, Repor
 from broker.daemon.sessions import Session
 from broker.model import Credit
 from hive_qos.errors import HiveError
-from shaping.model import BULK_NAME, DSCP, LEAF_MINOR
+from shaping.model import BULK_NAME, DSCP, JOB_MINOR, MARK_MINOR
 
 URGENT_PER_S, URGENT_AT_ONCE = 20.0, 5.0
 """Decisions between ticks that one user may bring about: ten steps a second begin and end. Beyond that his bursts are
@@ -34,6 +34,7 @@ class SessionHub:
         interface_of: the shaped interface towards an address.
         cgroup_mount: where the cgroups of the classes are; None where this host cannot classify by them.
         mark: `shaping.sockets.mark_socket`.
+        mark_minor: what it is told for a target (`Shaper.mark_minor`).
         jobs: which jobs there are, and whose leaf is whose.
         authority: the rights in force now.
         reclassify: puts the rules on cgroups in force again, at once.
@@ -54,8 +55,9 @@ class SessionHub:
         authority: Callable[[], Authority],
         reclassify: Callable[[], None],
         log: Log,
+        mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
     ) -> None:
-        self._authority, self._reclassify = authority, reclassify
+        self._authority, self._reclassify, self._mark_minor = authority, reclassify, mark_minor
         self.urgent = False
         self._jobs = jobs
         self._flows, self._bursts, self._clock, self._interface_of = flows, bursts, clock, interface_of
@@ -66,10 +68,14 @@ class SessionHub:
     def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
         """Mark passed sockets: all of a message, or as many as the kernel takes before it refuses one."""
         leaf = BULK_NAME if message.traffic_class == "compute" and message.role == "bulk" else message.traffic_class
+        slot = self._jobs.register(
+            session.name, job=session.job, traffic_class=message.traffic_class, uid=session.peer.uid
+        )
+        minor = self._mark_minor(leaf) if slot is None or leaf == BULK_NAME else JOB_MINOR[slot]
         names = []
         for sock in sockets:
             try:
-                self._mark(sock, minor=LEAF_MINOR[leaf], dscp=DSCP[leaf])
+                self._mark(sock, minor=minor, dscp=DSCP[leaf])
                 local = _endpoint(sock)
             except ValueError as problem:
                 return error("not-inet", str(problem), number=message.number)

@@ -62,6 +62,10 @@ class Plant:
         """The interfaces that we hold."""
         return frozenset(self._interfaces)
 
+    def mark_minor(self, target: str) -> int:
+        """What a socket of this class, or of its bulk part, is marked with (`Shaper.mark_minor`)."""
+        return self._shaper.mark_minor(target)
+
     def attach(self, shape: InterfaceShape) -> None:
         """Take an interface over, or adopt what a former daemon left there.
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TypeVar
 
 from broker.model import InterfaceAllocation
 from broker.policy import Policy
-from shaping.model import ClassShape, InterfaceShape, Rule
+from shaping.leaves import RATE_BITS_PER_S_MIN as LEAF_BITS_PER_S_MIN
+from shaping.leaves import rate_bits_per_s_min
+from shaping.model import ClassShape, DestinationShape, InterfaceShape, JobShape, Rule
+
+Part = TypeVar("Part", DestinationShape, JobShape)
 
 DEAD_BAND = 0.02
 """Changes below 2 % stay unwritten: they would not be felt, and every write is a netlink round trip."""
-RATE_BITS_PER_S_MIN = 8_000
-"""Of a class: a kilobyte a second, a full frame in 1.5 s. Less would be silence to whoever waits for it."""
+RATE_BITS_PER_S_MIN = 10_000
+"""Of a class: a full frame in 1.2 s, and what compute's ten leaves need. Less would be silence to whoever waits."""
 CAPACITY_BITS_PER_S_MIN = 64_000
 """Of an interface: room for four such classes and as much to lend. Configured ones have more (`broker.config`), but an
 estimate may fall lower, on a link that is all but dead; then this is what the kernel gets."""
@@ -31,6 +38,7 @@ def shape_of(
     allocation: InterfaceAllocation,
     *,
     rules: tuple[Rule, ...],
+    slots: Mapping[str, int] = MappingProxyType({}),
     gso_max_segs: int | None = None,
     line_bits_per_s: int | None = None,
 ) -> InterfaceShape:
@@ -38,21 +46,26 @@ def shape_of(
 
     Every class gets at least `RATE_BITS_PER_S_MIN`; what that adds is taken from the others in proportion to what they
     have above it, so that the rates still add up to at most the capacity.
+
+    Args:
+        slots: the jobs of compute that have a leaf of their own.
     """
     capacity = max(allocation.capacity_bits_per_s, CAPACITY_BITS_PER_S_MIN)
     rates = _fitted([entry.rate_bits_per_s for entry in allocation.classes], capacity_bits_per_s=capacity)
+    classes = tuple(
+        ClassShape(
+            name=entry.name,
+            rate_bits_per_s=rate,
+            ceil_bits_per_s=max(rate, entry.ceil_bits_per_s * capacity // max(1, allocation.capacity_bits_per_s)),
+            priority=entry.priority,
+        )
+        for entry, rate in zip(allocation.classes, rates, strict=True)
+    )
     return InterfaceShape(
         interface=allocation.name,
         capacity_bits_per_s=capacity,
-        classes=tuple(
-            ClassShape(
-                name=entry.name,
-                rate_bits_per_s=rate,
-                ceil_bits_per_s=max(rate, entry.ceil_bits_per_s * capacity // max(1, allocation.capacity_bits_per_s)),
-                priority=entry.priority,
-            )
-            for entry, rate in zip(allocation.classes, rates, strict=True)
-        ),
+        classes=classes,
+        jobs=tuple(job for entry in classes if entry.name == "compute" for job in _jobs(entry, allocation, slots)),
         rules=rules,
         gso_max_segs=gso_max_segs,
         line_bits_per_s=line_bits_per_s,
@@ -68,9 +81,26 @@ def _fitted(rates_bits_per_s: Sequence[int], *, capacity_bits_per_s: int) -> lis
     return [RATE_BITS_PER_S_MIN + (rate - RATE_BITS_PER_S_MIN) * left // above for rate in rates]
 
 
+def _jobs(compute: ClassShape, allocation: InterfaceAllocation, slots: Mapping[str, int]) -> list[JobShape]:
+    """The leaves of compute's jobs, in the order of their slots: their rates fit into what the class really has."""
+    mine = [one for one in allocation.jobs if one.traffic_class == compute.name and one.job in slots]
+    above = [max(0, one.rate_bits_per_s - LEAF_BITS_PER_S_MIN) for one in mine]
+    left = compute.rate_bits_per_s - rate_bits_per_s_min(compute.name)
+    if sum(above) > left:
+        above = [rate * left // sum(above) for rate in above]
+    made = []
+    for one, rate in zip(mine, above, strict=True):
+        rate += LEAF_BITS_PER_S_MIN
+        ceil = max(rate, min(one.ceil_bits_per_s, compute.ceil_bits_per_s))
+        made.append(JobShape(slots[one.job], rate, ceil, compute.priority, one.weight))
+    return sorted(made, key=lambda job: job.slot)
+
+
 def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bool:
     """Say whether `wanted` differs from what was applied by more than the dead band in a rate, or in anything else."""
     if applied is None or applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
+        return True
+    if _parts_differ(applied.destinations, wanted.destinations) or _parts_differ(applied.jobs, wanted.jobs):
         return True
     if (applied.gso_max_segs, applied.line_bits_per_s) != (wanted.gso_max_segs, wanted.line_bits_per_s):
         return True
@@ -82,6 +112,15 @@ def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bo
         or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
         or _differ(one.ceil_bits_per_s, other.ceil_bits_per_s)
         for one, other in zip(applied.classes, wanted.classes, strict=True)
+    )
+
+
+def _parts_differ(applied: Sequence[Part], wanted: Sequence[Part]) -> bool:
+    return len(applied) != len(wanted) or any(
+        replace(one, rate_bits_per_s=0, ceil_bits_per_s=0) != replace(other, rate_bits_per_s=0, ceil_bits_per_s=0)
+        or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
+        or _differ(one.ceil_bits_per_s, other.ceil_bits_per_s)
+        for one, other in zip(applied, wanted, strict=True)
     )
 
 

@@ -19,7 +19,7 @@ from broker_host import COMMAND, CONFIGURATION, SEND_TCP, SINK, Broker, broker_i
 from patience import LIMIT_S, wait_until
 
 from shaping.kernel import RealKernel
-from shaping.model import LEAF_MINOR
+from shaping.model import INNER_MINOR, LEAF_MINOR
 from tools.lab import Lab
 from tools.lab.kernel import entered
 
@@ -75,7 +75,7 @@ def everything_is_open_and_floors_stand(kernel: RealKernel) -> None:
     assert tree is not None
     assert {spec.ceil_bits_per_s for spec in tree.classes} == {LINE_BITS_PER_S}
     rates = {spec.minor: spec.rate_bits_per_s for spec in tree.classes}
-    assert rates[LEAF_MINOR["storage"]] == HELD_BITS_PER_S * 97 // 100
+    assert rates[INNER_MINOR["storage"]] == HELD_BITS_PER_S * 97 // 100
 
 
 def test_a_death_in_the_middle_of_a_hold_opens_the_ceilings(

@@ -20,7 +20,7 @@ from shaping_contract import MBIT, make_shape
 
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
-from shaping.model import BULK_NAME, DSCP, LEAF_MINOR, InterfaceShape
+from shaping.model import BULK_NAME, DSCP, MARK_MINOR, InterfaceShape
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
 from tools.lab.kernel import entered
@@ -38,7 +38,7 @@ def received(sink: socket.socket, count: int) -> list[int]:
 
 def fill_storage(bench: Bench, sink: socket.socket, count: int) -> socket.socket:
     sock = bench.socket(socket.AF_INET)
-    mark_socket(sock, minor=LEAF_MINOR["storage"], dscp=1)
+    mark_socket(sock, minor=MARK_MINOR["storage"], dscp=1)
     for number in range(count):
         sock.sendto(number.to_bytes(2, "big") + bytes(PAYLOAD_BYTES - 2), sink.getsockname())
     return sock
@@ -113,7 +113,7 @@ def test_two_hundred_rate_changes_under_half_rate_datagrams_lose_none(shaper: Sh
 
     with bench.sink(socket.AF_INET) as sink, bench.socket(socket.AF_INET) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)  # held up, it blocks; only a change could lose
-        mark_socket(sock, minor=LEAF_MINOR["compute"], dscp=18)
+        mark_socket(sock, minor=MARK_MINOR["compute"], dscp=18)
         threads = [
             threading.Thread(target=pace, args=(sock, sink.getsockname())),
             threading.Thread(target=collect, args=(sink,)),
@@ -145,7 +145,7 @@ def flood(bench: Bench, leaf: str) -> Iterator[None]:
     stop = threading.Event()
     with bench.socket(socket.AF_INET) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
-        mark_socket(sock, minor=LEAF_MINOR[leaf], dscp=DSCP[leaf])
+        mark_socket(sock, minor=MARK_MINOR[leaf], dscp=DSCP[leaf])
 
         def run() -> None:
             while not stop.is_set():

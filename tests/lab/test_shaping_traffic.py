@@ -20,7 +20,7 @@ from shaping import cgroup
 from shaping.cgroup import SocketClassifier
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
-from shaping.model import BULK_NAME, DSCP, LEAF_MINOR, Rule, classid
+from shaping.model import BULK_NAME, DSCP, LEAF_MINOR, MARK_MINOR, Rule, classid
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket, priority_of
 from tools.lab.kernel import entered
@@ -88,7 +88,7 @@ def test_a_marked_socket_goes_to_its_leaf_and_carries_its_codepoint(
             else (socket.IPPROTO_IPV6, socket.IPV6_TCLASS, socket.IPV6_RECVTCLASS)
         )
         sink.setsockopt(level, receive, 1)
-        mark_socket(sock, minor=LEAF_MINOR[leaf], dscp=DSCP[leaf])
+        mark_socket(sock, minor=MARK_MINOR[leaf], dscp=DSCP[leaf])
         port = sink.getsockname()[1]
         expected = {"compute": 20, BULK_NAME: 20} if leaf == BULK_NAME else {leaf: 20}
         assert sent_by_class(shaper, lambda: send_some(sock, family, port=port)) == expected
@@ -99,8 +99,8 @@ def test_a_marked_socket_goes_to_its_leaf_and_carries_its_codepoint(
 
 def test_a_later_tos_takes_the_class_away_so_the_priority_is_set_last(bench: Bench) -> None:
     with bench.socket(socket.AF_INET) as sock:
-        mark_socket(sock, minor=LEAF_MINOR["storage"], dscp=1)
-        assert priority_of(sock) == classid(LEAF_MINOR["storage"])
+        mark_socket(sock, minor=MARK_MINOR["storage"], dscp=1)
+        assert priority_of(sock) == classid(MARK_MINOR["storage"])
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0)
         assert priority_of(sock) == 0
 
@@ -275,11 +275,11 @@ def test_another_namespaces_sockets_are_left_alone(shaper: Shaper, bench: Bench,
     there = subprocess.run(
         ["nsenter", f"--net=/run/netns/{bench.receiver}", *words], capture_output=True, text=True, check=True
     )
-    assert (int(here.stdout), int(there.stdout)) == (classid(LEAF_MINOR["storage"]), 0)
+    assert (int(here.stdout), int(there.stdout)) == (classid(MARK_MINOR["storage"]), 0)
 
 
 def test_a_passed_socket_wins_over_ports_and_codepoints(shaper: Shaper, bench: Bench) -> None:
     shaper.attach(make_shape(INTERFACE, rules=(Rule("storage", port=873), Rule("storage", dscp=18))))
     with bench.socket(socket.AF_INET) as sock:
-        mark_socket(sock, minor=LEAF_MINOR["compute"], dscp=18)
+        mark_socket(sock, minor=MARK_MINOR["compute"], dscp=18)
         assert sent_by_class(shaper, lambda: send_some(sock, socket.AF_INET, port=873)) == {"compute": 20}

@@ -67,7 +67,7 @@ def allocated(policy: Policy, capacity_bits_per_s: int, *, waiting: bool) -> Int
 
 def assert_buildable(shape: InterfaceShape) -> None:
     tree = desired_tree(shape, Capabilities())
-    assert len(tree.classes) == 10
+    assert len(tree.classes) == 26
     assert sum(entry.rate_bits_per_s for entry in shape.classes) <= shape.capacity_bits_per_s
     assert all(entry.rate_bits_per_s >= RATE_BITS_PER_S_MIN for entry in shape.classes)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.config import load
 from broker.decide import decide
-from broker.jobs import JOBS_MAX, LEAVES_PART, NEW_S, policy_of
+from broker.jobs import JOBS_MAX, LEAVES_PART, NEW_S, PROMISED_PART, policy_of
 from broker.model import (
     CLASS_NAMES,
     Burst,
@@ -152,7 +152,7 @@ def test_jobs_promised_more_than_their_class_raise_an_alarm_and_are_scaled() -> 
     assert [(alarm.code, alarm.subject) for alarm in decision.alarms] == [("job-guarantees-scaled", "a/compute")]
     compute = next(one for one in decision.allocation.interfaces[0].classes if one.name == "compute")
     rates = [entry.rate_bits_per_s for entry in decision.allocation.interfaces[0].jobs]
-    assert sum(rates) <= LEAVES_PART * compute.rate_bits_per_s
+    assert sum(rates) <= PROMISED_PART * compute.rate_bits_per_s
     assert rates[0] == pytest.approx(rates[1], abs=2)
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError
+from shaping.destinations import leaf_of_address
 from shaping.diff import diff
 from shaping.kernel_api import Kernel
 from shaping.model import (
@@ -22,8 +23,10 @@ from shaping.model import (
     ChangeClass,
     ClassShape,
     DeleteFilter,
+    DestinationShape,
     DeviceSegments,
     InterfaceShape,
+    JobShape,
     PriorQdisc,
     Rule,
     Tree,
@@ -44,6 +47,8 @@ def make_shape(
     storage_ceil: int | None = None,
     rules: tuple[Rule, ...] = (),
     gso_max_segs: int | None = None,
+    destinations: tuple[DestinationShape, ...] = (),
+    jobs: tuple[JobShape, ...] = (),
 ) -> InterfaceShape:
     """A shape with the given guarantees, ceilings at the capacity and the usual priorities."""
     return InterfaceShape(
@@ -57,6 +62,8 @@ def make_shape(
         ),
         rules=rules,
         gso_max_segs=gso_max_segs,
+        destinations=destinations,
+        jobs=jobs,
     )
 
 
@@ -64,6 +71,11 @@ def make_tree(kernel: Kernel, interface: str, **kwargs: object) -> Tree:
     return desired_tree(make_shape(interface, **kwargs), kernel.capabilities())  # type: ignore[arg-type]  # the same keywords
 
 
+DESTINATIONS = (
+    DestinationShape("10.211.0.2", rate_bits_per_s=MBIT, ceil_bits_per_s=2 * MBIT),
+    DestinationShape("fd21::2", rate_bits_per_s=MBIT, ceil_bits_per_s=MBIT),
+    DestinationShape("::ffff:10.211.0.3", rate_bits_per_s=MBIT, ceil_bits_per_s=3 * MBIT),
+)
 RULES = (Rule("storage", port=873), Rule("storage", dscp=1), Rule("control", port=22, protocol="tcp"))
 
 
@@ -82,6 +94,22 @@ def a_changed_tree_reads_back_as_planned_and_needs_nothing_more(kernel: Kernel, 
     assert diff(kernel.observe(interface), second) == ()
 
 
+def leaves_of_destinations_and_jobs_read_back_and_come_and_go(kernel: Kernel, interface: str) -> None:
+    first = make_tree(
+        kernel, interface, rules=RULES, destinations=DESTINATIONS[:2], jobs=(JobShape(0, MBIT, 2 * MBIT, 1),)
+    )
+    kernel.apply(interface, diff(None, first))
+    assert kernel.observe(interface) == first
+    shape = make_shape(
+        interface, rules=RULES[1:], destinations=DESTINATIONS[1:], jobs=(JobShape(7, MBIT, MBIT, 2, 3.0),)
+    )
+    second = desired_tree(shape, kernel.capabilities(), kernel.observe(interface))
+    kernel.apply(interface, diff(first, second))
+    assert kernel.observe(interface) == second
+    assert leaf_of_address(second)["fd21::2"] == leaf_of_address(first)["fd21::2"]
+    assert set(leaf_of_address(second)) == {"fd21::2", "10.211.0.3"}
+
+
 def rates_beyond_32_bits_read_back(kernel: Kernel, interface: str) -> None:
     tree = make_tree(kernel, interface, capacity=100_000 * MBIT, compute=60_000 * MBIT)
     kernel.apply(interface, diff(None, tree))
@@ -89,7 +117,7 @@ def rates_beyond_32_bits_read_back(kernel: Kernel, interface: str) -> None:
 
 
 def the_smallest_rates_read_back(kernel: Kernel, interface: str) -> None:
-    tree = make_tree(kernel, interface, capacity=5_000, control=1_000, compute=2_000, storage=1_000, other=1_000)
+    tree = make_tree(kernel, interface, capacity=21_000, control=1_000, compute=10_000, storage=9_000, other=1_000)
     kernel.apply(interface, diff(None, tree))
     assert kernel.observe(interface) == tree
 
@@ -196,6 +224,7 @@ def more_segments_than_the_driver_takes_are_refused(kernel: Kernel, interface: s
 CLAIMS: tuple[Callable[[Kernel, str], None], ...] = (
     a_built_tree_reads_back_as_planned,
     a_changed_tree_reads_back_as_planned_and_needs_nothing_more,
+    leaves_of_destinations_and_jobs_read_back_and_come_and_go,
     rates_beyond_32_bits_read_back,
     the_smallest_rates_read_back,
     a_root_that_is_not_ours_is_no_tree,

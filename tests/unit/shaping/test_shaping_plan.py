@@ -13,10 +13,15 @@ from shaping_contract import MBIT, make_shape
 
 from shaping.diff import StructureError, diff
 from shaping.fake import FakeKernel
+from shaping.leaves import RATE_BITS_PER_S_MIN, rate_bits_per_s_min
 from shaping.model import (
     BULK_NAME,
     CLASS_NAMES,
+    CLASS_OF_LEAF,
+    CLASS_OF_MARK,
+    DESTINATION_MINOR,
     INNER_MINOR,
+    JOB_MINOR,
     LEAF_MINOR,
     MAJOR,
     AddClass,
@@ -26,15 +31,19 @@ from shaping.model import (
     ChangeLeaf,
     ClassShape,
     DeleteFilter,
+    DestinationShape,
     InterfaceShape,
+    JobShape,
     Rule,
     Tree,
 )
 from shaping.ticks import burst_bytes_of, burst_ticks, round_burst_bytes
-from shaping.tree import BURST_BYTES_MIN, RATE_BITS_PER_S_MIN, check_rule, desired_tree
+from shaping.tree import BURST_BYTES_MIN, check_rule, desired_tree
 
 CAPABILITIES = Capabilities()
 MODERN = Capabilities(fq_codel=True)
+LEAST = rate_bits_per_s_min("compute")
+ADDRESSES = (*(f"10.0.0.{number}" for number in range(1, 9)), *(f"fd00::{number:x}" for number in range(1, 9)))
 
 
 @st.composite
@@ -48,19 +57,53 @@ def rules(draw: st.DrawFn) -> tuple[Rule, ...]:
 @st.composite
 def shapes(draw: st.DrawFn) -> InterfaceShape:
     """Any shape that a policy may make: rates from the smallest to 400 Gbit/s, summing up to at most the capacity."""
-    capacity = draw(st.integers(10 * RATE_BITS_PER_S_MIN, 400_000 * MBIT))
+    capacity = draw(st.integers(4 * LEAST, 400_000 * MBIT))
     weights = [draw(st.integers(1, 1000)) for _ in CLASS_NAMES]
-    spare = capacity - 8 * RATE_BITS_PER_S_MIN
+    spare = capacity - 4 * LEAST
     classes = []
     for name, weight in zip(CLASS_NAMES, weights, strict=True):
-        rate = 2 * RATE_BITS_PER_S_MIN + spare * weight // sum(weights)
+        rate = LEAST + spare * weight // sum(weights)
         ceil = draw(st.integers(rate, 2 * capacity))
         classes.append(ClassShape(name, rate, ceil, draw(st.integers(0, 7))))
     if draw(st.booleans()):
         compute = classes[1]
-        rate = draw(st.integers(RATE_BITS_PER_S_MIN, compute.rate_bits_per_s - RATE_BITS_PER_S_MIN))
+        rate = draw(st.integers(RATE_BITS_PER_S_MIN, compute.rate_bits_per_s - LEAST + RATE_BITS_PER_S_MIN))
         classes.append(ClassShape(BULK_NAME, rate, max(rate, compute.ceil_bits_per_s // 2), 4))
-    return InterfaceShape("eth0", capacity, tuple(draw(st.permutations(classes))), draw(rules()))
+        jobs = draw(slots(compute.rate_bits_per_s - LEAST - rate + RATE_BITS_PER_S_MIN))
+    else:
+        jobs = draw(slots(classes[1].rate_bits_per_s - LEAST))
+    return InterfaceShape(
+        "eth0",
+        capacity,
+        tuple(draw(st.permutations(classes))),
+        draw(rules()),
+        destinations=draw(destinations(classes[2].rate_bits_per_s - LEAST)),
+        jobs=jobs,
+    )
+
+
+@st.composite
+def destinations(draw: st.DrawFn, free: int) -> tuple[DestinationShape, ...]:
+    """Any addresses of few, so that two shapes have some in common, with rates that fit into what a class has free."""
+    found = []
+    for address in draw(st.lists(st.sampled_from(ADDRESSES), max_size=len(DESTINATION_MINOR), unique=True)):
+        above = draw(st.integers(0, free))
+        free -= above
+        rate = RATE_BITS_PER_S_MIN + above
+        found.append(DestinationShape(address, "storage", rate, rate * draw(st.integers(1, 9))))
+    return tuple(found)
+
+
+@st.composite
+def slots(draw: st.DrawFn, free: int) -> tuple[JobShape, ...]:
+    found = []
+    for slot in draw(st.lists(st.integers(0, len(JOB_MINOR) - 1), max_size=len(JOB_MINOR), unique=True)):
+        above = draw(st.integers(0, free))
+        free -= above
+        rate = RATE_BITS_PER_S_MIN + above
+        weight = draw(st.sampled_from((0.01, 1.0, 2.5, 1e9)))
+        found.append(JobShape(slot, rate, rate * draw(st.integers(1, 9)), draw(st.integers(0, 7)), weight))
+    return tuple(found)
 
 
 def assert_rates_fit(tree: Tree) -> None:
@@ -107,13 +150,14 @@ def test_applying_the_difference_leaves_no_difference_and_purges_nothing(
 ) -> None:
     kernel = FakeKernel()
     kernel.apply("eth0", diff(None, desired_tree(one, CAPABILITIES)))
-    for minor in LEAF_MINOR.values():
+    for minor in CLASS_OF_LEAF:
         kernel.enqueue("eth0", minor, 5)
-    wanted = desired_tree(other, CAPABILITIES)
+    wanted = desired_tree(other, CAPABILITIES, kernel.observe("eth0"))
     kernel.apply("eth0", diff(kernel.observe("eth0"), wanted))
     assert kernel.observe("eth0") == wanted
+    assert diff(wanted, desired_tree(other, CAPABILITIES, wanted)) == ()
     assert kernel.purged_packets == 0
-    assert [kernel.backlog("eth0", minor) for minor in LEAF_MINOR.values()] == [5] * len(LEAF_MINOR)
+    assert [kernel.backlog("eth0", minor) for minor in CLASS_OF_LEAF] == [5] * len(CLASS_OF_LEAF)
 
 
 @given(shapes(), shapes())
@@ -121,7 +165,7 @@ def test_rates_fit_after_every_single_step_of_a_change(one: InterfaceShape, othe
     kernel = FakeKernel()
     start = desired_tree(one, CAPABILITIES)
     kernel.apply("eth0", diff(None, start))
-    for operation in diff(start, desired_tree(other, CAPABILITIES)):
+    for operation in diff(start, desired_tree(other, CAPABILITIES, start)):
         kernel.apply("eth0", [operation])
         observed = kernel.observe("eth0")
         assert observed is not None
@@ -136,16 +180,17 @@ def test_a_build_makes_parents_before_children_and_each_leaf_with_its_queue(shap
         if isinstance(operation, AddClass):
             assert operation.spec.parent_minor in made
             made.add(operation.spec.minor)
-            if operation.spec.minor in LEAF_MINOR.values():
+            if operation.spec.minor in CLASS_OF_LEAF:
                 assert isinstance(following, AddLeaf)
                 assert following.spec.parent_minor == operation.spec.minor
 
 
-@given(shapes(), st.integers(1, 25))
+@given(shapes(), st.integers(1, 75))
 def test_a_build_that_was_cut_short_is_completed(shape: InterfaceShape, steps: int) -> None:
     wanted = desired_tree(shape, CAPABILITIES)
     kernel = FakeKernel()
     kernel.apply("eth0", diff(None, wanted)[:steps])
+    wanted = desired_tree(shape, CAPABILITIES, kernel.observe("eth0"))
     kernel.apply("eth0", diff(kernel.observe("eth0"), wanted))
     assert kernel.observe("eth0") == wanted
 
@@ -233,14 +278,14 @@ def test_leaves_are_fq_codel_where_the_kernel_has_it_and_their_limit_never_chang
 
 def test_a_mark_means_best_effort_wherever_nobody_shapes() -> None:
     """pfifo_fast, prio and mqprio map the lowest four bits of a priority (TC_PRIO_MAX): 1 and 2 come after all else."""
-    assert {minor: minor & 15 for minor in LEAF_MINOR.values()} == dict.fromkeys(LEAF_MINOR.values(), 0)
+    assert {minor: minor & 15 for minor in CLASS_OF_MARK} == dict.fromkeys(CLASS_OF_MARK, 0)
 
 
 def test_every_class_and_queue_has_a_handle_of_its_own_that_the_kernel_takes() -> None:
     tree = desired_tree(make_shape("eth0"), CAPABILITIES)
     minors = [spec.minor for spec in tree.classes]
     handles = [leaf.handle_major for leaf in tree.leaves]
-    assert len({*minors}) == len(minors) == 10
+    assert len({*minors}) == len(minors) == 26
     assert len({*handles, MAJOR}) == len(handles) + 1
     assert all(0x8000 < handle < 0xFFFF for handle in handles)
     assert tree.qdisc.default_minor == LEAF_MINOR["other"]
@@ -253,15 +298,16 @@ def test_without_u32_there_are_no_filters() -> None:
 
 def test_rules_on_cgroups_and_users_make_no_filters() -> None:
     shape = make_shape("eth0", rules=(Rule("storage", uid=7), Rule("storage", cgroup="hive-storage.slice")))
-    assert desired_tree(shape, CAPABILITIES).filters == ()
+    assert desired_tree(shape, CAPABILITIES).filters == desired_tree(make_shape("eth0"), CAPABILITIES).filters
 
 
 @pytest.mark.parametrize(
     ("classes", "words"),
     [
         ({"storage": 20 * MBIT}, "add up to 45000000 bit/s"),
-        ({"storage": 999}, "class storage has 999 bit/s"),
-        ({"compute": 1_999}, "class compute has 1999 bit/s, less than the 2000"),
+        ({"other": 999}, "class other has 999 bit/s"),
+        ({"storage": 8_999}, "class storage has 8999 bit/s, less than the 9000"),
+        ({"compute": 9_999}, "class compute has 9999 bit/s, less than the 10000"),
         ({"storage_ceil": 1 * MBIT}, "class storage has a ceiling below its rate"),
     ],
 )

@@ -1,0 +1,102 @@
+"""Which address has which leaf of storage, and the filters that lead there. Pure.
+
+The filters hang at storage's inner node (ffe0:30), whom sockets' marks and rules name. HTB asks them for each packet of
+the class and for no other:
+
+    1000 to 1007  one for each address that has a leaf: its whole destination address
+    2000, 2001    everything else of IPv4 and of IPv6, to the default leaf
+
+The kernel is the only one who remembers which address has which leaf: its filters say so, after a crash, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from shaping.model import DESTINATION_MINOR, HELD_NAME, INNER_MINOR, LEAF_MINOR, FilterSpec, Tree
+
+_PREFERENCE_FIRST = 1_000
+_PREFERENCE_REST = 2_000
+_WORD = 0xFFFFFFFF
+_AT_IPV4, _AT_IPV6 = 16, 24  # where the destination stands in the header (RFC 791, RFC 8200)
+
+
+def canonical(address: str) -> str:
+    """One spelling for one destination on the wire: as `ipaddress` writes it, IPv4 also where it was mapped into IPv6.
+
+    Raises:
+        ValueError: it is no literal address, or one that no packet has as its destination.
+    """
+    found = _parsed(address)
+    if found.is_unspecified:
+        raise ValueError(f"destination {address} is no address of anybody")
+    return str(found)
+
+
+def leaf_of_address(tree: Tree | None) -> dict[str, int]:
+    """Addresses that have a leaf in a tree, in their canonical spelling, and the leaf's minor."""
+    if tree is None:
+        return {}
+    return {
+        _address_of(rule): rule.target_minor
+        for rule in tree.filters
+        if rule.parent_minor == INNER_MINOR[HELD_NAME] and rule.target_minor in DESTINATION_MINOR
+    }
+
+
+def assigned(addresses: Iterable[str], before: Tree | None) -> dict[str, int]:
+    """Give each address a leaf: the one that it has, else one that nobody had, else one that becomes free now.
+
+    Args:
+        addresses: canonical, at most as many as there are leaves.
+    """
+    had = leaf_of_address(before)
+    wanted = list(addresses)
+    found = {address: had[address] for address in wanted if address in had}
+    taken = {*found.values()}
+    free = sorted((minor for minor in DESTINATION_MINOR if minor not in taken), key=lambda minor: minor in had.values())
+    for address in wanted:
+        if address not in found:
+            found[address] = free.pop(0)
+    return found
+
+
+def destination_filters(leaves: Mapping[str, int]) -> tuple[FilterSpec, ...]:
+    """The filters at storage's inner node, by preference."""
+    parent = INNER_MINOR[HELD_NAME]
+    single = [
+        FilterSpec(
+            preference=_PREFERENCE_FIRST + DESTINATION_MINOR.index(minor),
+            family=_parsed(address).version,
+            matches=_matches(address),
+            target_minor=minor,
+            parent_minor=parent,
+        )
+        for address, minor in leaves.items()
+    ]
+    return (
+        *sorted(single, key=lambda rule: rule.preference),
+        FilterSpec(_PREFERENCE_REST, 4, ((0, 0, 0),), LEAF_MINOR[HELD_NAME], parent),
+        FilterSpec(_PREFERENCE_REST + 1, 6, ((0, 0, 0),), LEAF_MINOR[HELD_NAME], parent),
+    )
+
+
+def _parsed(address: str) -> IPv4Address | IPv6Address:
+    found = ip_address(address)
+    if isinstance(found, IPv6Address):
+        return found.ipv4_mapped or IPv6Address(found.packed)  # without a scope, which no packet carries
+    return found
+
+
+def _matches(address: str) -> tuple[tuple[int, int, int], ...]:
+    packed = _parsed(address).packed
+    start = _AT_IPV4 if len(packed) == 4 else _AT_IPV6
+    words = struct.unpack(f">{len(packed) // 4}I", packed)
+    return tuple((start + 4 * place, _WORD, word) for place, word in enumerate(words))
+
+
+def _address_of(rule: FilterSpec) -> str:
+    packed = b"".join(struct.pack(">I", value) for _, _, value in rule.matches)
+    return str(ip_address(packed))
