@@ -439,6 +439,7 @@ class Daemon:
             decision=decision,
             measurements=measurements,
             segments=self._roster.segments(),
+            slots=self._jobs.slots(),
             sessions=tuple(
                 SessionInfo(
                     name=one.name, client=one.machine.hello.client, job=one.job, pid=one.peer.pid, uid=one.peer.uid

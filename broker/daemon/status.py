@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.codec import to_json
@@ -15,6 +15,7 @@ from broker.daemon.flows import PassedSocket
 from broker.daemon.netlink import TcpConnection
 from broker.model import Alarm, Decision, InterfaceAllocation, Measurements, Policy, Reason
 from hive_qos import __version__
+from shaping.model import JOB_MINOR, show_classid
 
 SCHEMA = 1
 FLOWS_SHOWN_MAX = 2000
@@ -67,7 +68,8 @@ class SegmentInfo:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface."""
+    """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface,
+    `slots` of leaves by job."""
 
     host: str
     daemon: DaemonInfo
@@ -79,6 +81,7 @@ class Snapshot:
     tcp: tuple[tuple[TcpConnection, str], ...]
     segments: Mapping[str, SegmentInfo]
     alarms: tuple[Alarm, ...]
+    slots: Mapping[str, int] = field(default_factory=dict)
 
 
 def document(snapshot: Snapshot) -> dict[str, Any]:
@@ -93,6 +96,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
         "jobs": _jobs(snapshot),
+        "schedules": [to_json(entry) for entry in snapshot.decision.allocation.schedules],
         "sessions": [to_json(session) for session in snapshot.sessions],
         "alarms": [to_json(alarm) for alarm in snapshot.alarms],
     }
@@ -101,6 +105,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
 def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Passed sockets, the connections that sessions report, and TCP connections of the classes that are not `other`."""
     flows: list[dict[str, Any]] = []
+    parts = {part.flow: part for entry in snapshot.decision.allocation.interfaces for part in entry.flows}
     for passed in snapshot.passed:
         shown = dataclasses.asdict(passed)
         flows.append({"flow": shown.pop("name"), "kind": "socket", "class": shown.pop("traffic_class"), **shown})
@@ -109,9 +114,16 @@ def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
             if sample.source == "report":
                 shown = dataclasses.asdict(sample)
                 name, traffic_class = shown.pop("key"), shown.pop("traffic_class")
-                flows.append(
-                    {"flow": name, "kind": "connection", "class": traffic_class, "interface": interface.name, **shown}
-                )
+                flow = {
+                    "flow": name,
+                    "kind": "connection",
+                    "class": traffic_class,
+                    "interface": interface.name,
+                    **shown,
+                }
+                if name in parts:
+                    flow |= {"share_bits_per_s": parts[name].share_bits_per_s, "reason": to_json(parts[name].reason)}
+                flows.append(flow)
     for connection, traffic_class in snapshot.tcp:
         if traffic_class != "other":
             flows.append(_tcp_flow(connection, traffic_class))
@@ -137,7 +149,8 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str) -> dict[str, Any]:
 
 
 def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) -> dict[str, Any]:
-    shown: dict[str, Any] = to_json(entry)
+    shown: dict[str, Any] = to_json(replace(entry, jobs=(), flows=()))
+    del shown["jobs"], shown["flows"]  # shown by themselves
     shown["shaped"] = entry.name in segments
     if entry.name in segments:
         shown.update(to_json(segments[entry.name]))
@@ -146,18 +159,28 @@ def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) 
 
 def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
     jobs: dict[str, dict[str, Any]] = {}
+
+    def job(name: str) -> dict[str, Any]:
+        slot = snapshot.slots.get(name)
+        leaf = show_classid(JOB_MINOR[slot]) if slot is not None else None
+        new = {"job": name, "sessions": 0, "sockets": 0, "leaf": leaf, "shares": [], "bursts": []}
+        return jobs.setdefault(name, new)
+
     for session in snapshot.sessions:
         if session.job:
-            job = jobs.setdefault(session.job, {"job": session.job, "sessions": 0, "sockets": 0, "bursts": []})
-            job["sessions"] += 1
+            job(session.job)["sessions"] += 1
     for passed in snapshot.passed:
         if passed.job in jobs:
             jobs[passed.job]["sockets"] += 1
+    for allocated in snapshot.decision.allocation.interfaces:
+        for part in allocated.jobs:
+            shown = to_json(part)
+            share = {"interface": allocated.name, "class": shown.pop("traffic_class"), **shown}
+            job(share.pop("job"))["shares"].append(share)
     credited = {(one.interface, one.job, one.step): one.credited_bytes for one in snapshot.decision.credits}
     for interface in snapshot.measurements.interfaces:
         for burst in interface.bursts:
-            job = jobs.setdefault(burst.job, {"job": burst.job, "sessions": 0, "sockets": 0, "bursts": []})
-            job["bursts"].append(
+            job(burst.job)["bursts"].append(
                 {
                     "interface": interface.name,
                     "step": burst.step,
@@ -195,11 +218,11 @@ def metrics(snapshot: Snapshot) -> bytes:
 
     class Figures(Collector):
         def collect(self) -> Iterable[Metric]:
-            for field in (
+            for name in (
                 "rate_bits_per_s", "ceil_bits_per_s", "guarantee_bits_per_s", "floor_bits_per_s",
                 "ceiling_bits_per_s", "demand_bits_per_s", "throughput_bits_per_s", "backlog_bytes",
             ):  # fmt: skip
-                yield family(GaugeMetricFamily, field, f"{field} of the class", field)
+                yield family(GaugeMetricFamily, name, f"{name} of the class", name)
             yield family(CounterMetricFamily, "dropped_packets", "packets dropped in the class", "dropped_packets")
             sent = CounterMetricFamily("hive_qos_class_sent_bytes", "wire bytes sent by the class", labels=labels)
             for measured in snapshot.measurements.interfaces:
