@@ -263,6 +263,7 @@ class Daemon:
             mark=self._mark,
             authority=lambda: self._authority,
             reclassify=lambda: self._plant.classify(at_once=True),
+            settle=lambda: self._tick(fresh_s=COUNTERS_FRESH_S),
             log=self._log,
             mark_minor=self._plant.mark_minor,
         )

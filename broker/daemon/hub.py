@@ -38,6 +38,7 @@ class SessionHub:
         jobs: which jobs there are, and whose leaf is whose.
         authority: the rights in force now.
         reclassify: puts the rules on cgroups in force again, at once.
+        settle: decides and applies, at once.
 
     `urgent` says that a burst began or ended since the last `answer`: decide now, not at the next tick.
     """
@@ -54,10 +55,12 @@ class SessionHub:
         mark: Callable[..., None],
         authority: Callable[[], Authority],
         reclassify: Callable[[], None],
+        settle: Callable[[], None],
         log: Log,
         mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
     ) -> None:
         self._authority, self._reclassify, self._mark_minor = authority, reclassify, mark_minor
+        self._settle = settle
         self.urgent = False
         self._jobs = jobs
         self._flows, self._bursts, self._clock, self._interface_of = flows, bursts, clock, interface_of
@@ -68,9 +71,7 @@ class SessionHub:
     def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
         """Mark passed sockets: all of a message, or as many as the kernel takes before it refuses one."""
         leaf = BULK_NAME if message.traffic_class == "compute" and message.role == "bulk" else message.traffic_class
-        slot = self._jobs.register(
-            session.name, job=session.job, traffic_class=message.traffic_class, uid=session.peer.uid
-        )
+        slot = self._leaf_of(session, message.traffic_class)
         minor = self._mark_minor(leaf) if slot is None or leaf == BULK_NAME else JOB_MINOR[slot]
         names = []
         for sock in sockets:
@@ -100,6 +101,15 @@ class SessionHub:
             self._flows.add(flow)
             names.append(flow.name)
         return Reply({"op": "registered", "id": message.number, "flows": names})
+
+    def _leaf_of(self, session: Session, traffic_class: str) -> int | None:
+        """The slot of the leaf for a session's socket. A new one gets its rate before its first packet: HTB books a
+        packet as time at the rate of the moment, and at a spare leaf's rate that is ten seconds."""
+        known, peer = self._jobs.slots(), session.peer
+        slot = self._jobs.register(session.name, job=session.job, traffic_class=traffic_class, uid=peer.uid)
+        if slot is not None and session.job not in known and self._may_decide(peer.uid):
+            self._settle()
+        return slot
 
     def announce(self, session: Session, message: Announce) -> None:
         """Enter a burst; `answer` replies.
@@ -187,15 +197,17 @@ class SessionHub:
 
     def _decide_soon(self, uid: int) -> None:
         """Decide before the next tick, if this user has not had that too often; many that come together cost one."""
-        if self.urgent:
-            return
+        if not self.urgent:
+            self.urgent = self._may_decide(uid)
+
+    def _may_decide(self, uid: int) -> bool:
         now_s = self._clock()
         left, as_of_s = self._urgent_left.pop(uid, (URGENT_AT_ONCE, now_s))
         left = min(URGENT_AT_ONCE, left + (now_s - as_of_s) * URGENT_PER_S)
-        self.urgent = left >= 1
-        self._urgent_left[uid] = (left - 1 if self.urgent else left, now_s)
+        self._urgent_left[uid] = (left - 1 if left >= 1 else left, now_s)
         while len(self._urgent_left) > USERS_MAX:
             del self._urgent_left[next(iter(self._urgent_left))]
+        return left >= 1
 
     def answer(self, credits: Iterable[Credit], sessions: Mapping[str, Session]) -> None:
         """Tell who announced what the decision made of it."""

@@ -60,7 +60,7 @@ class Bench:
         self.hub = SessionHub(
             flows=self.flows, bursts=BurstBook(), jobs=self.jobs, clock=lambda: self.now_s,
             interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=lambda *_, **__: None,
-            authority=lambda: self.authority, reclassify=lambda: None, log=open_log(),
+            authority=lambda: self.authority, reclassify=lambda: None, settle=lambda: None, log=open_log(),
         )  # fmt: skip
 
     def announce(self, someone: Someone, *, job: str = "j") -> bool:
