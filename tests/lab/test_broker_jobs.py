@@ -1,4 +1,4 @@
-"""Jobs inside compute, in the kernel: by leaf and weight, with a promise, while storage floods too."""
+"""Jobs inside compute, in the kernel, by leaf and weight, with a promise, while storage floods too; and a call."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ POLICY = (
 weight = 2
 [job."sure-*"]
 guarantee = "40 %"
+[presence]
+enabled = true
+[[schedule]]
+name = "always"
+from = "00:00"
+to = "24:00"
+timezone = "UTC"
+class.storage = { ceiling = "90 %" }
 """
 )
 CAPACITY = 0.97 * 20e6
@@ -43,6 +51,14 @@ with Session(job=job, socket_path=path) as session:
     assert session.flows, (session.state, session.rejections)
     while True:
         sock.sendto(bytes(1200), (address, 4001))
+"""
+
+CALL = """
+import socket, sys, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+while True:
+    sock.sendto(bytes(172), (sys.argv[1], 4001))  # speech of 20 ms with its RTP header
+    time.sleep(0.02)
 """
 
 
@@ -133,3 +149,21 @@ def test_a_job_that_is_promised_a_part_gets_it_against_jobs_of_more_weight(lab: 
         best_of(
             lambda: rates(broker), lambda sent: sent[sure] >= 0.98 * 0.4 * CAPACITY and sent[light] >= 0.03 * CAPACITY
         )
+
+
+def test_storage_makes_room_for_a_call_that_nobody_announced(lab: Lab, broker: Broker) -> None:
+    def storage() -> tuple[float, str]:
+        entry = next(one for one in broker.status()["interfaces"][0]["classes"] if one["name"] == "storage")
+        return entry["ceil_bits_per_s"] / CAPACITY, entry["reason"]["code"]
+
+    assert [(entry["name"], entry["until"]) for entry in broker.status()["schedules"]] == [("always", None)]
+    wait_until(lambda: storage() == (pytest.approx(0.9, abs=0.02), "held-by-schedule"), what=storage)
+    call = broker.host.popen([sys.executable, "-c", CALL, lab["b"].address])
+    try:
+        wait_until(lambda: storage() == (pytest.approx(0.5, abs=0.02), "held-by-presence"), what=broker.status)
+    finally:
+        call.kill()
+        call.wait()
+    presence = broker.status()["interfaces"][0]["presence"]
+    assert 20 <= presence["packets_per_s"] <= 60
+    assert presence["packet_bytes"] == 172 + 42  # Ethernet, IP and UDP
