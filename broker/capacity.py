@@ -100,7 +100,9 @@ DOUBT_CUTS, DOUBT_RATE, DOUBT_EXCESS = 6, 0.3, 0.7
 """Six cuts, or down to 0.3, with more than 0.7 of the first delay left: it does not follow our rate."""
 BLAMELESS_S = 30.0
 UNSETTLED_S = 2.0
-"""For so long after a cut a queue may still stand elsewhere, where no priority helps: storage makes room for bursts."""
+"""For so long after a cut or a raise a queue may stand elsewhere, where no priority helps: storage makes room for
+bursts. While the shaper is what limits, raises come more often than that; so it does for as long as the bottleneck is
+elsewhere and busy, and where it is here, never."""
 EPISODE_S = 5.0
 """Cuts further apart than this are about different things."""
 RATE_MIN_PART = 0.02
@@ -111,7 +113,7 @@ RATE_MIN_PART = 0.02
 class CapacityEstimate:
     """The capacity of the moment, where the figure is from, why, and whether no speed is known at all.
 
-    `unsettled` says that a queue may still stand elsewhere.
+    `unsettled` says that a queue may still stand elsewhere, `excess_s` how long a packet waits in it.
     """
 
     state: CapacityState
@@ -120,6 +122,7 @@ class CapacityEstimate:
     reason: reasons.Reasoned
     fallback: bool
     unsettled: bool
+    excess_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -353,5 +356,8 @@ def _reason(state: CapacityState, now: signals.Signals, source: str, *, now_s: f
 def _give(state: CapacityState, source: str, reason: reasons.Reasoned, *, now_s: float) -> CapacityEstimate:
     measured = state.rate_bits_per_s < state.base_bits_per_s
     rate = _shaper_rate(state, now_s=now_s)
-    unsettled = measured and state.moved_by in CUTS and now_s - state.changed_s < UNSETTLED_S
-    return CapacityEstimate(state, rate, "measured" if measured else source, reason, source == "fallback", unsettled)
+    unsettled = measured and state.moved_by in (*CUTS, "raise") and now_s - state.changed_s < UNSETTLED_S
+    excess_s = signals.read(state.signals, now_s=now_s).excess_s or 0.0 if unsettled else 0.0
+    return CapacityEstimate(
+        state, rate, "measured" if measured else source, reason, source == "fallback", unsettled, excess_s
+    )

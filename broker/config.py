@@ -8,13 +8,16 @@ time zones: whether an interface or a cgroup exists is for the daemon to find ou
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from broker.config_peers import KEYS as PEERS_KEYS
+from broker.config_peers import read_peers
 from broker.config_people import read_jobs, read_presence, read_schedules
 from broker.config_rules import check_classes, check_interfaces, check_match_count, check_people
-from broker.policy import CLASS_NAMES, ClassPolicy, DaemonPolicy, InterfacePolicy, MatchRule, Policy, Share
+from broker.policy import CLASS_NAMES, ClassPolicy, DaemonPolicy, InterfacePolicy, MatchRule, PeersPolicy, Policy, Share
 from hive_qos.errors import ConfigurationError, HiveError
 from hive_qos.units import format_rate, parse_duration_s, parse_fraction, parse_rate_bits_per_s
 
@@ -42,10 +45,10 @@ CLASS_DEFAULTS = {
 }
 """Where the file says nothing: 92 % promised, training first, people's own traffic before replication."""
 
-_TOP_KEYS = ("version", "interface", "class", "daemon", "job", "schedule", "presence")
+_TOP_KEYS = ("version", "interface", "class", "daemon", "peers", "job", "schedule", "presence")
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
-_MATCH_KEYS = ("cgroup", "port", "uid", "dscp")
+_MATCH_KEYS = ("cgroup", "port", "uid", "dscp", "address")
 _DAEMON_KEYS = ("tick", "state_dir", "api_socket", "session_socket", "group", "admin_group", "record_file")
 
 
@@ -107,10 +110,18 @@ class _Reader:
             interfaces=self.interfaces(raw),
             classes=self.classes(raw),
             daemon=daemon,
+            peers=self.peers(raw),
             jobs=read_jobs(self, raw, share=_share),
             schedules=read_schedules(self, raw, share=_share),
             presence=read_presence(self, raw, share=_share),
         )
+
+    def peers(self, raw: Mapping[str, Any]) -> PeersPolicy | None:
+        if "peers" not in raw:
+            return None
+        section = self.table(raw, "peers", prefix="")
+        self.known(section, keys=PEERS_KEYS, prefix="peers.")
+        return read_peers(section, self.problem)
 
     def interfaces(self, raw: Mapping[str, Any]) -> tuple[InterfacePolicy, ...]:
         entries = raw.get("interface", [])
@@ -127,9 +138,7 @@ class _Reader:
         if not isinstance(name, str) or not _is_interface_name(name):
             self.problem(prefix + "name", name, 'write the name that `ip link` shows, e.g. "eth0" (1 to 15 characters)')
             name = ""
-        ingress = raw.get("ingress", "off")
-        if ingress != "off":
-            self.problem(prefix + "ingress", ingress, 'shaping towards us is not in this version; write "off"')
+        ingress, ingress_rate = self.ingress(raw, prefix=prefix)
         gso = raw.get("gso_max_segs", "auto")
         if gso not in ("auto", "off"):
             reason = 'write "auto" (follows the rate) or "off" (the device\'s own stays)'
@@ -137,13 +146,27 @@ class _Reader:
         limit = gso != "off"
         egress = raw.get("egress", "auto")
         if egress == "auto":
-            return InterfacePolicy(name=name, limit_segments=limit)
+            return InterfacePolicy(name, limit_segments=limit, ingress=ingress, ingress_bits_per_s=ingress_rate)
         rate = self.parsed(raw, "egress", parse_rate_bits_per_s, prefix=prefix, default=None, hint='"auto" or a rate')
         if rate is not None and rate < EGRESS_BITS_PER_S_MIN:
             least = format_rate(EGRESS_BITS_PER_S_MIN)
             self.problem(prefix + "egress", egress, f"too slow to be shared among four classes; write at least {least}")
             rate = None
-        return InterfacePolicy(name=name, egress_bits_per_s=rate, limit_segments=limit)
+        return InterfacePolicy(name, rate, limit, ingress=ingress, ingress_bits_per_s=ingress_rate)
+
+    def ingress(self, raw: Mapping[str, Any], *, prefix: str) -> tuple[bool, int | None]:
+        """Whether the way in is looked after, and what it carries (None: what the driver says)."""
+        if raw.get("ingress", "off") in ("off", "auto"):
+            return raw.get("ingress", "off") == "auto", None
+        rate = self.parsed(
+            raw, "ingress", parse_rate_bits_per_s, prefix=prefix, default=None, hint='"off", "auto" or a rate'
+        )
+        if rate is not None and rate < EGRESS_BITS_PER_S_MIN:
+            least = format_rate(EGRESS_BITS_PER_S_MIN)
+            reason = f"too slow to be shared among four classes; write at least {least}"
+            self.problem(prefix + "ingress", raw["ingress"], reason)
+            rate = None
+        return rate is not None, rate
 
     def classes(self, raw: Mapping[str, Any]) -> tuple[ClassPolicy, ...]:
         table = self.table(raw, "class", prefix="")
@@ -188,13 +211,15 @@ class _Reader:
 
     def match_rule(self, raw: object, *, key: str) -> MatchRule | None:
         if not isinstance(raw, dict) or len(raw) != 1:
-            self.problem(key, raw, "write exactly one of cgroup, port, uid, dscp in each { }")
+            self.problem(key, raw, "write exactly one of cgroup, port, uid, dscp, address in each { }")
             return None
         if not self.known(raw, keys=_MATCH_KEYS, prefix=key + "."):
             return None
         ((kind, value),) = raw.items()
         if kind == "cgroup":
             return self.cgroup_rule(value, key=key + ".cgroup")
+        if kind == "address":
+            return self.address_rule(value, key=key + ".address")
         low, high = {"port": (1, 65535), "uid": (0, 2**32 - 2), "dscp": (0, 63)}[kind]
         before = len(self.problems)
         number = self.integer(raw, kind, prefix=key + ".", low=low, high=high, default=low)
@@ -219,6 +244,20 @@ class _Reader:
             return MatchRule(cgroup=path)
         self.problem(key, value, reason)
         return None
+
+    def address_rule(self, value: object, *, key: str) -> MatchRule | None:
+        try:
+            if not isinstance(value, str) or "%" in value:  # a zone, which no packet has in it
+                raise ValueError
+            network = ipaddress.ip_network(value)
+        except ValueError as error:
+            why = f" ({error})" if str(error) else ""
+            self.problem(key, value, f'write a network or an address, e.g. "10.88.0.0/16" or "fd00:1::/64"{why}')
+            return None
+        if network.prefixlen == 0:
+            self.problem(key, value, "that is everybody; without a rule traffic goes to `other`")
+            return None
+        return MatchRule(address=str(network))
 
     def daemon(self, raw: Mapping[str, Any]) -> DaemonPolicy:
         default = DaemonPolicy()

@@ -10,7 +10,8 @@ from hive_qos.errors import ConfigurationError
 from hive_qos.units import format_rate
 
 DEMOTED_ONLY = ("storage", "other")
-"""Ports and DSCP are claims that anybody can make, so they may only put traffic into the classes that come last."""
+"""Ports, DSCP and addresses are claims that anybody can make, so they may only put traffic into the classes that come
+last: whoever may bind an address of a network, or send there, is in its class."""
 
 
 def check_interfaces(interfaces: Sequence[InterfacePolicy]) -> list[ConfigurationError]:
@@ -70,10 +71,11 @@ def _check_trust(entry: ClassPolicy) -> Iterable[ConfigurationError]:
     if entry.name in DEMOTED_ONLY:
         return
     for rule in entry.match:
-        if rule.port is not None or rule.dscp is not None:
+        if rule.port is not None or rule.dscp is not None or rule.address is not None:
             yield ConfigurationError(
                 f"class.{entry.name}.match", describe(rule),
-                "anybody can choose a port or a DSCP, so they may only demote; match a cgroup or a uid instead",
+                "anybody can choose a port, a DSCP or where he sends, so these may only demote; match a cgroup or a "
+                "uid instead",
             )  # fmt: skip
 
 

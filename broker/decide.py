@@ -3,11 +3,14 @@
 Per interface and tick:
 
     counters   -> throughput, demand, what storage is owed        broker.demand, broker.guarantee
-    announced  -> credits, bursts under way                       broker.bursts
+    announced  -> credits, bursts under way and expected          broker.bursts, broker.credit, broker.forecast
+    declared   -> what storage needs, and whether data is at risk broker.needs
     signals    -> capacity                                        broker.capacity
     wall clock, a call -> the promises that hold now              broker.schedule, broker.presence, broker.promised
     all these  -> HTB rate and ceil of each class, and why        broker.plan, broker.allocate
                -> what each job and connection gets of its class  broker.jobs
+    leases     -> what may go towards those who asked             broker.held
+    arriving   -> what to ask of those who send to us             broker.ingress
 
 A new plan replaces the last one when the capacity changed or a figure moved by more than the dead band; else the last
 one stands, so that the kernel is not written to for nothing. Inputs are sorted first: their order means nothing.
@@ -15,9 +18,27 @@ one stands, so that the kernel is not written to for nothing. Inputs are sorted 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from broker import bursts, capacity, demand, guarantee, jobs, presence, reasons, schedule
+from broker import (
+    bursts,
+    capacity,
+    credit,
+    demand,
+    forecast,
+    guarantee,
+    held,
+    infeasible,
+    jobs,
+    needs,
+    presence,
+    reasons,
+    schedule,
+)
+from broker.holds import Hold, Verdict
+from broker.ingress import decide_ingress
+from broker.ingress_state import IngressState
 from broker.model import (
     Alarm,
     Allocation,
@@ -29,9 +50,9 @@ from broker.model import (
     InterfaceSample,
     Measurements,
 )  # fmt: skip
-from broker.plan import LENDER, ClassNeeds, ClassPlan, plan, promises
+from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises
 from broker.policy import CLASS_NAMES, ClassPolicy, InterfacePolicy, Policy
-from broker.promised import promised
+from broker.promised import in_force
 from broker.schedule import Holding
 from broker.state import AppliedState, ClassState, InterfaceState, PresenceState, State
 from hive_qos.units import format_rate
@@ -50,6 +71,8 @@ class _Outcome:
     allocation: InterfaceAllocation
     credits: tuple[Credit, ...]
     alarms: tuple[Alarm, ...]
+    verdicts: tuple[Verdict, ...]
+    again_s: float | None = None
 
 
 def decide(*, now_s: float, state: State, measurements: Measurements, policy: Policy) -> Decision:
@@ -66,7 +89,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
     """
     samples = {sample.name: sample for sample in measurements.interfaces}
     states = {entry.name: entry for entry in state.interfaces}
-    held = schedule.holding(policy.schedules, measurements.wall)
+    hours = schedule.holding(policy.schedules, measurements.wall)
     outcomes = [
         _interface(
             now_s=now_s,
@@ -74,67 +97,120 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             sample=samples.get(entry.name),
             interface=entry,
             policy=policy,
-            held=held,
+            hours=hours,
         )
         for entry in policy.interfaces
     ]
+    ways_in = {entry.name: entry for entry in state.ingress}
+    inflows = [
+        decide_ingress(
+            now_s=now_s,
+            state=ways_in.get(entry.name, IngressState(entry.name)),
+            sample=samples.get(entry.name),
+            interface=entry,
+            policy=policy,
+        )
+        for entry in policy.interfaces
+        if entry.ingress
+    ]
+    soon = [*(outcome.again_s for outcome in outcomes), *(inflow.again_s for inflow in inflows)]
     return Decision(
-        state=State(ticks=state.ticks + 1, interfaces=tuple(outcome.state for outcome in outcomes)),
+        state=State(
+            ticks=state.ticks + 1,
+            interfaces=tuple(outcome.state for outcome in outcomes),
+            ingress=tuple(inflow.state for inflow in inflows),
+        ),
         allocation=Allocation(
-            tuple(outcome.allocation for outcome in outcomes), schedules=tuple(entry.shown for entry in held)
+            tuple(outcome.allocation for outcome in outcomes),
+            tuple(inflow.allocation for inflow in inflows),
+            schedules=tuple(entry.shown for entry in hours),
         ),
         credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
         alarms=(
             *(alarm for outcome in outcomes for alarm in outcome.alarms),
             *schedule.alarms(policy.schedules, measurements.wall),
+            *(alarm for inflow in inflows for alarm in inflow.alarms),
         ),
+        holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
+        verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
+        again_s=min((time_s for time_s in soon if time_s is not None), default=None),
     )
+
+
+def _one_each(holds: list[Hold]) -> tuple[Hold, ...]:
+    """Of a sender that comes in through two interfaces the lower hold: there is one lease for an address."""
+    least: dict[str, Hold] = {}
+    for hold in holds:
+        if hold.address not in least or hold.rate_bits_per_s < least[hold.address].rate_bits_per_s:
+            least[hold.address] = hold
+    return tuple(least[address] for address in sorted(least))
 
 
 def _interface(
     *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
-    held: tuple[Holding, ...],
+    hours: tuple[Holding, ...],
 ) -> _Outcome:  # fmt: skip
     read = _Reading(now_s=now_s, state=state, sample=sample)
+    leased = held.leased(sample.leases if sample else ())
+    read.waits_elsewhere(held.waiting_bytes(sample.destinations if sample else (), leased))
     estimate = capacity.estimate(
         now_s=now_s,
         state=state.capacity,
         base=capacity.base_rate(interface, sample),
-        flows=sample.flows if sample else (),
+        flows=held.not_held(sample.flows if sample else (), leased),
         counters=read.counters(),
     )
     rate = estimate.rate_bits_per_s
-    classes, needs = [], []
-    state, active = bursts.follow(
-        state, sample.bursts if sample else (), sent_bytes=read.sent_bytes("compute"), capacity_bits_per_s=rate,
-        now_s=now_s
-    )  # fmt: skip
     people = PresenceState()
     if policy.presence.enabled:
         people = presence.follow(state.presence, read.samples.get(presence.PEOPLE), read_s=read.read_s, now_s=now_s)
-    now_promised = promised(policy, held, people, capacity_bits_per_s=rate)
-    for entry in now_promised.classes:
-        own = promises(entry, rate)
+    now = in_force(policy, hours, people, capacity_bits_per_s=rate)
+    holding_back = held.decide_held(
+        now_s=now_s,
+        states=state.held,
+        leases=sample.leases if sample else (),
+        samples=sample.destinations if sample and read.fresh else (),
+        read_s=read.counters_s,
+        storage=next(entry for entry in now.classes if entry.name == LENDER),
+        capacity_bits_per_s=rate,
+    )
+    classes, wants = [], []
+    state, active = bursts.follow(
+        state, sample.bursts if sample else (), sent_bytes=read.sent_bytes("compute") if read.fresh else None,
+        capacity_bits_per_s=rate, now_s=now_s,
+    )  # fmt: skip
+    risks, declared = needs.follow(state.risks, sample.needs if sample else (), now_s=now_s)
+    promised = {entry.name: promises(entry, rate) for entry in now.classes}
+    kept = infeasible.kept(promised, capacity_bits_per_s=rate)
+    for entry in now.classes:
+        own = promised[entry.name]
         observed, need = read.needs(
-            entry, own.guarantee, own.ceiling, own.floor, limit=now_promised.limits.get(entry.name),
+            entry, kept[entry.name], own.ceiling, own.floor, limit=now.limits.get(entry.name),
             announced=[(burst.left_bytes, burst.remaining_s) for burst in active] if entry.name == "compute" else [],
+            declared=declared if entry.name == LENDER else None,
         )  # fmt: skip
         classes.append(observed)
-        needs.append(need)
+        wants.append(need)
     used = next((entry.throughput_bits_per_s for entry in classes if entry.name == "compute"), None)
     holding = bursts.using(active, throughput_bits_per_s=used, capacity_bits_per_s=rate)
-    plans, scaled = plan(needs, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=holding)
+    lead_s = forecast.lead_s(
+        sample.flows if sample else (), destinations=bursts.destinations(sample), excess_s=estimate.excess_s
+    )
+    ahead = forecast.due(state.jobs, lead_s=lead_s, now_s=now_s)
+    plans = plan(wants, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=(*holding, *ahead))
     plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
     after = replace(
         state,
         counters_s=read.counters_s,
         received_bytes=read.received_bytes,
         classes=tuple(classes),
+        risks=risks,
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(AppliedState(entry.name, entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in plans),
         job_uses=jobs.follow(state.job_uses, sample.jobs if sample else (), elapsed_s=read.elapsed_s, now_s=now_s),
         presence=people,
+        held=holding_back.states,
     )
     allocation = InterfaceAllocation(
         name=interface.name,
@@ -144,17 +220,27 @@ def _interface(
         capacity_reason=reasons.state(estimate.reason),
         classes=tuple(
             _class_allocation(entry, need, observed, read)
-            for entry, need, observed in zip(plans, needs, classes, strict=True)
+            for entry, need, observed in zip(plans, wants, classes, strict=True)
         ),
+        destinations=holding_back.destinations,
         presence=presence.shown(people, now_s=now_s) if policy.presence.enabled else None,
     )
     allocation, job_alarms = jobs.divided(
         allocation, uses=after.job_uses, sample=sample, heard=estimate.state.signals, policies=policy.jobs,
         bursts=active, now_s=now_s
     )  # fmt: skip
-    credits = tuple(Credit(interface.name, burst.job, burst.step, burst.credited_bytes) for burst in after.bursts)
-    alarms = (*_alarms(interface.name, read, estimate, scaled=scaled), *job_alarms)
-    return _Outcome(after, allocation, credits, alarms)
+    share = next(entry.share_bits_per_s for entry in plans if entry.name == LENDER)
+    alarms = (
+        *_alarms(interface.name, read, estimate, promised),
+        *credit.alarms(interface.name, after.jobs, now_s=now_s),
+        *needs.alarms(interface.name, declared, share_bits_per_s=share),
+        *job_alarms,
+    )
+    again_s = bursts.again_s(
+        after.jobs, holding, throughput_bits_per_s=used, capacity_bits_per_s=rate, lead_s=lead_s, now_s=now_s
+    )
+    credits = bursts.credits(interface.name, after, now_s=now_s)
+    return _Outcome(after, allocation, credits, alarms, holding_back.verdicts, again_s if estimate.unsettled else None)
 
 
 class _Reading:
@@ -176,6 +262,14 @@ class _Reading:
         self.samples: dict[str, ClassSample] = {}
         if sample is not None and self.fresh:
             self.samples = {entry.name: entry for entry in sample.classes}
+        self.elsewhere_bytes = 0
+
+    def waits_elsewhere(self, held_bytes: int) -> None:
+        """Of the lender's backlog, take off what waits because another broker asked for it: our link is not short."""
+        entry = self.samples.get(LENDER)
+        if entry is not None:
+            self.elsewhere_bytes = min(held_bytes, entry.backlog_bytes)
+            self.samples[LENDER] = replace(entry, backlog_bytes=entry.backlog_bytes - self.elsewhere_bytes)
 
     def sent_bytes(self, name: str) -> int:
         """The counter of a class, the last known one where there is none."""
@@ -202,7 +296,7 @@ class _Reading:
 
     def needs(
         self, entry: ClassPolicy, guarantee_bits_per_s: int, ceiling_bits_per_s: int, floor_bits_per_s: int, *,
-        limit: reasons.Reasoned | None, announced: list[tuple[int, float]],
+        limit: reasons.Reasoned | None, announced: list[tuple[int, float]], declared: needs.Declared | None,
     ) -> tuple[ClassState, ClassNeeds]:  # fmt: skip
         """Take in a class' counters and say what it needs."""
         before, sample = self.before.get(entry.name, ClassState(entry.name)), self.samples.get(entry.name)
@@ -219,6 +313,7 @@ class _Reading:
         wants = demand.demand_bits_per_s(
             observed, backlog_bytes=sample.backlog_bytes if sample else None, ceiling_bits_per_s=ceiling_bits_per_s,
             floor_bits_per_s=floor_bits_per_s, announced=announced,
+            declared_bits_per_s=declared.wants_bits_per_s(ceiling_bits_per_s) if declared else None,
         )  # fmt: skip
         owed_per_s = guarantee.owed_bits(observed) / entry.guarantee_window_s
         return observed, ClassNeeds(
@@ -231,6 +326,7 @@ class _Reading:
             ),
             received_bits_per_s=max(0, int(guarantee_bits_per_s - owed_per_s)),
             limit=limit,
+            at_risk=declared.at_risk(guarantee_bits_per_s) if declared else None,
         )
 
 
@@ -238,17 +334,20 @@ def _with_dead_band(
     plans: tuple[ClassPlan, ...], state: InterfaceState, rate: int, *, fresh: bool
 ) -> tuple[ClassPlan, ...]:
     """Keep the last figures where the capacity stands and nothing moved by more than the dead band, or nothing is
-    known."""
+    known. A floor that is not in force moves whatever the band says."""
     last = {entry.name: entry for entry in state.applied}
     if rate != state.applied_capacity_bits_per_s or any(entry.name not in last for entry in plans):
         return plans
     band = DEAD_BAND * rate
+    below = any(
+        last[entry.name].rate_bits_per_s < min(entry.floor_bits_per_s, entry.rate_bits_per_s) for entry in plans
+    )
     moved = fresh and any(
         abs(entry.rate_bits_per_s - last[entry.name].rate_bits_per_s) > band
         or abs(entry.ceil_bits_per_s - last[entry.name].ceil_bits_per_s) > band
         for entry in plans
     )
-    if moved:
+    if moved or below:
         return plans
     return tuple(
         replace(
@@ -272,13 +371,15 @@ def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, 
         demand_bits_per_s=need.demand_bits_per_s,
         share_bits_per_s=entry.share_bits_per_s,
         throughput_bits_per_s=None if throughput is None else int(throughput),
-        backlog_bytes=sample.backlog_bytes if sample else None,
+        backlog_bytes=sample.backlog_bytes + read.elsewhere_bytes * (entry.name == LENDER) if sample else None,
         dropped_packets=sample.dropped_packets if sample else None,
         reason=reasons.state(entry.reason),
     )
 
 
-def _alarms(name: str, read: _Reading, estimate: capacity.CapacityEstimate, *, scaled: bool) -> tuple[Alarm, ...]:
+def _alarms(
+    name: str, read: _Reading, estimate: capacity.CapacityEstimate, promised: Mapping[str, Promises]
+) -> tuple[Alarm, ...]:
     if not read.present:  # what its capacity would be concerns nobody
         return (Alarm("interface-missing", name, "it is not there; it is shaped when it appears"),)
     found = []
@@ -289,9 +390,4 @@ def _alarms(name: str, read: _Reading, estimate: capacity.CapacityEstimate, *, s
         found.append(
             Alarm("capacity-unknown", name, f"neither the operator nor the driver names a speed; assumed {rate}")
         )
-    if scaled:
-        rate = format_rate(estimate.rate_bits_per_s)
-        found.append(
-            Alarm("guarantees-scaled", name, f"the guarantees do not fit into {rate}; floors first, rest scaled")
-        )
-    return tuple(found)
+    return (*found, *infeasible.alarms(name, promised, capacity_bits_per_s=estimate.rate_bits_per_s))

@@ -59,7 +59,7 @@ def rate_of(before: ClassState, sample: ClassSample, *, elapsed_s: float | None)
 
 def demand_bits_per_s(
     observed: ClassState, *, backlog_bytes: int | None, ceiling_bits_per_s: int, floor_bits_per_s: int,
-    announced: Sequence[tuple[int, float]] = (),
+    announced: Sequence[tuple[int, float]] = (), declared_bits_per_s: int | None = None,
 ) -> int:  # fmt: skip
     """Say what a class wants.
 
@@ -69,7 +69,12 @@ def demand_bits_per_s(
         ceiling_bits_per_s: what stands for "unlimited".
         floor_bits_per_s: what it counts as wanting at least.
         announced: bytes left and seconds left of each declared burst.
+        declared_bits_per_s: what it says that it needs; then its backlog says nothing more, but its use counts, for
+            some of it may declare nothing.
     """
+    if declared_bits_per_s is not None:
+        usage = USAGE_HEADROOM * max(observed.usage_bits_per_s, default=0.0)
+        return int(min(ceiling_bits_per_s, max(usage, declared_bits_per_s, floor_bits_per_s)))
     known = backlog_bytes is not None or observed.usage_bits_per_s
     if not known or (backlog_bytes or 0) >= BACKLOG_BYTES_MIN:
         return ceiling_bits_per_s

@@ -4,12 +4,15 @@ Kept as a strip of parts that cover the window; each holds promised minus receiv
 had something waiting counts: who does not ask is owed nothing. What it got beyond its promise counts against what it is
 owed.
 
-    owed > 3 % of the window's promise  ->  repay: HTB rate = guarantee + owed / (a sixth of the window)
+    owed > 2 % of the window's promise  ->  repay: HTB rate = guarantee + owed / (a tenth of the window)
     owed <= 0                           ->  lend again: HTB rate = floor
 
-3 % of a 60 s window is 1.8 s without service: longer than a training burst, so that bursts do not meet a repayment.
-A sixth of the window (10 s) repays it long before the window has passed. The promise counts 3 % higher than it is, so
+2 % of a 60 s window is 1.2 s without service: longer than a training burst, so that bursts do not meet a repayment.
+A tenth of the window (6 s) repays it long before the window has passed. The promise counts 3 % higher than it is, so
 that the average over any window reaches the guarantee although the law starts to repay only when something is owed.
+Simulated with bursts in 55 to 74 % of the time and guarantees above what they leave (tests/unit/broker): the least
+average over any window is 1.00 of the guarantee for windows of 60 s, 0.985 for 20 s. A window of 5 s holds four bursts
+of a second: there it is 0.86.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from dataclasses import replace
 from broker.state import ClassState
 
 PARTS = 12
-AT_RISK = 0.03
-REPAY_PART = 1 / 6
+AT_RISK = 0.02
+REPAY_PART = 1 / 10
 PROMISE_MARGIN = 1.03
 
 

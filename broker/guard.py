@@ -1,5 +1,8 @@
 """The guard: a small process beside the daemon that opens ceilings to the line's rate when nobody decides any more.
 
+It takes redirections to IFBs away as well (`shaping.redirect`): one whose IFB fails loses all that arrives, and the
+daemon, which would have noticed, is not there.
+
     daemon --"b SEQUENCE"------> guard     a beat. "j": and the journal has changed. "s": the next may take START_S
     daemon <--"SEQUENCE OPENED SILENCE"-- guard     heard; how often it has opened, and after how many seconds last
     daemon --"q"---------------> guard     everything was put back: end quietly
@@ -28,6 +31,7 @@ from hive_qos.errors import HiveError
 from shaping.ceilings import journalled_lines, open_ceilings
 from shaping.journal import Journal
 from shaping.netlink import TcSocket
+from shaping.redirect import stop_redirecting
 
 BEATS_WITHIN_S = 0.25
 """The daemon's loop gives a beat at least that often, whatever its tick."""
@@ -156,8 +160,13 @@ class _Opening:
         self._lines = known | journalled_lines(self._journal)
 
     def open(self) -> int:
-        known, changed = self._lines, open_ceilings(self._tc, self._lines)
-        self.relearn()
+        try:  # first: nobody looks any more whether an IFB still carries what arrives
+            stopped = stop_redirecting(self._tc)
+            if stopped:
+                say(f"what arrives at {stopped} interfaces is not shaped any more")
+        finally:
+            known, changed = self._lines, open_ceilings(self._tc, self._lines)
+            self.relearn()
         return changed if self._lines == known else changed + open_ceilings(self._tc, self._lines)
 
 

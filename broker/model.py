@@ -15,16 +15,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker.codec import dumps, from_json, to_json
+from broker.holds import Hold, Lease, Verdict
 from broker.policy import CLASS_NAMES, ClassPolicy, DaemonPolicy, InterfacePolicy, MatchRule, Policy, Share
 from broker.reasons import Reason
 from broker.state import State
 
 __all__ = [
-    "CLASS_NAMES", "Alarm", "Allocation", "Burst", "ClassAllocation", "ClassPolicy", "ClassSample", "Credit",
-    "DaemonPolicy", "Decision", "FlowAllocation", "FlowSample", "InterfaceAllocation", "InterfacePolicy",
-    "InterfaceSample", "JobAllocation", "JobSample", "MatchRule", "Measurements", "Policy", "PresenceAllocation",
-    "Reason", "ScheduleInForce", "Share", "State", "WallClock", "ZoneClock", "dumps", "from_json", "to_json",
+    "CLASS_NAMES", "DESTINATIONS_MAX", "Alarm", "Allocation", "Burst", "ClassAllocation", "ClassPolicy",
+    "ClassSample", "Credit", "DaemonPolicy", "Decision", "DestinationAllocation", "DestinationSample",
+    "FlowAllocation", "FlowSample", "Hold", "InterfaceAllocation", "InterfacePolicy", "InterfaceSample",
+    "JobAllocation", "JobSample", "Lease", "MatchRule", "Measurements", "Need", "Policy", "PresenceAllocation",
+    "Reason", "ScheduleInForce", "SenderSample", "Share", "State", "Verdict", "WallClock", "ZoneClock", "dumps",
+    "from_json", "to_json",
 ]  # fmt: skip
+
+DESTINATIONS_MAX = 32
+"""Destinations of a burst that are kept by themselves: a recorded tick stays below 2 KiB for each burst."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +106,12 @@ class FlowSample:
 
 @dataclass(frozen=True)
 class Burst:
-    """One announced burst of a job through one interface (the daemon sums the destinations behind it).
+    """One announced burst of a user's job through one interface (the daemon sums the destinations behind it).
 
     Fields: `announced_bytes` as the job said; `age_s` since it was announced; `remaining_s` until its deadline,
-    negative when that has passed; `next_s` until the next burst that the job expects, None where it did not say.
+    negative when that has passed; `next_s` until the next burst that the job expects, None where it did not say;
+    `uid` whose job it is, by the kernel's word; `by_destination` the bytes to each address, of the
+    `DESTINATIONS_MAX` that get most.
     Pass it every tick until its end was announced, its session is gone, or `remaining_s` is below -1.
     """
 
@@ -113,17 +121,68 @@ class Burst:
     age_s: float
     remaining_s: float
     next_s: float | None = None
+    uid: int = 0
+    by_destination: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one storage program says that it has to do through one interface.
+
+    Fields: `session` who says it, `uid` whose program it is; `backlog_bytes` still to be sent; `age_s` since it was
+    said; `remaining_s` until it has to be done, negative when that has passed, None where there is no deadline;
+    `replicas_at_risk` how many objects have fewer copies than they should.
+    """
+
+    session: str
+    uid: int
+    backlog_bytes: int
+    age_s: float
+    remaining_s: float | None = None
+    replicas_at_risk: int = 0
+
+
+@dataclass(frozen=True)
+class SenderSample:
+    """What one host has sent to us in one class, by its TCP connections with us.
+
+    Fields: `received_bytes` of payload, cumulative for the address and class, whatever connections come and go;
+    `age_s` since they were counted; `rtt_s` the least round trip of them; `broker` whether a broker answers there:
+    "yes", "no" or "unknown"; `granted_bits_per_s` what that broker said to our last hold, None where it said nothing,
+    and `refused` whether it keeps none of it.
+    """
+
+    address: str
+    traffic_class: str
+    received_bytes: int
+    age_s: float
+    rtt_s: float | None = None
+    broker: str = "unknown"
+    granted_bits_per_s: int | None = None
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class DestinationSample:
+    """The kernel's counters of one destination that has a leaf of its own in a class; both are parts of the class'."""
+
+    address: str
+    traffic_class: str
+    sent_bytes: int
+    backlog_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class InterfaceSample:
-    """One interface, one direction, at this tick.
+    """One interface at this tick, both directions.
 
     Fields: `link_bits_per_s` what the driver says the link can do, None where it does not (veth, some Wi-Fi);
     `counters_age_s` how old the class counters are (0 when read in this tick), None when they were never read;
     `classes` the counters, in any order; `flows` and `bursts` those that go out through it;
-    `received_bytes` what came in through it, cumulative, None where that is not known; `jobs` those whose sessions
-    have sockets here.
+    `received_bytes` what came in through it, cumulative, None where that is not known; `senders` who sends to us
+    through it; `destinations` those with a leaf of their own, as old as the class counters; `leases` what other
+    brokers have asked of us and is in force, for addresses reached through it; `needs` what storage declares; `jobs`
+    those whose sessions have sockets here.
     """
 
     name: str
@@ -133,6 +192,10 @@ class InterfaceSample:
     flows: tuple[FlowSample, ...] = ()
     bursts: tuple[Burst, ...] = ()
     received_bytes: int | None = None
+    senders: tuple[SenderSample, ...] = ()
+    destinations: tuple[DestinationSample, ...] = ()
+    leases: tuple[Lease, ...] = ()
+    needs: tuple[Need, ...] = ()
     jobs: tuple[JobSample, ...] = ()
 
 
@@ -236,11 +299,24 @@ class PresenceAllocation:
 
 
 @dataclass(frozen=True)
+class DestinationAllocation:
+    """What a class may send towards one address: rate and ceil of its leaf there, and why."""
+
+    address: str
+    traffic_class: str
+    rate_bits_per_s: int
+    ceil_bits_per_s: int
+    reason: Reason
+
+
+@dataclass(frozen=True)
 class InterfaceAllocation:
     """One interface's plan: `capacity_bits_per_s` is rate and ceil of the HTB root class; classes as in `CLASS_NAMES`.
 
     `capacity_source`: "configured", "link", "fallback" or "measured". `capacity_reason` says which signal moved it
-    last. `jobs` and `flows` in order of class and name; `presence` None where policy does not ask for it.
+    last. `destinations` is what other brokers have asked for. `in_kernel` is False where our own kernel enforces
+    nothing of it: towards us, while all who send there have brokers that hold them back.
+    `jobs` and `flows` in order of class and name; `presence` None where policy does not ask for it.
     """
 
     name: str
@@ -249,6 +325,8 @@ class InterfaceAllocation:
     capacity_source: str
     capacity_reason: Reason
     classes: tuple[ClassAllocation, ...]
+    destinations: tuple[DestinationAllocation, ...] = ()
+    in_kernel: bool = True
     jobs: tuple[JobAllocation, ...] = ()
     flows: tuple[FlowAllocation, ...] = ()
     presence: PresenceAllocation | None = None
@@ -267,20 +345,24 @@ class ScheduleInForce:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The plan for every interface of the policy, in the policy's order; and the schedules that hold, likewise."""
+    """The plan for every interface of the policy, in the policy's order; `ingress` of those whose way in is looked
+    after; `schedules` those that hold, in the order of the file."""
 
     interfaces: tuple[InterfaceAllocation, ...] = ()
+    ingress: tuple[InterfaceAllocation, ...] = ()
     schedules: tuple[ScheduleInForce, ...] = ()
 
 
 @dataclass(frozen=True)
 class Credit:
-    """How much of an announced burst the broker believes: at most twice the job's recently measured bursts."""
+    """How much of an announced burst the broker believes, and why: at most twice the job's recently measured bursts."""
 
     interface: str
     job: str
     step: int
     credited_bytes: int
+    uid: int = 0
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True)
@@ -297,9 +379,16 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Decision:
-    """The result of one tick: what to remember, what to apply, what was credited, and what is wrong."""
+    """The result of one tick: what to remember, what to apply, what was credited, and what is wrong.
+
+    `holds` is what other brokers shall be asked, all of it; `verdicts` what became of what they asked of us; `again_s`
+    in how many seconds to decide again, where the next tick would be late.
+    """
 
     state: State
     allocation: Allocation
     credits: tuple[Credit, ...] = ()
     alarms: tuple[Alarm, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    again_s: float | None = None

@@ -2,8 +2,9 @@
 
     rate   the floor, at every moment; above it what the class is promised and wants now, up to its guarantee.
            Storage is the lender: its rate is the floor until its window is at risk (broker.guarantee).
+           While data is at risk (broker.needs) it lends nothing: its rate is its guarantee.
     ceil   the operator's ceiling; the kernel lends up to it by priority. For storage it is lowered to its rate for
-           an announced burst while a queue may stand elsewhere: there HTB's priority cannot help.
+           an announced burst, or one that is due, while a queue may stand elsewhere: there HTB's priority cannot help.
 
 The rates sum to at most the capacity, because HTB lets a leaf send its own rate whatever its parent has (a tree whose
 leaves sum to twice the root sends twice). Where the wishes exceed it, floors come first and the rest is scaled.
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from broker import reasons
 from broker.allocate import Claim, allocate
 from broker.bursts import ActiveBurst
+from broker.forecast import ExpectedBurst
 from broker.policy import ClassPolicy
 
 LENDER = "storage"
@@ -24,8 +26,8 @@ LENDER = "storage"
 
 @dataclass(frozen=True)
 class ClassNeeds:
-    """What is known about one class when the plan is made. `repay_bits_per_s` is 0 while nothing is at risk; `limit`
-    says why its ceiling is lower than the file's, None where it is not."""
+    """What is known about one class when the plan is made. `repay_bits_per_s` is 0 while its window is not at risk;
+    `at_risk` says why it lends nothing, where data is at risk; `limit` why its ceiling is lower than the file's."""
 
     policy: ClassPolicy
     demand_bits_per_s: int
@@ -34,6 +36,7 @@ class ClassNeeds:
     repay_bits_per_s: int
     received_bits_per_s: int
     limit: reasons.Reasoned | None = None
+    at_risk: reasons.ReplicasAtRisk | None = None
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,22 @@ def promises(policy: ClassPolicy, capacity_bits_per_s: int) -> Promises:
 
 
 def plan(
-    needs: Sequence[ClassNeeds], *, capacity_bits_per_s: int, remote: bool, bursts: Sequence[ActiveBurst]
-) -> tuple[tuple[ClassPlan, ...], bool]:
+    needs: Sequence[ClassNeeds],
+    *,
+    capacity_bits_per_s: int,
+    remote: bool,
+    bursts: Sequence[ActiveBurst | ExpectedBurst],
+) -> tuple[ClassPlan, ...]:
     """Make the plan of one interface.
 
     Args:
         needs: one entry a class, in the order of the result.
         capacity_bits_per_s: what the root class gets.
         remote: whether a queue may stand elsewhere, so that a burst needs storage out of its way.
-        bursts: those that deserve room now.
+        bursts: those that deserve room now, or are about to.
 
     Returns:
-        The plans, and whether the guarantees had to be scaled to fit.
+        The plans, in the order of the needs.
     """
     promised = {need.policy.name: promises(need.policy, capacity_bits_per_s) for need in needs}
     shares = allocate([_claim(need, promised) for need in needs], capacity_bits_per_s=capacity_bits_per_s)
@@ -87,7 +94,7 @@ def plan(
     plans = []
     for need, share, rate in zip(needs, shares.rates_bits_per_s, rates, strict=True):
         name, own = need.policy.name, promised[need.policy.name]
-        held = held_by if name == LENDER and not need.repay_bits_per_s else None
+        held = held_by if name == LENDER else None
         plans.append(
             ClassPlan(
                 name=name,
@@ -100,8 +107,7 @@ def plan(
                 reason=_reason(need, own, share=share, capacity_bits_per_s=capacity_bits_per_s, held=held),
             )
         )
-    committed = sum(own.guarantee for own in promised.values())
-    return tuple(plans), shares.scaled or committed > capacity_bits_per_s
+    return tuple(plans)
 
 
 def _claim(need: ClassNeeds, promised: Mapping[str, Promises]) -> Claim:
@@ -114,17 +120,21 @@ def _rates(needs: Sequence[ClassNeeds], promised: Mapping[str, Promises], capaci
     wanted = []
     for need in needs:
         own = promised[need.policy.name]
-        above = need.repay_bits_per_s if need.policy.name == LENDER else min(own.guarantee, need.demand_bits_per_s)
+        above = min(own.guarantee, need.demand_bits_per_s)
+        if need.policy.name == LENDER:
+            above = max(need.repay_bits_per_s, own.guarantee if need.at_risk else 0)
         want = min(max(own.floor, above), own.ceiling)
         wanted.append(Claim(1.0, own.floor, want, own.ceiling, want))
     return list(allocate(wanted, capacity_bits_per_s=capacity_bits_per_s).rates_bits_per_s)
 
 
 def _reason(
-    need: ClassNeeds, own: Promises, *, share: int, capacity_bits_per_s: int, held: ActiveBurst | None
+    need: ClassNeeds, own: Promises, *, share: int, capacity_bits_per_s: int, held: ActiveBurst | ExpectedBurst | None
 ) -> reasons.Reasoned:
-    if held is not None:
-        return reasons.YieldsToBurst(held.job, held.step, held.credited_bytes, held.remaining_s)
+    if need.at_risk is not None:
+        return need.at_risk
+    if held is not None and not need.repay_bits_per_s:
+        return held.reason()
     if need.repay_bits_per_s:
         return reasons.GuaranteeRepaid(need.received_bits_per_s, own.guarantee, need.policy.guarantee_window_s)
     if not need.sending and not need.waiting:

@@ -27,13 +27,15 @@ class MatchRule:
     """One way to find traffic of a class. Exactly one field is set.
 
     Fields: `cgroup` path below the cgroup v2 mount, e.g. "hive.slice/hive-storage.slice"; `port` TCP or UDP, either
-    end; `uid` the user that owns the socket; `dscp` codepoint 0 to 63.
+    end; `uid` the user that owns the socket; `dscp` codepoint 0 to 63; `address` a network, of either end, e.g.
+    "10.88.0.0/16" or "fd00::/64".
     """
 
     cgroup: str | None = None
     port: int | None = None
     uid: int | None = None
     dscp: int | None = None
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,15 @@ class InterfacePolicy:
     """One shaped interface.
 
     Fields: `egress_bits_per_s` None is "auto": the link's own speed, measured from there on; `limit_segments` whether
-    its `gso_max_segs` follows the rate.
+    its `gso_max_segs` follows the rate; `ingress` whether the way in is looked after, by asking the brokers of those
+    who send; `ingress_bits_per_s` what it carries, and then an IFB holds who has no broker; None: the link's own speed.
     """
 
     name: str
     egress_bits_per_s: int | None = None
     limit_segments: bool = True
+    ingress: bool = False
+    ingress_bits_per_s: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,9 +133,25 @@ class PresencePolicy:
 
 
 @dataclass(frozen=True)
+class PeersPolicy:
+    """How this broker talks to others (`hive-broker/1`), and as whom.
+
+    Fields: `listen` a literal address and a UDP port, e.g. "[::]:4710"; `ca`, `certificate` and `key` files in PEM;
+    `engine` "auto", "native" or "aioquic".
+    """
+
+    listen: str
+    ca: str
+    certificate: str
+    key: str
+    engine: str = "auto"
+
+
+@dataclass(frozen=True)
 class Policy:
     """Everything that the operator decided. `classes` holds all four, in the order of `CLASS_NAMES`.
 
+    `peers` is None where this broker talks to no other.
     `jobs` and `schedules` are in the order of the file, which decides where several match or hold.
     """
 
@@ -140,6 +161,7 @@ class Policy:
     jobs: tuple[JobPolicy, ...] = ()
     schedules: tuple[SchedulePolicy, ...] = ()
     presence: PresencePolicy = PresencePolicy()
+    peers: PeersPolicy | None = None
 
     def class_policy(self, name: str) -> ClassPolicy:
         """Find a class by name.

@@ -19,7 +19,7 @@ class Promised:
     limits: Mapping[str, reasons.Reasoned]
 
 
-def promised(policy: Policy, held: Sequence[Holding], state: PresenceState, *, capacity_bits_per_s: int) -> Promised:
+def in_force(policy: Policy, held: Sequence[Holding], state: PresenceState, *, capacity_bits_per_s: int) -> Promised:
     """Put together what holds at one interface.
 
     Args:

@@ -75,6 +75,86 @@ class YieldsToBurst:
 
 
 @dataclass(frozen=True)
+class ExpectsBurst:
+    """Storage moves away before a burst that its job has foretold, so that its queues are empty when it begins."""
+
+    code: ClassVar[str] = "expects-burst"
+    job: str
+    in_s: float
+    burst_bytes: int
+    error_s: float
+
+    def text(self) -> str:
+        when = f"due in {1000 * self.in_s:.0f} ms" if self.in_s >= 0 else f"late by {-1000 * self.in_s:.0f} ms"
+        return (
+            f"makes room for the next burst of job {self.job}, {when}: up to {format_size(self.burst_bytes)}; "
+            f"its last forecast was wrong by {1000 * abs(self.error_s):.0f} ms"
+        )
+
+
+@dataclass(frozen=True)
+class ReplicasAtRisk:
+    """Storage lends nothing while data has too few copies: its rate is its guarantee, for a bounded time."""
+
+    code: ClassVar[str] = "replicas-at-risk"
+    replicas: int
+    guarantee_bits_per_s: int
+    left_s: float
+
+    def text(self) -> str:
+        return (
+            f"{self.replicas} objects have too few copies: {format_rate(self.guarantee_bits_per_s)} are kept for it "
+            f"also in training's bursts, for {self.left_s:.0f} s more at most"
+        )
+
+
+@dataclass(frozen=True)
+class CreditOfMeasured:
+    """An announcement is believed up to twice the largest of the job's last bursts."""
+
+    code: ClassVar[str] = "credit-of-measured"
+    most_bytes: int
+
+    def text(self) -> str:
+        return f"believed up to {format_size(self.most_bytes)}, twice the largest of its last bursts"
+
+
+@dataclass(frozen=True)
+class CreditOfFirst:
+    """A job without measured bursts is believed up to what the link carries in two seconds."""
+
+    code: ClassVar[str] = "credit-of-first"
+    most_bytes: int
+
+    def text(self) -> str:
+        return f"its first burst: believed up to {format_size(self.most_bytes)}, what the link carries in 2 s"
+
+
+@dataclass(frozen=True)
+class CreditLost:
+    """The job announced bursts that it did not send, so it holds nobody back for a time."""
+
+    code: ClassVar[str] = "credit-lost"
+    left_s: float
+
+    def text(self) -> str:
+        return (
+            f"announced bursts that it did not send; holds nobody back for {self.left_s:.0f} s, or until it sends them"
+        )
+
+
+@dataclass(frozen=True)
+class NameUnknown:
+    """The user began too many jobs of new names, or one of his has lost its credit; this one has to be known first."""
+
+    code: ClassVar[str] = "name-unknown"
+    uid: int
+
+    def text(self) -> str:
+        return f"user {self.uid} has used up what new names of jobs are believed; this one is believed once it has sent"
+
+
+@dataclass(frozen=True)
 class GuaranteeRepaid:
     """The class got less than its guarantee over its window, so its rate is raised until it has caught up."""
 

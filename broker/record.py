@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from broker.codec import dumps, from_json
 from broker.decide import decide
+from broker.holds import Hold, Verdict
 from broker.model import Alarm, Allocation, Credit, Decision, Measurements, Policy, State
 
 RECORD_VERSION = 1
@@ -32,6 +33,8 @@ class _Tick:
     allocation: Allocation
     credits: tuple[Credit, ...]
     alarms: tuple[Alarm, ...]
+    holds: tuple[Hold, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ def tick_line(*, now_s: float, measurements: Measurements, decision: Decision) -
             allocation=decision.allocation,
             credits=decision.credits,
             alarms=decision.alarms,
+            holds=decision.holds,
+            verdicts=decision.verdicts,
         )
     )
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker.ingress_state import HeldState, IngressState
+
 
 @dataclass(frozen=True)
 class ClassState:
@@ -30,22 +32,70 @@ class ClassState:
 
 @dataclass(frozen=True)
 class BurstState:
-    """One burst under way: what the class had sent when it began, and how much of it is believed."""
+    """One burst under way: what the class had sent when it began, and how much of it is believed.
+
+    Fields: `sent_bytes_before` is -1 where that was not known; `claimed_bytes` what was announced, at most
+    `claim_bytes_max`, by which it is judged when it ends; `credited_bytes` the same, or 0 where `withheld` says why not
+    ("lost" privilege, unknown "name"); `first` whether it is its job's first.
+    """
 
     job: str
     step: int
     started_s: float
     sent_bytes_before: int
     credited_bytes: int
+    uid: int = 0
+    claimed_bytes: int = 0
+    claim_bytes_max: int = 0
+    first: bool = False
+    withheld: str = ""
 
 
 @dataclass(frozen=True)
 class JobState:
-    """The sizes of a job's last measured bursts, newest first."""
+    """One job of one user.
+
+    Fields: `burst_bytes` its last measured bursts, newest first; `unused` and `used` how many in a row carried too
+    little, or enough, of what was claimed; `barred_until_s` until when it holds nobody back, `barred_s` for how long it
+    was sent off last, 0 after it has redeemed itself; `expected_s` when its next burst is due by its own word,
+    `interval_s` how long before that it said so, `foretold` how many forecasts in a row were good, `error_s` the last
+    one's error (late is positive), `step` its last; `admitted` whether its name was taken from its user's allowance.
+    """
 
     job: str
     seen_s: float
     burst_bytes: tuple[int, ...] = ()
+    uid: int = 0
+    unused: int = 0
+    used: int = 0
+    barred_until_s: float = 0.0
+    barred_s: float = 0.0
+    expected_s: float | None = None
+    interval_s: float = 0.0
+    foretold: int = 0
+    error_s: float = 0.0
+    step: int = 0
+    admitted: bool = False
+
+
+@dataclass(frozen=True)
+class UserState:
+    """How many new names of jobs a user may still have believed, as of a time."""
+
+    uid: int
+    names_left: float
+    as_of_s: float
+
+
+@dataclass(frozen=True)
+class RiskState:
+    """For how long a user's storage may still go before training's bursts, as of a time; `spent` until enough of it has
+    come back."""
+
+    uid: int
+    left_s: float
+    as_of_s: float
+    spent: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,10 +248,13 @@ class InterfaceState:
     capacity: CapacityState | None = None
     bursts: tuple[BurstState, ...] = ()
     jobs: tuple[JobState, ...] = ()
+    users: tuple[UserState, ...] = ()
+    risks: tuple[RiskState, ...] = ()
     applied_capacity_bits_per_s: int = 0
     applied: tuple[AppliedState, ...] = ()
     job_uses: tuple[JobUseState, ...] = ()
     presence: PresenceState = PresenceState()
+    held: tuple[HeldState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -210,3 +263,4 @@ class State:
 
     ticks: int = 0
     interfaces: tuple[InterfaceState, ...] = ()
+    ingress: tuple[IngressState, ...] = ()

@@ -19,8 +19,8 @@ from hive_qos.errors import KernelRejectedError, PrivilegeError, ShapingError
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
 
-_MAP_CREATE, _PROG_LOAD, _PROG_ATTACH, _PROG_DETACH = 0, 5, 8, 9
-_PROG_GET_FD_BY_ID, _OBJ_GET_INFO_BY_FD, _PROG_QUERY, _BTF_LOAD = 13, 15, 16, 18
+_MAP_CREATE, _MAP_UPDATE_ELEM, _PROG_LOAD, _PROG_ATTACH, _PROG_DETACH = 0, 2, 5, 8, 9
+_PROG_GET_FD_BY_ID, _MAP_GET_FD_BY_ID, _OBJ_GET_INFO_BY_FD, _PROG_QUERY, _BTF_LOAD = 13, 14, 15, 16, 18
 
 PROG_TYPE_CGROUP_SOCK, PROG_TYPE_SOCK_OPS = 9, 13
 ATTACH_SOCK_CREATE, ATTACH_SOCK_OPS = 2, 3
@@ -122,6 +122,17 @@ def make_socket_storage() -> int:
         os.close(btf)
 
 
+def store(storage: int, *, sock: int, value: int) -> None:
+    """Keep 4 bytes with the socket of a descriptor.
+
+    Args:
+        storage: a map of `make_socket_storage`.
+    """
+    key, kept = ctypes.c_int32(sock), ctypes.c_uint32(value)
+    attributes = struct.pack("=IIQQQ", storage, 0, ctypes.addressof(key), ctypes.addressof(kept), 0)
+    _bpf(_MAP_UPDATE_ELEM, attributes, what="keep a note with a socket")
+
+
 def attach(*, cgroup: int, program: int, attach_type: int) -> None:
     """Attach beside whatever is there. It stays when this process ends.
 
@@ -161,6 +172,11 @@ def attached(*, cgroup: int, attach_type: int) -> tuple[Attached, ...]:
 def open_program(program_id: int) -> int:
     """A descriptor of a loaded program."""
     return _bpf(_PROG_GET_FD_BY_ID, struct.pack("=III", program_id, 0, 0), what=f"open BPF program {program_id}")[0]
+
+
+def open_map(map_id: int) -> int:
+    """A descriptor of a map."""
+    return _bpf(_MAP_GET_FD_BY_ID, struct.pack("=III", map_id, 0, 0), what=f"open BPF map {map_id}")[0]
 
 
 def information(program: int) -> Attached:

@@ -67,6 +67,14 @@ def mount() -> Path:
     return found
 
 
+def rule_path(mount_point: Path, rule: Rule) -> Path:
+    """Where a rule hangs. Users' rules do at the top of the hierarchy, where every process is below."""
+    if rule.cgroup is None:
+        return mount_point
+    path = Path(rule.cgroup)
+    return path if path.is_relative_to(mount_point) else mount_point / rule.cgroup.lstrip("/")
+
+
 class SocketClassifier:
     """The rules on cgroups and users of one network namespace. Make and use it in one thread."""
 
@@ -77,9 +85,10 @@ class SocketClassifier:
         self._places: dict[Path, _Place] = {}
         self._minors = dict(MARK_MINOR)
         self._found_old = False
+        self._storages: dict[Rule, int] = {}
 
     def apply(self, rules: Sequence[Rule], *, minors: Mapping[str, int] = MARK_MINOR) -> tuple[str, ...]:
-        """Make exactly these rules be in force; those on ports and DSCP are not ours and left out.
+        """Make exactly these rules be in force; those on ports, DSCP and addresses are not ours and left out.
 
         Args:
             minors: the mark that a target means; as the trees understand it (`Shaper.mark_minor`).
@@ -96,7 +105,7 @@ class SocketClassifier:
         wanted: dict[Path, set[Rule]] = {}
         for rule in rules:
             if rule.cgroup is not None or rule.uid is not None:
-                wanted.setdefault(self._path(rule), set()).add(rule)
+                wanted.setdefault(rule_path(self._mount, rule), set()).add(rule)
         if not self._found_old:
             self._places = {path: _Place(0, frozenset(), ()) for path in self._with_programs_of_ours()}
             self._found_old = True
@@ -119,7 +128,23 @@ class SocketClassifier:
             notes.extend(place.notes)
             if not here:
                 del self._places[path]
+        self._close_storages(keep=rules)
         return tuple(notes)
+
+    def remember(self, sock: socket.socket, rule: Rule) -> bool:
+        """Leave a rule's note in a listening socket that was there before it, for the connections that it accepts.
+
+        Returns:
+            Whether there is a place for it: False on kernels without socket storage, and for a rule not in force.
+
+        Raises:
+            KernelRejectedError: the kernel does not take the note.
+        """
+        storage = self._storages.get(rule)
+        if storage is None:
+            return False
+        bpf.store(storage, sock=sock.fileno(), value=classid(self._minors[rule.target]))
+        return True
 
     def clear(self) -> int:
         """Remove all programs of ours in this namespace, wherever they hang; returns from how many cgroups."""
@@ -127,16 +152,12 @@ class SocketClassifier:
         for path in paths:
             self._reconcile(path, frozenset())
         self._places.clear()
+        self._close_storages(keep=())
         return len(paths)
 
-    def _path(self, rule: Rule) -> Path:
-        """Users' rules hang at the top of the hierarchy, where every process is below."""
-        if rule.cgroup is None:
-            return self._mount
-        path = Path(rule.cgroup)
-        if path.is_relative_to(self._mount):
-            return path
-        return self._mount / rule.cgroup.lstrip("/")
+    def _close_storages(self, *, keep: Sequence[Rule]) -> None:
+        for rule in self._storages.keys() - set(keep):
+            os.close(self._storages.pop(rule))
 
     def _with_programs_of_ours(self) -> list[Path]:
         """Walk all cgroups: two system calls each."""
@@ -188,7 +209,7 @@ class SocketClassifier:
                 storage = bpf.make_socket_storage()
                 descriptors.callback(os.close, storage)
             except KernelRejectedError as error:
-                notes.append(f"connections accepted under {self._path(rule)} are not classified: {error}")
+                notes.append(f"connections accepted under {rule_path(self._mount, rule)} are not classified: {error}")
             programs = {}
             for attach_type, (program_type, code) in self._programs(rule, storage).items():
                 program = bpf.load_program(
@@ -198,11 +219,20 @@ class SocketClassifier:
                 programs[attach_type] = program
             pair = _same_pair({kind: bpf.information(program).tag for kind, program in programs.items()}, there)
             if pair:
-                kept.update(pair)
+                kept.update(program.program_id for program in pair)
+                self._keep_storage(rule, bpf.open_map(pair[0].maps[0]) if pair[0].maps else None)
                 return notes
             for attach_type, program in programs.items():
                 bpf.attach(cgroup=cgroup, program=program, attach_type=attach_type)
+            self._keep_storage(rule, None if storage is None else os.dup(storage))
         return notes
+
+    def _keep_storage(self, rule: Rule, storage: int | None) -> None:
+        former = self._storages.pop(rule, None)
+        if former is not None:
+            os.close(former)
+        if storage is not None:
+            self._storages[rule] = storage
 
     def _programs(self, rule: Rule, storage: int | None) -> dict[int, tuple[int, bytes]]:
         priority = classid(self._minors[rule.target])
@@ -213,17 +243,17 @@ class SocketClassifier:
         return programs
 
 
-def _same_pair(tags: Mapping[int, bytes], there: Mapping[int, Sequence[bpf.Attached]]) -> set[int]:
-    """Ids of attached programs with these tags that share their storage; empty when there is no such pair."""
+def _same_pair(tags: Mapping[int, bytes], there: Mapping[int, Sequence[bpf.Attached]]) -> tuple[bpf.Attached, ...]:
+    """Attached programs with these tags that share their storage; none when there is no such pair."""
     for create in there[bpf.ATTACH_SOCK_CREATE]:
         if create.tag != tags[bpf.ATTACH_SOCK_CREATE]:
             continue
         if bpf.ATTACH_SOCK_OPS not in tags:
-            return {create.program_id}
+            return (create,)
         for accept in there[bpf.ATTACH_SOCK_OPS]:
             if accept.tag == tags[bpf.ATTACH_SOCK_OPS] and accept.maps == create.maps:
-                return {create.program_id, accept.program_id}
-    return set()
+                return (create, accept)
+    return ()
 
 
 def _detach(cgroup: int, program_id: int, attach_type: int) -> None:

@@ -109,13 +109,13 @@ def encode_operation(operation: Operation, *, interface_index: int) -> Request:
             return _encode_filter(rule, interface_index)
         case DeleteFilter(rule):
             head = _filter_head(rule, interface_index, 0)
-            return Request(RTM_DELTFILTER, 0, head + _text(_TCA_KIND, "u32"))
+            return Request(RTM_DELTFILTER, 0, head + pack_text(_TCA_KIND, "u32"))
 
 
 def encode_qdisc(kind: str, options: bytes, *, interface_index: int, handle: int, flags: int, parent: int) -> Request:
     """Any qdisc with its options as raw bytes, e.g. as they were read from the kernel before."""
-    body = _TCMSG.pack(0, 0, interface_index, handle, parent, 0) + _text(_TCA_KIND, kind)
-    return Request(RTM_NEWQDISC, flags, body + (_attribute(_TCA_OPTIONS, options) if options else b""))
+    body = _TCMSG.pack(0, 0, interface_index, handle, parent, 0) + pack_text(_TCA_KIND, kind)
+    return Request(RTM_NEWQDISC, flags, body + (pack_attribute(_TCA_OPTIONS, options) if options else b""))
 
 
 def options_to_give_back(kind: str, options: bytes) -> bytes:
@@ -128,7 +128,7 @@ def options_to_give_back(kind: str, options: bytes) -> bytes:
         if attribute == _TCA_HTB_INIT:
             _, rate2quantum, default, debug, _ = _HTB_GLOB.unpack_from(payload)
             payload = _HTB_GLOB.pack(_HTB_VERSION, rate2quantum, default, debug, 0)
-        given += _attribute(attribute, payload)
+        given += pack_attribute(attribute, payload)
     return given
 
 
@@ -145,7 +145,9 @@ def encode_segments(limit: int, *, interface_index: int, group: int) -> Request:
     away and every socket looks again. A new limit alone is not announced.
     """
     body = _IFINFOMSG.pack(0, 0, interface_index, 0, 0)
-    body += _attribute(_IFLA_GSO_MAX_SEGS, struct.pack("=I", limit)) + _attribute(_IFLA_GROUP, struct.pack("=I", group))
+    body += pack_attribute(_IFLA_GSO_MAX_SEGS, struct.pack("=I", limit)) + pack_attribute(
+        _IFLA_GROUP, struct.pack("=I", group)
+    )
     return Request(RTM_NEWLINK, 0, body)
 
 
@@ -275,20 +277,27 @@ def attributes_of(data: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
         offset += (length + 3) & ~3
 
 
-def _attribute(kind: int, payload: bytes) -> bytes:
+def pack_traffic_control(interface_index: int, *, handle: int, parent: int, info: int = 0) -> bytes:
+    """A struct tcmsg."""
+    return _TCMSG.pack(0, 0, interface_index, handle, parent, info)
+
+
+def pack_attribute(kind: int, payload: bytes) -> bytes:
+    """One netlink attribute, padded."""
     length = 4 + len(payload)
     return struct.pack("=HH", length, kind) + payload + b"\0" * (-length % 4)
 
 
-def _text(kind: int, text: str) -> bytes:
-    return _attribute(kind, text.encode("ascii") + b"\0")
+def pack_text(kind: int, text: str) -> bytes:
+    """A text of ASCII as one, with its terminating zero."""
+    return pack_attribute(kind, text.encode("ascii") + b"\0")
 
 
 def _encode_root(qdisc: QdiscSpec, interface_index: int) -> Request:
     glob = _HTB_GLOB.pack(_HTB_VERSION, _HTB_RATE2QUANTUM, qdisc.default_minor, 0, 0)
     return encode_qdisc(
         "htb",
-        _attribute(_TCA_HTB_INIT, glob),
+        pack_attribute(_TCA_HTB_INIT, glob),
         interface_index=interface_index,
         handle=qdisc.handle_major << 16,
         flags=NLM_F_CREATE | NLM_F_REPLACE,
@@ -311,21 +320,21 @@ def _encode_class(spec: ClassSpec, interface_index: int, flags: int) -> Request:
             ),
         )
     )
-    options = _attribute(_TCA_HTB_PARMS, parms)
+    options = pack_attribute(_TCA_HTB_PARMS, parms)
     if rate > _RATE32_MAX:
-        options += _attribute(_TCA_HTB_RATE64, struct.pack("=Q", rate))
+        options += pack_attribute(_TCA_HTB_RATE64, struct.pack("=Q", rate))
     if ceil > _RATE32_MAX:
-        options += _attribute(_TCA_HTB_CEIL64, struct.pack("=Q", ceil))
+        options += pack_attribute(_TCA_HTB_CEIL64, struct.pack("=Q", ceil))
     parent = classid(spec.parent_minor)
     body = _TCMSG.pack(0, 0, interface_index, classid(spec.minor), parent, 0)
-    return Request(RTM_NEWTCLASS, flags, body + _text(_TCA_KIND, "htb") + _attribute(_TCA_OPTIONS, options))
+    return Request(RTM_NEWTCLASS, flags, body + pack_text(_TCA_KIND, "htb") + pack_attribute(_TCA_OPTIONS, options))
 
 
 def _encode_leaf(leaf: LeafSpec, interface_index: int, flags: int) -> Request:
     if leaf.kind == "bfifo":
         options = struct.pack("=I", leaf.limit)
     else:
-        options = _attribute(_TCA_FQ_CODEL_LIMIT, struct.pack("=I", leaf.limit))
+        options = pack_attribute(_TCA_FQ_CODEL_LIMIT, struct.pack("=I", leaf.limit))
     return encode_qdisc(
         leaf.kind,
         options,
@@ -346,10 +355,10 @@ def _encode_filter(rule: FilterSpec, interface_index: int) -> Request:
     for offset, mask, value in rule.matches:
         selector += struct.pack(">II", mask, value) + struct.pack("=ii", offset, 0)
     target = struct.pack("=I", classid(rule.target_minor))
-    options = _attribute(_TCA_U32_CLASSID, target) + _attribute(_TCA_U32_SEL, selector)
+    options = pack_attribute(_TCA_U32_CLASSID, target) + pack_attribute(_TCA_U32_SEL, selector)
     body = (
         _filter_head(rule, interface_index, _U32_FIRST_NODE)
-        + _text(_TCA_KIND, "u32")
-        + _attribute(_TCA_OPTIONS, options)
+        + pack_text(_TCA_KIND, "u32")
+        + pack_attribute(_TCA_OPTIONS, options)
     )
     return Request(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, body)

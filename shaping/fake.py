@@ -8,10 +8,12 @@ that a test can claim that nothing was lost. It does not move packets: a test sa
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ReadBackError
+from shaping.ifb import is_ours
 from shaping.model import (
     MAJOR,
     MARK_MINOR,
@@ -31,6 +33,7 @@ from shaping.model import (
     Operation,
     PriorQdisc,
     QdiscSpec,
+    Redirection,
     Rule,
     Tree,
     describe,
@@ -51,6 +54,8 @@ class _Interface:
     filters: dict[int, FilterSpec] = field(default_factory=dict)
     backlog_packets: dict[int, int] = field(default_factory=dict)
     segments: DeviceSegments = DEFAULT_SEGMENTS
+    redirection: Redirection | None = None
+    up: bool = True
 
 
 class FakeKernel:
@@ -77,6 +82,7 @@ class FakeKernel:
         self.applied: list[Operation] = []
         self.reject_next: tuple[type[Operation], KernelRejectedError] | None = None
         self.reject_segments: KernelRejectedError | None = None
+        self.reject_redirect: KernelRejectedError | None = None
 
     def rename(self, interface: str, name: str) -> None:
         """As if somebody had given an interface another name."""
@@ -111,7 +117,7 @@ class FakeKernel:
         return self._capabilities
 
     def interfaces(self) -> tuple[str, ...]:
-        return tuple(self._interfaces)
+        return tuple(name for name in self._interfaces if not is_ours(name))
 
     def numbers(self) -> dict[str, int]:
         return {name: self._numbers[name] for name in self.interfaces()}
@@ -183,6 +189,71 @@ class FakeKernel:
             what = f"set gso_max_segs {limit} of {interface}"
             raise KernelRejectedError(what, errno_value=errno.EINVAL, detail="more than the driver takes")
         self.change_segments(interface, limit)
+
+    def ifbs(self) -> tuple[str, ...]:
+        return tuple(name for name in self._interfaces if is_ours(name))
+
+    def make_ifb(self, device: str) -> None:
+        self._need_privilege(f"make the IFB {device}")
+        if device not in self._interfaces:
+            self._numbers[device] = max(self._numbers.values()) + 1
+            self._interfaces[device] = _Interface(up=False)
+
+    def start_ifb(self, device: str) -> None:
+        self._interface(device).up = True
+
+    def delete_ifb(self, device: str) -> None:
+        if device in self._interfaces:
+            self._need_privilege(f"delete {device}")
+            self._drop_tree(self._interfaces.pop(device))
+            number = self._numbers.pop(device)
+            for found in self._interfaces.values():
+                hook = found.redirection
+                if hook is not None and number in hook.to_indexes:
+                    found.redirection = replace(hook, to_indexes=(0,))
+
+    def running_number(self, device: str) -> int | None:
+        found = self._interfaces.get(device)
+        return self._numbers[device] if found is not None and found.up else None
+
+    def redirection(self, interface: str) -> Redirection | None:
+        return self._interface(interface).redirection
+
+    def redirect(self, interface: str, device: str) -> None:
+        self._need_privilege(f"redirect what arrives at {interface}")
+        if self.reject_redirect is not None:
+            raise self.reject_redirect
+        self._interface(device)
+        hook = self.redirection(interface) or Redirection("ingress")
+        whole = replace(hook, to_indexes=(self._numbers[device],), preferences=(1, 2))
+        self._interface(interface).redirection = whole
+
+    def stop_redirecting(self, interface: str) -> None:
+        found = self._interface(interface)
+        hook = found.redirection
+        if hook is not None and hook.preferences:
+            self._need_privilege(f"stop redirecting what arrives at {interface}")
+            found.redirection = replace(hook, to_indexes=(), preferences=()) if hook.others else None
+
+    def remove_empty_hook(self, interface: str) -> None:
+        found = self._interface(interface)
+        if found.redirection == Redirection("ingress"):
+            found.redirection = None
+
+    def set_ingress(self, interface: str, hook: Redirection | None) -> None:
+        """As if somebody else had put this at the ingress."""
+        self._interface(interface).redirection = hook
+
+    def stop_device(self, device: str) -> None:
+        """As if somebody had set a device down."""
+        self._interface(device).up = False
+
+    def arrives(self, interface: str) -> bool:
+        """Whether packets that come to an interface now reach the host."""
+        hook = self.redirection(interface)
+        if hook is None or not hook.preferences:
+            return True
+        return any(self.running_number(device) in hook.to_indexes for device in self.ifbs())
 
     def close(self) -> None:
         """Nothing to release: the state is the kernel's, and outlives who looked at it."""
@@ -270,6 +341,9 @@ class FakeClassifier:
             raise self.failure
         self.rules, self.minors = tuple(rules), dict(minors)
         return ()
+
+    def remember(self, sock: socket.socket, rule: Rule) -> bool:
+        return rule in self.rules
 
     def clear(self) -> int:
         if self.failure is not None:

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from hive_qos.errors import ShapingError
 from hive_qos.files import sync_directory, write_whole
+from shaping.ifb import is_ours
 from shaping.model import PriorQdisc
 
 T = TypeVar("T")
 
 _VERSION = 1
-_KINDS = _QDISC, _SEGMENTS, _LINE = "qdisc", "gso", "line"
+_KINDS = _QDISC, _SEGMENTS, _LINE, _INGRESS = "qdisc", "gso", "line", "ingress"
 _NAME = re.compile(r"[^/\s:]{1,15}")
 """What the kernel takes as an interface's name (dev_valid_name): no slash, colon or space, at most 15 bytes."""
 
@@ -27,7 +28,8 @@ class Journal:
     """The entries under one state directory, made with mode 0700 when first written. One writer.
 
     An interface has one entry for its root qdisc, one for the segments that its device took in one piece, from before
-    we first change that until it is put back, and one for its line's rate. `changes` counts what was written here.
+    we first change that until it is put back, one for the IFB behind its ingress, and one for its line's rate.
+    `changes` counts what was written here.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -85,6 +87,18 @@ class Journal:
         """Remove that entry. Harmless when there is none."""
         self._forget(_SEGMENTS, interface)
 
+    def write_ingress(self, interface: str, device: str) -> None:
+        """Write and fsync by which IFB we shape what arrives at an interface, as `write` does."""
+        self._write(_INGRESS, interface, {"device": device})
+
+    def read_ingress(self, interface: str) -> str | None:
+        """The IFB, None where we have made none. Errors as of `read`."""
+        return self._read(_INGRESS, interface, _device_of, "delete the ingress qdisc and the IFB")
+
+    def forget_ingress(self, interface: str) -> None:
+        """Remove that entry. Harmless when there is none."""
+        self._forget(_INGRESS, interface)
+
     def rename(self, new_names: Mapping[str, str]) -> None:
         """Interfaces have other names now, perhaps each other's: their entries go with them.
 
@@ -109,7 +123,7 @@ class Journal:
         """Interfaces of which something has to be put back, sorted."""
         names = {
             path.name[len(kind) + 1 : -len(".json")]
-            for kind in (_QDISC, _SEGMENTS)
+            for kind in (_QDISC, _SEGMENTS, _INGRESS)
             for path in self.directory.glob(f"{kind}-*.json")
         }
         return tuple(sorted(names))
@@ -147,6 +161,13 @@ class Journal:
         if not _NAME.fullmatch(interface) or interface in (".", ".."):
             raise ValueError(f"{interface!r} is not the name of an interface")
         return self.directory / f"{kind}-{interface}.json"
+
+
+def _device_of(entry: dict[str, Any]) -> str:
+    device = str(entry["device"])
+    if not is_ours(device):
+        raise ValueError(f"{device!r} is no IFB of ours")
+    return device
 
 
 def _prior_of(entry: dict[str, Any]) -> PriorQdisc:

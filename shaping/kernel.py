@@ -10,6 +10,7 @@ exactly the values that were sent.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import socket
@@ -20,6 +21,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError
+from shaping import redirect
 from shaping.codec import (
     NLM_F_CREATE,
     NLM_F_EXCL,
@@ -41,6 +43,7 @@ from shaping.codec import (
     encode_segments,
     options_to_give_back,
 )
+from shaping.ifb import encode_delete_link, encode_ifb, encode_no_addresses, encode_up, is_ours, running_number
 from shaping.model import (
     HELD_NAME,
     INNER_MINOR,
@@ -61,6 +64,7 @@ from shaping.model import (
     Operation,
     PriorQdisc,
     QdiscSpec,
+    Redirection,
     Tree,
     classid,
     describe,
@@ -83,6 +87,7 @@ class RealKernel:
     def __init__(self) -> None:
         self._tc = TcSocket()
         self._route = IPRoute(ext_ack=True)
+        self._probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._capabilities: Capabilities | None = None
 
     def capabilities(self) -> Capabilities:
@@ -94,12 +99,13 @@ class RealKernel:
 
     def interfaces(self) -> tuple[str, ...]:
         try:
-            return tuple(str(link.get("ifname")) for link in self._route.get_links())
+            names = (str(link.get("ifname")) for link in self._route.get_links())
+            return tuple(name for name in names if not is_ours(name))
         except NetlinkError as error:
             raise KernelRejectedError("list links", errno_value=error.code, detail=str(error.args[-1])) from error
 
     def numbers(self) -> dict[str, int]:
-        return {name: number for number, name in socket.if_nameindex()}
+        return {name: number for number, name in socket.if_nameindex() if not is_ours(name)}
 
     def root(self, interface: str) -> PriorQdisc:
         index = self._index(interface)
@@ -216,7 +222,47 @@ class RealKernel:
         if found != limit:
             raise ReadBackError(f"gso_max_segs of {interface}", wanted=limit, found=found)
 
+    def ifbs(self) -> tuple[str, ...]:
+        return tuple(name for _, name in socket.if_nameindex() if is_ours(name))
+
+    def make_ifb(self, device: str) -> None:
+        if device in self.ifbs():
+            self._need_ifb(device)
+            return
+        self._tc.execute([(f"make the IFB {device}", encode_ifb(device))])
+
+    def start_ifb(self, device: str) -> None:
+        index = self._index(device)
+        with contextlib.suppress(KernelRejectedError):  # a kernel without IPv6 gives it no addresses anyway
+            self._tc.execute([(f"keep IPv6 addresses off {device}", encode_no_addresses(interface_index=index))])
+        self._tc.execute([(f"set {device} up", encode_up(interface_index=index))])
+
+    def delete_ifb(self, device: str) -> None:
+        if device in self.ifbs():
+            self._need_ifb(device)
+            self._tc.execute([(f"delete {device}", encode_delete_link(interface_index=self._index(device)))])
+
+    def running_number(self, device: str) -> int | None:
+        return running_number(self._probe, device)
+
+    def redirection(self, interface: str) -> Redirection | None:
+        return redirect.redirections(self._tc).get(self._index(interface))
+
+    def redirect(self, interface: str, device: str) -> None:
+        index, to_index = self._index(interface), self._index(device)
+        redirect.redirect(self._tc, index=index, to_index=to_index)
+        found = redirect.redirections(self._tc).get(index)
+        if found is None or found.to_indexes != (to_index,) or len(found.preferences) != 2:
+            raise ReadBackError(f"the redirection of {interface}", wanted=device, found=found)
+
+    def stop_redirecting(self, interface: str) -> None:
+        redirect.stop_redirecting(self._tc, {self._index(interface)})
+
+    def remove_empty_hook(self, interface: str) -> None:
+        redirect.remove_empty_hook(self._tc, self._index(interface))
+
     def close(self) -> None:
+        self._probe.close()
         self._tc.close()
         self._route.close()
 
@@ -236,6 +282,11 @@ class RealKernel:
         except NetlinkError as error:
             what = f"look at the link {interface}"
             raise KernelRejectedError(what, errno_value=error.code, detail=str(error.args[-1])) from error
+
+    def _need_ifb(self, device: str) -> None:
+        link = self._link(device)
+        if link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") != "ifb":
+            raise ConfigurationError("interface.ingress", device, "a link of this name is there that is no IFB of ours")
 
     def _qdiscs(self, interface: str, index: int) -> list[Object]:
         objects = self._tc.dump(f"list queues of {interface}", encode_dump(RTM_GETQDISC, interface_index=index))

@@ -8,10 +8,21 @@ there.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from shaping.model import MARK_MINOR, Capabilities, ClassCounters, DeviceSegments, Operation, PriorQdisc, Rule, Tree
+from shaping.model import (
+    MARK_MINOR,
+    Capabilities,
+    ClassCounters,
+    DeviceSegments,
+    Operation,
+    PriorQdisc,
+    Redirection,
+    Rule,
+    Tree,
+)
 
 
 class Kernel(Protocol):
@@ -50,6 +61,33 @@ class Kernel(Protocol):
     def set_segments(self, interface: str, limit: int) -> None:
         """Make the device take at most so many, from living connections too, and read it back."""
 
+    def ifbs(self) -> tuple[str, ...]:
+        """The IFBs of ours; `interfaces` and `numbers` leave them out."""
+
+    def make_ifb(self, device: str) -> None:
+        """Make an IFB, down. Harmless where it is there; a link of this name that is no IFB is refused."""
+
+    def start_ifb(self, device: str) -> None:
+        """Set an IFB up, without IPv6 addresses of its own."""
+
+    def delete_ifb(self, device: str) -> None:
+        """Delete an IFB with all that waits in it. Harmless where it is not there."""
+
+    def running_number(self, device: str) -> int | None:
+        """The number of a device that is up; None of one that is down or gone. Cheap enough for every tick."""
+
+    def redirection(self, interface: str) -> Redirection | None:
+        """What hangs at the ingress of an interface, whoever made it."""
+
+    def redirect(self, interface: str, device: str) -> None:
+        """Lead what arrives to a device, where nothing hangs at the ingress or what is ours there is not whole."""
+
+    def stop_redirecting(self, interface: str) -> None:
+        """Take what is ours away from the ingress of an interface. Harmless where nothing is."""
+
+    def remove_empty_hook(self, interface: str) -> None:
+        """Delete an ingress qdisc at which no filter hangs, whoever made it. Harmless where there is none."""
+
     def close(self) -> None:
         """Release sockets. Nothing in the kernel changes."""
 
@@ -59,6 +97,9 @@ class Classifier(Protocol):
 
     def apply(self, rules: Sequence[Rule], *, minors: Mapping[str, int] = MARK_MINOR) -> tuple[str, ...]:
         """Make exactly these rules be in force, `minors` being the marks; returns sentences on those that are not."""
+
+    def remember(self, sock: socket.socket, rule: Rule) -> bool:
+        """Let a listener that was there before a rule classify what it accepts; False where there is no way to."""
 
     def clear(self) -> int:
         """Remove all that is ours in this namespace, whoever made it; returns from how many cgroups."""

@@ -14,12 +14,14 @@ from shaping.destinations import canonical
 from shaping.model import (
     BULK_NAME,
     CLASS_OF_LEAF,
+    DEFAULT_LEAVES,
     DESTINATION_MINOR,
     HELD_NAME,
     JOB_MINOR,
     LEAF_MINOR,
     ClassShape,
     DestinationShape,
+    Direction,
     InterfaceShape,
     JobShape,
 )
@@ -51,9 +53,14 @@ class Leaf:
     quantum_bytes: int
 
 
-def rate_bits_per_s_min(name: str) -> int:
+def leaves_by_class(direction: Direction) -> Mapping[int, str]:
+    """The minors of all leaves of a tree, with the class of each."""
+    return CLASS_OF_LEAF if direction == "egress" else DEFAULT_LEAVES
+
+
+def rate_bits_per_s_min(name: str, direction: Direction = "egress") -> int:
     """The least rate of a class, or of bulk: each of its leaves, spare ones too, keeps `RATE_BITS_PER_S_MIN`."""
-    return RATE_BITS_PER_S_MIN * max(1, sum(owner == name for owner in CLASS_OF_LEAF.values()))
+    return RATE_BITS_PER_S_MIN * max(1, sum(owner == name for owner in leaves_by_class(direction).values()))
 
 
 def quantum_bytes(rate_bits_per_s: int) -> int:
@@ -74,10 +81,11 @@ def leaves_of(
     Raises:
         ValueError: the leaves' rates are more than the class has.
     """
+    there = leaves_by_class(shape.direction)
     leaves: dict[int, Leaf] = {}
     turns: dict[int, int] = {}
     if wanted.name == "compute":
-        leaves = {minor: _spare(minor, wanted) for minor in JOB_MINOR}
+        leaves = {minor: _spare(minor, wanted) for minor in JOB_MINOR if minor in there}
         turns = _turns_of_jobs(shape)
         for job in shape.jobs:
             minor = JOB_MINOR[job.slot]
@@ -86,7 +94,7 @@ def leaves_of(
         minor = LEAF_MINOR[BULK_NAME]
         leaves[minor] = _leaf(minor, bulk, wanted, bulk.priority, quantum_bytes(bulk.rate_bits_per_s))
     elif wanted.name == HELD_NAME:
-        leaves = {minor: _spare(minor, wanted) for minor in DESTINATION_MINOR}
+        leaves = {minor: _spare(minor, wanted) for minor in DESTINATION_MINOR if minor in there}
         for destination in shape.destinations if leaf_of_address else ():
             minor = leaf_of_address[canonical(destination.address)]
             leaves[minor] = _leaf(minor, destination, wanted, wanted.priority, quantum_bytes(wanted.rate_bits_per_s))
@@ -103,6 +111,8 @@ def leaves_of(
 
 def check_parts(shape: InterfaceShape) -> None:
     """Raise ValueError for destinations and jobs that cannot be, whatever the class has."""
+    if shape.direction == "ingress" and (shape.destinations or shape.jobs):
+        raise ValueError(f"{shape.interface}: what arrives is not told by destinations and jobs")
     addresses = [canonical(destination.address) for destination in shape.destinations]
     doubled = {address for address in addresses if addresses.count(address) > 1}
     if doubled:
@@ -152,7 +162,7 @@ def _spare(minor: int, wanted: ClassShape) -> Leaf:
 def _default_bulk(compute: ClassShape, shape: InterfaceShape) -> ClassShape:
     """A tenth of compute's rate, but at most half of what its jobs leave; all of its ceiling, after everybody else."""
     of_jobs = sum(job.rate_bits_per_s - RATE_BITS_PER_S_MIN for job in shape.jobs)
-    free = max(0, compute.rate_bits_per_s - rate_bits_per_s_min("compute") - of_jobs)
+    free = max(0, compute.rate_bits_per_s - rate_bits_per_s_min("compute", shape.direction) - of_jobs)
     rate = max(RATE_BITS_PER_S_MIN, min(compute.rate_bits_per_s // 10, free // 2))
     return ClassShape(BULK_NAME, rate_bits_per_s=rate, ceil_bits_per_s=compute.ceil_bits_per_s, priority=4)
 

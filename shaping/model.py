@@ -54,8 +54,13 @@ CLASS_OF_LEAF: Mapping[int, str] = {
 }
 """Back from a leaf's minor to the class of `CLASS_NAMES` in which it is counted."""
 
+DEFAULT_LEAVES: Mapping[int, str] = {minor: CLASS_OF_LEAF[minor] for minor in LEAF_MINOR.values()}
+"""The leaves of a tree that has no spare ones: that of an IFB."""
+
 CLASS_OF_MARK: Mapping[int, str] = {**CLASS_OF_LEAF, INNER_MINOR[HELD_NAME]: HELD_NAME}
 """Back from a socket's mark, of this version or a former one, to its class."""
+
+Direction: TypeAlias = Literal["egress", "ingress"]
 
 DSCP: Mapping[str, int | None] = {"control": 40, "compute": 18, BULK_NAME: 8, "storage": 1, "other": None}
 """Codepoint of each leaf: CS5, AF21, CS1, LE (RFC 8622); `other` is left as its programs set it."""
@@ -98,6 +103,7 @@ class Rule:
         port: TCP and UDP, source or destination, IPv4 and IPv6.
         protocol: narrows `port` to one of the two.
         dscp: codepoint 0..63, IPv4 and IPv6.
+        address: a network, source or destination, as `ipaddress.ip_network` writes it.
         uid: sockets that this user makes from now on, in this network namespace.
         cgroup: sockets made from now on inside this cgroup v2 or below it; the path below the v2 mount, or absolute.
     """
@@ -108,6 +114,7 @@ class Rule:
     dscp: int | None = None
     uid: int | None = None
     cgroup: str | None = None
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,13 +162,14 @@ class InterfaceShape:
         interface: its name in the current network namespace.
         capacity_bits_per_s: rate and ceiling of the root class: what all classes together may send.
         classes: the four of `CLASS_NAMES`, each once, in any order, and at most one `BULK_NAME`.
-        rules: classification besides passed sockets; the first that matches wins among ports and DSCP.
+        rules: classification besides passed sockets; the first that matches wins among ports, DSCP and addresses.
         gso_max_segs: segments that TCP may hand over in one piece, at least 1; never more than the device had before
             us. None leaves, or puts back, the device's own.
         destinations: addresses that get a leaf of their own, at most as many as `DESTINATION_MINOR`. A flow that
             changes its leaf may have packets overtaken that still wait in the former: list an address early and keep it
             for as long as something waits, and change its rates.
         jobs: slots of compute that are in use; sockets are marked with their minors.
+        direction: `ingress` for the tree of an IFB: only the default leaves, and queues for a receiver.
         line_bits_per_s: what the way out carries as far as anybody knows, measurements left out; journalled, and what
             ceilings are opened to when nobody decides any more (`ceilings`). None where nobody knows.
     """
@@ -174,6 +182,25 @@ class InterfaceShape:
     line_bits_per_s: int | None = None
     destinations: tuple[DestinationShape, ...] = ()
     jobs: tuple[JobShape, ...] = ()
+    direction: Direction = "egress"
+
+
+@dataclass(frozen=True)
+class IngressShape:
+    """Everything wanted of what arrives at one interface, shaped on an IFB behind it.
+
+    Args:
+        interface: its name in the current network namespace.
+        capacity_bits_per_s: what may arrive altogether: a little less than the line carries, or the queue is elsewhere.
+        classes: as of `InterfaceShape`.
+        rules: how packets are told, in this order: ports (either end), codepoints and addresses. Marks of sockets,
+            cgroups and users cannot be seen there: such rules do nothing. What no rule matches is `other`.
+    """
+
+    interface: str
+    capacity_bits_per_s: int
+    classes: tuple[ClassShape, ...]
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -406,6 +433,39 @@ class PriorQdisc:
     handle_major: int
     options: Mapping[str, object] = field(default_factory=dict)
     nested: int = 0
+
+
+@dataclass(frozen=True)
+class Redirection:
+    """What hangs at the ingress of an interface.
+
+    Args:
+        kind: `ingress` or `clsact`.
+        to_indexes: numbers of the interfaces to which filters of ours redirect; 0 for one that is gone.
+        preferences: those filters.
+        others: how many filters are there that are not ours.
+    """
+
+    kind: str
+    to_indexes: tuple[int, ...] = ()
+    preferences: tuple[int, ...] = ()
+    others: int = 0
+
+
+@dataclass(frozen=True)
+class IngressAttachment:
+    """How an interface's ingress came to be ours.
+
+    Args:
+        device: the IFB.
+        adopted: the IFB and a tree of ours were there, and its queues were kept.
+        operations: what was done to the tree now.
+    """
+
+    interface: str
+    device: str
+    adopted: bool
+    operations: tuple[Operation, ...]
 
 
 @dataclass(frozen=True)

@@ -17,27 +17,24 @@ What is at the root decides what `attach` does:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
 from hive_qos.errors import ConfigurationError, HiveError, KernelRejectedError, ShapingError
-from shaping.destinations import leaf_of_address
+from shaping.counters import counters_of
 from shaping.diff import StructureError, diff
+from shaping.ingress import Ingress
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
 from shaping.model import (
-    BULK_NAME,
-    CLASS_NAMES,
-    CLASS_OF_LEAF,
-    INNER_MINOR,
-    JOB_MINOR,
     LEAF_MINOR,
     MARK_MINOR,
     AddFilter,
     Attachment,
     Capabilities,
-    ClassCounters,
+    IngressAttachment,
+    IngressShape,
     InterfaceCounters,
     InterfaceShape,
     Operation,
@@ -45,7 +42,6 @@ from shaping.model import (
     Rule,
     SegmentState,
     Tree,
-    show_classid,
 )
 from shaping.segments import Segments
 from shaping.tree import desired_tree
@@ -72,6 +68,7 @@ class Shaper:
         self._journal = journal
         self._classifier = classifier
         self._segments = Segments(kernel, journal)
+        self._ingress = Ingress(kernel, journal)
         self._rules: dict[str, tuple[Rule, ...]] = {}
         self._lines: dict[str, int | None] = {}
         self._attached: dict[str, _Attached] = {}
@@ -222,25 +219,65 @@ class Shaper:
             ShapingError: classes of ours are missing; somebody changed the tree. `verify` says what is left.
         """
         attached = self._known(interface)
-        by_minor, direct_packets = self._kernel.counters(interface)
-        missing = [minor for minor in (*INNER_MINOR.values(), *CLASS_OF_LEAF) if minor not in by_minor]
-        if missing:
-            names = ", ".join(map(show_classid, missing))
-            raise ShapingError(f"{interface} has lost classes of ours ({names}); somebody changed its tree")
-        return InterfaceCounters(
-            interface=interface,
-            classes=_by_class(by_minor),
-            direct_packets=direct_packets,
-            destinations={address: by_minor[minor] for address, minor in leaf_of_address(attached.tree).items()},
-            jobs={slot: by_minor[minor] for slot, minor in enumerate(JOB_MINOR)},
-        )
+        return counters_of(interface, *self._kernel.counters(interface), tree=attached.tree, direction="egress")
+
+    def attach_ingress(self, shape: IngressShape) -> IngressAttachment:
+        """Shape what arrives at an interface, attached or not, on an IFB: make one, or adopt ours that is there.
+
+        Raises:
+            ConfigurationError: no such interface; somebody else has something at its ingress.
+            ShapingError: the kernel has no IFB, mirred or u32, or refused; everything arrives as before.
+            ValueError: a shape that cannot be; nothing was touched.
+        """
+        return self._ingress.attach(shape, self.capabilities)
+
+    def apply_ingress(self, shape: IngressShape) -> tuple[Operation, ...]:
+        """Bring an attached ingress to `shape`, losing no packet, as `apply`.
+
+        Raises:
+            ConfigurationError: not attached.
+            ShapingError: the kernel side failed.
+        """
+        return self._ingress.apply(shape, self.capabilities)
+
+    def check_ingress(self, interface: str) -> bool:
+        """Whether what arrives still finds its IFB; where not, it arrives unshaped from here on, and nothing is lost.
+
+        Two microseconds: for every tick, and for every event of a link. False means that the ingress is not attached
+        any more; attach it again.
+        """
+        return self._ingress.check(interface)
+
+    def verify_ingress(self, interface: str) -> bool:
+        """Whether the kernel still has what was last applied. If not, attach again.
+
+        Raises:
+            ConfigurationError: not attached, or the interface is gone.
+        """
+        return self._ingress.verify(interface)
+
+    def ingress_counters(self, interface: str) -> InterfaceCounters:
+        """Read the classes of what arrives; errors as of `counters`."""
+        return self._ingress.counters(interface)
+
+    def detach_ingress(self, interface: str) -> tuple[str, ...]:
+        """Let everything arrive as before, and delete the IFB; sentences on what could not be done.
+
+        Also for what a former process left. Harmless where nothing of ours is.
+        """
+        return self._ingress.detach(interface)
+
+    @property
+    def ingresses(self) -> tuple[str, ...]:
+        """The interfaces whose ingress is attached."""
+        return self._ingress.interfaces
 
     def observe(self, interface: str) -> Tree | None:
         """The tree of ours that is there now, or None."""
         return self._kernel.observe(interface)
 
     def detach(self, interface: str) -> tuple[str, ...]:
-        """Put back what was there before; returns sentences on what could not be put back.
+        """Put back what was there before, in both directions; returns sentences on what could not be put back.
 
         Works for interfaces that this object did not attach, too, when the journal knows them or a tree of ours is
         there. An interface that is gone is only forgotten.
@@ -249,7 +286,7 @@ class Shaper:
         self._first_priors.pop(interface, None)
         self._lines.pop(interface, None)
         classified = self._rules.pop(interface, None) is not None
-        notes = self._segments.put_back(interface)
+        notes = (*self._ingress.detach(interface), *self._segments.put_back(interface))
         notes = (*notes, *self._put_back(interface, attached))
         if classified:  # last: whatever the rules of other interfaces meet, this one's root is back by now
             try:
@@ -263,6 +300,7 @@ class Shaper:
         for known in (self._attached, self._first_priors, self._lines, self._rules):
             known.pop(interface, None)
         self._segments.release(interface)
+        self._ingress.release(interface)
 
     def _put_back(self, interface: str, attached: _Attached | None) -> tuple[str, ...]:
         notes: tuple[str, ...] = ()
@@ -290,7 +328,8 @@ class Shaper:
         return notes
 
     def clear(self) -> tuple[str, ...]:
-        """Remove all that is ours from this network namespace, whoever made it: trees, programs, journal entries.
+        """Remove all that is ours from this network namespace, whoever made it: trees, IFBs, programs, journal
+        entries.
 
         Returns:
             Sentences on what was removed, and on what could not be put back.
@@ -306,6 +345,7 @@ class Shaper:
                 notes.extend(self.detach(interface) or (f"{interface}: put back what was there before",))
             except ShapingError as error:
                 refused.append(error)
+        notes.extend(self._ingress.clear(refused))
         if self._classifier is not None:
             try:
                 places = self._classifier.clear()
@@ -414,8 +454,8 @@ class Shaper:
                 raise
             self._capabilities = replace(self.capabilities, u32=False)
             note = (
-                f"{interface}: this kernel has no u32 classifier; rules on ports and DSCP do nothing, and storage "
-                "cannot be held back towards single destinations"
+                f"{interface}: this kernel has no u32 classifier; rules on ports, DSCP and addresses do "
+                "nothing, and storage cannot be held back towards single destinations"
             )
             return rest, replace(wanted, filters=()), (note,)
         return (*rest, *filters), wanted, ()
@@ -437,18 +477,3 @@ def _prior_notes(interface: str, prior: PriorQdisc) -> tuple[str, ...]:
         f"{interface}: {prior.nested} classes, queues and filters below {prior.kind} {prior.handle_major:x}: "
         "will not be put back",
     )
-
-
-def _by_class(by_minor: Mapping[int, ClassCounters]) -> dict[str, ClassCounters]:
-    """Bytes of an inner node are those of all below it; what waits and was dropped is only counted at the leaves."""
-    found = {BULK_NAME: by_minor[LEAF_MINOR[BULK_NAME]]}
-    for name in CLASS_NAMES:
-        leaves = [by_minor[minor] for minor, owner in CLASS_OF_LEAF.items() if owner == name]
-        found[name] = replace(
-            by_minor[INNER_MINOR[name]],
-            dropped_packets=sum(leaf.dropped_packets for leaf in leaves),
-            overlimits=sum(leaf.overlimits for leaf in leaves),
-            backlog_bytes=sum(leaf.backlog_bytes for leaf in leaves),
-            backlog_packets=sum(leaf.backlog_packets for leaf in leaves),
-        )
-    return found

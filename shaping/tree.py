@@ -17,13 +17,14 @@ Rules that the tree keeps
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from hive_qos.units import bytes_per_s_of
 from shaping.destinations import assigned, canonical, destination_filters
-from shaping.leaves import check_parts, leaves_of, rate_bits_per_s_min
+from shaping.leaves import check_parts, leaves_by_class, leaves_of, rate_bits_per_s_min
 from shaping.model import (
     BULK_NAME,
     CLASS_NAMES,
@@ -56,6 +57,10 @@ QUEUE_S: Mapping[str, float] = {"control": 0.02, "compute": 0.05, BULK_NAME: 0.0
 """What may wait in a leaf, as time at the interface's capacity. Not at the class' ceiling: a hold lowers the ceiling
 for a fraction of a second, and a limit that shrank with it would drop what only had to wait."""
 
+INGRESS_QUEUE_S: Mapping[str, float] = {**QUEUE_S, "storage": 0.03}
+"""The same where packets have come over the line already. Nobody blocks there: what does not fit is lost, and that is
+the only word that the sender hears; a longer queue of storage would only tell him later."""
+
 QUEUE_BYTES_MIN: Mapping[str, int] = {
     "control": 96 * 1024,
     "compute": 256 * 1024,
@@ -78,7 +83,8 @@ FQ_CODEL_PACKETS = 10_240
 """Its own default. It bounds delay by time, not by this; and lowering it would drop packets, so it is never changed."""
 
 RULES_MAX = 64
-"""Ports and DSCP of one interface. A port is up to eight u32 filters, which unmarked packets walk one by one."""
+"""Ports, DSCP and addresses of one interface. A port is up to eight u32 filters, an address two, a DSCP two, which
+unmarked packets walk one by one."""
 
 _PREFERENCE_FIRST = 100
 _TCP, _UDP = 6, 17
@@ -112,8 +118,8 @@ def desired_tree(shape: InterfaceShape, capabilities: Capabilities, before: Tree
         for leaf in leaves_of(capped, bulk=by_name.get(BULK_NAME), shape=shape, leaf_of_address=leaf_of_address):
             spec = _class(leaf.minor, inner, leaf.rate_bits_per_s, leaf.ceil_bits_per_s)
             classes.append(replace(spec, priority=leaf.priority, quantum_bytes=leaf.quantum_bytes))
-    leaves = [_leaf(minor, shape.capacity_bits_per_s, capabilities) for minor in CLASS_OF_LEAF]
-    filters = (*_filters(shape.rules), *destination_filters(leaf_of_address)) if capabilities.u32 else ()
+    leaves = [_leaf(minor, shape, capabilities) for minor in leaves_by_class(shape.direction)]
+    filters = _all_filters(shape, leaf_of_address) if capabilities.u32 else ()
     return Tree(
         qdisc=QdiscSpec(),
         classes=tuple(sorted(classes, key=lambda spec: spec.minor)),
@@ -131,7 +137,7 @@ def _checked_classes(shape: InterfaceShape) -> dict[str, ClassShape]:
             f"not {', '.join(wanted.name for wanted in shape.classes)}"
         )
     for wanted in shape.classes:
-        least = rate_bits_per_s_min(wanted.name)
+        least = rate_bits_per_s_min(wanted.name, shape.direction)
         if wanted.rate_bits_per_s < least:
             raise ValueError(
                 f"{shape.interface}: class {wanted.name} has {wanted.rate_bits_per_s} bit/s, less than the {least} "
@@ -172,37 +178,49 @@ def burst_bytes(rate_bytes_per_s: int) -> int:
     return round_burst_bytes(wanted, rate_bytes_per_s=rate_bytes_per_s)
 
 
-def _leaf(minor: int, capacity_bits_per_s: int, capabilities: Capabilities) -> LeafSpec:
+def _leaf(minor: int, shape: InterfaceShape, capabilities: Capabilities) -> LeafSpec:
     default = {own: name for name, own in LEAF_MINOR.items()}
     name = default.get(minor, CLASS_OF_LEAF[minor])
     handle_major = 0xF000 | minor  # 28,944 above the first that the kernel gives out by itself, 8000:
     if capabilities.fq_codel:
         return LeafSpec(parent_minor=minor, kind="fq_codel", limit=FQ_CODEL_PACKETS, handle_major=handle_major)
-    wanted = int(bytes_per_s_of(capacity_bits_per_s) * QUEUE_S[name])
+    queue_s = QUEUE_S if shape.direction == "egress" else INGRESS_QUEUE_S
+    wanted = int(bytes_per_s_of(shape.capacity_bits_per_s) * queue_s[name])
     wanted = -(-wanted // QUEUE_BYTES_STEP) * QUEUE_BYTES_STEP
     most = QUEUE_BYTES_MAX if minor in default else SPARE_QUEUE_BYTES_MAX
     limit = min(max(wanted, QUEUE_BYTES_MIN[name]), most)
     return LeafSpec(parent_minor=minor, kind="bfifo", limit=limit, handle_major=handle_major)
 
 
-def _filters(rules: tuple[Rule, ...]) -> tuple[FilterSpec, ...]:
+def _all_filters(shape: InterfaceShape, leaf_of_address: Mapping[str, int]) -> tuple[FilterSpec, ...]:
+    if shape.direction == "ingress":
+        return _filters(shape.rules, LEAF_MINOR)
+    return (*_filters(shape.rules, MARK_MINOR), *destination_filters(leaf_of_address))
+
+
+def _filters(rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[FilterSpec, ...]:
     filters: list[FilterSpec] = []
     in_packets = 0
     for rule in rules:
         check_rule(rule)
-        if rule.port is None and rule.dscp is None:
+        if rule.port is not None:
+            matches = _port_matches(rule)
+        elif rule.dscp is not None:
+            matches = _dscp_matches(rule)
+        elif rule.address is not None:
+            matches = address_matches(rule.address)
+        else:
             continue
         in_packets += 1
         if in_packets > RULES_MAX:
-            raise ValueError(f"more than {RULES_MAX} rules on ports and DSCP; put the programs into a cgroup instead")
-        matches = _port_matches(rule) if rule.port is not None else _dscp_matches(rule)
+            raise ValueError(f"more than {RULES_MAX} rules on what packets say; put the programs into a cgroup instead")
         for family, words in matches:
             filters.append(
                 FilterSpec(
                     preference=_PREFERENCE_FIRST + len(filters),
                     family=family,
                     matches=words,
-                    target_minor=MARK_MINOR[rule.target],
+                    target_minor=minors[rule.target],
                 )
             )
     return tuple(filters)
@@ -210,9 +228,11 @@ def _filters(rules: tuple[Rule, ...]) -> tuple[FilterSpec, ...]:
 
 def check_rule(rule: Rule) -> None:
     """Raise ValueError for a rule with an unknown target, none or two matches, or a match outside its range."""
-    matches = [name for name in ("port", "dscp", "uid", "cgroup") if getattr(rule, name) is not None]
+    matches = [name for name in ("port", "dscp", "uid", "cgroup", "address") if getattr(rule, name) is not None]
     if len(matches) != 1:
-        raise ValueError(f"a rule has exactly one of port, dscp, uid, cgroup; this one has {matches or 'none'}")
+        raise ValueError(
+            f"a rule has exactly one of port, dscp, uid, cgroup, address; this one has {matches or 'none'}"
+        )
     if rule.target not in LEAF_MINOR:
         raise ValueError(f"unknown target {rule.target!r}; one of {', '.join(LEAF_MINOR)}")
     if rule.port is not None and not 1 <= rule.port <= 65535:
@@ -221,6 +241,8 @@ def check_rule(rule: Rule) -> None:
         raise ValueError("protocol is tcp or udp, and narrows a port")
     if rule.dscp is not None and not 0 <= rule.dscp <= 63:
         raise ValueError(f"dscp {rule.dscp} is not in 0..63")
+    if rule.address is not None:
+        ipaddress.ip_network(rule.address)  # says what is wrong
     if rule.uid is not None and not 0 <= rule.uid < 2**32 - 1:
         raise ValueError(f"uid {rule.uid} is not a user's number")
     if rule.cgroup is not None and (not rule.cgroup.isprintable() or ".." in rule.cgroup.split("/")):
@@ -262,3 +284,24 @@ def _dscp_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
     """The codepoint: the upper six bits of IPv4's second byte, or of IPv6's traffic class, four bits into it."""
     dscp = rule.dscp or 0
     return [(4, ((0, 0x00FC0000, dscp << 18),)), (6, ((0, 0x0FC00000, dscp << 22),))]
+
+
+def address_matches(address: str) -> list[tuple[_Family, _Matches]]:
+    """Packets from a network, and packets to it.
+
+    IPv4 (RFC 791): source at byte 12, destination at 16. IPv6 (RFC 8200): source at 8, destination at 24, of which only
+    the words that the prefix reaches are compared.
+    """
+    network = ipaddress.ip_network(address)
+    family: _Family = 4 if network.version == 4 else 6
+    size = 4 if family == 4 else 16
+    value, mask = network.network_address.packed, network.netmask.packed
+    words = [
+        (at, int.from_bytes(mask[at : at + 4], "big"), int.from_bytes(value[at : at + 4], "big"))
+        for at in range(0, size, 4)
+    ]
+    reached = [word for word in words if word[1]] or words[:1]
+    return [
+        (family, tuple((start + at, bits, wanted) for at, bits, wanted in reached))
+        for start in ((12, 16) if family == 4 else (8, 24))
+    ]

@@ -14,6 +14,9 @@ PAUSE_S = 0.05
 """Longer than the gaps between buckets of one backward pass on a slow CPU, shorter than any forward pass of note."""
 DEADLINE_S_DEFAULT = 1.0
 DEADLINE_S_MIN = 0.05
+DEADLINE_SLACK = 1.5
+"""A burst may take half as long again as the last one before the broker stops making room for it: held up a little, it
+needs the room most."""
 PERIOD_S_MAX = 60.0
 """Pauses longer than this (evaluation, checkpoints) say nothing of when the next burst is due."""
 STEPS_BYTES_MIN = 16 * 1024
@@ -66,7 +69,8 @@ class BurstTracker:
         if not missing:
             return None
         self._announced = wanted
-        deadline_s = max(self._last_duration_s or DEADLINE_S_DEFAULT, DEADLINE_S_MIN)
+        last_s = self._last_duration_s
+        deadline_s = DEADLINE_S_DEFAULT if last_s is None else max(DEADLINE_SLACK * last_s, DEADLINE_S_MIN)
         next_s = None if self._period_s is None else max(self._begun_s + self._period_s - now_s, 0.0)
         return Announcement(self.step, missing, deadline_s, next_s)
 

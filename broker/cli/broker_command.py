@@ -91,7 +91,7 @@ def broker(
         signal.signal(number, stop)
     signal.signal(signal.SIGHUP, reload)
     classifier = _classifier()
-    options = Options(configurations=configurations, take_over=take_over, rebuild=rebuild)
+    options = Options(configurations, take_over=take_over, rebuild=rebuild, earlier_sockets=True)
     guardian, notifier = Guardian(log=log), Notifier()
     daemon = Daemon(options, kernel=RealKernel(), classifier=classifier, log=log, notifier=notifier, guardian=guardian)
     if received:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,7 @@ def _shaping() -> list[Finding]:
     else:
         found.append(Finding("shaping", "bad", "no HTB", "load sch_htb, or use a kernel with CONFIG_NET_SCH_HTB"))
     if not offers.u32:
-        found.append(Finding("rules", "note", "no u32: rules on ports and DSCP do nothing", "load cls_u32"))
+        found.append(Finding("rules", "note", "no u32: rules on ports, DSCP and addresses do nothing", "load cls_u32"))
     found.append(_socket_programs())
     return found
 
@@ -164,16 +165,13 @@ def _cgroup() -> list[Finding]:
 
 
 def _tcp() -> list[Finding]:
-    from broker.daemon.netlink import Kernel
+    from broker.daemon.sock_diag import tcp_pages
 
-    kernel = Kernel()
     try:
-        count = sum(1 for _ in kernel.tcp_connections())
+        count = sum(len(page) for page in tcp_pages(clock=time.monotonic))
     except OSError as problem:
         advice = "load tcp_diag; without it, storage connections are not measured"
         return [Finding("TCP_INFO through sock_diag", "note", str(problem), advice)]
-    finally:
-        kernel.close()
     return [Finding("TCP_INFO through sock_diag", "good", f"{count} connections seen")]
 
 

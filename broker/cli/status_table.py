@@ -13,17 +13,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from broker.cli.holds_table import render_holds
 from broker.daemon.text import printable
 from hive_qos.units import format_rate, format_size
 
 JOBS_SHOWN_MAX = 20
+NEEDS_SHOWN_MAX = 5
 
 
 def render(document: Mapping[str, Any]) -> RenderableType:
     """Everything: interfaces, jobs, alarms."""
     parts: list[RenderableType] = []
     for interface in _items(document, "interfaces"):
-        if interface.get("shaped") is False:
+        if interface.get("asked") is True:
+            parts += [_heading(document, interface), *_reasons(interface, only="storage")]
+        elif interface.get("shaped") is False:
             parts.append(_unshaped(document, interface))
         else:
             parts += [_heading(document, interface), _classes(interface), *_reasons(interface), *_presence(interface)]
@@ -32,7 +36,9 @@ def render(document: Mapping[str, Any]) -> RenderableType:
     jobs = list(_items(document, "jobs"))
     if jobs:
         parts += [Text(""), _jobs(jobs), *_shares(jobs)]
+    parts += _needs(list(_items(document, "needs")))
     parts += [_schedule(schedule) for schedule in _items(document, "schedules")]
+    parts += render_holds(document)
     alarms = list(_items(document, "alarms"))
     parts += [Text(""), *_guard(document)]
     if not alarms:
@@ -80,12 +86,14 @@ def _classes(interface: Mapping[str, Any]) -> Table:
     return table
 
 
-def _reasons(interface: Mapping[str, Any]) -> list[RenderableType]:
+def _reasons(interface: Mapping[str, Any], *, only: str = "") -> list[RenderableType]:
     """Why, a line a class: beside the figures they would not fit 80 columns."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for entry in _items(interface, "classes"):
+        if only and entry.get("name") != only:
+            continue
         reason = entry.get("reason")
         text = str(reason.get("text", "")) if isinstance(reason, Mapping) else ""
         grid.add_row(Text("  " + printable(str(entry.get("name", "?"))), style="bold"), Text(printable(text)))
@@ -150,6 +158,20 @@ def _schedule(schedule: Mapping[str, Any]) -> Text:
     end = f"until {printable(str(until))}" if until is not None else "always"
     zone = printable(str(schedule.get("timezone", "?")))
     return Text(f"schedule {printable(str(schedule.get('name', '?')))} holds {end} ({zone})")
+
+
+def _needs(needs: list[Mapping[str, Any]]) -> list[RenderableType]:
+    """What storage declares, a line a program and interface."""
+    lines: list[RenderableType] = []
+    for need in needs[:NEEDS_SHOWN_MAX]:
+        remaining, at_risk = need.get("remaining_s"), need.get("replicas_at_risk")
+        due = f", due in {remaining:.0f} s" if isinstance(remaining, (int, float)) else ""
+        risk = f", {at_risk} objects with too few copies" if isinstance(at_risk, int) and at_risk else ""
+        name = printable(str(need.get("interface", "?")))
+        lines.append(Text(f"storage has {_size(need.get('backlog_bytes'))} to send through {name}{due}{risk}"))
+    if len(needs) > NEEDS_SHOWN_MAX:
+        lines.append(Text(f"and {len(needs) - NEEDS_SHOWN_MAX} more; --json has them"))
+    return [Text(""), *lines] if lines else []
 
 
 def _guard(document: Mapping[str, Any]) -> list[RenderableType]:

@@ -93,6 +93,7 @@ def _greet(sock: socket.socket, box: Mailbox) -> None:
     with box.lock:
         box.unsent.clear()
         box.unsent.extend(box.registrations)
+        box.need_unsent = box.need is not None
         if box.state is SessionState.CONNECTING:
             box.state = SessionState.CONNECTED
 
@@ -118,11 +119,13 @@ def _exchange(sock: socket.socket, box: Mailbox) -> None:
 
 
 def _flush(sock: socket.socket, box: Mailbox) -> bool:
-    """Send what waits: sockets first, then bursts, then reports. False when the broker does not take more now."""
+    """Send what waits: sockets first, then bursts, then what storage needs, then reports. False when the broker does
+    not take more now."""
     while True:
         with box.lock:
             registration = box.registrations.get(box.unsent[0]) if box.unsent else None
             burst = box.bursts[0] if box.bursts else None
+            need = box.need if box.need_unsent else None
             report = box.reports[0] if box.reports else None
             if box.unsent and registration is None:
                 box.unsent.popleft()
@@ -136,6 +139,10 @@ def _flush(sock: socket.socket, box: Mailbox) -> bool:
                 if message is not None:
                     sock.send(protocol.encode(message))
                 _done(box, box.bursts, burst)
+            elif need is not None:
+                sock.send(protocol.encode(_as_of_now(need)))
+                with box.lock:
+                    box.need_unsent = box.need is not need
             elif report is not None:
                 sock.send(protocol.encode(report))
                 _done(box, box.reports, report)
@@ -146,7 +153,10 @@ def _flush(sock: socket.socket, box: Mailbox) -> bool:
         except protocol.MessageError as error:
             _log.warning("not sent to the broker: %s", error)
             with box.lock:
-                (box.bursts if burst is not None else box.reports).popleft()
+                if burst is None and need is not None:
+                    box.need_unsent = False
+                else:
+                    (box.bursts if burst is not None else box.reports).popleft()
 
 
 def _done(box: Mailbox, queue: Any, item: object) -> None:
@@ -187,6 +197,14 @@ def _on_time(burst: tuple[float, dict[str, Any]]) -> dict[str, Any] | None:
     if "next_s" in message:
         aged["next_s"] = max(0.0, message["next_s"] - waited_s)
     return aged
+
+
+def _as_of_now(need: tuple[float, dict[str, Any]]) -> dict[str, Any]:
+    """The need with its time counted from now; one whose deadline has passed is due at once."""
+    said_s, message = need
+    if "deadline_s" not in message:
+        return message
+    return {**message, "deadline_s": max(0.0, message["deadline_s"] - (time.monotonic() - said_s))}
 
 
 def _note(box: Mailbox, answer: dict[str, Any]) -> None:

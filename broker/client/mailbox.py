@@ -91,6 +91,9 @@ class Mailbox:
     registrations: dict[int, Registration] = field(default_factory=dict)
     unsent: deque[int] = field(default_factory=deque)
     bursts: deque[tuple[float, dict[str, Any]]] = field(default_factory=lambda: deque(maxlen=BURSTS_MAX))
+    need: tuple[float, dict[str, Any]] | None = None
+    """What was declared last, and when; said again to a broker that comes back."""
+    need_unsent: bool = False
     reports: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REPORTS_MAX))
     flows: dict[int, tuple[str, ...]] = field(default_factory=dict)
     credited_bytes: int = 0

@@ -122,7 +122,7 @@ class Session:
     def announce(
         self, *, step: int, bytes_by_destination: Mapping[str, int], deadline_s: float, next_s: float | None = None
     ) -> None:
-        """Say that a burst begins, or is about to.
+        """Say that a burst begins, or is about to; said again of the same step, that it has so much more.
 
         Args:
             step: the job's step, to match `announce_end`.
@@ -144,6 +144,36 @@ class Session:
     def announce_end(self, *, step: int) -> None:
         """Say that the burst of `step` is over, so that what was held back for it is released at once."""
         self._queue_burst({"op": "burst-end", "job": self._box.job, "step": step})
+
+    def need(
+        self, *, backlog_bytes: int, deadline_s: float | None = None, replicas_at_risk: int | bool = 0,
+        bytes_by_destination: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Declare what storage has to do, instead of what was declared before; for a broker that comes back, too.
+
+        Say it again when it changes, and at least every half minute: after a minute the broker takes a program for
+        hung. It ends with `backlog_bytes=0` and with the session.
+
+        Args:
+            backlog_bytes: what is still to be sent.
+            deadline_s: seconds from now by which it has to be; None where there is no hurry but as soon as possible.
+            replicas_at_risk: how many objects have too few copies meanwhile, or whether any have.
+            bytes_by_destination: the backlog by literal address; else it counts at every interface.
+        """
+        message: dict[str, Any] = {
+            "op": "need", "backlog_bytes": backlog_bytes, "replicas_at_risk": replicas_at_risk
+        }  # fmt: skip
+        if deadline_s is not None:
+            message["deadline_s"] = deadline_s
+        if bytes_by_destination:
+            message["bytes"] = dict(bytes_by_destination)
+        box = self._box
+        if not self._live():
+            return
+        with box.lock:
+            message["id"] = box.number()
+            box.need, box.need_unsent = (time.monotonic(), message), True
+        box.wake.set()
 
     def report(self, connections: Sequence[Mapping[str, Any]]) -> None:
         """Tell what connections measure (the keys are in `docs/broker-api.md`), about every 100 ms.

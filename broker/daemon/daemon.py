@@ -9,6 +9,7 @@ called from a signal handler or another thread; they only set a flag and wake th
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import selectors
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from broker.client.mailbox import Wake
 from broker.daemon import cgroups
@@ -24,16 +26,22 @@ from broker.daemon.authority import Authority
 from broker.daemon.bursts import BurstBook
 from broker.daemon.configurations import Configurations
 from broker.daemon.control import Control
+from broker.daemon.earlier_sockets import EarlierSockets
 from broker.daemon.flows import FlowTable
 from broker.daemon.guardian import Guardian
 from broker.daemon.http_api import HttpApi
 from broker.daemon.hub import SessionHub
+from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.links import Links, Routes, received_bytes
 from broker.daemon.log import Log
+from broker.daemon.matching import Matching
+from broker.daemon.needs import EVERYWHERE, NeedBook
+from broker.daemon.neighbours import Neighbours
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
+from broker.daemon.origins import Origins
 from broker.daemon.plant import Plant
 from broker.daemon.rates import RateBook
 from broker.daemon.recorder import Recorder
@@ -41,6 +49,7 @@ from broker.daemon.reloads import Reloads
 from broker.daemon.roster import Roster
 from broker.daemon.runtime import NAMESPACE, Lock, NamespaceLock, directory
 from broker.daemon.sessions import SessionServer
+from broker.daemon.shapes import rules_of
 from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.tcp_watch import TcpWatch
 from broker.daemon.wall_clock import WallClocks
@@ -50,9 +59,12 @@ from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy,
 from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
-from shaping.model import JOB_MINOR
+from shaping.model import DSCP, JOB_MINOR
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
+
+if TYPE_CHECKING:
+    from broker.peers.channel import PeerChannel
 
 COUNTERS_FRESH_S = 0.02
 """An announcement between two ticks is decided on the counters of the last tick, unless they are older than this."""
@@ -60,6 +72,8 @@ COUNTERS_FRESH_S = 0.02
 URGENT_S = 0.005
 """Announcements that come closer together than this share a decision, so that no client can make us decide all day."""
 
+PEERS_S = 0.001
+"""The same for what other brokers ask: the channel reads so few messages of each that a decision a message is cheap."""
 
 LINKS_S = 0.02
 """Links are looked at so soon after they changed, and not more often: a rename is three events, a storm is hundreds."""
@@ -72,11 +86,13 @@ class Options:
     Args:
         configurations: what to start with, and what to do at each reload.
         take_over, rebuild: as `Plant`.
+        earlier_sockets: whether sockets that were there before their rule are looked for, and get its class.
     """
 
     configurations: Configurations
     take_over: bool = False
     rebuild: bool = False
+    earlier_sockets: bool = False
 
 
 class Daemon:
@@ -129,6 +145,7 @@ class Daemon:
         )
         self._stopping = self._links_changed = False
         self._cgroup_mount: str | None = None
+        self._earlier: EarlierSockets | None = None
         self._ticks = self._late_ticks = 0
         self._tick_s_max = 0.0
         self._record_alarm: Alarm | None = None
@@ -178,10 +195,22 @@ class Daemon:
         self._started_s = self._clock()
         self._netlink = Netlink()
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
-        self._flows, self._bursts = FlowTable(), BurstBook()
+        self._flows, self._bursts, self._needs = FlowTable(), BurstBook(), NeedBook()
         self._jobs, self._wall_clocks = JobBook(len(JOB_MINOR)), WallClocks()
         self._rates = RateBook(self._flows)
-        self._tcp_watch = TcpWatch(self._netlink, log=self._log)
+        self._neighbours = Neighbours(None)
+        self._again_s: float | None = None
+        cgroup_mount = cgroups.mount_point()
+        self._origins = Origins(cgroup_mount)
+        if self._options.earlier_sockets:
+            self._earlier = EarlierSockets(
+                mount=Path(cgroup_mount) if cgroup_mount is not None else None,
+                mark=self._mark,
+                remember=self._classifier.remember if self._classifier is not None else lambda *_: False,
+                log=self._log,
+                mark_minor=lambda target: self._plant.mark_minor(target),
+            )
+        self._tcp_watch, self._matching = TcpWatch(log=self._log, clock=self._clock), Matching(self._policy)
         self._recorder = Recorder(daemon.record_file) if daemon.record_file else None
         journal = Journal(Path(daemon.state_dir))
         shaper = Shaper(self._kernel, journal, classifier=self._classifier)
@@ -192,6 +221,7 @@ class Daemon:
             take_over=self._options.take_over,
             rebuild=self._options.rebuild,
         )
+        self._ingress_plant = IngressPlant(shaper, log=self._log, clock=self._clock)
         self._roster = Roster(
             self._plant,
             kernel=self._kernel,
@@ -208,11 +238,14 @@ class Daemon:
                 if self._guardian is not None:
                     self._guardian.start(journal, lock=namespace)
                 self._begin()
+                self._neighbours = Neighbours(self._channel())
                 self._configurations.started()
                 self._serve()
             served = True
         finally:
             self._notifier.stopping()
+            self._neighbours.close()
+            self._ingress_plant.close()
             problems = (*self._plant.close(), *self._remove_cgroups())
             if self._guardian is not None:
                 self._guardian.end(restored=served and not problems)
@@ -238,6 +271,7 @@ class Daemon:
     def _take_over_interfaces(self) -> None:
         self._roster.require_one(self._policy)
         self._roster.give_back_strays(self._policy)
+        self._ingress_plant.clear(entry.name for entry in self._policy.interfaces)
         self._cgroup_mount = self._make_cgroups()
         self._attach_all()
         self._roster.keep(self._policy)
@@ -257,6 +291,7 @@ class Daemon:
             flows=self._flows,
             bursts=self._bursts,
             jobs=self._jobs,
+            needs=self._needs,
             clock=self._clock,
             interface_of=self._interface_of,
             cgroup_mount=self._cgroup_mount,
@@ -302,6 +337,10 @@ class Daemon:
         while not self._stopping:
             self._beat()
             soon_s = last_s + URGENT_S if self._hub.urgent else self._clock() + BEATS_WITHIN_S
+            if self._again_s is not None:
+                soon_s = min(soon_s, max(self._again_s, last_s + URGENT_S))
+            if self._neighbours.urgent:
+                soon_s = min(soon_s, last_s + PEERS_S)
             if self._links_changed:
                 soon_s = min(soon_s, last_s + LINKS_S)
             wake_s = min(next_s, soon_s)
@@ -323,19 +362,25 @@ class Daemon:
                 missed = int((self._clock() - next_s) / tick_s)
                 self._late_ticks += missed
                 next_s += (missed + 1) * tick_s  # ticks that were missed are not made up for
-            elif self._hub.urgent and now_s >= last_s + URGENT_S:
+            elif self._is_due(now_s, last_s):
                 self._tick(fresh_s=COUNTERS_FRESH_S)
                 last_s = now_s
             if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
                 watchdog_s = now_s
                 self._notifier.watchdog()
 
+    def _is_due(self, now_s: float, last_s: float) -> bool:
+        """Whether to decide between two ticks."""
+        if self._hub.urgent or (self._again_s is not None and now_s >= self._again_s):
+            return now_s >= last_s + URGENT_S
+        return self._neighbours.urgent and now_s >= last_s + PEERS_S
+
     def _put_in_force(self, policy: Policy, *, whatever: bool = False) -> None:
         """As `reloads.Force`."""
         self._beat(busy=True)
         old, self._policy = self._policy, policy
-        if policy.daemon != old.daemon:
-            self._log.warning("reload", note="changes of [daemon] need a restart")
+        if (policy.daemon, policy.peers) != (old.daemon, old.peers):
+            self._log.warning("reload", note="changes of [daemon] and [peers] need a restart")
         try:
             self._attach_all()
         except (HiveError, OSError, ValueError) as problem:
@@ -351,6 +396,7 @@ class Daemon:
     def _beat(self, *, busy: bool = False) -> None:
         if self._guardian is not None and self._guardian.beat(busy=busy):
             self._plant.reopened()
+            self._ingress_plant.reopened()
 
     def _hear_of_links(self) -> None:
         self._links_changed |= self._roster.concerned(self._link_events.heard(), self._policy)
@@ -359,14 +405,30 @@ class Daemon:
 
     def _tick(self, *, fresh_s: float) -> None:
         started_s = self._clock()
-        self._tcp_watch.look(self._flows, policy=self._policy, now_s=started_s)
+        if self._matching.policy is not self._policy:
+            self._matching = Matching(self._policy)
+        self._tcp_watch.look(self._flows, matching=self._matching, now_s=started_s)
         measurements = self._measure(fresh_s=fresh_s)
         now_s, before = self._clock(), self._state
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=self._policy)
         self._state = decision.state
         self._ticks += 1
+        self._again_s = None if decision.again_s is None else now_s + decision.again_s
+        self._neighbours.ask(decision)
+        if decision.holds:
+            self._tcp_watch.hasten()  # how much of what comes is storage?
         self._roster.apply(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
+        self._neighbours.answer(decision)
+        self._ingress_plant.check()
+        self._ingress_plant.apply(
+            decision.allocation,
+            policy=self._policy,
+            passed=self._flows.passed.values(),
+            present=self._plant.names,
+        )
         self._plant.classify()
+        if self._earlier is not None:
+            self._earlier.look(rules_of(self._policy, class_cgroups=self._class_cgroups()), now_s=now_s)
         self._hub.answer(decision.credits, self._sessions.sessions)
         living = self._sessions.sessions.values()
         self._rates.tell(decision.allocation, living, interface_of=self._interface_of, now_s=now_s)
@@ -384,7 +446,10 @@ class Daemon:
         now_s = self._clock()
         flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
         bursts = self._bursts.current(now_s=now_s)
+        needs = self._needs.current(now_s=now_s)
         received = received_bytes()
+        senders = self._neighbours.senders(self._flows, interface_of=self._interface_of, now_s=now_s)
+        leases = self._neighbours.leases(interface_of=self._interface_of)
         interfaces = []
         for entry in self._policy.interfaces:
             if entry.name in self._plant.names:
@@ -397,8 +462,12 @@ class Daemon:
                         classes=samples,
                         flows=flows.get(entry.name, ()),
                         bursts=bursts.get(entry.name, ()),
+                        needs=(*needs.get(entry.name, ()), *needs.get(EVERYWHERE, ())),
                         received_bytes=received.get(entry.name),
                         jobs=self._jobs.samples(entry.name, self._plant.leaves(entry.name), now_s=now_s),
+                        senders=senders.get(entry.name, ()),
+                        destinations=self._plant.destinations(entry.name),
+                        leases=leases.get(entry.name, ()),
                     )
                 )
         return Measurements(interfaces=tuple(interfaces), wall=self._wall())
@@ -418,7 +487,8 @@ class Daemon:
 
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
         guard = self._guardian.alarms() if self._guardian is not None else ()
-        own = (*self._configurations.alarms(), self._record_alarm, *self._roster.alarms(), *guard)
+        earlier = self._earlier.alarm() if self._earlier is not None else None
+        own = (*self._configurations.alarms(), self._record_alarm, earlier, *self._roster.alarms(), *guard)
         refused = {
             alarm.subject for alarm in self._roster.alarms()
         }  # there, but not to be shaped: that is said instead
@@ -434,6 +504,7 @@ class Daemon:
                 late_ticks=self._late_ticks,
                 cpu_s=usage.ru_utime + usage.ru_stime,
                 tick_s_max=self._tick_s_max,
+                sockets_marked=self._earlier.marked if self._earlier is not None else 0,
                 guard=None if self._guardian is None else self._guardian.info(),
             ),
             policy=self._policy,
@@ -448,11 +519,28 @@ class Daemon:
                 for one in self._sessions.sessions.values()
             ),
             passed=tuple(self._flows.passed.values()),
-            tcp=self._flows.tcp_connections(),
-            alarms=(*decided, *self._plant.alarms(), *(alarm for alarm in own if alarm is not None)),
+            tcp=self._flows.tcp_shown,
+            tcp_connections=self._flows.tcp_count,
+            origins=self._origins.look((one for one, _ in self._flows.tcp_shown), now_s=now_s),
+            alarms=(
+                *decided,
+                *self._plant.alarms(),
+                *self._ingress_plant.alarms(),
+                *(alarm for alarm in own if alarm is not None),
+            ),
+            holds=self._neighbours.info(decision),
         )
 
     # --- small parts ---------------------------------------------------------------------------------------------
+
+    def _channel(self) -> PeerChannel | None:
+        """The way to other brokers, where the configuration wants one."""
+        if self._policy.peers is None:
+            return None
+        from broker.peers.channel import PeerChannel  # a QUIC stack is megabytes, and without [peers] none is needed
+
+        mark = functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"])
+        return PeerChannel(self._policy.peers, wake=self._wake.set, log=self._log, clock=self._clock, mark=mark)
 
     def _shaping(self) -> str:
         return f"shaping {', '.join(sorted(self._plant.names))}"

@@ -6,16 +6,17 @@ therefore at most `SAMPLES_MAX` an interface, storage and compute before the res
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from broker.daemon.matching import Matching
 from broker.daemon.messages import Connection
-from broker.daemon.netlink import TcpConnection
+from broker.daemon.sock_diag import TcpConnection
 from broker.model import FlowSample
-from broker.policy import CLASS_NAMES, Policy
-from shaping.model import CLASS_OF_MARK, MAJOR
+from broker.policy import CLASS_NAMES
 
 SAMPLES_MAX = 128
 """Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
@@ -23,6 +24,8 @@ SAMPLES_PER_SESSION_MIN = 2
 CONNECTIONS_PER_SESSION_MAX = 1024
 SENDS_BYTES, SENDS_S = 3_000, 1.0
 """Two packets between two reports are traffic; who had none for a second sends nothing now."""
+OTHERS_SHOWN_MAX = 16
+"""Connections of `other` that are shown: those with the most that waits."""
 FORGET_S = 10.0
 """A connection that nobody has reported for so long is over; the decision calls it stale long before."""
 
@@ -59,7 +62,8 @@ class FlowTable:
         self._jobs: dict[str, str] = {}
         self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
         self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
-        self._tcp_at_s = 0.0
+        self.tcp_count = 0
+        self.tcp_shown: tuple[tuple[TcpConnection, str], ...] = ()
         self._numbers = 0
 
     def number(self) -> str:
@@ -106,10 +110,19 @@ class FlowTable:
             del mine[oldest]
         return deliveries
 
-    def see_tcp(self, connections: Iterable[TcpConnection], *, policy: Policy, now_s: float) -> None:
+    def see_tcp(self, connections: Iterable[TcpConnection], *, matching: Matching) -> None:
         """Take a look at the TCP connections of the namespace; it replaces the former one."""
-        self._tcp = tuple((connection, class_of(connection, policy)) for connection in connections)
-        self._tcp_at_s = now_s
+        self._tcp = tuple((connection, matching.class_of(connection)) for connection in connections)
+        others = heapq.nlargest(
+            OTHERS_SHOWN_MAX,
+            (entry for entry in self._tcp if entry[1] == "other"),
+            key=lambda entry: entry[0].waiting_bytes,
+        )
+        self.tcp_shown = (*(entry for entry in self._tcp if entry[1] != "other"), *others)
+
+    def count_tcp(self, connections: int) -> None:
+        """How many there are in all: of very many a look holds those alone that matter."""
+        self.tcp_count = connections
 
     def forget(self, session: str) -> None:
         """Drop everything of a session that is gone."""
@@ -135,12 +148,11 @@ class FlowTable:
                 interface = interface_of(entry.connection.peer)
                 if interface is not None:
                     found.setdefault(interface, []).append(_of_report(session, self.job_of(session), entry, now_s))
-        age_s = now_s - self._tcp_at_s
-        if age_s <= FORGET_S:
-            for connection, traffic_class in self._busiest():
-                interface = interface_of(connection.remote[0])
-                if interface is not None and len(found.setdefault(interface, [])) < 2 * SAMPLES_MAX:
-                    found[interface].append(_of_tcp(connection, traffic_class, age_s))
+        for connection, traffic_class in self._busiest():
+            age_s = max(0.0, now_s - connection.at_s)
+            interface = interface_of(connection.remote[0]) if age_s <= FORGET_S else None
+            if interface is not None and len(found.setdefault(interface, [])) < 2 * SAMPLES_MAX:
+                found[interface].append(_of_tcp(connection, traffic_class, age_s))
         return {interface: tuple(samples[:SAMPLES_MAX]) for interface, samples in found.items()}
 
     def senders(
@@ -177,23 +189,6 @@ def _delivered(before: _Reported | None, connection: Connection) -> int:
     """What a connection delivered since its last report; 0 without one, and where it counts anew."""
     delivered, earlier = connection.delivered_bytes, before.connection.delivered_bytes if before is not None else None
     return max(0, delivered - earlier) if delivered is not None and earlier is not None else 0
-
-
-def class_of(connection: TcpConnection, policy: Policy) -> str:
-    """The class in which HTB puts a connection's packets: by its socket's priority, else by the policy's rules."""
-    if connection.classid >> 16 == MAJOR:
-        marked = CLASS_OF_MARK.get(connection.classid & 0xFFFF)
-        if marked is not None:
-            return marked
-    for entry in policy.classes:
-        for rule in entry.match:
-            if rule.uid is not None and rule.uid == connection.uid:
-                return entry.name
-            if rule.port is not None and rule.port in (connection.local[1], connection.remote[1]):
-                return entry.name
-            if rule.dscp is not None and rule.dscp == connection.dscp:
-                return entry.name
-    return "other"
 
 
 def _of_report(session: str, job: str, entry: _Reported, now_s: float) -> FlowSample:

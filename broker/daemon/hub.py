@@ -1,4 +1,5 @@
-"""What sessions ask for, done: sockets marked, bursts entered, reports taken, processes moved. In the loop's thread."""
+"""What sessions ask for, done: sockets marked, bursts and needs entered, reports taken, processes moved. In the loop's
+thread."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 
 from broker.daemon import cgroups
+from broker.daemon.allowance import UserAllowance
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
 from broker.daemon.job_book import JobBook
 from broker.daemon.log import Log
 from broker.daemon.machine import Reply, error
-from broker.daemon.messages import Announce, AnnounceEnd, Enter, Register, Report
+from broker.daemon.messages import Announce, AnnounceEnd, Declare, Enter, Register, Report
+from broker.daemon.needs import NeedBook
 from broker.daemon.sessions import Session
 from broker.model import Credit
 from hive_qos.errors import HiveError
@@ -23,8 +26,9 @@ from shaping.model import BULK_NAME, DSCP, JOB_MINOR, MARK_MINOR
 URGENT_PER_S, URGENT_AT_ONCE = 20.0, 5.0
 """Decisions between ticks that one user may bring about: ten steps a second begin and end. Beyond that his bursts are
 decided on at the next tick, like everything else."""
-USERS_MAX = 256
-"""Users whose allowance is remembered, the latest; there are not more sessions than that."""
+DESTINATIONS_PER_S, DESTINATIONS_AT_ONCE = 2000.0, 4000.0
+"""Destinations of one user's bursts and needs that are looked up: 16 ranks to 64 peers twice a second. Each may cost
+the kernel 40 microseconds."""
 
 
 class SessionHub:
@@ -49,6 +53,7 @@ class SessionHub:
         flows: FlowTable,
         bursts: BurstBook,
         jobs: JobBook,
+        needs: NeedBook,
         clock: Callable[[], float],
         interface_of: Callable[[str], str | None],
         cgroup_mount: str | None,
@@ -63,10 +68,12 @@ class SessionHub:
         self._settle = settle
         self.urgent = False
         self._jobs = jobs
-        self._flows, self._bursts, self._clock, self._interface_of = flows, bursts, clock, interface_of
+        self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
+        self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
         self._waiting: list[tuple[str, Announce]] = []
-        self._urgent_left: dict[int, tuple[float, float]] = {}
+        self._soon = UserAllowance(per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE)
+        self._destinations = UserAllowance(per_s=DESTINATIONS_PER_S, at_once=DESTINATIONS_AT_ONCE)
 
     def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
         """Mark passed sockets: all of a message, or as many as the kernel takes before it refuses one."""
@@ -107,7 +114,7 @@ class SessionHub:
         packet as time at the rate of the moment, and at a spare leaf's rate that is ten seconds."""
         known, peer = self._jobs.slots(), session.peer
         slot = self._jobs.register(session.name, job=session.job, traffic_class=traffic_class, uid=peer.uid)
-        if slot is not None and session.job not in known and self._may_decide(peer.uid):
+        if slot is not None and session.job not in known and self._soon.take(peer.uid, now_s=self._clock()):
             self._settle()
         return slot
 
@@ -120,7 +127,13 @@ class SessionHub:
             text = f"this session announces for the job of its hello, {session.job!r}, alone"
             session.send(error("bad-field", text, number=message.number).message)
             return
-        self._bursts.announce(session.name, message, now_s=self._clock(), interface_of=self._interface_of)
+        refusal = self._too_many(session, len(message.bytes_by_destination), number=message.number)
+        if refusal is not None:
+            session.send(refusal.message)
+            return
+        self._bursts.announce(
+            session.name, message, uid=session.peer.uid, now_s=self._clock(), interface_of=self._interface_of
+        )
         if message.number is not None:
             self._waiting.append((session.name, message))
         self._decide_soon(session.peer.uid)
@@ -129,6 +142,20 @@ class SessionHub:
         """Take a burst out."""
         if self._bursts.end(session.name, job=message.job, step=message.step):
             self._decide_soon(session.peer.uid)
+
+    def need(self, session: Session, message: Declare) -> Reply:
+        """Take what a storage program declares, from whoever may put programs into `storage`."""
+        uid = session.peer.uid
+        if not self._authority().may_enter(session.peer, "storage"):
+            text = f"user {uid} may not use class storage, so it has nothing to declare for it"
+            return error("not-allowed", text, number=message.number)
+        refusal = self._too_many(session, len(message.bytes_by_destination), number=message.number)
+        if refusal is not None:
+            return refusal
+        self._needs.declare(session.name, message, uid=uid, now_s=self._clock(), interface_of=self._interface_of)
+        if message.replicas_at_risk:
+            self._decide_soon(uid)
+        return Reply({"op": "noted", "id": message.number})
 
     def report(self, session: Session, message: Report) -> None:
         """Take measurements of who has sockets here, as of the classes of those: others have nothing to measure."""
@@ -192,35 +219,34 @@ class SessionHub:
         """Forget a session. Its bursts no longer hold anybody back; its sockets keep their marks until they close."""
         self._flows.forget(session.name)
         self._jobs.forget(session.name)
+        self._needs.forget(session.name)
         if self._bursts.forget(session.name):
             self._decide_soon(session.peer.uid)
 
     def _decide_soon(self, uid: int) -> None:
         """Decide before the next tick, if this user has not had that too often; many that come together cost one."""
         if not self.urgent:
-            self.urgent = self._may_decide(uid)
+            self.urgent = self._soon.take(uid, now_s=self._clock())
 
-    def _may_decide(self, uid: int) -> bool:
-        now_s = self._clock()
-        left, as_of_s = self._urgent_left.pop(uid, (URGENT_AT_ONCE, now_s))
-        left = min(URGENT_AT_ONCE, left + (now_s - as_of_s) * URGENT_PER_S)
-        self._urgent_left[uid] = (left - 1 if left >= 1 else left, now_s)
-        while len(self._urgent_left) > USERS_MAX:
-            del self._urgent_left[next(iter(self._urgent_left))]
-        return left >= 1
+    def _too_many(self, session: Session, count: int, *, number: int | None) -> Reply | None:
+        """The refusal of a message with more destinations than its user may still name."""
+        if self._destinations.take(session.peer.uid, count=count, now_s=self._clock()):
+            return None
+        text = f"at most {DESTINATIONS_PER_S:.0f} destinations a second in all that user {session.peer.uid} declares"
+        return error("too-many", text, number=number)
 
     def answer(self, credits: Iterable[Credit], sessions: Mapping[str, Session]) -> None:
         """Tell who announced what the decision made of it."""
         self.urgent = False
         waiting, self._waiting = self._waiting, []
-        granted: dict[tuple[str, int], int] = {}
+        granted: dict[tuple[int, str, int], int] = {}
         for credit in credits:
-            key = (credit.job, credit.step)
+            key = (credit.uid, credit.job, credit.step)
             granted[key] = granted.get(key, 0) + credit.credited_bytes
         for name, message in waiting:
             session = sessions.get(name)
             if session is not None:
-                size_bytes = granted.get((message.job, message.step), 0)
+                size_bytes = granted.get((session.peer.uid, message.job, message.step), 0)
                 session.send({"op": "credited", "id": message.number, "bytes": size_bytes})
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.client.protocol import DESCRIPTORS_MAX, VERSION, MessageError, decode
-from broker.daemon.messages import Announce, AnnounceEnd, Bye, Enter, Hello, Message, Register, Report, read
+from broker.daemon.messages import Announce, AnnounceEnd, Bye, Declare, Enter, Hello, Message, Register, Report, read
 
 MESSAGES_PER_S = 200.0
 """Ten reports and a burst or two each 100 ms are 30 a second; more than 200 is a program gone wrong."""
@@ -48,7 +48,7 @@ class End:
     text: str
 
 
-Action = Reply | End | Hello | Register | Announce | AnnounceEnd | Report | Enter
+Action = Reply | End | Hello | Register | Announce | AnnounceEnd | Declare | Report | Enter
 
 
 def error(code: str, text: str, *, number: int | None = None) -> Reply:

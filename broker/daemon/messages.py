@@ -70,6 +70,21 @@ class AnnounceEnd:
 
 
 @dataclass(frozen=True)
+class Declare:
+    """What a storage program has to do: its backlog, seconds until it has to be done, objects with too few copies.
+
+    `bytes_by_destination` is the backlog by literal address, where the program says it; else empty. A backlog of 0 ends
+    the need.
+    """
+
+    number: int
+    backlog_bytes: int
+    deadline_s: float | None
+    replicas_at_risk: int
+    bytes_by_destination: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Connection:
     """What one connection of the client measures: the fields of `broker.model.FlowSample`."""
 
@@ -108,7 +123,7 @@ class Bye:
     """The client is done."""
 
 
-Message = Hello | Register | Announce | AnnounceEnd | Report | Enter | Bye
+Message = Hello | Register | Announce | AnnounceEnd | Declare | Report | Enter | Bye
 
 
 def read(message: Mapping[str, Any]) -> Message:
@@ -140,10 +155,7 @@ def _register(message: Mapping[str, Any]) -> Register:
 
 
 def _announce(message: Mapping[str, Any]) -> Announce:
-    destinations = message.get("bytes")
-    if not isinstance(destinations, dict) or not 1 <= len(destinations) <= DESTINATIONS_MAX:
-        raise MessageError("bad-field", f"bytes must map 1 to {DESTINATIONS_MAX} addresses to bytes")
-    by_destination = {_address(address): _integer(destinations, address, most=BYTES_MAX) for address in destinations}
+    by_destination = _destinations(message)
     next_s = _seconds(message, "next_s", most=DURATION_S_MAX)
     deadline_s = _seconds(message, "deadline_s", most=DURATION_S_MAX)
     if deadline_s is None:
@@ -160,6 +172,31 @@ def _announce(message: Mapping[str, Any]) -> Announce:
 
 def _announce_end(message: Mapping[str, Any]) -> AnnounceEnd:
     return AnnounceEnd(job=_name(message, "job"), step=_integer(message, "step", most=2**63))
+
+
+def _declare(message: Mapping[str, Any]) -> Declare:
+    return Declare(
+        number=_integer(message, "id", most=2**53),
+        backlog_bytes=_integer(message, "backlog_bytes", most=BYTES_MAX),
+        deadline_s=_seconds(message, "deadline_s", most=DURATION_S_MAX),
+        replicas_at_risk=_replicas(message),
+        bytes_by_destination=_destinations(message) if message.get("bytes") is not None else {},
+    )
+
+
+def _replicas(message: Mapping[str, Any]) -> int:
+    """How many, or only whether any are."""
+    value = message.get("replicas_at_risk", 0)
+    return (
+        int(value) if isinstance(value, bool) else _integer({"replicas_at_risk": value}, "replicas_at_risk", most=2**53)
+    )
+
+
+def _destinations(message: Mapping[str, Any]) -> Mapping[str, int]:
+    destinations = message.get("bytes")
+    if not isinstance(destinations, dict) or not 1 <= len(destinations) <= DESTINATIONS_MAX:
+        raise MessageError("bad-field", f"bytes must map 1 to {DESTINATIONS_MAX} addresses to bytes")
+    return {_address(address): _integer(destinations, address, most=BYTES_MAX) for address in destinations}
 
 
 def _report(message: Mapping[str, Any]) -> Report:
@@ -203,6 +240,7 @@ _READERS: dict[str, Any] = {
     "register": _register,
     "burst": _announce,
     "burst-end": _announce_end,
+    "need": _declare,
     "report": _report,
     "enter": _enter,
     "bye": _bye,

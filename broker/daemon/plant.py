@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from broker.daemon.log import Log
 from broker.daemon.shapes import worth_applying
-from broker.model import Alarm, ClassSample
+from broker.model import Alarm, ClassSample, DestinationSample
 from broker.policy import CLASS_NAMES
 from hive_qos.errors import HiveError
-from shaping.model import ClassCounters, InterfaceShape, SegmentState
+from shaping.model import HELD_NAME, ClassCounters, InterfaceShape, SegmentState
 from shaping.shaper import Shaper
 
 RETRY_S = 1.0
@@ -31,6 +31,7 @@ class _Interface:
     stands: bool = True  # what the kernel has is what we wrote last, as far as we know
     samples: tuple[ClassSample, ...] = ()
     leaves: Mapping[int, ClassCounters] = field(default_factory=dict)
+    destinations: tuple[DestinationSample, ...] = ()
     read_at_s: float | None = None
     verified_at_s: float = 0.0
     not_before_s: float = 0.0
@@ -145,6 +146,10 @@ class Plant:
                     if name in counters.classes
                 )
                 entry.leaves = counters.jobs
+                entry.destinations = tuple(
+                    DestinationSample(address, HELD_NAME, counted.sent_bytes, counted.backlog_bytes)
+                    for address, counted in sorted(counters.destinations.items())
+                )
                 entry.read_at_s = now_s
                 self._watch_direct(entry, counters.direct_packets)
         return entry.samples, None if entry.read_at_s is None else max(0.0, self._clock() - entry.read_at_s)
@@ -152,6 +157,10 @@ class Plant:
     def leaves(self, interface: str) -> Mapping[int, ClassCounters]:
         """The counters of the jobs' leaves by slot, as `read` found them last."""
         return self._interfaces[interface].leaves
+
+    def destinations(self, interface: str) -> tuple[DestinationSample, ...]:
+        """Of the last `read`: the addresses that have a leaf of their own."""
+        return self._interfaces[interface].destinations
 
     def apply(self, shape: InterfaceShape) -> None:
         """Bring an interface to `shape`, where that is worth a write. Never raises for what the kernel does."""

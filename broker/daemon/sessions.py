@@ -20,7 +20,7 @@ from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX, encode
 from broker.daemon.authority import Authority, Peer, Right, peer_of, process_of
 from broker.daemon.log import Log
 from broker.daemon.machine import Allowance, End, Machine, Phase, Reply, error
-from broker.daemon.messages import Announce, AnnounceEnd, Enter, Hello, Register, Report
+from broker.daemon.messages import Announce, AnnounceEnd, Declare, Enter, Hello, Register, Report
 from broker.daemon.runtime import listen
 
 SESSIONS_MAX = 256
@@ -49,6 +49,9 @@ class Hub(Protocol):
 
     def announce_end(self, session: Session, message: AnnounceEnd) -> None:
         """A burst is over."""
+
+    def need(self, session: Session, message: Declare) -> Reply:
+        """What storage has to do."""
 
     def report(self, session: Session, message: Report) -> None:
         """Fresh measurements."""
@@ -253,6 +256,8 @@ class SessionServer:
                     self._hub.announce(session, action)
                 case AnnounceEnd():
                     self._hub.announce_end(session, action)
+                case Declare():
+                    reply = self._hub.need(session, action)
                 case Report():
                     self._hub.report(session, action)
                 case Enter():

@@ -7,11 +7,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from broker.model import InterfaceAllocation
+from broker.model import DestinationAllocation, InterfaceAllocation
 from broker.policy import Policy
-from shaping.leaves import RATE_BITS_PER_S_MIN as LEAF_BITS_PER_S_MIN
 from shaping.leaves import rate_bits_per_s_min
-from shaping.model import ClassShape, DestinationShape, InterfaceShape, JobShape, Rule
+from shaping.model import DESTINATION_MINOR, ClassShape, DestinationShape, IngressShape, InterfaceShape, JobShape, Rule
 
 Part = TypeVar("Part", DestinationShape, JobShape)
 
@@ -19,6 +18,8 @@ DEAD_BAND = 0.02
 """Changes below 2 % stay unwritten: they would not be felt, and every write is a netlink round trip."""
 RATE_BITS_PER_S_MIN = 10_000
 """Of a class: a full frame in 1.2 s, and what compute's ten leaves need. Less would be silence to whoever waits."""
+LEAF_BITS_PER_S_MIN = 1_000
+"""Of one leaf among a class': the least that the kernel side takes; its ceiling is what counts."""
 CAPACITY_BITS_PER_S_MIN = 64_000
 """Of an interface: room for four such classes and as much to lend. Configured ones have more (`broker.config`), but an
 estimate may fall lower, on a link that is all but dead; then this is what the kernel gets."""
@@ -27,7 +28,7 @@ estimate may fall lower, on a link that is all but dead; then this is what the k
 def rules_of(policy: Policy, *, class_cgroups: tuple[tuple[str, str], ...] = ()) -> tuple[Rule, ...]:
     """The rules of a policy, and those of the cgroups (class, path) into which `hive-qos run` puts programs."""
     written = tuple(
-        Rule(target=entry.name, port=rule.port, dscp=rule.dscp, uid=rule.uid, cgroup=rule.cgroup)
+        Rule(target=entry.name, port=rule.port, dscp=rule.dscp, uid=rule.uid, cgroup=rule.cgroup, address=rule.address)
         for entry in policy.classes
         for rule in entry.match
     )
@@ -50,17 +51,7 @@ def shape_of(
     Args:
         slots: the jobs of compute that have a leaf of their own.
     """
-    capacity = max(allocation.capacity_bits_per_s, CAPACITY_BITS_PER_S_MIN)
-    rates = _fitted([entry.rate_bits_per_s for entry in allocation.classes], capacity_bits_per_s=capacity)
-    classes = tuple(
-        ClassShape(
-            name=entry.name,
-            rate_bits_per_s=rate,
-            ceil_bits_per_s=max(rate, entry.ceil_bits_per_s * capacity // max(1, allocation.capacity_bits_per_s)),
-            priority=entry.priority,
-        )
-        for entry, rate in zip(allocation.classes, rates, strict=True)
-    )
+    capacity, classes = classes_of(allocation)
     return InterfaceShape(
         interface=allocation.name,
         capacity_bits_per_s=capacity,
@@ -69,7 +60,34 @@ def shape_of(
         rules=rules,
         gso_max_segs=gso_max_segs,
         line_bits_per_s=line_bits_per_s,
+        destinations=_destinations(allocation.destinations, {one.name: one.rate_bits_per_s for one in classes}),
     )
+
+
+def classes_of(allocation: InterfaceAllocation) -> tuple[int, tuple[ClassShape, ...]]:
+    """The capacity of one interface and direction, and its classes within it."""
+    capacity = max(allocation.capacity_bits_per_s, CAPACITY_BITS_PER_S_MIN)
+    rates = _fitted([entry.rate_bits_per_s for entry in allocation.classes], capacity_bits_per_s=capacity)
+    return capacity, tuple(
+        ClassShape(
+            name=entry.name,
+            rate_bits_per_s=rate,
+            ceil_bits_per_s=max(rate, entry.ceil_bits_per_s * capacity // max(1, allocation.capacity_bits_per_s)),
+            priority=entry.priority,
+        )
+        for entry, rate in zip(allocation.classes, rates, strict=True)
+    )
+
+
+def _destinations(wanted: Sequence[DestinationAllocation], rates: Mapping[str, int]) -> tuple[DestinationShape, ...]:
+    """Leaves of single addresses: together they keep at most half of what their class can spare; each leaf, spare ones
+    and the class' own included, keeps the least."""
+    shapes = []
+    for entry in wanted:
+        spare = rates[entry.traffic_class] - (len(DESTINATION_MINOR) + 1) * LEAF_BITS_PER_S_MIN
+        rate = LEAF_BITS_PER_S_MIN + max(0, min(entry.rate_bits_per_s, spare // (2 * len(wanted))))
+        shapes.append(DestinationShape(entry.address, entry.traffic_class, rate, max(rate, entry.ceil_bits_per_s)))
+    return tuple(shapes)
 
 
 def _fitted(rates_bits_per_s: Sequence[int], *, capacity_bits_per_s: int) -> list[int]:
@@ -98,11 +116,16 @@ def _jobs(compute: ClassShape, allocation: InterfaceAllocation, slots: Mapping[s
 
 def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bool:
     """Say whether `wanted` differs from what was applied by more than the dead band in a rate, or in anything else."""
-    if applied is None or applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
+    if applied is None or worth_changing(applied, wanted):
         return True
     if _parts_differ(applied.destinations, wanted.destinations) or _parts_differ(applied.jobs, wanted.jobs):
         return True
-    if (applied.gso_max_segs, applied.line_bits_per_s) != (wanted.gso_max_segs, wanted.line_bits_per_s):
+    return (applied.gso_max_segs, applied.line_bits_per_s) != (wanted.gso_max_segs, wanted.line_bits_per_s)
+
+
+def worth_changing(applied: InterfaceShape | IngressShape, wanted: InterfaceShape | IngressShape) -> bool:
+    """The same of what both directions have."""
+    if applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
         return True
     if _differ(applied.capacity_bits_per_s, wanted.capacity_bits_per_s):
         return True

@@ -12,8 +12,20 @@ from typing import Any
 
 from broker.codec import to_json
 from broker.daemon.flows import PassedSocket
-from broker.daemon.netlink import TcpConnection
-from broker.model import Alarm, Decision, InterfaceAllocation, Measurements, Policy, Reason
+from broker.daemon.origins import NOBODY, Origin
+from broker.daemon.sock_diag import TcpConnection
+from broker.model import (
+    Alarm,
+    Decision,
+    Hold,
+    InterfaceAllocation,
+    Lease,
+    Measurements,
+    Policy,
+    Reason,
+    Verdict,
+)
+from broker.peers.report import PeerStatus
 from hive_qos import __version__
 from shaping.model import JOB_MINOR, show_classid
 
@@ -46,7 +58,10 @@ class GuardInfo:
 
 @dataclass(frozen=True)
 class DaemonInfo:
-    """How the daemon itself fares, and its guard (None: beside a kernel in memory)."""
+    """How the daemon itself fares, and its guard (None: beside a kernel in memory).
+
+    `sockets_marked`: those that got their class because they were there before their rule.
+    """
 
     pid: int
     up_s: float
@@ -55,6 +70,7 @@ class DaemonInfo:
     late_ticks: int
     cpu_s: float
     tick_s_max: float
+    sockets_marked: int = 0
     guard: GuardInfo | None = None
 
 
@@ -67,9 +83,25 @@ class SegmentInfo:
 
 
 @dataclass(frozen=True)
+class HoldsInfo:
+    """What stands between us and other brokers: `asked` of them and what they said, `leases` that they have of us and
+    what we made of them, `peers` themselves."""
+
+    asked: tuple[tuple[Hold, Verdict | None], ...] = ()
+    leases: tuple[tuple[Lease, Verdict | None], ...] = ()
+    peers: tuple[PeerStatus, ...] = ()
+
+
+NO_HOLDS = HoldsInfo()
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface,
-    `slots` of leaves by job."""
+    """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
+
+    Of `tcp_connections` in all, `tcp` are those that are shown; `origins` says by inode whose they are; `slots` of
+    leaves by job.
+    """
 
     host: str
     daemon: DaemonInfo
@@ -81,6 +113,9 @@ class Snapshot:
     tcp: tuple[tuple[TcpConnection, str], ...]
     segments: Mapping[str, SegmentInfo]
     alarms: tuple[Alarm, ...]
+    origins: Mapping[int, Origin] = field(default_factory=dict)
+    tcp_connections: int = 0
+    holds: HoldsInfo = NO_HOLDS
     slots: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -92,18 +127,26 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "host": snapshot.host,
         "version": __version__,
         "daemon": to_json(snapshot.daemon),
-        "interfaces": [_interface(entry, snapshot.segments) for entry in snapshot.decision.allocation.interfaces],
+        "interfaces": [
+            *(_interface(entry, snapshot.segments) for entry in snapshot.decision.allocation.interfaces),
+            *(_way_in(entry) for entry in snapshot.decision.allocation.ingress),
+        ],
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
+        "tcp_connections": snapshot.tcp_connections,
         "jobs": _jobs(snapshot),
         "schedules": [to_json(entry) for entry in snapshot.decision.allocation.schedules],
+        "needs": _needs(snapshot),
+        "holds": [_hold(hold, verdict) for hold, verdict in snapshot.holds.asked],
+        "leases": [_lease(lease, verdict) for lease, verdict in snapshot.holds.leases],
+        "peers": [to_json(peer) for peer in snapshot.holds.peers],
         "sessions": [to_json(session) for session in snapshot.sessions],
         "alarms": [to_json(alarm) for alarm in snapshot.alarms],
     }
 
 
 def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Passed sockets, the connections that sessions report, and TCP connections of the classes that are not `other`."""
+    """Passed sockets, the connections that sessions report, and the TCP connections that are shown."""
     flows: list[dict[str, Any]] = []
     parts = {part.flow: part for entry in snapshot.decision.allocation.interfaces for part in entry.flows}
     for passed in snapshot.passed:
@@ -125,12 +168,11 @@ def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
                     flow |= {"share_bits_per_s": parts[name].share_bits_per_s, "reason": to_json(parts[name].reason)}
                 flows.append(flow)
     for connection, traffic_class in snapshot.tcp:
-        if traffic_class != "other":
-            flows.append(_tcp_flow(connection, traffic_class))
+        flows.append(_tcp_flow(connection, traffic_class, snapshot.origins.get(connection.inode, NOBODY)))
     return flows
 
 
-def _tcp_flow(connection: TcpConnection, traffic_class: str) -> dict[str, Any]:
+def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: Origin) -> dict[str, Any]:
     return {
         "flow": f"tcp/{connection.local[1]}/{connection.remote[0]}:{connection.remote[1]}",
         "kind": "tcp",
@@ -138,9 +180,13 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str) -> dict[str, Any]:
         "local": _endpoint(connection.local),
         "peer": connection.remote[0],
         "uid": connection.uid,
+        "pid": origin.pid,
+        "command": origin.command,
+        "cgroup": origin.cgroup,
         "rtt_s": connection.rtt_s,
         "rtt_s_min": connection.rtt_s_min,
         "delivered_bytes": connection.acked_bytes,
+        "received_bytes": connection.received_bytes,
         "sent_packets": connection.sent_segments,
         "lost_packets": connection.retransmitted_segments,
         "delivery_rate_bits_per_s": connection.delivery_rate_bits_per_s,
@@ -155,6 +201,35 @@ def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) 
     if entry.name in segments:
         shown.update(to_json(segments[entry.name]))
     return shown
+
+
+def _way_in(entry: InterfaceAllocation) -> dict[str, Any]:
+    """A direction in which our kernel may enforce nothing: who sends is asked."""
+    return {**to_json(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
+
+
+def _hold(hold: Hold, verdict: Verdict | None) -> dict[str, Any]:
+    """What we ask of another broker, and what it said."""
+    shown: dict[str, Any] = to_json(hold)
+    shown["class"] = shown.pop("traffic_class")
+    return {**shown, "granted": None, **_said(verdict)}
+
+
+def _lease(lease: Lease, verdict: Verdict | None) -> dict[str, Any]:
+    """What another broker asks of us, and what became of it."""
+    shown: dict[str, Any] = to_json(lease)
+    shown["class"] = shown.pop("traffic_class")
+    return {**shown, "granted": None, **_said(verdict)}
+
+
+def _said(verdict: Verdict | None) -> dict[str, Any]:
+    if verdict is None:
+        return {}
+    return {
+        "granted": verdict.granted,
+        "granted_bits_per_s": verdict.rate_bits_per_s,
+        "verdict": to_json(verdict.reason),
+    }
 
 
 def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
@@ -177,21 +252,33 @@ def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
             shown = to_json(part)
             share = {"interface": allocated.name, "class": shown.pop("traffic_class"), **shown}
             job(share.pop("job"))["shares"].append(share)
-    credited = {(one.interface, one.job, one.step): one.credited_bytes for one in snapshot.decision.credits}
+    credited = {(one.interface, one.uid, one.job, one.step): one for one in snapshot.decision.credits}
     for interface in snapshot.measurements.interfaces:
         for burst in interface.bursts:
+            credit = credited.get((interface.name, burst.uid, burst.job, burst.step))
             job(burst.job)["bursts"].append(
                 {
                     "interface": interface.name,
                     "step": burst.step,
                     "announced_bytes": burst.announced_bytes,
-                    "credited_bytes": credited.get((interface.name, burst.job, burst.step), 0),
+                    "destinations": dict(burst.by_destination),
+                    "credited_bytes": credit.credited_bytes if credit else 0,
+                    "credit_reason": to_json(credit.reason) if credit else None,
                     "age_s": burst.age_s,
                     "remaining_s": burst.remaining_s,
                     "next_s": burst.next_s,
                 }
             )
     return list(jobs.values())
+
+
+def _needs(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """What storage declares; a program that does not say where to stands at each interface."""
+    return [
+        {"interface": interface.name, **to_json(need)}
+        for interface in snapshot.measurements.interfaces
+        for need in interface.needs
+    ]
 
 
 def _endpoint(address: tuple[str, int]) -> str:

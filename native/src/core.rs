@@ -55,7 +55,7 @@ impl Core {
     /// Start an engine. `deliver` is called with lists of tuples, from one thread of the engine's own.
     #[new]
     #[pyo3(signature = (*, deliver, unexpected_bytes_max, message_bytes_max, streams_max, keep_alive_s, dead_after_s,
-                        handshake_timeout_s, datagram_bytes, congestion))]
+                        handshake_timeout_s, datagram_bytes, congestion, protocol))]
     #[expect(clippy::too_many_arguments, reason = "the settings, each by its name")]
     fn new(
         deliver: Py<PyAny>,
@@ -67,6 +67,7 @@ impl Core {
         handshake_timeout_s: f64,
         datagram_bytes: u16,
         congestion: String,
+        protocol: String,
     ) -> PyResult<Self> {
         let settings = Settings {
             unexpected_bytes_max,
@@ -77,6 +78,7 @@ impl Core {
             handshake_timeout: seconds(handshake_timeout_s)?,
             datagram_bytes,
             congestion,
+            protocol,
         };
         let queue = Arc::new(EventQueue::default());
         let (engine, first) = Engine::start(settings, queue.clone())?;
@@ -129,7 +131,8 @@ impl Core {
         hello: Vec<u8>,
         bulk: bool,
     ) -> PyResult<()> {
-        let identity = Identity::new(certificates, key).map_err(PyValueError::new_err)?;
+        let identity =
+            Identity::new(certificates, key, &self.engine.settings.protocol).map_err(PyValueError::new_err)?;
         py.detach(|| {
             let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(running) = running.as_mut() else {

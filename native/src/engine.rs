@@ -61,6 +61,7 @@ pub struct Settings {
     pub handshake_timeout: Duration,
     pub datagram_bytes: u16,
     pub congestion: String,
+    pub protocol: String,
 }
 
 impl Settings {

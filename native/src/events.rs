@@ -70,6 +70,7 @@ pub enum Event {
         peer: Arc<str>,
         header: Header,
         payload: Arrived,
+        link: u64,
     },
     Failed {
         operation: u64,
@@ -272,13 +273,14 @@ fn tell(py: Python<'_>, event: Event) -> PyResult<Option<Bound<'_, PyTuple>>> {
             peer,
             header,
             payload,
+            link,
         } => {
             let payload = match payload {
                 Arrived::Posted => None,
                 Arrived::Own(bytes) => Some(Memory::view(py, bytes)?),
             };
             let header = tell_header(py, header)?;
-            ("received", operation, &*peer, header, payload).into_pyobject(py)?
+            ("received", operation, &*peer, header, payload, link).into_pyobject(py)?
         }
         Event::Failed { operation, failure } => ("failed", operation, tell_failure(py, failure)?).into_pyobject(py)?,
         Event::Announced { peer, header } => ("announced", &*peer, tell_header(py, header)?).into_pyobject(py)?,

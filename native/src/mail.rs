@@ -557,6 +557,7 @@ impl Mail {
             peer: slot.peer.clone(),
             header: slot.header.clone(),
             payload,
+            link: slot.channel.id(),
         });
     }
 

@@ -22,8 +22,6 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ServerSessionMemoryCache, StoresServerSessions};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme, version};
 
-pub const ALPN: &[u8] = b"hive-tensor/1";
-
 /// Sessions of peers that dialled us: about a kilobyte each; the oldest makes room.
 const SESSIONS_GIVEN_MAX: usize = 1024;
 /// Peers whose sessions we may resume, each at an address of its own; one more, and all are forgotten.
@@ -39,8 +37,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Args: certificates in DER, our own first, and the key in PKCS 8.
-    pub fn new(certificates: Vec<Vec<u8>>, key: Vec<u8>) -> Result<Self, String> {
+    /// Args: certificates in DER, our own first, the key in PKCS 8, and the protocol that is spoken (ALPN).
+    pub fn new(certificates: Vec<Vec<u8>>, key: Vec<u8>, protocol: &str) -> Result<Self, String> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let chain: Vec<CertificateDer<'static>> = certificates.into_iter().map(CertificateDer::from).collect();
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key));
@@ -53,14 +51,14 @@ impl Identity {
             .with_custom_certificate_verifier(proof.clone())
             .with_client_auth_cert(chain.clone(), key.clone_key())
             .map_err(wrong)?;
-        client.alpn_protocols = vec![ALPN.to_vec()];
+        client.alpn_protocols = vec![protocol.as_bytes().to_vec()];
         let mut server = rustls::ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&version::TLS13])
             .map_err(wrong)?
             .with_client_cert_verifier(proof)
             .with_single_cert(chain, key)
             .map_err(wrong)?;
-        server.alpn_protocols = vec![ALPN.to_vec()];
+        server.alpn_protocols = vec![protocol.as_bytes().to_vec()];
         let sessions = Arc::new(Sessions::default());
         server.session_storage = sessions.clone();
         server.send_tls13_tickets = TICKETS;

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from cryptography import x509
 
 from transport.engine.base import Trust
-from transport.identity.verify import verify_peer
+from transport.identity.verify import VerifiedPeer, verify_peer
 from transport.wire.errors import WireCode, WireError
 from transport.wire.hello import APPLICATION_KEY_MIN, HelloKey, LimitKey, check_hello
 from transport.wire.varint import VARINT_MAX
@@ -27,13 +27,13 @@ Identity: TypeAlias = tuple[str, int | None, bool]
 """As whom the other end of a connection is counted: name, rank (where its hello has one), bulk or not."""
 
 
-def admit_chain(chain: Sequence[x509.Certificate], trust: Trust, *, expected_peer: str | None) -> str:
-    """Verify who is at the other end; its name.
+def admit_chain(chain: Sequence[x509.Certificate], trust: Trust, *, expected_peer: str | None) -> VerifiedPeer:
+    """Verify who is at the other end.
 
     Raises:
         WireError: it is not to be believed, with the code to close with.
     """
-    return verify_peer(chain, trust, now=datetime.datetime.now(datetime.UTC), expected_peer=expected_peer).name
+    return verify_peer(chain, trust, now=datetime.datetime.now(datetime.UTC), expected_peer=expected_peer)
 
 
 def admit_to_name(others: int) -> None:

@@ -150,6 +150,14 @@ class HiveConnection(QuicConnection):
         self.recovery.restart()
         self._probe_pending = True  # at once, whatever is still counted as under way
 
+    @property
+    def proved_address(self) -> Any:
+        """Where the peer has shown that it is: by the handshake or by a path challenge (RFC 9000 8); None before that.
+
+        It sends from somewhere else for as long as a move has not been validated.
+        """
+        return next((path.addr for path in self._network_paths if path.is_validated), None)
+
     def settle(self) -> None:
         """Close if that was decided and can be said now."""
         if self.refused is not None and self._handshake_confirmed:

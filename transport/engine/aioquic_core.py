@@ -195,10 +195,15 @@ class Core(Loop):
         link.number = next(self._numbers)
         self._by_number[link.number] = link
         assert link.peer_hello is not None
-        remote = (link.address[0], link.address[1])
-        self._events.append(ConnectionUp(link.number, link.endpoint, link.peer, remote, link.peer_hello, link.attempt))
+        proved = link.connection.proved_address or link.address
+        remote = (proved[0], proved[1])
+        self._events.append(
+            ConnectionUp(link.number, link.endpoint, link.peer, remote, link.peer_hello, link.attempt, link.addresses)
+        )
         job = str(link.peer_hello.get(HelloKey.JOB, ""))
-        link.connection.incoming.begin(self._mailbox(link.peer), job=job, account=link.identity[1])
+        link.connection.incoming.begin(
+            self._mailbox(link.peer), job=job, account=link.identity[1], connection=link.number
+        )
 
     def _mailbox(self, peer: str) -> Mailbox:
         mailbox = self._mailboxes.get(peer)

@@ -17,7 +17,6 @@ from transport.engine.aioquic_recovery import BULK_CONTROLLER, CUBIC_CONTROLLER,
 from transport.engine.base import EngineSettings, Trust
 from transport.engine.rate_following import EndpointRate
 from transport.engine.udp import UdpPort
-from transport.wire.hello import ALPN
 
 INITIAL_BYTES_MIN = 1200
 """A datagram with a client's first packet is at least so long (RFC 9000 14.1)."""
@@ -49,7 +48,7 @@ def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client:
     window = max(WINDOW_BYTES_MIN, settings.unexpected_bytes_max // 2)  # compute and bulk share the store
     return QuicConfiguration(
         is_client=is_client,
-        alpn_protocols=[ALPN],
+        alpn_protocols=[settings.protocol],
         certificate=endpoint.certificates[0],
         certificate_chain=endpoint.certificates[1:],
         private_key=endpoint.key,

@@ -18,7 +18,7 @@ from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
 from transport.engine.base import Address, Buffer, Credentials, EngineSettings, Priority, Trust
 from transport.wire.errors import WireError
 from transport.wire.header import Header, encode_header
-from transport.wire.hello import PROTOCOL_VERSION, FrameType, HelloKey, LimitKey, encode_frame
+from transport.wire.hello import PROTOCOL_VERSION, PROTOCOLS, FrameType, HelloKey, LimitKey, encode_frame
 
 E = TypeVar("E")
 DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX = 1200, 65000
@@ -44,13 +44,15 @@ def check_settings(settings: EngineSettings, *, engine: str, controllers: Collec
 
     Raises:
         ConfigurationError: the engine has no such controller.
-        MisuseError: datagrams are too short or too long.
+        MisuseError: datagrams are too short or too long, or there is no such protocol.
     """
     if settings.congestion not in controllers:
         known = ", ".join(controllers)
         raise ConfigurationError("HIVE_CONGESTION", settings.congestion, f"the {engine} engine has {known}")
     if not DATAGRAM_BYTES_MIN <= settings.datagram_bytes <= DATAGRAM_BYTES_MAX:
         raise MisuseError(f"datagrams of {settings.datagram_bytes} bytes; QUIC needs at least {DATAGRAM_BYTES_MIN}")
+    if settings.protocol not in PROTOCOLS:
+        raise MisuseError(f"protocol {settings.protocol!r}; there are {', '.join(PROTOCOLS)}")
 
 
 def check_endpoint(sock: socket.socket, trust: Trust) -> None:

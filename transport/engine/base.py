@@ -32,6 +32,7 @@ from typing import TypeAlias
 
 from hive_qos.errors import TransportError
 from transport.wire.header import Header, MatchKey
+from transport.wire.hello import ALPN
 
 Buffer: TypeAlias = memoryview
 """A C-contiguous memoryview of format "B". Read-only will do for sending; receiving needs a writable one."""
@@ -98,6 +99,7 @@ class EngineSettings:
         datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
         congestion: for gradients, `cubic`, `reno`, `rate` (follows `Engine.set_rate`), or, native only, `bbr`. Bulk
             endpoints use the delay-bounded controller.
+        protocol: which of `PROTOCOLS` is spoken (ALPN); a peer that speaks another is refused in its handshake.
     """
 
     unexpected_bytes_max: int = 64 * 2**20
@@ -108,6 +110,7 @@ class EngineSettings:
     handshake_timeout_s: float = 10.0
     datagram_bytes: int = 1452
     congestion: str = "cubic"
+    protocol: str = ALPN
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ class ConnectionUp:
     """A connection is ready: both sides verified, hello exchanged.
 
     `attempt` is what `connect` returned, or None where the peer dialled. `hello` is what the peer said of itself.
+    `addresses` are those that its certificate names, where a CA vouches for them (`hive-qos ca issue --address`).
     """
 
     connection: int
@@ -153,6 +157,7 @@ class ConnectionUp:
     remote: Address
     hello: Mapping[int, object]
     attempt: int | None
+    addresses: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -174,12 +179,16 @@ class SendDone:
 
 @dataclass(frozen=True)
 class Received:
-    """A message is complete. `payload` is the posted buffer cut to length, or the engine's own memory."""
+    """A message is complete. `payload` is the posted buffer cut to length, or the engine's own memory.
+
+    `connection` is the one that it came over, which may have ended since.
+    """
 
     operation: int
     peer: str
     header: Header
     payload: Buffer
+    connection: int
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Incoming:
         self.mailbox: Mailbox | None = None
         self.job = ""
         self.account: Hashable = None
+        self.connection = 0
         self._pieces = 0
         self.received_bytes = 0
         self._on_control = on_control
@@ -148,16 +149,18 @@ class Incoming:
         self._pieces -= stream.pieces
         self._close(stream)
 
-    def begin(self, mailbox: Mailbox, *, job: str = "", account: Hashable = None) -> None:
+    def begin(self, mailbox: Mailbox, *, job: str = "", account: Hashable = None, connection: int = 0) -> None:
         """The peer is verified and has said hello: from now on its messages count.
 
         Args:
             job: what it said it is of.
             account: whom the store charges for what waits; connections of one rank share one.
+            connection: the number by which the caller knows it.
         """
         self.mailbox = mailbox
         self.job = job
         self.account = account
+        self.connection = connection
         for stream in list(self._streams.values()):
             if stream.stream_id != self.first_id and stream.header is None:
                 self._advance(stream)

@@ -49,6 +49,7 @@ class Link:
         self.started_at = now
         self.number: int | None = None
         self.peer = called(address, expected_peer)
+        self.addresses: frozenset[str] = frozenset()
         self.verified = False
         self.peer_hello: Mapping[int, Any] | None = None
         self.sends: dict[int, SendStream] = {}
@@ -67,11 +68,11 @@ class Link:
             WireError: it is not good, with the code to close with.
         """
         try:
-            self.peer = admission.admit_chain(chain, self.trust, expected_peer=self.expected_peer)
+            verified = admission.admit_chain(chain, self.trust, expected_peer=self.expected_peer)
         except WireError as error:
             self.local_error = PeerError(self.peer, error.reason, wire_code=error.wire_code)
             raise
-        self.verified = True
+        self.peer, self.addresses, self.verified = verified.name, verified.addresses, True
         control = SendStream(
             operation=-1,
             prefix=encode_frame(FrameType.HELLO, self.hello),

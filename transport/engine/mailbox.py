@@ -41,6 +41,10 @@ class Channel(Protocol):
     def account(self) -> Hashable:
         """Whom the store charges: ranks that share a name have a store each."""
 
+    @property
+    def connection(self) -> int:
+        """The number by which the caller knows it."""
+
     def grant(self, stream: ReceiveStream, limit: int) -> None:
         """Let the peer send this stream up to `limit` bytes."""
 
@@ -59,6 +63,7 @@ class Arrival:
     channel: Channel | None
     header: Header
     account: Hashable
+    connection: int
     complete: bool = False
 
 
@@ -130,7 +135,9 @@ class Mailbox:
                 stream.settle()
             channel.release(stream)
             return
-        arrival = Arrival(stream=stream, channel=channel, header=header, account=channel.account)
+        arrival = Arrival(
+            stream=stream, channel=channel, header=header, account=channel.account, connection=channel.connection
+        )
         self._arrivals.setdefault(key, deque()).append(arrival)
         self._store(arrival, channel)
         stream.settle()
@@ -146,7 +153,7 @@ class Mailbox:
             buffer = stream.destination
             assert isinstance(buffer, memoryview)
             stream.destination = stream.post = None
-            self._emit(Received(post.operation, self.peer, header, buffer[: header.length]))
+            self._emit(Received(post.operation, self.peer, header, buffer[: header.length], channel.connection))
             return
         for arrival in self._arrivals.get(header.key, ()):
             if arrival.stream is stream:
@@ -276,7 +283,7 @@ class Mailbox:
             payload = post.buffer[:length]
             payload[:] = data[:length]
         arrival.stream.destination = None
-        self._emit(Received(post.operation, self.peer, arrival.header, payload))
+        self._emit(Received(post.operation, self.peer, arrival.header, payload, arrival.connection))
 
     def _store(self, arrival: Arrival, channel: Channel) -> None:
         """Reserve memory for an unposted message: all of it, or what the first window allows."""

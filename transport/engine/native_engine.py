@@ -94,6 +94,7 @@ class _Link:
     attempt: int | None = None
     expected_peer: str | None = None
     peer: str = ""
+    addresses: frozenset[str] = frozenset()
     verified: bool = False
     hello: Mapping[int, Any] = field(default_factory=dict)
     up: bool = False
@@ -128,6 +129,7 @@ class NativeEngine(Engine):
             handshake_timeout_s=settings.handshake_timeout_s,
             datagram_bytes=settings.datagram_bytes,
             congestion=settings.congestion,
+            protocol=settings.protocol,
         )
         _living.add(self)
 
@@ -298,11 +300,11 @@ class NativeEngine(Engine):
 
     def _event(self, told: tuple[Any, ...]) -> Event | None:
         match told:
-            case "received", operation, peer, fields, own:
+            case "received", operation, peer, fields, own, connection:
                 header = _header(fields)
                 posted = self._posted.pop(operation, None)
                 payload = posted[: header.length] if own is None and posted is not None else own
-                return Received(operation, peer, header, payload)
+                return Received(operation, peer, header, payload, connection)
             case "sent", operation:
                 return SendDone(operation)
             case "failed", operation, failure:
@@ -333,9 +335,10 @@ class NativeEngine(Engine):
         if link is None:
             return
         try:
-            name = admission.admit_chain(_chain(certificates), link.trust, expected_peer=link.expected_peer)
+            verified = admission.admit_chain(_chain(certificates), link.trust, expected_peer=link.expected_peer)
+            name = verified.name
             others = sum(1 for other in list(self._links.values()) if other.verified and other.peer == name)
-            link.peer, link.verified = name, True
+            link.peer, link.addresses, link.verified = name, verified.addresses, True
             admission.admit_to_name(others)
         except WireError as error:
             self._core.refuse(number, error.wire_code, error.reason)
@@ -364,7 +367,7 @@ class NativeEngine(Engine):
         if not self._core.begin(number, account, str(hello.get(HelloKey.JOB, "")), accepted, patience_s):
             return None
         link.up = True
-        return ConnectionUp(number, link.endpoint, link.peer, link.remote, hello, link.attempt)
+        return ConnectionUp(number, link.endpoint, link.peer, link.remote, hello, link.attempt, link.addresses)
 
 
 class _Snapshot(Mapping[int, ConnectionStatistics]):

@@ -25,6 +25,7 @@ class Claims:
 
     node: str
     roles: frozenset[str]
+    addresses: frozenset[str] = frozenset()
 
 
 def check_node_name(node: str) -> str:
@@ -39,7 +40,7 @@ def check_node_name(node: str) -> str:
 
 
 def claims_of(certificate: x509.Certificate) -> Claims:
-    """Read node and roles from the URIs.
+    """Read node and roles from the URIs, and the addresses.
 
     Raises:
         ValueError: no name, two names, or one that is not well-formed.
@@ -53,7 +54,8 @@ def claims_of(certificate: x509.Certificate) -> Claims:
     if len(nodes) != 1:
         raise ValueError(f"a certificate with {len(nodes)} node names")
     roles = frozenset(uri.removeprefix(ROLE_PREFIX) for uri in uris if uri.startswith(ROLE_PREFIX))
-    return Claims(node=check_node_name(nodes[0]), roles=roles)
+    addresses = frozenset(str(address) for address in names.get_values_for_type(x509.IPAddress))
+    return Claims(node=check_node_name(nodes[0]), roles=roles, addresses=addresses)
 
 
 def der_of(certificate: x509.Certificate) -> bytes:

@@ -23,11 +23,12 @@ CHAIN_CERTIFICATES_MAX = 5
 
 @dataclass(frozen=True)
 class VerifiedPeer:
-    """Who is on the other side; `pinned` tells a pin from a CA's word."""
+    """Who is on the other side; `pinned` tells a pin from a CA's word, and only a CA vouches for `addresses`."""
 
     name: str
     roles: frozenset[str]
     pinned: bool
+    addresses: frozenset[str] = frozenset()
 
 
 def verify_peer(
@@ -92,4 +93,4 @@ def _certified(chain: Sequence[x509.Certificate], trust: Trust, *, now: datetime
         claims = claims_of(chain[0])
     except (VerificationError, ValueError) as error:
         raise WireError(WireCode.CERTIFICATE_UNTRUSTED, f"its certificate is not of this cluster: {error}") from error
-    return VerifiedPeer(name=claims.node, roles=claims.roles, pinned=False)
+    return VerifiedPeer(name=claims.node, roles=claims.roles, pinned=False, addresses=claims.addresses)

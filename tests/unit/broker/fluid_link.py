@@ -92,7 +92,13 @@ def tcp(peer: str = "10.0.0.3", *, port: int = 873, greedy: bool = True) -> Send
 
 @dataclass
 class World:
-    """The host, its shaper and the link behind. `rate` gives the link's rate at a time; `buffer_bytes` its FIFO."""
+    """The host, its shaper and the link behind. `rate` gives the link's rate at a time; `buffer_bytes` its FIFO.
+
+    `foretell`: announcements say when the next burst is due, by the last period, as the transport does. `prompt`: who
+    decides is called within 10 ms of a burst's begin or end, and when the last decision asked for it, as the daemon is.
+    `exact`: a class gets its rate and ceil to the byte, by token buckets; else up to a chunk more each step, which is
+    much at low rates.
+    """
 
     senders: list[Sender]
     rate: Callable[[float], float]
@@ -101,6 +107,9 @@ class World:
     think_s: float = 0.55
     training: bool = True
     announce: bool = True
+    foretell: bool = False
+    prompt: bool = False
+    exact: bool = False
     ask: bool = True
     tcp_every_s: float = 0.1
     report_lost: float = 0.05
@@ -117,6 +126,7 @@ class World:
     rates: list[tuple[float, int]] = field(default_factory=list)
     queues: list[tuple[float, float]] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
+    decided_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -130,12 +140,15 @@ class World:
         self.credit_root = 0.0
         self.burst_at_s: float | None = None
         self.think_until_s = self.think_s
+        self.again_at_s = 1e9
+        self.tokens = {name: [0.0, 0.0] for name in CLASS_NAMES}
         self.samples: dict[str, tuple[float, FlowSample]] = {}
         self.received = 0.0
         self.reverse_s = 0.0
 
     def run(self, until_s: float, tick: Callable[[World], None], *, tick_s: float = 0.1) -> None:
         next_tick_s = self.now_s + tick_s
+        under_way = self.burst_at_s
         while self.now_s < until_s:
             self.now_s += STEP_S
             self._train()
@@ -157,12 +170,17 @@ class World:
                 tick(self)
                 self.rates.append((self.now_s, int(self.capacity)))
                 self.queues.append((self.now_s, self.fifo_bytes * 8 / self.rate(self.now_s)))
+            elif self.prompt and (under_way != self.burst_at_s or self.now_s >= self.again_at_s):
+                tick(self)
+            under_way = self.burst_at_s
 
     def apply(self, decision: Decision) -> None:
         (interface,) = decision.allocation.interfaces
         self.capacity = interface.capacity_bits_per_s
         self.plan = {entry.name: (entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in interface.classes}
+        self.again_at_s = 1e9 if decision.again_s is None else self.now_s + decision.again_s
         self.decisions.append(decision)
+        self.decided_s.append(self.now_s)
 
     def measurements(self) -> Measurements:
         classes = tuple(
@@ -175,7 +193,10 @@ class World:
         if self.burst_at_s is None or not self.announce:
             return ()
         age_s = self.now_s - self.burst_at_s
-        return (Burst("J", self.step_number, self.burst_bytes, age_s, 1.0 - age_s),)
+        next_s = None
+        if self.foretell and len(self.steps) > 1:
+            next_s = self.burst_at_s + self.burst_at_s - self.steps[-1][0] - self.now_s
+        return (Burst("J", self.step_number, self.burst_bytes, age_s, 1.0 - age_s, next_s),)
 
     def _train(self) -> None:
         if not self.training:
@@ -200,18 +221,31 @@ class World:
     def _shape(self) -> None:
         """HTB in small: each class its rate, then the rest by priority up to the ceil."""
         self.credit_root += self.capacity * STEP_S / 8
+        for name, tokens in self.tokens.items():
+            for part in (0, 1):
+                fresh = self.plan[name][part] * STEP_S / 8
+                tokens[part] = max(-4.0 * CHUNK_BYTES, min(tokens[part] + fresh, fresh + CHUNK_BYTES))
         order = [name for name in ("control", "compute", "other", "storage") if self.leaves[name]]
         for part in (0, 1):
             for name in order:
-                allowed = self.plan[name][part] * STEP_S / 8 + PACKET_BYTES * self.random.random()
+                allowed = self._allowed(name, part)
                 while self.leaves[name] and allowed > 0 and self.credit_root > 0:
                     sender, size, sent_s = self.leaves[name].popleft()
                     allowed -= size
                     self.credit_root -= size
+                    self.tokens[name][0] -= size
+                    self.tokens[name][1] -= size
                     self.sent[name] += size
                     sender.local_bytes -= size
                     self._enqueue(sender, size, sent_s)
         self.credit_root = min(self.credit_root, 2 * PACKET_BYTES)
+
+    def _allowed(self, name: str, part: int) -> float:
+        """Bytes that a class may send now by its rate (0) or its ceil (1); what it owes by either counts for both."""
+        fresh = self.plan[name][part] * STEP_S / 8
+        if not self.exact:
+            return fresh + PACKET_BYTES * self.random.random()
+        return min(self.tokens[name][part], self.tokens[name][1])
 
     def _enqueue(self, sender: Sender, size: int, sent_s: float) -> None:
         if self.fifo_bytes + size > self.buffer_bytes:

@@ -9,10 +9,13 @@ from collections.abc import Callable
 import pytest
 from control_loop import Controlled
 from fluid_link import World, quic, tcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from broker.config import load
 from broker.decide import decide
-from broker.model import Measurements, Policy, State, from_json
-from broker.record import replay
+from broker.model import CLASS_NAMES, Burst, ClassSample, InterfaceSample, Measurements, Need, Policy, State, from_json
+from broker.record import header_line, replay, tick_line
 
 
 @pytest.fixture
@@ -66,3 +69,54 @@ def test_the_recording_says_why_in_words(recording: list[str], run: Callable[[Wo
     texts = " ".join(recording)
     assert "of queue elsewhere over a round trip of" in texts
     assert "makes room for step" in texts
+
+
+announced = st.builds(
+    Burst,
+    job=st.sampled_from(["J", "K", "\x1b[2J", "ä" * 60]),
+    step=st.integers(0, 3),
+    announced_bytes=st.integers(0, 2**50),
+    age_s=st.floats(0, 60),
+    remaining_s=st.floats(-2, 3600),
+    next_s=st.none() | st.floats(0, 3600),
+    uid=st.integers(0, 2),
+    by_destination=st.lists(st.tuples(st.sampled_from(["10.0.0.2", "fd00::2"]), st.integers(0, 2**50))).map(tuple),
+)
+declared = st.builds(
+    Need,
+    session=st.sampled_from(["s-1", "s-2"]),
+    uid=st.integers(0, 2),
+    backlog_bytes=st.integers(0, 2**50),
+    age_s=st.floats(0, 60),
+    remaining_s=st.none() | st.floats(-60, 3600),
+    replicas_at_risk=st.integers(0, 2**53),
+)
+ticks = st.lists(
+    st.tuples(
+        st.floats(0.005, 2.0),
+        st.integers(0, 10**8),
+        st.lists(announced, max_size=4, unique_by=lambda one: (one.uid, one.job, one.step)).map(tuple),
+        st.lists(declared, max_size=3, unique_by=lambda one: one.session).map(tuple),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ticks)
+def test_whatever_is_announced_and_declared_replays_to_the_same_bytes(
+    told: list[tuple[float, int, tuple[Burst, ...], tuple[Need, ...]]],
+) -> None:
+    policy = load('version = 1\n[[interface]]\nname = "a"\negress = "40 Mbit/s"\n')
+    state, now_s, sent = State(), 0.0, 0
+    lines = [header_line(policy=policy, state=state)]
+    for elapsed_s, more, bursts, needs in [*told, (0.1, 0, (), ())]:
+        now_s, sent = now_s + elapsed_s, sent + more
+        classes = tuple(ClassSample(name, sent) for name in CLASS_NAMES)
+        measured = Measurements((InterfaceSample("a", None, 0.0, classes, bursts=bursts, needs=needs),))
+        decision = decide(now_s=now_s, state=state, measurements=measured, policy=policy)
+        lines.append(tick_line(now_s=now_s, measurements=measured, decision=decision))
+        state = decision.state
+    assert replay(lines).first_difference is None
+    middle = [header_line(policy=policy, state=state), lines[-1]]
+    assert replay(middle).ticks == 1, "a header carries all that is remembered"

@@ -7,13 +7,15 @@ import dataclasses
 import pytest
 
 from broker.config import load
-from broker.daemon.bursts import BURSTS_PER_SESSION_MAX, BurstBook
-from broker.daemon.flows import CONNECTIONS_PER_SESSION_MAX, FORGET_S, SAMPLES_MAX, FlowTable, PassedSocket, class_of
-from broker.daemon.messages import Announce, Connection
-from broker.daemon.netlink import TcpConnection
+from broker.daemon.bursts import BURSTS_PER_SESSION_MAX, BURSTS_PER_USER_MAX, BurstBook
+from broker.daemon.flows import CONNECTIONS_PER_SESSION_MAX, FORGET_S, SAMPLES_MAX, FlowTable, PassedSocket
+from broker.daemon.matching import Matching
+from broker.daemon.messages import BYTES_MAX, Announce, Connection, Declare
+from broker.daemon.needs import EVERYWHERE, NEED_S, NeedBook
 from broker.daemon.shapes import DEAD_BAND, rules_of, shape_of, worth_applying
+from broker.daemon.sock_diag import TcpConnection
 from broker.decide import decide
-from broker.model import Measurements, State
+from broker.model import DESTINATIONS_MAX, Measurements, State
 from shaping.model import ClassShape, Rule
 
 POLICY = load(
@@ -43,7 +45,7 @@ def towards(address: str) -> str | None:
 def test_a_burst_is_split_by_interface_and_ages() -> None:
     book = BurstBook()
     burst = announce(bytes_by_destination={"10.0.0.2": 100, "10.0.0.3": 50, "20.0.0.1": 7, "30.0.0.1": 9}, next_s=2.0)
-    book.announce("s-1", burst, now_s=100.0, interface_of=towards)
+    book.announce("s-1", burst, uid=1000, now_s=100.0, interface_of=towards)
     now = book.current(now_s=100.25)
     assert set(now) == {"eth0", "eth1"}
     (entry,) = now["eth0"]
@@ -52,8 +54,8 @@ def test_a_burst_is_split_by_interface_and_ages() -> None:
 
 def test_ranks_of_one_step_are_summed_and_the_last_deadline_counts() -> None:
     book = BurstBook()
-    book.announce("s-1", announce(), now_s=0.0, interface_of=towards)
-    book.announce("s-2", announce(deadline_s=0.9), now_s=0.1, interface_of=towards)
+    book.announce("s-1", announce(), uid=1000, now_s=0.0, interface_of=towards)
+    book.announce("s-2", announce(deadline_s=0.9), uid=1000, now_s=0.1, interface_of=towards)
     (entry,) = book.current(now_s=0.2)["eth0"]
     assert (entry.announced_bytes, entry.age_s) == (200, 0.2)
     assert entry.remaining_s == pytest.approx(0.8)
@@ -61,13 +63,13 @@ def test_ranks_of_one_step_are_summed_and_the_last_deadline_counts() -> None:
 
 def test_a_burst_ends_by_its_end_its_session_or_a_second_after_its_deadline() -> None:
     book = BurstBook()
-    book.announce("s-1", announce(1), now_s=0.0, interface_of=towards)
+    book.announce("s-1", announce(1), uid=1000, now_s=0.0, interface_of=towards)
     assert not book.end("s-2", job="j", step=1)
     assert book.end("s-1", job="j", step=1)
-    book.announce("s-1", announce(2), now_s=0.0, interface_of=towards)
+    book.announce("s-1", announce(2), uid=1000, now_s=0.0, interface_of=towards)
     book.forget("s-1")
     assert len(book) == 0
-    book.announce("s-1", announce(3), now_s=0.0, interface_of=towards)
+    book.announce("s-1", announce(3), uid=1000, now_s=0.0, interface_of=towards)
     assert book.current(now_s=1.49)
     assert book.current(now_s=1.51) == {}
     assert len(book) == 0
@@ -76,8 +78,88 @@ def test_a_burst_ends_by_its_end_its_session_or_a_second_after_its_deadline() ->
 def test_a_session_that_never_ends_its_bursts_stays_bounded() -> None:
     book = BurstBook()
     for step in range(1000):
-        book.announce("s-1", announce(step), now_s=0.0, interface_of=towards)
+        book.announce("s-1", announce(step), uid=1000, now_s=0.0, interface_of=towards)
     assert len(book) == BURSTS_PER_SESSION_MAX
+
+
+def test_a_user_who_opens_many_sessions_stays_bounded_and_pushes_nobody_else_out() -> None:
+    book = BurstBook()
+    book.announce("s-0", announce(), uid=1001, now_s=0.0, interface_of=towards)
+    for session in range(1, 65):
+        for step in range(10):
+            book.announce(f"s-{session}", announce(step), uid=1000, now_s=0.0, interface_of=towards)
+    assert len(book) == BURSTS_PER_USER_MAX + 1
+    assert book.forget("s-0")
+    for session in range(1, 65):
+        book.forget(f"s-{session}")
+    assert (len(book), book.current(now_s=0.0), book._of_user) == (0, {}, {})
+
+
+def test_a_step_that_turns_out_larger_adds_to_what_was_announced_and_stays_as_old_as_it_is() -> None:
+    book = BurstBook()
+    book.announce("s-1", announce(next_s=2.0), uid=1000, now_s=0.0, interface_of=towards)
+    more = announce(bytes_by_destination={"10.0.0.2": 30, "10.0.0.3": 50}, next_s=1.9)
+    book.announce("s-1", more, uid=1000, now_s=0.1, interface_of=towards)
+    (entry,) = book.current(now_s=0.2)["eth0"]
+    assert (entry.announced_bytes, entry.age_s, entry.uid) == (180, 0.2, 1000)
+    assert entry.by_destination == (("10.0.0.2", 130), ("10.0.0.3", 50))
+    assert (entry.remaining_s, entry.next_s) == (pytest.approx(0.4), pytest.approx(1.8))
+
+
+def test_ranks_add_up_by_destination_and_the_same_step_of_another_user_is_another_burst() -> None:
+    book = BurstBook()
+    for session, uid in (("s-1", 1000), ("s-2", 1000), ("s-3", 1001)):
+        book.announce(session, announce(), uid=uid, now_s=0.0, interface_of=towards)
+    mine, other = book.current(now_s=0.1)["eth0"]
+    assert (mine.uid, mine.announced_bytes, mine.by_destination) == (1000, 200, (("10.0.0.2", 200),))
+    assert (other.uid, other.announced_bytes) == (1001, 100)
+
+
+def test_of_many_destinations_the_largest_are_kept_and_all_are_counted() -> None:
+    book = BurstBook()
+    for turn in range(3):
+        told = {f"10.0.{turn}.{number}": number + 1 for number in range(200)}
+        book.announce("s-1", announce(bytes_by_destination=told), uid=0, now_s=0.0, interface_of=towards)
+    (entry,) = book.current(now_s=0.1)["eth0"]
+    assert entry.announced_bytes == 3 * sum(range(1, 201))
+    assert len(entry.by_destination) == DESTINATIONS_MAX
+    assert entry.by_destination[0][1] == 200
+
+
+def test_a_burst_that_is_announced_for_ever_stays_a_number() -> None:
+    book = BurstBook()
+    for _ in range(3):
+        told = announce(bytes_by_destination={"10.0.0.2": BYTES_MAX})
+        book.announce("s-1", told, uid=0, now_s=0.0, interface_of=towards)
+    assert book.current(now_s=0.1)["eth0"][0].announced_bytes == BYTES_MAX
+
+
+def declare(backlog_bytes: int = 100, **fields: object) -> Declare:
+    given = {"number": 1, "backlog_bytes": backlog_bytes, "deadline_s": None, "replicas_at_risk": 0,
+             "bytes_by_destination": {}}  # fmt: skip
+    return Declare(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def test_a_need_stands_where_it_goes_or_everywhere_and_a_new_one_replaces_it() -> None:
+    book = NeedBook()
+    book.declare("s-1", declare(deadline_s=10.0), uid=5, now_s=0.0, interface_of=towards)
+    ((need,),) = (book.current(now_s=4.0)[EVERYWHERE],)
+    assert (need.session, need.uid, need.backlog_bytes, need.age_s, need.remaining_s) == ("s-1", 5, 100, 4.0, 6.0)
+    parts = {"10.0.0.2": 60, "10.0.0.3": 20, "20.0.0.1": 900, "30.0.0.1": 9}
+    book.declare("s-1", declare(bytes_by_destination=parts), uid=5, now_s=5.0, interface_of=towards)
+    now = book.current(now_s=5.0)
+    assert {name: needs[0].backlog_bytes for name, needs in now.items()} == {"eth0": 80, "eth1": 100}
+
+
+def test_a_need_ends_with_its_backlog_its_session_or_when_it_is_not_said_again() -> None:
+    book = NeedBook()
+    for session in ("s-1", "s-2", "s-3"):
+        book.declare(session, declare(), uid=0, now_s=0.0, interface_of=towards)
+    book.declare("s-1", declare(0), uid=0, now_s=1.0, interface_of=towards)
+    book.forget("s-2")
+    assert [need.session for need in book.current(now_s=NEED_S)[EVERYWHERE]] == ["s-3"]
+    assert book.current(now_s=NEED_S + 0.1) == {}
+    assert len(book) == 0
 
 
 def connection(peer: str = "10.0.0.2", port: int = 1, **fields: object) -> Connection:
@@ -89,8 +171,9 @@ def connection(peer: str = "10.0.0.2", port: int = 1, **fields: object) -> Conne
 def tcp(**fields: object) -> TcpConnection:
     given: dict[str, object] = {
         "local": ("10.0.0.1", 5000), "remote": ("10.0.0.9", 4000), "uid": 1000, "inode": 1, "classid": 0, "dscp": 0,
-        "rtt_s": 0.01, "rtt_s_min": 0.005, "acked_bytes": 1, "sent_segments": 1, "retransmitted_segments": 0,
-        "delivery_rate_bits_per_s": 8, "application_limited": False, "unacked_segments": 0, **fields,
+        "rtt_s": 0.01, "rtt_s_min": 0.005, "acked_bytes": 1, "received_bytes": 2, "sent_segments": 1,
+        "retransmitted_segments": 0, "delivery_rate_bits_per_s": 8, "application_limited": False,
+        "unacked_segments": 0, **fields,
     }  # fmt: skip
     return TcpConnection(**given)  # type: ignore[arg-type]
 
@@ -127,20 +210,20 @@ def test_a_session_that_is_gone_takes_its_flows_with_it() -> None:
         ({"classid": 0xFFE00210, "uid": 977}, "compute"),
         ({"remote": ("10.0.0.9", 873)}, "storage"),
         ({"local": ("10.0.0.1", 873)}, "storage"),
-        ({"uid": 977}, "storage"),
+        ({"uid": 977}, "other"),  # its socket has no priority: the rule came after it
         ({"dscp": 1}, "storage"),
         ({"classid": 6}, "other"),
         ({}, "other"),
     ],
 )
 def test_a_tcp_connection_belongs_where_htb_puts_it(fields: dict[str, object], expected: str) -> None:
-    assert class_of(tcp(**fields), POLICY) == expected
+    assert Matching(POLICY).class_of(tcp(**fields)) == expected
 
 
 def test_of_many_tcp_connections_storage_comes_first() -> None:
     table = FlowTable()
     crowd = [tcp(local=("10.0.0.1", port)) for port in range(1, 600)] + [tcp(classid=0xFFE00310)]
-    table.see_tcp(crowd, policy=POLICY, now_s=0.0)
+    table.see_tcp(crowd, matching=Matching(POLICY))
     (samples,) = table.samples(interface_of=towards, now_s=0.0).values()
     assert len(samples) == SAMPLES_MAX
     assert samples[0].traffic_class == "storage"

@@ -11,14 +11,17 @@ from typing import Any, cast
 import pytest
 
 from broker.daemon import cgroups
+from broker.daemon.allowance import USERS_MAX
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
-from broker.daemon.hub import URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionHub
+from broker.daemon.hub import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, SessionHub
 from broker.daemon.job_book import JobBook
 from broker.daemon.log import open_log
-from broker.daemon.messages import Announce, AnnounceEnd, Connection, Enter, Register, Report
+from broker.daemon.messages import Announce, AnnounceEnd, Connection, Declare, Enter, Register, Report
+from broker.daemon.needs import NeedBook
 from broker.daemon.sessions import Session
+from broker.model import Credit
 from shaping.model import BULK_NAME, JOB_MINOR, LEAF_MINOR, MARK_MINOR
 
 AUTHORITY = Authority(
@@ -55,6 +58,7 @@ class Bench:
     now_s: float = 0.0
     flows: FlowTable = field(default_factory=FlowTable)
     jobs: JobBook = field(default_factory=lambda: JobBook(2))
+    needs: NeedBook = field(default_factory=NeedBook)
     steps: Iterator[int] = field(default_factory=itertools.count)
     authority: Authority = AUTHORITY
     marks: list[int] = field(default_factory=list)
@@ -62,7 +66,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.hub = SessionHub(
-            flows=self.flows, bursts=BurstBook(), jobs=self.jobs, clock=lambda: self.now_s,
+            flows=self.flows, bursts=BurstBook(), jobs=self.jobs, needs=self.needs, clock=lambda: self.now_s,
             interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=self.mark,
             authority=lambda: self.authority, reclassify=lambda: None, settle=self.settle, log=open_log(),
         )  # fmt: skip
@@ -117,7 +121,7 @@ def test_the_allowances_of_many_users_stay_bounded() -> None:
     bench = Bench()
     for uid in range(3 * USERS_MAX):
         bench.announce(Someone("s-1", uid=uid))
-    assert len(bench.hub._urgent_left) <= USERS_MAX
+    assert len(bench.hub._soon) == USERS_MAX
 
 
 def test_the_end_of_a_session_or_a_step_is_urgent_only_when_a_burst_ends_with_it() -> None:
@@ -207,3 +211,44 @@ def test_a_new_jobs_leaf_is_settled_once_and_not_more_often_than_a_user_may_brin
     for number in range(20):
         bench.register(Someone(f"s-{number}", job=f"j-{number}"))
     assert bench.settled == URGENT_AT_ONCE
+
+
+@pytest.mark.parametrize(("uid", "answer"), [(1000, "noted"), (1002, "error")])
+def test_a_need_is_taken_from_whoever_may_use_storage_and_data_at_risk_is_decided_on_at_once(
+    uid: int, answer: str
+) -> None:
+    bench, someone = Bench(), cast(Session, Someone("s-1", uid=uid))
+    assert bench.hub.need(someone, Declare(1, 500, 10.0, 0, {})).message["op"] == answer
+    assert not bench.decided()
+    assert bench.hub.need(someone, Declare(2, 500, 10.0, 3, {})).message["op"] == answer
+    assert bench.decided() is (answer == "noted")
+    (needs,) = bench.needs.current(now_s=4.0).values() or ((),)
+    assert [(need.uid, need.remaining_s, need.replicas_at_risk) for need in needs] == (
+        [(1000, 6.0, 3)] if answer == "noted" else []
+    )
+    bench.hub.gone(someone)
+    assert bench.needs.current(now_s=4.0) == {}
+
+
+def test_the_same_job_and_step_of_two_users_are_two_bursts_with_a_credit_each() -> None:
+    bench, one, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
+    for number, someone in enumerate((one, other)):
+        bench.hub.announce(cast(Session, someone), Announce(number, "j", 1, {"10.0.0.2": 5}, 60.0, None))
+    credits = [Credit("eth0", "j", 1, 5, uid=1000), Credit("eth0", "j", 1, 0, uid=1001)]
+    bench.hub.answer(credits, cast(Any, {"s-1": one, "s-2": other}))
+    assert [message["bytes"] for message in (*one.sent, *other.sent)] == [5, 0]
+
+
+def test_one_user_names_so_many_destinations_a_second_and_others_still_theirs() -> None:
+    bench, someone, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
+    crowd = {f"10.0.{number // 250}.{number % 250}": 5 for number in range(1000)}
+    for _ in range(10):
+        bench.hub.announce(cast(Session, someone), Announce(1, "j", next(bench.steps), crowd, 60.0, None))
+    refused = [message for message in someone.sent if message["op"] == "error"]
+    assert len(refused) == 10 - DESTINATIONS_AT_ONCE / 1000
+    assert refused[0]["code"] == "too-many"
+    reply = bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd))
+    assert reply.message["code"] == "too-many"
+    assert bench.hub.need(cast(Session, other), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
+    bench.now_s += 1.0
+    assert bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"

@@ -20,7 +20,7 @@ from broker.daemon.machine import (
     Phase,
     Reply,
 )
-from broker.daemon.messages import DURATION_S_MAX, Announce, AnnounceEnd, Enter, Hello, Register, Report
+from broker.daemon.messages import DURATION_S_MAX, Announce, AnnounceEnd, Declare, Enter, Hello, Register, Report
 
 HELLO = {"v": 1, "op": "hello", "client": "transport", "job": "j", "pid": 1}
 REGISTER = {"op": "register", "id": 1, "class": "compute", "role": "gradient"}
@@ -153,6 +153,39 @@ def test_a_burst_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
     assert code(opened().receive(encode(message))) == "bad-field"
 
 
+def test_a_need_is_read_and_at_risk_may_be_a_number_or_a_word() -> None:
+    (need,) = opened().receive(packet(op="need", id=3, backlog_bytes=5, deadline_s=60, replicas_at_risk=True))
+    assert need == Declare(
+        number=3, backlog_bytes=5, deadline_s=60.0, replicas_at_risk=1, bytes_by_destination={}
+    )  # fmt: skip
+    (need,) = opened().receive(packet(op="need", id=3, backlog_bytes=5, replicas_at_risk=7, bytes={"10.0.0.2": 5}))
+    assert need == Declare(
+        number=3, backlog_bytes=5, deadline_s=None, replicas_at_risk=7, bytes_by_destination={"10.0.0.2": 5}
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"backlog_bytes": None},
+        {"backlog_bytes": -1},
+        {"backlog_bytes": 2**60},
+        {"backlog_bytes": 1.5},
+        {"deadline_s": -1},
+        {"deadline_s": "soon"},
+        {"replicas_at_risk": -1},
+        {"replicas_at_risk": 2**60},
+        {"replicas_at_risk": "many"},
+        {"bytes": {}},
+        {"bytes": {"nowhere.example": 1}},
+        {"id": "x"},
+    ],
+)
+def test_a_need_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
+    message = {"op": "need", "id": 2, "backlog_bytes": 5, "deadline_s": 0.5, **fields}
+    assert code(opened().receive(encode(message))) == "bad-field"
+
+
 def test_a_report_is_read_and_what_was_not_measured_is_none() -> None:
     (report,) = opened().receive(
         packet(op="report", connections=[{"peer": "[fd00::2]:4242", "rtt_s": 0.004, "lost_packets": 1}])
@@ -191,11 +224,14 @@ def test_enter_names_a_class() -> None:
 @given(
     st.dictionaries(
         st.sampled_from(
-            ["op", "id", "class", "role", "job", "step", "bytes", "deadline_s", "next_s", "connections", "v"]
+            [
+                "op", "id", "class", "role", "job", "step", "bytes", "deadline_s", "next_s", "connections", "v",
+                "backlog_bytes", "replicas_at_risk",
+            ]
         ),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-            | st.sampled_from(["hello", "register", "burst", "burst-end", "report", "enter", "bye"]),
+            | st.sampled_from(["hello", "register", "burst", "burst-end", "need", "report", "enter", "bye"]),
             lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
             max_leaves=6,
         ),

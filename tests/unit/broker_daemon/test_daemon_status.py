@@ -24,6 +24,7 @@ from broker.model import (
     InterfaceSample,
     JobSample,
     Measurements,
+    Need,
     PresenceAllocation,
     Reason,
     ScheduleInForce,
@@ -142,6 +143,33 @@ def test_an_interface_that_is_not_there_has_no_figures_in_the_table() -> None:
     assert "eth0 on h is not shaped" in text
     assert "! eth0: it is not there; it is shaped when it appears" in text
     assert "bit/s" not in text
+
+
+def test_what_storage_declares_is_in_the_document_and_told_in_a_line() -> None:
+    told = snapshot()
+    (interface,) = told.measurements.interfaces
+    declared = (Need("s-2", 977, 50 * 2**30, 1.0, 600.0, 12), Need("s-3", 977, 2**20, 1.0))
+    told = replace(told, measurements=Measurements((replace(interface, needs=declared),)))
+    value = json.loads(json.dumps(document(told)))
+    assert [(need["interface"], need["session"], need["uid"], need["replicas_at_risk"]) for need in value["needs"]] == [
+        ("eth0", "s-2", 977, 12), ("eth0", "s-3", 977, 0),
+    ]  # fmt: skip
+    text = shown(value)
+    assert "storage has 50 GiB to send through eth0, due in 600 s, 12 objects with" in text
+    assert "storage has 1 MiB to send through eth0\n" in text.replace(" \n", "\n")
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+def test_a_burst_is_shown_with_its_destinations_and_why_it_is_credited() -> None:
+    told = snapshot()
+    (interface,) = told.measurements.interfaces
+    burst = replace(interface.bursts[0], uid=1000, by_destination=(("10.0.0.2", 3_000_000), ("10.0.0.3", 1_000_000)))
+    measurements = Measurements((replace(interface, bursts=(burst,)),))
+    decision = decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY)
+    (shown_burst,) = document(replace(told, measurements=measurements, decision=decision))["jobs"][0]["bursts"]
+    assert shown_burst["destinations"] == {"10.0.0.2": 3_000_000, "10.0.0.3": 1_000_000}
+    assert shown_burst["credited_bytes"] == 4_000_000
+    assert shown_burst["credit_reason"]["code"] == "credit-of-first"
 
 
 def test_the_widest_figures_fit_80_columns() -> None:

@@ -336,7 +336,7 @@ class MemoryEngine(Engine):
         target = memoryview(bytearray(content)) if buffer is None else buffer[: len(content)]
         target[:] = content
         self._open.discard(operation)
-        self.put(Received(operation, peer, header, target))
+        self.put(Received(operation, peer, header, target, 0))
 
     def _dispatch(self) -> None:
         while (event := self._events.get()) is not None:

@@ -1,0 +1,106 @@
+"""Who sends to us how much in which class, counted for each address over all of its connections, come and gone.
+
+TCP says of each connection what it has received (tcpi_bytes_received); a connection that ends takes its counter with
+it. So differences are added up here for the address and the class. Connections that were there before us count from
+when we first saw them, those that came later from their first byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.daemon.sock_diag import TcpConnection
+from broker.holds import Verdict
+from broker.model import SenderSample
+
+FORGET_S = 5.0
+"""An address without connections for so long sends nothing; its counter begins anew when it comes again."""
+SENDERS_MAX = 256
+CONNECTIONS_MAX = 8192
+"""Addresses and connections that are remembered: those that were seen last."""
+
+_Endpoint = tuple[str, int]
+
+
+@dataclass
+class _Sender:
+    received_bytes: int = 0
+    seen_s: float = 0.0
+
+
+class ArrivalBook:
+    """The senders of one host. For one thread; times come in."""
+
+    def __init__(self) -> None:
+        self._senders: dict[tuple[str, str], _Sender] = {}
+        self._connections: dict[tuple[_Endpoint, _Endpoint], tuple[int, float]] = {}
+        self._looked_s = float("-inf")
+
+    def count(self, connections: Sequence[tuple[TcpConnection, str]]) -> None:
+        """Take in a look at TCP connections, each with its class; twice the same does nothing. `other` is left out."""
+        at_s = max((connection.at_s for connection, _ in connections), default=self._looked_s)
+        if at_s == self._looked_s:
+            return
+        first, self._looked_s = self._looked_s == float("-inf"), at_s
+        for connection, traffic_class in connections:
+            if traffic_class == "other":
+                continue
+            ends = (connection.local, connection.remote)
+            came = connection.received_bytes
+            known, _ = self._connections.pop(ends, (came if first else 0, at_s))
+            self._connections[ends] = (came, at_s)  # in the order of their last look
+            sender = self._senders.setdefault((connection.remote[0], traffic_class), _Sender())
+            # A counter that went back is that of another connection between the same ends.
+            sender.received_bytes += came - (known if known <= came else 0)
+            sender.seen_s = at_s
+        self._forget(at_s)
+
+    def _forget(self, at_s: float) -> None:
+        while self._connections:
+            oldest = next(iter(self._connections))
+            if len(self._connections) <= CONNECTIONS_MAX and at_s - self._connections[oldest][1] <= FORGET_S:
+                break
+            del self._connections[oldest]
+        for key in [key for key, sender in self._senders.items() if at_s - sender.seen_s > FORGET_S]:
+            del self._senders[key]
+        if len(self._senders) > SENDERS_MAX:
+            latest = sorted(self._senders.items(), key=lambda entry: -entry[1].seen_s)[:SENDERS_MAX]
+            self._senders = dict(latest)
+
+    def samples(
+        self, *, interface_of: Callable[[str], str | None], broker_of: Callable[[str], str],
+        rtt_of: Callable[[str], float | None], held: Mapping[str, Verdict], now_s: float,
+    ) -> Mapping[str, tuple[SenderSample, ...]]:  # fmt: skip
+        """What the decision shall know of each interface's senders.
+
+        Args:
+            interface_of: the shaped interface towards an address; what comes back from there comes in by it.
+            broker_of: whether a broker answers at an address.
+            rtt_of: the round trip to it. TCP's own says nothing of it here: it includes the sender's queue.
+            held: what that broker said to our hold.
+        """
+        found: dict[str, list[SenderSample]] = {}
+        age_s = max(0.0, now_s - self._looked_s)
+        for (address, traffic_class), sender in self._senders.items():
+            interface = interface_of(address)
+            if interface is None:
+                continue
+            verdict = held.get(address)
+            found.setdefault(interface, []).append(
+                SenderSample(
+                    address=address,
+                    traffic_class=traffic_class,
+                    received_bytes=sender.received_bytes,
+                    age_s=age_s,
+                    rtt_s=rtt_of(address),
+                    broker=broker_of(address),
+                    granted_bits_per_s=verdict.rate_bits_per_s if verdict is not None and verdict.granted else None,
+                    refused=verdict is not None and not verdict.granted,
+                )
+            )
+        return {interface: tuple(samples) for interface, samples in found.items()}
+
+    def addresses(self, traffic_class: str) -> tuple[str, ...]:
+        """Those that have connections of a class with us, whoever sends."""
+        return tuple(sorted(address for address, name in self._senders if name == traffic_class))

@@ -1,0 +1,144 @@
+"""What arrives, where our own kernel has to hold it back: an IFB behind an interface, while somebody without a broker
+sends storage to us.
+
+As careful as it can be: whatever goes wrong, what arrives arrives as before, an alarm says so, and it is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from broker.daemon.flows import PassedSocket
+from broker.daemon.log import Log
+from broker.daemon.shapes import classes_of, rules_of, worth_changing
+from broker.model import Alarm, Allocation, InterfaceAllocation, Policy
+from hive_qos.errors import HiveError
+from shaping.model import IngressShape, Rule
+from shaping.shaper import Shaper
+
+RETRY_S = 5.0
+VERIFY_S = 5.0
+SOCKETS_MAX = 32
+"""Passed sockets that have a rule of their own: a host has a few ranks. Of more, what arrives counts as `other`."""
+
+
+@dataclass
+class _Ingress:
+    shape: IngressShape
+    attached: bool = False
+    not_before_s: float = float("-inf")
+    verified_at_s: float = 0.0
+    alarm: Alarm | None = None
+
+
+class IngressPlant:
+    """The IFBs of one daemon. For the loop's thread."""
+
+    def __init__(self, shaper: Shaper, *, log: Log, clock: Callable[[], float]) -> None:
+        self._shaper, self._log, self._clock = shaper, log, clock
+        self._held: dict[str, _Ingress] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The interfaces whose way in is shaped here now."""
+        return frozenset(name for name, entry in self._held.items() if entry.attached)
+
+    def clear(self, interfaces: Iterable[str]) -> None:
+        """Take away what a former daemon may have left. Before anything is attached."""
+        for name in interfaces:
+            self._detach(name)
+
+    def apply(
+        self, allocation: Allocation, *, policy: Policy, passed: Iterable[PassedSocket], present: frozenset[str]
+    ) -> None:
+        """Bring every way in to its allocation; `present` are the interfaces that are there and ours. Never raises for
+        what the kernel does."""
+        wanted = {entry.name: entry for entry in allocation.ingress if entry.in_kernel and entry.name in present}
+        for name in self._held.keys() - wanted.keys():
+            del self._held[name]
+            self._detach(name)
+        if not wanted:
+            return
+        rules = (*_of_sockets(passed), *rules_of(policy))
+        for entry in wanted.values():
+            self._bring(shape_of_way_in(entry, rules=rules))
+
+    def check(self) -> None:
+        """At every tick and change of links: a redirection that leads nowhere would lose all that arrives."""
+        for name, entry in self._held.items():
+            if entry.attached and not self._shaper.check_ingress(name):
+                self._fail(entry, "what arrives does not find its IFB any more; it arrives unshaped")
+
+    def reopened(self) -> None:
+        """The guard has opened everything: our redirections are gone."""
+        for entry in self._held.values():
+            entry.attached, entry.not_before_s = False, float("-inf")
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What is wrong now."""
+        return tuple(entry.alarm for entry in self._held.values() if entry.alarm is not None)
+
+    def close(self) -> None:
+        """Let everything arrive as before."""
+        for name in list(self._held):
+            del self._held[name]
+            self._detach(name)
+
+    def _bring(self, shape: IngressShape) -> None:
+        now_s = self._clock()
+        entry = self._held.setdefault(shape.interface, _Ingress(shape))
+        if now_s < entry.not_before_s:
+            return
+        try:
+            if entry.attached and now_s - entry.verified_at_s >= VERIFY_S:
+                entry.attached, entry.verified_at_s = self._shaper.verify_ingress(shape.interface), now_s
+            if not entry.attached:
+                made = self._shaper.attach_ingress(shape)
+                self._log.info("ingress shaped", interface=shape.interface, device=made.device, adopted=made.adopted)
+                entry.verified_at_s = now_s
+            elif worth_changing(entry.shape, shape):
+                self._shaper.apply_ingress(shape)
+            else:
+                return
+        except (HiveError, OSError, ValueError) as problem:
+            self._fail(entry, f"what arrives cannot be shaped here: {problem}")
+            return
+        entry.shape, entry.attached, entry.alarm = shape, True, None
+
+    def _fail(self, entry: _Ingress, text: str) -> None:
+        name = entry.shape.interface
+        if entry.alarm is None:
+            self._log.error("ingress", interface=name, error=text)
+        entry.alarm = Alarm("ingress-failed", name, text)
+        entry.attached, entry.not_before_s = False, self._clock() + RETRY_S
+        self._detach(name)
+
+    def _detach(self, interface: str) -> None:
+        try:
+            for note in self._shaper.detach_ingress(interface):
+                self._log.warning("ingress", interface=interface, note=note)
+        except (HiveError, OSError) as problem:
+            self._log.error("ingress not given back", interface=interface, error=str(problem))
+
+
+def shape_of_way_in(allocation: InterfaceAllocation, *, rules: tuple[Rule, ...]) -> IngressShape:
+    """The shape of what arrives: the allocation, made to fit what the kernel side can keep."""
+    capacity, classes = classes_of(allocation)
+    return IngressShape(allocation.name, capacity, classes, rules)
+
+
+def _of_sockets(passed: Iterable[PassedSocket]) -> tuple[Rule, ...]:
+    """Sockets that were passed, by their local port: their mark says nothing of what arrives at them."""
+    ports = sorted(
+        {
+            (one.traffic_class, int(one.local.rpartition(":")[2]), one.protocol)
+            for one in passed
+            if one.local.rpartition(":")[2].isdigit()
+        }
+    )
+    return tuple(
+        Rule(target=name, port=port, protocol="udp" if protocol == "udp" else "tcp")
+        for name, port, protocol in ports[:SOCKETS_MAX]
+        if port
+    )

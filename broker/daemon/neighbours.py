@@ -1,0 +1,100 @@
+"""The other brokers as the daemon's loop sees them: who sends to us, what we ask of them, what they ask of us.
+
+Between the decision, which knows neither sockets nor peers, and the channel (`broker.peers`). Where the configuration
+names no `[peers]` there is no channel: then nobody can be asked, and nobody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from broker.daemon.arrivals import ArrivalBook
+from broker.daemon.flows import FlowTable
+from broker.daemon.status import HoldsInfo
+from broker.holds import HELD_CLASS, Lease
+from broker.model import Decision, SenderSample
+
+if TYPE_CHECKING:  # a QUIC stack is megabytes, and who names no [peers] needs none
+    from broker.peers.channel import PeerChannel
+
+InterfaceOf = Callable[[str], str | None]
+"""The shaped interface towards an address, None where it is not one of ours."""
+
+MEASURE_S = 1.0
+
+
+class Neighbours:
+    """For the loop's thread. `channel` is closed by `close`."""
+
+    def __init__(self, channel: PeerChannel | None) -> None:
+        self._channel = channel
+        self._arrivals = ArrivalBook()
+        self._leases: tuple[Lease, ...] = ()
+        self._rtt_s: dict[str, float] = {}
+        self._measured_s = float("-inf")
+
+    @property
+    def urgent(self) -> bool:
+        """Another broker has asked for something, or has let go: decide now."""
+        return self._channel is not None and self._channel.urgent
+
+    def close(self) -> None:
+        """Say goodbye to all."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def senders(
+        self, flows: FlowTable, *, interface_of: InterfaceOf, now_s: float
+    ) -> Mapping[str, tuple[SenderSample, ...]]:
+        """Who sends to us through each interface, after the last look at TCP."""
+        self._arrivals.count(flows.tcp_connections())
+        brokers = self._channel.brokers() if self._channel is not None else {}
+        nobody = "unknown" if self._channel is not None else "no"
+        return self._arrivals.samples(
+            interface_of=interface_of,
+            broker_of=lambda address: brokers.get(address, nobody),
+            rtt_of=self._round_trips(now_s).get,
+            held=self._channel.held() if self._channel is not None else {},
+            now_s=now_s,
+        )
+
+    def _round_trips(self, now_s: float) -> Mapping[str, float]:
+        """The least round trip to each broker: what a burst's own queue adds to it is no way that a hold has to go."""
+        if self._channel is not None and now_s - self._measured_s >= MEASURE_S:
+            self._measured_s = now_s
+            known = self._channel.status()
+            self._rtt_s = {peer.address: peer.rtt_s_min for peer in known if peer.rtt_s_min is not None}
+        return self._rtt_s
+
+    def leases(self, *, interface_of: InterfaceOf) -> Mapping[str, tuple[Lease, ...]]:
+        """What others ask of us, by the interface that leads to them."""
+        self._leases = self._channel.leases() if self._channel is not None else ()
+        found: dict[str, tuple[Lease, ...]] = {}
+        for lease in self._leases:
+            interface = interface_of(lease.address)
+            if interface is not None:
+                found[interface] = (*found.get(interface, ()), lease)
+        return found
+
+    def ask(self, decision: Decision) -> None:
+        """Ask others for what was decided, at once; and keep a way open to all who share storage with us."""
+        if self._channel is not None:
+            self._channel.want(decision.holds, reach=self._arrivals.addresses(HELD_CLASS))
+
+    def answer(self, decision: Decision) -> None:
+        """Say what became of what was asked of us. After the kernel has it: who measures is not told too early."""
+        if self._channel is not None:
+            self._channel.answer(decision.verdicts)
+
+    def info(self, decision: Decision) -> HoldsInfo:
+        """For the status."""
+        if self._channel is None:
+            return HoldsInfo()
+        said = self._channel.held()
+        made = {(one.peer, one.address, one.number): one for one in decision.verdicts}
+        return HoldsInfo(
+            asked=tuple((hold, said.get(hold.address)) for hold in decision.holds),
+            leases=tuple((lease, made.get((lease.peer, lease.address, lease.number))) for lease in self._leases),
+            peers=self._channel.status(),
+        )

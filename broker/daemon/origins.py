@@ -1,0 +1,140 @@
+"""Whose a connection is: process, command and cgroup, for the connections that are shown.
+
+The cgroup's number comes with the connection; its path is the directory with that inode number. The process takes a
+walk through /proc/*/fd, about 3 µs a descriptor: so it is asked for connections that matter alone, in slices, once, and
+again after `LIFE_S` because a socket can change hands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from broker.daemon.descriptors import command_of, processes, sockets_of
+from broker.daemon.slices import Sliced
+from broker.daemon.sock_diag import TcpConnection
+from broker.daemon.text import printable
+
+SHARE, SLICE_S = 0.003, 0.002
+WALK_S = 2.0
+"""From one walk to the next, at least: a connection that has just come waits so long for its process."""
+LIFE_S = 120.0
+AT_ONCE = 32
+WANTED_MAX = 320
+"""Connections whose process is looked for."""
+CGROUPS_MAX = 8192
+CGROUPS_WALK_S = 5.0
+NAME_LENGTH_MAX, PATH_LENGTH_MAX = 64, 1024
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who made a connection. None: not known (yet), or not to be seen from here. Texts are safe to print."""
+
+    pid: int | None = None
+    command: str | None = None
+    cgroup: str | None = None
+
+
+NOBODY = Origin()
+
+
+class Origins:
+    """For one thread; what `known` gave stays as it is.
+
+    Args:
+        mount: where cgroup v2 is, None without.
+    """
+
+    def __init__(self, mount: str | None, *, proc: str = "/proc") -> None:
+        self._proc = proc
+        self._cgroups = CgroupPaths(mount)
+        self._walking = Sliced(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S)
+        self._wanted: dict[int, int] = {}
+        self._holders: dict[int, tuple[int | None, float]] = {}
+        self._commands: dict[int, str | None] = {}
+        self._known: Mapping[int, Origin] = MappingProxyType({})
+        self._now_s = 0.0
+
+    def look(self, shown: Iterable[TcpConnection], *, now_s: float) -> Mapping[int, Origin]:
+        """Look a little further, and give what is known of these connections, by inode."""
+        self._now_s = now_s
+        wanted = {one.inode: one.cgroup_id for one in shown}
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._holders = {inode: entry for inode, entry in self._holders.items() if inode in wanted}
+            self._show()
+        if self._missing() and self._walking.go(now_s=now_s):
+            self._show()
+        return self._known
+
+    def _missing(self) -> set[int]:
+        now_s = self._now_s
+        first = list(self._wanted)[:WANTED_MAX]
+        return {inode for inode in first if inode not in self._holders or now_s - self._holders[inode][1] > LIFE_S}
+
+    def _walk(self) -> Iterator[None]:
+        missing, began_s = self._missing(), self._now_s
+        had = {pid for pid, _ in self._holders.values() if pid is not None}
+        for pid in [*had, *(pid for pid in processes(self._proc) if pid not in had)]:
+            try:
+                for number, (_, inode) in enumerate(sockets_of(pid, self._proc)):
+                    if inode in missing:
+                        missing.discard(inode)
+                        self._holders[inode] = (pid, began_s)
+                        self._commands[pid] = command_of(pid, self._proc)
+                    if number % AT_ONCE == AT_ONCE - 1:
+                        yield
+            except PermissionError:
+                continue
+            if not missing:
+                break
+            yield
+        self._holders.update((inode, (None, began_s)) for inode in missing)
+
+    def _show(self) -> None:
+        pids = {pid for pid, _ in self._holders.values()}
+        self._commands = {pid: command for pid, command in self._commands.items() if pid in pids}
+        made = {}
+        for inode, cgroup_id in self._wanted.items():
+            pid = self._holders.get(inode, (None, 0.0))[0]
+            command = self._commands.get(pid) if pid is not None else None
+            path = self._cgroups.path_of(cgroup_id, now_s=self._now_s)
+            made[inode] = Origin(
+                pid=pid,
+                command=None if command is None else printable(command, length_max=NAME_LENGTH_MAX),
+                cgroup=None if path is None else printable(path, length_max=PATH_LENGTH_MAX),
+            )
+        self._known = MappingProxyType(made)
+
+
+class CgroupPaths:
+    """The path of a cgroup below the mount, by its number. The kernel gives no number out twice.
+
+    All are read at once, two system calls each, when one is asked for that is not known, and not more often than every
+    `CGROUPS_WALK_S`. One that was removed while a socket of it lives has no path any more.
+    """
+
+    def __init__(self, mount: str | None, *, walk: Callable[[str], Iterator[tuple[str, int]]] | None = None) -> None:
+        self._mount, self._walk = mount, walk or _cgroups
+        self._paths: dict[int, str] = {}
+        self._walked_s = float("-inf")
+
+    def path_of(self, number: int, *, now_s: float) -> str | None:
+        """As "/hive.slice/hive-storage.slice"; None where that is not known."""
+        if number and number not in self._paths and self._mount and now_s - self._walked_s >= CGROUPS_WALK_S:
+            self._walked_s = now_s
+            self._paths = {inode: path for path, inode in self._walk(self._mount)}
+        return self._paths.get(number)
+
+
+def _cgroups(mount: str) -> Iterator[tuple[str, int]]:
+    for count, (directory, _, _) in enumerate(os.walk(mount)):
+        if count >= CGROUPS_MAX:
+            return
+        try:
+            yield directory[len(mount) :] or "/", os.stat(directory).st_ino
+        except FileNotFoundError:
+            continue

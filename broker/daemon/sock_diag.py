@@ -1,0 +1,357 @@
+"""Asks the kernel which sockets there are, whose they are, and how TCP's fare: sock_diag(7) over raw netlink.
+
+Read-only, unprivileged, standard library only. Every field is one that kernels since 4.18 give, but for the cgroup
+(5.8), which is then 0. The class of a socket is told by INET_DIAG_CLASS_ID, in which the kernel gives the socket's
+priority (net/ipv4/inet_diag.c): the very number that HTB takes.
+
+On one core of the test machine a connection in a list costs 5 µs, with its TCP_INFO or without, and 10 where it is
+asked for by itself. So there are two ways to look at many: list them all now and then, and ask for those that matter in
+between. Filters that run in the kernel keep out connections over loopback, and all but some cgroups' sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+_NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
+_STATES_CONNECTED = 1 << _ESTABLISHED
+_STATES_WITH_OWNER = {
+    # Of TCP all that a program may still hold and send by: not closed, nor waiting for the network alone (6, 12).
+    socket.IPPROTO_TCP: 0xFFF & ~(1 << 6 | 1 << _CLOSE) | 1 << 1,
+    socket.IPPROTO_UDP: 1 << _ESTABLISHED | 1 << _CLOSE,  # connected or not
+}
+_INFO, _TOS, _TCLASS, _CLASS_ID, _CGROUP_ID = 2, 5, 6, 17, 21
+_SHORT = 1 << (_TOS - 1) | 1 << (_TCLASS - 1)  # the second brings the class id, too
+_WHOLE = _SHORT | 1 << (_INFO - 1)
+_ATTRIBUTE_BYTECODE = 1
+_HEAD = struct.Struct("=IHHII")
+_BASE = struct.Struct("=BB2x4x16s16sIQ4xIIII")  # struct inet_diag_msg, without its ports
+_PORTS = struct.Struct("!HH")
+_BASE_BYTES = 72
+_TCP_INFO = struct.Struct("=7xB16xI40xI28xI16xQQ12xI4xIQ")  # struct tcp_info of linux/tcp.h, up to tcpi_delivery_rate
+_U16, _U32, _U64 = struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
+_RECEIVE_BYTES = 1 << 17
+_TIMEOUT_S = 1.0
+ASKED_AT_ONCE = 64
+"""Connections of one question: 64 answers of 1.5 KiB fit the socket's default receive buffer of 208 KiB."""
+CGROUPS_FILTERED_MAX = 64
+"""Cgroups that one filter names: the kernel tries them one after the other for each socket."""
+
+
+class TcpConnection(NamedTuple):
+    """One established TCP connection of this network namespace, as its own stack sees it.
+
+    `priority` is the socket's (0 when nobody set it), `cgroup_id` the number of the cgroup in which it was made (0
+    where the kernel does not say), `waiting_bytes` what is unacknowledged or not sent yet. Times in seconds, counters
+    since it was opened. `at_s` is when the kernel said so.
+
+    A tuple and no dataclass, because a thousand of them are made every second.
+    """
+
+    local: tuple[str, int]
+    remote: tuple[str, int]
+    uid: int
+    inode: int
+    classid: int
+    dscp: int
+    rtt_s: float
+    rtt_s_min: float | None
+    acked_bytes: int
+    received_bytes: int
+    sent_segments: int
+    retransmitted_segments: int
+    delivery_rate_bits_per_s: int
+    application_limited: bool
+    unacked_segments: int
+    waiting_bytes: int = 0
+    cgroup_id: int = 0
+    at_s: float = 0.0
+    question: bytes = b""
+    """Family and id of the socket, by which the kernel finds it again without a list."""
+
+
+@dataclass(frozen=True)
+class OwnedSocket:
+    """A socket of this network namespace that some program holds. `cookie` names it for as long as the kernel runs."""
+
+    protocol: int
+    listens: bool
+    uid: int
+    inode: int
+    cookie: int
+    priority: int
+    cgroup_id: int
+
+
+class NetlinkError(OSError):
+    """The kernel refused a question; `errno` says why."""
+
+
+def tcp_pages(*, clock: Callable[[], float]) -> Iterator[list[TcpConnection]]:
+    """Established TCP connections, IPv4 and IPv6, without those over loopback; a page at a time.
+
+    A page is what the kernel gives at once, about 60 connections; who stops between two holds nobody up.
+
+    Raises:
+        NetlinkError: this kernel has no INET_DIAG, or refuses.
+    """
+    for family in (socket.AF_INET, socket.AF_INET6):
+        request = _request(family, socket.IPPROTO_TCP, _WHOLE, _STATES_CONNECTED, NOT_LOOPBACK)
+        for page in _dump(request):
+            now_s = clock()
+            yield [found for body in page if (found := read_connection(body, now_s)) is not None]
+
+
+def tcp_asked(connections: Sequence[TcpConnection], *, clock: Callable[[], float]) -> Iterator[list[TcpConnection]]:
+    """Ask for single connections again; those that have ended are left out. A page at a time.
+
+    Raises:
+        NetlinkError: the kernel refuses.
+    """
+    with _open() as sock:
+        for start in range(0, len(connections), ASKED_AT_ONCE):
+            some = connections[start : start + ASKED_AT_ONCE]
+            batch = b"".join(
+                _HEAD.pack(72, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1 + start + place, 0)
+                + struct.pack("=BBBBI", one.question[0], socket.IPPROTO_TCP, _WHOLE, 0, _STATES_CONNECTED)
+                + one.question[1:]
+                for place, one in enumerate(some)
+            )
+            sock.send(batch)
+            page, now_s = [], clock()
+            for _ in some:
+                for kind, body in _messages(sock):
+                    if kind == _SOCK_DIAG_BY_FAMILY and (found := read_connection(body, now_s)) is not None:
+                        page.append(found)
+            yield page
+
+
+def owned_sockets(protocol: int, *, cgroups: Sequence[int] | None = None) -> Iterator[list[OwnedSocket]]:
+    """Sockets of one protocol that programs hold, IPv4 and IPv6, over loopback too; a page at a time.
+
+    Args:
+        protocol: IPPROTO_TCP or IPPROTO_UDP.
+        cgroups: only those made in these, at most `CGROUPS_FILTERED_MAX`; None: all.
+
+    Raises:
+        NetlinkError: this kernel has no such diagnosis, or cannot filter (ENOENT, EINVAL).
+    """
+    code = among_cgroups(cgroups) if cgroups is not None else b""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for page in _dump(_request(family, protocol, _SHORT, _STATES_WITH_OWNER[protocol], code)):
+            yield [found for body in page if (found := _read_owned(body, protocol)) is not None]
+
+
+# --- filters that run in the kernel (struct inet_diag_bc_op of linux/inet_diag.h) -------------------------------------
+
+_JUMP, _DESTINATION, _CGROUP = 1, 8, 13
+
+
+def _loopback() -> bytes:
+    """Refuse 127.0.0.0/8, mapped into IPv6 too, and ::1. A filter ends at its end (taken) or 4 bytes beyond (refused).
+
+    Each condition is followed by a jump out, which it skips where it does not hold.
+    """
+    code = b""
+    for family, prefix, address in ((socket.AF_INET6, 128, bytes(15) + b"\x01"), (socket.AF_INET, 8, b"\x7f\0\0\0")):
+        size = 12 + len(address)
+        condition = struct.pack("=BBHBBxxi", _DESTINATION, size, size + 4, family, prefix, -1) + address
+        code = condition + struct.pack("=BBH", _JUMP, 4, 4 + len(code) + 4) + code
+    return code
+
+
+NOT_LOOPBACK = _loopback()
+
+
+def among_cgroups(cgroups: Sequence[int]) -> bytes:
+    """The filter that takes sockets made in one of these cgroups alone."""
+    size = 16  # of a condition and the jump after it
+    code = struct.pack("=BBH", _JUMP, 4, 8)
+    for number in cgroups[:CGROUPS_FILTERED_MAX]:
+        found = struct.pack("=BBH", _JUMP, 4, 4 + len(code))  # to the very end: taken
+        code = struct.pack("=BBHQ", _CGROUP, 12, size, number) + found + code
+    return code
+
+
+# --- the wire ---------------------------------------------------------------------------------------------------------
+
+
+def _request(family: int, protocol: int, extensions: int, states: int, code: bytes) -> bytes:
+    body = struct.pack("=BBBBI48x", family, protocol, extensions, 0, states)
+    if code:
+        body += struct.pack("=HH", 4 + len(code), _ATTRIBUTE_BYTECODE) + code
+    flags = _NLM_F_REQUEST | _NLM_F_DUMP
+    return _HEAD.pack(16 + len(body), _SOCK_DIAG_BY_FAMILY, flags, 1, 0) + body
+
+
+def _open() -> socket.socket:
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
+    sock.settimeout(_TIMEOUT_S)  # the kernel answers at once; a lost answer must not stop the daemon
+    return sock
+
+
+def _dump(request: bytes) -> Iterator[list[memoryview]]:
+    """The answers to one question, as the kernel packs them. Its socket is its own: it may be left at any page."""
+    with _open() as sock:
+        sock.send(request)
+        while True:
+            page = []
+            for kind, body in _messages(sock):
+                if kind == _NLMSG_DONE:
+                    _refusal(body)
+                    if page:
+                        yield page
+                    return
+                page.append(body)
+            yield page
+
+
+def _messages(sock: socket.socket) -> Iterable[tuple[int, memoryview]]:
+    """What one packet holds. A refusal is raised, unless it says that there is no such socket (any more)."""
+    packet = memoryview(sock.recv(_RECEIVE_BYTES))
+    offset, found = 0, []
+    while offset + 16 <= len(packet):
+        length, kind, _, _, _ = _HEAD.unpack_from(packet, offset)
+        if length < 16 or offset + length > len(packet):
+            break
+        body = packet[offset + 16 : offset + length]
+        if kind == _NLMSG_ERROR:
+            _refusal(body)
+        found.append((kind, body))
+        offset += length + 3 & ~3
+    return found
+
+
+def _refusal(body: memoryview) -> None:
+    code = -struct.unpack_from("=i", body)[0] if len(body) >= 4 else 0
+    if code > 0 and code not in _GONE:
+        raise NetlinkError(code, os.strerror(code))
+
+
+_GONE = (2, 116)  # ENOENT, ESTALE: the socket that was asked for has ended, or its place has another
+
+_Offsets = dict[int, int]
+_layouts: dict[tuple[int, int], _Offsets] = {}
+_LAYOUTS_MAX = 64
+
+
+def _offsets(body: memoryview) -> _Offsets:
+    """Where each attribute's value begins.
+
+    The kernel writes them in the same order with the same sizes, so that messages of one family and length look alike:
+    what was found in one is tried on the next, and only looked for where the kinds that stand there are others.
+    """
+    key = (body[0], len(body))
+    known = _layouts.get(key)
+    if known is not None:
+        for kind, offset in known.items():
+            if _U16.unpack_from(body, offset - 2)[0] & 0x3FFF != kind:
+                break
+        else:
+            return known
+    found: _Offsets = {}
+    offset = _BASE_BYTES
+    while offset + 4 <= len(body):
+        length, kind = struct.unpack_from("=HH", body, offset)
+        if length < 4 or offset + length > len(body):
+            break
+        if kind & 0x3FFF in _WANTED and length - 4 >= _WANTED[kind & 0x3FFF]:
+            found[kind & 0x3FFF] = offset + 4
+        offset += length + 3 & ~3
+    if len(_layouts) >= _LAYOUTS_MAX:
+        _layouts.clear()
+    _layouts[key] = found
+    return found
+
+
+_WANTED = {_INFO: _TCP_INFO.size, _TOS: 1, _TCLASS: 1, _CLASS_ID: 4, _CGROUP_ID: 8}  # with the least size of each
+
+
+def read_connection(body: memoryview, at_s: float = 0.0) -> TcpConnection | None:
+    """Decode one connection; None for one of the host with itself, and for what is no such message."""
+    if len(body) < _BASE_BYTES:
+        return None
+    family, _, source, destination, _, _, _, waiting, uid, inode = _BASE.unpack_from(body)
+    if source == destination or _is_loopback(family, destination):
+        return None
+    local_port, remote_port = _PORTS.unpack_from(body, 4)
+    offsets = _offsets(body)
+    tos = offsets.get(_TOS if family == socket.AF_INET else _TCLASS)
+    classid, cgroup, info = offsets.get(_CLASS_ID), offsets.get(_CGROUP_ID), offsets.get(_INFO)
+    known = (
+        (address_text(family, source), local_port),
+        (address_text(family, destination), remote_port),
+        uid,
+        inode,
+        _U32.unpack_from(body, classid)[0] if classid is not None else 0,
+        body[tos] >> 2 if tos is not None else 0,
+    )
+    cgroup_id = _U64.unpack_from(body, cgroup)[0] if cgroup is not None else 0
+    question = b"%c%b" % (family, body[4:52])
+    if info is None:  # it closes, and has none any more
+        return None
+    limited, unacked, rtt_us, retransmitted, acked, received, rtt_us_min, sent, rate = _TCP_INFO.unpack_from(body, info)
+    return TcpConnection(
+        *known,
+        rtt_us / 1e6,
+        None if rtt_us_min in (0, 0xFFFFFFFF) else rtt_us_min / 1e6,
+        acked,
+        received,
+        sent,
+        retransmitted,
+        8 * rate,
+        bool(limited & 1),
+        unacked,
+        waiting,
+        cgroup_id,
+        at_s,
+        question,
+    )
+
+
+def _read_owned(body: memoryview, protocol: int) -> OwnedSocket | None:
+    if len(body) < _BASE_BYTES:
+        return None
+    _, state, _, _, _, cookie, _, _, uid, inode = _BASE.unpack_from(body)
+    if not inode:  # no program's: the kernel's own, or not accepted yet
+        return None
+    offsets = _offsets(body)
+    classid, cgroup = offsets.get(_CLASS_ID), offsets.get(_CGROUP_ID)
+    return OwnedSocket(
+        protocol=protocol,
+        listens=protocol == socket.IPPROTO_TCP and state == _LISTEN,
+        uid=uid,
+        inode=inode,
+        cookie=cookie,
+        priority=_U32.unpack_from(body, classid)[0] if classid is not None else 0,
+        cgroup_id=_U64.unpack_from(body, cgroup)[0] if cgroup is not None else 0,
+    )
+
+
+def _is_loopback(family: int, address: bytes) -> bool:
+    """As `NOT_LOOPBACK`, for kernels or families whose filter let one through."""
+    if family == socket.AF_INET:
+        return address[0] == 127
+    return address == _LOOPBACK6 or (address[:12] == _MAPPED and address[12] == 127)
+
+
+_LOOPBACK6, _MAPPED = bytes(15) + b"\x01", bytes(10) + b"\xff\xff"
+
+
+@lru_cache(maxsize=8192)
+def address_text(family: int, address: bytes) -> str:
+    """The address of a message as text, an IPv4 one that comes through an IPv6 socket as what it is."""
+    if family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, address[:4])
+    if address[:12] == _MAPPED:
+        return socket.inet_ntop(socket.AF_INET, address[12:])
+    return socket.inet_ntop(socket.AF_INET6, address)

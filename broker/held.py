@@ -1,0 +1,192 @@
+"""The sender's side: what other brokers ask of us, and how much of it is done.
+
+A peer whose link we flood asks us to hold storage back towards it. It knows its link; we know what storage was
+promised. So a lease is kept, within these bounds, whatever the peer says:
+
+    what      storage alone, towards the address from which the peer asks, for as long as the lease lasts
+    floor     the floor's share of the smaller of both links, at every moment
+    window    storage's guarantee of the smaller of both links, over its window: when it is at risk, more is sent than
+              was asked for, until nothing is owed (`broker.guarantee`)
+
+What a peer does with the time cannot be seen from here, and need not be: its own broker lets go when a burst does not
+come (`broker.ingress`), and one that lies gets what the account leaves it, which is once 3 % of a window, and then no
+more than the rest of the guarantee.
+
+The promise counts only while something waits to go there. A peer may call its link slower than it is, to owe us less;
+so it counts at least as what lately went there. Each destination has its own account: a sender with a fast link of its
+own is not judged by that link, and what waits for a held destination is not what our own link keeps waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from broker import ingress_reasons, lending, reasons
+from broker.demand import BACKLOG_BYTES_MIN
+from broker.holds import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
+from broker.ingress_state import HeldState
+from broker.model import DestinationAllocation, DestinationSample, FlowSample
+from broker.plan import promises
+from broker.policy import ClassPolicy
+
+DESTINATIONS_MAX = 8
+"""Leaves for destinations that the kernel side keeps ready; of more leases the oldest keep theirs."""
+LINGER_S = 5.0
+"""How long a leaf outlives its lease: what waits in it leaves in order, and the next burst finds it there."""
+RATE_BITS_PER_S_MIN = 64_000
+MOST_DECAY_S = 60.0
+"""The most that went to a destination is forgotten over a minute."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What was decided about one interface's leases."""
+
+    states: tuple[HeldState, ...]
+    destinations: tuple[DestinationAllocation, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def leased(leases: Sequence[Lease]) -> frozenset[str]:
+    """The addresses towards which somebody holds us back."""
+    return frozenset(lease.address for lease in leases if _refusal(lease) is None)
+
+
+def waiting_bytes(samples: Sequence[DestinationSample], addresses: Collection[str]) -> int:
+    """What waits for held destinations: not for lack of our own link."""
+    return sum(entry.backlog_bytes for entry in samples if entry.address in addresses)
+
+
+def not_held(flows: Sequence[FlowSample], addresses: Collection[str]) -> tuple[FlowSample, ...]:
+    """The connections whose delay says something of the path: not those that wait because somebody asked for it."""
+    return tuple(flow for flow in flows if flow.traffic_class != HELD_CLASS or flow.peer not in addresses)
+
+
+def decide_held(
+    *, now_s: float, states: Sequence[HeldState], leases: Sequence[Lease], samples: Sequence[DestinationSample],
+    read_s: float | None, storage: ClassPolicy, capacity_bits_per_s: int,
+) -> Holding:  # fmt: skip
+    """Decide about the leases of one interface.
+
+    Args:
+        now_s: the tick's time.
+        states: of the last tick.
+        leases: in force, in any order.
+        samples: counters of the destinations that have leaves, read at `read_s` (None: never).
+        storage: the class' policy.
+        capacity_bits_per_s: of our own way out.
+    """
+    known = {entry.address: entry for entry in states}
+    counters = {entry.address: entry for entry in samples if entry.traffic_class == HELD_CLASS}
+    verdicts = []
+    asked: dict[str, Lease] = {}
+    for lease in sorted(leases, key=lambda entry: (entry.address, entry.peer, entry.number)):
+        refusal = _refusal(lease)
+        if refusal is not None:
+            verdicts.append(_verdict(lease, capacity_bits_per_s, refusal, granted=False))
+        elif lease.address not in asked or lease.rate_bits_per_s < asked[lease.address].rate_bits_per_s:
+            asked[lease.address] = lease
+    order = sorted(
+        asked.keys() | {entry.address for entry in states if now_s - entry.seen_s <= LINGER_S},
+        key=lambda address: (address not in asked, address not in known, address),
+    )
+    served = order[:DESTINATIONS_MAX]
+    for address in order[DESTINATIONS_MAX:]:
+        full = ingress_reasons.HoldRefused(f"{DESTINATIONS_MAX} destinations are held back already")
+        verdicts += [_verdict(lease, capacity_bits_per_s, full, granted=False) for lease in _of(address, leases)]
+    after, destinations = [], []
+    for address in sorted(served):
+        entry = known.get(address, HeldState(address, now_s))
+        entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)
+        rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s)
+        floor = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s)).floor
+        destinations.append(
+            DestinationAllocation(address, HELD_CLASS, max(1, min(rate, floor)), max(1, rate), reasons.state(why))
+        )
+        if address in asked:
+            entry = replace(entry, seen_s=now_s)
+            verdicts += [_verdict(lease, rate, why, granted=True) for lease in _of(address, leases)]
+        after.append(replace(entry, rate_bits_per_s=rate))
+    remembered = [
+        entry
+        for entry in states
+        if entry.address not in served and now_s - entry.seen_s <= max(LINGER_S, storage.guarantee_window_s)
+    ]
+    return Holding(
+        states=tuple(sorted([*after, *remembered], key=lambda entry: entry.address)),
+        destinations=tuple(destinations),
+        verdicts=tuple(sorted(verdicts, key=lambda entry: (entry.peer, entry.address, entry.number))),
+    )
+
+
+def _of(address: str, leases: Sequence[Lease]) -> list[Lease]:
+    """The leases of an address that may be kept."""
+    return [lease for lease in leases if lease.address == address and _refusal(lease) is None]
+
+
+def _refusal(lease: Lease) -> ingress_reasons.HoldRefused | None:
+    if lease.traffic_class != HELD_CLASS:
+        return ingress_reasons.HoldRefused(f"only {HELD_CLASS} may be held back from outside")
+    if not 0 < lease.remaining_s <= LEASE_S_MAX or lease.rate_bits_per_s < 0 or lease.capacity_bits_per_s <= 0:
+        return ingress_reasons.HoldRefused(f"a lease has a rate, a capacity, and at most {LEASE_S_MAX:g} s")
+    return None
+
+
+def _link(entry: HeldState, lease: Lease | None, capacity_bits_per_s: int) -> int:
+    """The smaller of both links, where the peer's counts at least as what lately went there."""
+    claimed = lease.capacity_bits_per_s if lease is not None else 0
+    return min(capacity_bits_per_s, max(claimed, int(entry.sent_bits_per_s_max)))
+
+
+def _count(
+    entry: HeldState, sample: DestinationSample | None, lease: Lease | None, storage: ClassPolicy,
+    capacity_bits_per_s: int, *, read_s: float | None,
+) -> HeldState:  # fmt: skip
+    """Book what went there since the counter was read last."""
+    if sample is None or read_s is None:
+        return replace(entry, counter_s=None)
+    if entry.counter_s is None or sample.sent_bytes < entry.sent_bytes:
+        return replace(entry, counter_s=read_s, sent_bytes=sample.sent_bytes)
+    elapsed_s = read_s - entry.counter_s
+    if elapsed_s <= 0:
+        return entry
+    sent_bits = 8 * (sample.sent_bytes - entry.sent_bytes)
+    most = entry.sent_bits_per_s_max * max(0.0, 1 - elapsed_s / MOST_DECAY_S)
+    if elapsed_s >= 0.05:  # less is the grain of a burst of the shaper
+        most = max(most, sent_bits / elapsed_s)
+    entry = replace(entry, counter_s=read_s, sent_bytes=sample.sent_bytes, sent_bits_per_s_max=most)
+    if lease is None:
+        return entry
+    promise = promises(storage, _link(entry, lease, capacity_bits_per_s)).guarantee
+    account = lending.book(
+        entry.account, given_bits=sent_bits, promise_bits_per_s=promise, window_s=storage.guarantee_window_s,
+        elapsed_s=elapsed_s, waiting=sample.backlog_bytes >= BACKLOG_BYTES_MIN, now_s=read_s,
+    )  # fmt: skip
+    return replace(entry, account=account)
+
+
+def _rate(
+    entry: HeldState, lease: Lease | None, storage: ClassPolicy, capacity_bits_per_s: int
+) -> tuple[int, reasons.Reasoned]:
+    """What may go there, and why."""
+    ceiling = promises(storage, capacity_bits_per_s).ceiling
+    if lease is None:
+        return ceiling, ingress_reasons.HoldOver()
+    own = promises(storage, _link(entry, lease, capacity_bits_per_s))
+    window_s = storage.guarantee_window_s
+    floor = max(own.floor, RATE_BITS_PER_S_MIN)
+    asked = lease.rate_bits_per_s
+    due = lending.due_bits_per_s(entry.account, promise_bits_per_s=own.guarantee, window_s=window_s)
+    why: reasons.Reasoned
+    if due > max(asked, floor):
+        rate, why = due, ingress_reasons.HoldRaised(lease.peer, asked, own.guarantee, window_s)
+    elif asked < floor:
+        rate, why = floor, ingress_reasons.HeldAtFloor(lease.peer, asked, floor)
+    else:
+        rate, why = asked, ingress_reasons.HeldForPeer(lease.peer, asked)
+    return min(rate, ceiling), why
+
+
+def _verdict(lease: Lease, rate: int, why: reasons.Reasoned, *, granted: bool) -> Verdict:
+    return Verdict(lease.peer, lease.address, lease.number, granted, rate, reasons.state(why))

@@ -1,0 +1,304 @@
+"""The way in: how much storage may be sent towards us, by whom, and what to ask of their brokers.
+
+The queue in front of our link is not ours: it is in a switch or at the provider, it is first come, first served, and a
+storage host with a faster link fills it. Only the sender can hold storage back, so its broker is asked (`Hold`), and
+where there is none the kernel drops it here, on an IFB, when it has already taken its share of the link.
+
+    nothing announced for 10 s      storage is free
+    between bursts                  what others leave of 0.95 of the link: no queue stands there when a burst begins
+    a burst comes in                the floor (what training has never used, where that is more than half of the link)
+    the burst is over, or does not  as between bursts, at once
+    come after 0.3 s
+    the next one is due             the floor, a round trip and 5 ms ahead, where the last forecasts were right
+    storage is owed over its window what repays it, burst or not
+
+What storage may send is divided among its senders by max-min: who uses clearly less than his part for a second leaves
+it to the others, and what nobody wants is spread over all, so that whoever begins finds room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from broker import inbound, ingress_reasons, lending, reasons
+from broker.allocate import Claim, allocate
+from broker.bursts import START_S
+from broker.capacity import BASE_BITS_PER_S_MIN
+from broker.holds import Hold
+from broker.ingress_state import InboundBurstState, IngressState, SenderState
+from broker.model import Alarm, ClassAllocation, InterfaceAllocation, InterfaceSample, SenderSample
+from broker.plan import LENDER, Promises, promises
+from broker.policy import InterfacePolicy, Policy
+from hive_qos.units import format_rate
+
+HEADROOM = 0.95
+"""What leaves a sender at this part of our rate arrives without a queue, though its shaper lets 64 KiB go at once."""
+IDLE_S = 10.0
+"""Without a burst for so long nobody is held back: outer rounds of tens of seconds begin against a full queue, once."""
+OTHERS_ROOM = 1.1
+"""What comes beside storage may grow by a tenth before the next look."""
+PEAK_LOW, PEAK_ROOM = 0.5, 1.15
+"""A job whose last five bursts never came at half of our rate is held up elsewhere: storage gets the rest, less room
+for it to come 15 % faster from burst to burst."""
+DRAIN_S = 0.005
+"""The 64 KiB that a sender's shaper may have let go at once, at 100 Mbit/s."""
+ROUND_TRIP_S_MAX = 0.2
+LIMITED = 0.8
+"""Who uses so much of what it may would use more."""
+MODEST_S, MODEST_ROOM, MODEST_PART = 1.0, 1.6, 0.1
+"""Who has used less for a second is left 1.6 times the most that it used, and a tenth of an equal part at least."""
+LEASE_S = 0.9
+"""Whoever we hold back is free again so soon after we die: nobody starves for a second."""
+HOLDS_MAX = 64
+HOLD_BITS_PER_S_MIN = 64_000
+UP_BAND, DOWN_BAND = 0.05, 0.02
+"""Changes that are not worth a message: the headroom takes them."""
+BROKERLESS_S = 60.0
+"""An IFB stays for so long after storage came from a host without a broker: building one for each file costs more."""
+
+
+@dataclass(frozen=True)
+class Inflow:
+    """What was decided about one interface's way in."""
+
+    state: IngressState
+    allocation: InterfaceAllocation
+    holds: tuple[Hold, ...]
+    alarms: tuple[Alarm, ...]
+    again_s: float | None
+
+
+def decide_ingress(
+    *, now_s: float, state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
+) -> Inflow:  # fmt: skip
+    """Decide what storage may send towards one interface.
+
+    Args:
+        now_s: the tick's time.
+        state: of the last tick.
+        sample: what was measured; None where the interface is not there.
+        interface: its policy; `ingress` is set.
+        policy: the classes' promises.
+    """
+    rate, source = _capacity(interface, sample)
+    senders = sample.senders if sample is not None else ()
+    before = state
+    state = inbound.follow(
+        state, now_s=now_s, received_bytes=sample.received_bytes if sample is not None else None, senders=senders,
+        bursts=sample.bursts if sample is not None else (), capacity_bits_per_s=rate,
+    )  # fmt: skip
+    own = promises(policy.class_policy(LENDER), rate)
+    window_s = policy.class_policy(LENDER).guarantee_window_s
+    elapsed_s = now_s - before.at_s if before.at_s is not None else 0.0
+    limited = any(_limited(entry) for entry in state.senders)
+    state = replace(
+        state,
+        account=lending.book(
+            state.account, given_bits=state.stored_bits - before.stored_bits, promise_bits_per_s=own.guarantee,
+            window_s=window_s, elapsed_s=elapsed_s, waiting=limited, now_s=now_s,
+        ),
+        senders=tuple(_judged(entry, before.allowance_bits_per_s > own.floor, elapsed_s) for entry in state.senders),
+    )  # fmt: skip
+    told = {entry.address: entry for entry in senders if entry.traffic_class == LENDER}
+    lead_s = min(ROUND_TRIP_S_MAX, max((entry.rtt_s or 0.0 for entry in told.values()), default=0.0)) + DRAIN_S
+    owed = lending.due_bits_per_s(state.account, promise_bits_per_s=own.guarantee, window_s=window_s)
+    allowance, why = _allowance(state, own, rate, owed=owed, window_s=window_s, lead_s=lead_s, now_s=now_s)
+    if source == "fallback":
+        allowance, why = None, ingress_reasons.IngressUnknown()
+    in_kernel = _wants_ifb(state, interface, now_s=now_s)
+    allowed = _divide(state.senders, told, allowance, own.floor, in_kernel=in_kernel)
+    state = replace(
+        state,
+        allowance_bits_per_s=allowance or 0,
+        senders=tuple(replace(entry, allowed_bits_per_s=allowed.get(entry.address, 0)) for entry in state.senders),
+    )
+    again_s = inbound.look_again_s(state, now_s=now_s, lead_s=lead_s, capacity_bits_per_s=rate) if allowance else None
+    return Inflow(
+        state=state,
+        allocation=_allocation(interface.name, state, policy, rate, source, why, allowance, in_kernel=in_kernel),
+        holds=_holds(allowed, told, rate, why),
+        alarms=_alarms(interface, told, source=source, in_kernel=in_kernel, holding=bool(allowance)),
+        again_s=again_s,
+    )
+
+
+def _capacity(interface: InterfacePolicy, sample: InterfaceSample | None) -> tuple[int, str]:
+    if interface.ingress_bits_per_s is not None:
+        return int(HEADROOM * interface.ingress_bits_per_s), "configured"
+    link = (sample.link_bits_per_s or 0) if sample is not None else 0
+    if link >= BASE_BITS_PER_S_MIN:
+        return int(HEADROOM * link), "link"
+    return BASE_BITS_PER_S_MIN, "fallback"
+
+
+def _allowance(
+    state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, lead_s: float, now_s: float
+) -> tuple[int | None, reasons.Reasoned]:
+    """What all storage together may send towards us, None where it is free, and why."""
+    if state.training_s is None or now_s - state.training_s > IDLE_S:
+        return None, ingress_reasons.NothingToProtect()
+    coming = [burst for burst in state.bursts if _deserves_room(burst, state, now_s=now_s)]
+    due = inbound.expected(state, now_s=now_s, lead_s=lead_s)
+    why: reasons.Reasoned
+    if coming:
+        room = max(own.floor, _unused_by(coming, state, rate))
+        why = ingress_reasons.BurstComes(coming[0].job, coming[0].step, room)
+    elif due is not None:
+        room = own.floor
+        why = ingress_reasons.BurstExpected(due.job, room)
+    else:
+        beside = max(0.0, state.others_bits_per_s)
+        if any(not burst.over for burst in state.bursts):  # it comes, though not so that it deserves a hold
+            beside += state.training_bits_per_s or 0.0
+        room = max(own.floor, own.guarantee, int(rate - OTHERS_ROOM * beside))
+        why = ingress_reasons.LeavesRoom(min(room, own.ceiling), rate)
+    if owed > room:
+        room = min(rate, owed)
+        why = ingress_reasons.OwedOnTheWayIn(min(room, own.ceiling), window_s)
+    return max(1, min(room, own.ceiling)), why
+
+
+def _deserves_room(burst: InboundBurstState, state: IngressState, *, now_s: float) -> bool:
+    """New bursts, and older ones while training does come in; not those of jobs that hold for nothing."""
+    if burst.over or not inbound.has_privilege(state, burst.job):
+        return False
+    return now_s - burst.used_s < START_S
+
+
+def _unused_by(coming: Sequence[InboundBurstState], state: IngressState, rate: int) -> int:
+    """What training has never used in its last bursts, where that is more than half of the link; else nothing."""
+    peaks = [inbound.peak_bits_per_s(state, job) for job in {burst.job for burst in coming}]
+    if any(peak is None or peak > PEAK_LOW * rate for peak in peaks):
+        return 0
+    return max(
+        0, int(rate - PEAK_ROOM * sum(peak for peak in peaks if peak is not None) - max(0.0, state.others_bits_per_s))
+    )
+
+
+def _limited(sender: SenderState) -> bool:
+    """Whether a sender would send more if it might."""
+    used = max(sender.last_bits_per_s, sender.rate_bits_per_s)
+    return sender.allowed_bits_per_s > 0 and used >= LIMITED * sender.allowed_bits_per_s
+
+
+def _judged(sender: SenderState, might: bool, elapsed_s: float) -> SenderState:
+    if not might or not sender.allowed_bits_per_s:
+        return sender
+    return replace(sender, modest_s=0.0 if _limited(sender) else sender.modest_s + elapsed_s)
+
+
+def _wants_ifb(state: IngressState, interface: InterfacePolicy, *, now_s: float) -> bool:
+    if interface.ingress_bits_per_s is None or state.brokerless_s is None:
+        return False
+    return now_s - state.brokerless_s <= BROKERLESS_S
+
+
+def _divide(
+    senders: Sequence[SenderState], told: Mapping[str, SenderSample], allowance: int | None, floor: int, *,
+    in_kernel: bool,
+) -> Mapping[str, int]:  # fmt: skip
+    """What each sender of storage that has a broker, or may have one, is held to; nothing where nothing is held."""
+    if allowance is None:
+        return {}
+    here = [entry for entry in senders if entry.address in told]
+    free = [entry for entry in here if told[entry.address].broker == "no"]
+    here = [entry for entry in here if told[entry.address].broker != "no"]
+    here = sorted(here, key=lambda entry: (-entry.rate_bits_per_s, entry.address))[:HOLDS_MAX]
+    if not here:
+        return {}
+    taken = sum(int(entry.rate_bits_per_s) for entry in free)
+    room = max(min(floor, allowance), allowance - taken)
+    least = room // len(here)
+    claims = []
+    for entry in here:
+        granted = told[entry.address].granted_bits_per_s or 0
+        modest = max(int(MODEST_ROOM * entry.most_bits_per_s), int(MODEST_PART * least))
+        wants = modest if entry.modest_s >= MODEST_S else room
+        owed = min(granted, room) if granted > entry.allowed_bits_per_s > 0 else 0  # its broker gives it more
+        claims.append(Claim(1.0, owed, owed, room, max(wants, owed)))
+    shares = allocate(claims, capacity_bits_per_s=room).rates_bits_per_s
+    spare = (room - sum(shares)) // len(here)
+    return {
+        entry.address: _steady(entry.allowed_bits_per_s, max(HOLD_BITS_PER_S_MIN, share + spare))
+        for entry, share in zip(here, shares, strict=True)
+    }
+
+
+def _steady(last: int, now: int) -> int:
+    """The last figure where the new one is hardly another."""
+    close = last <= now <= last * (1 + UP_BAND) or now <= last <= now * (1 + DOWN_BAND)
+    return last if last and close else now
+
+
+def _holds(
+    allowed: Mapping[str, int], told: Mapping[str, SenderSample], rate: int, why: reasons.Reasoned
+) -> tuple[Hold, ...]:
+    """What to ask for. Of our capacity each sender's promise counts the part that the sender has of the allowance."""
+    total = sum(allowed.values())
+    reason = reasons.state(why)
+    return tuple(
+        Hold(address, LENDER, held, max(held, rate * held // total), LEASE_S, reason)
+        for address, held in sorted(allowed.items())
+    )
+
+
+def _allocation(
+    name: str, state: IngressState, policy: Policy, rate: int, source: str, why: reasons.Reasoned,
+    allowance: int | None, *, in_kernel: bool,
+) -> InterfaceAllocation:  # fmt: skip
+    """The same as a plan by classes: what the operator reads, and what an IFB gets."""
+    wanted = []
+    for entry in policy.classes:
+        own = promises(entry, rate)
+        low = own.floor if entry.name == LENDER else own.guarantee
+        wanted.append(Claim(1.0, own.floor, low, own.ceiling, low))
+    rates = allocate(wanted, capacity_bits_per_s=rate).rates_bits_per_s
+    classes = []
+    for entry, kept in zip(policy.classes, rates, strict=True):
+        own = promises(entry, rate)
+        storage = entry.name == LENDER
+        ceil = max(kept, min(own.ceiling, allowance or own.ceiling)) if storage else max(kept, own.ceiling)
+        throughput: int | None = None
+        if storage:
+            throughput = int(sum(sender.rate_bits_per_s for sender in state.senders))
+        elif entry.name == "compute" and state.bursts and state.training_bits_per_s is not None:
+            throughput = int(state.training_bits_per_s)
+        classes.append(
+            ClassAllocation(
+                name=entry.name,
+                rate_bits_per_s=kept,
+                ceil_bits_per_s=ceil,
+                priority=entry.priority,
+                guarantee_bits_per_s=own.guarantee,
+                floor_bits_per_s=own.floor,
+                ceiling_bits_per_s=own.ceiling,
+                demand_bits_per_s=ceil,
+                share_bits_per_s=ceil,
+                throughput_bits_per_s=throughput,
+                backlog_bytes=None,
+                dropped_packets=None,
+                reason=reasons.state(why if storage else reasons.LinkIsFree(own.ceiling)),
+            )
+        )
+    capacity = reasons.LinkRate(rate, source) if source != "fallback" else ingress_reasons.IngressUnknown()
+    return InterfaceAllocation(
+        name, "ingress", rate, source, reasons.state(capacity), tuple(classes), in_kernel=in_kernel
+    )
+
+
+def _alarms(
+    interface: InterfacePolicy, told: Mapping[str, SenderSample], *, source: str, in_kernel: bool, holding: bool
+) -> tuple[Alarm, ...]:
+    found = []
+    if source == "fallback":
+        found.append(Alarm("ingress-unknown", interface.name, ingress_reasons.IngressUnknown().text()))
+    for sample in sorted(told.values(), key=lambda entry: entry.address)[:HOLDS_MAX] if holding else ():
+        subject = f"{interface.name}/{sample.address}"
+        if sample.broker == "no" and not in_kernel:
+            text = "sends storage to us and has no broker; write `ingress` with a rate, or run a broker there"
+            found.append(Alarm("sender-without-broker", subject, text))
+        elif sample.refused:
+            kept = f"; it keeps {format_rate(sample.granted_bits_per_s)}" if sample.granted_bits_per_s else ""
+            found.append(Alarm("hold-refused", subject, f"its broker does not hold storage back as asked{kept}"))
+    return tuple(found)

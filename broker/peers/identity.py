@@ -1,0 +1,57 @@
+"""Who this broker is to others: the files of `[peers]`, held against each other before anything is opened."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import stat
+
+from cryptography import x509
+
+from broker.policy import PeersPolicy
+from hive_qos.errors import ConfigurationError
+from transport.identity import ConfiguredIdentity, load_identity, verify_peer
+from transport.identity.names import claims_of
+from transport.wire.errors import WireError
+
+_KEYS = {"HIVE_CA": "peers.ca", "HIVE_CERT": "peers.certificate", "HIVE_KEY": "peers.key"}
+_ISSUE = "`hive-qos ca issue NODE --role broker --address ADDRESS` makes one"
+
+
+def broker_identity(settings: PeersPolicy) -> ConfiguredIdentity:
+    """Load certificate, key and CA; peers of the role `broker` are believed, and nobody else.
+
+    Raises:
+        ConfigurationError: a file cannot be read, others may read the key, or the certificate is one that every peer
+            would refuse: of another CA, for another role, or not valid now.
+    """
+    _check_private(settings.key)
+    try:
+        identity = load_identity(
+            ca=settings.ca, certificate=settings.certificate, key=settings.key, roles=frozenset({"broker"})
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(_KEYS[error.key], error.value, f"{error.reason}; {_ISSUE}") from error
+    chain = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
+    try:
+        verify_peer(chain, identity.trust, now=datetime.datetime.now(datetime.UTC))
+    except WireError as error:
+        reason = f"other brokers would refuse this: {error.reason}; {_ISSUE}"
+        raise ConfigurationError("peers.certificate", settings.certificate, reason) from error
+    return identity
+
+
+def certified_addresses(identity: ConfiguredIdentity) -> frozenset[str]:
+    """The addresses for which this broker may ask others."""
+    chain = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
+    return claims_of(chain[0]).addresses
+
+
+def _check_private(path: str) -> None:
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except OSError as error:
+        raise ConfigurationError("peers.key", path, f"cannot be read: {error.strerror}; {_ISSUE}") from error
+    if mode & 0o077:
+        reason = f"others may read it (mode {mode:04o}), so it may be anybody's by now; write `chmod 600 {path}`, or "
+        raise ConfigurationError("peers.key", path, reason + "issue a new certificate and key")

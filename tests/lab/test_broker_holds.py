@@ -1,0 +1,182 @@
+"""Two real brokers: the receiver of a flood asks the sender's to hold it back, for a burst, and for no longer."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_host import COMMAND, Broker, broker_in
+from patience import LIMIT_S, wait_until
+
+from tools.lab import Lab
+from tools.lab.host import Host
+
+ROOT = Path(__file__).parents[2]
+LINK_BITS_PER_S = 20_000_000
+FLOOR_BITS_PER_S = int(0.95 * LINK_BITS_PER_S) // 50
+CONFIGURATION = """
+version = 1
+[[interface]]
+name = "eth0"
+egress = "{egress}"
+ingress = "{ingress}"
+[class.storage]
+match = [{{ port = 4873 }}]
+[daemon]
+group = "nogroup"
+record_file = "{record}"
+"""
+PEERS = """
+[peers]
+listen = "0.0.0.0:4710"
+ca = "{pki}/ca.crt"
+certificate = "{pki}/{host}.crt"
+key = "{pki}/{host}.key"
+"""
+STORAGE = """
+import socket, sys, threading
+if sys.argv[1] == "sink":
+    server = socket.create_server(("", 4873))
+    print(flush=True)
+    def take(connection):
+        while connection.recv(1 << 16):
+            pass
+    while True:
+        threading.Thread(target=take, args=(server.accept()[0],), daemon=True).start()
+with socket.create_connection((sys.argv[1], 4873), 30) as connection:
+    while True:
+        connection.sendall(bytes(1 << 16))
+"""
+TRAINER = """
+import socket, sys, time
+from broker.client import Session
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+with Session(job="lab", socket_path=sys.argv[1]) as session:
+    session.register(sock, traffic_class="compute", role="gradient")
+    for step in range(10_000):
+        session.announce(step=step, bytes_by_destination={sys.argv[2]: 200_000}, deadline_s=0.2)
+        time.sleep(0.2)
+        session.announce_end(step=step)
+        time.sleep(0.3)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab("holds") as lab:
+        for name in ("a", "b", "c"):
+            lab.host(name)
+        lab.router("r")
+        for name, rate in (("a", LINK_BITS_PER_S), ("b", 10 * LINK_BITS_PER_S), ("c", 10 * LINK_BITS_PER_S)):
+            lab.link(name, "r", rate_bits_per_s=rate)
+        lab.up()
+        yield lab
+
+
+@pytest.fixture
+def pki(lab: Lab, tmp_path: Path) -> Path:
+    def ca(*arguments: str) -> None:
+        subprocess.run([*COMMAND, "ca", *arguments, "--directory", str(tmp_path / "ca")], check=True, timeout=LIMIT_S)
+
+    ca("init")
+    for name in ("a", "c"):
+        ca("issue", name, "--role", "broker", "--address", lab[name].address, "--out", str(tmp_path / "ca"))
+    return tmp_path / "ca"
+
+
+@pytest.fixture
+def flood(lab: Lab) -> Iterator[None]:
+    """Storage from c to a, without end."""
+    sink = lab["a"].popen([sys.executable, "-c", STORAGE, "sink"], stdout=subprocess.PIPE)
+    assert sink.stdout is not None
+    sink.stdout.readline()
+    sender = lab["c"].popen([sys.executable, "-c", STORAGE, lab["a"].address], stderr=subprocess.DEVNULL)
+    yield
+    for process in (sender, sink):
+        process.kill()
+        process.wait()
+    sink.stdout.close()
+
+
+def started(broker: Broker, *, egress: str, ingress: str = "off", pki: Path | None = None) -> Broker:
+    """The broker with its configuration; it records what it decides."""
+    text = CONFIGURATION.format(egress=egress, ingress=ingress, record=broker.folder / "record")
+    if pki is not None:
+        text += PEERS.format(pki=pki, host=broker.host.name)
+    broker.configuration = text
+    broker.start()
+    return broker
+
+
+def recorded(broker: Broker) -> list[dict[str, Any]]:
+    """The decisions that have been written whole."""
+    lines = (broker.folder / "record").read_text().splitlines(keepends=True)
+    ticks = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [tick for tick in ticks if "record" not in tick]
+
+
+def train(host: Host, broker: Broker, towards: str) -> subprocess.Popen[bytes]:
+    return host.popen([sys.executable, "-c", TRAINER, broker.sessions, towards], cwd=ROOT)
+
+
+def ceilings(broker: Broker) -> list[tuple[int, str]]:
+    """What was allowed towards the first held address, and why, decision after decision."""
+    found = []
+    for tick in recorded(broker):
+        for one in tick["allocation"]["interfaces"][0]["destinations"]:
+            found.append((one["ceil_bits_per_s"], one["reason"]["code"]))
+    return found
+
+
+def test_a_flood_is_held_at_its_sender_for_each_burst_and_free_when_the_receiver_dies(
+    lab: Lab, pki: Path, flood: None
+) -> None:
+    with broker_in(lab["a"]) as receiver, broker_in(lab["c"]) as sender:
+        started(sender, egress="200 Mbit/s", pki=pki)
+        started(receiver, egress="20 Mbit/s", ingress="20 Mbit/s", pki=pki)
+        trainer = train(lab["a"], receiver, lab["b"].address)
+        try:
+            # The floor for a burst, and all that is left between two.
+            wait_until(lambda: any(rate <= 2 * FLOOR_BITS_PER_S for rate, _ in ceilings(sender)), what=receiver.status)
+            held = len(ceilings(sender))
+            wait_until(lambda: any(rate > 10_000_000 for rate, _ in ceilings(sender)[held:]), what=receiver.status)
+            wait_until(lambda: [one["granted"] for one in receiver.status()["holds"]] == [True], what=receiver.status)
+            (lease,) = sender.status()["leases"]
+            assert (lease["peer"], lease["address"], lease["class"]) == ("a", lab["a"].address, "storage")
+            shown = receiver.host.run([*COMMAND, "status", "--socket", str(receiver.folder / "run/broker.sock")]).stdout
+            assert "ingress" in shown
+            assert lab["c"].address in shown
+
+            receiver.end(signal.SIGKILL)
+            wait_until(lambda: sender.status()["leases"] == [], what=sender.status)
+            wait_until(lambda: ceilings(sender)[-1:] in ([], [(194_000_000, "hold-over")]), what=sender.status)
+        finally:
+            trainer.kill()
+            trainer.wait()
+        for broker in (receiver, sender):
+            broker.stop()
+            replayed = subprocess.run([*COMMAND, "replay", str(broker.folder / "record")], timeout=LIMIT_S, check=False)
+            assert replayed.returncode == 0, broker.host.name
+
+
+def test_who_has_no_broker_is_held_on_an_ifb_and_everything_is_put_back(lab: Lab, flood: None) -> None:
+    host = lab["a"]
+    with broker_in(host) as receiver:
+        started(receiver, egress="20 Mbit/s", ingress="20 Mbit/s")
+        trainer = train(host, receiver, lab["b"].address)
+        try:
+            wait_until(lambda: "hqifb" in host.run(["ip", "link", "show"]).stdout, what=receiver.status)
+            wait_until(lambda: "mirred" in host.run(["tc", "filter", "show", "dev", "eth0", "ingress"]).stdout)
+            wait_until(lambda: receiver.status()["interfaces"][1]["shaped"], what=receiver.status)
+        finally:
+            trainer.kill()
+            trainer.wait()
+        assert receiver.end(signal.SIGTERM) == 0
+        assert "hqifb" not in host.run(["ip", "link", "show"]).stdout
+        assert "ingress" not in host.run(["tc", "qdisc", "show", "dev", "eth0"]).stdout

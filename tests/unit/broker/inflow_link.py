@@ -1,0 +1,178 @@
+"""A link towards a host in virtual time: a training peer and storage hosts with faster links meet in one FIFO.
+
+A step is a pause and a burst that the host announces; storage takes what its holds leave it, and without holds as much
+as keeps the FIFO full. Chunks of a millisecond. Nothing here knows the broker's law.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from broker.decide import decide
+from broker.model import (
+    CLASS_NAMES,
+    Burst,
+    ClassSample,
+    Decision,
+    InterfaceSample,
+    Measurements,
+    Policy,
+    SenderSample,
+    State,
+)
+
+STEP_S = 0.001
+WIRE = 1.0456
+QUIET_S = 0.05
+"""How long a program is quiet before it says that its burst is over."""
+
+
+@dataclass
+class Storage:
+    """One storage host: `wants_bits_per_s` at most, `uncontrolled` that much where nobody holds it."""
+
+    address: str
+    wants_bits_per_s: float = 1e9
+    from_s: float = 0.0
+    broker: str = "yes"
+    held: deque[tuple[float, float]] = field(default_factory=deque)  # (in force from, rate)
+    rate_bits_per_s: float | None = None
+    arrived_bits: float = 0.0
+
+    def sends(self, now_s: float) -> float:
+        while self.held and self.held[0][0] <= now_s:
+            self.rate_bits_per_s = self.held.popleft()[1]
+        if now_s < self.from_s:
+            return 0.0
+        return min(self.wants_bits_per_s, self.rate_bits_per_s or 1e12)
+
+
+@dataclass
+class Inflow:
+    """The host, the way to it, and the loop that closes over both."""
+
+    policy: Policy
+    senders: list[Storage]
+    link_bits_per_s: float = 100e6
+    buffer_s: float = 0.1
+    pause_s: float = 0.2
+    burst_bytes: int = 4_000_000
+    comes: Callable[[int], float] = lambda step: 1.0  # the part of an announced burst that comes
+    pace_bits_per_s: float = 100e6
+    one_way_s: float = 0.002
+    holds_take_s: float = 0.008
+    controlled: bool = True
+    forecast: bool = True
+    now_s: float = 0.0
+    decisions: list[Decision] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    begun: list[float] = field(default_factory=list)
+    storage_bits: float = 0.0
+    training_bits: float = 0.0
+
+    def run(self, until_s: float) -> Inflow:
+        state = State()
+        fifo: deque[tuple[float, list[float]]] = deque()
+        queued = came = 0.0
+        left = 0.0
+        step, pause_until_s, step_at_s = 0, self.pause_s, 0.0
+        burst_s: float | None = None
+        quiet_from_s: float | None = None
+        due_s = next_tick_s = 0.0
+        while self.now_s < until_s:
+            self.now_s += STEP_S
+            now_s = self.now_s
+            urgent = False
+            if burst_s is None and now_s >= pause_until_s:
+                if quiet_from_s is not None:  # the last burst's end is found out late
+                    quiet_from_s = None
+                step, burst_s = step + 1, now_s
+                left = self.burst_bytes * 8 * WIRE * self.comes(step)
+                self.begun.append(now_s)
+                urgent = True
+            if quiet_from_s is not None and now_s >= quiet_from_s + QUIET_S:
+                quiet_from_s, urgent = None, True
+            # what arrives at the FIFO in this millisecond
+            offered = [min(left, self.pace_bits_per_s * STEP_S)] if burst_s is not None else [0.0]
+            offered += [sender.sends(now_s) * STEP_S for sender in self.senders]
+            room = self.buffer_s * self.link_bits_per_s - queued + self.link_bits_per_s * STEP_S
+            part = min(1.0, room / max(1.0, sum(offered)))
+            chunk = [bits * part for bits in offered]
+            if sum(chunk):
+                fifo.append((sum(chunk), chunk))
+                queued += sum(chunk)
+            left -= chunk[0]
+            # what leaves it
+            budget = self.link_bits_per_s * STEP_S
+            while fifo and budget > 1e-9:
+                total, parts = fifo[0]
+                share = min(1.0, budget / total)
+                gone = [bits * share for bits in parts]
+                budget -= total * share
+                queued -= total * share
+                came += total * share
+                self.training_bits += gone[0]
+                for sender, bits in zip(self.senders, gone[1:], strict=True):
+                    sender.arrived_bits += bits
+                    self.storage_bits += bits
+                if share >= 1.0:
+                    fifo.popleft()
+                else:
+                    fifo[0] = (total * (1 - share), [bits * (1 - share) for bits in parts])
+            if burst_s is not None and left <= 1 and not any(parts[0] > 0.5 for _, parts in fifo):
+                self.steps.append(now_s - step_at_s)
+                step_at_s = now_s
+                burst_s, pause_until_s, quiet_from_s = None, now_s + self.pause_s, now_s
+            if not self.controlled or not (urgent or now_s >= min(next_tick_s, due_s)):
+                continue
+            if now_s >= next_tick_s:
+                next_tick_s = now_s + 0.1
+            announced = burst_s is not None or quiet_from_s is not None
+            decision = decide(
+                now_s=now_s, state=state, policy=self.policy,
+                measurements=self._measured(came, step if announced else None),
+            )  # fmt: skip
+            state = decision.state
+            self.decisions.append(decision)
+            due_s = now_s + decision.again_s if decision.again_s is not None else 1e9
+            self._ask(decision, now_s)
+        return self
+
+    def _measured(self, came: float, step: int | None) -> Measurements:
+        bursts: tuple[Burst, ...] = ()
+        if step is not None:
+            age_s = self.now_s - self.begun[-1]
+            period_s = self.begun[-1] - self.begun[-2] if len(self.begun) > 1 and self.forecast else None
+            next_s = None if period_s is None else max(0.0, period_s - age_s)
+            bursts = (Burst("job", step, self.burst_bytes, age_s, 1.0 - age_s, next_s),)
+        senders = tuple(
+            SenderSample(
+                sender.address, "storage", int(sender.arrived_bits / 8 / WIRE), 0.0, 2 * self.one_way_s, sender.broker
+            )
+            for sender in self.senders
+            if self.now_s >= sender.from_s
+        )
+        classes = tuple(ClassSample(name, 0) for name in CLASS_NAMES)
+        sample = InterfaceSample(
+            "a", None, 0.0, classes, bursts=bursts, received_bytes=int(came / 8), senders=senders
+        )  # fmt: skip
+        return Measurements((sample,))
+
+    def _ask(self, decision: Decision, now_s: float) -> None:
+        held: Mapping[str, int] = {hold.address: hold.rate_bits_per_s for hold in decision.holds}
+        at_s = now_s + self.one_way_s + self.holds_take_s
+        for sender in self.senders:
+            if sender.broker == "yes":
+                sender.held.append((at_s + self.one_way_s, held.get(sender.address, 1e12)))
+
+    @property
+    def step_s(self) -> float:
+        """The median of the steps after the first four."""
+        return sorted(self.steps[4:])[len(self.steps[4:]) // 2]
+
+    @property
+    def of_leftover(self) -> float:
+        """What storage got of what it could have had."""
+        return self.storage_bits / (0.95 * self.link_bits_per_s * self.now_s - self.training_bits)

@@ -1,0 +1,86 @@
+"""Who sends to us, counted over connections that come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.daemon.arrivals import FORGET_S, SENDERS_MAX, ArrivalBook
+from broker.daemon.sock_diag import TcpConnection
+from broker.holds import Verdict
+from broker.model import SenderSample
+from broker.reasons import Reason
+
+SENDER = "10.0.0.3"
+
+
+def connection(received_bytes: int, *, at_s: float, port: int = 5000, address: str = SENDER) -> TcpConnection:
+    return TcpConnection(
+        local=("10.0.0.1", 4873), remote=(address, port), uid=0, inode=1, classid=0, dscp=0, rtt_s=0.01,
+        rtt_s_min=0.005, acked_bytes=0, received_bytes=received_bytes, sent_segments=0, retransmitted_segments=0,
+        delivery_rate_bits_per_s=0, application_limited=False, unacked_segments=0, at_s=at_s,
+    )  # fmt: skip
+
+
+def seen(book: ArrivalBook, now_s: float, **known: object) -> dict[str, SenderSample]:
+    options: dict[str, object] = {"broker_of": lambda _: "unknown", "rtt_of": lambda _: None, "held": {}, **known}
+    found = book.samples(interface_of=lambda _: "eth0", now_s=now_s, **options)  # type: ignore[arg-type]
+    return {sample.address: sample for sample in found.get("eth0", ())}
+
+
+def test_what_came_before_us_does_not_count_and_what_comes_later_counts_from_its_first_byte() -> None:
+    book = ArrivalBook()
+    book.count([(connection(1_000_000, at_s=0.0), "storage")])
+    book.count([(connection(1_000_500, at_s=0.1), "storage"), (connection(300, at_s=0.1, port=5001), "storage")])
+    sample = seen(book, 0.15)[SENDER]
+    assert (sample.received_bytes, sample.traffic_class) == (800, "storage")
+    assert sample.age_s == pytest.approx(0.05)
+
+
+def test_a_counter_survives_the_connections_that_made_it() -> None:
+    book = ArrivalBook()
+    book.count([(connection(0, at_s=0.0), "storage")])
+    book.count([(connection(700, at_s=0.1), "storage")])
+    book.count([(connection(50, at_s=0.2, port=6000), "storage")])  # the first has ended, another one began
+    assert seen(book, 0.2)[SENDER].received_bytes == 750
+    book.count([(connection(40, at_s=0.3, port=6000), "storage")])  # its counter went back: a new one, same ends
+    assert seen(book, 0.3)[SENDER].received_bytes == 790
+
+
+def test_the_same_look_counts_once() -> None:
+    book = ArrivalBook()
+    book.count([(connection(0, at_s=0.0), "storage")])
+    look = [(connection(700, at_s=0.1), "storage")]
+    book.count(look)
+    book.count(look)
+    assert seen(book, 0.5)[SENDER].received_bytes == 700
+
+
+def test_other_traffic_is_nobodys_sender_and_classes_are_told_apart() -> None:
+    book = ArrivalBook()
+    book.count([(connection(0, at_s=0.0), "other")])
+    assert seen(book, 0.0) == {}
+    book.count([(connection(0, at_s=0.1), "storage"), (connection(0, at_s=0.1, address="10.0.0.4"), "compute")])
+    assert book.addresses("storage") == (SENDER,)
+
+
+def test_senders_are_forgotten_and_bounded() -> None:
+    book = ArrivalBook()
+    book.count([(connection(1, at_s=0.0), "storage")])
+    book.count([(connection(1, at_s=FORGET_S + 1, address="10.0.0.4"), "storage")])
+    assert list(seen(book, FORGET_S + 1)) == ["10.0.0.4"]
+    many = [
+        (connection(1, at_s=20.0, address=f"10.0.{number // 250}.{number % 250}"), "storage")
+        for number in range(SENDERS_MAX + 50)
+    ]
+    book.count(many)
+    assert len(seen(book, 20.0)) == SENDERS_MAX
+
+
+def test_what_the_other_broker_said_goes_with_the_sample() -> None:
+    book = ArrivalBook()
+    book.count([(connection(1, at_s=0.0), "storage")])
+    why = Reason("held-for-peer", "")
+    kept = seen(book, 0.0, held={SENDER: Verdict("c", SENDER, 1, True, 7_000, why)}, broker_of=lambda _: "yes")[SENDER]
+    assert (kept.granted_bits_per_s, kept.refused, kept.broker) == (7_000, False, "yes")
+    refused = seen(book, 0.0, held={SENDER: Verdict("c", SENDER, 1, False, 0, why)})[SENDER]
+    assert (refused.granted_bits_per_s, refused.refused) == (None, True)
