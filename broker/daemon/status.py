@@ -195,8 +195,7 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: Origin) -> 
 
 
 def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) -> dict[str, Any]:
-    shown: dict[str, Any] = to_json(replace(entry, jobs=(), flows=()))
-    del shown["jobs"], shown["flows"]  # shown by themselves
+    shown = _without_jobs(entry)
     shown["shaped"] = entry.name in segments
     if entry.name in segments:
         shown.update(to_json(segments[entry.name]))
@@ -205,7 +204,14 @@ def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) 
 
 def _way_in(entry: InterfaceAllocation) -> dict[str, Any]:
     """A direction in which our kernel may enforce nothing: who sends is asked."""
-    return {**to_json(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
+    return {**_without_jobs(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
+
+
+def _without_jobs(entry: InterfaceAllocation) -> dict[str, Any]:
+    """An allocation without its jobs and connections, which are shown by themselves."""
+    shown: dict[str, Any] = to_json(replace(entry, jobs=(), flows=()))
+    del shown["jobs"], shown["flows"]
+    return shown
 
 
 def _hold(hold: Hold, verdict: Verdict | None) -> dict[str, Any]:
