@@ -1,8 +1,8 @@
 """`broker.toml` to a `Policy`, or every mistake in it at once.
 
 Reading goes on after a mistake, so that an operator mends a file in one round. Each problem names the key as it would
-be written, the value as it stands there, and what to write instead. Nothing is looked up on the host: whether an
-interface or a cgroup exists is for the daemon to find out.
+be written, the value as it stands there, and what to write instead. Of the host nothing is looked up but the names of
+time zones: whether an interface or a cgroup exists is for the daemon to find out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from broker.config_peers import KEYS as PEERS_KEYS
 from broker.config_peers import read_peers
-from broker.config_rules import check_classes, check_interfaces, check_match_count
+from broker.config_people import read_jobs, read_presence, read_schedules
+from broker.config_rules import check_classes, check_interfaces, check_match_count, check_people
 from broker.policy import CLASS_NAMES, ClassPolicy, DaemonPolicy, InterfacePolicy, MatchRule, PeersPolicy, Policy, Share
 from hive_qos.errors import ConfigurationError, HiveError
 from hive_qos.units import format_rate, parse_duration_s, parse_fraction, parse_rate_bits_per_s
@@ -44,7 +45,7 @@ CLASS_DEFAULTS = {
 }
 """Where the file says nothing: 92 % promised, training first, people's own traffic before replication."""
 
-_TOP_KEYS = ("version", "interface", "class", "daemon", "peers")
+_TOP_KEYS = ("version", "interface", "class", "daemon", "peers", "job", "schedule", "presence")
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
@@ -80,6 +81,7 @@ def load(text: str) -> Policy:
         reader.problems += check_interfaces(policy.interfaces)
         reader.problems += check_classes(policy.classes, interfaces=policy.interfaces)
         reader.problems += check_match_count(policy.classes, most=MATCH_RULES_MAX)
+        reader.problems += check_people(policy)
     if policy is None or reader.problems:
         raise ConfigurationErrors(reader.problems)
     return policy
@@ -105,7 +107,15 @@ class _Reader:
         if version != 1 or isinstance(version, bool):
             self.problem("version", version, "write `version = 1`; this program reads no other")
         daemon = self.daemon(self.table(raw, "daemon", prefix=""))
-        return Policy(interfaces=self.interfaces(raw), classes=self.classes(raw), daemon=daemon, peers=self.peers(raw))
+        return Policy(
+            interfaces=self.interfaces(raw),
+            classes=self.classes(raw),
+            daemon=daemon,
+            peers=self.peers(raw),
+            jobs=read_jobs(self, raw, share=_share),
+            schedules=read_schedules(self, raw, share=_share),
+            presence=read_presence(self, raw, share=_share),
+        )
 
     def peers(self, raw: Mapping[str, Any]) -> PeersPolicy | None:
         if "peers" not in raw:

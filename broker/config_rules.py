@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from broker.policy import ClassPolicy, InterfacePolicy, MatchRule, Share
+from broker.policy import ClassPolicy, InterfacePolicy, MatchRule, Policy, Share
+from broker.schedule import with_overrides
 from hive_qos.errors import ConfigurationError
 from hive_qos.units import format_rate
 
@@ -38,6 +39,22 @@ def check_classes(classes: Sequence[ClassPolicy], *, interfaces: Sequence[Interf
         if found:
             break  # the same mistake would be said again for the next capacity
     return problems
+
+
+def check_people(policy: Policy) -> list[ConfigurationError]:
+    """Every schedule by itself leaves classes whose promises fit, and so do the jobs that are named.
+
+    Not checked: schedules that hold at once, jobs of a pattern, a call. What does not fit is scaled, with an alarm.
+    """
+    problems = []
+    if check_classes(policy.classes, interfaces=policy.interfaces):
+        return []  # said already
+    for index, entry in enumerate(policy.schedules):
+        classes = with_overrides(policy.classes, entry.classes)
+        for problem in check_classes(classes, interfaces=policy.interfaces):
+            problems.append(ConfigurationError(f"schedule[{index}].{problem.key}", problem.value, problem.reason))
+    named = [(entry.name, entry.guarantee) for entry in policy.jobs if not set(entry.name) & set("*?[")]
+    return problems + list(_check_sum("guarantee", named, None, of_what="job"))
 
 
 def check_match_count(classes: Sequence[ClassPolicy], *, most: int) -> list[ConfigurationError]:
@@ -94,7 +111,7 @@ def _check_order(entry: ClassPolicy, capacity_bits_per_s: int | None) -> Iterabl
 
 
 def _check_sum(
-    key: str, shares: Sequence[tuple[str, Share]], capacity_bits_per_s: int | None
+    key: str, shares: Sequence[tuple[str, Share]], capacity_bits_per_s: int | None, *, of_what: str = "class"
 ) -> Iterable[ConfigurationError]:
     total = sum(share.fraction or 0.0 for _, share in shares)
     if capacity_bits_per_s is not None:
@@ -103,7 +120,7 @@ def _check_sum(
         of = f" of {format_rate(capacity_bits_per_s)}" if capacity_bits_per_s else ""
         parts = ", ".join(f"{name} {show(share)}" for name, share in shares)
         yield ConfigurationError(
-            f"class.*.{key}", f"{100 * total:.4g} %",
+            f"{of_what}.*.{key}", f"{100 * total:.4g} %",
             f"the {key}s add up to more than 100 %{of} ({parts}; omitted ones count with their defaults)",
         )  # fmt: skip
 

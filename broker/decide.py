@@ -6,7 +6,9 @@ Per interface and tick:
     announced  -> credits, bursts under way and expected          broker.bursts, broker.credit, broker.forecast
     declared   -> what storage needs, and whether data is at risk broker.needs
     signals    -> capacity                                        broker.capacity
+    wall clock, a call -> the promises that hold now              broker.schedule, broker.presence, broker.promised
     all these  -> HTB rate and ceil of each class, and why        broker.plan, broker.allocate
+               -> what each job and connection gets of its class  broker.jobs
     leases     -> what may go towards those who asked             broker.held
     arriving   -> what to ask of those who send to us             broker.ingress
 
@@ -19,7 +21,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from broker import bursts, capacity, credit, demand, forecast, guarantee, held, infeasible, needs, reasons
+from broker import (
+    bursts,
+    capacity,
+    credit,
+    demand,
+    forecast,
+    guarantee,
+    held,
+    infeasible,
+    jobs,
+    needs,
+    presence,
+    reasons,
+    schedule,
+)
 from broker.holds import Hold, Verdict
 from broker.ingress import decide_ingress
 from broker.ingress_state import IngressState
@@ -36,7 +52,9 @@ from broker.model import (
 )  # fmt: skip
 from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises
 from broker.policy import CLASS_NAMES, ClassPolicy, InterfacePolicy, Policy
-from broker.state import AppliedState, ClassState, InterfaceState, State
+from broker.promised import in_force
+from broker.schedule import Holding
+from broker.state import AppliedState, ClassState, InterfaceState, PresenceState, State
 from hive_qos.units import format_rate
 
 DEAD_BAND = 0.02
@@ -71,6 +89,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
     """
     samples = {sample.name: sample for sample in measurements.interfaces}
     states = {entry.name: entry for entry in state.interfaces}
+    hours = schedule.holding(policy.schedules, measurements.wall)
     outcomes = [
         _interface(
             now_s=now_s,
@@ -78,6 +97,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             sample=samples.get(entry.name),
             interface=entry,
             policy=policy,
+            hours=hours,
         )
         for entry in policy.interfaces
     ]
@@ -101,11 +121,14 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             ingress=tuple(inflow.state for inflow in inflows),
         ),
         allocation=Allocation(
-            tuple(outcome.allocation for outcome in outcomes), tuple(inflow.allocation for inflow in inflows)
+            tuple(outcome.allocation for outcome in outcomes),
+            tuple(inflow.allocation for inflow in inflows),
+            schedules=tuple(entry.shown for entry in hours),
         ),
         credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
         alarms=(
             *(alarm for outcome in outcomes for alarm in outcome.alarms),
+            *schedule.alarms(policy.schedules, measurements.wall),
             *(alarm for inflow in inflows for alarm in inflow.alarms),
         ),
         holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
@@ -124,8 +147,9 @@ def _one_each(holds: list[Hold]) -> tuple[Hold, ...]:
 
 
 def _interface(
-    *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy
-) -> _Outcome:
+    *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
+    hours: tuple[Holding, ...],
+) -> _Outcome:  # fmt: skip
     read = _Reading(now_s=now_s, state=state, sample=sample)
     leased = held.leased(sample.leases if sample else ())
     read.waits_elsewhere(held.waiting_bytes(sample.destinations if sample else (), leased))
@@ -137,13 +161,17 @@ def _interface(
         counters=read.counters(),
     )
     rate = estimate.rate_bits_per_s
+    people = PresenceState()
+    if policy.presence.enabled:
+        people = presence.follow(state.presence, read.samples.get(presence.PEOPLE), read_s=read.read_s, now_s=now_s)
+    now = in_force(policy, hours, people, capacity_bits_per_s=rate)
     holding_back = held.decide_held(
         now_s=now_s,
         states=state.held,
         leases=sample.leases if sample else (),
         samples=sample.destinations if sample and read.fresh else (),
         read_s=read.counters_s,
-        storage=policy.class_policy(LENDER),
+        storage=next(entry for entry in now.classes if entry.name == LENDER),
         capacity_bits_per_s=rate,
     )
     classes, wants = [], []
@@ -152,12 +180,12 @@ def _interface(
         capacity_bits_per_s=rate, now_s=now_s,
     )  # fmt: skip
     risks, declared = needs.follow(state.risks, sample.needs if sample else (), now_s=now_s)
-    promised = {entry.name: promises(entry, rate) for entry in policy.classes}
+    promised = {entry.name: promises(entry, rate) for entry in now.classes}
     kept = infeasible.kept(promised, capacity_bits_per_s=rate)
-    for entry in policy.classes:
+    for entry in now.classes:
         own = promised[entry.name]
         observed, need = read.needs(
-            entry, kept[entry.name], own.ceiling, own.floor,
+            entry, kept[entry.name], own.ceiling, own.floor, limit=now.limits.get(entry.name),
             announced=[(burst.left_bytes, burst.remaining_s) for burst in active] if entry.name == "compute" else [],
             declared=declared if entry.name == LENDER else None,
         )  # fmt: skip
@@ -180,6 +208,8 @@ def _interface(
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(AppliedState(entry.name, entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in plans),
+        job_uses=jobs.follow(state.job_uses, sample.jobs if sample else (), elapsed_s=read.elapsed_s, now_s=now_s),
+        presence=people,
         held=holding_back.states,
     )
     allocation = InterfaceAllocation(
@@ -193,12 +223,18 @@ def _interface(
             for entry, need, observed in zip(plans, wants, classes, strict=True)
         ),
         destinations=holding_back.destinations,
+        presence=presence.shown(people, now_s=now_s) if policy.presence.enabled else None,
     )
+    allocation, job_alarms = jobs.divided(
+        allocation, uses=after.job_uses, sample=sample, heard=estimate.state.signals, policies=policy.jobs,
+        bursts=active, now_s=now_s
+    )  # fmt: skip
     share = next(entry.share_bits_per_s for entry in plans if entry.name == LENDER)
     alarms = (
         *_alarms(interface.name, read, estimate, promised),
         *credit.alarms(interface.name, after.jobs, now_s=now_s),
         *needs.alarms(interface.name, declared, share_bits_per_s=share),
+        *job_alarms,
     )
     again_s = bursts.again_s(
         after.jobs, holding, throughput_bits_per_s=used, capacity_bits_per_s=rate, lead_s=lead_s, now_s=now_s
@@ -260,7 +296,7 @@ class _Reading:
 
     def needs(
         self, entry: ClassPolicy, guarantee_bits_per_s: int, ceiling_bits_per_s: int, floor_bits_per_s: int, *,
-        announced: list[tuple[int, float]], declared: needs.Declared | None,
+        limit: reasons.Reasoned | None, announced: list[tuple[int, float]], declared: needs.Declared | None,
     ) -> tuple[ClassState, ClassNeeds]:  # fmt: skip
         """Take in a class' counters and say what it needs."""
         before, sample = self.before.get(entry.name, ClassState(entry.name)), self.samples.get(entry.name)
@@ -289,6 +325,7 @@ class _Reading:
                 observed, guarantee_bits_per_s=guarantee_bits_per_s, window_s=entry.guarantee_window_s
             ),
             received_bits_per_s=max(0, int(guarantee_bits_per_s - owed_per_s)),
+            limit=limit,
             at_risk=declared.at_risk(guarantee_bits_per_s) if declared else None,
         )
 

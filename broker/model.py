@@ -22,9 +22,11 @@ from broker.state import State
 
 __all__ = [
     "CLASS_NAMES", "DESTINATIONS_MAX", "Alarm", "Allocation", "Burst", "ClassAllocation", "ClassPolicy",
-    "ClassSample", "Credit", "DaemonPolicy", "Decision", "DestinationAllocation", "DestinationSample", "FlowSample",
-    "Hold", "InterfaceAllocation", "InterfacePolicy", "InterfaceSample", "Lease", "MatchRule", "Measurements", "Need",
-    "Policy", "Reason", "SenderSample", "Share", "State", "Verdict", "dumps", "from_json", "to_json",
+    "ClassSample", "Credit", "DaemonPolicy", "Decision", "DestinationAllocation", "DestinationSample",
+    "FlowAllocation", "FlowSample", "Hold", "InterfaceAllocation", "InterfacePolicy", "InterfaceSample",
+    "JobAllocation", "JobSample", "Lease", "MatchRule", "Measurements", "Need", "Policy", "PresenceAllocation",
+    "Reason", "ScheduleInForce", "SenderSample", "Share", "State", "Verdict", "WallClock", "ZoneClock", "dumps",
+    "from_json", "to_json",
 ]  # fmt: skip
 
 DESTINATIONS_MAX = 32
@@ -35,8 +37,9 @@ DESTINATIONS_MAX = 32
 class ClassSample:
     """The kernel's counters of one class (its inner HTB node): wire bytes, cumulative since the class was built.
 
-    Fields: `sent_bytes` cumulative; `backlog_bytes` queued now, in all leaves of the class; `dropped_packets` and
-    `overlimits` cumulative. A counter that goes backwards means that the tree was rebuilt; that tick's delta is void.
+    Fields: `sent_bytes` cumulative; `backlog_bytes` queued now, in all leaves of the class; `dropped_packets`,
+    `overlimits` and `sent_packets` (None: not counted) cumulative. A counter that goes backwards means that the tree
+    was rebuilt; that tick's delta is void.
     """
 
     name: str
@@ -44,6 +47,25 @@ class ClassSample:
     backlog_bytes: int = 0
     dropped_packets: int = 0
     overlimits: int = 0
+    sent_packets: int | None = None
+
+
+@dataclass(frozen=True)
+class JobSample:
+    """What one job has sent through one interface in one class, cumulative; a counter that goes back began anew.
+
+    Fields: `delivered_bytes` as its programs report; `programs` how many of them have sockets here; `sends` whether
+    one delivered something within the last second; `leaf_sent_bytes` and `leaf_backlog_bytes` the counters of the
+    job's own leaf, wire bytes, None where it has none.
+    """
+
+    job: str
+    traffic_class: str
+    delivered_bytes: int = 0
+    programs: int = 0
+    sends: bool = False
+    leaf_sent_bytes: int | None = None
+    leaf_backlog_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +83,7 @@ class FlowSample:
         one_way_age_s: how long before the report that packet was sent.
         delivered_bytes: acknowledged, cumulative. sent_packets, lost_packets: cumulative (segments, retransmits).
         delivery_rate_bits_per_s: the transport's own figure. application_limited: it had nothing more to send.
+        job: of the session that reported it; "" where that names none.
     """
 
     key: str
@@ -78,6 +101,7 @@ class FlowSample:
     lost_packets: int | None = None
     delivery_rate_bits_per_s: int | None = None
     application_limited: bool = False
+    job: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +181,8 @@ class InterfaceSample:
     `classes` the counters, in any order; `flows` and `bursts` those that go out through it;
     `received_bytes` what came in through it, cumulative, None where that is not known; `senders` who sends to us
     through it; `destinations` those with a leaf of their own, as old as the class counters; `leases` what other
-    brokers have asked of us and is in force, for addresses reached through it; `needs` what storage declares.
+    brokers have asked of us and is in force, for addresses reached through it; `needs` what storage declares; `jobs`
+    those whose sessions have sockets here.
     """
 
     name: str
@@ -171,6 +196,29 @@ class InterfaceSample:
     destinations: tuple[DestinationSample, ...] = ()
     leases: tuple[Lease, ...] = ()
     needs: tuple[Need, ...] = ()
+    jobs: tuple[JobSample, ...] = ()
+
+
+@dataclass(frozen=True)
+class ZoneClock:
+    """What a time zone does around now: `offset_s` (local minus UTC) before the first of `changes`, each of which is
+    (UTC seconds since 1970, offset from then on), ascending."""
+
+    name: str
+    offset_s: int
+    changes: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class WallClock:
+    """What the wall clock says: UTC in seconds since 1970, whole ones. It may go back; nothing else depends on it.
+
+    `zones` those that the policy's schedules name, as far as this host knows them, three days back and nine ahead: what
+    a recording needs to be replayed where the time zone database is another.
+    """
+
+    utc_s: int
+    zones: tuple[ZoneClock, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,6 +226,7 @@ class Measurements:
     """All that the daemon knows at a tick. The order within each tuple means nothing."""
 
     interfaces: tuple[InterfaceSample, ...] = ()
+    wall: WallClock | None = None
 
 
 @dataclass(frozen=True)
@@ -205,6 +254,51 @@ class ClassAllocation:
 
 
 @dataclass(frozen=True)
+class JobAllocation:
+    """What one job gets of its class from now on, and why.
+
+    `rate_bits_per_s` and `ceil_bits_per_s` go to the job's leaf, where it has one: the rates of a class' jobs sum to at
+    most the class' rate. `weight` divides what the leaves borrow. `share_bits_per_s` is its part of what its class
+    could send now; demand, throughput and backlog as of a class.
+    """
+
+    job: str
+    traffic_class: str
+    weight: float
+    rate_bits_per_s: int
+    ceil_bits_per_s: int
+    guarantee_bits_per_s: int
+    share_bits_per_s: int
+    demand_bits_per_s: int
+    throughput_bits_per_s: int | None
+    backlog_bytes: int | None
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class FlowAllocation:
+    """One connection's part of its job's share, and why. The kernel gives connections of one leaf turns (fq_codel);
+    this is what that comes to."""
+
+    flow: str
+    job: str
+    traffic_class: str
+    share_bits_per_s: int
+    throughput_bits_per_s: int | None
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class PresenceAllocation:
+    """Whether somebody is taken to be on a call through an interface, and what that rests on."""
+
+    present: bool
+    packets_per_s: int | None
+    packet_bytes: int | None
+    reason: Reason
+
+
+@dataclass(frozen=True)
 class DestinationAllocation:
     """What a class may send towards one address: rate and ceil of its leaf there, and why."""
 
@@ -222,6 +316,7 @@ class InterfaceAllocation:
     `capacity_source`: "configured", "link", "fallback" or "measured". `capacity_reason` says which signal moved it
     last. `destinations` is what other brokers have asked for. `in_kernel` is False where our own kernel enforces
     nothing of it: towards us, while all who send there have brokers that hold them back.
+    `jobs` and `flows` in order of class and name; `presence` None where policy does not ask for it.
     """
 
     name: str
@@ -232,15 +327,30 @@ class InterfaceAllocation:
     classes: tuple[ClassAllocation, ...]
     destinations: tuple[DestinationAllocation, ...] = ()
     in_kernel: bool = True
+    jobs: tuple[JobAllocation, ...] = ()
+    flows: tuple[FlowAllocation, ...] = ()
+    presence: PresenceAllocation | None = None
+
+
+@dataclass(frozen=True)
+class ScheduleInForce:
+    """A schedule that holds now. `until` on the clock of its zone (ISO 8601, minutes), None where it never ends;
+    `left_s` until then."""
+
+    name: str
+    timezone: str
+    until: str | None
+    left_s: int | None
 
 
 @dataclass(frozen=True)
 class Allocation:
     """The plan for every interface of the policy, in the policy's order; `ingress` of those whose way in is looked
-    after."""
+    after; `schedules` those that hold, in the order of the file."""
 
     interfaces: tuple[InterfaceAllocation, ...] = ()
     ingress: tuple[InterfaceAllocation, ...] = ()
+    schedules: tuple[ScheduleInForce, ...] = ()
 
 
 @dataclass(frozen=True)

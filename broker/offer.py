@@ -8,8 +8,11 @@ times what it sends now: nothing is kept for the silent, who have their own rate
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from broker.allocate import Claim, allocate
 from broker.demand import BACKLOG_BYTES_MIN, USAGE_HEADROOM
-from broker.model import ClassAllocation, InterfaceAllocation
+from broker.model import ClassAllocation, InterfaceAllocation, JobAllocation
 
 
 def offered_bits_per_s(interface: InterfaceAllocation, name: str) -> int:
@@ -17,6 +20,30 @@ def offered_bits_per_s(interface: InterfaceAllocation, name: str) -> int:
     own = next(entry for entry in interface.classes if entry.name == name)
     taken = sum(_takes(entry, own) for entry in interface.classes if entry.name != name)
     return max(own.rate_bits_per_s, min(own.ceil_bits_per_s, interface.capacity_bits_per_s - taken))
+
+
+def offered_to_job_bits_per_s(
+    interface: InterfaceAllocation, name: str, job: str, *, sending: Collection[str]
+) -> int:  # fmt: skip
+    """What one job could send of its class' offer if it wanted all: by weight, against what the others want.
+
+    Args:
+        name: the class.
+        job: "" is the programs that name none; together they count as one job, of weight 1.
+        sending: the jobs whose programs report that they send.
+    """
+    offered = offered_bits_per_s(interface, name)
+    known = {entry.job: entry for entry in interface.jobs if entry.traffic_class == name}
+    others = sorted({*sending, *known} - {job})
+    claims = [_claim(known.get(one), offered, greedy=one == job) for one in (job, *others)]
+    return allocate(claims, capacity_bits_per_s=offered).rates_bits_per_s[0]
+
+
+def _claim(job: JobAllocation | None, offered_bits_per_s: int, *, greedy: bool) -> Claim:
+    if job is None:
+        return Claim(1.0, 0, 0, offered_bits_per_s, offered_bits_per_s)
+    demand = offered_bits_per_s if greedy else job.demand_bits_per_s
+    return Claim(job.weight, 0, job.guarantee_bits_per_s, job.ceil_bits_per_s, demand)
 
 
 def _takes(other: ClassAllocation, own: ClassAllocation) -> int:

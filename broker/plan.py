@@ -27,7 +27,7 @@ LENDER = "storage"
 @dataclass(frozen=True)
 class ClassNeeds:
     """What is known about one class when the plan is made. `repay_bits_per_s` is 0 while its window is not at risk;
-    `at_risk` says why it lends nothing, where data is at risk."""
+    `at_risk` says why it lends nothing, where data is at risk; `limit` why its ceiling is lower than the file's."""
 
     policy: ClassPolicy
     demand_bits_per_s: int
@@ -35,6 +35,7 @@ class ClassNeeds:
     sending: bool
     repay_bits_per_s: int
     received_bits_per_s: int
+    limit: reasons.Reasoned | None = None
     at_risk: reasons.ReplicasAtRisk | None = None
 
 
@@ -139,7 +140,7 @@ def _reason(
     if not need.sending and not need.waiting:
         return reasons.Idle(own.floor)
     if need.waiting and share >= own.ceiling < capacity_bits_per_s:
-        return reasons.HeldByCeiling(own.ceiling)
+        return need.limit or reasons.HeldByCeiling(own.ceiling)
     if need.waiting and share < need.demand_bits_per_s:
         return reasons.SharesWhatIsLeft(share, capacity_bits_per_s)
     return reasons.LinkIsFree(own.ceiling)

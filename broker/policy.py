@@ -82,6 +82,57 @@ class DaemonPolicy:
 
 
 @dataclass(frozen=True)
+class JobPolicy:
+    """What one job gets of its class, or each of the jobs that a pattern names.
+
+    Fields: `name` a job's name, or a pattern with `*`, `?` and `[...]`; `guarantee` what it gets whenever it wants it,
+    and `ceiling` what it never exceeds, shares of the interface's capacity; `weight` its part of the rest.
+    """
+
+    name: str
+    weight: float = 1.0
+    guarantee: Share = Share(0.0)
+    ceiling: Share = Share(1.0)
+
+
+@dataclass(frozen=True)
+class ClassOverride:
+    """What of a class is otherwise for a time. None: as the class has it."""
+
+    name: str
+    guarantee: Share | None = None
+    floor: Share | None = None
+    ceiling: Share | None = None
+    weight: float | None = None
+    priority: int | None = None
+
+
+@dataclass(frozen=True)
+class SchedulePolicy:
+    """Hours of the week in which classes are treated otherwise.
+
+    Fields: `days` on which it begins, 0 is Monday; `from_s` and `to_s` seconds of the local clock's day; where `to_s`
+    is not after `from_s` it ends on the next day; `timezone` a name of the time zone database.
+    """
+
+    name: str
+    days: tuple[int, ...]
+    from_s: int
+    to_s: int
+    timezone: str
+    classes: tuple[ClassOverride, ...] = ()
+
+
+@dataclass(frozen=True)
+class PresencePolicy:
+    """What happens while somebody is on a call: `other` is promised at least, `storage` may use at most."""
+
+    enabled: bool = False
+    other_guarantee: Share = Share(0.25)
+    storage_ceiling: Share = Share(0.5)
+
+
+@dataclass(frozen=True)
 class PeersPolicy:
     """How this broker talks to others (`hive-broker/1`), and as whom.
 
@@ -101,11 +152,15 @@ class Policy:
     """Everything that the operator decided. `classes` holds all four, in the order of `CLASS_NAMES`.
 
     `peers` is None where this broker talks to no other.
+    `jobs` and `schedules` are in the order of the file, which decides where several match or hold.
     """
 
     interfaces: tuple[InterfacePolicy, ...]
     classes: tuple[ClassPolicy, ...]
     daemon: DaemonPolicy = field(default_factory=DaemonPolicy)
+    jobs: tuple[JobPolicy, ...] = ()
+    schedules: tuple[SchedulePolicy, ...] = ()
+    presence: PresencePolicy = PresencePolicy()
     peers: PeersPolicy | None = None
 
     def class_policy(self, name: str) -> ClassPolicy:

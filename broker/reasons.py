@@ -284,3 +284,132 @@ class DelayNotOurs:
 
     def text(self) -> str:
         return f"{format_rate(self.rate_bits_per_s)}: delay does not follow our rate, so it is not taken for our queue"
+
+
+@dataclass(frozen=True)
+class HeldBySchedule:
+    """The class wants more, but its ceiling is a schedule's."""
+
+    code: ClassVar[str] = "held-by-schedule"
+    ceiling_bits_per_s: int
+    schedule: str
+    until: str | None
+
+    def text(self) -> str:
+        end = f"until {self.until}" if self.until else "always"
+        return f"wants more, but may use {format_rate(self.ceiling_bits_per_s)} by schedule {self.schedule}, {end}"
+
+
+@dataclass(frozen=True)
+class HeldByPresence:
+    """The class wants more, but somebody is on a call."""
+
+    code: ClassVar[str] = "held-by-presence"
+    ceiling_bits_per_s: int
+
+    def text(self) -> str:
+        return f"wants more, but may use {format_rate(self.ceiling_bits_per_s)} while somebody is on a call"
+
+
+@dataclass(frozen=True)
+class OnACall:
+    """The people's class has sent a steady stream of packets of a call's size."""
+
+    code: ClassVar[str] = "on-a-call"
+    packets_per_s: int
+    packet_bytes: int
+
+    def text(self) -> str:
+        return f"{self.packets_per_s} packets of {self.packet_bytes} bytes a second, steadily: taken for a call"
+
+
+@dataclass(frozen=True)
+class CallNotOver:
+    """There was a call a moment ago; it may be a pause."""
+
+    code: ClassVar[str] = "call-not-over"
+    for_s: float
+
+    def text(self) -> str:
+        return f"taken for a call until {self.for_s:.0f} s ago; that may be a pause"
+
+
+@dataclass(frozen=True)
+class NoCall:
+    """The people's class sends nothing that looks like a call."""
+
+    code: ClassVar[str] = "no-call"
+
+    def text(self) -> str:
+        return "nothing that looks like a call"
+
+
+@dataclass(frozen=True)
+class PresenceUnknown:
+    """The people's class was not counted."""
+
+    code: ClassVar[str] = "presence-unknown"
+
+    def text(self) -> str:
+        return "packets of the class are not counted"
+
+
+@dataclass(frozen=True)
+class JobIdle:
+    """The job, or the connection, sends nothing."""
+
+    code: ClassVar[str] = "idle"
+
+    def text(self) -> str:
+        return "sends nothing"
+
+
+@dataclass(frozen=True)
+class GetsWhatItWants:
+    """The job, or the connection, wants less than its part."""
+
+    code: ClassVar[str] = "gets-what-it-wants"
+    share_bits_per_s: int
+
+    def text(self) -> str:
+        return f"wants {format_rate(self.share_bits_per_s)}, less than its part"
+
+
+@dataclass(frozen=True)
+class SharesItsClass:
+    """The jobs of a class want more than it has; the job gets its part by weight."""
+
+    code: ClassVar[str] = "shares-its-class"
+    share_bits_per_s: int
+    offered_bits_per_s: int
+    weight: float
+    total_weight: float
+
+    def text(self) -> str:
+        share, offered = format_rate(self.share_bits_per_s), format_rate(self.offered_bits_per_s)
+        return f"{share} of the {offered} of its class, by weight {self.weight:g} of {self.total_weight:g}"
+
+
+@dataclass(frozen=True)
+class JobGuaranteed:
+    """By weight the job would get less than it is promised."""
+
+    code: ClassVar[str] = "job-guaranteed"
+    share_bits_per_s: int
+    guarantee_bits_per_s: int
+
+    def text(self) -> str:
+        share, promised = format_rate(self.share_bits_per_s), format_rate(self.guarantee_bits_per_s)
+        return f"{share}: it is promised {promised}, more than its weight would bring"
+
+
+@dataclass(frozen=True)
+class SharesItsJob:
+    """The connections of a job want more than it has; each gets the same."""
+
+    code: ClassVar[str] = "shares-its-job"
+    share_bits_per_s: int
+    flows: int
+
+    def text(self) -> str:
+        return f"{format_rate(self.share_bits_per_s)}: its job's share, divided among {self.flows} that send"

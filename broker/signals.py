@@ -286,6 +286,11 @@ def through_bits_per_s(state: SignalState, *, now_s: float, window_s: float = WI
     return state.wire_ratio * sum(_delivery(flow, now_s=now_s, window_s=window_s) for flow in state.flows)
 
 
+def delivered_by_flow(state: SignalState, *, now_s: float) -> dict[str, float]:
+    """What each connection that is listened to delivered over the last second, bits per second on the wire's scale."""
+    return {flow.key: state.wire_ratio * _delivery(flow, now_s=now_s, window_s=1.0) for flow in state.flows}
+
+
 def _tick(
     now_s: float, elapsed_s: float, classes: Sequence[ClassSample], sent_bits: Sequence[float],
     received_bits: float | None, dropped_packets: int,

@@ -99,6 +99,36 @@ class RiskState:
 
 
 @dataclass(frozen=True)
+class JobUseState:
+    """One job's use of a class at one interface, counted as a class' is.
+
+    Fields: `of_leaf` whether it was counted in the job's own leaf (else: in reports); `began_s` since when it has been
+    sending again after a pause, `seen_s` when it last did.
+    """
+
+    job: str
+    traffic_class: str
+    use: ClassState
+    of_leaf: bool
+    began_s: float
+    seen_s: float
+
+
+@dataclass(frozen=True)
+class PresenceState:
+    """The people's class lately: (packets, bytes) of each of the last slots, newest first, of which the first is still
+    filled until `slot_end_s`; `call_s` when it last looked like a call; whether somebody is taken to be present."""
+
+    slots: tuple[tuple[int, int], ...] = ()
+    slot_end_s: float = 0.0
+    sent_packets: int = 0
+    sent_bytes: int = 0
+    counted_s: float | None = None
+    call_s: float | None = None
+    present: bool = False
+
+
+@dataclass(frozen=True)
 class AppliedState:
     """What was last decided for one class; the dead band compares with it."""
 
@@ -222,6 +252,8 @@ class InterfaceState:
     risks: tuple[RiskState, ...] = ()
     applied_capacity_bits_per_s: int = 0
     applied: tuple[AppliedState, ...] = ()
+    job_uses: tuple[JobUseState, ...] = ()
+    presence: PresenceState = PresenceState()
     held: tuple[HeldState, ...] = ()
 
 

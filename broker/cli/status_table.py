@@ -30,13 +30,14 @@ def render(document: Mapping[str, Any]) -> RenderableType:
         elif interface.get("shaped") is False:
             parts.append(_unshaped(document, interface))
         else:
-            parts += [_heading(document, interface), _classes(interface), *_reasons(interface)]
+            parts += [_heading(document, interface), _classes(interface), *_reasons(interface), *_presence(interface)]
     if not parts:
         parts.append(Text("no interface is shaped"))
     jobs = list(_items(document, "jobs"))
     if jobs:
-        parts += [Text(""), _jobs(jobs)]
+        parts += [Text(""), _jobs(jobs), *_shares(jobs)]
     parts += _needs(list(_items(document, "needs")))
+    parts += [_schedule(schedule) for schedule in _items(document, "schedules")]
     parts += render_holds(document)
     alarms = list(_items(document, "alarms"))
     parts += [Text(""), *_guard(document)]
@@ -120,6 +121,43 @@ def _jobs(jobs: list[Mapping[str, Any]]) -> Table:
     if len(jobs) > JOBS_SHOWN_MAX:
         table.caption = f"and {len(jobs) - JOBS_SHOWN_MAX} more; --json has them"
     return table
+
+
+def _shares(jobs: list[Mapping[str, Any]]) -> list[RenderableType]:
+    """What each job gets of its class, and why."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    table.add_column("job", no_wrap=True)
+    for name in ("class", "sends", "wants", "gets"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for job in jobs[:JOBS_SHOWN_MAX]:
+        for share in _items(job, "shares"):
+            reason = share.get("reason")
+            table.add_row(
+                Text(printable(str(job.get("job", "?")), length_max=20), style="bold"),
+                Text(printable(str(share.get("class", "?")))),
+                _rate(share.get("throughput_bits_per_s")),
+                _rate(share.get("demand_bits_per_s")),
+                _rate(share.get("share_bits_per_s")),
+                Text(printable(str(reason.get("text", "")) if isinstance(reason, Mapping) else "")),
+            )
+    return [table] if table.row_count else []
+
+
+def _presence(interface: Mapping[str, Any]) -> list[RenderableType]:
+    presence = interface.get("presence")
+    if not isinstance(presence, Mapping) or presence.get("present") is not True:
+        return []
+    reason = presence.get("reason")
+    text = printable(str(reason.get("text", ""))) if isinstance(reason, Mapping) else ""
+    return [Text(f"  somebody is on a call: {text}")]
+
+
+def _schedule(schedule: Mapping[str, Any]) -> Text:
+    until = schedule.get("until")
+    end = f"until {printable(str(until))}" if until is not None else "always"
+    zone = printable(str(schedule.get("timezone", "?")))
+    return Text(f"schedule {printable(str(schedule.get('name', '?')))} holds {end} ({zone})")
 
 
 def _needs(needs: list[Mapping[str, Any]]) -> list[RenderableType]:

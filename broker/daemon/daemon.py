@@ -32,6 +32,7 @@ from broker.daemon.guardian import Guardian
 from broker.daemon.http_api import HttpApi
 from broker.daemon.hub import SessionHub
 from broker.daemon.ingress_plant import IngressPlant
+from broker.daemon.job_book import JobBook
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.link_layers import misplaced
 from broker.daemon.links import Links, Routes, received_bytes
@@ -52,13 +53,14 @@ from broker.daemon.sessions import SessionServer
 from broker.daemon.shapes import rules_of
 from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.tcp_watch import TcpWatch
+from broker.daemon.wall_clock import WallClocks
 from broker.decide import decide
 from broker.guard import BEATS_WITHIN_S
-from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy, State
+from broker.model import Alarm, Decision, InterfaceSample, Measurements, Policy, State, WallClock
 from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
-from shaping.model import DSCP, Rule
+from shaping.model import DSCP, JOB_MINOR, Rule
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
 
@@ -195,6 +197,7 @@ class Daemon:
         self._netlink = Netlink()
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
         self._flows, self._bursts, self._needs = FlowTable(), BurstBook(), NeedBook()
+        self._jobs, self._wall_clocks = JobBook(len(JOB_MINOR)), WallClocks()
         self._rates = RateBook(self._flows)
         self._neighbours = Neighbours(None)
         self._again_s: float | None = None
@@ -221,7 +224,13 @@ class Daemon:
         )
         self._ingress_plant = IngressPlant(shaper, log=self._log, clock=self._clock)
         self._roster = Roster(
-            self._plant, kernel=self._kernel, journal=journal, links=self._links, log=self._log, clock=self._clock
+            self._plant,
+            kernel=self._kernel,
+            journal=journal,
+            links=self._links,
+            slots=self._jobs.slots,
+            log=self._log,
+            clock=self._clock,
         )
         problems: tuple[str, ...] = ()
         served = False
@@ -287,6 +296,7 @@ class Daemon:
         hub = SessionHub(
             flows=self._flows,
             bursts=self._bursts,
+            jobs=self._jobs,
             needs=self._needs,
             clock=self._clock,
             interface_of=self._interface_of,
@@ -294,6 +304,7 @@ class Daemon:
             mark=self._mark,
             authority=lambda: self._authority,
             reclassify=lambda: self._plant.classify(at_once=True),
+            settle=lambda: self._tick(fresh_s=COUNTERS_FRESH_S),
             log=self._log,
             mark_minor=self._plant.mark_minor,
         )
@@ -459,12 +470,13 @@ class Daemon:
                         bursts=bursts.get(entry.name, ()),
                         needs=(*needs.get(entry.name, ()), *needs.get(EVERYWHERE, ())),
                         received_bytes=received.get(entry.name),
+                        jobs=self._jobs.samples(entry.name, self._plant.leaves(entry.name), now_s=now_s),
                         senders=senders.get(entry.name, ()),
                         destinations=self._plant.destinations(entry.name),
                         leases=leases.get(entry.name, ()),
                     )
                 )
-        return Measurements(interfaces=tuple(interfaces))
+        return Measurements(interfaces=tuple(interfaces), wall=self._wall())
 
     def _measure_links(self) -> Measurements:
         now_s = self._clock()
@@ -472,8 +484,12 @@ class Daemon:
             tuple(
                 InterfaceSample(name=entry.name, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s))
                 for entry in self._policy.interfaces
-            )
+            ),
+            wall=self._wall(),
         )
+
+    def _wall(self) -> WallClock | None:
+        return self._wall_clocks.read(entry.timezone for entry in self._policy.schedules)
 
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
         guard = self._guardian.alarms() if self._guardian is not None else ()
@@ -501,6 +517,7 @@ class Daemon:
             decision=decision,
             measurements=measurements,
             segments=self._roster.segments(),
+            slots=self._jobs.slots(),
             sessions=tuple(
                 SessionInfo(
                     name=one.name, client=one.machine.hello.client, job=one.job, pid=one.peer.pid, uid=one.peer.uid

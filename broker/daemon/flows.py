@@ -61,6 +61,7 @@ class FlowTable:
     def __init__(self) -> None:
         self.passed: dict[str, PassedSocket] = {}
         self._classes: dict[str, set[str]] = {}
+        self._jobs: dict[str, str] = {}
         self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
         self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
         self._sampled: dict[str, list[tuple[FlowSample, float]]] | None = None
@@ -77,23 +78,40 @@ class FlowTable:
         """Enter a socket that was passed and marked."""
         self.passed[flow.name] = flow
         self._classes.setdefault(flow.session, set()).add(flow.traffic_class)
+        self._jobs[flow.session] = flow.job
+
+    def job_of(self, session: str) -> str:
+        """The job of a session that has passed sockets; "" where it named none."""
+        return self._jobs.get(session, "")
 
     def classes_of(self, session: str) -> tuple[str, ...]:
         """The classes of the sockets that a session passed, in the order of `CLASS_NAMES`."""
         found = self._classes.get(session, ())
         return tuple(name for name in CLASS_NAMES if name in found)
 
-    def report(self, session: str, connections: Iterable[Connection], *, now_s: float) -> None:
-        """Take what a session measures; of too many connections the oldest are dropped."""
+    def report(
+        self, session: str, connections: Iterable[Connection], *, now_s: float
+    ) -> list[tuple[Connection, int]]:  # fmt: skip
+        """Take what a session measures; of too many connections the oldest are dropped.
+
+        Returns:
+            Each connection with the bytes that it delivered since its last report.
+        """
         mine = self._reported.setdefault(session, {})
+        deliveries = []
         for connection in connections:
             key = (connection.peer, connection.port)
-            mine[key] = _Reported(connection, now_s, _sent_s(mine.pop(key, None), connection, now_s))
+            before = mine.pop(key, None)
+            delivered = _delivered(before, connection)
+            sent_s = now_s if delivered >= SENDS_BYTES else before.sent_s if before is not None else -math.inf
+            mine[key] = _Reported(connection, now_s, sent_s)
+            deliveries.append((connection, delivered))
         while mine:  # in the order of their last report
             oldest = next(iter(mine))
             if len(mine) <= CONNECTIONS_PER_SESSION_MAX and now_s - mine[oldest].at_s <= FORGET_S:
                 break
             del mine[oldest]
+        return deliveries
 
     def see_tcp(self, connections: Iterable[TcpConnection], *, matching: Matching) -> None:
         """Take a look at the TCP connections of the namespace; it replaces the former one."""
@@ -114,6 +132,7 @@ class FlowTable:
         """Drop everything of a session that is gone."""
         self._reported.pop(session, None)
         self._classes.pop(session, None)
+        self._jobs.pop(session, None)
         self.passed = {name: flow for name, flow in self.passed.items() if flow.session != session}
 
     def tcp_connections(self) -> tuple[tuple[TcpConnection, str], ...]:
@@ -132,7 +151,7 @@ class FlowTable:
                     break
                 interface = interface_of(entry.connection.peer)
                 if interface is not None:
-                    found.setdefault(interface, []).append(_of_report(session, entry, now_s))
+                    found.setdefault(interface, []).append(_of_report(session, self.job_of(session), entry, now_s))
         if self._sampled is None:
             self._sampled = self._sample_tcp(interface_of)
         for through, sampled in self._sampled.items():
@@ -183,13 +202,10 @@ def importance(connection: TcpConnection, traffic_class: str) -> tuple[bool, boo
     return (traffic_class == "other", connection.waiting_bytes == 0, -connection.acked_bytes)
 
 
-def _sent_s(before: _Reported | None, connection: Connection, now_s: float) -> float:
-    """When a connection was last seen to deliver something."""
-    if before is None:
-        return -math.inf
-    delivered, earlier = connection.delivered_bytes, before.connection.delivered_bytes
-    sends = delivered is not None and earlier is not None and delivered - earlier >= SENDS_BYTES
-    return now_s if sends else before.sent_s
+def _delivered(before: _Reported | None, connection: Connection) -> int:
+    """What a connection delivered since its last report; 0 without one, and where it counts anew."""
+    delivered, earlier = connection.delivered_bytes, before.connection.delivered_bytes if before is not None else None
+    return max(0, delivered - earlier) if delivered is not None and earlier is not None else 0
 
 
 def _aged(sample: FlowSample, age_s: float) -> FlowSample:
@@ -199,7 +215,7 @@ def _aged(sample: FlowSample, age_s: float) -> FlowSample:
     return made
 
 
-def _of_report(session: str, entry: _Reported, now_s: float) -> FlowSample:
+def _of_report(session: str, job: str, entry: _Reported, now_s: float) -> FlowSample:
     connection = entry.connection
     return FlowSample(
         key=f"{session}/{connection.peer}:{connection.port}",
@@ -217,6 +233,7 @@ def _of_report(session: str, entry: _Reported, now_s: float) -> FlowSample:
         lost_packets=connection.lost_packets,
         delivery_rate_bits_per_s=connection.delivery_rate_bits_per_s,
         application_limited=connection.application_limited,
+        job=job,
     )
 
 

@@ -13,6 +13,7 @@ from broker.daemon.allowance import UserAllowance
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
+from broker.daemon.job_book import JobBook
 from broker.daemon.log import Log
 from broker.daemon.machine import Reply, error
 from broker.daemon.messages import Announce, AnnounceEnd, Declare, Enter, Register, Report
@@ -20,7 +21,7 @@ from broker.daemon.needs import NeedBook
 from broker.daemon.sessions import Session
 from broker.model import Credit
 from hive_qos.errors import HiveError
-from shaping.model import BULK_NAME, DSCP, MARK_MINOR
+from shaping.model import BULK_NAME, DSCP, JOB_MINOR, MARK_MINOR
 
 URGENT_PER_S, URGENT_AT_ONCE = 20.0, 5.0
 """Decisions between ticks that one user may bring about: ten steps a second begin and end. Beyond that his bursts are
@@ -38,8 +39,10 @@ class SessionHub:
         cgroup_mount: where the cgroups of the classes are; None where this host cannot classify by them.
         mark: `shaping.sockets.mark_socket`.
         mark_minor: what it is told for a target (`Shaper.mark_minor`).
+        jobs: which jobs there are, and whose leaf is whose.
         authority: the rights in force now.
         reclassify: puts the rules on cgroups in force again, at once.
+        settle: decides and applies, at once.
 
     `urgent` says that a burst began or ended since the last `answer`: decide now, not at the next tick.
     """
@@ -49,6 +52,7 @@ class SessionHub:
         *,
         flows: FlowTable,
         bursts: BurstBook,
+        jobs: JobBook,
         needs: NeedBook,
         clock: Callable[[], float],
         interface_of: Callable[[str], str | None],
@@ -56,11 +60,14 @@ class SessionHub:
         mark: Callable[..., None],
         authority: Callable[[], Authority],
         reclassify: Callable[[], object],
+        settle: Callable[[], None],
         log: Log,
         mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
     ) -> None:
         self._authority, self._reclassify, self._mark_minor = authority, reclassify, mark_minor
+        self._settle = settle
         self.urgent = False
+        self._jobs = jobs
         self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
         self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
@@ -71,10 +78,12 @@ class SessionHub:
     def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
         """Mark passed sockets: all of a message, or as many as the kernel takes before it refuses one."""
         leaf = BULK_NAME if message.traffic_class == "compute" and message.role == "bulk" else message.traffic_class
+        slot = self._leaf_of(session, message.traffic_class)
+        minor = self._mark_minor(leaf) if slot is None or leaf == BULK_NAME else JOB_MINOR[slot]
         names = []
         for sock in sockets:
             try:
-                self._mark(sock, minor=self._mark_minor(leaf), dscp=DSCP[leaf])
+                self._mark(sock, minor=minor, dscp=DSCP[leaf])
                 local = _endpoint(sock)
             except ValueError as problem:
                 return error("not-inet", str(problem), number=message.number)
@@ -99,6 +108,15 @@ class SessionHub:
             self._flows.add(flow)
             names.append(flow.name)
         return Reply({"op": "registered", "id": message.number, "flows": names})
+
+    def _leaf_of(self, session: Session, traffic_class: str) -> int | None:
+        """The slot of the leaf for a session's socket. A new one gets its rate before its first packet: HTB books a
+        packet as time at the rate of the moment, and at a spare leaf's rate that is ten seconds."""
+        known, peer = self._jobs.slots(), session.peer
+        slot = self._jobs.register(session.name, job=session.job, traffic_class=traffic_class, uid=peer.uid)
+        if slot is not None and session.job not in known and self._soon.take(peer.uid, now_s=self._clock()):
+            self._settle()
+        return slot
 
     def announce(self, session: Session, message: Announce) -> None:
         """Enter a burst; `answer` replies.
@@ -147,7 +165,9 @@ class SessionHub:
                 one if one.traffic_class in classes else dataclasses.replace(one, traffic_class=classes[-1])
                 for one in message.connections
             ]
-            self._flows.report(session.name, connections, now_s=self._clock())
+            now_s = self._clock()
+            deliveries = self._flows.report(session.name, connections, now_s=now_s)
+            self._jobs.delivered(session.job, deliveries, interface_of=self._interface_of, now_s=now_s)
 
     def enter(self, session: Session, message: Enter) -> Reply:
         """Move the process that connected into the cgroup of a class, where policy and its own limits let it."""
@@ -198,15 +218,15 @@ class SessionHub:
     def gone(self, session: Session) -> None:
         """Forget a session. Its bursts no longer hold anybody back; its sockets keep their marks until they close."""
         self._flows.forget(session.name)
+        self._jobs.forget(session.name)
         self._needs.forget(session.name)
         if self._bursts.forget(session.name):
             self._decide_soon(session.peer.uid)
 
     def _decide_soon(self, uid: int) -> None:
         """Decide before the next tick, if this user has not had that too often; many that come together cost one."""
-        if self.urgent:
-            return
-        self.urgent = self._soon.take(uid, now_s=self._clock())
+        if not self.urgent:
+            self.urgent = self._soon.take(uid, now_s=self._clock())
 
     def _too_many(self, session: Session, count: int, *, number: int | None) -> Reply | None:
         """The refusal of a message with more destinations than its user may still name."""

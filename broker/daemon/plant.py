@@ -6,15 +6,15 @@ that the kernel took, an alarm says what is wrong, and it is tried again, a seco
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from broker.daemon.log import Log
 from broker.daemon.shapes import worth_applying
 from broker.model import Alarm, ClassSample, DestinationSample
 from broker.policy import CLASS_NAMES
 from hive_qos.errors import HiveError
-from shaping.model import HELD_NAME, InterfaceShape, SegmentState
+from shaping.model import HELD_NAME, ClassCounters, InterfaceShape, SegmentState
 from shaping.shaper import Shaper
 
 RETRY_S = 1.0
@@ -31,6 +31,7 @@ class _Interface:
     attached: bool = True
     stands: bool = True  # what the kernel has is what we wrote last, as far as we know
     samples: tuple[ClassSample, ...] = ()
+    leaves: Mapping[int, ClassCounters] = field(default_factory=dict)
     destinations: tuple[DestinationSample, ...] = ()
     read_at_s: float | None = None
     verified_at_s: float = 0.0
@@ -140,10 +141,12 @@ class Plant:
                         backlog_bytes=counters.classes[name].backlog_bytes,
                         dropped_packets=counters.classes[name].dropped_packets,
                         overlimits=counters.classes[name].overlimits,
+                        sent_packets=counters.classes[name].sent_packets,
                     )
                     for name in CLASS_NAMES
                     if name in counters.classes
                 )
+                entry.leaves = counters.jobs
                 entry.destinations = tuple(
                     DestinationSample(address, HELD_NAME, counted.sent_bytes, counted.backlog_bytes)
                     for address, counted in sorted(counters.destinations.items())
@@ -151,6 +154,10 @@ class Plant:
                 entry.read_at_s = now_s
                 self._watch_direct(entry, counters.direct_packets)
         return entry.samples, None if entry.read_at_s is None else max(0.0, self._clock() - entry.read_at_s)
+
+    def leaves(self, interface: str) -> Mapping[int, ClassCounters]:
+        """The counters of the jobs' leaves by slot, as `read` found them last."""
+        return self._interfaces[interface].leaves
 
     def destinations(self, interface: str) -> tuple[DestinationSample, ...]:
         """Of the last `read`: the addresses that have a leaf of their own."""

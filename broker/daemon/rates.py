@@ -1,8 +1,9 @@
 """Which rate each session is told that asked for rates: its part of what its class could send over the route's link.
 
 A rate is told where all peers that a session reports are reached through one shaped interface; with several ways, or
-one that is not shaped (the same host), no single figure is true of its socket. Sessions that send at present divide a
-class' offer equally; a session is told what it would have if it began now, and the others learn of it at the next tick.
+one that is not shaped (the same host), no single figure is true of its socket. A class' offer is divided by weight
+among its jobs (`broker.offer`), and a job's among its sessions that send at present, equally; a session is told what it
+would have if it began now, and the others learn of it at the next tick.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 from broker.daemon.flows import FlowTable
 from broker.daemon.sessions import Session
-from broker.model import Allocation
-from broker.offer import offered_bits_per_s
+from broker.model import Allocation, InterfaceAllocation
+from broker.offer import offered_to_job_bits_per_s
 
 VALID_S = 3.0
 """How long a rate counts that is not told again."""
@@ -50,9 +51,9 @@ class RateBook:
                 key = (session.name, name)
                 rate: int | None = None
                 interface = self._flows.only_interface(session.name, interface_of=interface_of, now_s=now_s)
-                if interface in offers:
+                if interface is not None and interface in offers:
                     others = busy.get((interface, name), frozenset()) - {session.name}
-                    rate = offered_bits_per_s(offers[interface], name) // (len(others) + 1)
+                    rate = self._part(session.name, others, offers[interface], name)
                 told[key] = self._told.get(key, (None, now_s))
                 if _is_news(rate, told[key], now_s):
                     message: Mapping[str, Any] = {
@@ -61,6 +62,12 @@ class RateBook:
                     session.send(message)  # one that is not taken is repeated soon
                     told[key] = (rate, now_s)
         self._told = told
+
+    def _part(self, session: str, others: frozenset[str], interface: InterfaceAllocation, name: str) -> int:
+        job = self._flows.job_of(session)
+        jobs = [self._flows.job_of(other) for other in others]
+        offered = offered_to_job_bits_per_s(interface, name, job, sending=frozenset(jobs))
+        return offered // (jobs.count(job) + 1)
 
 
 def _is_news(rate: int | None, told: tuple[int | None, float], now_s: float) -> bool:

@@ -29,12 +29,25 @@ ClassCgroups = tuple[tuple[str, str], ...]
 
 
 class Roster:
-    """The interfaces of one policy against those of the network namespace."""
+    """The interfaces of one policy against those of the network namespace.
+
+    Args:
+        slots: which leaf each job of compute has now.
+    """
 
     def __init__(
-        self, plant: Plant, *, kernel: Kernel, journal: Journal, links: Links, log: Log, clock: Callable[[], float]
+        self,
+        plant: Plant,
+        *,
+        kernel: Kernel,
+        journal: Journal,
+        links: Links,
+        log: Log,
+        clock: Callable[[], float],
+        slots: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._plant, self._kernel, self._journal, self._links = plant, kernel, journal, links
+        self._slots = slots
         self._log, self._clock = log, clock
         self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
         self._looked_s = 0.0
@@ -191,6 +204,7 @@ class Roster:
         }
         shapes = []
         chosen = {}
+        slots = self._slots()
         for entry in allocation.interfaces:
             choice = OFF
             if entry.name in limited:
@@ -201,7 +215,9 @@ class Roster:
                 )
             chosen[entry.name] = choice
             line = lines.get(entry.name)
-            shapes.append(shape_of(entry, rules=rules, gso_max_segs=choice.gso_max_segs, line_bits_per_s=line))
+            shapes.append(
+                shape_of(entry, rules=rules, slots=slots, gso_max_segs=choice.gso_max_segs, line_bits_per_s=line)
+            )
         self._chosen = chosen
         return shapes
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from broker.model import DestinationAllocation, InterfaceAllocation
 from broker.policy import Policy
+from shaping.leaves import rate_bits_per_s_min
 from shaping.model import DESTINATION_MINOR, ClassShape, DestinationShape, IngressShape, InterfaceShape, JobShape, Rule
 
 Part = TypeVar("Part", DestinationShape, JobShape)
@@ -37,6 +39,7 @@ def shape_of(
     allocation: InterfaceAllocation,
     *,
     rules: tuple[Rule, ...],
+    slots: Mapping[str, int] = MappingProxyType({}),
     gso_max_segs: int | None = None,
     line_bits_per_s: int | None = None,
 ) -> InterfaceShape:
@@ -44,12 +47,16 @@ def shape_of(
 
     Every class gets at least `RATE_BITS_PER_S_MIN`; what that adds is taken from the others in proportion to what they
     have above it, so that the rates still add up to at most the capacity.
+
+    Args:
+        slots: the jobs of compute that have a leaf of their own.
     """
     capacity, classes = classes_of(allocation)
     return InterfaceShape(
         interface=allocation.name,
         capacity_bits_per_s=capacity,
         classes=classes,
+        jobs=tuple(job for entry in classes if entry.name == "compute" for job in _jobs(entry, allocation, slots)),
         rules=rules,
         gso_max_segs=gso_max_segs,
         line_bits_per_s=line_bits_per_s,
@@ -90,6 +97,21 @@ def _fitted(rates_bits_per_s: Sequence[int], *, capacity_bits_per_s: int) -> lis
     above = sum(rates) - RATE_BITS_PER_S_MIN * len(rates)  # > 0: the capacity holds the minimum of all of them
     left = capacity_bits_per_s - RATE_BITS_PER_S_MIN * len(rates)
     return [RATE_BITS_PER_S_MIN + (rate - RATE_BITS_PER_S_MIN) * left // above for rate in rates]
+
+
+def _jobs(compute: ClassShape, allocation: InterfaceAllocation, slots: Mapping[str, int]) -> list[JobShape]:
+    """The leaves of compute's jobs, in the order of their slots: their rates fit into what the class really has."""
+    mine = [one for one in allocation.jobs if one.traffic_class == compute.name and one.job in slots]
+    above = [max(0, one.rate_bits_per_s - LEAF_BITS_PER_S_MIN) for one in mine]
+    left = compute.rate_bits_per_s - rate_bits_per_s_min(compute.name)
+    if sum(above) > left:
+        above = [rate * left // sum(above) for rate in above]
+    made = []
+    for one, rate in zip(mine, above, strict=True):
+        rate += LEAF_BITS_PER_S_MIN
+        ceil = max(rate, min(one.ceil_bits_per_s, compute.ceil_bits_per_s))
+        made.append(JobShape(slots[one.job], rate, ceil, compute.priority, one.weight))
+    return sorted(made, key=lambda job: job.slot)
 
 
 def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.codec import to_json
@@ -28,6 +28,7 @@ from broker.model import (
 )
 from broker.peers.report import PeerStatus
 from hive_qos import __version__
+from shaping.model import JOB_MINOR, show_classid
 
 SCHEMA = 1
 FLOWS_SHOWN_MAX = 2000
@@ -99,7 +100,8 @@ NO_HOLDS = HoldsInfo()
 class Snapshot:
     """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
 
-    Of `tcp_connections` in all, `tcp` are those that are shown; `origins` says by inode whose they are.
+    Of `tcp_connections` in all, `tcp` are those that are shown; `origins` says by inode whose they are; `slots` of
+    leaves by job.
     """
 
     host: str
@@ -112,9 +114,10 @@ class Snapshot:
     tcp: tuple[tuple[TcpConnection, str], ...]
     segments: Mapping[str, SegmentInfo]
     alarms: tuple[Alarm, ...]
-    origins: Mapping[int, Origin] = dataclasses.field(default_factory=dict)
+    origins: Mapping[int, Origin] = field(default_factory=dict)
     tcp_connections: int = 0
     holds: HoldsInfo = NO_HOLDS
+    slots: Mapping[str, int] = field(default_factory=dict)
 
 
 def document(snapshot: Snapshot) -> dict[str, Any]:
@@ -133,6 +136,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "flows_total": len(flows),
         "tcp_connections": snapshot.tcp_connections,
         "jobs": _jobs(snapshot),
+        "schedules": [to_json(entry) for entry in snapshot.decision.allocation.schedules],
         "needs": _needs(snapshot),
         "holds": [_hold(hold, verdict) for hold, verdict in snapshot.holds.asked],
         "leases": [_lease(lease, verdict) for lease, verdict in snapshot.holds.leases],
@@ -145,6 +149,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
 def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Passed sockets, the connections that sessions report, and the TCP connections that are shown."""
     flows: list[dict[str, Any]] = []
+    parts = {part.flow: part for entry in snapshot.decision.allocation.interfaces for part in entry.flows}
     for passed in snapshot.passed:
         shown = dataclasses.asdict(passed)
         flows.append({"flow": shown.pop("name"), "kind": "socket", "class": shown.pop("traffic_class"), **shown})
@@ -153,9 +158,16 @@ def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
             if sample.source == "report":
                 shown = dataclasses.asdict(sample)
                 name, traffic_class = shown.pop("key"), shown.pop("traffic_class")
-                flows.append(
-                    {"flow": name, "kind": "connection", "class": traffic_class, "interface": interface.name, **shown}
-                )
+                flow = {
+                    "flow": name,
+                    "kind": "connection",
+                    "class": traffic_class,
+                    "interface": interface.name,
+                    **shown,
+                }
+                if name in parts:
+                    flow |= {"share_bits_per_s": parts[name].share_bits_per_s, "reason": to_json(parts[name].reason)}
+                flows.append(flow)
     for connection, traffic_class in snapshot.tcp:
         flows.append(_tcp_flow(connection, traffic_class, snapshot.origins.get(connection.inode, NOBODY)))
     return flows
@@ -184,7 +196,7 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: Origin) -> 
 
 
 def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) -> dict[str, Any]:
-    shown: dict[str, Any] = to_json(entry)
+    shown = _without_jobs(entry)
     shown["shaped"] = entry.name in segments
     if entry.name in segments:
         shown.update(to_json(segments[entry.name]))
@@ -193,7 +205,14 @@ def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) 
 
 def _way_in(entry: InterfaceAllocation) -> dict[str, Any]:
     """A direction in which our kernel may enforce nothing: who sends is asked."""
-    return {**to_json(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
+    return {**_without_jobs(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
+
+
+def _without_jobs(entry: InterfaceAllocation) -> dict[str, Any]:
+    """An allocation without its jobs and connections, which are shown by themselves."""
+    shown: dict[str, Any] = to_json(replace(entry, jobs=(), flows=()))
+    del shown["jobs"], shown["flows"]
+    return shown
 
 
 def _hold(hold: Hold, verdict: Verdict | None) -> dict[str, Any]:
@@ -222,19 +241,29 @@ def _said(verdict: Verdict | None) -> dict[str, Any]:
 
 def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
     jobs: dict[str, dict[str, Any]] = {}
+
+    def job(name: str) -> dict[str, Any]:
+        slot = snapshot.slots.get(name)
+        leaf = show_classid(JOB_MINOR[slot]) if slot is not None else None
+        new = {"job": name, "sessions": 0, "sockets": 0, "leaf": leaf, "shares": [], "bursts": []}
+        return jobs.setdefault(name, new)
+
     for session in snapshot.sessions:
         if session.job:
-            job = jobs.setdefault(session.job, {"job": session.job, "sessions": 0, "sockets": 0, "bursts": []})
-            job["sessions"] += 1
+            job(session.job)["sessions"] += 1
     for passed in snapshot.passed:
         if passed.job in jobs:
             jobs[passed.job]["sockets"] += 1
+    for allocated in snapshot.decision.allocation.interfaces:
+        for part in allocated.jobs:
+            shown = to_json(part)
+            share = {"interface": allocated.name, "class": shown.pop("traffic_class"), **shown}
+            job(share.pop("job"))["shares"].append(share)
     credited = {(one.interface, one.uid, one.job, one.step): one for one in snapshot.decision.credits}
     for interface in snapshot.measurements.interfaces:
         for burst in interface.bursts:
-            job = jobs.setdefault(burst.job, {"job": burst.job, "sessions": 0, "sockets": 0, "bursts": []})
             credit = credited.get((interface.name, burst.uid, burst.job, burst.step))
-            job["bursts"].append(
+            job(burst.job)["bursts"].append(
                 {
                     "interface": interface.name,
                     "step": burst.step,
@@ -283,11 +312,11 @@ def metrics(snapshot: Snapshot) -> bytes:
 
     class Figures(Collector):
         def collect(self) -> Iterable[Metric]:
-            for field in (
+            for name in (
                 "rate_bits_per_s", "ceil_bits_per_s", "guarantee_bits_per_s", "floor_bits_per_s",
                 "ceiling_bits_per_s", "demand_bits_per_s", "throughput_bits_per_s", "backlog_bytes",
             ):  # fmt: skip
-                yield family(GaugeMetricFamily, field, f"{field} of the class", field)
+                yield family(GaugeMetricFamily, name, f"{name} of the class", name)
             yield family(CounterMetricFamily, "dropped_packets", "packets dropped in the class", "dropped_packets")
             sent = CounterMetricFamily("hive_qos_class_sent_bytes", "wire bytes sent by the class", labels=labels)
             for measured in snapshot.measurements.interfaces:

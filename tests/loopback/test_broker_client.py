@@ -36,7 +36,7 @@ def test_a_session_survives_absence_and_death_of_the_broker_and_registers_again(
             running.stop()
             wait_until(lambda: session.state is SessionState.CONNECTING)
             assert session.flows == ()
-        assert running.marks == [(0x210, 18), (0x210, 18)]
+        assert running.marks == 2 * [(0x230, 18)]
         assert session.reconnects == 2
     assert session.state is SessionState.CLOSED
 

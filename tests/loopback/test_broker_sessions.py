@@ -12,6 +12,7 @@ from patience import wait_until
 
 from broker.client import Session
 from broker.daemon import authority
+from shaping.model import JOB_MINOR, MARK_MINOR
 from shaping.sockets import mark_socket
 
 IPPROTO_MPTCP = 262  # the socket module of Python 3.11 does not know it everywhere
@@ -27,7 +28,8 @@ def test_sockets_are_marked_by_class_and_role_and_listed(running: Running) -> No
         assert (answer["op"], answer["id"], len(answer["flows"])) == ("registered", 7, 2)
         ask(session, register(8, role="bulk"), descriptors=(udp.fileno(),))
         ask(session, register(9, "storage", "storage"), descriptors=(tcp.fileno(),))
-        assert running.marks == [(0x210, 18), (0x210, 18), (0x220, 8), (0x030, 1)]
+        job = JOB_MINOR[0]  # of the only job there is
+        assert running.marks == [(job, 18), (job, 18), (0x220, 8), (MARK_MINOR["storage"], 1)]
         wait_until(lambda: len(running.status()["flows"]) == 4)
         assert {flow["protocol"] for flow in running.status()["flows"]} == {"udp", "tcp"}
     wait_until(lambda: running.status()["flows"] == [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,11 +16,13 @@ from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
 from broker.daemon.hub import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, SessionHub
+from broker.daemon.job_book import JobBook
 from broker.daemon.log import open_log
-from broker.daemon.messages import Announce, AnnounceEnd, Connection, Declare, Enter, Report
+from broker.daemon.messages import Announce, AnnounceEnd, Connection, Declare, Enter, Register, Report
 from broker.daemon.needs import NeedBook
 from broker.daemon.sessions import Session
 from broker.model import Credit
+from shaping.model import BULK_NAME, JOB_MINOR, LEAF_MINOR, MARK_MINOR
 
 AUTHORITY = Authority(
     group=None, admin_group=None, uids=frozenset({1000, 1001}), class_uids=frozenset({("compute", 1001)}), notes=()
@@ -54,17 +57,32 @@ class Bench:
 
     now_s: float = 0.0
     flows: FlowTable = field(default_factory=FlowTable)
+    jobs: JobBook = field(default_factory=lambda: JobBook(2))
     needs: NeedBook = field(default_factory=NeedBook)
     steps: Iterator[int] = field(default_factory=itertools.count)
     authority: Authority = AUTHORITY
+    marks: list[int] = field(default_factory=list)
+    settled: int = 0
 
     def __post_init__(self) -> None:
         self.hub = SessionHub(
-            flows=self.flows, bursts=BurstBook(), needs=self.needs, clock=lambda: self.now_s,
-            interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=lambda *_, **__: None,
-            authority=lambda: self.authority,
-            reclassify=lambda: None, log=open_log(),
+            flows=self.flows, bursts=BurstBook(), jobs=self.jobs, needs=self.needs, clock=lambda: self.now_s,
+            interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=self.mark,
+            authority=lambda: self.authority, reclassify=lambda: None, settle=self.settle, log=open_log(),
         )  # fmt: skip
+
+    def mark(self, sock: socket.socket, *, minor: int, dscp: int | None) -> None:
+        self.marks.append(minor)
+
+    def settle(self) -> None:
+        self.settled += 1
+
+    def register(self, someone: Someone, *, traffic_class: str = "compute", role: str = "gradient") -> int:
+        """Pass one socket; gives the minor that it was marked with."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            reply = self.hub.register(cast(Session, someone), Register(1, traffic_class, role), [sock])
+        assert reply.message["op"] == "registered", reply
+        return self.marks[-1]
 
     def announce(self, someone: Someone, *, job: str = "j") -> bool:
         """Announce a new step; whether that asks for a decision now, which is then made."""
@@ -169,6 +187,30 @@ def test_a_program_is_moved_only_where_policy_and_its_limits_let_it_and_while_it
     reply = Bench().hub.enter(cast(Session, someone), Enter(1, traffic_class))
     assert reply.message.get("code") == code
     assert moved == ([(traffic_class, 1)] if code is None else [])
+
+
+def test_sockets_of_a_job_go_to_its_leaf_and_bulk_nameless_and_late_ones_to_those_of_the_class() -> None:
+    bench = Bench()
+    assert bench.register(Someone("s-1")) == bench.register(Someone("s-2", uid=1001)) == JOB_MINOR[0]
+    assert bench.register(Someone("s-1"), role="bulk") == LEAF_MINOR[BULK_NAME]
+    assert bench.register(Someone("s-3", job="")) == LEAF_MINOR["compute"]
+    assert bench.register(Someone("s-4", uid=1001, job="k")) == JOB_MINOR[1]
+    assert bench.register(Someone("s-5", uid=1002, job="l")) == LEAF_MINOR["compute"]
+    assert bench.register(Someone("s-1"), traffic_class="storage", role="storage") == MARK_MINOR["storage"]
+    for name in ("s-1", "s-2"):
+        bench.hub.gone(cast(Session, Someone(name)))
+    assert bench.register(Someone("s-5", uid=1002, job="l")) == JOB_MINOR[0]
+
+
+def test_a_new_jobs_leaf_is_settled_once_and_not_more_often_than_a_user_may_bring_about_decisions() -> None:
+    bench = Bench(jobs=JobBook(len(JOB_MINOR)))
+    bench.register(Someone("s-1"))
+    bench.register(Someone("s-1"))
+    bench.register(Someone("s-2"))
+    assert bench.settled == 1
+    for number in range(20):
+        bench.register(Someone(f"s-{number}", job=f"j-{number}"))
+    assert bench.settled == URGENT_AT_ONCE
 
 
 @pytest.mark.parametrize(("uid", "answer"), [(1000, "noted"), (1002, "error")])

@@ -30,6 +30,7 @@ class Someone:
 
     name: str
     rates: bool = True
+    job: str = "j"
     told: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -57,7 +58,9 @@ class Host:
             state = decision.state
         self.allocation = decision.allocation
         for session in sessions:
-            self.flows.add(PassedSocket(session.name, session.name, "j", "compute", "gradient", "udp", "", 1, 0, 1))
+            self.flows.add(
+                PassedSocket(session.name, session.name, session.job, "compute", "gradient", "udp", "", 1, 0, 1)
+            )
 
     def report(self, session: Someone, delivered: int, peer: str = "10.0.0.2") -> None:
         one = Connection(peer, 4242, "compute", None, None, None, None, None, delivered, None, None, None, False)
@@ -119,6 +122,17 @@ def test_those_who_send_divide_the_offer_and_the_silent_have_no_part() -> None:
     host.sessions = (one, silent)
     host.tell(later_s=0.1)
     assert rates(one)[-1] == CAPACITY
+
+
+def test_jobs_divide_the_offer_before_their_sessions_do() -> None:
+    one, two, other = Someone("s-1"), Someone("s-2"), Someone("s-3", job="k")
+    host = Host(one, two, other)
+    for step in range(2):
+        for session in (one, two, other):
+            host.report(session, step * SENDS_BYTES)
+    host.tell()
+    assert rates(one)[-1] == rates(two)[-1] == CAPACITY // 4
+    assert rates(other)[-1] == CAPACITY // 2
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "192.0.2.1"])

@@ -16,7 +16,21 @@ from broker.daemon.flows import PassedSocket
 from broker.daemon.status import DaemonInfo, GuardInfo, SegmentInfo, SessionInfo, Snapshot, document, metrics
 from broker.daemon.text import printable
 from broker.decide import decide
-from broker.model import Alarm, Burst, ClassSample, FlowSample, InterfaceSample, Measurements, Need, Reason, State
+from broker.model import (
+    Alarm,
+    Burst,
+    ClassSample,
+    FlowSample,
+    InterfaceSample,
+    JobSample,
+    Measurements,
+    Need,
+    PresenceAllocation,
+    Reason,
+    ScheduleInForce,
+    State,
+)
+from shaping.model import JOB_MINOR
 
 POLICY = load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n')
 EVIL = "job\x1b[2J\x1b]0;owned\x07\r\n\u202e[red]x[/red]"
@@ -31,7 +45,8 @@ def snapshot(*, job: str = "train", alarms: tuple[Alarm, ...] = ()) -> Snapshot:
                 classes=tuple(
                     ClassSample(name, sent_bytes=1000) for name in ("control", "compute", "storage", "other")
                 ),
-                flows=(FlowSample("s-1/10.0.0.2:4", "10.0.0.2", "compute", "report", age_s=0.1, rtt_s=0.01),),
+                flows=(FlowSample("s-1/10.0.0.2:4", "10.0.0.2", "compute", "report", age_s=0.1, rtt_s=0.01, job=job),),
+                jobs=(JobSample(job, "compute", 0, 1, True, 0, 5_000),),
                 bursts=(Burst(job, 7, announced_bytes=4_000_000, age_s=0.1, remaining_s=0.4, next_s=0.8),),
             ),
         )
@@ -47,6 +62,7 @@ def snapshot(*, job: str = "train", alarms: tuple[Alarm, ...] = ()) -> Snapshot:
         tcp=(),
         segments={"eth0": SegmentInfo(4, Reason("gso-piece-time", "4 segments"))},
         alarms=alarms,
+        slots={job: 1},
     )
 
 
@@ -67,6 +83,35 @@ def test_the_document_is_json_and_counts_a_job_once() -> None:
     (interface,) = value["interfaces"]
     assert interface["shaped"] is True
     assert (interface["gso_max_segs"], interface["gso_reason"]["code"]) == (4, "gso-piece-time")
+
+
+def test_jobs_connections_and_schedules_are_shown_with_what_they_get_and_why() -> None:
+    now = snapshot()
+    allocation = replace(
+        now.decision.allocation,
+        schedules=(ScheduleInForce("office", "Europe/Berlin", "2026-11-20T18:00+01:00", 60),),
+        interfaces=tuple(
+            replace(entry, presence=PresenceAllocation(True, 50, 200, Reason("on-a-call", "50 packets")))
+            for entry in now.decision.allocation.interfaces
+        ),
+    )
+    value = json.loads(json.dumps(document(replace(now, decision=replace(now.decision, allocation=allocation)))))
+    (job,) = value["jobs"]
+    assert job["leaf"] == f"ffe0:{JOB_MINOR[1]:x}"
+    (share,) = job["shares"]
+    assert (share["interface"], share["class"], share["weight"]) == ("eth0", "compute", 1.0)
+    assert share["share_bits_per_s"] > 30_000_000
+    assert share["reason"]["code"] == "shares-its-class"
+    connection = next(flow for flow in value["flows"] if flow["kind"] == "connection")
+    assert (connection["job"], connection["share_bits_per_s"], connection["reason"]["code"]) == ("train", 0, "idle")
+    assert value["schedules"][0]["name"] == "office"
+    assert value["interfaces"][0]["presence"]["reason"]["code"] == "on-a-call"
+    assert not {"jobs", "flows"} & set(value["interfaces"][0])
+    text = shown(value)
+    assert "schedule office holds until 2026-11-20T18:00+01:00 (Europe/Berlin)" in text
+    assert "somebody is on a call" in text
+    assert "by weight 1 of 1" in " ".join(text.split())
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
 
 def test_the_table_names_every_class_its_figures_and_its_reason_in_80_columns() -> None:
@@ -152,7 +197,12 @@ def test_text_from_outside_cannot_paint_on_the_terminal() -> None:
         {"interfaces": [{}], "jobs": [{}], "alarms": [{}]},
         {"interfaces": 5, "jobs": None, "alarms": "x"},
         {"interfaces": [{"name": 5, "classes": [{"backlog_bytes": "x", "reason": 5}, None]}]},
-        {"jobs": [{"sessions": "[/]\x1b", "bursts": [{"step": "[/red]"}]}]},
+        {
+            "jobs": [
+                {"sessions": "[/]\x1b", "bursts": [{"step": "[/red]"}], "shares": [{"reason": 5, "class": "\x1b"}, 7]}
+            ]
+        },
+        {"schedules": [{"name": "\x1b"}, 5], "interfaces": [{"presence": {"present": True, "reason": 5}}]},
     ],
 )
 def test_a_document_of_another_version_is_shown_as_far_as_it_goes(value: dict[str, Any]) -> None:

@@ -1,0 +1,169 @@
+"""Jobs inside compute, in the kernel, by leaf and weight, with a promise, while storage floods too; and a call."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
+from patience import best_of, wait_until
+
+from shaping.model import LEAF_MINOR
+from tools.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+POLICY = (
+    CONFIGURATION
+    + """
+[job.heavy]
+weight = 2
+[job."sure-*"]
+guarantee = "40 %"
+[presence]
+enabled = true
+[[schedule]]
+name = "always"
+from = "00:00"
+to = "24:00"
+timezone = "UTC"
+class.storage = { ceiling = "90 %" }
+"""
+)
+CAPACITY = 0.97 * 20e6
+WINDOW_S = 2.0
+FLOOD = """
+import socket, sys, time
+from broker.client import Session
+address, traffic_class, job, path = sys.argv[1:]
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+with Session(job=job, socket_path=path) as session:
+    session.register(sock, traffic_class=traffic_class, role="storage" if traffic_class == "storage" else "gradient")
+    until = time.monotonic() + 30
+    while not session.flows and time.monotonic() < until:
+        time.sleep(0.01)
+    assert session.flows, (session.state, session.rejections)
+    while True:
+        sock.sendto(bytes(1200), (address, 4001))
+"""
+
+CALL = """
+import socket, sys, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+while True:
+    sock.sendto(bytes(172), (sys.argv[1], 4001))  # speech of 20 ms with its RTP header
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with two_hosts("jobs") as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def broker(lab: Lab) -> Iterator[Broker]:
+    """One beside which storage floods."""
+    with broker_in(lab["a"], configuration=POLICY) as broker:
+        broker.start()
+        with flooding(lab, broker, "backup", traffic_class="storage"):
+            yield broker
+
+
+@contextmanager
+def flooding(lab: Lab, broker: Broker, *jobs: str, traffic_class: str = "compute") -> Iterator[None]:
+    """Programs, one a job, that send the other host as much as the kernel takes."""
+    argv = [sys.executable, "-c", FLOOD, lab["b"].address, traffic_class]
+    programs: list[subprocess.Popen[bytes]] = []
+    try:
+        for job in jobs:
+            programs.append(broker.host.popen([*argv, job, broker.sessions], cwd=ROOT))
+        yield
+        assert all(program.poll() is None for program in programs)
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+    wait_until(lambda: not {*jobs} & {entry["job"] for entry in broker.status()["jobs"]}, what=broker.status)
+
+
+def sent_bytes(broker: Broker) -> dict[int, int]:
+    """What each leaf of the kernel has sent, by its minor."""
+    text = broker.host.run(["tc", "-s", "class", "show", "dev", "eth0"]).stdout
+    return {int(minor, 16): int(sent) for minor, sent in re.findall(r"htb ffe0:(\w+) .*?Sent (\d+) bytes", text, re.S)}
+
+
+def rates(broker: Broker) -> dict[int, float]:
+    """Bits per second of each leaf over a window."""
+    began_s, before = time.monotonic(), sent_bytes(broker)
+    time.sleep(WINDOW_S)
+    after, ended_s = sent_bytes(broker), time.monotonic()
+    return {minor: 8 * (after[minor] - before[minor]) / (ended_s - began_s) for minor in after}
+
+
+def shares(broker: Broker) -> dict[str, dict[str, Any]]:
+    """What the broker says of each job."""
+    return {job["job"]: {**job, **job["shares"][0]} for job in broker.status()["jobs"] if job["shares"]}
+
+
+def leaves(broker: Broker, *jobs: str) -> list[int]:
+    """The minors of the leaves of jobs that are waiting for more, as soon as all of them are."""
+
+    def found() -> list[int]:
+        waiting = {job: shown["leaf"] for job, shown in shares(broker).items() if shown["backlog_bytes"]}
+        return [int(waiting[job].removeprefix("ffe0:"), 16) for job in jobs if job in waiting]
+
+    wait_until(lambda: len(found()) == len(jobs), what=broker.status)
+    return found()
+
+
+def test_two_jobs_divide_what_training_gets_equally_while_storage_floods(lab: Lab, broker: Broker) -> None:
+    with flooding(lab, broker, "one", "two"):
+        one, two = leaves(broker, "one", "two")
+
+        def good(sent: dict[int, float]) -> bool:
+            jain = (sent[one] + sent[two]) ** 2 / (2 * (sent[one] ** 2 + sent[two] ** 2))
+            used = sent[one] + sent[two] + sent[LEAF_MINOR["storage"]]
+            return jain >= 0.999 and sent[one] + sent[two] >= 0.6 * CAPACITY and used >= 0.95 * CAPACITY
+
+        best_of(lambda: rates(broker), good)
+        assert [shares(broker)[job]["reason"]["code"] for job in ("one", "two")] == 2 * ["shares-its-class"]
+
+
+def test_a_job_of_twice_the_weight_gets_twice_as_much(lab: Lab, broker: Broker) -> None:
+    with flooding(lab, broker, "heavy", "light"):
+        heavy, light = leaves(broker, "heavy", "light")
+        best_of(lambda: rates(broker), lambda sent: abs(sent[heavy] / sent[light] - 2.0) < 0.06)
+
+
+def test_a_job_that_is_promised_a_part_gets_it_against_jobs_of_more_weight(lab: Lab, broker: Broker) -> None:
+    with flooding(lab, broker, "sure-7", "heavy", "light"):
+        sure, _, light = leaves(broker, "sure-7", "heavy", "light")
+        best_of(
+            lambda: rates(broker), lambda sent: sent[sure] >= 0.98 * 0.4 * CAPACITY and sent[light] >= 0.03 * CAPACITY
+        )
+
+
+def test_storage_makes_room_for_a_call_that_nobody_announced(lab: Lab, broker: Broker) -> None:
+    def storage() -> tuple[float, str]:
+        entry = next(one for one in broker.status()["interfaces"][0]["classes"] if one["name"] == "storage")
+        return entry["ceil_bits_per_s"] / CAPACITY, entry["reason"]["code"]
+
+    assert [(entry["name"], entry["until"]) for entry in broker.status()["schedules"]] == [("always", None)]
+    wait_until(lambda: storage() == (pytest.approx(0.9, abs=0.02), "held-by-schedule"), what=storage)
+    call = broker.host.popen([sys.executable, "-c", CALL, lab["b"].address])
+    try:
+        wait_until(lambda: storage() == (pytest.approx(0.5, abs=0.02), "held-by-presence"), what=broker.status)
+    finally:
+        call.kill()
+        call.wait()
+    presence = broker.status()["interfaces"][0]["presence"]
+    assert 20 <= presence["packets_per_s"] <= 60
+    assert presence["packet_bytes"] == 172 + 42  # Ethernet, IP and UDP

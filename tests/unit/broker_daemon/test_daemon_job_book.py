@@ -1,0 +1,116 @@
+"""Which job has which leaf, and what its programs' reports come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.daemon.flows import SENDS_BYTES, SENDS_S, FlowTable, PassedSocket
+from broker.daemon.job_book import LEFT_TO_OTHERS, JobBook, Slots
+from broker.daemon.messages import Connection
+from shaping.model import ClassCounters
+
+
+def connection(delivered: int | None, *, peer: str = "10.0.0.2", traffic_class: str = "compute") -> Connection:
+    return Connection(peer, 4242, traffic_class, None, None, None, None, None, delivered, None, None, None, False)
+
+
+@dataclass
+class Host:
+    book: JobBook = field(default_factory=lambda: JobBook(4))
+    flows: FlowTable = field(default_factory=FlowTable)
+
+    def register(self, session: str, job: str, *, uid: int = 1000, traffic_class: str = "compute") -> int | None:
+        self.flows.add(PassedSocket(session, session, job, traffic_class, "gradient", "udp", "", 1, uid, 1))
+        return self.book.register(session, job=job, traffic_class=traffic_class, uid=uid)
+
+    def report(self, session: str, *connections: Connection, now_s: float = 0.0) -> None:
+        deliveries = self.flows.report(session, connections, now_s=now_s)
+        self.book.delivered(
+            self.flows.job_of(session),
+            deliveries,
+            interface_of=lambda peer: "eth0" if peer.startswith("10.") else None,
+            now_s=now_s,
+        )
+
+
+def test_programs_of_a_job_share_its_leaf_and_the_last_one_gives_it_back() -> None:
+    host = Host()
+    assert host.register("s-1", "j", uid=1) == host.register("s-2", "j", uid=2) == 0
+    assert host.register("s-3", "k") == 1
+    host.book.forget("s-1")
+    assert host.book.slots() == {"j": 0, "k": 1}
+    host.book.forget("s-2")
+    assert host.book.slots() == {"k": 1}
+
+
+def test_a_leaf_that_was_given_back_is_taken_last() -> None:
+    slots = Slots(4)
+    first = slots.take("a", uid=1)
+    slots.leave("a")
+    assert [slots.take(job, uid=uid) for job, uid in (("b", 1), ("c", 1), ("d", 2), ("e", 2))] == [1, 2, 3, first]
+
+
+def test_jobs_without_a_name_and_beyond_the_leaves_and_storages_have_none() -> None:
+    host = Host()
+    assert host.register("s-1", "") is None
+    assert host.register("s-2", "backup", traffic_class="storage") is None
+    for number in range(4):
+        assert host.register(f"s-a{number}", f"a{number}", uid=number) == number
+    assert host.register("s-9", "late", uid=9) is None
+    host.book.forget("s-a0")
+    assert host.register("s-9", "late", uid=9) == 0, "its next socket gets what has become free"
+
+
+def test_one_users_jobs_leave_leaves_to_those_of_others() -> None:
+    slots = Slots(4)
+    taken = [slots.take(f"mine-{number}", uid=1) for number in range(4)]
+    assert taken == [0, 1, None, None]
+    assert slots.take("mine-0", uid=1) == 0
+    assert [slots.take(f"theirs-{number}", uid=2) for number in range(LEFT_TO_OTHERS)] == [2, 3]
+
+
+def test_deliveries_add_up_by_job_and_interface_and_counters_that_go_back_are_no_traffic() -> None:
+    host = Host()
+    host.register("s-1", "j")
+    host.register("s-2", "j")
+    host.report("s-1", connection(10**9))  # what it sent before nobody saw
+    host.report("s-2", connection(500))
+    host.report("s-1", connection(10**9 + SENDS_BYTES), connection(7, peer="192.0.2.1"), now_s=0.1)
+    host.report("s-2", connection(600), now_s=0.1)
+    (sample,) = host.book.samples("eth0", {0: ClassCounters(sent_bytes=77, backlog_bytes=5)}, now_s=0.1)
+    assert (sample.job, sample.delivered_bytes, sample.programs, sample.sends) == ("j", SENDS_BYTES + 100, 2, True)
+    assert (sample.leaf_sent_bytes, sample.leaf_backlog_bytes) == (77, 5)
+    host.report("s-1", connection(0), now_s=0.2)
+    host.report("s-1", connection(None), now_s=0.3)
+    (sample,) = host.book.samples("eth0", {}, now_s=0.2 + SENDS_S)
+    assert (sample.delivered_bytes, sample.sends, sample.leaf_sent_bytes) == (SENDS_BYTES + 100, False, None)
+    assert host.book.samples("eth1", {}, now_s=0.2) == ()
+
+
+def test_who_names_a_job_without_a_socket_of_it_counts_nowhere() -> None:
+    host = Host()
+    deliveries = [(connection(5), 10**6)]
+    host.book.delivered("stranger", deliveries, interface_of=lambda _: "eth0", now_s=0.0)
+    assert host.book.samples("eth0", {}, now_s=0.0) == ()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("abcdefg"), st.booleans()), max_size=60))
+def test_no_leaf_has_two_jobs_and_none_is_lost(steps: list[tuple[int, str, bool]]) -> None:
+    book = JobBook(4)
+    for session, job, comes in steps:
+        if comes:
+            book.register(f"s-{session}", job=job, traffic_class="compute", uid=session)
+        else:
+            book.forget(f"s-{session}")
+        taken = list(book.slots().values())
+        assert len(set(taken)) == len(taken) <= 4
+    for session in range(7):
+        book.forget(f"s-{session}")
+    assert book.slots() == {}
+    assert [book.register(f"s-{n}", job=str(n), traffic_class="compute", uid=n) is None for n in range(5)] == [
+        False, False, False, False, True,
+    ]  # fmt: skip
