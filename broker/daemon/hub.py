@@ -49,7 +49,7 @@ class SessionHub:
         cgroup_mount: str | None,
         mark: Callable[..., None],
         authority: Callable[[], Authority],
-        reclassify: Callable[[], None],
+        reclassify: Callable[[], object],
         log: Log,
     ) -> None:
         self._authority, self._reclassify = authority, reclassify
