@@ -135,9 +135,9 @@ class FlowTable:
                     found.setdefault(interface, []).append(_of_report(session, entry, now_s))
         if self._sampled is None:
             self._sampled = self._sample_tcp(interface_of)
-        for interface, connections in self._sampled.items():
+        for interface, chosen in self._sampled.items():
             found.setdefault(interface, []).extend(
-                _aged(sample, max(0.0, now_s - at_s)) for sample, at_s in connections if now_s - at_s <= FORGET_S
+                _aged(sample, max(0.0, now_s - at_s)) for sample, at_s in chosen if now_s - at_s <= FORGET_S
             )
         return {interface: tuple(samples[:SAMPLES_MAX]) for interface, samples in found.items()}
 
