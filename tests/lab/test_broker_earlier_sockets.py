@@ -157,6 +157,12 @@ def sends(broker: Broker, sender: Program, traffic_class: str) -> None:
     )
 
 
+def locals_of(broker: Broker, traffic_class: str) -> set[str]:
+    """The own ends of the TCP connections of a class, as of its last look: once a second at least."""
+    flows = [flow for flow in broker.status()["flows"] if flow["kind"] == "tcp"]
+    return {flow["local"] for flow in flows if flow["class"] == traffic_class}
+
+
 def marked(broker: Broker, count: int) -> bool:
     return bool(broker.status()["daemon"]["sockets_marked"] >= count)
 
@@ -184,8 +190,8 @@ def test_connections_and_listeners_of_before_are_in_their_class(lab: Lab, group:
         client.do("connect", a.address, LISTEN_PORT)
         server.finish("accept")
         sends(broker, server, "storage")
-        flows = {flow["local"]: flow for flow in broker.status()["flows"] if flow["kind"] == "tcp"}
-        assert f"{a.address}:{LISTEN_PORT}" in flows, "the kernel gave the accepted connection its class"
+        accepted = f"{a.address}:{LISTEN_PORT}"  # the kernel gave it its class
+        wait_until(lambda: accepted in locals_of(broker, "storage"), what=lambda: broker.status()["flows"])
         assert broker.status()["daemon"]["sockets_marked"] == 4, "and not the sweep"
         assert broker.status()["alarms"] == []
 
@@ -199,12 +205,10 @@ def test_a_cgroup_that_is_made_again_is_classified_again(lab: Lab, group: Path) 
             group.mkdir()
             with program(a, group=group) as service:
                 service.do("connect", b.address, PORT)  # before anybody may have seen the new cgroup
-                wait_until(
-                    lambda: "storage" in {flow["class"] for flow in broker.status()["flows"]},
-                    what=lambda: broker.log,
-                )
+                wait_until(lambda: locals_of(broker, "storage"), what=lambda: broker.log)
                 sends(broker, service, "storage")
             wait_until(lambda: not (group / "cgroup.procs").read_text())
+            wait_until(lambda: not locals_of(broker, "storage"))  # what is seen next is another one
             group.rmdir()
         group.mkdir()
 
