@@ -15,6 +15,7 @@ opened anyway, they would be nothing but a danger. The next `attach` finds the I
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
 
@@ -163,7 +164,7 @@ class Ingress:
         """Know an interface's ingress no more, and leave it as it is."""
         self._held.pop(interface, None)
 
-    def clear(self, refused: list[ShapingError]) -> tuple[str, ...]:
+    def clear(self, refused: list[HiveError | OSError]) -> tuple[str, ...]:
         """Remove redirections and IFBs of ours that no journal knows; what fails goes to `refused`."""
         notes = []
         for interface in self._kernel.interfaces():
@@ -172,13 +173,13 @@ class Ingress:
                 if hook is not None and hook.preferences:
                     self._kernel.stop_redirecting(interface)
                     notes.append(f"{interface}: what arrives is not shaped any more")
-            except ShapingError as error:
+            except (HiveError, OSError) as error:
                 refused.append(error)
         for device in self._kernel.ifbs():
             try:
                 self._kernel.delete_ifb(device)
                 notes.append(f"{device}: removed")
-            except ShapingError as error:
+            except (HiveError, OSError) as error:
                 refused.append(error)
         return tuple(notes)
 
@@ -209,13 +210,18 @@ class Ingress:
     def _remove(self, device: str) -> None:
         if device not in self._kernel.ifbs():
             return
-        tree = self._kernel.observe(device)
-        if tree is not None and self._kernel.running_number(device) is not None:
-            self._kernel.apply(device, diff(tree, opened(tree, DRAIN_BITS_PER_S)))
-            until_s = time.monotonic() + DRAIN_S
-            while self._waits(device) and time.monotonic() < until_s:
-                time.sleep(LOOK_S)
+        with contextlib.suppress(HiveError):  # a courtesy, which must not keep the IFB here
+            self._drain(device)
         self._kernel.delete_ifb(device)
+
+    def _drain(self, device: str) -> None:
+        tree = self._kernel.observe(device)
+        if tree is None or self._kernel.running_number(device) is None:
+            return
+        self._kernel.apply(device, diff(tree, opened(tree, DRAIN_BITS_PER_S)))
+        until_s = time.monotonic() + DRAIN_S
+        while self._waits(device) and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
 
     def _waits(self, device: str) -> bool:
         by_minor, _ = self._kernel.counters(device)

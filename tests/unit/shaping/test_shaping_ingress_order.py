@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shaping_contract import MBIT, make_shape
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ShapingError
-from shaping.fake import FakeKernel
+from shaping.fake import DEFAULT_SEGMENTS, FakeKernel
 from shaping.journal import Journal
 from shaping.model import (
     DEFAULT_LEAVES,
@@ -206,6 +206,43 @@ def test_giving_an_interface_back_gives_both_directions_back_and_a_new_name_take
     assert shaper.detach("lan0") == ()
     assert (kernel.ifbs(), kernel.redirection("lan0"), kernel.observe("lan0")) == ((), None, None)
     assert list(journal.directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["stop_redirecting", "delete_ifb"])
+def test_an_ifb_that_cannot_be_given_back_keeps_neither_root_nor_segments(
+    kernel: FakeKernel, journal: Journal, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    shaper = Shaper(kernel, journal)
+    shaper.attach(replace(make_shape("eth0"), gso_max_segs=2))
+    shaper.attach_ingress(arriving())
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, step, _refuse)
+        with pytest.raises(KernelRejectedError):
+            shaper.detach("eth0")
+        assert kernel.observe("eth0") is None
+        assert kernel.segments("eth0") == DEFAULT_SEGMENTS
+        assert kernel.arrives("eth0")
+        shaper.attach(make_shape("eth0"))
+        with pytest.raises(KernelRejectedError):
+            Shaper(kernel, journal).clear()
+        assert kernel.observe("eth0") is None
+    assert shaper.detach_ingress("eth0") == ()
+    assert (kernel.ifbs(), kernel.redirection("eth0"), journal.interfaces()) == ((), None, ())
+
+
+@pytest.mark.parametrize("step", ["apply", "counters", "observe"])
+def test_an_ifb_that_does_not_drain_is_deleted_all_the_same(
+    kernel: FakeKernel, journal: Journal, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    shaper = Shaper(kernel, journal)
+    shaper.attach_ingress(arriving())
+    monkeypatch.setattr(kernel, step, _refuse)
+    assert shaper.detach_ingress("eth0") == ()
+    assert (kernel.ifbs(), kernel.redirection("eth0"), journal.interfaces()) == ((), None, ())
+
+
+def _refuse(*_: object) -> None:
+    raise REFUSED
 
 
 def test_an_interface_that_is_gone_leaves_no_ifb(kernel: FakeKernel, journal: Journal) -> None:
