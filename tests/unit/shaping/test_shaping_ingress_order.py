@@ -245,12 +245,47 @@ def _refuse(*_: object) -> None:
     raise REFUSED
 
 
-def test_an_interface_that_is_gone_leaves_no_ifb(kernel: FakeKernel, journal: Journal) -> None:
+@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.parametrize("another", [False, True])
+def test_an_interface_that_was_renamed_is_given_back_by_its_number(
+    kernel: FakeKernel, journal: Journal, crashed: bool, another: bool
+) -> None:
     shaper = Shaper(kernel, journal)
     shaper.attach_ingress(arriving())
-    kernel.rename("eth0", "hidden")  # under a name that nobody knows
-    shaper.detach_ingress("eth0")
-    assert (kernel.ifbs(), journal.interfaces()) == ((), ())
+    kernel.rename("eth0", "hidden")
+    if another:
+        kernel.rename("eth1", "eth0")
+    (Shaper(kernel, journal) if crashed else shaper).detach_ingress("eth0")
+    assert kernel.arrives("hidden")
+    assert (kernel.ifbs(), kernel.redirection("hidden"), journal.interfaces()) == ((), None, ())
+
+
+def test_a_look_at_a_broken_ifb_finds_its_interface_under_a_new_name(kernel: FakeKernel, journal: Journal) -> None:
+    shaper = Shaper(kernel, journal)
+    shaper.attach_ingress(arriving())
+    kernel.rename("eth0", "hidden")
+    kernel.delete_ifb(DEVICE)
+    assert not shaper.check_ingress("eth0")
+    assert kernel.arrives("hidden")
+
+
+@pytest.mark.parametrize("journalled", ["lost", "damaged", "under its former name"])
+def test_what_the_journal_does_not_tell_the_interfaces_number_does(
+    kernel: FakeKernel, journal: Journal, journalled: str
+) -> None:
+    Shaper(kernel, journal).attach_ingress(arriving())
+    (entry,) = journal.directory.iterdir()
+    match journalled:
+        case "lost":
+            entry.unlink()
+        case "damaged":
+            entry.write_text("{")
+        case _:  # as when it cannot be written anew
+            kernel.rename("eth0", "lan0")
+    name = "lan0" if "lan0" in kernel.interfaces() else "eth0"
+    notes = Shaper(kernel, journal).detach_ingress(name)
+    assert bool(notes) == (journalled == "damaged")
+    assert (kernel.ifbs(), kernel.redirection(name)) == ((), None)
 
 
 def test_clearing_finds_what_no_journal_knows(kernel: FakeKernel, journal: Journal, tmp_path: Path) -> None:
