@@ -12,8 +12,9 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from shaping.model import (
     AddClass,
@@ -66,7 +67,7 @@ _U32_TERMINAL = 1
 _U32_FIRST_NODE = 0x800  # naming it makes a second filter of the same preference an error (ENOSPC), not a second node
 _RATE32_MAX = 2**32 - 1
 
-_ETH_P = {4: 0x0800, 6: 0x86DD}
+_ETH_P: Mapping[Literal[4, 6] | None, int] = {4: 0x0800, 6: 0x86DD, None: 0x0003}  # the last is ETH_P_ALL
 _FAMILY = {protocol: family for family, protocol in _ETH_P.items()}
 
 
@@ -226,8 +227,8 @@ def decode_filter(found: Object) -> FilterSpec | None:
     selector = attributes.get(_TCA_U32_SEL)
     if found.kind != "u32" or selector is None or _TCA_U32_CLASSID not in attributes:
         return None
-    family = _FAMILY.get(socket.ntohs(found.info & 0xFFFF))
-    if family is None:
+    protocol = socket.ntohs(found.info & 0xFFFF)
+    if protocol not in _FAMILY:
         return None
     matches = []
     for position in range(selector[2]):
@@ -238,7 +239,7 @@ def decode_filter(found: Object) -> FilterSpec | None:
     target = int.from_bytes(attributes[_TCA_U32_CLASSID], sys.byteorder)
     return FilterSpec(
         preference=found.info >> 16,
-        family=4 if family == 4 else 6,
+        family=_FAMILY[protocol],
         matches=tuple(matches),
         target_minor=target & 0xFFFF,
         parent_minor=found.parent & 0xFFFF,

@@ -4,7 +4,8 @@ The filters hang at storage's inner node (ffe0:30), whom sockets' marks and rule
 the class and for no other:
 
     1000 to 1007  one for each address that has a leaf: its whole destination address
-    2000, 2001    everything else of IPv4 and of IPv6, to the default leaf
+    2000          everything else, to the default leaf: also what is no IP, and IP behind a VLAN tag, which at the
+                  parent of a VLAN device is no IP to a filter
 
 The kernel is the only one who remembers which address has which leaf: its filters say so, after a crash, too.
 """
@@ -78,8 +79,7 @@ def destination_filters(leaves: Mapping[str, int]) -> tuple[FilterSpec, ...]:
     ]
     return (
         *sorted(single, key=lambda rule: rule.preference),
-        FilterSpec(_PREFERENCE_REST, 4, ((0, 0, 0),), LEAF_MINOR[HELD_NAME], parent),
-        FilterSpec(_PREFERENCE_REST + 1, 6, ((0, 0, 0),), LEAF_MINOR[HELD_NAME], parent),
+        FilterSpec(_PREFERENCE_REST, None, ((0, 0, 0),), LEAF_MINOR[HELD_NAME], parent),
     )
 
 

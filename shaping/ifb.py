@@ -12,7 +12,8 @@ import struct
 
 from shaping.codec import NLM_F_CREATE, NLM_F_EXCL, RTM_NEWLINK, Request, pack_attribute, pack_text
 
-_NAME = re.compile(r"hqifb\d+")
+_PREFIX = "hqifb"
+_NAME = re.compile(rf"{_PREFIX}\d+")
 RTM_DELLINK = 17
 _IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flags, change
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_AF_SPEC, _IFLA_NUM_TX_QUEUES = 3, 18, 26, 31
@@ -25,7 +26,12 @@ _IFREQ = struct.Struct("16si20x")
 
 def device_of(interface_number: int) -> str:
     """The IFB of an interface."""
-    return f"hqifb{interface_number}"
+    return f"{_PREFIX}{interface_number}"
+
+
+def number_behind(device: str) -> int:
+    """Back from an IFB of ours to the number of its interface."""
+    return int(device.removeprefix(_PREFIX))
 
 
 def is_ours(name: str) -> bool:

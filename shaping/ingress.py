@@ -15,6 +15,7 @@ opened anyway, they would be nothing but a danger. The next `attach` finds the I
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ from hive_qos.errors import ConfigurationError, HiveError, ShapingError
 from shaping.ceilings import opened
 from shaping.counters import counters_of
 from shaping.diff import StructureError, diff
-from shaping.ifb import device_of
+from shaping.ifb import device_of, number_behind
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
 from shaping.model import (
@@ -45,8 +46,9 @@ LOOK_S = 0.01
 
 @dataclass(frozen=True)
 class _Held:
-    """An attached ingress: its IFB, that one's number, and the tree as last applied."""
+    """An attached ingress: the interface's number, its IFB, that one's number, and the tree as last applied."""
 
+    interface_number: int
     device: str
     number: int
     tree: Tree
@@ -118,8 +120,9 @@ class Ingress:
             return False
         if self._kernel.running_number(held.device) == held.number:
             return True
-        if interface in self._kernel.interfaces():
-            self._kernel.stop_redirecting(interface)
+        called = self._called(held.interface_number)
+        if called is not None:
+            self._kernel.stop_redirecting(called)
         del self._held[interface]
         return False
 
@@ -138,7 +141,10 @@ class Ingress:
         return counters_of(interface, *self._kernel.counters(held.device), tree=held.tree, direction="ingress")
 
     def detach(self, interface: str) -> tuple[str, ...]:
-        """Stop redirecting, let the IFB drain, delete it; also what a former process left."""
+        """Stop redirecting, let the IFB drain, delete it; also what a former process left.
+
+        What we hold is taken by its number: it may be called otherwise by now. So is what no journal tells of.
+        """
         held = self._held.pop(interface, None)
         notes: tuple[str, ...] = ()
         journalled = None
@@ -146,15 +152,20 @@ class Ingress:
             journalled = self._journal.read_ingress(interface)
         except (ShapingError, OSError) as error:
             notes = (f"{interface}: {error}",)
-        device = held.device if held is not None else journalled
-        if interface in self._kernel.interfaces():
-            self._kernel.stop_redirecting(interface)
-            if journalled is not None:
-                self._kernel.remove_empty_hook(interface)
-        elif held is None and device not in self._kernel.ifbs():  # it may be another namespace's, or come back
+        numbers = self._kernel.numbers()
+        if held is not None:
+            device, called = held.device, {self._called(held.interface_number)}
+        elif journalled in self._kernel.ifbs():
+            device, called = journalled, {self._called(number_behind(journalled)), interface}
+        elif interface in numbers:
+            device, called = journalled or device_of(numbers[interface]), {interface}
+        else:  # it may be another namespace's, or come back
             return notes
-        if device is not None:
-            self._remove(device)
+        for name in [name for name in numbers if name in called]:
+            self._kernel.stop_redirecting(name)
+            if journalled is not None:
+                self._kernel.remove_empty_hook(name)
+        self._remove(device)
         if journalled is not None:
             self._journal.forget_ingress(interface)
         return notes
@@ -163,7 +174,7 @@ class Ingress:
         """Know an interface's ingress no more, and leave it as it is."""
         self._held.pop(interface, None)
 
-    def clear(self, refused: list[ShapingError]) -> tuple[str, ...]:
+    def clear(self, refused: list[HiveError | OSError]) -> tuple[str, ...]:
         """Remove redirections and IFBs of ours that no journal knows; what fails goes to `refused`."""
         notes = []
         for interface in self._kernel.interfaces():
@@ -172,13 +183,13 @@ class Ingress:
                 if hook is not None and hook.preferences:
                     self._kernel.stop_redirecting(interface)
                     notes.append(f"{interface}: what arrives is not shaped any more")
-            except ShapingError as error:
+            except (HiveError, OSError) as error:
                 refused.append(error)
         for device in self._kernel.ifbs():
             try:
                 self._kernel.delete_ifb(device)
                 notes.append(f"{device}: removed")
-            except ShapingError as error:
+            except (HiveError, OSError) as error:
                 refused.append(error)
         return tuple(notes)
 
@@ -203,23 +214,32 @@ class Ingress:
         if hook is not None and hook.to_indexes not in ((), (number,)):
             self._kernel.stop_redirecting(interface)
         self._kernel.redirect(interface, device)
-        self._held[interface] = _Held(device, number, wanted)
+        self._held[interface] = _Held(self._number(interface), device, number, wanted)
         return observed is not None, operations
 
     def _remove(self, device: str) -> None:
         if device not in self._kernel.ifbs():
             return
-        tree = self._kernel.observe(device)
-        if tree is not None and self._kernel.running_number(device) is not None:
-            self._kernel.apply(device, diff(tree, opened(tree, DRAIN_BITS_PER_S)))
-            until_s = time.monotonic() + DRAIN_S
-            while self._waits(device) and time.monotonic() < until_s:
-                time.sleep(LOOK_S)
+        with contextlib.suppress(HiveError):  # a courtesy, which must not keep the IFB here
+            self._drain(device)
         self._kernel.delete_ifb(device)
+
+    def _drain(self, device: str) -> None:
+        tree = self._kernel.observe(device)
+        if tree is None or self._kernel.running_number(device) is None:
+            return
+        self._kernel.apply(device, diff(tree, opened(tree, DRAIN_BITS_PER_S)))
+        until_s = time.monotonic() + DRAIN_S
+        while self._waits(device) and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
 
     def _waits(self, device: str) -> bool:
         by_minor, _ = self._kernel.counters(device)
         return any(found.backlog_packets for found in by_minor.values())
+
+    def _called(self, number: int) -> str | None:
+        """The name of an interface now, None where it has gone."""
+        return next((name for name, found in self._kernel.numbers().items() if found == number), None)
 
     def _number(self, interface: str) -> int:
         numbers = self._kernel.numbers()

@@ -259,7 +259,7 @@ class FilterSpec:
 
     Args:
         preference: order; the smaller is asked first. Unique in a tree, so that it is also the filter's name.
-        family: 4 or 6.
+        family: 4 or 6; None matches whatever the frame carries.
         matches: (offset bytes, mask, value), all of which must hold. An offset is from the start of the IP header;
             IPv4 ports are only matched in headers without options (`tree` adds that match) and IPv6 ones only
             directly after the fixed header.
@@ -268,7 +268,7 @@ class FilterSpec:
     """
 
     preference: int
-    family: Literal[4, 6]
+    family: Literal[4, 6] | None
     matches: tuple[tuple[int, int, int], ...]
     target_minor: int
     parent_minor: int = 0
@@ -351,7 +351,8 @@ def describe(operation: Operation) -> str:
             verb = "add" if isinstance(operation, AddLeaf) else "change"
             return f"{verb} {leaf.kind} (limit {leaf.limit}) at {show_classid(leaf.parent_minor)}"
         case AddFilter(rule):
-            return f"add u32 filter {rule.preference} (IPv{rule.family} to {show_classid(rule.target_minor)})"
+            family = f"IPv{rule.family}" if rule.family else "everything"
+            return f"add u32 filter {rule.preference} ({family} to {show_classid(rule.target_minor)})"
         case DeleteFilter(rule):
             return f"delete u32 filter {rule.preference}"
 

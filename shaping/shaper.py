@@ -294,8 +294,16 @@ class Shaper:
         self._first_priors.pop(interface, None)
         self._lines.pop(interface, None)
         classified = self._rules.pop(interface, None) is not None
-        notes = (*self._ingress.detach(interface), *self._segments.put_back(interface))
-        notes = (*notes, *self._put_back(interface, attached))
+        try:
+            notes = self._ingress.detach(interface)
+        except (HiveError, OSError) as error:  # an IFB that stays is no reason to leave the root as it is
+            _told(error, lambda: self._give_back(interface, attached, classified=classified))
+            raise
+        return (*notes, *self._give_back(interface, attached, classified=classified))
+
+    def _give_back(self, interface: str, attached: _Attached | None, *, classified: bool) -> tuple[str, ...]:
+        """The way out: segments, root and rules."""
+        notes = (*self._segments.put_back(interface), *self._put_back(interface, attached))
         if classified:  # last: whatever the rules of other interfaces meet, this one's root is back by now
             try:
                 notes = (*notes, *self.classify())
@@ -343,15 +351,15 @@ class Shaper:
             Sentences on what was removed, and on what could not be put back.
 
         Raises:
-            ShapingError: something was refused; all the rest has been removed by then.
+            HiveError, OSError: something was refused; all the rest has been removed by then.
         """
         notes: list[str] = []
-        refused: list[ShapingError] = []
+        refused: list[HiveError | OSError] = []
         ours = [name for name in self._kernel.interfaces() if self._kernel.observe(name) is not None]
         for interface in sorted({*ours, *self._journal.interfaces()}):
             try:
                 notes.extend(self.detach(interface) or (f"{interface}: put back what was there before",))
-            except ShapingError as error:
+            except (HiveError, OSError) as error:
                 refused.append(error)
         notes.extend(self._ingress.clear(refused))
         if self._classifier is not None:

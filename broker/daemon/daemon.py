@@ -405,7 +405,9 @@ class Daemon:
             self._ingress_plant.reopened()
 
     def _hear_of_links(self) -> None:
-        self._links_changed |= self._roster.concerned(self._link_events.heard(), self._policy)
+        heard = self._link_events.heard()
+        self._ingress_plant.hear(heard)
+        self._links_changed |= self._roster.concerned(heard, self._policy)
 
     # --- the tick ------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from broker.daemon.flows import PassedSocket
+from broker.daemon.link_events import Heard
 from broker.daemon.log import Log
 from broker.daemon.shapes import classes_of, rules_of, worth_changing
 from broker.model import Alarm, Allocation, InterfaceAllocation, Policy
 from hive_qos.errors import HiveError
+from shaping.ifb import is_ours
 from shaping.model import IngressShape, Rule
 from shaping.shaper import Shaper
 
@@ -78,6 +80,11 @@ class IngressPlant:
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong now."""
         return tuple(entry.alarm for entry in self._held.values() if entry.alarm is not None)
+
+    def hear(self, heard: Heard) -> None:
+        """An event of an IFB of ours is looked into at once: until the next tick, everything could be lost."""
+        if heard.lost or any(map(is_ours, heard.names)):
+            self.check()
 
     def close(self) -> None:
         """Let everything arrive as before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -30,6 +31,7 @@ from shaping.model import (
     InterfaceShape,
     JobShape,
     Rule,
+    classid,
 )
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
@@ -118,6 +120,34 @@ def test_packets_find_their_destinations_leaf_however_they_are_classified(
         subprocess.run(child, check=True, timeout=LIMIT_S)
 
     assert packets_to(shaper, send) == {RECEIVER[family]: 10, "elsewhere": 10}
+
+
+IPV4_TO_RECEIVER = bytes.fromhex("450000240000400040110000") + socket.inet_aton("10.211.0.1")
+FRAMES = {
+    "vlan": (0x8100, bytes.fromhex("00070800") + IPV4_TO_RECEIVER + socket.inet_aton(RECEIVER[socket.AF_INET])),
+    "pppoe": (0x8864, bytes(40)),
+    "arp": (0x0806, bytes(28)),
+}
+"""What follows the Ethernet addresses: the protocol, as a qdisc sees it, and the rest of the frame. At the parent of a
+VLAN device it is 0x8100, too."""
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_storage_that_is_no_bare_ip_stays_storage(shaper: Shaper, bench: Bench, kind: str) -> None:
+    shaper.attach(held())
+    protocol, rest = FRAMES[kind]
+    with entered(bench.sender):
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    with sock:
+        sock.bind((INTERFACE, 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, struct.pack("=I", classid(MARK_MINOR["storage"])))
+        frame = bytes(12) + protocol.to_bytes(2, "big") + rest
+
+        def send() -> None:
+            for _ in range(10):
+                sock.sendto(frame, (INTERFACE, protocol))
+
+        assert packets_to(shaper, send) == {"elsewhere": 10}
 
 
 def test_tcp_is_held_towards_one_address_and_flows_to_another(shaper: Shaper, bench: Bench) -> None:
@@ -239,6 +269,23 @@ def test_hundreds_of_changes_under_paced_datagrams_lose_reorder_and_purge_nothin
         taking.join(LIMIT_S)
     assert arrived == {flow: list(range(sent[flow] + 1)) for flow in marks}
     assert not any(found.dropped_packets for found in shaper.counters(INTERFACE).classes.values())
+
+
+def test_a_tree_whose_rest_of_storage_was_told_by_family_gets_the_filter_for_everything(
+    shaper: Shaper, bench: Bench
+) -> None:
+    """What a former version built: two filters in the place of one."""
+    with entered(bench.sender):
+        kernel = RealKernel()
+    new = desired_tree(held(), kernel.capabilities())
+    rest = new.filters[-1]
+    by_family = (replace(rest, family=4), replace(rest, family=6, preference=rest.preference + 1))
+    kernel.apply(INTERFACE, diff(None, replace(new, filters=(*new.filters[:-1], *by_family))))
+    kernel.close()
+    attachment = shaper.attach(held())
+    assert attachment.adopted
+    assert len(attachment.operations) == 3
+    assert shaper.observe(INTERFACE) == new
 
 
 def test_a_tree_without_the_spare_leaves_is_completed_without_losing_what_waits(

@@ -17,6 +17,7 @@ from patience import LIMIT_S, best_of, wait_until
 from shaping_bench import FAMILIES, INTERFACE, PAYLOAD_BYTES, SENDER, Bench, tool
 from shaping_contract import MBIT, make_shape
 
+from broker.daemon.link_events import LinkEvents
 from hive_qos.errors import ConfigurationError
 from shaping.ifb import device_of
 from shaping.journal import Journal
@@ -163,6 +164,8 @@ def test_an_ifb_that_fails_is_noticed_and_what_arrives_goes_on_and_is_shaped_aga
     shaper.attach_ingress(arriving())
     assert shaper.check_ingress(INTERFACE)
     assert arrivals.count() == 10
+    with entered(bench.sender):
+        events = LinkEvents()
     if harm == "down":
         tool("ip", "-n", bench.sender, "link", "set", device, "down")
     else:
@@ -170,6 +173,8 @@ def test_an_ifb_that_fails_is_noticed_and_what_arrives_goes_on_and_is_shaped_aga
         if harm == "replaced":
             tool("ip", "-n", bench.sender, "link", "add", device, "type", "ifb")
             tool("ip", "-n", bench.sender, "link", "set", device, "up")
+    assert device in events.heard().names
+    events.close()
     assert not shaper.check_ingress(INTERFACE)
     assert not redirected(bench)
     assert arrivals.count() == 10

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shaping_contract import MBIT, make_shape
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ShapingError
-from shaping.fake import FakeKernel
+from shaping.fake import DEFAULT_SEGMENTS, FakeKernel
 from shaping.journal import Journal
 from shaping.model import (
     DEFAULT_LEAVES,
@@ -208,12 +208,84 @@ def test_giving_an_interface_back_gives_both_directions_back_and_a_new_name_take
     assert list(journal.directory.iterdir()) == []
 
 
-def test_an_interface_that_is_gone_leaves_no_ifb(kernel: FakeKernel, journal: Journal) -> None:
+@pytest.mark.parametrize("step", ["stop_redirecting", "delete_ifb"])
+def test_an_ifb_that_cannot_be_given_back_keeps_neither_root_nor_segments(
+    kernel: FakeKernel, journal: Journal, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    shaper = Shaper(kernel, journal)
+    shaper.attach(replace(make_shape("eth0"), gso_max_segs=2))
+    shaper.attach_ingress(arriving())
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, step, _refuse)
+        with pytest.raises(KernelRejectedError):
+            shaper.detach("eth0")
+        assert kernel.observe("eth0") is None
+        assert kernel.segments("eth0") == DEFAULT_SEGMENTS
+        assert kernel.arrives("eth0")
+        shaper.attach(make_shape("eth0"))
+        with pytest.raises(KernelRejectedError):
+            Shaper(kernel, journal).clear()
+        assert kernel.observe("eth0") is None
+    assert shaper.detach_ingress("eth0") == ()
+    assert (kernel.ifbs(), kernel.redirection("eth0"), journal.interfaces()) == ((), None, ())
+
+
+@pytest.mark.parametrize("step", ["apply", "counters", "observe"])
+def test_an_ifb_that_does_not_drain_is_deleted_all_the_same(
+    kernel: FakeKernel, journal: Journal, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     shaper = Shaper(kernel, journal)
     shaper.attach_ingress(arriving())
-    kernel.rename("eth0", "hidden")  # under a name that nobody knows
-    shaper.detach_ingress("eth0")
-    assert (kernel.ifbs(), journal.interfaces()) == ((), ())
+    monkeypatch.setattr(kernel, step, _refuse)
+    assert shaper.detach_ingress("eth0") == ()
+    assert (kernel.ifbs(), kernel.redirection("eth0"), journal.interfaces()) == ((), None, ())
+
+
+def _refuse(*_: object) -> None:
+    raise REFUSED
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.parametrize("another", [False, True])
+def test_an_interface_that_was_renamed_is_given_back_by_its_number(
+    kernel: FakeKernel, journal: Journal, crashed: bool, another: bool
+) -> None:
+    shaper = Shaper(kernel, journal)
+    shaper.attach_ingress(arriving())
+    kernel.rename("eth0", "hidden")
+    if another:
+        kernel.rename("eth1", "eth0")
+    (Shaper(kernel, journal) if crashed else shaper).detach_ingress("eth0")
+    assert kernel.arrives("hidden")
+    assert (kernel.ifbs(), kernel.redirection("hidden"), journal.interfaces()) == ((), None, ())
+
+
+def test_a_look_at_a_broken_ifb_finds_its_interface_under_a_new_name(kernel: FakeKernel, journal: Journal) -> None:
+    shaper = Shaper(kernel, journal)
+    shaper.attach_ingress(arriving())
+    kernel.rename("eth0", "hidden")
+    kernel.delete_ifb(DEVICE)
+    assert not shaper.check_ingress("eth0")
+    assert kernel.arrives("hidden")
+
+
+@pytest.mark.parametrize("journalled", ["lost", "damaged", "under its former name"])
+def test_what_the_journal_does_not_tell_the_interfaces_number_does(
+    kernel: FakeKernel, journal: Journal, journalled: str
+) -> None:
+    Shaper(kernel, journal).attach_ingress(arriving())
+    (entry,) = journal.directory.iterdir()
+    match journalled:
+        case "lost":
+            entry.unlink()
+        case "damaged":
+            entry.write_text("{")
+        case _:  # as when it cannot be written anew
+            kernel.rename("eth0", "lan0")
+    name = "lan0" if "lan0" in kernel.interfaces() else "eth0"
+    notes = Shaper(kernel, journal).detach_ingress(name)
+    assert bool(notes) == (journalled == "damaged")
+    assert (kernel.ifbs(), kernel.redirection(name)) == ((), None)
 
 
 def test_clearing_finds_what_no_journal_knows(kernel: FakeKernel, journal: Journal, tmp_path: Path) -> None:
