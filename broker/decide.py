@@ -102,11 +102,13 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         for entry in policy.interfaces
     ]
     ways_in = {entry.name: entry for entry in state.ingress}
+    credited = {outcome.state.name: outcome.state.bursts for outcome in outcomes}
     inflows = [
         decide_ingress(
             now_s=now_s,
             state=ways_in.get(entry.name, IngressState(entry.name)),
             sample=samples.get(entry.name),
+            credited=credited[entry.name],
             interface=entry,
             policy=policy,
         )
