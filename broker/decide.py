@@ -173,6 +173,12 @@ def _interface(
         leases=sample.leases if sample else (),
         samples=sample.destinations if sample and read.fresh else (),
         read_s=read.counters_s,
+        delivered_bits_per_s=held.delivered(
+            sample.flows if sample else (),
+            sample.leases if sample else (),
+            state.capacity.signals if state.capacity else None,
+            now_s=now_s,
+        ),
         storage=next(entry for entry in now.classes if entry.name == LENDER),
         capacity_bits_per_s=rate,
     )

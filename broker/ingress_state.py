@@ -109,8 +109,8 @@ class HeldState:
     """One destination towards which another broker holds our storage back, and what storage is owed there.
 
     Fields: `seen_s` when a lease was last in force; `counter_s` and `sent_bytes` when the destination's counter was
-    read last, and what it said; `sent_bits_per_s_max` the most that went there, slowly forgotten; `rate_bits_per_s`
-    what is in force.
+    read last, and what it said; `sent_bits_per_s_max` the most that went there, slowly forgotten while no lease is
+    in force; `rate_bits_per_s` what is in force.
     """
 
     address: str
