@@ -48,7 +48,8 @@ class Neighbours:
         self, flows: FlowTable, *, interface_of: InterfaceOf, now_s: float
     ) -> Mapping[str, tuple[SenderSample, ...]]:
         """Who sends to us through each interface, after the last look at TCP."""
-        self._arrivals.count(flows.tcp_connections())
+        seen = flows.tcp_connections()
+        self._arrivals.count(seen, whole=len(seen) >= flows.tcp_count)
         brokers = self._channel.brokers() if self._channel is not None else {}
         nobody = "unknown" if self._channel is not None else "no"
         return self._arrivals.samples(
