@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from broker.client.mailbox import Wake
 from broker.daemon import cgroups
 from broker.daemon.authority import Authority
 from broker.daemon.bursts import BurstBook
+from broker.daemon.channel_opening import ChannelOpening
 from broker.daemon.configurations import Configurations
 from broker.daemon.control import Control
 from broker.daemon.earlier_sockets import EarlierSockets
@@ -63,9 +63,6 @@ from shaping.kernel_api import Classifier, Kernel
 from shaping.model import DSCP, JOB_MINOR, Rule
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
-
-if TYPE_CHECKING:
-    from broker.peers.channel import PeerChannel
 
 COUNTERS_FRESH_S = 0.02
 """An announcement between two ticks is decided on the counters of the last tick, unless they are older than this."""
@@ -239,7 +236,8 @@ class Daemon:
                 if self._guardian is not None:
                     self._guardian.start(journal, lock=namespace)
                 self._begin()
-                self._neighbours = Neighbours(self._channel())
+                self._neighbours = Neighbours(self._channel_opening())
+                self._neighbours.look()
                 self._configurations.started()
                 self._serve()
             served = True
@@ -362,6 +360,7 @@ class Daemon:
                 last_s = now_s
             if now_s >= next_s:
                 self._sessions.housekeeping()
+                self._neighbours.look()
                 self._tick(fresh_s=0.0)
                 last_s = now_s
                 tick_s = self._policy.daemon.tick_s
@@ -494,7 +493,14 @@ class Daemon:
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
         guard = self._guardian.alarms() if self._guardian is not None else ()
         earlier = self._earlier.alarm() if self._earlier is not None else None
-        own = (*self._configurations.alarms(), self._record_alarm, earlier, *self._roster.alarms(), *guard)
+        own = (
+            *self._configurations.alarms(),
+            self._record_alarm,
+            earlier,
+            *self._roster.alarms(),
+            *self._neighbours.alarms(),
+            *guard,
+        )
         refused = {
             alarm.subject for alarm in self._roster.alarms()
         }  # there, but not to be shaped: that is said instead
@@ -539,14 +545,18 @@ class Daemon:
 
     # --- small parts ---------------------------------------------------------------------------------------------
 
-    def _channel(self) -> PeerChannel | None:
+    def _channel_opening(self) -> ChannelOpening | None:
         """The way to other brokers, where the configuration wants one."""
         if self._policy.peers is None:
             return None
-        from broker.peers.channel import PeerChannel  # a QUIC stack is megabytes, and without [peers] none is needed
-
-        mark = functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"])
-        return PeerChannel(self._policy.peers, wake=self._wake.set, log=self._log, clock=self._clock, mark=mark)
+        return ChannelOpening(
+            self._policy.peers,
+            patience=lambda: self._beat(busy=True),
+            wake=self._wake.set,
+            log=self._log,
+            clock=self._clock,
+            mark=functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"]),
+        )
 
     def _shaping(self) -> str:
         return f"shaping {', '.join(sorted(self._plant.names))}"
