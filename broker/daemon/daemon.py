@@ -16,7 +16,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from broker.client.mailbox import Wake
@@ -280,9 +280,9 @@ class Daemon:
             self._log.warning("interface", interface=one.interface, note=f"{one.text}; {one.advice}")
 
     def _attach_all(self) -> None:
-        """Attach what policy names and is there, on the capacities that are known without having measured."""
+        """Attach what policy names and is there, and bring what we hold already to it."""
         decision = decide(
-            now_s=self._clock(), state=self._state, measurements=self._measure_links(), policy=self._policy
+            now_s=self._clock(), state=self._state, measurements=self._measure_with_links(), policy=self._policy
         )
         self._roster.attach_all(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
         self._warn_of_layers()
@@ -477,15 +477,16 @@ class Daemon:
                 )
         return Measurements(interfaces=tuple(interfaces), wall=self._wall())
 
-    def _measure_links(self) -> Measurements:
-        now_s = self._clock()
-        return Measurements(
-            tuple(
-                InterfaceSample(name=entry.name, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s))
-                for entry in self._policy.interfaces
-            ),
-            wall=self._wall(),
+    def _measure_with_links(self) -> Measurements:
+        """What a tick would measure, so that leaves of jobs and leases keep what they have; of interfaces that we do
+        not hold yet the link alone."""
+        held, now_s = self._measure(fresh_s=COUNTERS_FRESH_S), self._clock()
+        links = (
+            InterfaceSample(name=entry.name, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s))
+            for entry in self._policy.interfaces
+            if entry.name not in self._plant.names
         )
+        return replace(held, interfaces=(*held.interfaces, *links))
 
     def _wall(self) -> WallClock | None:
         return self._wall_clocks.read(entry.timezone for entry in self._policy.schedules)
