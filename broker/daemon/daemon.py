@@ -243,7 +243,6 @@ class Daemon:
             served = True
         finally:
             self._notifier.stopping()
-            self._neighbours.close()
             self._ingress_plant.close()
             problems = (*self._plant.close(), *self._remove_cgroups())
             if self._guardian is not None:
@@ -252,9 +251,16 @@ class Daemon:
                 self._recorder.close()
             self._netlink.close()
             self._link_events.close()
+            self._leave_neighbours()
         self._log.info("stopped", ticks=self._ticks)
         if problems:
             raise ShapingError(f"not everything was put back: {'; '.join(problems)}")
+
+    def _leave_neighbours(self) -> None:
+        try:
+            self._neighbours.close()
+        except Exception as problem:  # noqa: BLE001 - what was asked of others ends by itself
+            self._log.error("peers", error=str(problem))
 
     def _begin(self) -> None:
         """Take up the policy to start with, or the last good one where that one cannot be."""

@@ -65,9 +65,19 @@ class IngressPlant:
             self._bring(shape_of_way_in(entry, rules=rules))
 
     def check(self) -> None:
-        """At every tick and change of links: a redirection that leads nowhere would lose all that arrives."""
+        """At every tick and change of links: a redirection that leads nowhere would lose all that arrives. Never raises
+        for what the kernel does."""
         for name, entry in self._held.items():
-            if entry.attached and not self._shaper.check_ingress(name):
+            if not entry.attached:
+                continue
+            try:
+                leads_there = self._shaper.check_ingress(name)
+            except (HiveError, OSError) as problem:  # the next look may find out
+                self._warn(entry, f"what arrives may not find its IFB any more: {problem}")
+                continue
+            if leads_there:
+                entry.alarm = None
+            else:
                 self._fail(entry, "what arrives does not find its IFB any more; it arrives unshaped")
 
     def reopened(self) -> None:
@@ -107,12 +117,15 @@ class IngressPlant:
         entry.shape, entry.attached, entry.alarm = shape, True, None
 
     def _fail(self, entry: _Ingress, text: str) -> None:
+        self._warn(entry, text)
+        entry.attached, entry.not_before_s = False, self._clock() + RETRY_S
+        self._detach(entry.shape.interface)
+
+    def _warn(self, entry: _Ingress, text: str) -> None:
         name = entry.shape.interface
         if entry.alarm is None:
             self._log.error("ingress", interface=name, error=text)
         entry.alarm = Alarm("ingress-failed", name, text)
-        entry.attached, entry.not_before_s = False, self._clock() + RETRY_S
-        self._detach(name)
 
     def _detach(self, interface: str) -> None:
         try:

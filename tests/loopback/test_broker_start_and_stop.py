@@ -14,6 +14,7 @@ from broker.config import load
 from broker.daemon.configurations import Configurations, Source
 from broker.daemon.daemon import Daemon, Options
 from broker.daemon.log import open_log
+from broker.daemon.neighbours import Neighbours
 from broker.daemon.notify import Notifier
 from broker.daemon.shapes import shape_of
 from broker.decide import decide
@@ -102,6 +103,18 @@ def test_a_start_that_finds_none_of_its_interfaces_takes_no_tree_away(tmp_path: 
     running.start()
     assert isinstance(running.error, ConfigurationError)
     assert running.kernel.observe("lo") is not None
+
+
+def test_a_stop_gives_interfaces_back_whatever_the_way_to_other_brokers_says(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Neighbours) -> None:
+        raise RuntimeError("an engine that does not end")
+
+    monkeypatch.setattr(Neighbours, "close", refuse)
+    running.stop()
+    assert running.error is None
+    assert running.kernel.observe("lo") is None
 
 
 def test_a_stop_gives_interfaces_back_and_removes_the_sockets(running: Running) -> None:

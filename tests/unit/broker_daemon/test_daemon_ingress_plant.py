@@ -1,0 +1,80 @@
+"""Ways in that our kernel shapes: whatever it refuses ends no tick, is said, and is tried again."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.config import load
+from broker.daemon.ingress_plant import IngressPlant
+from broker.daemon.log import open_log
+from broker.decide import decide
+from broker.model import Allocation, Measurements, State
+from hive_qos.errors import KernelRejectedError
+from shaping.fake import FakeKernel
+from shaping.journal import Journal
+from shaping.shaper import Shaper
+
+NAMES = ("eth0", "eth1", "eth2")
+POLICY = load("version = 1\n" + "".join(f'[[interface]]\nname = "{name}"\negress = "20 Mbit/s"\n' for name in NAMES))
+
+
+class Host:
+    """A plant whose every way in is to be shaped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kernel, self.now_s = FakeKernel(NAMES), 0.0
+        shaper = Shaper(self.kernel, Journal(folder))
+        self.plant = IngressPlant(shaper, log=open_log(), clock=lambda: self.now_s)
+        decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
+        self.wanted = Allocation(
+            interfaces=decided.interfaces,
+            ingress=tuple(replace(one, in_kernel=True) for one in decided.interfaces),
+        )
+        self.apply(self.wanted)
+
+    def apply(self, allocation: Allocation) -> None:
+        self.plant.apply(allocation, policy=POLICY, passed=(), present=frozenset(NAMES))
+
+    def codes(self) -> list[tuple[str, str]]:
+        return [(alarm.code, alarm.subject) for alarm in self.plant.alarms()]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_a_look_that_the_kernel_refuses_is_an_alarm_until_the_next_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise KernelRejectedError("look", errno_value=errno.ENOBUFS, detail="No buffer space available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host.kernel, "running_number", refuse)
+        host.plant.check()
+    assert host.codes() == [("ingress-failed", name) for name in NAMES]
+    host.plant.check()
+    assert (host.codes(), host.plant.names) == ([], set(NAMES))
+
+
+def test_an_ifb_that_is_gone_while_links_cannot_be_listed_is_found_out_by_the_next_look(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> tuple[str, ...]:
+        raise KernelRejectedError("list links", errno_value=errno.ENOBUFS, detail="No buffer space available")
+
+    host.kernel.delete_ifb("hqifb1")
+    with monkeypatch.context() as patch:
+        patch.setattr(host.kernel, "interfaces", refuse)
+        patch.setattr(host.kernel, "numbers", refuse)
+        host.plant.check()
+    assert host.codes() == [("ingress-failed", "eth0")]
+    assert not host.kernel.arrives("eth0")
+    host.plant.check()
+    assert host.kernel.arrives("eth0")
+    assert host.plant.names == {"eth1", "eth2"}
