@@ -71,7 +71,7 @@ URGENT_S = 0.005
 """Announcements that come closer together than this share a decision, so that no client can make us decide all day."""
 
 PEERS_S = 0.001
-"""The same for what other brokers ask: the channel reads so few messages of each that a decision a message is cheap."""
+"""The same for what other brokers ask: the channel lets few changes a second of each be as urgent as that."""
 
 LINKS_S = 0.02
 """Links are looked at so soon after they changed, and not more often: a rename is three events, a storm is hundreds."""
