@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from broker.config import load
-from broker.daemon.ingress_plant import IngressPlant
+from broker.daemon.ingress_plant import RETRY_S, IngressPlant
 from broker.daemon.log import open_log
 from broker.decide import decide
-from broker.model import Allocation, Measurements, State
+from broker.model import Allocation, InterfaceAllocation, Measurements, State
 from hive_qos.errors import KernelRejectedError
 from shaping.fake import FakeKernel
 from shaping.journal import Journal
@@ -78,3 +78,32 @@ def test_an_ifb_that_is_gone_while_links_cannot_be_listed_is_found_out_by_the_ne
     host.plant.check()
     assert host.kernel.arrives("eth0")
     assert host.plant.names == {"eth1", "eth2"}
+
+
+def test_of_several_one_is_given_back_at_each_tick(host: Host) -> None:
+    for left in (2, 1, 0):
+        host.apply(Allocation(interfaces=host.wanted.interfaces))
+        assert (len(host.plant.names), len(host.kernel.ifbs())) == (left, left)
+
+
+def test_one_that_fails_leaves_the_rest_to_the_next_tick(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise KernelRejectedError("change", errno_value=errno.ENOMEM, detail="Cannot allocate memory")
+
+    wanted = replace(host.wanted, ingress=tuple(_halved(one) for one in host.wanted.ingress))
+    with monkeypatch.context() as patch:
+        patch.setattr(host.kernel, "apply", refuse)
+        for failed in range(1, 4):
+            host.apply(wanted)
+            assert len(host.codes()) == failed
+    host.now_s += RETRY_S
+    host.apply(wanted)
+    assert (host.codes(), host.plant.names) == ([], set(NAMES))
+
+
+def _halved(way_in: InterfaceAllocation) -> InterfaceAllocation:
+    classes = tuple(
+        replace(one, rate_bits_per_s=one.rate_bits_per_s // 2, ceil_bits_per_s=one.ceil_bits_per_s // 2)
+        for one in way_in.classes
+    )
+    return replace(way_in, capacity_bits_per_s=way_in.capacity_bits_per_s // 2, classes=classes)
