@@ -46,8 +46,9 @@ LOOK_S = 0.01
 
 @dataclass(frozen=True)
 class _Held:
-    """An attached ingress: its IFB, that one's number, and the tree as last applied."""
+    """An attached ingress: the interface's number, its IFB, that one's number, and the tree as last applied."""
 
+    interface_number: int
     device: str
     number: int
     tree: Tree
@@ -91,7 +92,7 @@ class Ingress:
             try:
                 for note in self.detach(interface):
                     error.add_note(note)
-            except HiveError as another:
+            except (HiveError, OSError) as another:
                 error.add_note(f"and then: {another}")
             raise
         return IngressAttachment(interface, device, adopted, operations)
@@ -119,8 +120,9 @@ class Ingress:
             return False
         if self._kernel.running_number(held.device) == held.number:
             return True
-        if interface in self._kernel.interfaces():
-            self._kernel.stop_redirecting(interface)
+        name = self._name_now(interface)
+        if name is not None:
+            self._kernel.stop_redirecting(name)
         del self._held[interface]
         return False
 
@@ -140,6 +142,7 @@ class Ingress:
 
     def detach(self, interface: str) -> tuple[str, ...]:
         """Stop redirecting, let the IFB drain, delete it; also what a former process left."""
+        name = self._name_now(interface)
         held = self._held.pop(interface, None)
         notes: tuple[str, ...] = ()
         journalled = None
@@ -148,10 +151,10 @@ class Ingress:
         except (ShapingError, OSError) as error:
             notes = (f"{interface}: {error}",)
         device = held.device if held is not None else journalled
-        if interface in self._kernel.interfaces():
-            self._kernel.stop_redirecting(interface)
+        if name is not None:
+            self._kernel.stop_redirecting(name)
             if journalled is not None:
-                self._kernel.remove_empty_hook(interface)
+                self._kernel.remove_empty_hook(name)
         elif held is None and device not in self._kernel.ifbs():  # it may be another namespace's, or come back
             return notes
         if device is not None:
@@ -187,6 +190,7 @@ class Ingress:
         self, device: str, interface: str, wanted: Tree, hook: Redirection | None
     ) -> tuple[bool, tuple[Operation, ...]]:
         """IFB, tree, up, redirection; returns whether a tree was adopted, and what was done to it."""
+        interface_number = self._number(interface)
         self._kernel.make_ifb(device)
         observed = self._kernel.observe(device)
         try:
@@ -204,7 +208,7 @@ class Ingress:
         if hook is not None and hook.to_indexes not in ((), (number,)):
             self._kernel.stop_redirecting(interface)
         self._kernel.redirect(interface, device)
-        self._held[interface] = _Held(device, number, wanted)
+        self._held[interface] = _Held(interface_number, device, number, wanted)
         return observed is not None, operations
 
     def _remove(self, device: str) -> None:
@@ -221,6 +225,13 @@ class Ingress:
     def _waits(self, device: str) -> bool:
         by_minor, _ = self._kernel.counters(device)
         return any(found.backlog_packets for found in by_minor.values())
+
+    def _name_now(self, interface: str) -> str | None:
+        """What an interface is called now, by its number where it is held: a redirection goes with a new name. None
+        where it is gone."""
+        numbers, held = self._kernel.numbers(), self._held.get(interface)
+        number = numbers.get(interface) if held is None else held.interface_number
+        return next((name for name, one in numbers.items() if one == number), None)
 
     def _number(self, interface: str) -> int:
         numbers = self._kernel.numbers()

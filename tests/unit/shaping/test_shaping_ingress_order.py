@@ -208,6 +208,29 @@ def test_giving_an_interface_back_gives_both_directions_back_and_a_new_name_take
     assert list(journal.directory.iterdir()) == []
 
 
+@pytest.mark.parametrize("harm", [_nothing, _down, _deleted])
+def test_one_that_is_renamed_before_it_is_given_back_is_redirected_nowhere(
+    kernel: FakeKernel, journal: Journal, harm: Callable[[FakeKernel], None]
+) -> None:
+    shaper = Shaper(kernel, journal)
+    shaper.attach_ingress(arriving())
+    harm(kernel)
+    kernel.rename("eth0", "lan0")
+    shaper.check_ingress("eth0")
+    assert kernel.arrives("lan0")
+    shaper.detach_ingress("eth0")
+    assert (kernel.ifbs(), kernel.redirection("lan0"), kernel.arrives("lan0")) == ((), None, True)
+
+
+def test_another_one_by_the_same_name_keeps_what_is_at_its_ingress(kernel: FakeKernel, journal: Journal) -> None:
+    shaper = Shaper(kernel, journal)
+    shaper.attach_ingress(arriving())
+    kernel.replace_interface("eth0")
+    kernel.set_ingress("eth0", Redirection("clsact", others=1))
+    shaper.detach_ingress("eth0")
+    assert (kernel.ifbs(), kernel.redirection("eth0")) == ((), Redirection("clsact", others=1))
+
+
 def test_an_interface_that_is_gone_leaves_no_ifb(kernel: FakeKernel, journal: Journal) -> None:
     shaper = Shaper(kernel, journal)
     shaper.attach_ingress(arriving())
