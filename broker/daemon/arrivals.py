@@ -39,9 +39,13 @@ class ArrivalBook:
         self._senders: dict[tuple[str, str], _Sender] = {}
         self._connections: dict[tuple[_Endpoint, _Endpoint], tuple[int, float]] = {}
         self._looked_s = float("-inf")
+        self._counted: Sequence[tuple[TcpConnection, str]] = ()
 
     def count(self, connections: Sequence[tuple[TcpConnection, str]]) -> None:
         """Take in a look at TCP connections, each with its class; twice the same does nothing. `other` is left out."""
+        if connections is self._counted:
+            return
+        self._counted = connections
         at_s = max((connection.at_s for connection, _ in connections), default=self._looked_s)
         if at_s == self._looked_s:
             return

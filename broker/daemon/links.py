@@ -80,8 +80,9 @@ class Links:
 
 def received_bytes() -> dict[str, int]:
     """What came in through each interface of our network namespace, cumulative."""
-    with open("/proc/self/net/dev", encoding="utf-8", errors="surrogateescape") as file:
-        lines = file.read().split("\n")[2:]  # proc_pid_net(5): two lines of headings
+    with open("/proc/self/net/dev", "rb", buffering=0) as file:  # in each tick: as text it costs twice as much
+        text = file.read().decode("utf-8", "surrogateescape")
+    lines = text.split("\n")[2:]  # proc_pid_net(5): two lines of headings
     entries = (line.rpartition(":") for line in lines if line)
     return {name.strip(): int(counters.split(None, 1)[0]) for name, _, counters in entries}
 
