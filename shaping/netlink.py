@@ -99,9 +99,7 @@ class TcSocket:
                     errors.append(error)
         return errors
 
-    def _dump_once(
-        self, what: str, request: Request, decode: Callable[[int, bytes], T]
-    ) -> tuple[list[T], bool]:
+    def _dump_once(self, what: str, request: Request, decode: Callable[[int, bytes], T]) -> tuple[list[T], bool]:
         sequence = self._send(request, NLM_F_REQUEST | NLM_F_DUMP)
         objects: list[T] = []
         interrupted = False

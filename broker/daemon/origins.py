@@ -55,7 +55,7 @@ class Origins:
         self._walking = Sliced(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S)
         self._shown: tuple[tuple[TcpConnection, str], ...] = ()
         self._wanted: dict[int, int] = {}
-        self._lacks = False
+        self._lacks = self._lacks_paths = False
         self._holders: dict[int, tuple[int | None, float]] = {}
         self._commands: dict[int, str | None] = {}
         self._known: Mapping[int, Origin] = MappingProxyType({})
@@ -66,10 +66,12 @@ class Origins:
         self._now_s = now_s
         if shown is not self._shown:  # the same tuple until somebody has looked at the connections again
             self._shown = shown
-            self._wanted = {one.inode: one.cgroup_id for one, _ in shown}
-            self._holders = {inode: entry for inode, entry in self._holders.items() if inode in self._wanted}
+            wanted = {one.inode: one.cgroup_id for one, _ in shown}
+            if wanted != self._wanted or self._lacks_paths:
+                self._wanted = wanted
+                self._holders = {inode: entry for inode, entry in self._holders.items() if inode in wanted}
+                self._show()
             self._lacks = bool(self._missing())
-            self._show()
         if (self._lacks or self._walking.under_way) and self._walking.go(now_s=now_s):
             self._lacks = bool(self._missing())
             self._show()
@@ -110,6 +112,7 @@ class Origins:
                 made[key] = self._origin(*key)
             known[inode] = made[key]
         self._known = MappingProxyType(known)
+        self._lacks_paths = any(number and one.cgroup is None for (_, number), one in made.items())
 
     def _origin(self, pid: int | None, cgroup_id: int) -> Origin:
         command = self._commands.get(pid) if pid is not None else None
