@@ -200,7 +200,7 @@ class RealKernel:
 
     def counters(self, interface: str) -> dict[int, ClassCounters]:
         request = encode_dump(RTM_GETTCLASS, interface_index=self._index(interface))
-        found = self._tc.dump(f"list classes of {interface}", request, decode_class_counters)
+        found = self._tc.read(f"list classes of {interface}", request, decode_class_counters)
         return {handle & 0xFFFF: counters for handle, counters in found if handle >> 16 == MAJOR}
 
     def direct_packets(self, interface: str) -> int:

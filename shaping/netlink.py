@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hive_qos.errors import KernelRejectedError, PrivilegeError
-from shaping.codec import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Request, attributes_of, decode_object
+from shaping.codec import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Object, Request, attributes_of, decode_object
 
 T = TypeVar("T")
 
@@ -66,7 +66,11 @@ class TcSocket:
         if first_error is not None:
             raise first_error
 
-    def dump(self, what: str, request: Request, decode: Callable[[int, bytes], T] = decode_object) -> list[T]:
+    def dump(self, what: str, request: Request) -> list[Object]:
+        """Ask for a list of objects, with all that they say. Raises as `read`."""
+        return self.read(what, request, decode_object)
+
+    def read(self, what: str, request: Request, decode: Callable[[int, bytes], T]) -> list[T]:
         """Ask for a list; asks again when it changed while it was read. `decode` takes a message's type and body.
 
         Raises:
