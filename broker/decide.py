@@ -275,7 +275,7 @@ class _Reading:
     def waits_elsewhere(self, held_bytes: int) -> None:
         """Of the lender's backlog, take off what waits because another broker asked for it: our link is not short."""
         entry = self.samples.get(LENDER)
-        if entry is not None:
+        if entry is not None and held_bytes:
             self.elsewhere_bytes = min(held_bytes, entry.backlog_bytes)
             self.samples[LENDER] = replace(entry, backlog_bytes=entry.backlog_bytes - self.elsewhere_bytes)
 

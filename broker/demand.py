@@ -34,10 +34,9 @@ def observe(before: ClassState, sample: ClassSample, *, elapsed_s: float | None,
         elapsed_s: time between the two readings, None where there was no earlier one.
         now_s: the tick's time.
     """
-    after = replace(before, sent_bytes=sample.sent_bytes, dropped_packets=sample.dropped_packets)
     rate = rate_of(before, sample, elapsed_s=elapsed_s)
     if rate is None or elapsed_s is None:
-        return after
+        return replace(before, sent_bytes=sample.sent_bytes, dropped_packets=sample.dropped_packets)
     smooth = rate
     if before.throughput_bits_per_s is not None:
         part = min(1.0, elapsed_s / THROUGHPUT_SMOOTHING_S)
@@ -47,7 +46,10 @@ def observe(before: ClassState, sample: ClassSample, *, elapsed_s: float | None,
     if now_s >= slot_end_s:
         slots, slot_end_s = (0.0, *slots[: USAGE_SLOTS - 1]), now_s + USAGE_SLOT_S
     slots = (max(slots[0], smooth), *slots[1:])
-    return replace(after, throughput_bits_per_s=smooth, usage_bits_per_s=slots, slot_end_s=slot_end_s)
+    return replace(
+        before, sent_bytes=sample.sent_bytes, dropped_packets=sample.dropped_packets, throughput_bits_per_s=smooth,
+        usage_bits_per_s=slots, slot_end_s=slot_end_s,
+    )  # fmt: skip
 
 
 def rate_of(before: ClassState, sample: ClassSample, *, elapsed_s: float | None) -> float | None:

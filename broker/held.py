@@ -63,6 +63,8 @@ def waiting_bytes(samples: Sequence[DestinationSample], addresses: Collection[st
 
 def not_held(flows: Sequence[FlowSample], addresses: Collection[str]) -> tuple[FlowSample, ...]:
     """The connections whose delay says something of the path: not those that wait because somebody asked for it."""
+    if not addresses:
+        return tuple(flows)
     return tuple(flow for flow in flows if flow.traffic_class != HELD_CLASS or flow.peer not in addresses)
 
 

@@ -129,7 +129,9 @@ def observe(
         after, both_ways = _flow(before, sample, now_s=now_s, ticks=ticks, loaded=loaded)
         after, way_there = _way_there(after, sample, now_s=now_s, ticks=ticks)
         kept.append(after)
-        if after is not before and not compute and not sample.application_limited:
+        if after is before:  # no new sample of either kind: of a thousand TCP connections most, in most ticks
+            continue
+        if not compute and not sample.application_limited:
             pressed_s = now_s
         two_way = _is_two_way(sample, ticks, at_s=at_s)
         if not two_way:

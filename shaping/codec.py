@@ -58,6 +58,10 @@ _RATE = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, m
 _HTB_TAIL = struct.Struct("=IIIII")  # buffer, cbuffer, quantum, level, prio
 _HTB_GLOB = struct.Struct("=IIIII")  # version, rate2quantum, defcls, debug, direct_pkts
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
+_STATS_BASIC = struct.Struct("=QI")  # bytes, packets
+_STATS_PKT64 = struct.Struct("=Q")
+_STATS_QUEUE = struct.Struct("=IIIII")  # qlen, backlog, drops, requeues, overlimits
+_STATS_APP = struct.Struct("=IIIii")  # lends, borrows, giants, tokens, ctokens
 _U32_SEL = struct.Struct("=BBBxHHhhI")  # flags, offshift, nkeys, offmask, off, offoff, hoff, hmask
 _LINKLAYER_ETHERNET = 1
 _HTB_VERSION = 3
@@ -246,26 +250,41 @@ def decode_filter(found: Object) -> FilterSpec | None:
     )
 
 
-def decode_counters(statistics: bytes) -> ClassCounters:
-    """TCA_STATS2 of an HTB class. Sizes grew over kernel versions: what is missing counts as 0."""
-    attributes = attribute_map(statistics, 0)
-    sent_bytes, sent_packets = struct.unpack_from("=QI", attributes[_TCA_STATS_BASIC])
-    if _TCA_STATS_PKT64 in attributes:  # the 32-bit one wraps after an hour at 1 M packets/s
-        (sent_packets,) = struct.unpack_from("=Q", attributes[_TCA_STATS_PKT64])
-    qlen, backlog, drops, _requeues, overlimits = struct.unpack_from("=IIIII", attributes[_TCA_STATS_QUEUE])
-    lends, borrows, _giants, tokens, ctokens = struct.unpack_from("=IIIii", attributes.get(_TCA_STATS_APP, bytes(20)))
-    return ClassCounters(
-        sent_bytes=sent_bytes,
-        sent_packets=sent_packets,
-        dropped_packets=drops,
-        overlimits=overlimits,
-        backlog_bytes=backlog,
-        backlog_packets=qlen,
-        lends=lends,
-        borrows=borrows,
-        tokens=tokens,
-        ctokens=ctokens,
+def decode_class_counters(_: int, body: bytes) -> tuple[int, ClassCounters]:
+    """A class' handle and what it counted, without the rest that `decode_object` takes apart: for every tick."""
+    start = attribute_offsets(body, _TCMSG.size, len(body), last=_TCA_STATS2)[_TCA_STATS2]
+    return _TCMSG.unpack_from(body)[3], decode_counters(
+        body, start, start - 4 + _ATTRIBUTE.unpack_from(body, start - 4)[0]
     )
+
+
+def decode_counters(data: bytes, start: int, end: int) -> ClassCounters:
+    """TCA_STATS2 of an HTB class, from `start` to `end`. It grew over kernel versions: what is missing counts as 0."""
+    found = attribute_offsets(data, start, end)
+    sent_bytes, sent_packets = _STATS_BASIC.unpack_from(data, found[_TCA_STATS_BASIC])
+    if _TCA_STATS_PKT64 in found:  # the 32-bit one wraps after an hour at 1 M packets/s
+        (sent_packets,) = _STATS_PKT64.unpack_from(data, found[_TCA_STATS_PKT64])
+    qlen, backlog, drops, _requeues, overlimits = _STATS_QUEUE.unpack_from(data, found[_TCA_STATS_QUEUE])
+    lends = borrows = tokens = ctokens = 0
+    if _TCA_STATS_APP in found:
+        lends, borrows, _giants, tokens, ctokens = _STATS_APP.unpack_from(data, found[_TCA_STATS_APP])
+    return ClassCounters(
+        sent_bytes, sent_packets, drops, overlimits, backlog, qlen, lends, borrows, tokens, ctokens
+    )  # fmt: skip
+
+
+def attribute_offsets(data: bytes, start: int, end: int, *, last: int | None = None) -> dict[int, int]:
+    """Where the value of each attribute between `start` and `end` begins, up to the first one of the kind `last`."""
+    found = {}
+    while start + 4 <= end:
+        length, kind = _ATTRIBUTE.unpack_from(data, start)
+        if length < 4 or start + length > end:
+            break
+        found[kind & 0x3FFF] = start + 4
+        if kind & 0x3FFF == last:
+            break
+        start += (length + 3) & ~3
+    return found
 
 
 def attribute_map(data: bytes, offset: int) -> dict[int, bytes]:

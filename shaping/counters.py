@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hive_qos.errors import ShapingError
 from shaping.destinations import leaf_of_address
@@ -23,7 +22,12 @@ from shaping.model import (
 
 
 def counters_of(
-    interface: str, by_minor: Mapping[int, ClassCounters], direct_packets: int, *, tree: Tree, direction: Direction
+    interface: str,
+    by_minor: Mapping[int, ClassCounters],
+    direct_packets: int | None,
+    *,
+    tree: Tree,
+    direction: Direction,
 ) -> InterfaceCounters:
     """Sum up one reading.
 
@@ -52,8 +56,7 @@ def _by_class(by_minor: Mapping[int, ClassCounters], owners: Mapping[int, str]) 
     found = {BULK_NAME: by_minor[LEAF_MINOR[BULK_NAME]]}
     for name in CLASS_NAMES:
         leaves = [by_minor[minor] for minor, owner in owners.items() if owner == name]
-        found[name] = replace(
-            by_minor[INNER_MINOR[name]],
+        found[name] = by_minor[INNER_MINOR[name]]._replace(
             dropped_packets=sum(leaf.dropped_packets for leaf in leaves),
             overlimits=sum(leaf.overlimits for leaf in leaves),
             backlog_bytes=sum(leaf.backlog_bytes for leaf in leaves),

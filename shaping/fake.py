@@ -174,9 +174,13 @@ class FakeKernel:
             return (f"{interface}: {prior.nested} classes, queues and filters below the former {prior.kind} are lost",)
         return ()
 
-    def counters(self, interface: str) -> tuple[dict[int, ClassCounters], int]:
+    def counters(self, interface: str) -> dict[int, ClassCounters]:
         found = self._interface(interface)
-        return {minor: ClassCounters(backlog_packets=found.backlog_packets.get(minor, 0)) for minor in found.classes}, 0
+        return {minor: ClassCounters(backlog_packets=found.backlog_packets.get(minor, 0)) for minor in found.classes}
+
+    def direct_packets(self, interface: str) -> int:
+        self._interface(interface)
+        return 0
 
     def segments(self, interface: str) -> DeviceSegments:
         return self._interface(interface).segments

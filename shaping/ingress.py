@@ -139,7 +139,8 @@ class Ingress:
     def counters(self, interface: str) -> InterfaceCounters:
         """Read the IFB's classes."""
         held = self._known(interface)
-        return counters_of(interface, *self._kernel.counters(held.device), tree=held.tree, direction="ingress")
+        found, past = self._kernel.counters(held.device), self._kernel.direct_packets(held.device)
+        return counters_of(interface, found, past, tree=held.tree, direction="ingress")
 
     def detach(self, interface: str) -> tuple[str, ...]:
         """Stop redirecting, let the IFB drain, delete it; also what a former process left.
@@ -236,7 +237,7 @@ class Ingress:
             time.sleep(LOOK_S)
 
     def _waits(self, device: str) -> bool:
-        by_minor, _ = self._kernel.counters(device)
+        by_minor = self._kernel.counters(device)
         return any(found.backlog_packets for found in by_minor.values())
 
     def _called(self, number: int) -> str | None:

@@ -32,7 +32,7 @@ from shaping.codec import (
     TC_H_ROOT,
     Object,
     decode_class,
-    decode_counters,
+    decode_class_counters,
     decode_filter,
     decode_leaf,
     decode_root,
@@ -198,15 +198,14 @@ class RealKernel:
             notes.append(f"{interface}: {prior.kind} is back, but some of its options are not what they were")
         return tuple(notes)
 
-    def counters(self, interface: str) -> tuple[dict[int, ClassCounters], int]:
-        index = self._index(interface)
-        found = {
-            item.handle & 0xFFFF: decode_counters(item.statistics)
-            for item in self._tc.dump(f"list classes of {interface}", encode_dump(RTM_GETTCLASS, interface_index=index))
-            if item.handle >> 16 == MAJOR
-        }
-        roots = [item for item in self._qdiscs(interface, index) if item.handle == MAJOR << 16]
-        return found, decode_root(roots[0])[1] if roots else 0
+    def counters(self, interface: str) -> dict[int, ClassCounters]:
+        request = encode_dump(RTM_GETTCLASS, interface_index=self._index(interface))
+        found = self._tc.read(f"list classes of {interface}", request, decode_class_counters)
+        return {handle & 0xFFFF: counters for handle, counters in found if handle >> 16 == MAJOR}
+
+    def direct_packets(self, interface: str) -> int:
+        queues = self._qdiscs(interface, self._index(interface))
+        return next((decode_root(found)[1] for found in queues if found.handle == MAJOR << 16), 0)
 
     def segments(self, interface: str) -> DeviceSegments:
         link = self._link(interface)

@@ -10,10 +10,13 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from hive_qos.errors import KernelRejectedError, PrivilegeError
 from shaping.codec import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Object, Request, attributes_of, decode_object
+
+T = TypeVar("T")
 
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
@@ -64,13 +67,17 @@ class TcSocket:
             raise first_error
 
     def dump(self, what: str, request: Request) -> list[Object]:
-        """Ask for a list; asks again when it changed while it was read.
+        """Ask for a list of objects, with all that they say. Raises as `read`."""
+        return self.read(what, request, decode_object)
+
+    def read(self, what: str, request: Request, decode: Callable[[int, bytes], T]) -> list[T]:
+        """Ask for a list; asks again when it changed while it was read. `decode` takes a message's type and body.
 
         Raises:
             KernelRejectedError: the kernel refused, or the list never held still.
         """
         for _ in range(_DUMP_TRIES):
-            objects, interrupted = self._dump_once(what, request)
+            objects, interrupted = self._dump_once(what, request, decode)
             if not interrupted:
                 return objects
         raise KernelRejectedError(what, errno_value=errno.EAGAIN, detail="the list changed each time while it was read")
@@ -96,9 +103,9 @@ class TcSocket:
                     errors.append(error)
         return errors
 
-    def _dump_once(self, what: str, request: Request) -> tuple[list[Object], bool]:
+    def _dump_once(self, what: str, request: Request, decode: Callable[[int, bytes], T]) -> tuple[list[T], bool]:
         sequence = self._send(request, NLM_F_REQUEST | NLM_F_DUMP)
-        objects: list[Object] = []
+        objects: list[T] = []
         interrupted = False
         while True:
             for message_type, flags, found, body in self._receive():
@@ -112,7 +119,7 @@ class TcSocket:
                     if error is not None:
                         raise error
                 else:
-                    objects.append(decode_object(message_type, body))
+                    objects.append(decode(message_type, body))
 
     def _send(self, request: Request, flags: int) -> int:
         self._sequence += 1

@@ -219,15 +219,17 @@ class Shaper:
         self._known(interface)
         return self._segments.state(interface)
 
-    def counters(self, interface: str) -> InterfaceCounters:
-        """Read an attached interface.
+    def counters(self, interface: str, *, direct: bool = True) -> InterfaceCounters:
+        """Read an attached interface; without `direct` at half the cost, and not what passed HTB unshaped.
 
         Raises:
             ConfigurationError: not attached, or the interface is gone.
             ShapingError: classes of ours are missing; somebody changed the tree. `verify` says what is left.
         """
         attached = self._known(interface)
-        return counters_of(interface, *self._kernel.counters(interface), tree=attached.tree, direction="egress")
+        found = self._kernel.counters(interface)
+        past = self._kernel.direct_packets(interface) if direct else None
+        return counters_of(interface, found, past, tree=attached.tree, direction="egress")
 
     def attach_ingress(self, shape: IngressShape) -> IngressAttachment:
         """Shape what arrives at an interface, attached or not, on an IFB: make one, or adopt ours that is there.

@@ -41,6 +41,7 @@ class ArrivalBook:
         self._connections: dict[tuple[_Endpoint, _Endpoint], tuple[int, float]] = {}
         self._looked_s = float("-inf")
         self._whole = False
+        self._counted: Sequence[tuple[TcpConnection, str]] = ()
 
     def count(self, connections: Sequence[tuple[TcpConnection, str]], *, whole: bool) -> None:
         """Take in a look at TCP connections, each with its class; twice the same does nothing.
@@ -49,6 +50,9 @@ class ArrivalBook:
             connections: those of `other` have no sender, and are remembered: a class may change.
             whole: whether these are all that there are.
         """
+        if connections is self._counted:
+            return
+        self._counted = connections
         at_s = max((connection.at_s for connection, _ in connections), default=self._looked_s)
         if at_s == self._looked_s:
             return

@@ -50,7 +50,4 @@ class Control:
 
     def take(self) -> Request | None:
         """The next wish, for the loop; None when there is none."""
-        try:
-            return self._waiting.get_nowait()
-        except queue.Empty:
-            return None
+        return None if self._waiting.empty() else self._waiting.get_nowait()  # nobody else takes

@@ -35,7 +35,7 @@ from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.link_layers import misplaced
-from broker.daemon.links import Links, Routes, received_bytes
+from broker.daemon.links import Links, Received, Routes
 from broker.daemon.log import Log
 from broker.daemon.matching import Matching
 from broker.daemon.needs import EVERYWHERE, NeedBook
@@ -143,6 +143,7 @@ class Daemon:
         )
         self._stopping = self._links_changed = False
         self._cgroup_mount: str | None = None
+        self._class_paths = cgroups.class_paths()
         self._earlier: EarlierSockets | None = None
         self._ticks = self._late_ticks = 0
         self._tick_s_max = 0.0
@@ -193,6 +194,7 @@ class Daemon:
         self._started_s = self._clock()
         self._netlink = Netlink()
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
+        self._received = Received()
         self._flows, self._bursts, self._needs = FlowTable(), BurstBook(), NeedBook()
         self._jobs, self._wall_clocks = JobBook(len(JOB_MINOR)), WallClocks()
         self._rates = RateBook(self._flows)
@@ -251,6 +253,7 @@ class Daemon:
                 self._recorder.close()
             self._netlink.close()
             self._link_events.close()
+            self._received.close()
             self._leave_neighbours()
         self._log.info("stopped", ticks=self._ticks)
         if problems:
@@ -460,7 +463,7 @@ class Daemon:
         flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
         bursts = self._bursts.current(now_s=now_s)
         needs = self._needs.current(now_s=now_s)
-        received = received_bytes()
+        received = self._received.bytes_by_interface()
         senders = self._neighbours.senders(self._flows, interface_of=self._interface_of, now_s=now_s)
         leases = self._neighbours.leases(interface_of=self._interface_of)
         interfaces = []
@@ -577,7 +580,7 @@ class Daemon:
         return rules_of(self._policy, class_cgroups=self._class_cgroups())
 
     def _class_cgroups(self) -> tuple[tuple[str, str], ...]:
-        return cgroups.class_paths() if self._cgroup_mount is not None else ()
+        return self._class_paths if self._cgroup_mount is not None else ()
 
     def _make_cgroups(self) -> str | None:
         mount = cgroups.mount_point()

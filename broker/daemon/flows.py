@@ -185,8 +185,12 @@ class FlowTable:
     def _sample_tcp(self, interface_of: Callable[[str], str | None]) -> dict[str, list[tuple[FlowSample, float]]]:
         """The connections of the last look that the decision shall see, each with the time of the look."""
         found: dict[str, list[tuple[FlowSample, float]]] = {}
+        interfaces: dict[str, str | None] = {}
         for connection, traffic_class in self._busiest():
-            interface = interface_of(connection.remote[0])
+            address = connection.remote[0]
+            if address not in interfaces:  # a thousand connections lead to few hosts
+                interfaces[address] = interface_of(address)
+            interface = interfaces[address]
             if interface is not None and len(found.setdefault(interface, [])) < TCP_SAMPLES_MAX:
                 found[interface].append((_of_tcp(connection, traffic_class), connection.at_s))
         return found

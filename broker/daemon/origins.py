@@ -69,11 +69,13 @@ class Origins:
         self._now_s = now_s
         if shown is not self._shown:  # the same tuple until somebody has looked at the connections again
             self._shown = shown
-            self._wanted = {one.inode: one.cgroup_id for one, _ in shown}
-            self._cgroup_ids = frozenset(self._wanted.values())
-            self._holders = {inode: entry for inode, entry in self._holders.items() if inode in self._wanted}
+            wanted = {one.inode: one.cgroup_id for one, _ in shown}
+            if wanted != self._wanted:
+                self._wanted = wanted
+                self._cgroup_ids = frozenset(wanted.values())
+                self._holders = {inode: entry for inode, entry in self._holders.items() if inode in wanted}
+                self._show()
             self._lacks = bool(self._missing())
-            self._show()
         found = self._cgroups.look(self._cgroup_ids, now_s=now_s)
         if (self._lacks or self._walking.under_way) and self._walking.go(now_s=now_s):
             self._lacks = bool(self._missing())

@@ -17,7 +17,7 @@ from broker.segments import OFF, NotInForce, SegmentChoice, choose
 from hive_qos.errors import ConfigurationError, HiveError
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
-from shaping.model import InterfaceShape
+from shaping.model import InterfaceShape, Rule
 
 HEADER_BYTES = 14
 """Of Ethernet, which the kernel counts beside the packet."""
@@ -54,6 +54,8 @@ class Roster:
         self._behind = False  # links have changed, and could not be looked at
         self._chosen: dict[str, SegmentChoice] = {}
         self._numbers: dict[str, int] = {}  # of what we hold, from when it was attached
+        self._ruled: tuple[Policy, ClassCgroups] | None = None  # what `_rules` were made from
+        self._rules: tuple[Rule, ...] = ()
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What went wrong with interfaces that came later."""
@@ -205,7 +207,8 @@ class Roster:
         self._looked_s = self._clock()
 
     def _shapes(self, allocation: Allocation, policy: Policy, class_cgroups: ClassCgroups) -> list[InterfaceShape]:
-        rules = rules_of(policy, class_cgroups=class_cgroups)
+        if self._ruled is None or self._ruled[0] is not policy or self._ruled[1] != class_cgroups:
+            self._ruled, self._rules = (policy, class_cgroups), rules_of(policy, class_cgroups=class_cgroups)
         limited = {entry.name for entry in policy.interfaces if entry.limit_segments}
         lines = {
             entry.name: line_rate(entry, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=self._clock()))
@@ -225,7 +228,7 @@ class Roster:
             chosen[entry.name] = choice
             line = lines.get(entry.name)
             shapes.append(
-                shape_of(entry, rules=rules, slots=slots, gso_max_segs=choice.gso_max_segs, line_bits_per_s=line)
+                shape_of(entry, rules=self._rules, slots=slots, gso_max_segs=choice.gso_max_segs, line_bits_per_s=line)
             )
         self._chosen = chosen
         return shapes

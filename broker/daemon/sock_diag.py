@@ -108,11 +108,9 @@ def tcp_pages(*, clock: Callable[[], float]) -> Iterator[list[TcpConnection]]:
     Raises:
         NetlinkError: this kernel has no INET_DIAG, or refuses.
     """
-    for family in (socket.AF_INET, socket.AF_INET6):
-        request = _request(family, socket.IPPROTO_TCP, _WHOLE, _STATES_CONNECTED, NOT_LOOPBACK)
-        for page in _dump(request):
-            now_s = clock()
-            yield [found for body in page if (found := read_connection(body, now_s)) is not None]
+    for page in _dump(_requests(socket.IPPROTO_TCP, _WHOLE, _STATES_CONNECTED, NOT_LOOPBACK)):
+        now_s = clock()
+        yield [found for body in page if (found := read_connection(body, now_s)) is not None]
 
 
 def tcp_asked(connections: Sequence[TcpConnection], *, clock: Callable[[], float]) -> Iterator[list[TcpConnection]]:
@@ -152,9 +150,8 @@ def owned_sockets(protocol: int, *, cgroups: Sequence[int] | None = None) -> Ite
         NetlinkError: this kernel has no such diagnosis, or cannot filter (ENOENT, EINVAL).
     """
     code = among_cgroups(cgroups) if cgroups is not None else b""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for page in _dump(_request(family, protocol, _SHORT, _STATES_WITH_OWNER[protocol], code)):
-            yield [found for body in page if (found := _read_owned(body, protocol)) is not None]
+    for page in _dump(_requests(protocol, _SHORT, _STATES_WITH_OWNER[protocol], code)):
+        yield [found for body in page if (found := _read_owned(body, protocol)) is not None]
 
 
 # --- filters that run in the kernel (struct inet_diag_bc_op of linux/inet_diag.h) -------------------------------------
@@ -191,6 +188,11 @@ def among_cgroups(cgroups: Sequence[int]) -> bytes:
 # --- the wire ---------------------------------------------------------------------------------------------------------
 
 
+def _requests(protocol: int, extensions: int, states: int, code: bytes) -> tuple[bytes, ...]:
+    """For IPv4 and IPv6."""
+    return tuple(_request(family, protocol, extensions, states, code) for family in (socket.AF_INET, socket.AF_INET6))
+
+
 def _request(family: int, protocol: int, extensions: int, states: int, code: bytes) -> bytes:
     body = struct.pack("=BBBBI48x", family, protocol, extensions, 0, states)
     if code:
@@ -205,20 +207,22 @@ def _open() -> socket.socket:
     return sock
 
 
-def _dump(request: bytes) -> Iterator[list[memoryview]]:
-    """The answers to one question, as the kernel packs them. Its socket is its own: it may be left at any page."""
+def _dump(requests: Sequence[bytes]) -> Iterator[list[memoryview]]:
+    """The answers to questions, as the kernel packs them. Their socket is their own: it may be left at any page."""
     with _open() as sock:
-        sock.send(request)
-        while True:
-            page: list[memoryview] = []
-            for kind, body in _messages(sock):
-                if kind in (_NLMSG_ERROR, _NLMSG_DONE):  # a list that is refused ends with either
-                    _raise_refusal(_refused(body))
-                    if page:
-                        yield page
-                    return
-                page.append(body)
-            yield page
+        for request in requests:
+            sock.send(request)
+            ended = False
+            while not ended:
+                page: list[memoryview] = []
+                for kind, body in _messages(sock):
+                    if kind in (_NLMSG_ERROR, _NLMSG_DONE):  # a list that is refused ends with either
+                        _raise_refusal(_refused(body))
+                        ended = True
+                        break
+                    page.append(body)
+                if page:
+                    yield page
 
 
 def _messages(sock: socket.socket) -> list[tuple[int, memoryview]]:

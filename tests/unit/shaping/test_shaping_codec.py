@@ -109,7 +109,7 @@ def test_counters_prefer_the_wide_packet_count_and_keep_signed_tokens() -> None:
         + attribute(3, struct.pack("=IIIII", 3, 4500, 2, 0, 9))
         + attribute(4, struct.pack("=IIIii", 10, 20, 0, -5, 6))
     )
-    found = decode_counters(statistics)
+    found = decode_counters(b"beside" + statistics + b"beside", 6, 6 + len(statistics))
     assert (found.sent_bytes, found.sent_packets) == (5_000_000_000, 2**33)
     assert (found.backlog_packets, found.backlog_bytes, found.dropped_packets, found.overlimits) == (3, 4500, 2, 9)
     assert (found.lends, found.borrows, found.tokens, found.ctokens) == (10, 20, -5, 6)
