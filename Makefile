@@ -49,9 +49,9 @@ test: check
 	@bash tools/cargo.sh test $(BIN)/python
 	$(BIN)/python -m tools.suite
 
-# The tests of engines and transport over the native engine too, and over the two mixed pairs.
+# Every test of engines and transport over the native engine too, and over the two mixed pairs; torch over native.
 test-native: setup
-	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback --ignore tests/loopback/integrations
+	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback
 
 # Whatever reads a peer's bytes, for FUZZ_S seconds a target.
 fuzz: setup

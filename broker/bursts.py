@@ -115,7 +115,9 @@ def using(
     """
     used = (throughput_bits_per_s or 0.0) >= USED_MIN * capacity_bits_per_s
     return tuple(
-        burst for burst in bursts if used or burst.age_s < _start_s(burst, capacity_bits_per_s=capacity_bits_per_s)
+        burst
+        for burst in bursts
+        if used or burst.age_s < start_s(burst.credited_bytes, capacity_bits_per_s=capacity_bits_per_s)
     )
 
 
@@ -141,14 +143,16 @@ def again_s(
         left_s = min(burst.left_bytes for burst in bursts) * 8 / throughput_bits_per_s
         times.append(max(AGAIN_S_MIN, left_s))
     if (throughput_bits_per_s or 0.0) < USED_MIN * capacity_bits_per_s:
-        starts = [_start_s(burst, capacity_bits_per_s=capacity_bits_per_s) - burst.age_s for burst in bursts]
+        starts = [
+            start_s(burst.credited_bytes, capacity_bits_per_s=capacity_bits_per_s) - burst.age_s for burst in bursts
+        ]
         times += [time_s for time_s in starts if time_s > 0]
     return min((time_s for time_s in times if time_s is not None and time_s < forecast.AGAIN_S_MAX), default=None)
 
 
-def _start_s(burst: ActiveBurst, *, capacity_bits_per_s: int) -> float:
+def start_s(credited_bytes: int, *, capacity_bits_per_s: int) -> float:
     """How long a burst is new; 0 for one that is not worth a hold."""
-    at_least_use_s = burst.credited_bytes * 8 / max(1.0, USED_MIN * capacity_bits_per_s)
+    at_least_use_s = credited_bytes * 8 / max(1.0, USED_MIN * capacity_bits_per_s)
     return min(START_S, at_least_use_s) if at_least_use_s >= AGAIN_S_MIN else 0.0
 
 

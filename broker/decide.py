@@ -102,11 +102,13 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         for entry in policy.interfaces
     ]
     ways_in = {entry.name: entry for entry in state.ingress}
+    credited = {outcome.state.name: outcome.state.bursts for outcome in outcomes}
     inflows = [
         decide_ingress(
             now_s=now_s,
             state=ways_in.get(entry.name, IngressState(entry.name)),
             sample=samples.get(entry.name),
+            credited=credited[entry.name],
             interface=entry,
             policy=policy,
         )
@@ -171,6 +173,12 @@ def _interface(
         leases=sample.leases if sample else (),
         samples=sample.destinations if sample and read.fresh else (),
         read_s=read.counters_s,
+        delivered_bits_per_s=held.delivered(
+            sample.flows if sample else (),
+            sample.leases if sample else (),
+            state.capacity.signals if state.capacity else None,
+            now_s=now_s,
+        ),
         storage=next(entry for entry in now.classes if entry.name == LENDER),
         capacity_bits_per_s=rate,
     )

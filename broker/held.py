@@ -13,22 +13,25 @@ come (`broker.ingress`), and one that lies gets what the account leaves it, whic
 more than the rest of the guarantee.
 
 The promise counts only while something waits to go there. A peer may call its link slower than it is, to owe us less;
-so it counts at least as what lately went there. Each destination has its own account: a sender with a fast link of its
-own is not judged by that link, and what waits for a held destination is not what our own link keeps waiting.
+so it counts at least as what lately went there: what its connections delivered before it asked, and what was sent while
+it held us. That is forgotten only while it does not hold, or a hold would prove its own link slow. Each destination has
+its own account: a sender with a fast link of its own is not judged by that link, and what waits for a held destination
+is not what our own link keeps waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker import ingress_reasons, lending, reasons
+from broker import ingress_reasons, lending, reasons, signals
 from broker.demand import BACKLOG_BYTES_MIN
 from broker.holds import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
 from broker.ingress_state import HeldState
 from broker.model import DestinationAllocation, DestinationSample, FlowSample
 from broker.plan import promises
 from broker.policy import ClassPolicy
+from broker.state import SignalState
 
 DESTINATIONS_MAX = 8
 """Leaves for destinations that the kernel side keeps ready; of more leases the oldest keep theirs."""
@@ -36,7 +39,7 @@ LINGER_S = 5.0
 """How long a leaf outlives its lease: what waits in it leaves in order, and the next burst finds it there."""
 RATE_BITS_PER_S_MIN = 64_000
 MOST_DECAY_S = 60.0
-"""The most that went to a destination is forgotten over a minute."""
+"""The most that went to a destination is forgotten over a minute in which nobody holds it."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,24 @@ def not_held(flows: Sequence[FlowSample], addresses: Collection[str]) -> tuple[F
     return tuple(flow for flow in flows if flow.traffic_class != HELD_CLASS or flow.peer not in addresses)
 
 
+def delivered(
+    flows: Sequence[FlowSample], leases: Sequence[Lease], heard: SignalState | None, *, now_s: float
+) -> Mapping[str, float]:
+    """What went to each address of a lease over the last second, by its connections' own word, bits per second."""
+    addresses = leased(leases)
+    if not addresses or heard is None:
+        return {}
+    sent = signals.delivered_by_flow(heard, now_s=now_s)
+    found = dict.fromkeys(addresses, 0.0)
+    for flow in flows:
+        if flow.traffic_class == HELD_CLASS and flow.peer in found:
+            found[flow.peer] += sent.get(flow.key, 0.0)
+    return found
+
+
 def decide_held(
     *, now_s: float, states: Sequence[HeldState], leases: Sequence[Lease], samples: Sequence[DestinationSample],
-    read_s: float | None, storage: ClassPolicy, capacity_bits_per_s: int,
+    read_s: float | None, delivered_bits_per_s: Mapping[str, float], storage: ClassPolicy, capacity_bits_per_s: int,
 ) -> Holding:  # fmt: skip
     """Decide about the leases of one interface.
 
@@ -74,6 +92,7 @@ def decide_held(
         states: of the last tick.
         leases: in force, in any order.
         samples: counters of the destinations that have leaves, read at `read_s` (None: never).
+        delivered_bits_per_s: from `delivered`.
         storage: the class' policy.
         capacity_bits_per_s: of our own way out.
     """
@@ -98,6 +117,8 @@ def decide_held(
     after, destinations = [], []
     for address in sorted(served):
         entry = known.get(address, HeldState(address, now_s))
+        most = max(entry.sent_bits_per_s_max, delivered_bits_per_s.get(address, 0.0))
+        entry = replace(entry, sent_bits_per_s_max=most)
         entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)
         rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s)
         floor = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s)).floor
@@ -152,8 +173,11 @@ def _count(
     if elapsed_s <= 0:
         return entry
     sent_bits = 8 * (sample.sent_bytes - entry.sent_bytes)
-    most = entry.sent_bits_per_s_max * max(0.0, 1 - elapsed_s / MOST_DECAY_S)
-    if elapsed_s >= 0.05:  # less is the grain of a burst of the shaper
+    most = entry.sent_bits_per_s_max
+    if lease is None:
+        most *= max(0.0, 1 - elapsed_s / MOST_DECAY_S)
+    elif elapsed_s >= 0.05 and entry.seen_s >= entry.counter_s:
+        # Less time is the grain of a burst of the shaper, and what leaves without a hold may wait on its way.
         most = max(most, sent_bits / elapsed_s)
     entry = replace(entry, counter_s=read_s, sent_bytes=sample.sent_bytes, sent_bits_per_s_max=most)
     if lease is None:

@@ -16,10 +16,10 @@ so a lost packet makes storage look slow and then fast: both signs are averaged,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from broker.bursts import USED_MIN
+from broker.bursts import BURSTS_MAX, JOBS_MAX, JOBS_PER_USER_MAX, USED_MIN
 from broker.ingress_state import InboundBurstState, InboundJobState, IngressState, SenderState
 from broker.model import Burst, SenderSample
 from broker.plan import LENDER
@@ -51,7 +51,6 @@ with worse ones storage would lose more than training gains."""
 PEAK_AFTER_S = 0.3
 LOOK_S_MIN = 0.02
 """A burst that is nearly over is looked at fifty times a second: each look costs about 3 ms of CPU."""
-JOBS_MAX, BURSTS_MAX = 64, 64
 
 
 def follow(
@@ -64,7 +63,7 @@ def follow(
         state: the interface so far.
         received_bytes: the interface's counter, None where it was not read.
         senders: who sends to us; those of other classes than storage count as the rest.
-        bursts: announced by our own ranks.
+        bursts: announced by our own ranks, as far as they are believed (`broker.bursts`).
         capacity_bits_per_s: of the way in.
     """
     came = state.came_bits
@@ -74,35 +73,37 @@ def follow(
         replace(state, came_bits=came, received_bytes=received_bytes), senders, now_s=now_s
     )  # fmt: skip
     beside = _beside(state, now_s=now_s)
-    current = sorted((burst for burst in bursts if burst.remaining_s > 0), key=lambda burst: (burst.job, burst.step))
-    known = {(burst.job, burst.step): burst for burst in state.bursts}
-    present = {(burst.job, burst.step) for burst in current[:BURSTS_MAX]}
+    current = sorted((burst for burst in bursts if burst.remaining_s > 0), key=_burst)[:BURSTS_MAX]
+    known = {_burst(burst): burst for burst in state.bursts}
+    present = {_burst(burst) for burst in current}
     changed = present != known.keys()
     aged_s = max((now_s - entry.read_s for entry in state.senders), default=0.0)
     state = _measure_rate(
         state, beside, capacity_bits_per_s=capacity_bits_per_s, now_s=now_s, fresh=aged_s <= FRESH_S, at_once=changed
     )
-    jobs = {job.job: job for job in state.jobs}
-    known = {(burst.job, burst.step): burst for burst in state.bursts}
+    jobs = {(job.uid, job.job): job for job in state.jobs}
+    known = {_burst(burst): burst for burst in state.bursts}
     alone = len(known) == 1
     for key, ended in known.items():
         if key not in present:
-            done = _progress(ended, state, beside, jobs.get(ended.job), now_s=now_s)
-            jobs[ended.job] = _ended(jobs.get(ended.job), done, alone=alone, now_s=now_s)
+            who = ended.uid, ended.job
+            done = _progress(ended, state, beside, jobs.get(who), now_s=now_s)
+            jobs[who] = _ended(jobs.get(who), done, alone=alone, now_s=now_s)
     followed = []
-    for burst in current[:BURSTS_MAX]:
-        entry = known.get((burst.job, burst.step))
+    for burst in current:
+        who, entry = (burst.uid, burst.job), known.get(_burst(burst))
         if entry is None:
-            entry = InboundBurstState(burst.job, burst.step, now_s, burst.announced_bytes, beside, used_s=now_s)
-            jobs[burst.job] = _begun(jobs.get(burst.job), burst, now_s=now_s)
+            entry = InboundBurstState(
+                burst.job, burst.step, now_s, burst.announced_bytes, beside, used_s=now_s, uid=burst.uid
+            )
+            jobs[who] = _begun(jobs.get(who), burst, now_s=now_s)
         entry = replace(entry, announced_bytes=max(entry.announced_bytes, burst.announced_bytes))
-        followed.append(_progress(entry, state, beside, jobs.get(burst.job), now_s=now_s, alone=len(current) == 1))
-    kept = sorted(jobs.values(), key=lambda job: (-job.seen_s, job.job))[:JOBS_MAX]
+        followed.append(_progress(entry, state, beside, jobs.get(who), now_s=now_s, alone=len(current) == 1))
     return replace(
         state,
         at_s=now_s,
         bursts=tuple(followed),
-        jobs=tuple(sorted(kept, key=lambda job: job.job)),
+        jobs=_kept(jobs.values()),
         training_s=now_s if current else state.training_s,
     )
 
@@ -120,7 +121,7 @@ def look_again_s(state: IngressState, *, now_s: float, lead_s: float, capacity_b
     """In how many seconds a burst may be over or expected, None where nothing is known of that."""
     times = []
     for burst in state.bursts:
-        usual = _usual_bits(burst, _job(state, burst.job))
+        usual = _usual_bits(burst, _job(state, burst.uid, burst.job))
         if usual is not None and not burst.over and len(state.bursts) == 1:
             times.append(max(LOOK_S_MIN, (OVER * usual - burst.come_bits) / capacity_bits_per_s))
     for job in state.jobs:
@@ -130,17 +131,17 @@ def look_again_s(state: IngressState, *, now_s: float, lead_s: float, capacity_b
     return min(times, default=None)
 
 
-def peak_bits_per_s(state: IngressState, job: str) -> float | None:
+def peak_bits_per_s(state: IngressState, uid: int, job: str) -> float | None:
     """The highest rate at which a job's last bursts came, None where fewer than `REMEMBERED` are known."""
-    entry = _job(state, job)
+    entry = _job(state, uid, job)
     if entry is None or len(entry.peaks_bits_per_s) < REMEMBERED:
         return None
     return max(entry.peaks_bits_per_s)
 
 
-def has_privilege(state: IngressState, job: str) -> bool:
+def has_privilege(state: IngressState, uid: int, job: str) -> bool:
     """Whether a job's bursts are worth a hold: not after several that nothing came in for."""
-    entry = _job(state, job)
+    entry = _job(state, uid, job)
     return entry is None or entry.unused < UNUSED_MAX
 
 
@@ -204,7 +205,7 @@ def _measure_rate(
             training = max(0.0, rate - _others(state))
             coming = []
             for burst in state.bursts:
-                usual = peak_bits_per_s(state, burst.job) or capacity_bits_per_s
+                usual = peak_bits_per_s(state, burst.uid, burst.job) or capacity_bits_per_s
                 used = training >= USED_MIN * min(usual, capacity_bits_per_s)
                 coming.append(
                     replace(
@@ -244,7 +245,7 @@ def _others(state: IngressState) -> float:
 
 
 def _begun(job: InboundJobState | None, burst: Burst, *, now_s: float) -> InboundJobState:
-    job = job or InboundJobState(burst.job, now_s)
+    job = job or InboundJobState(burst.job, now_s, uid=burst.uid)
     misses = job.misses_s
     if job.due_s is not None:
         misses = (abs(now_s - burst.age_s - job.due_s), *misses)[:REMEMBERED]
@@ -253,7 +254,7 @@ def _begun(job: InboundJobState | None, burst: Burst, *, now_s: float) -> Inboun
 
 
 def _ended(job: InboundJobState | None, burst: InboundBurstState, *, alone: bool, now_s: float) -> InboundJobState:
-    job = job or InboundJobState(burst.job, now_s)
+    job = job or InboundJobState(burst.job, now_s, uid=burst.uid)
     unused = burst.come_bits < USED_LEAST * 8 * burst.announced_bytes
     ratios, peaks = job.ratios, job.peaks_bits_per_s
     if not unused and alone and burst.announced_bytes > 0:
@@ -269,10 +270,25 @@ def _forecast(state: IngressState, job: InboundJobState, *, lead_s: float) -> fl
     """When a job's next burst is due, None where it is under way or forecasts have not been good."""
     if job.due_s is None or len(job.misses_s) < MISSES_MIN or max(job.misses_s) > MISS_PART * lead_s:
         return None
-    if job.unused >= UNUSED_MAX or any(burst.job == job.job for burst in state.bursts):
+    if job.unused >= UNUSED_MAX or any((burst.uid, burst.job) == (job.uid, job.job) for burst in state.bursts):
         return None
     return job.due_s
 
 
-def _job(state: IngressState, name: str) -> InboundJobState | None:
-    return next((job for job in state.jobs if job.job == name), None)
+def _burst(burst: Burst | InboundBurstState) -> tuple[int, str, int]:
+    return burst.uid, burst.job, burst.step
+
+
+def _job(state: IngressState, uid: int, name: str) -> InboundJobState | None:
+    return next((job for job in state.jobs if (job.uid, job.job) == (uid, name)), None)
+
+
+def _kept(jobs: Iterable[InboundJobState]) -> tuple[InboundJobState, ...]:
+    """The latest jobs of each user, so that nobody pushes out another's."""
+    count: dict[int, int] = {}
+    kept = []
+    for job in sorted(jobs, key=lambda job: (-job.seen_s, job.uid, job.job)):
+        count[job.uid] = count.get(job.uid, 0) + 1
+        if count[job.uid] <= JOBS_PER_USER_MAX:
+            kept.append(job)
+    return tuple(sorted(kept[:JOBS_MAX], key=lambda job: (job.uid, job.job)))

@@ -23,13 +23,14 @@ from dataclasses import dataclass, replace
 
 from broker import inbound, ingress_reasons, lending, reasons
 from broker.allocate import Claim, allocate
-from broker.bursts import START_S
+from broker.bursts import START_S, start_s
 from broker.capacity import BASE_BITS_PER_S_MIN
 from broker.holds import Hold
 from broker.ingress_state import InboundBurstState, IngressState, SenderState
-from broker.model import Alarm, ClassAllocation, InterfaceAllocation, InterfaceSample, SenderSample
+from broker.model import Alarm, Burst, ClassAllocation, InterfaceAllocation, InterfaceSample, SenderSample
 from broker.plan import LENDER, Promises, promises
 from broker.policy import InterfacePolicy, Policy
+from broker.state import BurstState
 from hive_qos.units import format_rate
 
 HEADROOM = 0.95
@@ -70,7 +71,8 @@ class Inflow:
 
 
 def decide_ingress(
-    *, now_s: float, state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
+    *, now_s: float, state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState],
+    interface: InterfacePolicy, policy: Policy,
 ) -> Inflow:  # fmt: skip
     """Decide what storage may send towards one interface.
 
@@ -78,6 +80,7 @@ def decide_ingress(
         now_s: the tick's time.
         state: of the last tick.
         sample: what was measured; None where the interface is not there.
+        credited: how far this tick's bursts through the interface are believed (`broker.bursts`).
         interface: its policy; `ingress` is set.
         policy: the classes' promises.
     """
@@ -86,7 +89,7 @@ def decide_ingress(
     before = state
     state = inbound.follow(
         state, now_s=now_s, received_bytes=sample.received_bytes if sample is not None else None, senders=senders,
-        bursts=sample.bursts if sample is not None else (), capacity_bits_per_s=rate,
+        bursts=_believed(sample.bursts if sample is not None else (), credited), capacity_bits_per_s=rate,
     )  # fmt: skip
     own = promises(policy.class_policy(LENDER), rate)
     window_s = policy.class_policy(LENDER).guarantee_window_s
@@ -138,7 +141,7 @@ def _allowance(
     """What all storage together may send towards us, None where it is free, and why."""
     if state.training_s is None or now_s - state.training_s > IDLE_S:
         return None, ingress_reasons.NothingToProtect()
-    coming = [burst for burst in state.bursts if _deserves_room(burst, state, now_s=now_s)]
+    coming = [burst for burst in state.bursts if _deserves_room(burst, state, rate, now_s=now_s)]
     due = inbound.expected(state, now_s=now_s, lead_s=lead_s)
     why: reasons.Reasoned
     if coming:
@@ -159,16 +162,27 @@ def _allowance(
     return max(1, min(room, own.ceiling)), why
 
 
-def _deserves_room(burst: InboundBurstState, state: IngressState, *, now_s: float) -> bool:
-    """New bursts, and older ones while training does come in; not those of jobs that hold for nothing."""
-    if burst.over or not inbound.has_privilege(state, burst.job):
+def _believed(bursts: Sequence[Burst], credited: Sequence[BurstState]) -> tuple[Burst, ...]:
+    """The bursts that have credit, each announced as far as that goes: the way in believes nobody further."""
+    credit = {(entry.uid, entry.job, entry.step): entry.credited_bytes for entry in credited}
+    believed = (replace(one, announced_bytes=credit.get((one.uid, one.job, one.step), 0)) for one in bursts)
+    return tuple(one for one in believed if one.announced_bytes > 0)
+
+
+def _deserves_room(burst: InboundBurstState, state: IngressState, rate: int, *, now_s: float) -> bool:
+    """New bursts, and older ones while training does come in; not those of jobs that hold for nothing. A small one is
+    new for no longer than it takes at the least use."""
+    if burst.over or not inbound.has_privilege(state, burst.uid, burst.job):
         return False
-    return now_s - burst.used_s < START_S
+    has_come = burst.used_s > burst.started_s
+    new_s = START_S if has_come else start_s(burst.announced_bytes, capacity_bits_per_s=rate)
+    return now_s - burst.used_s < new_s
 
 
 def _unused_by(coming: Sequence[InboundBurstState], state: IngressState, rate: int) -> int:
     """What training has never used in its last bursts, where that is more than half of the link; else nothing."""
-    peaks = [inbound.peak_bits_per_s(state, job) for job in {burst.job for burst in coming}]
+    jobs = sorted({(burst.uid, burst.job) for burst in coming})
+    peaks = [inbound.peak_bits_per_s(state, uid, job) for uid, job in jobs]
     if any(peak is None or peak > PEAK_LOW * rate for peak in peaks):
         return 0
     return max(

@@ -40,9 +40,9 @@ class SenderState:
 class InboundBurstState:
     """One announced burst as it comes in: what had come before it, and the highest rate in it so far.
 
-    Fields: `announced_bytes` the most that was announced for it; `before_bits` all that had come beside storage;
-    `come_bits` what has come of it; `used_s` when it last came at a rate worth a hold; `over` whether all that usually
-    comes has come.
+    Fields: `announced_bytes` the most that was announced for it and believed; `before_bits` all that had come beside
+    storage; `come_bits` what has come of it; `used_s` when it last came at a rate worth a hold; `over` whether all that
+    usually comes has come.
     """
 
     job: str
@@ -54,11 +54,12 @@ class InboundBurstState:
     come_bits: float = 0.0
     peak_bits_per_s: float = 0.0
     over: bool = False
+    uid: int = 0
 
 
 @dataclass(frozen=True)
 class InboundJobState:
-    """What the last bursts of a job brought, newest first.
+    """What the last bursts of a user's job brought, newest first.
 
     Fields: `ratios` received bits an announced bit; `peaks_bits_per_s` the highest rate in each; `unused` how many in
     a row brought next to nothing; `due_s` when the next one was said to come; `misses_s` how far off that was.
@@ -71,6 +72,7 @@ class InboundJobState:
     unused: int = 0
     due_s: float | None = None
     misses_s: tuple[float, ...] = ()
+    uid: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ class HeldState:
     """One destination towards which another broker holds our storage back, and what storage is owed there.
 
     Fields: `seen_s` when a lease was last in force; `counter_s` and `sent_bytes` when the destination's counter was
-    read last, and what it said; `sent_bits_per_s_max` the most that went there, slowly forgotten; `rate_bits_per_s`
-    what is in force.
+    read last, and what it said; `sent_bits_per_s_max` the most that went there, slowly forgotten while no lease is
+    in force; `rate_bits_per_s` what is in force.
     """
 
     address: str

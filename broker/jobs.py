@@ -78,7 +78,8 @@ def follow(
 
     Args:
         uses: as of the last tick.
-        samples: this tick's, in any order; beyond `JOBS_MAX` those that send come first.
+        samples: this tick's, in any order; beyond `JOBS_MAX` those that have a leaf come first, then those that
+            send.
         elapsed_s: time between the readings, None where nothing was read: then everything stands.
         now_s: the tick's time.
     """
@@ -128,8 +129,9 @@ def divided(
 
 
 def _told_apart(samples: Iterable[JobSample]) -> list[JobSample]:
+    """The first `JOBS_MAX`. We give leaves; that a job sends is what programs say, under as many names as they like."""
     named = [sample for sample in samples if sample.job and sample.traffic_class in CLASSES]
-    named.sort(key=lambda sample: (not sample.sends, sample.traffic_class, sample.job))
+    named.sort(key=lambda one: (one.leaf_sent_bytes is None, not one.sends, one.traffic_class, one.job))
     return sorted(named[:JOBS_MAX], key=lambda sample: (sample.traffic_class, sample.job))
 
 

@@ -3,7 +3,8 @@
 TCP says of each connection how many segments have arrived (tcpi_data_segs_in) and how long they are; what it has in
 order (tcpi_bytes_received) would stand still behind each lost packet while the link is full, and jump when that comes.
 A connection that ends takes its counter with it, so differences are added up here for the address and the class.
-Connections that were there before us count from when we first saw them, those that came later from their first byte.
+A connection counts from its first byte where the look before had all connections and not this one, so that it came
+later; else from when we first saw it: it may have been there for a day, unseen among too many.
 """
 
 from __future__ import annotations
@@ -39,25 +40,32 @@ class ArrivalBook:
         self._senders: dict[tuple[str, str], _Sender] = {}
         self._connections: dict[tuple[_Endpoint, _Endpoint], tuple[int, float]] = {}
         self._looked_s = float("-inf")
+        self._whole = False
 
-    def count(self, connections: Sequence[tuple[TcpConnection, str]]) -> None:
-        """Take in a look at TCP connections, each with its class; twice the same does nothing. `other` is left out."""
+    def count(self, connections: Sequence[tuple[TcpConnection, str]], *, whole: bool) -> None:
+        """Take in a look at TCP connections, each with its class; twice the same does nothing.
+
+        Args:
+            connections: those of `other` have no sender, and are remembered: a class may change.
+            whole: whether these are all that there are.
+        """
         at_s = max((connection.at_s for connection, _ in connections), default=self._looked_s)
         if at_s == self._looked_s:
             return
-        first, self._looked_s = self._looked_s == float("-inf"), at_s
+        self._looked_s = at_s
         for connection, traffic_class in connections:
-            if traffic_class == "other":
-                continue
             ends = (connection.local, connection.remote)
             came = connection.arrived_segments
-            known, _ = self._connections.pop(ends, (came if first else 0, at_s))
+            known, _ = self._connections.pop(ends, (0 if self._whole else came, at_s))
             self._connections[ends] = (came, at_s)  # in the order of their last look
+            if traffic_class == "other":
+                continue
             sender = self._senders.setdefault((connection.remote[0], traffic_class), _Sender())
             grown = (came - known) % WRAPS
             # One that went back without having wrapped is the counter of another connection between the same ends.
             sender.received_bytes += (grown if grown < WRAPS // 2 else came) * connection.segment_bytes
             sender.seen_s = at_s
+        self._whole = whole
         self._forget(at_s)
 
     def _forget(self, at_s: float) -> None:

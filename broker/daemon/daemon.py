@@ -16,14 +16,14 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from broker.client.mailbox import Wake
 from broker.daemon import cgroups
 from broker.daemon.authority import Authority
 from broker.daemon.bursts import BurstBook
+from broker.daemon.channel_opening import ChannelOpening
 from broker.daemon.configurations import Configurations
 from broker.daemon.control import Control
 from broker.daemon.earlier_sockets import EarlierSockets
@@ -64,9 +64,6 @@ from shaping.model import DSCP, JOB_MINOR, Rule
 from shaping.shaper import Shaper
 from shaping.sockets import mark_socket
 
-if TYPE_CHECKING:
-    from broker.peers.channel import PeerChannel
-
 COUNTERS_FRESH_S = 0.02
 """An announcement between two ticks is decided on the counters of the last tick, unless they are older than this."""
 
@@ -74,7 +71,7 @@ URGENT_S = 0.005
 """Announcements that come closer together than this share a decision, so that no client can make us decide all day."""
 
 PEERS_S = 0.001
-"""The same for what other brokers ask: the channel reads so few messages of each that a decision a message is cheap."""
+"""The same for what other brokers ask: the channel lets few changes a second of each be as urgent as that."""
 
 LINKS_S = 0.02
 """Links are looked at so soon after they changed, and not more often: a rename is three events, a storm is hundreds."""
@@ -239,13 +236,13 @@ class Daemon:
                 if self._guardian is not None:
                     self._guardian.start(journal, lock=namespace)
                 self._begin()
-                self._neighbours = Neighbours(self._channel())
+                self._neighbours = Neighbours(self._channel_opening())
+                self._neighbours.look()
                 self._configurations.started()
                 self._serve()
             served = True
         finally:
             self._notifier.stopping()
-            self._neighbours.close()
             self._ingress_plant.close()
             problems = (*self._plant.close(), *self._remove_cgroups())
             if self._guardian is not None:
@@ -254,9 +251,16 @@ class Daemon:
                 self._recorder.close()
             self._netlink.close()
             self._link_events.close()
+            self._leave_neighbours()
         self._log.info("stopped", ticks=self._ticks)
         if problems:
             raise ShapingError(f"not everything was put back: {'; '.join(problems)}")
+
+    def _leave_neighbours(self) -> None:
+        try:
+            self._neighbours.close()
+        except Exception as problem:  # noqa: BLE001 - what was asked of others ends by itself
+            self._log.error("peers", error=str(problem))
 
     def _begin(self) -> None:
         """Take up the policy to start with, or the last good one where that one cannot be."""
@@ -282,9 +286,9 @@ class Daemon:
             self._log.warning("interface", interface=one.interface, note=f"{one.text}; {one.advice}")
 
     def _attach_all(self) -> None:
-        """Attach what policy names and is there, on the capacities that are known without having measured."""
+        """Attach what policy names and is there, and bring what we hold already to it."""
         decision = decide(
-            now_s=self._clock(), state=self._state, measurements=self._measure_links(), policy=self._policy
+            now_s=self._clock(), state=self._state, measurements=self._measure_with_links(), policy=self._policy
         )
         self._roster.attach_all(decision.allocation, policy=self._policy, class_cgroups=self._class_cgroups())
         self._warn_of_layers()
@@ -362,6 +366,7 @@ class Daemon:
                 last_s = now_s
             if now_s >= next_s:
                 self._sessions.housekeeping()
+                self._neighbours.look()
                 self._tick(fresh_s=0.0)
                 last_s = now_s
                 tick_s = self._policy.daemon.tick_s
@@ -480,15 +485,16 @@ class Daemon:
                 )
         return Measurements(interfaces=tuple(interfaces), wall=self._wall())
 
-    def _measure_links(self) -> Measurements:
-        now_s = self._clock()
-        return Measurements(
-            tuple(
-                InterfaceSample(name=entry.name, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s))
-                for entry in self._policy.interfaces
-            ),
-            wall=self._wall(),
+    def _measure_with_links(self) -> Measurements:
+        """What a tick would measure, so that leaves of jobs and leases keep what they have; of interfaces that we do
+        not hold yet the link alone."""
+        held, now_s = self._measure(fresh_s=COUNTERS_FRESH_S), self._clock()
+        links = (
+            InterfaceSample(name=entry.name, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s))
+            for entry in self._policy.interfaces
+            if entry.name not in self._plant.names
         )
+        return replace(held, interfaces=(*held.interfaces, *links))
 
     def _wall(self) -> WallClock | None:
         return self._wall_clocks.read(entry.timezone for entry in self._policy.schedules)
@@ -496,7 +502,14 @@ class Daemon:
     def _publish(self, decision: Decision, measurements: Measurements, now_s: float) -> None:
         guard = self._guardian.alarms() if self._guardian is not None else ()
         earlier = self._earlier.alarm() if self._earlier is not None else None
-        own = (*self._configurations.alarms(), self._record_alarm, earlier, *self._roster.alarms(), *guard)
+        own = (
+            *self._configurations.alarms(),
+            self._record_alarm,
+            earlier,
+            *self._roster.alarms(),
+            *self._neighbours.alarms(),
+            *guard,
+        )
         refused = {
             alarm.subject for alarm in self._roster.alarms()
         }  # there, but not to be shaped: that is said instead
@@ -541,14 +554,18 @@ class Daemon:
 
     # --- small parts ---------------------------------------------------------------------------------------------
 
-    def _channel(self) -> PeerChannel | None:
+    def _channel_opening(self) -> ChannelOpening | None:
         """The way to other brokers, where the configuration wants one."""
         if self._policy.peers is None:
             return None
-        from broker.peers.channel import PeerChannel  # a QUIC stack is megabytes, and without [peers] none is needed
-
-        mark = functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"])
-        return PeerChannel(self._policy.peers, wake=self._wake.set, log=self._log, clock=self._clock, mark=mark)
+        return ChannelOpening(
+            self._policy.peers,
+            patience=lambda: self._beat(busy=True),
+            wake=self._wake.set,
+            log=self._log,
+            clock=self._clock,
+            mark=functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"]),
+        )
 
     def _shaping(self) -> str:
         return f"shaping {', '.join(sorted(self._plant.names))}"

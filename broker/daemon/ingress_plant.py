@@ -55,21 +55,36 @@ class IngressPlant:
         self, allocation: Allocation, *, policy: Policy, passed: Iterable[PassedSocket], present: frozenset[str]
     ) -> None:
         """Bring every way in to its allocation; `present` are the interfaces that are there and ours. Never raises for
-        what the kernel does."""
+        what the kernel does.
+
+        What waits in an IFB may take its time to leave (`shaping.ingress.DRAIN_S`), and the guard gives a tick 0.6 s:
+        so of several one is given back at each tick, and one that fails leaves the rest to the next.
+        """
         wanted = {entry.name: entry for entry in allocation.ingress if entry.in_kernel and entry.name in present}
-        for name in self._held.keys() - wanted.keys():
+        for name in sorted(self._held.keys() - wanted.keys())[:1]:
             del self._held[name]
             self._detach(name)
         if not wanted:
             return
         rules = (*_of_sockets(passed), *rules_of(policy))
         for entry in wanted.values():
-            self._bring(shape_of_way_in(entry, rules=rules))
+            if not self._bring(shape_of_way_in(entry, rules=rules)):
+                return
 
     def check(self) -> None:
-        """At every tick and change of links: a redirection that leads nowhere would lose all that arrives."""
+        """At every tick and change of links: a redirection that leads nowhere would lose all that arrives. Never raises
+        for what the kernel does."""
         for name, entry in self._held.items():
-            if entry.attached and not self._shaper.check_ingress(name):
+            if not entry.attached:
+                continue
+            try:
+                leads_there = self._shaper.check_ingress(name)
+            except (HiveError, OSError) as problem:  # the next look may find out
+                self._warn(entry, f"what arrives may not find its IFB any more: {problem}")
+                continue
+            if leads_there:
+                entry.alarm = None
+            else:
                 self._fail(entry, "what arrives does not find its IFB any more; it arrives unshaped")
 
     def reopened(self) -> None:
@@ -92,11 +107,12 @@ class IngressPlant:
             del self._held[name]
             self._detach(name)
 
-    def _bring(self, shape: IngressShape) -> None:
+    def _bring(self, shape: IngressShape) -> bool:
+        """Whether it could be, or need not be tried now."""
         now_s = self._clock()
         entry = self._held.setdefault(shape.interface, _Ingress(shape))
         if now_s < entry.not_before_s:
-            return
+            return True
         try:
             if entry.attached and now_s - entry.verified_at_s >= VERIFY_S:
                 entry.attached, entry.verified_at_s = self._shaper.verify_ingress(shape.interface), now_s
@@ -107,19 +123,23 @@ class IngressPlant:
             elif worth_changing(entry.shape, shape):
                 self._shaper.apply_ingress(shape)
             else:
-                return
+                return True
         except (HiveError, OSError, ValueError) as problem:
             self._fail(entry, f"what arrives cannot be shaped here: {problem}")
-            return
+            return False
         entry.shape, entry.attached, entry.alarm = shape, True, None
+        return True
 
     def _fail(self, entry: _Ingress, text: str) -> None:
+        self._warn(entry, text)
+        entry.attached, entry.not_before_s = False, self._clock() + RETRY_S
+        self._detach(entry.shape.interface)
+
+    def _warn(self, entry: _Ingress, text: str) -> None:
         name = entry.shape.interface
         if entry.alarm is None:
             self._log.error("ingress", interface=name, error=text)
         entry.alarm = Alarm("ingress-failed", name, text)
-        entry.attached, entry.not_before_s = False, self._clock() + RETRY_S
-        self._detach(name)
 
     def _detach(self, interface: str) -> None:
         try:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from broker.daemon.arrivals import ArrivalBook
+from broker.daemon.channel_opening import ChannelOpening
 from broker.daemon.flows import FlowTable
 from broker.daemon.status import HoldsInfo
 from broker.holds import HELD_CLASS, Lease
-from broker.model import Decision, SenderSample
+from broker.model import Alarm, Decision, SenderSample
 
 if TYPE_CHECKING:  # a QUIC stack is megabytes, and who names no [peers] needs none
     from broker.peers.channel import PeerChannel
@@ -25,14 +26,28 @@ MEASURE_S = 1.0
 
 
 class Neighbours:
-    """For the loop's thread. `channel` is closed by `close`."""
+    """For the loop's thread.
 
-    def __init__(self, channel: PeerChannel | None) -> None:
-        self._channel = channel
+    Args:
+        opening: opens the channel, which `close` closes; None where nobody is to be asked.
+    """
+
+    def __init__(self, opening: ChannelOpening | None) -> None:
+        self._opening = opening
+        self._channel: PeerChannel | None = None
         self._arrivals = ArrivalBook()
         self._leases: tuple[Lease, ...] = ()
         self._rtt_s: dict[str, float] = {}
         self._measured_s = float("-inf")
+
+    def look(self) -> None:
+        """Open the channel, where there is to be one and there is none yet. For every tick."""
+        if self._channel is None and self._opening is not None:
+            self._channel = self._opening.look()
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What is wrong with the way to others."""
+        return self._opening.alarms() if self._opening is not None else ()
 
     @property
     def urgent(self) -> bool:
@@ -48,7 +63,8 @@ class Neighbours:
         self, flows: FlowTable, *, interface_of: InterfaceOf, now_s: float
     ) -> Mapping[str, tuple[SenderSample, ...]]:
         """Who sends to us through each interface, after the last look at TCP."""
-        self._arrivals.count(flows.tcp_connections())
+        seen = flows.tcp_connections()
+        self._arrivals.count(seen, whole=len(seen) >= flows.tcp_count)
         brokers = self._channel.brokers() if self._channel is not None else {}
         nobody = "unknown" if self._channel is not None else "no"
         return self._arrivals.samples(

@@ -10,24 +10,36 @@ from typing import Any, Union
 
 from broker.daemon.configurations import TRIAL_S_MAX, TRIAL_S_MIN
 from broker.daemon.status import SCHEMA, DaemonInfo, SegmentInfo, SessionInfo
-from broker.model import Alarm, InterfaceAllocation
+from broker.holds import Hold, Lease
+from broker.model import Alarm, InterfaceAllocation, Need, ScheduleInForce
+from broker.peers.report import PeerStatus
 from broker.policy import Policy
 from hive_qos import __version__
 
 _TEXT: Mapping[str, Any] = {"type": "string"}
 _NUMBER: Mapping[str, Any] = {"type": "number"}
 _COUNT: Mapping[str, Any] = {"type": "integer", "minimum": 0}
+_MAYBE: Mapping[str, Any] = {"type": ["boolean", "null"]}
 
 
 def description() -> dict[str, Any]:
     """The whole of it. Objects may get more keys than stand here; none of these goes away within `schema` 1."""
     components: dict[str, Any] = {}
     interface = _of(InterfaceAllocation, components)
+    _leave_out(components["InterfaceAllocation"], "jobs", "flows")  # shown by themselves
+    _of(Hold, components)
+    _of(Lease, components)
+    for name in ("Hold", "Lease"):
+        _leave_out(components[name], "traffic_class")
+        components[name] = {"allOf": [components[name], _object(**{"class": _TEXT, "granted": _MAYBE})]}
     components["Status"] = _object(
         schema={"const": SCHEMA}, host=_TEXT, version=_TEXT, daemon=_of(DaemonInfo, components),
         interfaces=_list({"allOf": [interface, _object(shaped={"type": "boolean"})]}),
-        flows=_list({"$ref": "#/components/schemas/Flow"}), flows_total=_COUNT,
-        jobs=_list({"$ref": "#/components/schemas/Job"}), sessions=_list(_of(SessionInfo, components)),
+        flows=_list({"$ref": "#/components/schemas/Flow"}), flows_total=_COUNT, tcp_connections=_COUNT,
+        jobs=_list({"$ref": "#/components/schemas/Job"}), schedules=_list(_of(ScheduleInForce, components)),
+        needs=_list({"$ref": "#/components/schemas/Need"}), holds=_list({"$ref": "#/components/schemas/Hold"}),
+        leases=_list({"$ref": "#/components/schemas/Lease"}), peers=_list(_of(PeerStatus, components)),
+        sessions=_list(_of(SessionInfo, components)),
         alarms=_list(_of(Alarm, components)),
     )  # fmt: skip
     _of(SegmentInfo, components)  # the keys that an interface has besides while it is shaped
@@ -41,6 +53,8 @@ def description() -> dict[str, Any]:
             remaining_s=_NUMBER, next_s={"type": ["number", "null"]},
         )),
     )  # fmt: skip
+    _of(Need, components)
+    components["Need"] = {"allOf": [components["Need"], _object(interface=_TEXT)]}
     components["Done"] = _object(done=_TEXT)
     components["Error"] = _object(error=_TEXT)
     policy = _of(Policy, components)
@@ -89,6 +103,13 @@ _WHY = {
 def _errors(*codes: str) -> dict[str, Any]:
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {code: {"description": _WHY[code], "content": content} for code in codes}
+
+
+def _leave_out(schema: dict[str, Any], *names: str) -> None:
+    """What a type has and the document does not show."""
+    for name in names:
+        del schema["properties"][name]
+        schema["required"].remove(name)
 
 
 def _object(**properties: Mapping[str, Any]) -> dict[str, Any]:

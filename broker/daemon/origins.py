@@ -26,6 +26,8 @@ WANTED_MAX = 320
 """Connections whose process is looked for."""
 CGROUPS_MAX = 8192
 CGROUPS_WALK_S = 5.0
+LOST_S = 60.0
+"""So long a cgroup that no walk has found is not looked for: it was removed, and only sockets of it are left."""
 NAME_LENGTH_MAX, PATH_LENGTH_MAX = 64, 1024
 
 
@@ -55,6 +57,7 @@ class Origins:
         self._walking = Sliced(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S)
         self._shown: tuple[tuple[TcpConnection, str], ...] = ()
         self._wanted: dict[int, int] = {}
+        self._cgroup_ids: frozenset[int] = frozenset()
         self._lacks = False
         self._holders: dict[int, tuple[int | None, float]] = {}
         self._commands: dict[int, str | None] = {}
@@ -67,11 +70,15 @@ class Origins:
         if shown is not self._shown:  # the same tuple until somebody has looked at the connections again
             self._shown = shown
             self._wanted = {one.inode: one.cgroup_id for one, _ in shown}
+            self._cgroup_ids = frozenset(self._wanted.values())
             self._holders = {inode: entry for inode, entry in self._holders.items() if inode in self._wanted}
             self._lacks = bool(self._missing())
             self._show()
+        found = self._cgroups.look(self._cgroup_ids, now_s=now_s)
         if (self._lacks or self._walking.under_way) and self._walking.go(now_s=now_s):
             self._lacks = bool(self._missing())
+            found = True
+        if found:
             self._show()
         return self._known
 
@@ -113,7 +120,7 @@ class Origins:
 
     def _origin(self, pid: int | None, cgroup_id: int) -> Origin:
         command = self._commands.get(pid) if pid is not None else None
-        path = self._cgroups.path_of(cgroup_id, now_s=self._now_s)
+        path = self._cgroups.path_of(cgroup_id)
         return Origin(
             pid=pid,
             command=None if command is None else printable(command, length_max=NAME_LENGTH_MAX),
@@ -124,21 +131,40 @@ class Origins:
 class CgroupPaths:
     """The path of a cgroup below the mount, by its number. The kernel gives no number out twice.
 
-    All are read at once, two system calls each, when one is asked for that is not known, and not more often than every
-    `CGROUPS_WALK_S`. One that was removed while a socket of it lives has no path any more.
+    All are read in one walk, two system calls each, in slices, when one is wanted that is not known, and not more often
+    than every `CGROUPS_WALK_S`. One that was removed while a socket of it lives has no path any more.
     """
 
     def __init__(self, mount: str | None, *, walk: Callable[[str], Iterator[tuple[str, int]]] | None = None) -> None:
-        self._mount, self._walk = mount, walk or _cgroups
+        self._mount, self._walk_over = mount, walk or _cgroups
+        self._walking = Sliced(self._walk, share=SHARE, interval_s_min=CGROUPS_WALK_S, slice_s=SLICE_S)
         self._paths: dict[int, str] = {}
-        self._walked_s = float("-inf")
+        self._wanted: frozenset[int] = frozenset()
+        self._lost_s: dict[int, float] = {}
 
-    def path_of(self, number: int, *, now_s: float) -> str | None:
+    def look(self, wanted: frozenset[int], *, now_s: float) -> bool:
+        """Look a little further for these numbers; True when a walk has ended with it, and more may be known."""
+        if not self._walking.under_way:
+            lost = {number for number in wanted & self._lost_s.keys() if now_s - self._lost_s[number] < LOST_S}
+            self._wanted = wanted - self._paths.keys() - lost - {0}
+            if not self._wanted:
+                return False
+        if not self._walking.go(now_s=now_s):
+            return False
+        self._lost_s = {number: when_s for number, when_s in self._lost_s.items() if now_s - when_s < LOST_S}
+        self._lost_s |= dict.fromkeys(self._wanted - self._paths.keys(), now_s)
+        return True
+
+    def path_of(self, number: int) -> str | None:
         """As "/hive.slice/hive-storage.slice"; None where that is not known."""
-        if number and number not in self._paths and self._mount and now_s - self._walked_s >= CGROUPS_WALK_S:
-            self._walked_s = now_s
-            self._paths = {inode: path for path, inode in self._walk(self._mount)}
         return self._paths.get(number)
+
+    def _walk(self) -> Iterator[None]:
+        found = {}
+        for path, inode in self._walk_over(self._mount) if self._mount is not None else ():
+            found[inode] = path
+            yield
+        self._paths = found
 
 
 def _cgroups(mount: str) -> Iterator[tuple[str, int]]:

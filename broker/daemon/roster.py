@@ -51,6 +51,7 @@ class Roster:
         self._log, self._clock = log, clock
         self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
         self._looked_s = 0.0
+        self._behind = False  # links have changed, and could not be looked at
         self._chosen: dict[str, SegmentChoice] = {}
         self._numbers: dict[str, int] = {}  # of what we hold, from when it was attached
 
@@ -110,6 +111,8 @@ class Roster:
 
     def apply(self, allocation: Allocation, *, policy: Policy, class_cgroups: ClassCgroups) -> None:
         """Bring every interface that we hold to its allocation, and attach what has appeared since."""
+        if self._behind and self._clock() - self._looked_s >= LOOK_S:
+            self.follow(policy)
         shapes = self._shapes(allocation, policy, class_cgroups)
         for shape in shapes:
             if shape.interface in self._plant.names:
@@ -128,10 +131,16 @@ class Roster:
         """Look at the links again: hold no more what is gone, follow what was renamed, wait for nothing.
 
         A tree of ours goes with a renamed interface. Under a name of the policy it is adopted by the next `apply`,
-        under another one the interface is given back.
+        under another one the interface is given back. Where the kernel does not list them, a later `apply` looks again.
         """
         self._links.forget()
-        numbers = self._kernel.numbers()
+        self._behind, self._looked_s = True, self._clock()
+        try:
+            numbers = self._kernel.numbers()
+        except (HiveError, OSError) as problem:
+            self._log.warning("interfaces", note=f"cannot be listed: {problem}")
+            return
+        self._behind = False
         names = {number: name for name, number in numbers.items()}
         moved = {}
         for name in self._plant.names:

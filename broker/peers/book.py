@@ -7,6 +7,8 @@ Rules
   was overtaken on its way, or somebody repeats it. Numbers are of one start of the peer's broker (its run); those of
   an earlier run are stale as soon as a later one has said hello.
 - At most `PEERS_MAX` peers hold leases at once.
+- Each change may have us decide at once, but no peer more than `SOON_PER_S` times a second, nor all together more than
+  `SOON_OF_ALL_PER_S`: what changes beyond that is heard at the next tick.
 
 No input or output, no clock: times come in as seconds of one monotonic clock.
 """
@@ -16,10 +18,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker.holds import LEASE_S_MAX, Lease
+from broker.peers.allowance import Allowance
 from broker.peers.wire import Ask, Refusal, Release
 
 PEERS_MAX = 64
 """Hosts of a site that one storage host serves at once; a lease costs the decision a leaf (`DESTINATION_LEAVES`)."""
+
+SOON_PER_S, SOON_AT_ONCE = 20.0, 20.0
+"""As of a user: a burst's begin and end ten times a second. A decision takes a few milliseconds."""
+SOON_OF_ALL_PER_S, SOON_OF_ALL_AT_ONCE = 50.0, 50.0
+"""A fifth of a core at most; peers whose bursts begin together share a decision."""
 
 
 @dataclass
@@ -38,10 +46,13 @@ class _Entry:
 
 
 class LeaseBook:
-    """Leases of everybody. `changed` is for its owner to clear: what is in force is not what it was then."""
+    """Leases of everybody. `changed` is for its owner to clear: what is in force is not what it was then, and that is
+    worth a decision now."""
 
     def __init__(self) -> None:
         self.changed = False
+        self._soon: dict[str, Allowance] = {}
+        self._soon_of_all = Allowance(per_s=SOON_OF_ALL_PER_S, at_once=SOON_OF_ALL_AT_ONCE, now_s=0.0)
         self._runs: dict[tuple[str, str], _Run] = {}
         self._entries: dict[tuple[str, str, str], _Entry] = {}
 
@@ -67,27 +78,28 @@ class LeaseBook:
             return Refusal.FULL
         began_s = now_s if before is None else before.began_s
         self._entries[key] = _Entry(ask, began_s, now_s + min(ask.lease_s, LEASE_S_MAX))
-        self.changed |= before is None or _terms(before.ask) != _terms(ask)
+        if before is None or _terms(before.ask) != _terms(ask):
+            self._note_change(peer, now_s)
         return None
 
-    def release(self, peer: str, address: str, release: Release, *, run: bytes) -> None:
+    def release(self, peer: str, address: str, release: Release, *, run: bytes, now_s: float) -> None:
         """End a lease, unless the release is stale."""
         if not self._is_next(peer, address, run=run, number=release.number):
             return
         if self._entries.pop((peer, address, release.traffic_class), None) is not None:
-            self.changed = True
+            self._note_change(peer, now_s)
 
-    def forget(self, peer: str, address: str) -> None:
+    def forget(self, peer: str, address: str, *, now_s: float) -> None:
         """End what a peer asked for from an address that it has left: nobody knows whose that is now."""
         for key in [key for key in self._entries if key[:2] == (peer, address)]:
             del self._entries[key]
-            self.changed = True
+            self._note_change(peer, now_s)
 
     def expire(self, *, now_s: float) -> None:
         """End what has run out."""
         for key in [key for key, entry in self._entries.items() if entry.ends_s <= now_s]:
             del self._entries[key]
-            self.changed = True
+            self._note_change(key[0], now_s)
 
     def leases(self, *, now_s: float) -> tuple[Lease, ...]:
         """What is in force, sorted by peer, address and class; `age_s` counts from the first of an unbroken row."""
@@ -105,6 +117,15 @@ class LeaseBook:
             )
             for (peer, address, traffic_class), entry in sorted(self._entries.items(), key=lambda item: item[0])
         )
+
+    def _note_change(self, peer: str, now_s: float) -> None:
+        if self.changed:  # heard with what changed before it
+            return
+        own = self._soon.pop(peer, None) or Allowance(per_s=SOON_PER_S, at_once=SOON_AT_ONCE, now_s=now_s)
+        self._soon[peer] = own
+        while len(self._soon) > 2 * PEERS_MAX:  # the latest
+            del self._soon[next(iter(self._soon))]
+        self.changed = own.take(now_s=now_s) and self._soon_of_all.take(now_s=now_s)
 
     def _is_next(self, peer: str, address: str, *, run: bytes, number: int) -> bool:
         known = self._runs.get((peer, address))

@@ -104,7 +104,7 @@ class PeerChannel:
 
     @property
     def urgent(self) -> bool:
-        """Leases have changed since `leases` was last called."""
+        """Leases have changed since `leases` was last called, and not too often lately (`LeaseBook`)."""
         self._take()
         return self._book.changed
 
@@ -248,7 +248,7 @@ class PeerChannel:
                 if refusal is not None:
                     self._deny(connection, message.number, refusal, _WHY[refusal], now_s)
             case wire.Release():
-                self._book.release(peer, address, message, run=connection.run)
+                self._book.release(peer, address, message, run=connection.run, now_s=now_s)
             case wire.Answer():
                 self._asking.answered(address, peer, message, now_s=now_s)
                 if message.granted:
@@ -304,7 +304,7 @@ class PeerChannel:
         statistics = measured.get(connection.number)
         if statistics is None or plain(statistics.remote[0]) == connection.address:
             return False
-        self._book.forget(connection.peer, connection.address)
+        self._book.forget(connection.peer, connection.address, now_s=now_s)
         reason = f"its packets come from {plain(statistics.remote[0])} now; it has to dial from there"
         self._refuse(connection.number, connection.address, WireCode.NO_ERROR, reason, now_s)
         return True

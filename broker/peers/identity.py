@@ -47,6 +47,12 @@ def certified_addresses(identity: ConfiguredIdentity) -> frozenset[str]:
     return claims_of(chain[0]).addresses
 
 
+def last_day(identity: ConfiguredIdentity) -> datetime.date:
+    """The day on which this broker's certificate ends."""
+    chain = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
+    return chain[0].not_valid_after_utc.date()
+
+
 def _check_private(path: str) -> None:
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)

@@ -61,7 +61,9 @@ with Session(job="lab", socket_path=sys.argv[1]) as session:
     session.register(sock, traffic_class="compute", role="gradient")
     for step in range(10_000):
         session.announce(step=step, bytes_by_destination={sys.argv[2]: 200_000}, deadline_s=0.2)
-        time.sleep(0.2)
+        for _ in range(150):
+            sock.sendto(bytes(1400), (sys.argv[2], 9))
+        time.sleep(0.1)
         session.announce_end(step=step)
         time.sleep(0.3)
 """

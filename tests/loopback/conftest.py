@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 from broker_support import Running
-from engine_support import WITH_NATIVE, need
+from engine_support import ALL_NATIVE, NATIVE_ALWAYS, WITH_NATIVE, need
 
-collect_ignore_glob = [] if WITH_NATIVE else ["test_engine_native*.py"]
+collect_ignore = [
+    path.name
+    for path in Path(__file__).parent.glob("test_engine_native*.py")
+    if not (ALL_NATIVE or (WITH_NATIVE and path.stem in NATIVE_ALWAYS))
+]
 
 
 @pytest.fixture
@@ -24,11 +28,24 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of nothing but the native engine belong to `make test-native`: here they are none, and not skipped ones."""
-    of_native = [item for item in items if any("empty parameter" in str(mark) for mark in item.iter_markers("skip"))]
-    if of_native and not WITH_NATIVE:
-        config.hook.pytest_deselected(items=of_native)
-        items[:] = [item for item in items if item not in of_native]
+    """Leave what `make test-native` alone runs to it: deselected, which is no skip that somebody has to look into."""
+    left = [item for item in items if _left_to_native_run(item)]
+    if left and not ALL_NATIVE:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+
+def _left_to_native_run(item: pytest.Item) -> bool:
+    name = item.path.stem
+    if any("empty parameter" in str(mark) for mark in item.iter_markers("skip")):
+        return True
+    of_engines = name.startswith(("test_engine_", "test_transport_"))
+    parameters = getattr(item, "callspec", None)
+    values = parameters.params.values() if parameters is not None else ()
+    native = name.startswith("test_engine_native") or any(
+        "native" in (value if isinstance(value, tuple) else (value,)) for value in values
+    )
+    return of_engines and native and name not in NATIVE_ALWAYS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -41,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def chosen_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
     """What `HIVE_ENGINE` says in this test and in the programs that it starts; None where the test does not care."""
     name: str | None = getattr(request, "param", None)
-    if name is None and not WITH_NATIVE:
+    if name is None and not ALL_NATIVE:
         monkeypatch.setenv("HIVE_ENGINE", "aioquic")
     if name is not None:
         need(name)

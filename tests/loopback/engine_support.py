@@ -43,8 +43,18 @@ ENDS = (SendDone, Received, OperationFailed)
 Test = TypeVar("Test", bound=Callable[..., None])
 QUICK = EngineSettings(keep_alive_s=0.2, dead_after_s=1.0, handshake_timeout_s=2.0)
 """Impatient, so that tests of loss are short. Nothing that must live is tested with it: a stall would kill it."""
-WITH_NATIVE = os.environ.get("HIVE_TEST_NATIVE") == "1"
-"""`make test-native` sets it: the native engine has a run of its own, beside the one of `make test`."""
+ALL_NATIVE = os.environ.get("HIVE_TEST_NATIVE") == "1"
+"""`make test-native` sets it: all cases over the native engine; without it those of `NATIVE_ALWAYS`, for time."""
+WITH_NATIVE = ALL_NATIVE or (
+    os.environ.get("HIVE_TEST_NATIVE") != "0"
+    and (importlib.util.find_spec(NATIVE_MODULE) is not None or bool(os.environ.get("CI") and shutil.which("cargo")))
+)
+"""Whether there are native cases at all: where the engine is built, and where it has to be, `need` fails them."""
+NATIVE_ALWAYS = (
+    "test_engine_connections", "test_engine_identity", "test_engine_messages", "test_engine_native",
+    "test_engine_native_lent", "test_engine_native_process", "test_transport_groups",
+)  # fmt: skip
+"""What of the native engine every run of the suite tries: messages, connections, certificates, lending, groups."""
 _ALL = [("aioquic", "aioquic"), ("native", "native"), ("aioquic", "native"), ("native", "aioquic")]
 PAIRS = _ALL if WITH_NATIVE else _ALL[:1]
 EACH = PAIRS[:2]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
-from broker_support import CONFIGURATION, Running
+from broker_support import CONFIGURATION, Running, ask, connected, register
 from patience import wait_until
 
 from broker.client import http
@@ -17,7 +18,8 @@ from broker.model import Measurements, State
 from hive_qos.errors import BrokerRejectedError
 from shaping.fake import FakeKernel
 from shaping.journal import Journal
-from shaping.model import InterfaceShape
+from shaping.leaves import RATE_BITS_PER_S_MIN
+from shaping.model import JOB_MINOR, ChangeClass, InterfaceShape
 from shaping.shaper import Shaper
 
 
@@ -58,6 +60,23 @@ def test_a_reload_that_the_kernel_does_not_take_leaves_the_last_good_one_and_an_
     assert running.status()["interfaces"][0]["capacity_bits_per_s"] > 30e6
     running.daemon.reload()
     wait_until(lambda: running.status()["interfaces"][0]["capacity_bits_per_s"] <= 10e6)
+
+
+def test_a_jobs_leaf_keeps_a_rate_through_a_reload(running: Running) -> None:
+    def rates(since: int) -> list[int]:
+        changes = [one.spec for one in running.kernel.applied[since:] if isinstance(one, ChangeClass)]
+        return [spec.rate_bits_per_s for spec in changes if spec.minor == JOB_MINOR[0]]
+
+    assert running.daemon is not None
+    with connected(running.sessions) as session, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        assert ask(session, register(), descriptors=(sock.fileno(),))["op"] == "registered"
+        wait_until(lambda: rates(0))
+        before = len(running.kernel.applied)
+        running.write(CONFIGURATION.replace("40 Mbit/s", "20 Mbit/s"))
+        running.daemon.reload()
+        wait_until(lambda: 0 < running.status()["interfaces"][0]["capacity_bits_per_s"] <= 20e6)
+        assert rates(before)
+        assert min(rates(before)) > 100 * RATE_BITS_PER_S_MIN
 
 
 def test_an_interface_that_is_not_there_is_an_alarm_and_is_shaped_when_it_appears(

@@ -14,6 +14,7 @@ from broker.config import load
 from broker.daemon.configurations import Configurations, Source
 from broker.daemon.daemon import Daemon, Options
 from broker.daemon.log import open_log
+from broker.daemon.neighbours import Neighbours
 from broker.daemon.notify import Notifier
 from broker.daemon.shapes import shape_of
 from broker.decide import decide
@@ -22,6 +23,7 @@ from broker.record import replay
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, PrivilegeError, ShapingError
 from shaping.journal import Journal
 from shaping.shaper import Shaper
+from transport.identity import ca_init, ca_issue
 
 
 @pytest.mark.parametrize("what", ["interface", "privilege", "directory"])
@@ -37,6 +39,35 @@ def test_a_start_that_cannot_be_is_one_clear_error_and_leaves_nothing(tmp_path: 
     assert isinstance(running.error, expected), running.error
     assert not (tmp_path / "run/session.sock").exists()
     assert running.kernel.observe("lo") is None
+
+
+def test_a_host_is_shaped_whatever_is_wrong_with_the_way_to_other_brokers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.daemon.channel_opening.RETRY_S", 0.05)
+    running = Running(tmp_path)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        files = "".join(
+            f'{key} = "{tmp_path}/{name}"\n'
+            for key, name in (("ca", "ca/ca.crt"), ("certificate", "host.crt"), ("key", "host.key"))
+        )
+        running.write(CONFIGURATION + f'[peers]\nlisten = "{listen}"\n{files}')
+        running.start()
+        try:
+            assert running.error is None
+            assert running.kernel.observe("lo") is not None
+            (alarm,) = running.status()["alarms"]
+            assert (alarm["code"], "host.key" in alarm["text"]) == ("peers-unavailable", True)
+            ca_init(tmp_path / "ca")
+            ca_issue(tmp_path / "ca", "host", role="broker", addresses=["127.0.0.1"], out=tmp_path)
+            wait_until(lambda: f"{listen!r}: cannot bind" in running.status()["alarms"][0]["text"])
+            taken.close()
+            wait_until(lambda: running.status()["alarms"] == [])
+        finally:
+            running.stop()
+    assert running.error is None
 
 
 def test_a_second_daemon_is_refused_and_the_first_does_not_notice(running: Running) -> None:
@@ -72,6 +103,18 @@ def test_a_start_that_finds_none_of_its_interfaces_takes_no_tree_away(tmp_path: 
     running.start()
     assert isinstance(running.error, ConfigurationError)
     assert running.kernel.observe("lo") is not None
+
+
+def test_a_stop_gives_interfaces_back_whatever_the_way_to_other_brokers_says(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Neighbours) -> None:
+        raise RuntimeError("an engine that does not end")
+
+    monkeypatch.setattr(Neighbours, "close", refuse)
+    running.stop()
+    assert running.error is None
+    assert running.kernel.observe("lo") is None
 
 
 def test_a_stop_gives_interfaces_back_and_removes_the_sockets(running: Running) -> None:

@@ -1,7 +1,7 @@
 """A link towards a host in virtual time: a training peer and storage hosts with faster links meet in one FIFO.
 
-A step is a pause and a burst that the host announces; storage takes what its holds leave it, and without holds as much
-as keeps the FIFO full. Chunks of a millisecond. Nothing here knows the broker's law.
+A step is a pause and a burst that the host announces; it sends as much as comes. Storage takes what its holds leave
+it, and without holds as much as keeps the FIFO full. Chunks of a millisecond. Nothing here knows the broker's law.
 """
 
 from __future__ import annotations
@@ -154,9 +154,10 @@ class Inflow:
             for sender in self.senders
             if self.now_s >= sender.from_s
         )
-        classes = tuple(ClassSample(name, 0) for name in CLASS_NAMES)
+        sent_bytes = int(self.training_bits / 8)
+        classes = tuple(ClassSample(name, sent_bytes if name == "compute" else 0) for name in CLASS_NAMES)
         sample = InterfaceSample(
-            "a", None, 0.0, classes, bursts=bursts, received_bytes=int(came / 8), senders=senders
+            "a", int(self.link_bits_per_s), 0.0, classes, bursts=bursts, received_bytes=int(came / 8), senders=senders
         )  # fmt: skip
         return Measurements((sample,))
 

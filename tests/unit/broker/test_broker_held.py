@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -132,6 +133,25 @@ def test_a_peer_that_holds_for_its_bursts_alone_is_never_raised() -> None:
 def test_a_hold_towards_which_nothing_waits_costs_nothing_and_lasts() -> None:
     decisions, _ = flood([0.0] * 600, backlog=0)
     assert {there(decision).reason.code for decision in decisions} == {"held-for-peer"}
+
+
+def test_a_lease_that_calls_the_link_next_to_nothing_leaves_storage_its_guarantee_of_what_went_there() -> None:
+    state, sent, most = State(), 0.0, 80_000_000
+    for tick in range(20):  # before it asks anything
+        sent += most / 80
+        flow = FlowSample(
+            "tcp/1", "10.0.0.1", "storage", "tcp-info", 0.0, rtt_s=0.01, rtt_s_min=0.01, delivered_bytes=int(sent)
+        )
+        free = replace(sample(sent=int(sent)), flows=(flow,), destinations=())
+        state = go(tick / 10, free, state).state
+    allowed, before = 0.0, sent
+    for tick in range(20, 3020):
+        sent += min(most, allowed) / 80
+        lie = replace(sample(lease(0, capacity=1, number=tick), sent=int(sent), backlog=10**6), flows=(flow,))
+        decision = go(tick / 10, lie, state)
+        state, allowed = decision.state, there(decision).ceil_bits_per_s
+        assert allowed >= 0.9 * most / 50, "the floor's share of it, at every moment"
+    assert (sent - before) * 8 / 300 >= 0.9 * most / 5
 
 
 def test_a_peer_that_calls_its_link_slower_than_it_takes_owes_by_what_it_took() -> None:

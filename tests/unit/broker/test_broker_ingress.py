@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from broker.decide import decide
 from broker.holds import Hold
 from broker.model import (
     CLASS_NAMES,
+    Allocation,
     Burst,
     ClassSample,
     Decision,
@@ -27,6 +29,7 @@ from broker.record import header_line, replay, tick_line
 LINK = 100_000_000
 HELD_TO = 95_000_000
 FLOOR = HELD_TO // 50
+BURST = Burst("job", 1, 4_000_000, 0.0, 1.0)
 POLICY = load('version = 1\n[[interface]]\nname = "a"\ningress = "100 Mbit/s"\n')
 AUTO = load('version = 1\n[[interface]]\nname = "a"\ningress = "auto"\n')
 
@@ -107,6 +110,26 @@ def test_a_job_whose_bursts_never_come_loses_its_privilege_and_gets_it_back() ->
     assert holds_at(16)
 
 
+def test_bursts_that_are_announced_and_never_sent_leave_storage_the_way_in() -> None:
+    """A byte to each of many steps, or nothing at all, and by one user under another's name of a job."""
+    for claimed in (0, 1, 4_000_000):
+        decision, codes = Decision(State(), Allocation(())), []
+        for tick in range(600):
+            lies = [
+                Burst(job, tick // 3, claimed, 0.0, 1.0, uid=1000) for job in ("job", *(f"z{n}" for n in range(99)))
+            ]
+            decision = at(
+                tick / 10, sender("10.0.0.3", tick * 1_000_000), received_bytes=tick * 1_050_000, bursts=lies,
+                state=decision.state,
+            )  # fmt: skip
+            codes.append(storage_reason(decision))
+        assert codes.count("burst-comes") <= 0.04 * len(codes), claimed
+        for now_s in (60.0, 60.1):
+            honest = Burst("job", 1, 4_000_000, 0.0, 1.0, uid=1001)
+            decision = at(now_s, sender("10.0.0.3", 600_000_000), bursts=[*lies, honest], state=decision.state)
+            assert storage_reason(decision) == "burst-comes", "the other user's job has lost nothing"
+
+
 # --- single decisions --------------------------------------------------------------------------------------------
 
 
@@ -115,13 +138,13 @@ def sender(address: str, received_bytes: int = 0, **fields: object) -> SenderSam
 
 
 def at(
-    now_s: float, *senders: SenderSample, burst: bool = False, received_bytes: int | None = 0, link: int | None = LINK,
-    state: State | None = None, policy: Policy = AUTO,
+    now_s: float, *senders: SenderSample, burst: bool = False, bursts: Sequence[Burst] = (),
+    received_bytes: int | None = 0, link: int | None = LINK, state: State | None = None, policy: Policy = AUTO,
 ) -> Decision:  # fmt: skip
-    bursts = (Burst("job", 1, 4_000_000, 0.0, 1.0),) if burst else ()
     classes = tuple(ClassSample(name, 0) for name in CLASS_NAMES)
     sample = InterfaceSample(
-        "a", link, 0.0, classes, bursts=bursts, received_bytes=received_bytes, senders=senders
+        "a", link, 0.0, classes, bursts=(BURST,) if burst else tuple(bursts), received_bytes=received_bytes,
+        senders=senders,
     )  # fmt: skip
     return decide(now_s=now_s, state=state or State(), measurements=Measurements((sample,)), policy=policy)
 
@@ -181,8 +204,9 @@ def test_storage_that_is_owed_on_the_way_in_is_not_held_to_its_floor() -> None:
         bytes_come += LINK // 80
         stored = tick * FLOOR // 84
         burst = Burst("job", tick // 5, 4_000_000, 0.0, 1.0)
+        classes = tuple(ClassSample(name, bytes_come if name == "compute" else 0) for name in CLASS_NAMES)
         sample = InterfaceSample(
-            "a", LINK, 0.0, (), bursts=(burst,), received_bytes=bytes_come, senders=(sender("10.0.0.3", stored),)
+            "a", LINK, 0.0, classes, bursts=(burst,), received_bytes=bytes_come, senders=(sender("10.0.0.3", stored),)
         )  # fmt: skip
         decision = decide(
             now_s=tick / 10, state=decision.state, measurements=Measurements((sample,)), policy=AUTO

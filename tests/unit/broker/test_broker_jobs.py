@@ -190,6 +190,16 @@ def test_only_so_many_jobs_are_told_apart_and_those_that_send_come_first() -> No
     assert "z" in jobs_of(decision)
 
 
+def test_no_number_of_other_names_takes_a_jobs_leaf_away() -> None:
+    host = Host('[job.mine]\nguarantee = "10 %"\n')
+    host.run({"mine": 10_000_000})
+    own = JobSample("mine", "compute", 0, 1, False, host.sent["mine"], 0)
+    others = tuple(JobSample(f"!{number:03}", "compute", 10**9, 1, True) for number in range(2 * JOBS_MAX))
+    decision = host.decide((*others, own), (), (), False, "compute")
+    assert len(decision.allocation.interfaces[0].jobs) == JOBS_MAX
+    assert jobs_of(decision)["mine"].rate_bits_per_s >= CAPACITY // 10
+
+
 @pytest.mark.parametrize(
     ("name", "found"), [("nightly-7", "nightly-*"), ("nightly-big", "nightly-big"), ("b", "?"), ("bb", "bb")]
 )

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.holds import LEASE_S_MAX
-from broker.peers.book import PEERS_MAX, LeaseBook
+from broker.peers.book import (
+    PEERS_MAX,
+    SOON_AT_ONCE,
+    SOON_OF_ALL_AT_ONCE,
+    SOON_OF_ALL_PER_S,
+    SOON_PER_S,
+    LeaseBook,
+)
 from broker.peers.wire import Ask, Refusal, Release
 from broker.reasons import Reason
 
@@ -50,15 +57,36 @@ def test_a_new_rate_a_release_and_an_end_are_changes(book: LeaseBook) -> None:
         lambda: ask(book, 1),
         lambda: ask(book, 2, rate_bits_per_s=5_000_000),
         lambda: ask(book, 3, capacity_bits_per_s=50_000_000, rate_bits_per_s=5_000_000),
-        lambda: book.release("a", "10.0.0.1", Release(4, "storage"), run=RUN),
+        lambda: book.release("a", "10.0.0.1", Release(4, "storage"), run=RUN, now_s=0.0),
         lambda: ask(book, 5),
         lambda: book.expire(now_s=3.0),
         lambda: ask(book, 6, now_s=4.0),
-        lambda: book.forget("a", "10.0.0.1"),
+        lambda: book.forget("a", "10.0.0.1", now_s=4.0),
     ):
         book.changed = False
         step()
         assert book.changed
+
+
+def decisions(*peers: str) -> int:
+    """How often it is worth a decision at once that these peers change their rate 50 times a second for ten seconds."""
+    book, count = LeaseBook(), 0
+    for peer in peers:
+        book.met(peer, "10.0.0.1", run=RUN)
+    for number in range(1, 501):
+        for place, peer in enumerate(peers):
+            now_s = number / 50 + place / 5000
+            changed = replace(ASK, number=number, rate_bits_per_s=number)
+            assert book.ask(peer, "10.0.0.1", changed, run=RUN, now_s=now_s) is None
+            count += book.changed
+            assert any(lease.rate_bits_per_s == number for lease in book.leases(now_s=now_s))
+            book.changed = False
+    return count
+
+
+def test_peers_that_change_their_minds_all_day_do_not_make_us_decide_all_day() -> None:
+    assert decisions("a") == pytest.approx(10 * SOON_PER_S + SOON_AT_ONCE, abs=2)
+    assert decisions(*"abcdefgh") == pytest.approx(10 * SOON_OF_ALL_PER_S + SOON_OF_ALL_AT_ONCE, abs=2)
 
 
 def test_a_repeated_or_overtaken_ask_is_stale(book: LeaseBook) -> None:
@@ -70,14 +98,14 @@ def test_a_repeated_or_overtaken_ask_is_stale(book: LeaseBook) -> None:
 
 def test_an_ask_that_comes_after_its_own_release_is_stale(book: LeaseBook) -> None:
     ask(book, 1)
-    book.release("a", "10.0.0.1", Release(3, "storage"), run=RUN)
+    book.release("a", "10.0.0.1", Release(3, "storage"), run=RUN, now_s=0.0)
     assert ask(book, 2) == Refusal.STALE
     assert book.leases(now_s=0.0) == ()
 
 
 def test_an_old_release_does_not_end_a_later_lease(book: LeaseBook) -> None:
     ask(book, 5)
-    book.release("a", "10.0.0.1", Release(4, "storage"), run=RUN)
+    book.release("a", "10.0.0.1", Release(4, "storage"), run=RUN, now_s=0.0)
     assert len(book.leases(now_s=0.0)) == 1
 
 
@@ -113,7 +141,7 @@ def test_one_lease_a_peer_and_address_and_peers_do_not_touch_each_other(book: Le
     ask(book, 2)
     book.ask("a", "10.0.0.2", replace(ASK, number=3), run=RUN, now_s=0.0)
     book.ask("b", "10.0.0.1", replace(ASK, number=1), run=LATER_RUN, now_s=0.0)
-    book.release("b", "10.0.0.1", Release(2, "storage"), run=LATER_RUN)
+    book.release("b", "10.0.0.1", Release(2, "storage"), run=LATER_RUN, now_s=0.0)
     assert [(one.peer, one.address, one.number) for one in book.leases(now_s=0.0)] == [
         ("a", "10.0.0.1", 2),
         ("a", "10.0.0.2", 3),

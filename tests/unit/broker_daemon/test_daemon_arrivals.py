@@ -30,63 +30,87 @@ def seen(book: ArrivalBook, now_s: float, **known: object) -> dict[str, SenderSa
 
 def test_what_came_before_us_does_not_count_and_what_comes_later_counts_from_its_first_byte() -> None:
     book = ArrivalBook()
-    book.count([(connection(1_000_000, at_s=0.0), "storage")])
-    book.count([(connection(1_000_500, at_s=0.1), "storage"), (connection(300, at_s=0.1, port=5001), "storage")])
+    book.count([(connection(1_000_000, at_s=0.0), "storage")], whole=True)
+    book.count(
+        [(connection(1_000_500, at_s=0.1), "storage"), (connection(300, at_s=0.1, port=5001), "storage")], whole=True
+    )
     sample = seen(book, 0.15)[SENDER]
     assert (sample.received_bytes, sample.traffic_class) == (8_000, "storage")
     assert sample.age_s == pytest.approx(0.05)
 
 
+def test_one_that_comes_into_view_late_does_not_bring_its_whole_life() -> None:
+    book, old = ArrivalBook(), 10**9
+    book.count([(connection(0, at_s=0.0), "storage")], whole=False)
+    late = [(connection(0, at_s=0.1), "storage"), (connection(old, at_s=0.1, port=5001), "storage")]
+    book.count(late, whole=True)
+    assert seen(book, 0.1)[SENDER].received_bytes == 0, "it may have been there all the time"
+    book.count([(connection(0, at_s=FORGET_S + 0.2), "storage")], whole=False)  # forgets the second
+    book.count([(connection(old + 3, at_s=FORGET_S + 0.3, port=5001), "storage")], whole=False)
+    book.count([(connection(old + 5, at_s=FORGET_S + 0.4, port=5001), "storage")], whole=False)
+    assert seen(book, FORGET_S + 0.4)[SENDER].received_bytes == 20
+
+
+def test_one_that_changes_its_class_brings_what_comes_from_then_on() -> None:
+    book = ArrivalBook()
+    for at_s, arrived, traffic_class in ((0.0, 1, "other"), (0.1, 10**9, "other"), (0.2, 10**9 + 7, "storage")):
+        book.count([(connection(arrived, at_s=at_s), traffic_class)], whole=True)
+    assert seen(book, 0.2)[SENDER].received_bytes == 70
+
+
 def test_a_counter_survives_the_connections_that_made_it() -> None:
     book = ArrivalBook()
-    book.count([(connection(0, at_s=0.0), "storage")])
-    book.count([(connection(700, at_s=0.1), "storage")])
-    book.count([(connection(50, at_s=0.2, port=6000), "storage")])  # the first has ended, another one began
+    book.count([(connection(0, at_s=0.0), "storage")], whole=True)
+    book.count([(connection(700, at_s=0.1), "storage")], whole=True)
+    book.count([(connection(50, at_s=0.2, port=6000), "storage")], whole=True)  # the first has ended, another one began
     assert seen(book, 0.2)[SENDER].received_bytes == 7_500
-    book.count([(connection(40, at_s=0.3, port=6000), "storage")])  # its counter went back: a new one, same ends
+    # Its counter goes back: a new one, same ends.
+    book.count([(connection(40, at_s=0.3, port=6000), "storage")], whole=True)
     assert seen(book, 0.3)[SENDER].received_bytes == 7_900
 
 
 def test_a_counter_that_wraps_goes_on() -> None:
     book = ArrivalBook()
-    book.count([(connection(2**32 - 5, at_s=0.0), "storage")])
-    book.count([(connection(7, at_s=0.1), "storage")])
+    book.count([(connection(2**32 - 5, at_s=0.0), "storage")], whole=True)
+    book.count([(connection(7, at_s=0.1), "storage")], whole=True)
     assert seen(book, 0.1)[SENDER].received_bytes == 120
 
 
 def test_the_same_look_counts_once() -> None:
     book = ArrivalBook()
-    book.count([(connection(0, at_s=0.0), "storage")])
+    book.count([(connection(0, at_s=0.0), "storage")], whole=True)
     look = [(connection(700, at_s=0.1), "storage")]
-    book.count(look)
-    book.count(look)
+    book.count(look, whole=True)
+    book.count(look, whole=True)
     assert seen(book, 0.5)[SENDER].received_bytes == 7_000
 
 
 def test_other_traffic_is_nobodys_sender_and_classes_are_told_apart() -> None:
     book = ArrivalBook()
-    book.count([(connection(0, at_s=0.0), "other")])
+    book.count([(connection(0, at_s=0.0), "other")], whole=True)
     assert seen(book, 0.0) == {}
-    book.count([(connection(0, at_s=0.1), "storage"), (connection(0, at_s=0.1, address="10.0.0.4"), "compute")])
+    book.count(
+        [(connection(0, at_s=0.1), "storage"), (connection(0, at_s=0.1, address="10.0.0.4"), "compute")], whole=True
+    )
     assert book.addresses("storage") == (SENDER,)
 
 
 def test_senders_are_forgotten_and_bounded() -> None:
     book = ArrivalBook()
-    book.count([(connection(1, at_s=0.0), "storage")])
-    book.count([(connection(1, at_s=FORGET_S + 1, address="10.0.0.4"), "storage")])
+    book.count([(connection(1, at_s=0.0), "storage")], whole=True)
+    book.count([(connection(1, at_s=FORGET_S + 1, address="10.0.0.4"), "storage")], whole=True)
     assert list(seen(book, FORGET_S + 1)) == ["10.0.0.4"]
     many = [
         (connection(1, at_s=20.0, address=f"10.0.{number // 250}.{number % 250}"), "storage")
         for number in range(SENDERS_MAX + 50)
     ]
-    book.count(many)
+    book.count(many, whole=True)
     assert len(seen(book, 20.0)) == SENDERS_MAX
 
 
 def test_what_the_other_broker_said_goes_with_the_sample() -> None:
     book = ArrivalBook()
-    book.count([(connection(1, at_s=0.0), "storage")])
+    book.count([(connection(1, at_s=0.0), "storage")], whole=True)
     why = Reason("held-for-peer", "")
     kept = seen(book, 0.0, held={SENDER: Verdict("c", SENDER, 1, True, 7_000, why)}, broker_of=lambda _: "yes")[SENDER]
     assert (kept.granted_bits_per_s, kept.refused, kept.broker) == (7_000, False, "yes")

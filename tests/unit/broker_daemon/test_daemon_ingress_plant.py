@@ -1,54 +1,109 @@
-"""What arrives goes on arriving when an IFB goes, from the moment the kernel says so; on a kernel in memory."""
+"""Ways in that our kernel shapes: whatever it refuses ends no tick, is said, and is tried again."""
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from broker.config import load
-from broker.daemon.ingress_plant import IngressPlant
-from broker.daemon.link_events import Heard
+from broker.daemon.ingress_plant import RETRY_S, IngressPlant
 from broker.daemon.log import open_log
 from broker.decide import decide
-from broker.model import Measurements, State
+from broker.model import Allocation, InterfaceAllocation, Measurements, State
+from hive_qos.errors import KernelRejectedError
 from shaping.fake import FakeKernel
 from shaping.journal import Journal
 from shaping.shaper import Shaper
 
-POLICY = load('version = 1\n[[interface]]\nname = "eth0"\negress = "20 Mbit/s"\n')
-DEVICE = "hqifb1"
+NAMES = ("eth0", "eth1", "eth2")
+POLICY = load("version = 1\n" + "".join(f'[[interface]]\nname = "{name}"\negress = "20 Mbit/s"\n' for name in NAMES))
+
+
+class Host:
+    """A plant whose every way in is to be shaped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kernel, self.now_s = FakeKernel(NAMES), 0.0
+        shaper = Shaper(self.kernel, Journal(folder))
+        self.plant = IngressPlant(shaper, log=open_log(), clock=lambda: self.now_s)
+        decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
+        self.wanted = Allocation(
+            interfaces=decided.interfaces,
+            ingress=tuple(replace(one, in_kernel=True) for one in decided.interfaces),
+        )
+        self.apply(self.wanted)
+
+    def apply(self, allocation: Allocation) -> None:
+        self.plant.apply(allocation, policy=POLICY, passed=(), present=frozenset(NAMES))
+
+    def codes(self) -> list[tuple[str, str]]:
+        return [(alarm.code, alarm.subject) for alarm in self.plant.alarms()]
 
 
 @pytest.fixture
-def kernel() -> FakeKernel:
-    return FakeKernel(("eth0",))
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
 
 
-@pytest.fixture
-def plant(kernel: FakeKernel, tmp_path: Path) -> IngressPlant:
-    """One that shapes what arrives at eth0."""
-    plant = IngressPlant(Shaper(kernel, Journal(tmp_path)), log=open_log(), clock=lambda: 0.0)
-    decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
-    ingress = tuple(replace(entry, in_kernel=True) for entry in decided.interfaces)
-    plant.apply(replace(decided, ingress=ingress), policy=POLICY, passed=(), present=frozenset({"eth0"}))
-    assert plant.names == {"eth0"}
-    return plant
+def test_a_look_that_the_kernel_refuses_is_an_alarm_until_the_next_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise KernelRejectedError("look", errno_value=errno.ENOBUFS, detail="No buffer space available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host.kernel, "running_number", refuse)
+        host.plant.check()
+    assert host.codes() == [("ingress-failed", name) for name in NAMES]
+    host.plant.check()
+    assert (host.codes(), host.plant.names) == ([], set(NAMES))
 
 
-@pytest.mark.parametrize("heard", [Heard(names=frozenset({DEVICE})), Heard(lost=True)])
-def test_what_is_heard_of_an_ifb_is_looked_into_at_once(plant: IngressPlant, kernel: FakeKernel, heard: Heard) -> None:
-    plant.hear(heard)
-    assert plant.names == {"eth0"}
-    kernel.stop_device(DEVICE)
-    assert not kernel.arrives("eth0")
-    plant.hear(heard)
-    assert kernel.arrives("eth0")
-    assert [alarm.code for alarm in plant.alarms()] == ["ingress-failed"]
+def test_an_ifb_that_is_gone_while_links_cannot_be_listed_is_found_out_by_the_next_look(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> tuple[str, ...]:
+        raise KernelRejectedError("list links", errno_value=errno.ENOBUFS, detail="No buffer space available")
+
+    host.kernel.delete_ifb("hqifb1")
+    with monkeypatch.context() as patch:
+        patch.setattr(host.kernel, "interfaces", refuse)
+        patch.setattr(host.kernel, "numbers", refuse)
+        host.plant.check()
+    assert host.codes() == [("ingress-failed", "eth0")]
+    assert not host.kernel.arrives("eth0")
+    host.plant.check()
+    assert host.kernel.arrives("eth0")
+    assert host.plant.names == {"eth1", "eth2"}
 
 
-def test_events_of_other_links_cost_no_look(plant: IngressPlant, kernel: FakeKernel) -> None:
-    kernel.stop_device(DEVICE)
-    plant.hear(Heard(names=frozenset({"eth0", "hqifbs"})))
-    assert plant.names == {"eth0"}
+def test_of_several_one_is_given_back_at_each_tick(host: Host) -> None:
+    for left in (2, 1, 0):
+        host.apply(Allocation(interfaces=host.wanted.interfaces))
+        assert (len(host.plant.names), len(host.kernel.ifbs())) == (left, left)
+
+
+def test_one_that_fails_leaves_the_rest_to_the_next_tick(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise KernelRejectedError("change", errno_value=errno.ENOMEM, detail="Cannot allocate memory")
+
+    wanted = replace(host.wanted, ingress=tuple(_halved(one) for one in host.wanted.ingress))
+    with monkeypatch.context() as patch:
+        patch.setattr(host.kernel, "apply", refuse)
+        for failed in range(1, 4):
+            host.apply(wanted)
+            assert len(host.codes()) == failed
+    host.now_s += RETRY_S
+    host.apply(wanted)
+    assert (host.codes(), host.plant.names) == ([], set(NAMES))
+
+
+def _halved(way_in: InterfaceAllocation) -> InterfaceAllocation:
+    classes = tuple(
+        replace(one, rate_bits_per_s=one.rate_bits_per_s // 2, ceil_bits_per_s=one.ceil_bits_per_s // 2)
+        for one in way_in.classes
+    )
+    return replace(way_in, capacity_bits_per_s=way_in.capacity_bits_per_s // 2, classes=classes)

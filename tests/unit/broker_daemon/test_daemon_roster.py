@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from broker.daemon.link_events import Heard
 from broker.daemon.links import Links
 from broker.daemon.log import open_log
 from broker.daemon.plant import Plant
-from broker.daemon.roster import Roster
+from broker.daemon.roster import LOOK_S, Roster
 from broker.decide import decide
 from broker.model import Measurements, State
+from hive_qos.errors import KernelRejectedError
 from shaping.fake import FakeKernel
 from shaping.journal import Journal
 from shaping.shaper import Shaper
@@ -31,11 +33,18 @@ class Host:
     folder: Path
     kernel: FakeKernel = field(default_factory=lambda: FakeKernel(("eth0", "spare0")))
 
+    now_s: float = 0.0
+
     def __post_init__(self) -> None:
         self.journal = Journal(self.folder)
         self.plant = Plant(Shaper(self.kernel, self.journal), log=open_log(), clock=lambda: 0.0)
         self.roster = Roster(
-            self.plant, kernel=self.kernel, journal=self.journal, links=Links(), log=open_log(), clock=lambda: 0.0
+            self.plant,
+            kernel=self.kernel,
+            journal=self.journal,
+            links=Links(),
+            log=open_log(),
+            clock=lambda: self.now_s,
         )
         self.allocation = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
         self.roster.attach_all(self.allocation, policy=POLICY, class_cgroups=())
@@ -85,6 +94,20 @@ def test_events_concern_what_is_held_and_what_is_waited_for_alone(host: Host) ->
     assert host.roster.concerned(Heard(names=frozenset({"eth1"})), POLICY)
     assert host.roster.concerned(Heard(lost=True), POLICY)
     assert not host.roster.concerned(Heard(frozenset({numbers["spare0"]}), frozenset({"spare0"})), POLICY)
+
+
+def test_links_that_the_kernel_does_not_list_are_looked_at_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> dict[str, int]:
+        raise KernelRejectedError("list links", errno_value=errno.ENOBUFS, detail="No buffer space available")
+
+    host.kernel.rename("eth0", "eth1")
+    with monkeypatch.context() as patch:
+        patch.setattr(host.kernel, "numbers", refuse)
+        host.roster.follow(POLICY)
+        assert host.plant.names == {"eth0"}
+    host.now_s += LOOK_S
+    host.roster.apply(host.allocation, policy=POLICY, class_cgroups=())
+    assert host.plant.names == host.shaped() == {"eth1"}
 
 
 def test_one_that_is_replaced_while_others_are_looked_at_is_found_at_the_next_look(

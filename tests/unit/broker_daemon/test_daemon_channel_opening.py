@@ -1,0 +1,72 @@
+"""When the way to other brokers is tried, and what is said of a certificate that ends soon."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from broker.daemon.channel_opening import RETRY_S, WARN_DAYS, ChannelOpening
+from broker.daemon.log import open_log
+from broker.peers.channel import PeerChannel
+from broker.policy import PeersPolicy
+from transport.identity import ca_init, ca_issue
+
+DAY = datetime.timedelta(days=1)
+
+
+class Trying:
+    """An opening with a clock and a calendar of its own, and a channel that needs no socket."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.now_s, self.patience = folder, 0.0, 0
+        self.today = datetime.datetime.now(datetime.UTC).date()
+        self.channel = cast("PeerChannel", object())
+        monkeypatch.setattr("broker.peers.channel.PeerChannel", lambda *_, **__: self.channel)
+        self.opening = ChannelOpening(
+            PeersPolicy("[::]:4710", str(folder / "ca/ca.crt"), str(folder / "host.crt"), str(folder / "host.key")),
+            patience=self._wait,
+            wake=lambda: None,
+            log=open_log(),
+            clock=lambda: self.now_s,
+            mark=lambda _: None,
+            today=lambda: self.today,
+        )
+
+    def issue(self) -> None:
+        ca_init(self.folder / "ca")
+        ca_issue(self.folder / "ca", "host", role="broker", out=self.folder)
+
+    def codes(self) -> list[str]:
+        return [alarm.code for alarm in self.opening.alarms()]
+
+    def _wait(self) -> None:
+        self.patience += 1
+
+
+@pytest.fixture
+def trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trying:
+    return Trying(tmp_path, monkeypatch)
+
+
+def test_what_fails_is_an_alarm_and_tried_again_a_minute_later(trying: Trying) -> None:
+    for trying.now_s in (0.0, 1.0, RETRY_S - 1):
+        assert trying.opening.look() is None
+        assert trying.codes() == ["peers-unavailable"]
+    assert trying.patience == 1
+    trying.issue()
+    trying.now_s = RETRY_S
+    assert trying.opening.look() is trying.channel
+    assert (trying.codes(), trying.patience) == ([], 2)
+
+
+def test_a_certificate_that_ends_soon_is_said_a_month_ahead(trying: Trying) -> None:
+    trying.issue()
+    assert trying.opening.look() is trying.channel
+    while not trying.codes():
+        trying.today += DAY
+    (alarm,) = trying.opening.alarms()
+    assert (alarm.code, str(trying.folder / "host.crt") in alarm.text) == ("certificate-expires", True)
+    assert str(trying.today + WARN_DAYS * DAY) in alarm.text
