@@ -444,7 +444,7 @@ class Daemon:
         )
         classified = self._plant.classify()
         if self._earlier is not None:
-            self._earlier.look(self._rules, classified=classified, now_s=now_s)
+            self._earlier.look(self._rules, classified=classified, now_s=now_s, urgent=fresh_s > 0.0)
         self._hub.answer(decision.credits, self._sessions.sessions)
         living = self._sessions.sessions.values()
         self._rates.tell(decision.allocation, living, interface_of=self._interface_of, now_s=now_s)

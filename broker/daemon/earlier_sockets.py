@@ -7,7 +7,8 @@ no class of ours, takes a duplicate of it and marks it. A listener gets the rule
 from then on is classified by the kernel. Codepoints stay as they are: other than a passed socket, nobody asked for one.
 
 A sweep goes in slices, at once when the rules or their cgroups have changed, and every `SWEEP_S` for those that slipped
-through or took their class away (IP_TOS does). What cannot be reached is counted and said once.
+through or took their class away (IP_TOS does). One that is under way ends first, and `HURRY_SHARE` bounds them all: a
+service that crashes again and again has another cgroup each time. What cannot be reached is counted and said once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from shaping.sockets import priority_of
 
 SWEEP_S = 5.0
 SHARE, SLICE_S = 0.002, 0.003
-HURRY_SLICE_S = 0.02
+HURRY_SHARE, HURRY_SLICE_S = 0.02, 0.02
 """At the start and when rules change: a host with 10,000 descriptors is done within two ticks."""
 PENDING_MAX = 4096
 """Sockets of one sweep; the rest waits for the next."""
@@ -60,6 +62,7 @@ class EarlierSockets:
         mark: as `shaping.sockets.mark_socket`.
         remember: as `SocketClassifier.remember`.
         mark_minor: what `mark` is told for a target (`Shaper.mark_minor`).
+        cpu_clock: as of `Sliced`.
     """
 
     def __init__(
@@ -70,14 +73,14 @@ class EarlierSockets:
         remember: Callable[[socket.socket, Rule], bool],
         log: Log,
         mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._mount, self._mark, self._remember, self._log = mount, mark, remember, log
         self._mark_minor = mark_minor
         self._rules: tuple[Rule, ...] = ()
         self._places: tuple[int, ...] = ()
-        self._slow = Sliced(self._sweep, share=SHARE, interval_s_min=SWEEP_S, slice_s=SLICE_S)
-        self._fast = Sliced(self._sweep, share=1.0, interval_s_min=0.0, slice_s=HURRY_SLICE_S)
-        self._hurries = self._fresh = False
+        self._passes = Sliced(self._sweep, share=SHARE, interval_s_min=SWEEP_S, slice_s=SLICE_S, cpu_clock=cpu_clock)
+        self._changed = self._fresh = False  # since the last pass began; before the one that is under way
         self._filters = True
         self._unreached: dict[int, tuple[str, float]] = {}  # by cookie: why, and until when that is believed
         self._suspects: set[int] = set()
@@ -86,13 +89,16 @@ class EarlierSockets:
         self.marked = 0
         """Sockets that got their class so."""
 
-    def look(self, rules: Callable[[], Sequence[Rule]], *, classified: bool, now_s: float) -> None:
+    def look(
+        self, rules: Callable[[], Sequence[Rule]], *, classified: bool, now_s: float, urgent: bool = False
+    ) -> None:
         """Do a slice where one is due.
 
         Args:
             rules: gives all that are in force; those on ports and the like are left out.
             classified: the rules have been brought to their cgroups just now, so that no new socket is without its
                 class: time to see whether a rule, or its cgroup, is another than before.
+            urgent: somebody waits for this tick; a slice can wait for the next one.
         """
         self._now_s = now_s
         if classified:
@@ -100,15 +106,16 @@ class EarlierSockets:
             places = self._inodes(mine)
             if (mine, places) != (self._rules, self._places):
                 self._rules, self._places = mine, places
-                self._hurry()
+                self._changed = True
+        if urgent:
+            return
+        if self._changed:
+            self._passes.hasten(share=HURRY_SHARE)
         try:
-            if self._hurries:
-                self._hurries = not self._fast.go(now_s=now_s)
-            else:
-                self._slow.go(now_s=now_s)
+            self._passes.go(now_s=now_s, slice_s=HURRY_SLICE_S if self._changed or self._fresh else SLICE_S)
         except OSError as problem:
-            self._hurries = False
-            self._slow.wait(now_s + RETRY_S)
+            self._changed = self._fresh = False
+            self._passes.wait(now_s + RETRY_S)
             self._say(f"sockets from before the rules are not found: {problem}")
 
     def alarm(self) -> Alarm | None:
@@ -123,7 +130,9 @@ class EarlierSockets:
     # --- a sweep ---------------------------------------------------------------------------------------------------
 
     def _sweep(self) -> Iterator[None]:
-        fresh, self._fresh = self._fresh, False
+        """One pass. After a change listeners get their notes again."""
+        self._fresh, self._changed = self._changed, False
+        fresh = self._fresh
         groups: dict[int, Rule] = {}
         members: list[Path] = []
         for _ in self._find_groups(groups, members):
@@ -161,6 +170,7 @@ class EarlierSockets:
         failed.update((cookie, NOT_SEEN) for cookie in lost & known)
         self._suspects = lost - known  # they may just have been closed: told when the next sweep meets them again
         until_s = self._now_s + RETRY_S
+        self._fresh = False
         self._unreached = {**believed, **{cookie: (reason, until_s) for cookie, reason in failed.items()}}
         for reason in sorted(set(failed.values())):
             self._say(f"sockets from before their rule are in no class of it: {reason}")
@@ -231,12 +241,6 @@ class EarlierSockets:
                 self._mark(sock, minor=self._mark_minor(wanted.rule.target), dscp=None)
                 self.marked += 1
             return True
-
-    def _hurry(self) -> None:
-        """Rules or cgroups are new: begin anew, and give listeners their notes again."""
-        self._hurries = self._fresh = True
-        self._fast.wait(float("-inf"))
-        self._slow.wait(self._now_s + SWEEP_S)
 
     # --- small parts -----------------------------------------------------------------------------------------------
 

@@ -48,8 +48,13 @@ class Sliced:
         """Give up the pass under way; the next one begins no sooner."""
         self._pass, self._due_s = None, until_s
 
-    def go(self, *, now_s: float) -> bool:
-        """Do a slice, where one is due; True when a pass has ended with it. What the work raises ends its pass."""
+    def go(self, *, now_s: float, slice_s: float | None = None) -> bool:
+        """Do a slice, where one is due; True when a pass has ended with it. What the work raises ends its pass.
+
+        Args:
+            slice_s: another length for this one.
+        """
+        slice_s = self._slice_s if slice_s is None else slice_s
         if self._pass is None:
             if now_s < self._due_s:
                 return False
@@ -58,7 +63,7 @@ class Sliced:
         before_s = self._cpu_clock()
         try:
             for _ in self._pass:
-                if self._cpu_clock() - before_s >= self._slice_s:
+                if self._cpu_clock() - before_s >= slice_s:
                     return False
             self._pass = None
         except BaseException:

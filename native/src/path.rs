@@ -4,6 +4,10 @@
 //! its probes of the path's MTU among that, but does not ask before it sends one, and it has time for one just when
 //! nothing else may go. So the driver withholds probes until the address has answered; for the stack they are lost on the
 //! way, which is no sign of congestion, and it tries again.
+//!
+//! quinn tells how many answers came, not whether they answer what we asked. A peer could so vouch for an address that it
+//! forges, with an answer that it makes up. That takes a certificate and a whole handshake first, and wins a few probes,
+//! of a packet each: quinn itself goes on holding everything else to three times what came from there.
 
 use std::net::SocketAddr;
 
