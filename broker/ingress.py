@@ -56,7 +56,7 @@ HOLD_BITS_PER_S_MIN = 64_000
 UP_BAND, DOWN_BAND = 0.05, 0.02
 """Changes that are not worth a message: the headroom takes them."""
 BROKERLESS_S = 60.0
-"""An IFB stays for so long after storage came from a host without a broker: building one for each file costs more."""
+"""An IFB stays for so long after storage came that no broker holds back: building one for each file costs more."""
 
 
 @dataclass(frozen=True)

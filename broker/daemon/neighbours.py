@@ -13,7 +13,7 @@ from broker.daemon.arrivals import ArrivalBook
 from broker.daemon.flows import FlowTable
 from broker.daemon.status import HoldsInfo
 from broker.holds import HELD_CLASS, Lease
-from broker.model import Decision, SenderSample
+from broker.model import Alarm, Decision, SenderSample
 
 if TYPE_CHECKING:  # a QUIC stack is megabytes, and who names no [peers] needs none
     from broker.peers.channel import PeerChannel
@@ -87,6 +87,10 @@ class Neighbours:
         """Say what became of what was asked of us. After the kernel has it: who measures is not told too early."""
         if self._channel is not None:
             self._channel.answer(decision.verdicts)
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What is wrong with the way to the others."""
+        return self._channel.alarms() if self._channel is not None else ()
 
     def info(self, decision: Decision) -> HoldsInfo:
         """For the status."""
