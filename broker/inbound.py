@@ -36,6 +36,8 @@ FRESH_S = 0.02
 WINDOW_S_STALE = 0.2
 EXTRAPOLATED_S_MAX = 0.3
 FORGET_SENDER_S = 5.0
+REFUSED_S_MAX = 2.0
+"""A broker that has refused for longer than a lease lasts is as good as none."""
 SENDERS_MAX = 256
 OVER, GOES_ON = 0.97, 1.15
 """A burst whose last 3 % meet storage is hardly longer for it; one that brings 15 % more than usual was not over."""
@@ -167,9 +169,11 @@ def _take_senders(state: IngressState, samples: Sequence[SenderSample], *, now_s
             entry = replace(entry, last_bits_per_s=bits / elapsed_s, rate_bits_per_s=smooth, most_bits_per_s=most)
         if elapsed_s > 0:
             entry = replace(entry, received_bytes=sample.received_bytes, read_s=read_s)
-        if sample.broker == "no" and entry.rate_bits_per_s > 0:
+        refused_s = (now_s if entry.refused_s is None else entry.refused_s) if sample.refused else None
+        unheld = sample.broker == "no" or (refused_s is not None and now_s - refused_s > REFUSED_S_MAX)
+        if unheld and entry.rate_bits_per_s > 0:
             brokerless_s = now_s
-        known[sample.address] = replace(entry, seen_s=now_s)
+        known[sample.address] = replace(entry, seen_s=now_s, refused_s=refused_s)
     kept = sorted(
         (entry for entry in known.values() if now_s - entry.seen_s <= FORGET_SENDER_S),
         key=lambda entry: (-entry.rate_bits_per_s, entry.address),

@@ -1,8 +1,8 @@
 """The way in: how much storage may be sent towards us, by whom, and what to ask of their brokers.
 
 The queue in front of our link is not ours: it is in a switch or at the provider, it is first come, first served, and a
-storage host with a faster link fills it. Only the sender can hold storage back, so its broker is asked (`Hold`), and
-where there is none the kernel drops it here, on an IFB, when it has already taken its share of the link.
+storage host with a faster link fills it. Only the sender can hold storage back, so its broker is asked (`Hold`);
+where there is none, or it refuses, the kernel drops it here, on an IFB, when it has had its share of the link.
 
     nothing announced for 10 s      storage is free
     between bursts                  what others leave of 0.95 of the link: no queue stands there when a burst begins
@@ -56,7 +56,7 @@ HOLD_BITS_PER_S_MIN = 64_000
 UP_BAND, DOWN_BAND = 0.05, 0.02
 """Changes that are not worth a message: the headroom takes them."""
 BROKERLESS_S = 60.0
-"""An IFB stays for so long after storage came from a host without a broker: building one for each file costs more."""
+"""An IFB stays for so long after storage came that no broker holds back: building one for each file costs more."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ class SenderState:
     Fields: `received_bytes` and `read_s` its counter and when that was true; `last_bits_per_s` on the wire between the
     last two readings, `rate_bits_per_s` the same smoothed, `most_bits_per_s` the most of it lately;
     `allowed_bits_per_s` what it was held to last, 0 where it was not; `modest_s` for how long it has used clearly less
-    than that while it might have used it.
+    than that while it might have used it; `refused_s` since when its broker has refused to hold it, None where it does
+    not.
     """
 
     address: str
@@ -34,6 +35,7 @@ class SenderState:
     most_bits_per_s: float = 0.0
     allowed_bits_per_s: int = 0
     modest_s: float = 0.0
+    refused_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class IngressState:
     counts as nothing), `stored_bits` the part of storage in it; `window_s` and `window_bits` from where the rate beside
     storage is measured; `others_bits_per_s` what comes beside storage and bursts, `training_bits_per_s` what comes in a
     burst, None before it was measured; `training_s` when a burst was last announced; `brokerless_s` when storage last
-    came from a host without a broker; `allowance_bits_per_s` what storage may send towards us, 0 while nothing is held.
+    came from a host where no broker holds it back; `allowance_bits_per_s` what storage may send towards us, 0 while
+    nothing is held.
     """
 
     name: str

@@ -103,6 +103,10 @@ class Neighbours:
         if self._channel is not None:
             self._channel.answer(decision.verdicts)
 
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What is wrong with the way to the others."""
+        return self._channel.alarms() if self._channel is not None else ()
+
     def info(self, decision: Decision) -> HoldsInfo:
         """For the status."""
         if self._channel is None:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from broker.daemon.log import Log
 from broker.daemon.text import printable
 from broker.holds import Hold, Lease, Verdict
+from broker.model import Alarm
 from broker.peers import wire
 from broker.peers.addresses import is_askable, plain, plain_host
 from broker.peers.answers import Answers
@@ -38,6 +39,7 @@ from transport.wire.hello import HelloKey
 
 _OUR_MISTAKE = frozenset(wire.Refusal) - {wire.Refusal.STALE, wire.Refusal.FULL}
 """Refusals that do not go away by asking again."""
+_ENGINE_FAILED = "the engine failed; no other broker is reached until a restart"
 
 
 class PeerChannel:
@@ -118,14 +120,19 @@ class PeerChannel:
                 self._send(connection, answer, now_s)
 
     def brokers(self) -> Mapping[str, str]:
-        """Address to whether a broker answers there: "yes", "no" or "unknown"."""
+        """Address to whether a broker answers there: "yes", "no" or "unknown". Without an engine none does."""
         self._take()
-        return self._asking.brokers()
+        found = self._asking.brokers()
+        return dict.fromkeys(found, "no") if self._failed else found
 
     def held(self) -> Mapping[str, Verdict]:
         """Address to what the broker there said to our hold, as long as that is in force."""
         self._take()
         return self._asking.held(now_s=self._clock())
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """That nobody is reached any more."""
+        return (Alarm("peers-failed", "peers", _ENGINE_FAILED),) if self._failed else ()
 
     def status(self) -> tuple[PeerStatus, ...]:
         """The other brokers, sorted by address: connected ones, those that are wanted, and who was refused."""
@@ -297,7 +304,7 @@ class PeerChannel:
             self._close_idle(connection, now_s)
         if self._carrier.failed and not self._failed:
             self._failed = True
-            self._log.error("peers", error="the engine failed; no other broker is reached until a restart")
+            self._log.error("peers", error=_ENGINE_FAILED)
 
     def _has_moved(self, connection: Connection, measured: Mapping[int, ConnectionStatistics], now_s: float) -> bool:
         """Whether a peer's packets come from another address than the one that it asks for; that ends its leases."""

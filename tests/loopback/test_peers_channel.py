@@ -11,6 +11,7 @@ from patience import wait_until
 from peers_support import A_HOST, B_HOST, Broker, Cluster, Heard, free_port, until
 
 from broker.holds import Verdict
+from broker.peers.asking import SHORT_LIFE_S
 from broker.peers.channel import PeerChannel
 from broker.peers.connections import IDLE_S
 from broker.peers.listening import split_listen
@@ -193,6 +194,8 @@ def test_an_engine_that_fails_takes_nobody_down_with_it(both: tuple[Broker, Brok
     a, b = both
     a.hold(B_HOST)
     until(lambda: b.leases, a, b)
+    a.later_s = 2 * SHORT_LIFE_S  # it worked for a while: nothing speaks against that address
+    assert a.channel.alarms() == ()
     a.channel._carrier._engine.close()
     until(lambda: not b.leases and not a.connections(), a, b)
     assert [fields["error"][:17] for _, event, fields in a.log.lines if event == "peers" and "error" in fields] == [
@@ -200,6 +203,8 @@ def test_an_engine_that_fails_takes_nobody_down_with_it(both: tuple[Broker, Brok
     ]
     a.tick()
     assert a.channel.status()[0].address == B_HOST
+    assert a.channel.brokers() == {B_HOST: "no"}, "storage from there has to be held here"
+    assert [alarm.code for alarm in a.channel.alarms()] == ["peers-failed"]
 
 
 @over(EACH[0])

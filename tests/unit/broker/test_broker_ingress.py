@@ -191,6 +191,17 @@ def test_with_a_rate_the_kernel_holds_who_has_no_broker_for_a_minute_after_it_se
     assert not way_in(at(61.0, policy=POLICY, state=sends.state)).in_kernel
 
 
+def test_with_a_rate_the_kernel_holds_whose_broker_has_refused_for_two_seconds() -> None:
+    decision, shaped = Decision(State(), Allocation(())), []
+    for tick in range(40):
+        refuses = sender("10.0.0.3", tick * 100_000, refused=tick >= 10)
+        decision = at(tick / 10, refuses, burst=True, policy=POLICY, state=decision.state)
+        shaped.append(way_in(decision).in_kernel)
+    assert shaped == [False] * 31 + [True] * 9
+    assert list(held(decision)) == ["10.0.0.3"], "it is asked all the same"
+    assert "hold-refused" in {alarm.code for alarm in decision.alarms}
+
+
 def test_the_promises_that_senders_are_told_add_up_to_our_link() -> None:
     decision = at(0.0, sender("10.0.0.3"), sender("10.0.0.4"), sender("10.0.0.5"), burst=True)
     assert sum(hold.capacity_bits_per_s for hold in decision.holds) <= HELD_TO
