@@ -550,7 +550,6 @@ class Daemon:
                 *decided,
                 *self._plant.alarms(),
                 *self._ingress_plant.alarms(),
-                *self._neighbours.alarms(),
                 *(alarm for alarm in own if alarm is not None),
             ),
             holds=self._neighbours.info(decision),

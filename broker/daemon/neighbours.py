@@ -47,7 +47,8 @@ class Neighbours:
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong with the way to others."""
-        return self._opening.alarms() if self._opening is not None else ()
+        opening = self._opening.alarms() if self._opening is not None else ()
+        return (*opening, *(self._channel.alarms() if self._channel is not None else ()))
 
     @property
     def urgent(self) -> bool:
@@ -102,10 +103,6 @@ class Neighbours:
         """Say what became of what was asked of us. After the kernel has it: who measures is not told too early."""
         if self._channel is not None:
             self._channel.answer(decision.verdicts)
-
-    def alarms(self) -> tuple[Alarm, ...]:
-        """What is wrong with the way to the others."""
-        return self._channel.alarms() if self._channel is not None else ()
 
     def info(self, decision: Decision) -> HoldsInfo:
         """For the status."""
