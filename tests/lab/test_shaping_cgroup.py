@@ -181,7 +181,7 @@ def test_without_cap_bpf_the_rest_is_shaped_and_the_lack_is_told(bench: Bench, t
     )
     assert done.returncode == 0, done.stderr
     assert "Operation not permitted" in done.stdout
-    assert "filters: 10" in done.stdout  # eight of the port, and two that lead to the default leaf of storage
+    assert "filters: 9" in done.stdout  # eight of the port, and one that leads to the default leaf of storage
     assert "put back:" in done.stdout
     assert "htb" not in bench.root()
 
