@@ -51,7 +51,7 @@ test: check
 
 # Every test of engines and transport over the native engine too, and over the two mixed pairs; torch over native.
 test-native: setup
-	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback
+	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback tests/lab/test_transport_moves_between_links.py
 
 # Whatever reads a peer's bytes, for FUZZ_S seconds a target.
 fuzz: setup
