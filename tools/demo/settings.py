@@ -43,7 +43,7 @@ class Settings:
     settling_steps: int = 2
     half_seconds_max: float = 60.0
     warm_up_steps: int = 12
-    check_rounds: int = 4
+    check_rounds: int = 8
     check_steps: int = 12
     storage_alone_s: float = 8.0
     rsyncs: int = 1
