@@ -8,8 +8,8 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 
+from broker.allowance import Allowances
 from broker.daemon import cgroups
-from broker.daemon.allowance import UserAllowance
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
@@ -29,6 +29,8 @@ decided on at the next tick, like everything else."""
 DESTINATIONS_PER_S, DESTINATIONS_AT_ONCE = 2000.0, 4000.0
 """Destinations of one user's bursts and needs that are looked up: 16 ranks to 64 peers twice a second. Each may cost
 the kernel 40 microseconds."""
+USERS_MAX = 256
+"""Users whose allowances are remembered, the latest; there are not more sessions than that."""
 
 
 class SessionHub:
@@ -72,8 +74,10 @@ class SessionHub:
         self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
         self._waiting: list[tuple[str, Announce]] = []
-        self._soon = UserAllowance(per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE)
-        self._destinations = UserAllowance(per_s=DESTINATIONS_PER_S, at_once=DESTINATIONS_AT_ONCE)
+        self._soon = Allowances[int](per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE, remembered=USERS_MAX)
+        self._destinations = Allowances[int](
+            per_s=DESTINATIONS_PER_S, at_once=DESTINATIONS_AT_ONCE, remembered=USERS_MAX
+        )
 
     def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
         """Mark passed sockets: all of a message, or as many as the kernel takes before it refuses one."""

@@ -15,8 +15,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from broker.allowance import Allowance
 from broker.holds import LEASE_S_MAX, Hold, Verdict
-from broker.peers.allowance import Allowance
 from broker.peers.wire import LEASE_S_MIN, Answer, Ask, Refusal, Release
 
 WANTED_MAX = 64

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker.allowance import Allowance, Allowances
 from broker.holds import LEASE_S_MAX, Lease
-from broker.peers.allowance import Allowance
 from broker.peers.wire import Ask, Refusal, Release
 
 PEERS_MAX = 64
@@ -51,7 +51,7 @@ class LeaseBook:
 
     def __init__(self) -> None:
         self.changed = False
-        self._soon: dict[str, Allowance] = {}
+        self._soon = Allowances[str](per_s=SOON_PER_S, at_once=SOON_AT_ONCE, remembered=2 * PEERS_MAX)
         self._soon_of_all = Allowance(per_s=SOON_OF_ALL_PER_S, at_once=SOON_OF_ALL_AT_ONCE, now_s=0.0)
         self._runs: dict[tuple[str, str], _Run] = {}
         self._entries: dict[tuple[str, str, str], _Entry] = {}
@@ -121,11 +121,7 @@ class LeaseBook:
     def _note_change(self, peer: str, now_s: float) -> None:
         if self.changed:  # heard with what changed before it
             return
-        own = self._soon.pop(peer, None) or Allowance(per_s=SOON_PER_S, at_once=SOON_AT_ONCE, now_s=now_s)
-        self._soon[peer] = own
-        while len(self._soon) > 2 * PEERS_MAX:  # the latest
-            del self._soon[next(iter(self._soon))]
-        self.changed = own.take(now_s=now_s) and self._soon_of_all.take(now_s=now_s)
+        self.changed = self._soon.take(peer, now_s=now_s) and self._soon_of_all.take(now_s=now_s)
 
     def _is_next(self, peer: str, address: str, *, run: bytes, number: int) -> bool:
         known = self._runs.get((peer, address))

@@ -6,9 +6,10 @@ and us the few that are read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
-from broker.peers.allowance import Allowance
+from broker.allowance import Allowance
 
 AHEAD = 8
 MESSAGES_PER_S, MESSAGES_AT_ONCE = 50.0, 20.0
@@ -38,9 +39,9 @@ class Reading:
 
     def go_on(self, post: Callable[[str], int | None], *, now_s: float) -> None:
         """Post for as many messages as each peer may send now."""
-        posted = list(self._posts.values())
+        posted = Counter(self._posts.values())
         for peer, allowance in self._allowances.items():
-            for _ in range(AHEAD - posted.count(peer)):
+            for _ in range(AHEAD - posted[peer]):
                 if not allowance.take(now_s=now_s):
                     break
                 operation = post(peer)

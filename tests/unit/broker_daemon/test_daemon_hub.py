@@ -11,11 +11,10 @@ from typing import Any, cast
 import pytest
 
 from broker.daemon import cgroups
-from broker.daemon.allowance import USERS_MAX
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
-from broker.daemon.hub import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, SessionHub
+from broker.daemon.hub import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionHub
 from broker.daemon.job_book import JobBook
 from broker.daemon.log import open_log
 from broker.daemon.messages import Announce, AnnounceEnd, Connection, Declare, Enter, Register, Report

@@ -1,0 +1,44 @@
+"""How often something may happen: token buckets. No clock: times come in."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Allowance:
+    """`per_s` on average, `at_once` together after a pause."""
+
+    def __init__(self, *, per_s: float, at_once: float, now_s: float) -> None:
+        self._per_s, self._at_once = per_s, at_once
+        self._left, self._as_of_s = at_once, now_s
+
+    def take(self, *, count: int = 1, now_s: float) -> bool:
+        """Take so many, or none where fewer are left."""
+        self._left = min(self._at_once, self._left + max(0.0, now_s - self._as_of_s) * self._per_s)
+        self._as_of_s = now_s
+        if self._left < count:
+            return False
+        self._left -= count
+        return True
+
+
+class Allowances(Generic[Key]):
+    """An allowance for each of many: users, peers. Whose last use is longest ago is forgotten beyond `remembered`."""
+
+    def __init__(self, *, per_s: float, at_once: float, remembered: int) -> None:
+        self._per_s, self._at_once, self._remembered = per_s, at_once, remembered
+        self._each: dict[Key, Allowance] = {}
+
+    def __len__(self) -> int:
+        return len(self._each)
+
+    def take(self, key: Key, *, count: int = 1, now_s: float) -> bool:
+        """Take so many of one's own, or none where fewer are left."""
+        own = self._each.pop(key, None) or Allowance(per_s=self._per_s, at_once=self._at_once, now_s=now_s)
+        self._each[key] = own
+        while len(self._each) > self._remembered:
+            del self._each[next(iter(self._each))]
+        return own.take(count=count, now_s=now_s)
