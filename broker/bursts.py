@@ -8,8 +8,9 @@ on the side of training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from broker import credit, forecast, reasons
 from broker.model import Burst, Credit, InterfaceSample
@@ -28,6 +29,14 @@ UNKNOWN = -1
 """What the class had sent when a burst began, where no counter was fresh."""
 USERS_MAX = 256
 """Users whose allowance is remembered: as many as there may be sessions."""
+
+
+class _HasUser(Protocol):
+    @property
+    def uid(self) -> int: ...
+
+
+OfUser = TypeVar("OfUser", bound=_HasUser)
 
 
 @dataclass(frozen=True)
@@ -156,9 +165,9 @@ def start_s(credited_bytes: int, *, capacity_bits_per_s: int) -> float:
     return min(START_S, at_least_use_s) if at_least_use_s >= AGAIN_S_MIN else 0.0
 
 
-def destinations(sample: InterfaceSample | None) -> tuple[str, ...]:
+def destinations(sample: InterfaceSample) -> tuple[str, ...]:
     """Where the announced bursts of an interface go."""
-    return tuple(address for burst in (sample.bursts if sample else ()) for address, _ in burst.by_destination)
+    return tuple(address for burst in sample.bursts for address, _ in burst.by_destination)
 
 
 def credits(interface: str, state: InterfaceState, *, now_s: float) -> tuple[Credit, ...]:
@@ -170,6 +179,17 @@ def credits(interface: str, state: InterfaceState, *, now_s: float) -> tuple[Cre
         )
         for burst in state.bursts
     )  # fmt: skip
+
+
+def of_each_user(entries: Iterable[OfUser], *, each: int, most: int) -> list[OfUser]:
+    """The first `each` of every user, and `most` in all: nobody pushes out another's, however many he has."""
+    count: dict[int, int] = {}
+    found = []
+    for entry in entries:
+        count[entry.uid] = count.get(entry.uid, 0) + 1
+        if count[entry.uid] <= each:
+            found.append(entry)
+    return found[:most]
 
 
 def _why(burst: BurstState, jobs: Sequence[JobState], *, now_s: float) -> reasons.Reasoned:
@@ -185,13 +205,8 @@ def _why(burst: BurstState, jobs: Sequence[JobState], *, now_s: float) -> reason
 
 def _admitted(bursts: Sequence[Burst]) -> list[Burst]:
     """At most so many of each user, and in all, whatever is announced; in order of user, job and step."""
-    count: dict[int, int] = {}
-    admitted = []
-    for burst in sorted(bursts, key=lambda burst: (burst.uid, burst.job, burst.step)):
-        count[burst.uid] = count.get(burst.uid, 0) + 1
-        if count[burst.uid] <= BURSTS_PER_USER_MAX:
-            admitted.append(burst)
-    return admitted[:BURSTS_MAX]
+    ordered = sorted(bursts, key=lambda burst: (burst.uid, burst.job, burst.step))
+    return of_each_user(ordered, each=BURSTS_PER_USER_MAX, most=BURSTS_MAX)
 
 
 def _ended(job: JobState | None, burst: BurstState, *, sent_bytes: int | None, now_s: float) -> JobState:
@@ -217,10 +232,6 @@ def _unknown(burst: Burst, *, now_s: float) -> JobState:
 def _kept(jobs: Sequence[JobState]) -> tuple[JobState, ...]:
     """The latest jobs of each user; those that have lost their privilege count as seen until they have it back, or new
     names would wash them clean."""
-    count: dict[int, int] = {}
-    kept = []
-    for job in sorted(jobs, key=lambda job: (-max(job.barred_until_s, job.seen_s), job.uid, job.job)):
-        count[job.uid] = count.get(job.uid, 0) + 1
-        if count[job.uid] <= JOBS_PER_USER_MAX:
-            kept.append(job)
-    return tuple(sorted(kept[:JOBS_MAX], key=lambda job: (job.uid, job.job)))
+    latest = sorted(jobs, key=lambda job: (-max(job.barred_until_s, job.seen_s), job.uid, job.job))
+    kept = of_each_user(latest, each=JOBS_PER_USER_MAX, most=JOBS_MAX)
+    return tuple(sorted(kept, key=lambda job: (job.uid, job.job)))

@@ -61,8 +61,6 @@ DEAD_BAND = 0.02
 """Part of the capacity by which a class' figure has to move before the kernel is written to (control.md: 2 %)."""
 COUNTERS_STALE_S = 0.5
 """Five ticks without counters: throughput and backlog are not known any more."""
-SENDING_BITS_PER_S = 10_000
-"""Below this a class counts as idle: a few packets a second are keep-alives."""
 
 
 @dataclass(frozen=True)
@@ -153,13 +151,14 @@ def _interface(
     hours: tuple[Holding, ...],
 ) -> _Outcome:  # fmt: skip
     read = _Reading(now_s=now_s, state=state, sample=sample)
-    leased = held.leased(sample.leases if sample else ())
-    read.waits_elsewhere(held.waiting_bytes(sample.destinations if sample else (), leased))
+    seen = sample or InterfaceSample(interface.name)  # of one that is not there nothing was seen
+    leased = held.leased(seen.leases)
+    read.waits_elsewhere(held.waiting_bytes(seen.destinations, leased))
     estimate = capacity.estimate(
         now_s=now_s,
         state=state.capacity,
         base=capacity.base_rate(interface, sample),
-        flows=held.not_held(sample.flows if sample else (), leased),
+        flows=held.not_held(seen.flows, leased),
         counters=read.counters(),
     )
     rate = estimate.rate_bits_per_s
@@ -170,12 +169,12 @@ def _interface(
     holding_back = held.decide_held(
         now_s=now_s,
         states=state.held,
-        leases=sample.leases if sample else (),
-        samples=sample.destinations if sample and read.fresh else (),
+        leases=seen.leases,
+        samples=seen.destinations if read.fresh else (),
         read_s=read.counters_s,
         delivered_bits_per_s=held.delivered(
-            sample.flows if sample else (),
-            sample.leases if sample else (),
+            seen.flows,
+            seen.leases,
             state.capacity.signals if state.capacity else None,
             now_s=now_s,
         ),
@@ -184,10 +183,10 @@ def _interface(
     )
     classes, wants = [], []
     state, active = bursts.follow(
-        state, sample.bursts if sample else (), sent_bytes=read.sent_bytes("compute") if read.fresh else None,
+        state, seen.bursts, sent_bytes=read.sent_bytes("compute") if read.fresh else None,
         capacity_bits_per_s=rate, now_s=now_s,
     )  # fmt: skip
-    risks, declared = needs.follow(state.risks, sample.needs if sample else (), now_s=now_s)
+    risks, declared = needs.follow(state.risks, seen.needs, now_s=now_s)
     promised = {entry.name: promises(entry, rate) for entry in now.classes}
     kept = infeasible.kept(promised, capacity_bits_per_s=rate)
     for entry in now.classes:
@@ -201,9 +200,7 @@ def _interface(
         wants.append(need)
     used = next((entry.throughput_bits_per_s for entry in classes if entry.name == "compute"), None)
     holding = bursts.using(active, throughput_bits_per_s=used, capacity_bits_per_s=rate)
-    lead_s = forecast.lead_s(
-        sample.flows if sample else (), destinations=bursts.destinations(sample), excess_s=estimate.excess_s
-    )
+    lead_s = forecast.lead_s(seen.flows, destinations=bursts.destinations(seen), excess_s=estimate.excess_s)
     ahead = forecast.due(state.jobs, lead_s=lead_s, now_s=now_s)
     plans = plan(wants, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=(*holding, *ahead))
     plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
@@ -216,7 +213,7 @@ def _interface(
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(AppliedState(entry.name, entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in plans),
-        job_uses=jobs.follow(state.job_uses, sample.jobs if sample else (), elapsed_s=read.elapsed_s, now_s=now_s),
+        job_uses=jobs.follow(state.job_uses, seen.jobs, elapsed_s=read.elapsed_s, now_s=now_s),
         presence=people,
         held=holding_back.states,
     )
@@ -328,7 +325,7 @@ class _Reading:
             policy=entry,
             demand_bits_per_s=wants,
             waiting=waiting,
-            sending=(observed.throughput_bits_per_s or 0.0) >= SENDING_BITS_PER_S,
+            sending=(observed.throughput_bits_per_s or 0.0) >= demand.SENDING_BITS_PER_S,
             repay_bits_per_s=guarantee.repay_rate_bits_per_s(
                 observed, guarantee_bits_per_s=guarantee_bits_per_s, window_s=entry.guarantee_window_s
             ),

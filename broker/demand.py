@@ -21,6 +21,8 @@ USAGE_HEADROOM = 1.1
 """Room to grow within one window (the usual figure of usage-based allocators): 1.1 doubles in seven windows."""
 BACKLOG_BYTES_MIN = 3028
 """Two full frames: one packet on its way through the queue at the instant of reading is not a backlog."""
+SENDING_BITS_PER_S = 10_000
+"""Below this a class, a job or a connection counts as idle: a few packets a second are keep-alives."""
 THROUGHPUT_SMOOTHING_S = 0.5
 """Time constant of the throughput that people see: ticks alone show the tick's own grain."""
 

@@ -18,8 +18,13 @@ of a second: there it is 0.86.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
+from broker.ingress_state import Account
 from broker.state import ClassState
+
+Owed = TypeVar("Owed", ClassState, Account)
+"""Who is promised something over a window: a class, or what goes one way or to one destination."""
 
 PARTS = 12
 AT_RISK = 0.02
@@ -28,13 +33,13 @@ PROMISE_MARGIN = 1.03
 
 
 def account(
-    state: ClassState, *, received_bits: float, guarantee_bits_per_s: int, window_s: float, elapsed_s: float,
+    state: Owed, *, received_bits: float, guarantee_bits_per_s: int, window_s: float, elapsed_s: float,
     waiting: bool, now_s: float,
-) -> ClassState:  # fmt: skip
+) -> Owed:  # fmt: skip
     """Book one tick: what was promised against what came.
 
     Args:
-        state: the class so far.
+        state: its account so far.
         received_bits: what it sent since the last tick.
         guarantee_bits_per_s: its guarantee at today's capacity.
         window_s: over which the guarantee is kept.
@@ -42,7 +47,8 @@ def account(
         waiting: whether it had a backlog, so that the promise counts.
         now_s: the tick's time.
     """
-    parts, end_s = state.owed_bits or (0.0,), state.owed_end_s
+    parts: tuple[float, ...] = state.owed_bits or (0.0,)
+    end_s = state.owed_end_s
     if now_s >= end_s:
         parts, end_s = (0.0, *parts[: PARTS - 1]), now_s + window_s / PARTS
     promised = PROMISE_MARGIN * guarantee_bits_per_s * elapsed_s
@@ -54,12 +60,12 @@ def account(
     return replace(state, owed_bits=parts, owed_end_s=end_s, repaying=repaying)
 
 
-def owed_bits(state: ClassState) -> float:
-    """What the class is owed over its window; negative when it got more than its promise."""
+def owed_bits(state: ClassState | Account) -> float:
+    """What it is owed over its window; negative when it got more than its promise."""
     return sum(state.owed_bits)
 
 
-def repay_rate_bits_per_s(state: ClassState, *, guarantee_bits_per_s: int, window_s: float) -> int:
+def repay_rate_bits_per_s(state: ClassState | Account, *, guarantee_bits_per_s: int, window_s: float) -> int:
     """The HTB rate that keeps the guarantee: zero while nothing is at risk."""
     if not state.repaying:
         return 0

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker import ingress_reasons, lending, reasons, signals
+from broker import guarantee, ingress_reasons, reasons, signals
 from broker.demand import BACKLOG_BYTES_MIN
 from broker.holds import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
 from broker.ingress_state import HeldState
@@ -185,8 +185,8 @@ def _count(
     if lease is None:
         return entry
     promise = promises(storage, _link(entry, lease, capacity_bits_per_s)).guarantee
-    account = lending.book(
-        entry.account, given_bits=sent_bits, promise_bits_per_s=promise, window_s=storage.guarantee_window_s,
+    account = guarantee.account(
+        entry.account, received_bits=sent_bits, guarantee_bits_per_s=promise, window_s=storage.guarantee_window_s,
         elapsed_s=elapsed_s, waiting=sample.backlog_bytes >= BACKLOG_BYTES_MIN, now_s=read_s,
     )  # fmt: skip
     return replace(entry, account=account)
@@ -203,7 +203,7 @@ def _rate(
     window_s = storage.guarantee_window_s
     floor = max(own.floor, RATE_BITS_PER_S_MIN)
     asked = lease.rate_bits_per_s
-    due = lending.due_bits_per_s(entry.account, promise_bits_per_s=own.guarantee, window_s=window_s)
+    due = guarantee.repay_rate_bits_per_s(entry.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
     why: reasons.Reasoned
     if due > max(asked, floor):
         rate, why = due, ingress_reasons.HoldRaised(lease.peer, asked, own.guarantee, window_s)

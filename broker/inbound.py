@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from broker.bursts import BURSTS_MAX, JOBS_MAX, JOBS_PER_USER_MAX, USED_MIN
+from broker.bursts import BURSTS_MAX, JOBS_MAX, JOBS_PER_USER_MAX, USED_MIN, of_each_user
 from broker.ingress_state import InboundBurstState, InboundJobState, IngressState, SenderState
 from broker.model import Burst, SenderSample
 from broker.plan import LENDER
@@ -289,10 +289,6 @@ def _job(state: IngressState, uid: int, name: str) -> InboundJobState | None:
 
 def _kept(jobs: Iterable[InboundJobState]) -> tuple[InboundJobState, ...]:
     """The latest jobs of each user, so that nobody pushes out another's."""
-    count: dict[int, int] = {}
-    kept = []
-    for job in sorted(jobs, key=lambda job: (-job.seen_s, job.uid, job.job)):
-        count[job.uid] = count.get(job.uid, 0) + 1
-        if count[job.uid] <= JOBS_PER_USER_MAX:
-            kept.append(job)
-    return tuple(sorted(kept[:JOBS_MAX], key=lambda job: (job.uid, job.job)))
+    latest = sorted(jobs, key=lambda job: (-job.seen_s, job.uid, job.job))
+    kept = of_each_user(latest, each=JOBS_PER_USER_MAX, most=JOBS_MAX)
+    return tuple(sorted(kept, key=lambda job: (job.uid, job.job)))

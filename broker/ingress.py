@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker import inbound, ingress_reasons, lending, reasons
+from broker import guarantee, inbound, ingress_reasons, reasons
 from broker.allocate import Claim, allocate
 from broker.bursts import START_S, start_s
 from broker.capacity import BASE_BITS_PER_S_MIN
@@ -97,15 +97,15 @@ def decide_ingress(
     limited = any(_limited(entry) for entry in state.senders)
     state = replace(
         state,
-        account=lending.book(
-            state.account, given_bits=state.stored_bits - before.stored_bits, promise_bits_per_s=own.guarantee,
+        account=guarantee.account(
+            state.account, received_bits=state.stored_bits - before.stored_bits, guarantee_bits_per_s=own.guarantee,
             window_s=window_s, elapsed_s=elapsed_s, waiting=limited, now_s=now_s,
         ),
         senders=tuple(_judged(entry, before.allowance_bits_per_s > own.floor, elapsed_s) for entry in state.senders),
     )  # fmt: skip
     told = {entry.address: entry for entry in senders if entry.traffic_class == LENDER}
     lead_s = min(ROUND_TRIP_S_MAX, max((entry.rtt_s or 0.0 for entry in told.values()), default=0.0)) + DRAIN_S
-    owed = lending.due_bits_per_s(state.account, promise_bits_per_s=own.guarantee, window_s=window_s)
+    owed = guarantee.repay_rate_bits_per_s(state.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
     allowance, why = _allowance(state, own, rate, owed=owed, window_s=window_s, lead_s=lead_s, now_s=now_s)
     if source == "fallback":
         allowance, why = None, ingress_reasons.IngressUnknown()

@@ -47,8 +47,6 @@ LEAVES_PART, PROMISED_PART = 0.88, 0.98
 state and programs that name no job; what those do not use is lent back."""
 NEW_S = demand.USAGE_SLOTS * demand.USAGE_SLOT_S
 """A job that has sent for less time than its use is remembered wants as much as it can get, for all that is known."""
-SENDING_BITS_PER_S = 10_000
-"""As of a class: a few packets a second are keep-alives."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def _counter(sample: JobSample) -> int:
 
 
 def _sends(sample: JobSample, use: ClassState) -> bool:
-    return sample.sends or (use.throughput_bits_per_s or 0.0) >= SENDING_BITS_PER_S
+    return sample.sends or (use.throughput_bits_per_s or 0.0) >= demand.SENDING_BITS_PER_S
 
 
 def _known(
@@ -220,7 +218,7 @@ def _claim(one: _Known, demand_bits_per_s: int) -> Claim:
 
 
 def _counts(one: _Known) -> bool:
-    return one.sends or one.demand_bits_per_s >= SENDING_BITS_PER_S
+    return one.sends or one.demand_bits_per_s >= demand.SENDING_BITS_PER_S
 
 
 def _reason(
@@ -271,7 +269,7 @@ def _flows(
 
 def _flow_wants(flow: FlowSample, sent: Mapping[str, float], share_bits_per_s: int) -> int:
     throughput = sent.get(flow.key, 0.0)
-    if throughput < SENDING_BITS_PER_S:
+    if throughput < demand.SENDING_BITS_PER_S:
         return 0
     return int(demand.USAGE_HEADROOM * throughput) if flow.application_limited else share_bits_per_s
 
