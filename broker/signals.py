@@ -47,6 +47,8 @@ GAPS_S = 10.0
 """A step is shorter than this where steps matter."""
 PRESSED_S = 0.5
 """Two reports and a half: whether somebody wants more than the network takes."""
+PROBE = "probe"
+"""The source of samples that were asked for: each answer is a new round trip, however small."""
 PROGRESS_BYTES = 3_000
 """Acknowledged since the last sample for its round trip to be a new one: two packets."""
 QUEUE_TRUSTED_S = 0.12
@@ -336,7 +338,7 @@ def _queue_s(backlog_bytes: int, rate_bits_per_s: float) -> float:
 
 def _chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
     fresh = [flow for flow in flows if flow.age_s < FLOW_STALE_S and flow.delivered_bytes is not None]
-    fresh.sort(key=lambda flow: (-(flow.delivered_bytes or 0), flow.key))
+    fresh.sort(key=lambda flow: (flow.source != PROBE, -(flow.delivered_bytes or 0), flow.key))
     return sorted(fresh[:FLOWS_MAX], key=lambda flow: flow.key)
 
 
@@ -354,7 +356,9 @@ def _flow(
         old = []  # the counters began anew: another connection under the same name
     after = replace(before, points=(*old[-12:], point))
     rtt_s = _rtt_s(sample)
-    progress = bool(before.points) and delivered - before.points[-1][1] >= PROGRESS_BYTES
+    progress = bool(before.points) and delivered - before.points[-1][1] >= (
+        1 if sample.source == PROBE else PROGRESS_BYTES
+    )
     if rtt_s is None or not (progress or before.baseline_s is None):
         return after, None
     index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1

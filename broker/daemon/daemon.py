@@ -9,7 +9,6 @@ called from a signal handler or another thread; they only set a flag and wake th
 
 from __future__ import annotations
 
-import functools
 import os
 import resource
 import selectors
@@ -44,6 +43,7 @@ from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
 from broker.daemon.origins import Origins
 from broker.daemon.plant import Plant
+from broker.daemon.probes import Probes
 from broker.daemon.rates import RateBook
 from broker.daemon.recorder import Recorder
 from broker.daemon.reloads import Reloads
@@ -222,6 +222,7 @@ class Daemon:
             rebuild=self._options.rebuild,
         )
         self._ingress_plant = IngressPlant(shaper, log=self._log, clock=self._clock)
+        self._probes = Probes(mark=self._mark_control, log=self._log, clock=self._clock)
         self._roster = Roster(
             self._plant,
             kernel=self._kernel,
@@ -254,6 +255,7 @@ class Daemon:
             self._netlink.close()
             self._link_events.close()
             self._received.close()
+            self._probes.close()
             self._leave_neighbours()
         self._log.info("stopped", ticks=self._ticks)
         if problems:
@@ -424,6 +426,7 @@ class Daemon:
         if self._matching.policy is not self._policy:
             self._matching = Matching(self._policy)
         self._tcp_watch.look(self._flows, matching=self._matching, now_s=started_s)
+        self._probes.go(self._policy.probe, interface_of=self._interface_of, now_s=started_s)
         measurements = self._measure(fresh_s=fresh_s)
         now_s, before = self._clock(), self._state
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=self._policy)
@@ -461,6 +464,7 @@ class Daemon:
     def _measure(self, *, fresh_s: float) -> Measurements:
         now_s = self._clock()
         flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
+        probes = self._probes.samples(now_s=now_s)
         bursts = self._bursts.current(now_s=now_s)
         needs = self._needs.current(now_s=now_s)
         received = self._received.bytes_by_interface()
@@ -476,7 +480,7 @@ class Daemon:
                         link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
                         counters_age_s=age_s,
                         classes=samples,
-                        flows=flows.get(entry.name, ()),
+                        flows=(*probes.get(entry.name, ()), *flows.get(entry.name, ())),
                         bursts=bursts.get(entry.name, ()),
                         needs=(*needs.get(entry.name, ()), *needs.get(EVERYWHERE, ())),
                         received_bytes=received.get(entry.name),
@@ -511,6 +515,7 @@ class Daemon:
             earlier,
             *self._roster.alarms(),
             *self._neighbours.alarms(),
+            *self._probes.alarms(),
             *guard,
         )
         refused = {
@@ -567,8 +572,11 @@ class Daemon:
             wake=self._wake.set,
             log=self._log,
             clock=self._clock,
-            mark=functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"]),
+            mark=self._mark_control,
         )
+
+    def _mark_control(self, own: socket.socket) -> None:
+        self._mark(own, minor=self._plant.mark_minor("control"), dscp=DSCP["control"])
 
     def _shaping(self) -> str:
         return f"shaping {', '.join(sorted(self._plant.names))}"
