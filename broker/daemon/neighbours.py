@@ -26,19 +26,20 @@ MEASURE_S = 1.0
 
 
 class Neighbours:
-    """For the loop's thread.
+    """For the loop's thread. Until `meet` nobody is asked, and nobody asks."""
 
-    Args:
-        opening: opens the channel, which `close` closes; None where nobody is to be asked.
-    """
-
-    def __init__(self, opening: ChannelOpening | None) -> None:
-        self._opening = opening
+    def __init__(self) -> None:
+        self._opening: ChannelOpening | None = None
         self._channel: PeerChannel | None = None
         self._arrivals = ArrivalBook()
         self._leases: tuple[Lease, ...] = ()
         self._rtt_s: dict[str, float] = {}
         self._measured_s = float("-inf")
+
+    def meet(self, opening: ChannelOpening) -> None:
+        """Have a channel opened, which `close` closes."""
+        self._opening = opening
+        self.look()
 
     def look(self) -> None:
         """Open the channel, where there is to be one and there is none yet. For every tick."""
