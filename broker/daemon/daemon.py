@@ -42,6 +42,7 @@ from broker.daemon.needs import NeedBook
 from broker.daemon.neighbours import Neighbours
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
+from broker.daemon.own_certificate import OwnCertificate
 from broker.daemon.own_cgroups import OwnCgroups
 from broker.daemon.plant import Plant
 from broker.daemon.publishing import Publishing
@@ -91,6 +92,7 @@ class Daemon:
         mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
         namespace: the file that is locked against a second broker; another one beside a kernel in memory.
         guardian: keeps a guard that opens the ceilings when we die; None beside a kernel in memory.
+        precede: lets the loop and the channel go before other programs (`precedence.take`), or says why it cannot.
     """
 
     def __init__(
@@ -105,8 +107,9 @@ class Daemon:
         mark: Callable[..., None] = mark_socket,
         namespace: str = NAMESPACE,
         guardian: Guardian | None = None,
+        precede: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._guardian = guardian
+        self._guardian, self._precede = guardian, precede
         self._mark, self._namespace = mark, namespace
         self._options, self._kernel, self._classifier = options, kernel, classifier
         self._log, self._clock = log, clock
@@ -181,8 +184,11 @@ class Daemon:
                 if self._guardian is not None:
                     self._guardian.start(journal, lock=namespace)
                 self._begin()
+                refused = self._precede()
+                if refused is not None:
+                    self._log.warning("precedence", note=f"holds come late while the processors are busy: {refused}")
                 if self._policy.peers is not None:
-                    self._neighbours.meet(self._channel_opening(self._policy.peers))
+                    self._meet_neighbours(self._policy.peers)
                 self._configurations.started()
                 self._serve()
             served = True
@@ -328,7 +334,7 @@ class Daemon:
             mark=self._mark,
             authority=lambda: self._authority,
             reclassify=lambda: self._plant.classify(at_once=True),
-            settle=lambda: self._tick(urgent=True),
+            settle=lambda: self._tick(between=True),
             log=self._log,
             mark_minor=self._plant.mark_minor,
         )
@@ -346,7 +352,7 @@ class Daemon:
         try:
             self._beat()
             self._rhythm = Rhythm(tick_s=daemon.tick_s, now_s=self._clock())
-            self._tick(urgent=False)
+            self._tick(between=False)
             api = HttpApi(
                 path=daemon.api_socket,
                 snapshot=lambda: self._snapshot,
@@ -371,9 +377,10 @@ class Daemon:
                 key.data()  # one whose session an earlier one of this round has ended does nothing
             self._reloads.heed()
             now_s = self._clock()
-            moment = self._rhythm.moment(self._occasions(), now_s=now_s)
+            occasions = self._occasions()
+            moment = self._rhythm.moment(occasions, now_s=now_s)
             if moment is not None:
-                self._decide_at(moment, now_s)
+                self._decide_at(moment, now_s, asked=occasions.asked and not occasions.announced)
             if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
                 watchdog_s = now_s
                 self._notifier.watchdog()
@@ -386,15 +393,15 @@ class Daemon:
             again_s=self._deciding.again_s,
         )
 
-    def _decide_at(self, moment: Moment, now_s: float) -> None:
+    def _decide_at(self, moment: Moment, now_s: float, *, asked: bool) -> None:
         if moment is Moment.LINKS:
             self._links_changed = False
             self._routes.forget()
             self._roster.follow(self._policy)
         elif moment is Moment.TICK:
             self._sessions.housekeeping()
-            self._neighbours.look()
-        self._tick(urgent=moment is Moment.SOON)
+            self._neighbours.look(now_s=now_s)
+        self._tick(between=moment is Moment.SOON, asked=asked)
         self._rhythm.decided(moment, began_s=now_s, ended_s=self._clock(), tick_s=self._policy.daemon.tick_s)
 
     def _put_in_force(self, policy: Policy, *, whatever: bool = False) -> None:
@@ -402,7 +409,8 @@ class Daemon:
         self._beat(busy=True)
         old, self._policy = self._policy, policy
         if (policy.daemon, policy.peers) != (old.daemon, old.peers):
-            self._log.warning("reload", note="changes of [daemon] and [peers] need a restart")
+            note = "changes of [daemon] and [peers] need a restart; files that [peers] names are read again without one"
+            self._log.warning("reload", note=note)
         try:
             self._attach_all()
         except (HiveError, OSError, ValueError) as problem:
@@ -412,6 +420,7 @@ class Daemon:
                 raise
             self._log.error("configuration", error=str(problem))  # the ticks try again
         self._roster.keep(policy)
+        self._neighbours.renew(now_s=self._clock(), at_once=True)
         self._authority = Authority.of(policy)
         self._sessions.authority = self._authority
 
@@ -427,9 +436,9 @@ class Daemon:
 
     # --- the tick ------------------------------------------------------------------------------------------------
 
-    def _tick(self, *, urgent: bool) -> None:
+    def _tick(self, *, between: bool, asked: bool = False) -> None:
         started_s = self._clock()
-        made = self._deciding.decide(self._policy, urgent=urgent)
+        made = self._deciding.decide(self._policy, between=between, asked=asked)
         decision = made.decision
         self._hub.answer(decision.credits, self._sessions.sessions)
         living = self._sessions.sessions.values()
@@ -456,15 +465,18 @@ class Daemon:
 
     # --- small parts ---------------------------------------------------------------------------------------------
 
-    def _channel_opening(self, peers: PeersPolicy) -> ChannelOpening:
-        return ChannelOpening(
+    def _meet_neighbours(self, peers: PeersPolicy) -> None:
+        certificate = OwnCertificate(peers, log=self._log)
+        opening = ChannelOpening(
             peers,
+            certificate=certificate,
             patience=lambda: self._beat(busy=True),
             wake=self._wake.set,
             log=self._log,
             clock=self._clock,
             mark=functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"]),
         )
+        self._neighbours.meet(opening, certificate, now_s=self._clock())
 
     def _shaping(self) -> str:
         return f"shaping {', '.join(sorted(self._plant.names))}"

@@ -1,4 +1,11 @@
-"""One decision and its application: measure, decide, ask other brokers, write to the kernel."""
+"""One decision and its application: measure, decide, ask other brokers, write to the kernel.
+
+    tick, announcement    look at TCP -> measure -> decide -> ask others -> egress -> answer others -> ingress
+    another one asks      measure -> decide -> ask others -> egress -> answer others -> ingress -> look at TCP
+
+Who sends to us, and how much came before a burst, is asked of TCP (half a millisecond with few connections, up to three
+with many). What another broker's lease gets does not depend on that, so it does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +80,16 @@ class Deciding:
         decision = decide(now_s=self._clock(), state=self._state, measurements=measurements, policy=policy)
         self._roster.attach_all(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)
 
-    def decide(self, policy: Policy, *, urgent: bool) -> Decided:
-        """Decide, and bring it about. `urgent`: between two ticks."""
-        self._look_at_tcp(policy)
-        measurements = self._measuring.measure(policy, fresh_s=COUNTERS_FRESH_S if urgent else 0.0)
+    def decide(self, policy: Policy, *, between: bool, asked: bool) -> Decided:
+        """Decide, and bring it about.
+
+        Args:
+            between: between two ticks, where counters of a moment ago will do.
+            asked: because of another broker alone.
+        """
+        if not asked:
+            self._look_at_tcp(policy)
+        measurements = self._measuring.measure(policy, fresh_s=COUNTERS_FRESH_S if between else 0.0)
         now_s, before = self._clock(), self._state
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=policy)
         self._state = decision.state
@@ -97,8 +110,10 @@ class Deciding:
                 lambda: rules_of(policy, class_cgroups=self._own_cgroups.paths),
                 classified=classified,
                 now_s=now_s,
-                urgent=urgent,
+                urgent=between,
             )
+        if asked:
+            self._look_at_tcp(policy)
         return Decided(now_s, before, measurements, decision)
 
     def _look_at_tcp(self, policy: Policy) -> None:
