@@ -160,7 +160,7 @@ class Probes:
             self.close()
             text = (
                 f"no socket for ICMP echoes: {problem}; set net.ipv4.ping_group_range to hold the daemon's group "
-                "(systemd/hive-qos-sysctl.conf does), or give it CAP_NET_RAW; tried again every minute"
+                "(hive-qos-sysctl.conf has the line), or give it CAP_NET_RAW; tried again every minute"
             )
             if text != self._problem:
                 self._log.error("probes", error=text)
