@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use super::*;
+use crate::buffers::Posted;
+use crate::wire::Key;
 
 const STORE: u64 = 1 << 20;
 const WINDOW: u64 = 1 << 16;
