@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
+use super::slot::OVERHEAD_BYTES;
 use super::*;
-use crate::buffers::Posted;
 use crate::wire::Key;
 
 const STORE: u64 = 1 << 20;

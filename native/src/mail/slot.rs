@@ -8,7 +8,7 @@ use crate::buffers::Destination;
 use crate::wire::{Code, Header};
 
 /// Charged for every waiting message, so that a million empty ones cannot fill the memory.
-const OVERHEAD_BYTES: u64 = 2048;
+pub(super) const OVERHEAD_BYTES: u64 = 2048;
 
 /// The connection that a message comes over, as far as the mail needs it.
 pub trait Channel: Send + Sync {
