@@ -592,10 +592,6 @@ async fn tick(engine: Arc<Engine>) {
             }
         }
         *locked(&engine.snapshot) = Arc::new(snapshot);
-        let endpoints: Vec<Arc<Served>> = locked(&engine.endpoints).values().cloned().collect();
-        for served in endpoints {
-            served.endpoint.fit();
-        }
     }
 }
 
