@@ -6,9 +6,10 @@ use bytes::Bytes;
 use quinn_proto::VarInt;
 
 use crate::events::Event;
-use crate::link::{Counted, Link, Stage};
+use crate::link::{Link, Stage};
 use crate::mail::{Next, Slot};
 use crate::streams::{ReadError, RecvStream};
+use crate::tally::Counted;
 use crate::wire::{self, Code, HEADER_BYTES_MAX, Violation, code_name};
 
 const FRAME_HELLO: u64 = 0;
