@@ -47,6 +47,8 @@ const LUMPS_A_TURN: usize = 2;
 /// An endpoint that has to start over more often than `STARTS_MAX` times in `STARTS_SPAN` would not stop doing so.
 const STARTS_MAX: usize = 5;
 const STARTS_SPAN: Duration = Duration::from_secs(10);
+/// What waits in the kernel is kept as short as the rates of the paths allow, which are measured as often.
+const FIT_EVERY: Duration = Duration::from_millis(100);
 
 pub struct Endpoint {
     shared: Arc<Shared>,
@@ -177,21 +179,6 @@ impl Endpoint {
         });
     }
 
-    /// Ten times a second: keep what waits in the kernel as short as its paths' rates allow.
-    pub fn fit(&self) {
-        let (mut rate, mut limited) = (0, true);
-        let socket = {
-            let state = self.shared.lock();
-            for connection in state.connections.values() {
-                let path = connection.lock().rate.clone();
-                rate += path.bytes_per_s.load(Ordering::Relaxed);
-                limited &= path.limited.load(Ordering::Relaxed);
-            }
-            state.socket.clone()
-        };
-        socket.fit(rate, limited);
-    }
-
     /// Go on with another socket: connections that were dialled validate the path from there (RFC 9000 9).
     pub fn rebind(&self, socket: Socket) {
         let mut state = self.shared.lock();
@@ -283,6 +270,7 @@ pub struct Driver {
     deadlines: BTreeSet<(Instant, usize)>,
     alarm: Pin<Box<Sleep>>,
     alarm_at: Option<Instant>,
+    fitted: Instant,
     faults: Arc<EventQueue>,
 }
 
@@ -303,6 +291,7 @@ impl Driver {
             deadlines: BTreeSet::new(),
             alarm: Box::pin(sleep_until(tokio::time::Instant::now())),
             alarm_at: None,
+            fitted: Instant::now(),
         }
     }
 
@@ -401,10 +390,12 @@ impl Driver {
                     connection.with(&mut shared, |_, stack| stack.handle_event(answer));
                 }
             }
+            connection.grant(&mut shared);
             woken |= connection.settle(&mut shared);
             if shared.stack.is_none() {
                 // The peer is answered with a stateless reset from now on (RFC 9000 10.3), as for a connection of before.
                 state.proto.handle_event(handle, EndpointEvent::drained());
+                connection.tell(&shared);
                 woken = true;
             }
             if shared.gone() {
@@ -463,6 +454,7 @@ impl Driver {
                 }
                 self.deadlines.extend(deadline.map(|deadline| (deadline, handle.0)));
             }
+            connection.tell(&shared);
             if more {
                 self.due.push_back(handle);
             }
@@ -487,7 +479,9 @@ impl Driver {
     fn turn(&mut self, cx: &mut Context<'_>, state: &mut State) {
         self.look |= !self.due.is_empty(); // acknowledgements come while we send
         self.read(cx, state);
-        self.time_out(Instant::now(), state);
+        let now = Instant::now();
+        self.time_out(now, state);
+        self.fit(now, state);
         self.shared.touched.take(cx.waker(), &mut self.touched);
         let woken = self.settle(state);
         if woken && !std::mem::replace(&mut self.stepped_back, true) {
@@ -501,6 +495,21 @@ impl Driver {
             self.look = true;
             cx.waker().wake_by_ref();
         }
+    }
+
+    /// Fit the socket to the rates of its paths, where that is due.
+    fn fit(&mut self, now: Instant, state: &State) {
+        if now.saturating_duration_since(self.fitted) < FIT_EVERY {
+            return;
+        }
+        self.fitted = now;
+        let (mut rate, mut limited) = (0, true);
+        for connection in state.connections.values() {
+            let path = connection.lock().rate.clone();
+            rate += path.bytes_per_s.load(Ordering::Relaxed);
+            limited &= path.limited.load(Ordering::Relaxed);
+        }
+        self.socket.fit(rate, limited);
     }
 
     /// Be woken at the next deadline; whether it has passed already.

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::serving::Served;
 use super::{Engine, locked};
 use crate::link::{Link, Stage};
 use crate::measure::Measured;
@@ -46,10 +45,6 @@ pub(super) async fn tick(engine: Arc<Engine>) {
             }
         }
         *locked(&engine.snapshot) = Arc::new(snapshot);
-        let endpoints: Vec<Arc<Served>> = locked(&engine.endpoints).values().cloned().collect();
-        for served in endpoints {
-            served.endpoint.fit();
-        }
     }
 }
 
