@@ -199,7 +199,8 @@ class RealKernel:
         return tuple(notes)
 
     def counters(self, interface: str) -> dict[int, ClassCounters]:
-        request = encode_dump(RTM_GETTCLASS, interface_index=self._index(interface))
+        # Of our root alone: asked for all, the kernel goes through the 1,024 queues of each fq_codel leaf besides.
+        request = encode_dump(RTM_GETTCLASS, interface_index=self._index(interface), parent=MAJOR << 16)
         found = self._tc.read(f"list classes of {interface}", request, decode_class_counters)
         return {handle & 0xFFFF: counters for handle, counters in found if handle >> 16 == MAJOR}
 
@@ -292,7 +293,8 @@ class RealKernel:
         return [found for found in objects if found.interface_index == index]
 
     def _classes(self, interface: str, index: int) -> list[Object]:
-        objects = self._tc.dump(f"list classes of {interface}", encode_dump(RTM_GETTCLASS, interface_index=index))
+        request = encode_dump(RTM_GETTCLASS, interface_index=index, parent=MAJOR << 16)
+        objects = self._tc.dump(f"list classes of {interface}", request)
         return [found for found in objects if found.handle >> 16 == MAJOR]
 
     def _filters(self, interface: str, index: int, parent: int) -> list[Object]:
