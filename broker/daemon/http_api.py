@@ -20,6 +20,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
+from broker import precedence
 from broker.client.mailbox import Wake
 from broker.codec import to_json
 from broker.daemon.authority import Authority, Right, peer_of
@@ -89,7 +90,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         self._until_s: dict[socket.socket, float] = {}
 
     def serve(self) -> None:
-        """Take requests until `ended` is set. As `serve_forever`, which wakes ten times a second for nothing."""
+        """Take requests until `ended` is set: `serve_forever` wakes ten times a second for nothing.
+
+        In a thread of the server's own, whose requests have theirs: none of them goes before other programs.
+        """
+        precedence.give_up()
         poll = select.poll()
         poll.register(self.listener, select.POLLIN)
         poll.register(self.ended.reader, select.POLLIN)
