@@ -452,6 +452,8 @@ class Daemon:
                 policy=self._policy,
             )
         self._tick_s_max = max(self._tick_s_max * 0.999, self._clock() - started_s)
+        if between:  # what is shown is what held at the last tick
+            return
         self._snapshot = self._publishing.snapshot(
             decision,
             measurements=made.measurements,
