@@ -1,8 +1,8 @@
 """When the loop decides: at every tick, and between two of them soon after something that is worth it. No clock.
 
-A decision between two ticks rests on counters as fresh as a tick's, so the next tick comes a whole interval after it: with
-a burst's announcement and its end every 0.36 s that is 11 decisions a second and not 15. Once in `PUT_OFF` intervals
-there is a tick all the same, for what is done at ticks alone.
+A decision between two ticks rests on counters as fresh as a tick's, so the next tick comes a whole interval after it:
+with a burst's announcement and its end every 0.36 s that is 11 decisions a second and not 15. Once in `PUT_OFF`
+intervals there is a tick all the same, for what is done at ticks alone.
 """
 
 from __future__ import annotations

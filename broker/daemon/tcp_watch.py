@@ -2,9 +2,9 @@
 
 Up to `ALL_MAX` connections are all read with their TCP_INFO, as often as `SHARE` allows and at least once a second: ten
 connections at almost every tick, five hundred once a second. Of more, the list is read as often as `SHARE` allows
-(1,000: every 3 s, 10,000: every 25 s), and between two lists the `FOLLOWED_MAX` that matter are asked for by themselves,
-once a second: `flows.importance` says which, and those that bring most. All of it goes in slices, so that no tick waits
-for a list.
+(1,000: every 3 s, 10,000: every 25 s), and between two lists the `FOLLOWED_MAX` that matter are asked for by
+themselves, once a second: `flows.importance` says which, and those that bring most. All of it goes in slices, so that
+no tick waits for a list.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ RETRY_S = 30.0
 ALL_MAX = 500
 """With 7 µs each, classified and all, 3.5 ms: the decision believes a connection's figures for 1.5 s."""
 FOLLOWED_MAX, BRINGING_MAX = 128, 32
-"""With 12 µs each, 1.5 ms every second: 0.15 % of a core. The decision looks at 32 of them; of those that bring something
-to us, who are the fewer on most hosts, it looks at what all together bring."""
+"""With 12 µs each, 1.5 ms every second: 0.15 % of a core. The decision looks at 32 of them, and at what those that
+bring something to us bring together: they are the fewer on most hosts."""
 
 
 class TcpWatch:
