@@ -1,7 +1,7 @@
 """Where the daemon's words go: plain lines, with the journal's priority prefix where that reads them.
 
 Text from outside (job names, client names) is escaped, so that nobody can forge a line or paint on a terminal. There
-is no logging library in it: that of the torch backend imports rich and asyncio, 10 MB that a daemon would hold for good.
+is no logging library in it: the torch backend's imports rich and asyncio, 10 MB that a daemon would hold for good.
 """
 
 from __future__ import annotations
