@@ -104,8 +104,22 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
                 self.ended.close()
                 return
             if ready:
-                self._handle_request_noblock()
+                self._take()
             self._end_late_requests()
+
+    def _take(self) -> None:
+        """Give a request that is there a thread of its own."""
+        try:
+            request, address = self.get_request()
+        except OSError:  # the client went again, or there is no descriptor to spare
+            return
+        try:
+            if self.verify_request(request, address):
+                self.process_request(request, address)
+                return
+        except RuntimeError:  # no thread to spare
+            pass
+        self.shutdown_request(request)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         sock, _ = self.listener.accept()
