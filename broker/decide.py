@@ -19,7 +19,7 @@ one stands, so that the kernel is not written to for nothing. Inputs are sorted 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import (
     bursts,
@@ -36,6 +36,7 @@ from broker import (
     reasons,
     schedule,
 )
+from broker.copies import replace
 from broker.holds import Hold, Verdict
 from broker.ingress import decide_ingress
 from broker.ingress_state import IngressState
