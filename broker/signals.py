@@ -19,9 +19,10 @@ Destinations vote: more than half of those that have anything to say (both, of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from broker.copies import replace
 from broker.model import ClassSample, FlowSample
 from broker.policy import CLASS_NAMES
 from broker.state import DestinationState, FlowState, SignalState, TickState
@@ -463,7 +464,7 @@ def _destinations(
 
 def _delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
     """A connection's delivery rate over a window that ends now, whenever its samples were taken."""
-    if len(flow.points) < 2 or flow.points[-1][0] < now_s - FLOW_STALE_S:
+    if len(flow.points) < 2 or flow.points[-1][0] < now_s - FLOW_STALE_S or flow.points[-1][1] == flow.points[0][1]:
         return 0.0
     return max(0.0, (_delivered(flow, now_s) - _delivered(flow, now_s - window_s)) * 8 / window_s)
 
@@ -492,9 +493,9 @@ def _learn(state: SignalState, *, now_s: float) -> SignalState:
         return state
     quiet = all(entry.excess[-1][1] < 0.01 for entry in state.destinations)
     tx = tx_bits_per_s(state, now_s=now_s, window_s=1.0)
-    through = through_bits_per_s(state, now_s=now_s, window_s=1.0) / state.wire_ratio
     if not quiet or tx < 100_000:
         return state
+    through = through_bits_per_s(state, now_s=now_s, window_s=1.0) / state.wire_ratio
     ratio = tx / through if through > 0 else 0.0
     plausible = RATIO_MIN <= ratio <= RATIO_MAX
     return replace(

@@ -24,7 +24,7 @@ from broker.daemon.bursts import BurstBook
 from broker.daemon.channel_opening import ChannelOpening
 from broker.daemon.configurations import Configurations
 from broker.daemon.control import Control
-from broker.daemon.deciding import Deciding
+from broker.daemon.deciding import Decided, Deciding
 from broker.daemon.earlier_sockets import EarlierSockets
 from broker.daemon.flows import FlowTable
 from broker.daemon.going_first import GoingFirst
@@ -54,6 +54,7 @@ from broker.daemon.rhythm import Moment, Occasions, Rhythm
 from broker.daemon.roster import Roster
 from broker.daemon.runtime import NAMESPACE, Lock, NamespaceLock, directory
 from broker.daemon.sessions import SessionServer
+from broker.daemon.showing import Showing
 from broker.daemon.status import Snapshot
 from broker.daemon.tcp_watch import TcpWatch
 from broker.guard import BEATS_WITHIN_S
@@ -118,10 +119,10 @@ class Daemon:
         self._configurations = options.configurations
         self._policy = self._configurations.first
         self._authority = Authority.of(self._policy)
-        self._snapshot: Snapshot | None = None
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
-        self._control = Control(self._wake.set)
+        self._control, self._showing = Control(self._wake.set), Showing(self._wake.set)
+        self._made: Decided | None = None
         self._reloads = Reloads(
             self._configurations,
             control=self._control,
@@ -150,7 +151,7 @@ class Daemon:
     @property
     def snapshot(self) -> Snapshot | None:
         """The last tick, None before the first."""
-        return self._snapshot
+        return self._showing.last
 
     def run(self) -> None:
         """Take the interfaces over, serve until `stop`, and put everything back.
@@ -357,9 +358,10 @@ class Daemon:
             self._beat()
             self._rhythm = Rhythm(tick_s=daemon.tick_s, now_s=self._clock())
             self._tick(between=False)
+            self._show(self._clock())
             api = HttpApi(
                 path=daemon.api_socket,
-                snapshot=lambda: self._snapshot,
+                snapshot=self._showing.ask,
                 authority=lambda: self._authority,
                 ask=self._control.ask,
             )
@@ -385,6 +387,7 @@ class Daemon:
             moment = self._rhythm.moment(occasions, now_s=now_s)
             if moment is not None:
                 self._decide_at(moment, now_s, asked=occasions.asked and not occasions.announced)
+            self._show(now_s)
             if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
                 watchdog_s = now_s
                 self._notifier.watchdog()
@@ -459,8 +462,18 @@ class Daemon:
                 policy=self._policy,
             )
         self._tick_s_max = max(self._tick_s_max * 0.999, self._clock() - started_s)
-        self._snapshot = self._publishing.snapshot(
-            decision,
+        if not between:
+            self._publishing.look(now_s=made.now_s)
+        self._made = made
+        self._showing.outdate()
+
+    def _show(self, now_s: float) -> None:
+        """Put together what readers see, where that is due."""
+        made = self._made
+        if made is None or not self._showing.due(now_s=now_s):
+            return
+        snapshot = self._publishing.snapshot(
+            made.decision,
             measurements=made.measurements,
             policy=self._policy,
             sessions=self._sessions.sessions,
@@ -469,6 +482,7 @@ class Daemon:
             late_ticks=self._rhythm.late_ticks,
             tick_s_max=self._tick_s_max,
         )
+        self._showing.show(snapshot, now_s=now_s)
 
     # --- small parts ---------------------------------------------------------------------------------------------
 

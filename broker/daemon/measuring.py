@@ -54,7 +54,8 @@ class Measuring:
         bursts = self._bursts.current(now_s=now_s)
         needs = self._needs.current(now_s=now_s)
         received = self._received.bytes_by_interface()
-        senders = self._neighbours.senders(self._flows, interface_of=self._interface_of, now_s=now_s)
+        wanted = any(entry.ingress for entry in policy.interfaces)
+        senders = self._neighbours.senders(self._flows, wanted=wanted, interface_of=self._interface_of, now_s=now_s)
         leases = self._neighbours.leases(interface_of=self._interface_of)
         interfaces = []
         for entry in policy.interfaces:

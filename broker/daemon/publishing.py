@@ -14,7 +14,7 @@ from broker.daemon.guardian import Guardian
 from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
 from broker.daemon.neighbours import Neighbours
-from broker.daemon.origins import Origins
+from broker.daemon.origins import Origin, Origins
 from broker.daemon.plant import Plant
 from broker.daemon.probes import Probes
 from broker.daemon.recorder import Recorder
@@ -54,6 +54,11 @@ class Publishing:
         self._configurations, self._guardian, self._earlier = configurations, guardian, earlier
         self._recorder, self._origins = recorder, Origins(cgroup_mount)
         self._host, self._started_s = socket.gethostname(), started_s
+        self._known: Mapping[int, Origin] = {}
+
+    def look(self, *, now_s: float) -> None:
+        """Look a little further for whose connections are: at every tick, so that it is known when somebody asks."""
+        self._known = self._origins.look(self._flows.tcp_shown, now_s=now_s)
 
     def snapshot(
         self,
@@ -96,7 +101,7 @@ class Publishing:
             passed=tuple(self._flows.passed.values()),
             tcp=self._flows.tcp_shown,
             tcp_connections=self._flows.tcp_count,
-            origins=self._origins.look(self._flows.tcp_shown, now_s=now_s),
+            origins=self._known,
             alarms=self._alarms(decision),
             holds=self._neighbours.info(decision),
         )
