@@ -1,8 +1,7 @@
 """ICMP echo (RFC 792, RFC 4443), as much of it as probes need: one socket for each family, requests out, replies in.
 
-A "ping socket" (icmp(7): SOCK_DGRAM, allowed by net.ipv4.ping_group_range) needs no capability, and the kernel gives it
-its own replies alone. Where it is not allowed, a raw one (CAP_NET_RAW) does; that hears everybody's replies, so a
-reply counts only with the bytes that were sent.
+A "ping socket" (icmp(7): SOCK_DGRAM, for the groups in net.ipv4.ping_group_range) needs no capability. The kernel fills
+in identifier and checksum, and hands over replies with that identifier alone.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ HEADER = struct.Struct("!BBHHH")
 PAYLOAD_BYTES = 32
 """A token of the sender's. With the headers of ICMP and IPv6, a request is 80 bytes on the wire before Ethernet."""
 READS_MAX = 64
-"""Packets taken at once: a raw socket hears others' replies, too, and a tick must not wait for a flood of them."""
+"""Packets taken at once: a tick must not wait for whoever floods us with what looks like replies."""
 _TIMESTAMP = getattr(socket, "SO_TIMESTAMPNS", 35)
 _TIMESPEC = struct.Struct("@ll")
-_ICMP_FILTER, _SOL_RAW, _ICMPV6_FILTER = 1, 255, 1
 
 
 @dataclass(frozen=True)
@@ -39,28 +37,20 @@ class EchoSocket:
     """Requests and replies of one address family (4 or 6). Never blocks.
 
     Raises:
-        OSError: the kernel allows neither kind of socket (EACCES, EPERM), or not the family.
+        OSError: the kernel does not allow it (EACCES), or not the family.
     """
 
     def __init__(self, version: int) -> None:
         self._version = version
         family = socket.AF_INET if version == 4 else socket.AF_INET6
         protocol = socket.IPPROTO_ICMP if version == 4 else socket.IPPROTO_ICMPV6
-        try:
-            self.socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, protocol)
-            self._raw = False
-        except PermissionError:
-            self.socket = socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
-            self._raw = True
-            self._hear_replies_alone()
+        self.socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, protocol)
         self.socket.setblocking(False)
         self.socket.setsockopt(socket.SOL_SOCKET, _TIMESTAMP, 1)
 
     def send(self, address: str, *, sequence: int, payload: bytes) -> bool:
         """Send one request; False when it could not leave now (no route, or a full queue), which is no error."""
         packet = HEADER.pack(REQUEST[self._version], 0, 0, 0, sequence) + payload
-        if self._version == 4 and self._raw:  # in the other three cases the kernel fills it in
-            packet = HEADER.pack(REQUEST[4], 0, checksum(packet), 0, sequence) + payload
         try:
             self.socket.sendto(packet, (address, 0))
         except OSError:
@@ -78,8 +68,6 @@ class EchoSocket:
                 if problem.errno in (errno.EBADF, errno.ENOTSOCK):
                     raise
                 continue
-            if self._version == 4 and self._raw:
-                data = data[4 * (data[0] & 0x0F) :] if data else b""
             if len(data) < HEADER.size:
                 continue
             kind, _, _, _, sequence = HEADER.unpack_from(data)
@@ -89,23 +77,6 @@ class EchoSocket:
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
-
-    def _hear_replies_alone(self) -> None:
-        """A bit for each type that is NOT passed on (raw(7); RFC 3542, 3.2)."""
-        if self._version == 4:
-            self.socket.setsockopt(_SOL_RAW, _ICMP_FILTER, struct.pack("@I", 0xFFFFFFFF & ~(1 << REPLY[4])))
-            return
-        words = [0xFFFFFFFF] * 8
-        words[REPLY[6] >> 5] &= ~(1 << (REPLY[6] & 31)) & 0xFFFFFFFF
-        self.socket.setsockopt(socket.IPPROTO_ICMPV6, _ICMPV6_FILTER, struct.pack("@8I", *words))
-
-
-def checksum(packet: bytes) -> int:
-    """The internet checksum (RFC 1071) of an even number of bytes."""
-    total = sum(struct.unpack(f"!{len(packet) // 2}H", packet))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
 
 
 def _plain(address: str) -> str:

@@ -19,6 +19,7 @@ from broker.daemon.icmp import PAYLOAD_BYTES, EchoSocket
 from broker.daemon.log import Log
 from broker.model import Alarm, FlowSample
 from broker.policy import ProbePolicy
+from hive_qos.errors import HiveError
 
 SILENT_S = 10.0
 """A target that has answered nothing for so long is an alarm."""
@@ -156,11 +157,11 @@ class Probes:
                 echo = EchoSocket(version)
                 self._sockets[version] = echo
                 self._mark(echo.socket)
-        except OSError as problem:
+        except (HiveError, OSError) as problem:
             self.close()
             text = (
                 f"no socket for ICMP echoes: {problem}; set net.ipv4.ping_group_range to hold the daemon's group "
-                "(hive-qos-sysctl.conf has the line), or give it CAP_NET_RAW; tried again every minute"
+                "(hive-qos-sysctl.conf has the line); tried again every minute"
             )
             if text != self._problem:
                 self._log.error("probes", error=text)
