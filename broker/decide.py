@@ -100,13 +100,14 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         for entry in policy.interfaces
     ]
     ways_in = {entry.name: entry for entry in state.ingress}
-    credited = {outcome.state.name: outcome.state.bursts for outcome in outcomes}
+    ways_out = {outcome.state.name: outcome for outcome in outcomes}
     inflows = [
         decide_ingress(
             now_s=now_s,
             state=ways_in.get(entry.name, IngressState(entry.name)),
             sample=samples.get(entry.name),
-            credited=credited[entry.name],
+            credited=ways_out[entry.name].state.bursts,
+            way_out_bits_per_s=ways_out[entry.name].allocation.capacity_bits_per_s,
             interface=entry,
             policy=policy,
         )
@@ -134,6 +135,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
         verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
         again_s=min((time_s for time_s in soon if time_s is not None), default=None),
+        watches=tuple(inflow.watch for inflow in inflows if inflow.watch is not None),
     )
 
 

@@ -10,12 +10,12 @@ from hive_qos.units import format_rate
 
 @dataclass(frozen=True)
 class NothingToProtect:
-    """No training has been announced lately, so nobody is asked to hold anything back."""
+    """No training has been announced or seen lately, so nobody is asked to hold anything back."""
 
     code: ClassVar[str] = "nothing-to-protect"
 
     def text(self) -> str:
-        return "no training announced bursts lately: nobody is asked to hold storage back"
+        return "no training was announced or seen lately: nobody is asked to hold storage back"
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,17 @@ class BurstComes:
         return (
             f"step {self.step} of job {self.job} comes in: storage sends us at most {format_rate(self.rate_bits_per_s)}"
         )
+
+
+@dataclass(frozen=True)
+class BurstSeen:
+    """Training comes in that announced nothing; storage keeps its guarantee, or what that training does not use."""
+
+    code: ClassVar[str] = "burst-seen"
+    rate_bits_per_s: int
+
+    def text(self) -> str:
+        return f"training that announces nothing comes in: storage sends us at most {format_rate(self.rate_bits_per_s)}"
 
 
 @dataclass(frozen=True)

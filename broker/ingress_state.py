@@ -78,15 +78,37 @@ class InboundJobState:
 
 
 @dataclass(frozen=True)
+class ObservedState:
+    """What training sends from here, where it announces nothing (`broker.observed`).
+
+    Fields: `counted_s` when the class counters were true, `ours_bytes` and `every_bytes` what they said of training and
+    of all classes; `sends_bits_per_s` what training sent since the reading before, `part` of all that left, 0 where
+    that was not most of it; `trains_s` when it last sent so much that it counts; `number` of the last burst, `began_s`
+    when it began, None where none is under way; `sent_s` when it last sent.
+    """
+
+    counted_s: float | None = None
+    ours_bytes: int = 0
+    every_bytes: int = 0
+    sends_bits_per_s: float = 0.0
+    part: float = 0.0
+    trains_s: float | None = None
+    number: int = 0
+    began_s: float | None = None
+    sent_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class IngressState:
     """The way in of one interface.
 
     Fields: `received_bytes` the counter, `came_bits` all that has come since the state began (a counter that goes back
     counts as nothing), `stored_bits` the part of storage in it; `window_s` and `window_bits` from where the rate beside
     storage is measured; `others_bits_per_s` what comes beside storage and bursts, `training_bits_per_s` what comes in a
-    burst, None before it was measured; `training_s` when a burst was last announced; `brokerless_s` when storage last
-    came from a host where no broker holds it back; `allowance_bits_per_s` what storage may send towards us, 0 while
-    nothing is held.
+    burst, None before it was measured; `training_s` when a burst was last announced or seen, `announced_s` when one
+    was last announced; `brokerless_s` when storage last came from a host where no broker holds it back;
+    `allowance_bits_per_s` what storage may send towards us, 0 while nothing is held; `observed` bursts that were not
+    announced.
     """
 
     name: str
@@ -105,6 +127,8 @@ class IngressState:
     senders: tuple[SenderState, ...] = ()
     bursts: tuple[InboundBurstState, ...] = ()
     jobs: tuple[InboundJobState, ...] = ()
+    announced_s: float | None = None
+    observed: ObservedState = ObservedState()
 
 
 @dataclass(frozen=True)

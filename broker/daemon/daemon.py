@@ -35,7 +35,7 @@ from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.link_layers import misplaced
-from broker.daemon.links import Links, Received, Routes
+from broker.daemon.links import Links, Routes, Traffic
 from broker.daemon.log import Log
 from broker.daemon.matching import Matching
 from broker.daemon.needs import EVERYWHERE, NeedBook
@@ -43,6 +43,7 @@ from broker.daemon.neighbours import Neighbours
 from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
 from broker.daemon.origins import Origins
+from broker.daemon.pace_watch import PaceWatch
 from broker.daemon.plant import Plant
 from broker.daemon.rates import RateBook
 from broker.daemon.recorder import Recorder
@@ -194,7 +195,8 @@ class Daemon:
         self._started_s = self._clock()
         self._netlink = Netlink()
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
-        self._received = Received()
+        self._traffic = Traffic()
+        self._paces = PaceWatch(self._traffic.sent_bytes, clock=self._clock)
         self._flows, self._bursts, self._needs = FlowTable(), BurstBook(), NeedBook()
         self._jobs, self._wall_clocks = JobBook(len(JOB_MINOR)), WallClocks()
         self._rates = RateBook(self._flows)
@@ -253,7 +255,7 @@ class Daemon:
                 self._recorder.close()
             self._netlink.close()
             self._link_events.close()
-            self._received.close()
+            self._traffic.close()
             self._leave_neighbours()
         self._log.info("stopped", ticks=self._ticks)
         if problems:
@@ -356,10 +358,11 @@ class Daemon:
                 soon_s = min(soon_s, last_s + PEERS_S)
             if self._links_changed:
                 soon_s = min(soon_s, last_s + LINKS_S)
-            wake_s = min(next_s, soon_s)
+            wake_s = min(next_s, soon_s, self._paces.next_s)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
             self._reloads.heed()
+            crossed = self._paces.look()
             now_s = self._clock()
             if self._links_changed and now_s >= last_s + LINKS_S:
                 self._links_changed = False
@@ -376,7 +379,7 @@ class Daemon:
                 missed = int((self._clock() - next_s) / tick_s)
                 self._late_ticks += missed
                 next_s += (missed + 1) * tick_s  # ticks that were missed are not made up for
-            elif self._is_due(now_s, last_s):
+            elif crossed or self._is_due(now_s, last_s):
                 self._tick(fresh_s=COUNTERS_FRESH_S)
                 last_s = now_s
             if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
@@ -430,6 +433,7 @@ class Daemon:
         self._state = decision.state
         self._ticks += 1
         self._again_s = None if decision.again_s is None else now_s + decision.again_s
+        self._paces.want(decision.watches)
         self._neighbours.ask(decision)
         if decision.holds:
             self._tcp_watch.hasten()  # how much of what comes is storage?
@@ -463,7 +467,7 @@ class Daemon:
         flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
         bursts = self._bursts.current(now_s=now_s)
         needs = self._needs.current(now_s=now_s)
-        received = self._received.bytes_by_interface()
+        received = self._traffic.received_bytes()
         senders = self._neighbours.senders(self._flows, interface_of=self._interface_of, now_s=now_s)
         leases = self._neighbours.leases(interface_of=self._interface_of)
         interfaces = []
@@ -480,6 +484,7 @@ class Daemon:
                         bursts=bursts.get(entry.name, ()),
                         needs=(*needs.get(entry.name, ()), *needs.get(EVERYWHERE, ())),
                         received_bytes=received.get(entry.name),
+                        pace_bits_per_s=self._paces.pace_bits_per_s(entry.name),
                         jobs=self._jobs.samples(entry.name, self._plant.leaves(entry.name), now_s=now_s),
                         senders=senders.get(entry.name, ()),
                         destinations=self._plant.destinations(entry.name),
