@@ -67,6 +67,25 @@ with Session(job="lab", socket_path=sys.argv[1]) as session:
         session.announce_end(step=step)
         time.sleep(0.3)
 """
+SILENT_TRAINER = """
+import socket, sys, time
+from broker.client import Session
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+with Session(job="lab", socket_path=sys.argv[1]) as session:
+    session.register(sock, traffic_class="compute", role="gradient")
+    while True:
+        for _ in range(600):
+            sock.sendto(bytes(1400), (sys.argv[2], 4999))
+        time.sleep(0.4)
+"""
+ECHO = """
+import socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("", 4999))
+print(flush=True)
+while True:
+    sock.sendto(*sock.recvfrom(2000))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +142,8 @@ def recorded(broker: Broker) -> list[dict[str, Any]]:
     return [tick for tick in ticks if "record" not in tick]
 
 
-def train(host: Host, broker: Broker, towards: str) -> subprocess.Popen[bytes]:
-    return host.popen([sys.executable, "-c", TRAINER, broker.sessions, towards], cwd=ROOT)
+def train(host: Host, broker: Broker, towards: str, program: str = TRAINER) -> subprocess.Popen[bytes]:
+    return host.popen([sys.executable, "-c", program, broker.sessions, towards], cwd=ROOT)
 
 
 def ceilings(broker: Broker) -> list[tuple[int, str]]:
@@ -165,6 +184,37 @@ def test_a_flood_is_held_at_its_sender_for_each_burst_and_free_when_the_receiver
             broker.stop()
             replayed = subprocess.run([*COMMAND, "replay", str(broker.folder / "record")], timeout=LIMIT_S, check=False)
             assert replayed.returncode == 0, broker.host.name
+
+
+def test_a_flood_is_held_for_training_that_announces_nothing(lab: Lab, pki: Path, flood: None) -> None:
+    echo = lab["b"].popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
+    assert echo.stdout is not None
+    echo.stdout.readline()
+    with broker_in(lab["a"]) as receiver, broker_in(lab["c"]) as sender:
+        started(sender, egress="200 Mbit/s", pki=pki)
+        started(receiver, egress="20 Mbit/s", ingress="20 Mbit/s", pki=pki)
+        trainer = train(lab["a"], receiver, lab["b"].address, SILENT_TRAINER)
+        try:
+            # Its guarantee while a burst is seen, and all that is left between two.
+            wait_until(lambda: any(rate <= 6_000_000 for rate, _ in ceilings(sender)), what=receiver.status)
+            held = len(ceilings(sender))
+            wait_until(lambda: any(rate > 10_000_000 for rate, _ in ceilings(sender)[held:]), what=receiver.status)
+        finally:
+            for process in (trainer, echo):
+                process.kill()
+                process.wait()
+            echo.stdout.close()
+        reasons = {
+            entry["reason"]["code"]
+            for tick in recorded(receiver)
+            for way_in in tick["allocation"]["ingress"]
+            for entry in way_in["classes"]
+        }
+        assert "burst-seen" in reasons
+        assert all(rate > FLOOR_BITS_PER_S for rate, _ in ceilings(sender)), "promised by nobody: not to the floor"
+        receiver.stop()
+        replayed = subprocess.run([*COMMAND, "replay", str(receiver.folder / "record")], timeout=LIMIT_S, check=False)
+        assert replayed.returncode == 0
 
 
 def test_who_has_no_broker_is_held_on_an_ifb_and_everything_is_put_back(lab: Lab, flood: None) -> None:

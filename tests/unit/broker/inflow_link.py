@@ -25,6 +25,7 @@ from broker.model import (
 
 STEP_S = 0.001
 WIRE = 1.0456
+LOOK_S = 0.02
 QUIET_S = 0.05
 """How long a program is quiet before it says that its burst is over."""
 
@@ -65,12 +66,14 @@ class Inflow:
     holds_take_s: float = 0.008
     controlled: bool = True
     forecast: bool = True
+    announces: bool = True
     now_s: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     begun: list[float] = field(default_factory=list)
     storage_bits: float = 0.0
     training_bits: float = 0.0
+    _paces: list[tuple[float, float]] = field(default_factory=list)  # (when, bits that had left), as the daemon looks
 
     def run(self, until_s: float) -> Inflow:
         state = State()
@@ -91,9 +94,9 @@ class Inflow:
                 step, burst_s = step + 1, now_s
                 left = self.burst_bytes * 8 * WIRE * self.comes(step)
                 self.begun.append(now_s)
-                urgent = True
+                urgent = self.announces
             if quiet_from_s is not None and now_s >= quiet_from_s + QUIET_S:
-                quiet_from_s, urgent = None, True
+                quiet_from_s, urgent = None, self.announces
             # what arrives at the FIFO in this millisecond
             offered = [min(left, self.pace_bits_per_s * STEP_S)] if burst_s is not None else [0.0]
             offered += [sender.sends(now_s) * STEP_S for sender in self.senders]
@@ -125,11 +128,12 @@ class Inflow:
                 self.steps.append(now_s - step_at_s)
                 step_at_s = now_s
                 burst_s, pause_until_s, quiet_from_s = None, now_s + self.pause_s, now_s
-            if not self.controlled or not (urgent or now_s >= min(next_tick_s, due_s)):
+            crossed = self._look()
+            if not self.controlled or not (urgent or crossed or now_s >= min(next_tick_s, due_s)):
                 continue
             if now_s >= next_tick_s:
                 next_tick_s = now_s + 0.1
-            announced = burst_s is not None or quiet_from_s is not None
+            announced = self.announces and (burst_s is not None or quiet_from_s is not None)
             decision = decide(
                 now_s=now_s, state=state, policy=self.policy,
                 measurements=self._measured(came, step if announced else None),
@@ -139,6 +143,23 @@ class Inflow:
             due_s = now_s + decision.again_s if decision.again_s is not None else 1e9
             self._ask(decision, now_s)
         return self
+
+    def _look(self) -> bool:
+        """Whether what leaves crosses what the last decision watches for; a look every `LOOK_S`, while it does."""
+        watch = next((watch for decision in self.decisions[-1:] for watch in decision.watches), None)
+        if watch is None:
+            self._paces.clear()
+        elif not self._paces or self.now_s >= self._paces[-1][0] + LOOK_S:
+            self._paces = [*self._paces[-1:], (self.now_s, self.training_bits)]
+            pace = self._pace_bits_per_s()
+            return pace is not None and (pace >= watch.bits_per_s) is watch.rising
+        return False
+
+    def _pace_bits_per_s(self) -> int | None:
+        if len(self._paces) < 2:
+            return None
+        (begun_s, before), (end_s, after) = self._paces
+        return int((after - before) / (end_s - begun_s))
 
     def _measured(self, came: float, step: int | None) -> Measurements:
         bursts: tuple[Burst, ...] = ()
@@ -157,7 +178,8 @@ class Inflow:
         sent_bytes = int(self.training_bits / 8)
         classes = tuple(ClassSample(name, sent_bytes if name == "compute" else 0) for name in CLASS_NAMES)
         sample = InterfaceSample(
-            "a", int(self.link_bits_per_s), 0.0, classes, bursts=bursts, received_bytes=int(came / 8), senders=senders
+            "a", int(self.link_bits_per_s), 0.0, classes, bursts=bursts, received_bytes=int(came / 8), senders=senders,
+            pace_bits_per_s=self._pace_bits_per_s(),
         )  # fmt: skip
         return Measurements((sample,))
 
