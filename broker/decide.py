@@ -168,6 +168,7 @@ def _interface(
     if policy.presence.enabled:
         people = presence.follow(state.presence, read.samples.get(presence.PEOPLE), read_s=read.read_s, now_s=now_s)
     now = in_force(policy, hours, people, capacity_bits_per_s=rate)
+    risks, declared = needs.follow(state.risks, seen.needs, now_s=now_s)
     holding_back = held.decide_held(
         now_s=now_s,
         states=state.held,
@@ -182,13 +183,13 @@ def _interface(
         ),
         storage=next(entry for entry in now.classes if entry.name == LENDER),
         capacity_bits_per_s=rate,
+        replicas=declared.replicas,
     )
     classes, wants = [], []
     state, active = bursts.follow(
         state, seen.bursts, sent_bytes=read.sent_bytes("compute") if read.fresh else None,
         capacity_bits_per_s=rate, now_s=now_s,
     )  # fmt: skip
-    risks, declared = needs.follow(state.risks, seen.needs, now_s=now_s)
     promised = {entry.name: promises(entry, rate) for entry in now.classes}
     kept = infeasible.kept(promised, capacity_bits_per_s=rate)
     for entry in now.classes:

@@ -145,6 +145,23 @@ class HoldRaised:
 
 
 @dataclass(frozen=True)
+class HoldRaisedAtRisk:
+    """Storage has objects with too few copies: it keeps its guarantee at every moment, whoever asks."""
+
+    code: ClassVar[str] = "hold-raised-at-risk"
+    peer: str
+    asked_bits_per_s: int
+    promise_bits_per_s: int
+    replicas: int
+
+    def text(self) -> str:
+        return (
+            f"{self.peer} asked for at most {format_rate(self.asked_bits_per_s)}, but {self.replicas} objects have too "
+            f"few copies, and storage keeps its guarantee of {format_rate(self.promise_bits_per_s)} there meanwhile"
+        )
+
+
+@dataclass(frozen=True)
 class HoldRefused:
     """A hold that is not kept at all."""
 
