@@ -55,6 +55,7 @@ from broker.policy import CLASS_NAMES, ClassPolicy, InterfacePolicy, Policy
 from broker.promised import in_force
 from broker.schedule import Holding
 from broker.state import AppliedState, ClassState, InterfaceState, PresenceState, State
+from broker.way_in_delay import WayOut, queue_on_the_way_out
 from hive_qos.units import format_rate
 
 DEAD_BAND = 0.02
@@ -107,7 +108,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             state=ways_in.get(entry.name, IngressState(entry.name)),
             sample=samples.get(entry.name),
             credited=ways_out[entry.name].state.bursts,
-            way_out_bits_per_s=ways_out[entry.name].allocation.capacity_bits_per_s,
+            out=_way_out(ways_out[entry.name], now_s=now_s),
             interface=entry,
             policy=policy,
         )
@@ -136,6 +137,17 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
         again_s=min((time_s for time_s in soon if time_s is not None), default=None),
         watches=tuple(inflow.watch for inflow in inflows if inflow.watch is not None),
+    )
+
+
+def _way_out(outcome: _Outcome, *, now_s: float) -> WayOut:
+    """What the way in has to know of the way out."""
+    allocation, known = outcome.allocation, outcome.state.capacity
+    used = sum(entry.throughput_bits_per_s or 0 for entry in allocation.classes)
+    return WayOut(
+        bits_per_s=allocation.capacity_bits_per_s,
+        load=used / max(1, allocation.capacity_bits_per_s),
+        excess_s=queue_on_the_way_out(known.signals if known is not None else None, now_s=now_s),
     )
 
 

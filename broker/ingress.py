@@ -23,16 +23,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker import guarantee, inbound, ingress_reasons, observed, reasons
+from broker import guarantee, inbound, ingress_reasons, observed, reasons, way_in_capacity
 from broker.allocate import Claim, allocate
 from broker.bursts import START_S, start_s
-from broker.capacity import BASE_BITS_PER_S_MIN
 from broker.holds import Hold
 from broker.ingress_state import InboundBurstState, IngressState, SenderState
 from broker.model import Alarm, Burst, ClassAllocation, InterfaceAllocation, InterfaceSample, SenderSample, Watch
 from broker.plan import LENDER, Promises, promises
 from broker.policy import InterfacePolicy, Policy
 from broker.state import BurstState
+from broker.way_in_delay import HELD_FOR_S, WayOut
 from hive_qos.units import format_rate
 
 HEADROOM = 0.95
@@ -79,7 +79,7 @@ class Inflow:
 
 def decide_ingress(
     *, now_s: float, state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState],
-    way_out_bits_per_s: int, interface: InterfacePolicy, policy: Policy,
+    out: WayOut, interface: InterfacePolicy, policy: Policy,
 ) -> Inflow:  # fmt: skip
     """Decide what storage may send towards one interface.
 
@@ -88,14 +88,15 @@ def decide_ingress(
         state: of the last tick.
         sample: what was measured; None where the interface is not there.
         credited: how far this tick's bursts through the interface are believed (`broker.bursts`).
-        way_out_bits_per_s: what the interface carries the other way.
+        out: what is known of the other way.
         interface: its policy; `ingress` is set.
         policy: the classes' promises.
     """
-    rate, source = _capacity(interface, sample)
     senders = sample.senders if sample is not None else ()
-    before = state
-    slower = min(rate, way_out_bits_per_s)
+    estimate = _capacity(state, sample, interface, out, now_s=now_s)
+    rate, source = int(HEADROOM * estimate.rate_bits_per_s), estimate.source
+    before = state = replace(state, capacity=estimate.state)
+    slower = min(rate, out.bits_per_s)
     bursts, state = _bursts(state, sample, credited, slower=slower, now_s=now_s)
     state = inbound.follow(
         state, now_s=now_s, received_bytes=sample.received_bytes if sample is not None else None, senders=senders,
@@ -116,7 +117,9 @@ def decide_ingress(
     told = {entry.address: entry for entry in senders if entry.traffic_class == LENDER}
     lead_s = min(ROUND_TRIP_S_MAX, max((entry.rtt_s or 0.0 for entry in told.values()), default=0.0)) + DRAIN_S
     owed = guarantee.repay_rate_bits_per_s(state.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
-    allowance, why = _allowance(state, own, rate, owed=owed, window_s=window_s, lead_s=lead_s, now_s=now_s)
+    allowance, why = _allowance(
+        state, own, rate, owed=owed, window_s=window_s, lead_s=lead_s, draining=estimate.draining, now_s=now_s
+    )  # fmt: skip
     if source == "fallback":
         allowance, why = None, ingress_reasons.IngressUnknown()
     in_kernel = _wants_ifb(state, interface, now_s=now_s)
@@ -124,7 +127,7 @@ def decide_ingress(
     state = replace(
         state,
         allowance_bits_per_s=allowance or 0,
-        senders=tuple(replace(entry, allowed_bits_per_s=allowed.get(entry.address, 0)) for entry in state.senders),
+        senders=tuple(_allowed(entry, allowed.get(entry.address, 0), now_s=now_s) for entry in state.senders),
     )
     again = [
         inbound.look_again_s(state, now_s=now_s, lead_s=lead_s, capacity_bits_per_s=rate) if allowance else None,
@@ -132,7 +135,7 @@ def decide_ingress(
     ]
     return Inflow(
         state=state,
-        allocation=_allocation(interface.name, state, policy, rate, source, why, allowance, in_kernel=in_kernel),
+        allocation=_allocation(interface.name, state, policy, rate, estimate, why, allowance, in_kernel=in_kernel),
         holds=_holds(allowed, told, rate, why),
         alarms=_alarms(interface, told, source=source, in_kernel=in_kernel, holding=bool(allowance)),
         again_s=min((time_s for time_s in again if time_s is not None), default=None),
@@ -142,17 +145,42 @@ def decide_ingress(
     )
 
 
-def _capacity(interface: InterfacePolicy, sample: InterfaceSample | None) -> tuple[int, str]:
-    if interface.ingress_bits_per_s is not None:
-        return int(HEADROOM * interface.ingress_bits_per_s), "configured"
-    link = (sample.link_bits_per_s or 0) if sample is not None else 0
-    if link >= BASE_BITS_PER_S_MIN:
-        return int(HEADROOM * link), "link"
-    return BASE_BITS_PER_S_MIN, "fallback"
+def _capacity(
+    state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, out: WayOut, *, now_s: float
+) -> way_in_capacity.WayInEstimate:
+    """What the way in carries. What an IFB of ours holds back waits in it: that says nothing of a queue elsewhere."""
+    lately = frozenset(
+        entry.address
+        for entry in state.senders
+        if _wants_ifb(state, interface, now_s=now_s) or (entry.held_s is not None and now_s - entry.held_s < HELD_FOR_S)
+    )
+    return way_in_capacity.estimate(
+        now_s=now_s,
+        state=state.capacity,
+        base=way_in_capacity.base_rate(interface, sample),
+        received_bytes=sample.received_bytes if sample is not None else None,
+        flows=sample.flows if sample is not None else (),
+        senders=sample.senders if sample is not None else (),
+        held=lately,
+        limited=any(_limited(entry) for entry in state.senders),
+        out=out,
+    )
+
+
+def _allowed(sender: SenderState, allowed: int, *, now_s: float) -> SenderState:
+    return replace(sender, allowed_bits_per_s=allowed, held_s=now_s if allowed else sender.held_s)
 
 
 def _allowance(
-    state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, lead_s: float, now_s: float
+    state: IngressState,
+    own: Promises,
+    rate: int,
+    *,
+    owed: int,
+    window_s: float,
+    lead_s: float,
+    draining: bool,
+    now_s: float,
 ) -> tuple[int | None, reasons.Reasoned]:
     """What all storage together may send towards us, None where it is free, and why."""
     if state.training_s is None or now_s - state.training_s > IDLE_S:
@@ -173,7 +201,8 @@ def _allowance(
         beside = max(0.0, state.others_bits_per_s)
         if any(not burst.over for burst in state.bursts):  # it comes, though not so that it deserves a hold
             beside += state.training_bits_per_s or 0.0
-        room = max(own.floor, own.guarantee, int(rate - OTHERS_ROOM * beside))
+        carried = way_in_capacity.DRAIN_FACTOR * rate if draining else rate
+        room = max(own.floor, own.guarantee, int(carried - OTHERS_ROOM * beside))
         why = ingress_reasons.LeavesRoom(min(room, own.ceiling), rate)
     if owed > room:
         room = min(rate, owed)
@@ -303,8 +332,8 @@ def _holds(
 
 
 def _allocation(
-    name: str, state: IngressState, policy: Policy, rate: int, source: str, why: reasons.Reasoned,
-    allowance: int | None, *, in_kernel: bool,
+    name: str, state: IngressState, policy: Policy, rate: int, estimate: way_in_capacity.WayInEstimate,
+    why: reasons.Reasoned, allowance: int | None, *, in_kernel: bool,
 ) -> InterfaceAllocation:  # fmt: skip
     """The same as a plan by classes: what the operator reads, and what an IFB gets."""
     wanted = []
@@ -340,9 +369,8 @@ def _allocation(
                 reason=reasons.state(why if storage else reasons.LinkIsFree(own.ceiling)),
             )
         )
-    capacity = reasons.LinkRate(rate, source) if source != "fallback" else ingress_reasons.IngressUnknown()
     return InterfaceAllocation(
-        name, "ingress", rate, source, reasons.state(capacity), tuple(classes), in_kernel=in_kernel
+        name, "ingress", rate, estimate.source, reasons.state(estimate.reason), tuple(classes), in_kernel=in_kernel
     )
 
 

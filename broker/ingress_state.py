@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker.way_in_state import WayInState
+
 
 @dataclass(frozen=True)
 class Account:
@@ -22,8 +24,8 @@ class SenderState:
     Fields: `received_bytes` and `read_s` its counter and when that was true; `last_bits_per_s` on the wire between the
     last two readings, `rate_bits_per_s` the same smoothed, `most_bits_per_s` the most of it lately;
     `allowed_bits_per_s` what it was held to last, 0 where it was not; `modest_s` for how long it has used clearly less
-    than that while it might have used it; `refused_s` since when its broker has refused to hold it, None where it does
-    not.
+    than that while it might have used it; `held_s` when it was last held; `refused_s` since when its broker has
+    refused to hold it, None where it does not.
     """
 
     address: str
@@ -36,6 +38,7 @@ class SenderState:
     allowed_bits_per_s: int = 0
     modest_s: float = 0.0
     refused_s: float | None = None
+    held_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class IngressState:
     burst, None before it was measured; `training_s` when a burst was last announced or seen, `announced_s` when one
     was last announced; `brokerless_s` when storage last came from a host where no broker holds it back;
     `allowance_bits_per_s` what storage may send towards us, 0 while nothing is held; `observed` bursts that were not
-    announced.
+    announced; `capacity` what the way in carries (`broker.way_in_capacity`).
     """
 
     name: str
@@ -129,6 +132,7 @@ class IngressState:
     jobs: tuple[InboundJobState, ...] = ()
     announced_s: float | None = None
     observed: ObservedState = ObservedState()
+    capacity: WayInState | None = None
 
 
 @dataclass(frozen=True)

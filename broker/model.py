@@ -81,6 +81,8 @@ class FlowSample:
         rtt_s: smoothed round-trip time. rtt_latest_s: the last sample. rtt_s_min: the connection's own minimum.
         one_way_s: the way there alone, plus a constant that nobody knows (two clocks): only its changes mean anything.
         one_way_age_s: how long before the report that packet was sent.
+        way_in_s: the way towards us alone, plus another such constant. way_in_age_s: how long ago it had come.
+        received_bytes: what came from there, cumulative.
         delivered_bytes: acknowledged, cumulative. sent_packets, lost_packets: cumulative (segments, retransmits).
         delivery_rate_bits_per_s: the transport's own figure. application_limited: it had nothing more to send.
         job: of the session that reported it; "" where that names none.
@@ -102,6 +104,9 @@ class FlowSample:
     delivery_rate_bits_per_s: int | None = None
     application_limited: bool = False
     job: str = ""
+    way_in_s: float | None = None
+    way_in_age_s: float | None = None
+    received_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,8 @@ class SenderSample:
     Fields: `received_bytes` of payload, in order or not, cumulative for the address and class, whatever connections
     come and go; `age_s` since they were counted; `rtt_s` the least round trip to it; `broker` whether a broker answers
     there: "yes", "no" or "unknown"; `granted_bits_per_s` what that broker said to our last hold, None where it said
-    nothing, and `refused` whether it keeps none of it.
+    nothing, and `refused` whether it keeps none of it; `broker_rtt_s` the last round trip to that broker;
+    `receive_rtt_s` the least round trip that TCP, as the receiver, takes its connections to have.
     """
 
     address: str
@@ -160,6 +166,8 @@ class SenderSample:
     broker: str = "unknown"
     granted_bits_per_s: int | None = None
     refused: bool = False
+    broker_rtt_s: float | None = None
+    receive_rtt_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # a QUIC stack is megabytes, and who names no [peers] needs n
 InterfaceOf = Callable[[str], str | None]
 """The shaped interface towards an address, None where it is not one of ours."""
 
-MEASURE_S = 1.0
+MEASURE_S = 0.25
+"""A round trip is new with every message that goes: two a second while storage is held, one a second else."""
 
 
 class Neighbours:
@@ -37,7 +38,7 @@ class Neighbours:
         self._channel: PeerChannel | None = None
         self._arrivals = ArrivalBook()
         self._leases: tuple[Lease, ...] = ()
-        self._rtt_s: dict[str, float] = {}
+        self._rtt_s: dict[str, tuple[float, float]] = {}
         self._measured_s = float("-inf")
 
     def look(self) -> None:
@@ -76,12 +77,17 @@ class Neighbours:
             now_s=now_s,
         )
 
-    def _round_trips(self, now_s: float) -> Mapping[str, float]:
-        """The least round trip to each broker: what a burst's own queue adds to it is no way that a hold has to go."""
+    def _round_trips(self, now_s: float) -> Mapping[str, tuple[float, float]]:
+        """The least round trip to each broker (what a burst's own queue adds is no way that a hold has to go), and the
+        last one."""
         if self._channel is not None and now_s - self._measured_s >= MEASURE_S:
             self._measured_s = now_s
             known = self._channel.status()
-            self._rtt_s = {peer.address: peer.rtt_s_min for peer in known if peer.rtt_s_min is not None}
+            self._rtt_s = {
+                peer.address: (peer.rtt_s_min, peer.rtt_latest_s)
+                for peer in known
+                if peer.rtt_s_min is not None and peer.rtt_latest_s is not None
+            }
         return self._rtt_s
 
     def leases(self, *, interface_of: InterfaceOf) -> Mapping[str, tuple[Lease, ...]]:
