@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from broker import precedence
 from broker.cli.exits import ExitCode
 from broker.policy import Policy
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, ShapingError
@@ -93,7 +94,15 @@ def broker(
     classifier = _classifier()
     options = Options(configurations, take_over=take_over, rebuild=rebuild, earlier_sockets=True)
     guardian, notifier = Guardian(log=log), Notifier()
-    daemon = Daemon(options, kernel=RealKernel(), classifier=classifier, log=log, notifier=notifier, guardian=guardian)
+    daemon = Daemon(
+        options,
+        kernel=RealKernel(),
+        classifier=classifier,
+        log=log,
+        notifier=notifier,
+        guardian=guardian,
+        precede=precedence.take,
+    )
     if received:
         daemon.stop()
     daemon.run()

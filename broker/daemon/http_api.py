@@ -19,6 +19,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
+from broker import precedence
 from broker.codec import to_json
 from broker.daemon.authority import Authority, Right, peer_of
 from broker.daemon.control import Answer, Request
@@ -56,10 +57,13 @@ class HttpApi:
         listener = listen(path, kind=socket.SOCK_STREAM, mode=rights.socket_mode, group=rights.group)
         listener.setblocking(True)
         self._server = _Server(listener, snapshot, authority, ask)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(STOP_LATENCY_S,), name="hive-broker-http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, name="hive-broker-http", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        """In the server's thread, whose requests have theirs: none of them goes before other programs."""
+        precedence.give_up()
+        self._server.serve_forever(STOP_LATENCY_S)
 
     def close(self) -> None:
         """Stop serving and remove the socket."""

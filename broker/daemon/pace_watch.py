@@ -43,6 +43,8 @@ class PaceWatch:
         self._sent_bytes, self._clock = sent_bytes, clock
         self._watched: dict[str, _Watched] = {}
         self._next_s = float("inf")
+        self.crossed = False
+        """Something has crossed since `want` was called."""
 
     @property
     def next_s(self) -> float:
@@ -51,7 +53,7 @@ class PaceWatch:
 
     def want(self, watches: Iterable[Watch]) -> None:
         """From now on look for these, and for nothing else."""
-        before, self._watched = self._watched, {}
+        before, self._watched, self.crossed = self._watched, {}, False
         for watch in watches:
             known = before.get(watch.interface)
             if known is None or known.watch != watch:
@@ -63,7 +65,7 @@ class PaceWatch:
             self._next_s = self._clock() + LOOK_S
 
     def look(self) -> bool:
-        """Look, where it is time; whether to decide now."""
+        """Look, where it is time; whether something crosses now."""
         now_s = self._clock()
         if now_s < self._next_s:
             return False
@@ -74,6 +76,7 @@ class PaceWatch:
             sent_bytes = counters.get(interface)
             if sent_bytes is not None:
                 due |= _crossed(entry, sent_bytes, now_s=now_s)
+        self.crossed |= due
         return due
 
     def pace_bits_per_s(self, interface: str) -> int | None:
