@@ -206,7 +206,8 @@ class Inflow:
             FlowSample("s-1/10.0.0.2:9", "10.0.0.2", "compute", "report", 0.0, way_in_s=way_in_s, way_in_age_s=0.0),
         )
         sample = InterfaceSample(
-            "a", int(self.told_bits_per_s or 0) or None, 0.0, classes, flows, bursts=bursts, received_bytes=int(came / 8), senders=senders,
+            "a", int(self.told_bits_per_s or 0) or None, 0.0, classes, flows, bursts=bursts,
+            received_bytes=int(came / 8), senders=senders,
             pace_bits_per_s=self._pace_bits_per_s(),
         )  # fmt: skip
         return Measurements((sample,))
