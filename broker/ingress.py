@@ -127,7 +127,9 @@ def decide_ingress(
     state = replace(
         state,
         allowance_bits_per_s=allowance or 0,
-        senders=tuple(_allowed(entry, allowed.get(entry.address, 0), now_s=now_s) for entry in state.senders),
+        senders=tuple(
+            _allowed(entry, allowed.get(entry.address, 0), here=in_kernel, now_s=now_s) for entry in state.senders
+        ),
     )
     again = [
         inbound.look_again_s(state, now_s=now_s, lead_s=lead_s, capacity_bits_per_s=rate) if allowance else None,
@@ -148,12 +150,11 @@ def decide_ingress(
 def _capacity(
     state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, out: WayOut, *, now_s: float
 ) -> way_in_capacity.WayInEstimate:
-    """What the way in carries. What an IFB of ours holds back waits in it: that says nothing of a queue elsewhere."""
     lately = frozenset(
         entry.address
         for entry in state.senders
-        if _wants_ifb(state, interface, now_s=now_s) or (entry.held_s is not None and now_s - entry.held_s < HELD_FOR_S)
-    )
+        if entry.held_s is not None and now_s - entry.held_s < HELD_FOR_S
+    )  # fmt: skip
     return way_in_capacity.estimate(
         now_s=now_s,
         state=state.capacity,
@@ -162,13 +163,14 @@ def _capacity(
         flows=sample.flows if sample is not None else (),
         senders=sample.senders if sample is not None else (),
         held=lately,
-        limited=any(_limited(entry) for entry in state.senders),
+        limited=any(_limited(entry) for entry in state.senders) or _limited_here(state, interface, now_s=now_s),
         out=out,
     )
 
 
-def _allowed(sender: SenderState, allowed: int, *, now_s: float) -> SenderState:
-    return replace(sender, allowed_bits_per_s=allowed, held_s=now_s if allowed else sender.held_s)
+def _allowed(sender: SenderState, allowed: int, *, here: bool, now_s: float) -> SenderState:
+    """With an IFB of ours, what it holds back waits in it, as at a sender that holds itself back."""
+    return replace(sender, allowed_bits_per_s=allowed, held_s=now_s if allowed or here else sender.held_s)
 
 
 def _allowance(
@@ -268,6 +270,12 @@ def _limited(sender: SenderState) -> bool:
     """Whether a sender would send more if it might."""
     used = max(sender.last_bits_per_s, sender.rate_bits_per_s)
     return sender.allowed_bits_per_s > 0 and used >= LIMITED * sender.allowed_bits_per_s
+
+
+def _limited_here(state: IngressState, interface: InterfacePolicy, *, now_s: float) -> bool:
+    """Whether storage would bring more if an IFB of ours let it."""
+    brings = sum(entry.rate_bits_per_s for entry in state.senders)
+    return _wants_ifb(state, interface, now_s=now_s) and brings >= LIMITED * state.allowance_bits_per_s > 0
 
 
 def _judged(sender: SenderState, might: bool, elapsed_s: float) -> SenderState:

@@ -7,12 +7,13 @@ time, so what came meanwhile is what it carries: the delivery rate, to a percent
 limited by an application. So this is a law of its own:
 
     queue   two senders see one and none surely sees none (broker.way_in_delay): the capacity is what came since, at
-            least a third of what it was taken for; and while storage is held back, it is held to half for about twice
-            the time that packets wait, so that the queue goes away
+            least a third of what it was taken for; and when that is less, storage that is held back is held to half
+            for about twice the time that packets wait, so that the queue goes away
     more    more came than that, without a queue: so much it carries at least
     probe   storage has used all that it was left for a while, and somebody surely sees no queue: 3 % more, doubling to
             20 %, small again near what the last queue said
-    hold    nobody says anything: the last capacity stands
+    hold    nothing comes and nobody says anything: the last capacity stands
+    forget  for ten seconds much came, and nobody said how long it took: what operator or driver say counts again
     doubt   the queue stays though ever less comes in: it is not ours; the rate from before is given back, today's
             times are the path's own, and delay is not believed for half a minute
 
@@ -57,7 +58,9 @@ USED = 0.8
 NEAR = 1.04
 """Up to 4 % over what the last queue said steps stay small."""
 LOAD_MIN = 0.05
-"""Of the base: when less than that comes in, a queue is somebody else's."""
+"""Of what operator or driver say: when less than that comes in, a queue is somebody else's."""
+FORGET_S, FORGET_LOAD = 10.0, 0.3
+"""Without a word for so long, while at least this part of it comes, an estimate is no measurement any more."""
 EPISODE_S = 5.0
 DOUBT_MOVES, DOUBT_EXCESS = 5, 0.7
 """Five times lower and never higher, each time because less came, with more than 0.7 of the first delay left: it does
@@ -104,7 +107,7 @@ def estimate(
     """
     rate, source = base
     if state is None or state.base_bits_per_s != rate:
-        state = WayInState(rate, rate, changed_s=now_s)
+        state = WayInState(rate, rate, changed_s=now_s, heard_s=now_s)
     before_s = state.came[-1][0] if state.came else now_s
     state = _count(state, received_bytes, now_s=now_s)
     state = way_in_delay.hear(state, flows=flows, senders=senders, held=held, out=out, now_s=now_s)
@@ -113,10 +116,15 @@ def estimate(
     raised = state.moved_by == "raise" and now_s - state.changed_s <= PROBE_WATCH_S
     said = way_in_delay.verdict(state, threshold_s=PROBE_DELAY_S if raised else DELAY_S, now_s=now_s)
     settled = now_s >= max(state.drain_until_s, state.blameless_until_s)
+    load_min = LOAD_MIN * rate if source != "fallback" else 0.0
     if said.queue and settled and now_s - max(state.changed_s, state.drain_until_s) >= REFRACTORY_S:
-        state = _queue(state, said, holding=bool(held), now_s=now_s)
+        state = _queue(state, said, holding=bool(held), load_min=load_min, now_s=now_s)
     elif not said.queue and state.rate_bits_per_s < rate:
         state = _more(state, said, now_s=now_s)
+    if said.heard or not state.came or now_s - before_s > FORGET_S:
+        state = replace(state, heard_s=now_s)
+    elif now_s - state.heard_s > FORGET_S and state.rate_bits_per_s < rate:
+        state = _forgotten(state, now_s=now_s)
     measured = state.rate_bits_per_s < rate
     return WayInEstimate(
         state,
@@ -149,10 +157,10 @@ def _came_bits_per_s(state: WayInState, *, since_s: float) -> float | None:
     return (end - start) / (end_s - start_s) if end_s - start_s >= CAME_S_MIN else None
 
 
-def _queue(state: WayInState, said: Verdict, *, holding: bool, now_s: float) -> WayInState:
+def _queue(state: WayInState, said: Verdict, *, holding: bool, load_min: float, now_s: float) -> WayInState:
     """A queue stands: take the capacity for what came, and let the queue go away."""
     came = _came_bits_per_s(state, since_s=max(now_s - DETECT_S, state.drain_until_s))
-    if came is None or came < LOAD_MIN * state.base_bits_per_s:
+    if came is None or came < load_min:
         return state
     first = not state.episode_rate_bits_per_s or now_s - max(state.changed_s, state.drain_until_s) > EPISODE_S
     if first:
@@ -171,15 +179,14 @@ def _queue(state: WayInState, said: Verdict, *, holding: bool, now_s: float) -> 
         )  # fmt: skip
     rate = min(state.base_bits_per_s, int(max(came, MOST * state.rate_bits_per_s)))
     lower = rate < (LOWER_RAISED if state.moved_by == "raise" else LOWER) * state.rate_bits_per_s
-    another = lower or rate > state.rate_bits_per_s
-    if not another and not holding:
-        return state
-    drain_s = min(DRAIN_S_MAX, said.excess_s / (1 - DRAIN_FACTOR)) if holding else 0.0
+    if not lower and rate <= state.rate_bits_per_s:
+        return state  # full, and as much comes as was thought: a burst of training that storage makes room for does so
+    drain_s = min(DRAIN_S_MAX, said.excess_s / (1 - DRAIN_FACTOR)) if lower and holding else 0.0
     return replace(
         state,
-        rate_bits_per_s=max(BASE_BITS_PER_S_MIN, rate) if another else state.rate_bits_per_s,
+        rate_bits_per_s=max(BASE_BITS_PER_S_MIN, rate),
         changed_s=now_s,
-        moved_by="queue" if another or state.moved_by == "queue" else "",
+        moved_by="queue",
         excess_s=said.excess_s,
         voices_seen=said.seen_by,
         drain_until_s=now_s + drain_s,
@@ -187,7 +194,7 @@ def _queue(state: WayInState, said: Verdict, *, holding: bool, now_s: float) -> 
         busy_s=0.0,
         step=PROBE_STEP,
         failed_bits_per_s=rate,
-        episode_moves=0 if another and not lower else state.episode_moves + (lower and holding),
+        episode_moves=state.episode_moves + holding if lower else 0,
     )
 
 
@@ -212,6 +219,13 @@ def _more(state: WayInState, said: Verdict, *, now_s: float) -> WayInState:
         busy_s=0.0,
         step=PROBE_STEP if gentle else min(PROBE_STEP_MAX, 2 * step),
     )
+
+
+def _forgotten(state: WayInState, *, now_s: float) -> WayInState:
+    came = _came_bits_per_s(state, since_s=now_s - CAME_S)
+    if came is None or came < FORGET_LOAD * state.rate_bits_per_s:
+        return replace(state, heard_s=now_s)
+    return replace(state, rate_bits_per_s=state.base_bits_per_s, changed_s=now_s, moved_by="forgotten", heard_s=now_s)
 
 
 def _reason(state: WayInState, said: Verdict, source: str, *, now_s: float) -> reasons.Reasoned:

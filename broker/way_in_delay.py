@@ -13,7 +13,8 @@ The two directions are told apart so: what the way out's own signals say of a qu
 where they say nothing and our own way out is loaded, a round trip does not count.
 
 A sender's own slow link looks the same as ours, to him. So two senders have to see a queue, and none may surely see
-none: what stands in front of our link, everybody's packets wait in.
+none: what stands in front of our link, everybody's packets wait in. And one of them has to be known by more than the
+word of a program of ours, which may say what it likes of as many peers as it likes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ VOTE_S, HIGH, OF = 0.8, 3, 4
 SLOW_S, SLOW_APART_S = 2.5, 0.5
 """Three of the last four samples; where fewer came meanwhile, all of them, and at least two."""
 VOICES_MIN = 2
+REPORTED = "way/"
 NEW_S = 0.005
 LOADED = 0.5
 """Of the way out. Above it, a round trip says nothing unless the way out itself says what is in it."""
@@ -84,7 +86,9 @@ def hear(
     samples: list[tuple[str, str, float, float, float]] = []  # key, sender, when, value, what else is in it
     for flow in flows:
         if flow.way_in_s is not None and flow.way_in_age_s is not None and flow.age_s < FRESH_S:
-            samples.append((f"way/{flow.key}", flow.peer, now_s - flow.age_s - flow.way_in_age_s, flow.way_in_s, 0.0))
+            samples.append(
+                (f"{REPORTED}{flow.key}", flow.peer, now_s - flow.age_s - flow.way_in_age_s, flow.way_in_s, 0.0)
+            )
     explained = out.excess_s if out.excess_s is not None else 0.0 if out.load < LOADED else None
     for sender in senders if explained is not None else ():
         if sender.traffic_class != LENDER:
@@ -96,6 +100,7 @@ def hear(
             samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, explained))
     known = {entry.key: entry for entry in state.sources}
     excess: dict[str, tuple[float, float]] = {}
+    vouched: dict[str, float] = {}
     for key, sender_of, at_s, value_s, else_s in sorted(samples)[:SOURCES_MAX]:
         before = known.get(key)
         if before is not None and (at_s <= before.at_s + NEW_S or value_s == before.value_s):
@@ -107,16 +112,21 @@ def hear(
         over_s = max(0.0, value_s - min(least for _, least in entry.least_s) - else_s)
         last = excess.get(sender_of, (at_s, over_s))
         excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # of one sender who waits least
+        if not key.startswith(REPORTED):
+            vouched[sender_of] = at_s
     kept = sorted(known.values(), key=lambda entry: (-entry.at_s, entry.key))[:SOURCES_MAX]
     fresh = tuple(entry for entry in kept if now_s - entry.at_s <= PARTS * PART_S)
     return replace(
-        state, sources=tuple(sorted(fresh, key=lambda entry: entry.key)), voices=_voices(state, excess, now_s=now_s)
+        state,
+        sources=tuple(sorted(fresh, key=lambda entry: entry.key)),
+        voices=_voices(state, excess, vouched, now_s=now_s),
     )
 
 
 def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
     """What the senders say together."""
-    high, low = [], 0
+    high: list[float] = []
+    low, vouched = 0, False
     for voice in state.voices:
         fresh = [entry for entry in voice.excess[-OF:] if entry[0] > now_s - VOTE_S]
         needed = min(HIGH, len(fresh))
@@ -128,11 +138,12 @@ def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
         over = [seconds for _, seconds in fresh if seconds > threshold_s]
         if len(over) >= needed:
             high.append(over[-1])
+            vouched |= voice.vouched_s is not None and voice.vouched_s > now_s - SLOW_S
         elif 2 * (len(fresh) - len(over)) >= len(fresh):
             low += 1
     high.sort()
     return Verdict(
-        queue=len(high) >= VOICES_MIN and not low,
+        queue=len(high) >= VOICES_MIN and not low and vouched,
         clear=low > 0 and not high,
         excess_s=high[len(high) // 2] if high else 0.0,
         seen_by=len(high),
@@ -154,7 +165,9 @@ def _with(before: SourceState | None, key: str, sender: str, *, at_s: float, val
     return SourceState(key, sender, at_s, value_s, tuple(least))
 
 
-def _voices(state: WayInState, excess: dict[str, tuple[float, float]], *, now_s: float) -> tuple[VoiceState, ...]:
+def _voices(
+    state: WayInState, excess: dict[str, tuple[float, float]], vouched: dict[str, float], *, now_s: float
+) -> tuple[VoiceState, ...]:
     known = {
         voice.sender: voice
         for voice in state.voices
@@ -162,5 +175,6 @@ def _voices(state: WayInState, excess: dict[str, tuple[float, float]], *, now_s:
     }  # fmt: skip
     for sender, sample in excess.items():
         before = known.get(sender, VoiceState(sender))
-        known[sender] = VoiceState(sender, (*before.excess[1 - REMEMBERED :], sample))
+        lately = (*before.excess[1 - REMEMBERED :], sample)
+        known[sender] = VoiceState(sender, lately, vouched.get(sender, before.vouched_s))
     return tuple(known[sender] for sender in sorted(known))

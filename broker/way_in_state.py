@@ -23,10 +23,12 @@ class SourceState:
 
 @dataclass(frozen=True)
 class VoiceState:
-    """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first."""
+    """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first; `vouched_s` when
+    something else than a report of a program of ours last said so."""
 
     sender: str
     excess: tuple[tuple[float, float], ...] = ()
+    vouched_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class WayInState:
     when storage is held to half, so that the queue goes away; `busy_s` for how long storage has used all that it might;
     `step` of the next raise, `failed_bits_per_s` where the last one ended; `episode_rate_bits_per_s`,
     `episode_excess_s` and `episode_moves` (lower ones) since a queue was first seen, `blameless_until_s` until when no
-    delay is believed.
+    delay is believed; `heard_s` when somebody last said how long packets take, or nothing came.
     """
 
     base_bits_per_s: int
@@ -62,3 +64,4 @@ class WayInState:
     episode_excess_s: float = 0.0
     episode_moves: int = 0
     blameless_until_s: float = 0.0
+    heard_s: float = 0.0

@@ -232,3 +232,37 @@ def test_who_has_no_broker_is_held_on_an_ifb_and_everything_is_put_back(lab: Lab
         assert receiver.end(signal.SIGTERM) == 0
         assert "hqifb" not in host.run(["ip", "link", "show"]).stdout
         assert "ingress" not in host.run(["tc", "qdisc", "show", "dev", "eth0"]).stdout
+
+
+def test_a_way_in_of_unknown_speed_is_found_and_followed_by_two_senders_word(lab: Lab) -> None:
+    """No brokers at the senders, and nobody trains: storage of two hosts is in each other's way."""
+    host, link = lab["a"], lab.links["a-r"]
+    sink = host.popen([sys.executable, "-c", STORAGE, "sink"], stdout=subprocess.PIPE)
+    assert sink.stdout is not None
+    sink.stdout.readline()
+    senders = [
+        lab[name].popen([sys.executable, "-c", STORAGE, host.address], stderr=subprocess.DEVNULL) for name in ("b", "c")
+    ]
+    with broker_in(host) as receiver:
+
+        def way_in() -> dict[str, Any]:
+            return next(entry for entry in receiver.status()["interfaces"] if entry["direction"] == "ingress")
+
+        try:
+            started(receiver, egress="20 Mbit/s", ingress="auto")
+            wait_until(lambda: way_in()["capacity_source"] == "fallback", what=way_in)
+            wait_until(lambda: len(recorded(receiver)) > 30, what=way_in)
+            link.set_rate(LINK_BITS_PER_S // 4)
+            wait_until(lambda: way_in()["capacity_bits_per_s"] <= LINK_BITS_PER_S // 3, what=way_in)
+            assert way_in()["capacity_source"] == "measured"
+            link.set_rate(LINK_BITS_PER_S)
+            wait_until(lambda: way_in()["capacity_bits_per_s"] >= LINK_BITS_PER_S // 2, what=way_in)
+        finally:
+            link.set_rate(LINK_BITS_PER_S)
+            for process in (*senders, sink):
+                process.kill()
+                process.wait()
+            sink.stdout.close()
+        receiver.stop()
+        replayed = subprocess.run([*COMMAND, "replay", str(receiver.folder / "record")], timeout=LIMIT_S, check=False)
+        assert replayed.returncode == 0

@@ -48,7 +48,7 @@ def capacities(world: Inflow, from_s: float, to_s: float) -> list[float]:
 
 @pytest.fixture(scope="module", params=["trains", "silent", "stores"])
 def changing(request: pytest.FixtureRequest) -> Inflow:
-    """A link that falls to less than a third and rises again, under training that announces or not, or storage alone."""
+    """A link that falls to less than a third and rises again: training that announces or not, or storage alone."""
     senders = [Storage("10.0.0.3"), Storage("10.0.0.4")]
     if request.param == "stores":
         senders = [Storage("10.0.0.3", 140e6), Storage("10.0.0.4", 140e6)]
@@ -147,11 +147,19 @@ class Ticks:
 def test_two_senders_have_to_see_a_queue_and_none_must_see_none() -> None:
     for waits, clear, found in ((("b", "c"), (), True), (("b",), (), False), (("b", "c"), ("d",), False)):
         ticks = Ticks()
-        ticks.go(2.0, comes=40e6, ways=dict.fromkeys((*waits, *clear), 0.005))
+        ticks.go(2.0, comes=40e6, brokers=dict.fromkeys((*waits, *clear), 0.005))
         queued = dict.fromkeys(waits, 0.08) | dict.fromkeys(clear, 0.005)
-        estimate = ticks.go(1.0, comes=40e6, ways=queued)
+        estimate = ticks.go(1.0, comes=40e6, brokers=queued)
         assert (estimate.source == "measured") is found, (waits, clear)
         assert (estimate.rate_bits_per_s == pytest.approx(40e6, rel=0.03)) is found
+
+
+def test_a_program_alone_cannot_say_that_a_queue_stands_whatever_peers_it_names() -> None:
+    for brokers, found in (({}, False), ({"d": 0.08}, True)):
+        ticks = Ticks()
+        ticks.go(2.0, comes=40e6, ways={"b": 0.005, "c": 0.005}, brokers=dict.fromkeys(brokers, 0.005))
+        estimate = ticks.go(1.0, comes=40e6, ways={"b": 0.08, "c": 0.08}, brokers=brokers)
+        assert (estimate.source == "measured") is found
 
 
 def test_a_round_trip_counts_where_the_way_out_is_idle_or_explains_its_part() -> None:
@@ -176,19 +184,19 @@ def test_what_tcp_says_of_a_sender_that_we_hold_back_is_about_our_hold() -> None
 
 def test_delay_with_next_to_nothing_coming_in_is_somebody_elses() -> None:
     ticks = Ticks()
-    ticks.go(2.0, comes=2e6, ways={"b": 0.005, "c": 0.005})
-    assert ticks.go(3.0, comes=2e6, ways={"b": 0.2, "c": 0.2}).rate_bits_per_s == LINK
+    ticks.go(2.0, comes=2e6, ways={"b": 0.005}, brokers={"c": 0.005})
+    assert ticks.go(3.0, comes=2e6, ways={"b": 0.2}, brokers={"c": 0.2}).rate_bits_per_s == LINK
 
 
 def test_delay_that_stays_while_ever_less_is_let_in_gives_the_rate_back() -> None:
     """Others fill the bottleneck: whatever we let in, it waits as long."""
     ticks = Ticks()
-    ticks.go(2.0, comes=60e6, ways={"b": 0.005, "c": 0.005})
-    rates = []
+    ticks.go(2.0, comes=60e6, ways={"b": 0.005}, brokers={"c": 0.005})
+    rates: list[int] = []
     for _ in range(120):
         let_in = 0.9 * (ticks.estimate.rate_bits_per_s if rates else 60e6)
         rates.append(
-            ticks.go(0.1, comes=let_in, ways={"b": 0.08, "c": 0.08}, held=frozenset({"d"})).rate_bits_per_s
+            ticks.go(0.1, comes=let_in, ways={"b": 0.08}, brokers={"c": 0.08}, held=frozenset({"d"})).rate_bits_per_s
         )  # fmt: skip
     assert min(rates) < 60e6
     assert ticks.estimate.reason.code == "delay-not-ours"
@@ -198,9 +206,9 @@ def test_delay_that_stays_while_ever_less_is_let_in_gives_the_rate_back() -> Non
 def test_a_queue_is_drained_only_while_somebody_is_held() -> None:
     for held, drains in ((frozenset({"d"}), True), (frozenset[str](), False)):
         ticks = Ticks()
-        ticks.go(2.0, comes=60e6, ways={"b": 0.005, "c": 0.005})
+        ticks.go(2.0, comes=60e6, ways={"b": 0.005}, brokers={"c": 0.005})
         seen = [
-            ticks.go(0.1, comes=60e6, ways={"b": 0.08, "c": 0.08}, held=held).draining for _ in range(10)
+            ticks.go(0.1, comes=60e6, ways={"b": 0.08}, brokers={"c": 0.08}, held=held).draining for _ in range(10)
         ]  # fmt: skip
         assert any(seen) is drains
 
@@ -212,17 +220,17 @@ def test_a_raise_waits_until_storage_is_what_limits_and_somebody_sees_no_queue()
         (True, {}, False),
     ):
         ticks = Ticks()
-        ticks.go(2.0, comes=40e6, ways={"b": 0.005, "c": 0.005})
-        found = ticks.go(1.0, comes=40e6, ways={"b": 0.08, "c": 0.08}).rate_bits_per_s
+        ticks.go(2.0, comes=40e6, ways={"b": 0.005}, brokers={"c": 0.005})
+        found = ticks.go(1.0, comes=40e6, ways={"b": 0.08}, brokers={"c": 0.08}).rate_bits_per_s
         later = ticks.go(4.0, comes=0.9 * found, ways=ways, limited=limited).rate_bits_per_s
         assert (later > found) is raised
 
 
 def test_counters_that_go_back_or_are_missing_change_nothing() -> None:
     ticks = Ticks()
-    ticks.go(2.0, comes=60e6, ways={"b": 0.005, "c": 0.005})
+    ticks.go(2.0, comes=60e6, ways={"b": 0.005}, brokers={"c": 0.005})
     ticks.received_bytes = 0
-    ticks.go(0.1, comes=0, ways={"b": 0.08, "c": 0.08})
+    ticks.go(0.1, comes=0, ways={"b": 0.08}, brokers={"c": 0.08})
     missing = way_in_capacity.estimate(
         now_s=ticks.now_s + 0.1, state=ticks.state, base=ticks.base, received_bytes=None, flows=(), senders=(),
         held=frozenset(), limited=False, out=ticks.out,
@@ -240,8 +248,11 @@ def test_what_it_rests_on_is_recorded_and_replays_to_the_byte() -> None:
             FlowSample(f"s/{peer}", peer, "compute", "report", 0.0, way_in_s=waits_s + noise_s, way_in_age_s=0.0)
             for peer in ("10.0.0.2", "10.0.0.5")
         )
+        senders = (SenderSample("10.0.0.3", "storage", tick * 400_000, 0.0, 0.004, broker_rtt_s=waits_s + noise_s),)
         classes = tuple(ClassSample(name, 0) for name in CLASS_NAMES)
-        sample = InterfaceSample("a", None, 0.0, classes, flows, received_bytes=tick * 500_000, pace_bits_per_s=tick)
+        sample = InterfaceSample(
+            "a", None, 0.0, classes, flows, received_bytes=tick * 500_000, senders=senders, pace_bits_per_s=tick
+        )
         decision = decide(
             now_s=tick / 10, state=state, measurements=Measurements((sample,)), policy=POLICY
         )  # fmt: skip
