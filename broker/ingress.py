@@ -35,8 +35,6 @@ from broker.state import BurstState
 from broker.way_in_delay import HELD_FOR_S, WayOut
 from hive_qos.units import format_rate
 
-HEADROOM = 0.95
-"""What leaves a sender at this part of our rate arrives without a queue, though its shaper lets 64 KiB go at once."""
 IDLE_S = 10.0
 """Without a burst for so long nobody is held back: outer rounds of tens of seconds begin against a full queue, once."""
 OTHERS_ROOM = 1.1
@@ -94,7 +92,7 @@ def decide_ingress(
     """
     senders = sample.senders if sample is not None else ()
     estimate = _capacity(state, sample, interface, out, now_s=now_s)
-    rate, source = int(HEADROOM * estimate.rate_bits_per_s), estimate.source
+    rate, source = estimate.rate_bits_per_s, estimate.source
     before = state = replace(state, capacity=estimate.state)
     slower = min(rate, out.bits_per_s)
     bursts, state = _bursts(state, sample, credited, slower=slower, now_s=now_s)
@@ -135,26 +133,22 @@ def decide_ingress(
         inbound.look_again_s(state, now_s=now_s, lead_s=lead_s, capacity_bits_per_s=rate) if allowance else None,
         observed.quiet_in_s(state.observed, now_s=now_s),
     ]
+    close = _look_closely(state, rate, now_s=now_s)
     return Inflow(
         state=state,
         allocation=_allocation(interface.name, state, policy, rate, estimate, why, allowance, in_kernel=in_kernel),
         holds=_holds(allowed, told, rate, why),
         alarms=_alarms(interface, told, source=source, in_kernel=in_kernel, holding=bool(allowance)),
         again_s=min((time_s for time_s in again if time_s is not None), default=None),
-        watch=observed.watch(interface.name, state.observed, slower_bits_per_s=slower)
-        if _look_closely(state, rate, now_s=now_s)
-        else None,
+        watch=observed.watch(interface.name, state.observed, slower_bits_per_s=slower) if close else None,
     )
 
 
 def _capacity(
     state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, out: WayOut, *, now_s: float
 ) -> way_in_capacity.WayInEstimate:
-    lately = frozenset(
-        entry.address
-        for entry in state.senders
-        if entry.held_s is not None and now_s - entry.held_s < HELD_FOR_S
-    )  # fmt: skip
+    held_s = {entry.address: entry.held_s for entry in state.senders if entry.held_s is not None}
+    lately = frozenset(address for address, at_s in held_s.items() if now_s - at_s < HELD_FOR_S)
     return way_in_capacity.estimate(
         now_s=now_s,
         state=state.capacity,
@@ -174,16 +168,9 @@ def _allowed(sender: SenderState, allowed: int, *, here: bool, now_s: float) -> 
 
 
 def _allowance(
-    state: IngressState,
-    own: Promises,
-    rate: int,
-    *,
-    owed: int,
-    window_s: float,
-    lead_s: float,
-    draining: bool,
+    state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, lead_s: float, draining: bool,
     now_s: float,
-) -> tuple[int | None, reasons.Reasoned]:
+) -> tuple[int | None, reasons.Reasoned]:  # fmt: skip
     """What all storage together may send towards us, None where it is free, and why."""
     if state.training_s is None or now_s - state.training_s > IDLE_S:
         return None, ingress_reasons.NothingToProtect()

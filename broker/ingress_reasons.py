@@ -127,8 +127,8 @@ class QueueOnTheWayIn:
 
     def text(self) -> str:
         return (
-            f"{format_rate(self.rate_bits_per_s)} came in, headroom not taken off, while packets of {self.senders} "
-            f"senders waited {self.excess_s * 1000:.0f} ms in front of our link"
+            f"{format_rate(self.rate_bits_per_s)}, less headroom, came in while packets of {self.senders} senders "
+            f"waited {self.excess_s * 1000:.0f} ms in front of our link"
         )
 
 
@@ -142,8 +142,8 @@ class DrainsWayIn:
 
     def text(self) -> str:
         return (
-            f"{format_rate(self.rate_bits_per_s)}, headroom not taken off; a queue of {self.excess_s * 1000:.0f} ms in "
-            "front of our link is being emptied"
+            f"half of {format_rate(self.rate_bits_per_s)}, until a queue of {self.excess_s * 1000:.0f} ms in front of "
+            "our link is empty"
         )
 
 
@@ -157,7 +157,7 @@ class ProbesWayIn:
 
     def text(self) -> str:
         return (
-            f"{format_rate(self.rate_bits_per_s)}, headroom not taken off: more is let in, up to "
+            f"{format_rate(self.rate_bits_per_s)}: more is let in, up to "
             f"{format_rate(self.base_bits_per_s)}, as long as nobody sees a queue"
         )
 

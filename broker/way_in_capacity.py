@@ -32,6 +32,8 @@ from broker.policy import InterfacePolicy
 from broker.way_in_delay import VOICES_MIN, Verdict, WayOut
 from broker.way_in_state import WayInState
 
+HEADROOM = 0.95
+"""What leaves a sender at this part of our rate arrives without a queue, though its shaper lets 64 KiB go at once."""
 DELAY_S = 0.030
 """As on the way out: cake-autorate's T; less is the jitter of Wi-Fi and of busy hosts."""
 PROBE_DELAY_S, PROBE_WATCH_S = 0.012, 1.5
@@ -71,8 +73,7 @@ BLAMELESS_S = 30.0
 
 @dataclass(frozen=True)
 class WayInEstimate:
-    """What the way in carries, no headroom taken off; where the figure is from, and why; whether its queue is being
-    drained."""
+    """What may be let in, headroom taken off; where the figure is from, and why; whether a queue is being drained."""
 
     state: WayInState
     rate_bits_per_s: int
@@ -128,7 +129,7 @@ def estimate(
     measured = state.rate_bits_per_s < rate
     return WayInEstimate(
         state,
-        state.rate_bits_per_s,
+        int(HEADROOM * state.rate_bits_per_s),
         "measured" if measured else source,
         _reason(state, said, source, now_s=now_s),
         now_s < state.drain_until_s,
@@ -229,14 +230,14 @@ def _forgotten(state: WayInState, *, now_s: float) -> WayInState:
 
 
 def _reason(state: WayInState, said: Verdict, source: str, *, now_s: float) -> reasons.Reasoned:
-    rate = state.rate_bits_per_s
+    rate = int(HEADROOM * state.rate_bits_per_s)
     if now_s < state.drain_until_s:
         return ingress_reasons.DrainsWayIn(rate, state.excess_s)
     if now_s < state.blameless_until_s:
         return reasons.DelayNotOurs(rate)
-    if rate < state.base_bits_per_s:
+    if state.rate_bits_per_s < state.base_bits_per_s:
         if state.moved_by == "raise":
-            return ingress_reasons.ProbesWayIn(rate, state.base_bits_per_s)
+            return ingress_reasons.ProbesWayIn(rate, int(HEADROOM * state.base_bits_per_s))
         return ingress_reasons.QueueOnTheWayIn(rate, state.excess_s, state.voices_seen)
     if source == "fallback":
         return ingress_reasons.IngressUnknown()

@@ -151,7 +151,7 @@ def test_two_senders_have_to_see_a_queue_and_none_must_see_none() -> None:
         queued = dict.fromkeys(waits, 0.08) | dict.fromkeys(clear, 0.005)
         estimate = ticks.go(1.0, comes=40e6, brokers=queued)
         assert (estimate.source == "measured") is found, (waits, clear)
-        assert (estimate.rate_bits_per_s == pytest.approx(40e6, rel=0.03)) is found
+        assert (estimate.rate_bits_per_s == pytest.approx(HEADROOM * 40e6, rel=0.03)) is found
 
 
 def test_a_program_alone_cannot_say_that_a_queue_stands_whatever_peers_it_names() -> None:
@@ -185,7 +185,7 @@ def test_what_tcp_says_of_a_sender_that_we_hold_back_is_about_our_hold() -> None
 def test_delay_with_next_to_nothing_coming_in_is_somebody_elses() -> None:
     ticks = Ticks()
     ticks.go(2.0, comes=2e6, ways={"b": 0.005}, brokers={"c": 0.005})
-    assert ticks.go(3.0, comes=2e6, ways={"b": 0.2}, brokers={"c": 0.2}).rate_bits_per_s == LINK
+    assert ticks.go(3.0, comes=2e6, ways={"b": 0.2}, brokers={"c": 0.2}).rate_bits_per_s == HEADROOM * LINK
 
 
 def test_delay_that_stays_while_ever_less_is_let_in_gives_the_rate_back() -> None:
@@ -194,13 +194,13 @@ def test_delay_that_stays_while_ever_less_is_let_in_gives_the_rate_back() -> Non
     ticks.go(2.0, comes=60e6, ways={"b": 0.005}, brokers={"c": 0.005})
     rates: list[int] = []
     for _ in range(120):
-        let_in = 0.9 * (ticks.estimate.rate_bits_per_s if rates else 60e6)
+        let_in = 0.95 * (ticks.estimate.rate_bits_per_s if rates else 60e6)
         rates.append(
             ticks.go(0.1, comes=let_in, ways={"b": 0.08}, brokers={"c": 0.08}, held=frozenset({"d"})).rate_bits_per_s
         )  # fmt: skip
     assert min(rates) < 60e6
     assert ticks.estimate.reason.code == "delay-not-ours"
-    assert rates[-1] == LINK
+    assert rates[-1] == HEADROOM * LINK
 
 
 def test_a_queue_is_drained_only_while_somebody_is_held() -> None:
@@ -222,7 +222,7 @@ def test_a_raise_waits_until_storage_is_what_limits_and_somebody_sees_no_queue()
         ticks = Ticks()
         ticks.go(2.0, comes=40e6, ways={"b": 0.005}, brokers={"c": 0.005})
         found = ticks.go(1.0, comes=40e6, ways={"b": 0.08}, brokers={"c": 0.08}).rate_bits_per_s
-        later = ticks.go(4.0, comes=0.9 * found, ways=ways, limited=limited).rate_bits_per_s
+        later = ticks.go(4.0, comes=0.95 * found, ways=ways, limited=limited).rate_bits_per_s
         assert (later > found) is raised
 
 
@@ -235,7 +235,7 @@ def test_counters_that_go_back_or_are_missing_change_nothing() -> None:
         now_s=ticks.now_s + 0.1, state=ticks.state, base=ticks.base, received_bytes=None, flows=(), senders=(),
         held=frozenset(), limited=False, out=ticks.out,
     )  # fmt: skip
-    assert missing.rate_bits_per_s == LINK
+    assert missing.rate_bits_per_s == HEADROOM * LINK
     assert missing.state.came == ()
 
 
