@@ -56,11 +56,13 @@ class WayOut:
 @dataclass(frozen=True)
 class Verdict:
     """`queue` whether one stands in front of our link, `clear` whether surely none does; `excess_s` of those that see
-    one, the middle of them; `seen_by` how many do, `heard` how many say anything."""
+    one, the middle of them; `since_s` since when all of them have seen it; `seen_by` how many do, `heard` how many say
+    anything."""
 
     queue: bool
     clear: bool
     excess_s: float
+    since_s: float
     seen_by: int
     heard: int
 
@@ -126,7 +128,7 @@ def hear(
 def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
     """What the senders say together."""
     high: list[float] = []
-    low, vouched = 0, False
+    low, vouched, since_s = 0, False, 0.0
     for voice in state.voices:
         fresh = [entry for entry in voice.excess[-OF:] if entry[0] > now_s - VOTE_S]
         needed = min(HIGH, len(fresh))
@@ -136,8 +138,9 @@ def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
         if len(fresh) < 2:
             continue
         over = [seconds for _, seconds in fresh if seconds > threshold_s]
-        if len(over) >= needed:
+        if len(over) >= needed and fresh[-1][1] > threshold_s:
             high.append(over[-1])
+            since_s = max(since_s, _since_s(voice, threshold_s=threshold_s))
             vouched |= voice.vouched_s is not None and voice.vouched_s > now_s - SLOW_S
         elif 2 * (len(fresh) - len(over)) >= len(fresh):
             low += 1
@@ -146,9 +149,20 @@ def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
         queue=len(high) >= VOICES_MIN and not low and vouched,
         clear=low > 0 and not high,
         excess_s=high[len(high) // 2] if high else 0.0,
+        since_s=since_s,
         seen_by=len(high),
         heard=len(high) + low,
     )
+
+
+def _since_s(voice: VoiceState, *, threshold_s: float) -> float:
+    """Since when a sender that sees a queue now has seen it in every sample."""
+    since_s = voice.excess[-1][0]
+    for at_s, seconds in reversed(voice.excess):
+        if seconds <= threshold_s:
+            break
+        since_s = at_s
+    return since_s
 
 
 def rebase(state: WayInState) -> WayInState:

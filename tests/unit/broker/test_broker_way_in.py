@@ -60,7 +60,7 @@ def changing(request: pytest.FixtureRequest) -> Inflow:
 def test_a_fall_to_less_than_a_third_is_followed_within_a_second_and_a_half(changing: Inflow) -> None:
     assert set(capacities(changing, 1.0, FALL_S)) == {LINK}
     assert max(capacities(changing, FALL_S + 1.5, RISE_S)) <= 1.1 * 30e6
-    assert min(capacities(changing, FALL_S + 1.5, RISE_S)) >= 0.8 * 30e6
+    assert min(capacities(changing, FALL_S + 1.5, RISE_S)) >= 0.75 * 30e6
     entry = way_in(next(one for one in changing.decisions if decided_s(one) >= FALL_S + 1.5))
     assert entry.capacity_source == "measured"
     assert entry.capacity_reason.code in ("queue-on-the-way-in", "way-in-draining", "way-in-probing")
@@ -94,6 +94,7 @@ def test_without_a_speed_a_queue_shows_it_and_until_then_an_alarm_says_so() -> N
 
 def test_where_nobody_tells_of_delay_the_configured_rate_stands_and_the_reason_says_so() -> None:
     world = Inflow(POLICY, [Storage("10.0.0.3", 140e6, broker="unknown")], pause_s=100.0, changes=((2.0, 30e6),))
+    world.clocks = False
     world.run(6)
     assert set(capacities(world, 0.0, 6.0)) == {LINK}
     assert way_in(world.decisions[-1]).capacity_reason.code == "way-in-unheard"
