@@ -35,7 +35,7 @@ from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.link_layers import misplaced
-from broker.daemon.links import Links, Received, Routes
+from broker.daemon.links import Links, Routes, Traffic
 from broker.daemon.log import Log
 from broker.daemon.measuring import Measuring
 from broker.daemon.needs import NeedBook
@@ -44,6 +44,7 @@ from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
 from broker.daemon.own_certificate import OwnCertificate
 from broker.daemon.own_cgroups import OwnCgroups
+from broker.daemon.pace_watch import PaceWatch
 from broker.daemon.plant import Plant
 from broker.daemon.probes import Probes
 from broker.daemon.publishing import Publishing
@@ -203,7 +204,7 @@ class Daemon:
                 self._recorder.close()
             self._netlink.close()
             self._link_events.close()
-            self._received.close()
+            self._traffic.close()
             self._probes.close()
             self._leave_neighbours()
         self._log.info("stopped", ticks=self._deciding.ticks)
@@ -214,7 +215,8 @@ class Daemon:
         """Make the parts. Nothing in the kernel is touched yet."""
         self._netlink = Netlink()
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
-        self._received = Received()
+        self._traffic = Traffic()
+        self._paces = PaceWatch(self._traffic.sent_bytes, clock=self._clock)
         self._flows, self._bursts, self._needs = FlowTable(), BurstBook(), NeedBook()
         self._jobs, self._neighbours = JobBook(len(JOB_MINOR)), Neighbours()
         self._rates = RateBook(self._flows)
@@ -252,7 +254,8 @@ class Daemon:
         measuring = Measuring(
             plant=self._plant,
             links=self._links,
-            received=self._received,
+            traffic=self._traffic,
+            paces=self._paces,
             flows=self._flows,
             bursts=self._bursts,
             needs=self._needs,
@@ -268,6 +271,7 @@ class Daemon:
             roster=self._roster,
             ingress_plant=self._ingress_plant,
             neighbours=self._neighbours,
+            paces=self._paces,
             tcp_watch=TcpWatch(log=self._log, clock=self._clock),
             flows=self._flows,
             earlier=earlier,
@@ -378,10 +382,11 @@ class Daemon:
         watchdog_s = self._clock()
         while not self._stopping:
             self._beat()
-            wake_s = min(self._rhythm.due_s(self._occasions()), self._clock() + BEATS_WITHIN_S)
+            wake_s = min(self._rhythm.due_s(self._occasions()), self._paces.next_s, self._clock() + BEATS_WITHIN_S)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
             self._reloads.heed()
+            self._paces.look()
             now_s = self._clock()
             occasions = self._occasions()
             moment = self._rhythm.moment(occasions, now_s=now_s)
@@ -394,7 +399,7 @@ class Daemon:
 
     def _occasions(self) -> Occasions:
         return Occasions(
-            announced=self._hub.urgent,
+            announced=self._hub.urgent or self._paces.crossed,
             asked=self._neighbours.urgent,
             links=self._links_changed,
             again_s=self._deciding.again_s,
