@@ -34,6 +34,7 @@ from tools.measure.fixed import remove
 from tools.measure.programs import environment, python
 from tools.measure.surroundings import terminated_like_interrupted, work_directory
 from tools.measure.usage import cpu_seconds, relays
+from transport.engine import find_engine
 
 FLOOD_S = 1.5
 """Storage has the link to itself for so long before a flooded phase begins: TCP has left slow start."""
@@ -81,6 +82,8 @@ class _Run:
     def perform(self) -> None:
         settings = self.settings
         self.recorder.event("settings", settings=settings.as_record(), versions=_versions())
+        if settings.backend == "hive":
+            find_engine(settings.engine)  # one that is not here is said at once, not by a trainer that ends
         self.talk.say("setting up hosts, router and links")
         self.lab.up()
         self.recorder.event("topology", lab=self.lab.id, work=str(self.work), counters=self.network.topology())
@@ -148,8 +151,9 @@ class _Run:
         self.crew.wait_ready()
         hello = self.crew.hello[0]
         self.recorder.event("ready", **hello)
+        engine = f" ({hello['engine']} engine)" if hello["engine"] else ""
         self.talk.say(
-            f"training {hello['parameters']:,} parameters over {self.settings.backend}: "
+            f"training {hello['parameters']:,} parameters over {self.settings.backend}{engine}: "
             f"{hello['gradient_bytes'] / 1e6:.2f} MB of gradients a step, {hello['compute_s']:.3f} s of computing alone"
         )
 

@@ -145,8 +145,13 @@ def _input_ended(wait_s: float) -> bool:
 
 
 def _give_way(niceness: int) -> None:
-    """Take the CPU last. Kernels that schedule by session (autogroup) heed a nice value only within the session."""
+    """Take the CPU last. Kernels that schedule by session (autogroup) heed a nice value only within the session.
+
+    As a batch program (sched(7)) it also waits until who computes has had his turn, instead of taking his core whenever
+    a frame has come: 230 times a step.
+    """
     os.nice(niceness)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with contextlib.suppress(OSError):  # no autogroups here: then the nice value is what counts
         Path("/proc/self/autogroup").write_text(str(niceness))
 

@@ -33,6 +33,8 @@ def print_report(console: Console, report: Mapping[str, Any]) -> None:
         if len(report["weights_sha256"]) < 2:
             same = "not compared"
         console.print(f"Loss {loss['first']:.3f} to {loss['last']:.3f}; weights on both hosts {same}.", highlight=False)
+    if engine := report["training"].get("engine"):
+        console.print(f"Training went over the {engine} engine.", highlight=False)
     if not report["complete"]:
         console.print(f"The run did not come to its end: {report['error']}", style="red", markup=False, highlight=False)
 
