@@ -42,7 +42,7 @@ def run(
         DEFAULT.settling_steps
     ),
     warm_up_steps: Annotated[int, typer.Option(help="Steps before everything.")] = DEFAULT.warm_up_steps,
-    check_rounds: Annotated[int, typer.Option(help="Turns of the other-link check; 0 for none.")] = (
+    check_rounds: Annotated[int, typer.Option(help="Turns of the other-link check, at most; 0 for none.")] = (
         DEFAULT.check_rounds
     ),
     check_steps: Annotated[int, typer.Option(help="Steps of a block of that check.")] = DEFAULT.check_steps,

@@ -25,7 +25,8 @@ class Settings:
         settling_steps: steps at the start of each half that no figure counts.
         half_seconds_max: a half that lasts longer ends early (its steps are then fewer, and the report says how many).
         warm_up_steps: steps before the first phase, counted nowhere.
-        check_rounds, check_steps: idle and other-link blocks of the CPU check, and the steps of each.
+        check_rounds, check_steps: idle and other-link blocks of the CPU check, and the steps of each. It ends sooner
+            where what it finds is known well enough.
         storage_alone_s: how long storage has the link to itself in its check.
         rsyncs: parallel rsync processes.
         backend: of torch.distributed.
@@ -45,7 +46,7 @@ class Settings:
     settling_steps: int = 2
     half_seconds_max: float = 60.0
     warm_up_steps: int = 12
-    check_rounds: int = 8
+    check_rounds: int = 16
     check_steps: int = 12
     storage_alone_s: float = 8.0
     rsyncs: int = 1

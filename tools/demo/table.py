@@ -74,5 +74,6 @@ def _verdicts(title: str, entries: list[dict[str, Any]]) -> Table:
     for entry in entries:
         limit = f"≥ {entry['at_least']:.2f}" if "at_least" in entry else f"≤ {entry['at_most']:.2f}"
         verdict = "[green]yes[/green]" if entry["passed"] else "[red]NO[/red]"
-        table.add_row(entry["name"], f"{entry['value']:.3f}", limit, verdict)
+        found = f"{entry['value']:.3f}" + (f" ± {entry['error']:.3f}" if "error" in entry else "")
+        table.add_row(entry["name"], found, limit, verdict)
     return table
