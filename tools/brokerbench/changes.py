@@ -13,7 +13,8 @@ import psutil
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run
 from tools.brokerbench.shares import JOB, payload_bytes
-from tools.brokerbench.stage import Job, Stage, await_line, close_input
+from tools.brokerbench.stage import Job, Stage, await_line
+from tools.measure.programs import close_input
 
 SCENARIO = "changes"
 HOWS = ("none", "steady", "rebuilt", "ours")

@@ -28,6 +28,44 @@ STOP_S_MAX = 10.0
 STATUS_TIMEOUT_S = 0.5
 
 
+def configuration(
+    *,
+    interface: str,
+    rate_bits_per_s: int,
+    group: str,
+    storage_port: int,
+    inbound_bits_per_s: int | None = None,
+    peers: str = "",
+) -> Callable[[Seat], str]:
+    """A host's broker.toml: what an operator knows of it, as a function of where its broker sits.
+
+    Args:
+        rate_bits_per_s: the nominal rate of its way out; nobody tells the daemon when a link loses some of it.
+        storage_port: by which storage is known, at either end.
+        inbound_bits_per_s: what its way in carries, None where nobody is to look after that.
+        peers: its `[peers]` section.
+    """
+    inbound = "off" if inbound_bits_per_s is None else f"{inbound_bits_per_s // 1000} kbit/s"
+
+    def text(seat: Seat) -> str:
+        return f"""\
+version = 1
+
+{daemon_section(seat, group=group)}
+[[interface]]
+name = "{interface}"
+egress = "{rate_bits_per_s // 1000} kbit/s"
+ingress = "{inbound}"
+
+[class.storage]
+guarantee = "20 %"
+guarantee_window = "60 s"
+match = [{{ port = {storage_port} }}]
+{peers}"""
+
+    return text
+
+
 def daemon_section(seat: Seat, *, group: str) -> str:
     """The part of a broker.toml that says where the daemon keeps its things, and who may use it."""
     return f"""\
