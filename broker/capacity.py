@@ -97,6 +97,7 @@ NEAR, GENTLE_UP_TO, BEYOND = 0.97, 1.04, 1.12
 came through at the last cut steps stay small, and 12 % over it the back-off is forgotten. At 20 % the climb from a half
 takes eight steps, 3.2 s; its overshoot is 60 ms of queue."""
 CONFIRM_S = 0.6
+FOUND_PART, HOLD_DEEP_S = 0.96, 0.5
 HOLD_S, HOLD_S_MAX = 1.0, 1.5
 """From a cut to the first probe, and at most: a rise has to be followed within 5 s."""
 LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
@@ -214,7 +215,9 @@ def _blamed(
     state: CapacityState, now: signals.Signals, passed: passage.Passage | None, *, now_s: float
 ) -> str:
     """What speaks for a bottleneck elsewhere: "delay", "probe" (delay just after a raise), "loss", or "": nothing."""
-    if now_s < state.blameless_until_s or (state.moved_by in CUTS and now_s - state.changed_s < CUT_REFRACTORY_S):
+    if now_s < state.blameless_until_s:
+        return ""
+    if state.moved_by in ("delay", "probe") and now_s - state.changed_s < CUT_REFRACTORY_S:
         return ""
     if signals.peak_tx_bits_per_s(state.signals, now_s=now_s) < LOAD_MIN * state.rate_bits_per_s:
         return ""
@@ -226,6 +229,8 @@ def _blamed(
     ):
         return "delay"
     if passed is not None and passed.carried_bits_per_s > 1.1*state.rate_bits_per_s:
+        return ""
+    if state.moved_by == "loss" and now_s - state.changed_s < CUT_REFRACTORY_S:
         return ""
     if signals.agree(state.signals, now_s=now_s, threshold_s=DELAY_S, high=HIGH, of=OF):
         return "delay"
@@ -329,12 +334,14 @@ def _cut(
         state,
         rate_bits_per_s=max(int(target), _least(state)),
         drain_until_s=now_s + drain_s,
-        signals=signals.forget(state.signals, before_s=now_s + drain_s + now.baseline_s),
+        signals=state.signals
+        if by == "loss"
+        else signals.forget(state.signals, before_s=now_s + drain_s + now.baseline_s),
         cut_s=now_s,
         cut_from_bits_per_s=rate,
         fallen_s=now_s if untouched else state.fallen_s,
         changed_s=now_s + drain_s,
-        hold_s=back_off_s,
+        hold_s=HOLD_DEEP_S if passed and passed.deepest_s >= passage.DEEP_S else back_off_s,
         back_off_s=back_off_s,
         step=PROBE_STEP,
         failed_bits_per_s=int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH),
@@ -394,10 +401,14 @@ def _confirmed(state: CapacityState) -> bool:
 
 def _raise(state: CapacityState, *, now_s: float) -> CapacityState:
     step = state.step or PROBE_STEP
+    rate = int(state.rate_bits_per_s * (1 + step))
+    found = int(FOUND_PART * state.failed_bits_per_s)
+    if state.moved_by == "delay" and rate < found:
+        rate = min(found, int(state.rate_bits_per_s * (1 + PROBE_STEP_MAX)))
     gentle = state.rate_bits_per_s < GENTLE_UP_TO * state.failed_bits_per_s
     return replace(
         state,
-        rate_bits_per_s=min(state.base_bits_per_s, int(state.rate_bits_per_s * (1 + step))),
+        rate_bits_per_s=min(state.base_bits_per_s, rate),
         rate_before_raise_bits_per_s=state.rate_bits_per_s,
         raised_s=now_s,
         changed_s=now_s,
