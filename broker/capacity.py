@@ -69,7 +69,7 @@ AGAIN_S = 1.0
 """Acknowledgements that waited in a queue towards us come all at once when it has gone: what came through in 0.3 s was
 1.5 times what the link carried, and a second cut went down by a tenth where a third was due (from 97 to 30 Mbit/s). A
 queue that stands again within a second of a drain has not been away: what came through since then counts, too."""
-CUT_TO_DEEP = 0.9
+CUT_TO_DEEP, SPAN_S_SURE = 0.9, 0.25
 CUT_MOST_SEEN, DRAIN_S_LONGEST = 0.2, 1.2
 CUT_MOST, CUT_BLIND, CUT_LEAST = 0.5, 0.8, 0.97
 """Never below half at once (a wrong measurement costs one step); a fifth without one; a cut that is worth a write."""
@@ -92,12 +92,11 @@ SEEN_AFTER_S = 0.2
 """How long it has to be the limit before a probe: one detection time, or three when no destination says anything.
 A sample tells about the last raise when it was taken this much later: a tick until it is applied, and a round trip."""
 PROBE_STEP, PROBE_STEP_MAX = 0.03, 0.2
-NEAR, GENTLE_UP_TO, BEYOND = 0.97, 1.04, 1.12
+NEAR, GENTLE_UP_TO, BEYOND = 0.97, 1.02, 1.12
 """3 % over a bottleneck adds 30 ms of queue a second: seen within a second, harmless until then. So up to 4 % over what
 came through at the last cut steps stay small, and 12 % over it the back-off is forgotten. At 20 % the climb from a half
 takes eight steps, 3.2 s; its overshoot is 60 ms of queue."""
-CONFIRM_S = 0.6
-FOUND_PART, HOLD_DEEP_S = 0.96, 0.5
+CONFIRM_S = 0.5
 HOLD_S, HOLD_S_MAX = 1.0, 1.5
 """From a cut to the first probe, and at most: a rise has to be followed within 5 s."""
 LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
@@ -273,7 +272,7 @@ def _measured_drain(state: CapacityState, passed: passage.Passage | None, *, now
         return state
     until_s, carried = state.drain_until_s, state.failed_bits_per_s
     since = passage.read(state.signals.arrivals, state.signals.ticks, since_s=state.cut_s, now_s=now_s)
-    if since is not None:
+    if since is not None and since.span_s >= SPAN_S_SURE:
         carried = int(since.carried_bits_per_s)
     elif passed is not None:
         carried = min(carried, int(passed.carried_bits_per_s))
@@ -341,7 +340,7 @@ def _cut(
         cut_from_bits_per_s=rate,
         fallen_s=now_s if untouched else state.fallen_s,
         changed_s=now_s + drain_s,
-        hold_s=HOLD_DEEP_S if passed and passed.deepest_s >= passage.DEEP_S else back_off_s,
+        hold_s=back_off_s,
         back_off_s=back_off_s,
         step=PROBE_STEP,
         failed_bits_per_s=int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH),
@@ -401,14 +400,10 @@ def _confirmed(state: CapacityState) -> bool:
 
 def _raise(state: CapacityState, *, now_s: float) -> CapacityState:
     step = state.step or PROBE_STEP
-    rate = int(state.rate_bits_per_s * (1 + step))
-    found = int(FOUND_PART * state.failed_bits_per_s)
-    if state.moved_by == "delay" and rate < found:
-        rate = min(found, int(state.rate_bits_per_s * (1 + PROBE_STEP_MAX)))
     gentle = state.rate_bits_per_s < GENTLE_UP_TO * state.failed_bits_per_s
     return replace(
         state,
-        rate_bits_per_s=min(state.base_bits_per_s, rate),
+        rate_bits_per_s=min(state.base_bits_per_s, int(state.rate_bits_per_s * (1 + step))),
         rate_before_raise_bits_per_s=state.rate_bits_per_s,
         raised_s=now_s,
         changed_s=now_s,
