@@ -4,5 +4,5 @@ grants     a rank's end of the controller's socket      crew       the controlle
 brokers    real daemons in hosts of the lab             fixed      an administrator's HTB tree
 sampler    wire and CPU counters, from outside          usage      CPU seconds of each program
 series     counters over time, percentiles              programs   how our programs are started and ended
-reporting  what a command says and the report it leaves
+reporting  what a command says and the report it leaves  wall_clock  a clock that is set while programs run
 """

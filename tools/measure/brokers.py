@@ -119,8 +119,11 @@ class Brokers:
             (seat.directory / "state").mkdir(mode=0o755)
             (seat.directory / "broker.toml").write_text(configurations[host](seat))
 
-    def start(self, hosts: Iterable[str] | None = None) -> None:
+    def start(self, hosts: Iterable[str] | None = None, *, more: Mapping[str, str] | None = None) -> None:
         """Start all, or those of some hosts, and wait until each answers.
+
+        Args:
+            more: of their environment.
 
         Raises:
             MeasureError: one ended or did not answer in time; its last words are in the text.
@@ -132,7 +135,7 @@ class Brokers:
             argv = [str(program), "broker", "--config", str(seat.directory / "broker.toml")]
             with (seat.directory / "log").open("ab") as log:
                 self._running[host] = self._lab[host].popen(
-                    argv, env=environment(), cwd="/", stdout=log, stderr=subprocess.STDOUT
+                    argv, env=environment(**(more or {})), cwd="/", stdout=log, stderr=subprocess.STDOUT
                 )
         self._wait(chosen, READY_S_MAX, what="answer", done=lambda document: bool(document["interfaces"]))
 
