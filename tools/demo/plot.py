@@ -21,6 +21,8 @@ from tools.measure.series import Series
 COLOURS = {"idle": "#5b8c5a", "flooded": "#c8553d", "static": "#e3a857", "brokered": "#3267a8", "other-link": "#9a8fb0"}
 TRAINING, STORAGE, RATE, ESTIMATE = "#3267a8", "#b07d3c", "#222222", "#a3338f"
 HALF_SHADE = "#d9d9d9"
+SILENT_S = 2.0
+"""Of the broker's estimate, which is asked for every half second: then there was no broker."""
 BIN_S = 0.6
 """Throughput is drawn over windows of this length: a step or two at full rate."""
 
@@ -128,7 +130,7 @@ def _draw_estimate(axes: Axes, status: list[dict[str, Any]], start_s: float) -> 
         if entry["host"] != "a" or not egress:
             continue
         at_s = float(entry["t_s"]) - start_s
-        if places and at_s - places[-1] > 5:
+        if places and at_s - places[-1] > SILENT_S:
             places.append(at_s)
             values.append(float("nan"))
         places.append(at_s)
