@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-from broker import precedence
 from broker.cli.exits import ExitCode
 from broker.policy import Policy
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, ShapingError
@@ -72,6 +71,7 @@ def broker(
     # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
     configurations = Configurations(Source(read=lambda: _read(config), parse=parse, state_dir=state), log=log)
     from broker.daemon.daemon import Daemon, Options
+    from broker.daemon.going_first import GoingFirst
     from broker.daemon.guardian import Guardian
     from broker.daemon.notify import Notifier
     from shaping.kernel import RealKernel
@@ -102,7 +102,7 @@ def broker(
         log=log,
         notifier=notifier,
         guardian=guardian,
-        precede=precedence.take,
+        going_first=GoingFirst(log=log),
     )
     if received:
         daemon.stop()

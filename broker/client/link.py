@@ -93,7 +93,6 @@ def _serve_once(box: Mailbox, path: str) -> None:
             sock.connect(path)
             check_server(sock)
             _greet(sock, box)
-            sock.setblocking(False)
             _exchange(sock, box)
         finally:
             with box.lock:  # nobody is sending then
@@ -108,6 +107,7 @@ def _greet(sock: socket.socket, box: Mailbox) -> None:
     if answer.get("op") != "welcome":
         _note(box, answer)
         raise protocol.MessageError(str(answer.get("code", "error")), str(answer.get("text", "not welcome")))
+    sock.setblocking(False)  # before anybody else sends: nobody is to wait
     with box.lock:
         box.unsent.clear()
         box.unsent.extend(box.registrations)

@@ -28,6 +28,7 @@ from broker.daemon.control import Control
 from broker.daemon.deciding import Decided, Deciding
 from broker.daemon.earlier_sockets import EarlierSockets
 from broker.daemon.flows import FlowTable
+from broker.daemon.going_first import GoingFirst
 from broker.daemon.guardian import Guardian
 from broker.daemon.http_api import HttpApi
 from broker.daemon.hub import SessionHub
@@ -93,7 +94,7 @@ class Daemon:
         mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
         namespace: the file that is locked against a second broker; another one beside a kernel in memory.
         guardian: keeps a guard that opens the ceilings when we die; None beside a kernel in memory.
-        precede: lets the loop and the channel go before other programs (`precedence.take`), or says why it cannot.
+        going_first: lets the loop and the channel go before other programs; None leaves them among those.
     """
 
     def __init__(
@@ -108,9 +109,9 @@ class Daemon:
         mark: Callable[..., None] = mark_socket,
         namespace: str = NAMESPACE,
         guardian: Guardian | None = None,
-        precede: Callable[[], str | None] = lambda: None,
+        going_first: GoingFirst | None = None,
     ) -> None:
-        self._guardian, self._precede = guardian, precede
+        self._guardian, self._going_first = guardian, going_first
         self._mark, self._namespace = mark, namespace
         self._options, self._kernel, self._classifier = options, kernel, classifier
         self._log, self._clock = log, clock
@@ -185,9 +186,8 @@ class Daemon:
                 if self._guardian is not None:
                     self._guardian.start(journal, lock=namespace)
                 self._begin()
-                refused = self._precede()
-                if refused is not None:
-                    self._log.warning("precedence", note=f"holds come late while the processors are busy: {refused}")
+                if self._going_first is not None:
+                    self._going_first.begin()
                 if self._policy.peers is not None:
                     self._meet_neighbours(self._policy.peers)
                 self._configurations.started()
@@ -403,6 +403,8 @@ class Daemon:
             self._roster.follow(self._policy)
         elif moment is Moment.TICK:
             self._sessions.housekeeping()
+            if self._going_first is not None:
+                self._going_first.look()
             self._neighbours.look(now_s=now_s)
         self._tick(between=moment is Moment.SOON, asked=asked)
         self._rhythm.decided(moment, began_s=now_s, ended_s=self._clock(), tick_s=self._policy.daemon.tick_s)

@@ -108,3 +108,24 @@ def test_it_is_taken_in_the_main_thread_alone() -> None:
 
 def test_the_bound_is_longer_than_a_reload_and_shorter_than_the_watchdogs() -> None:
     assert 0.1 < precedence.SPELL_S < precedence.SPELL_S_MAX < 5.0
+
+
+def test_the_daemons_log_says_once_that_it_was_lost() -> None:
+    said = run(
+        """
+        from broker.daemon.going_first import GoingFirst
+        class Log:
+            def warning(self, event, **fields):
+                print(event, fields["note"])
+        one = GoingFirst(log=Log())
+        one.begin()
+        one.look()
+        print("nothing so far")
+        precedence.give_up_all()
+        one.look()
+        one.look()
+        """
+    )
+    assert said[0] == "nothing so far"
+    assert len(said) == 2
+    assert said[1].startswith("precedence lost")
