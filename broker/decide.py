@@ -55,6 +55,7 @@ from broker.policy import CLASS_NAMES, ClassPolicy, InterfacePolicy, Policy
 from broker.promised import in_force
 from broker.schedule import Holding
 from broker.state import AppliedState, ClassState, InterfaceState, PresenceState, State
+from broker.way_in_delay import WayOut, queue_on_the_way_out
 from hive_qos.units import format_rate
 
 DEAD_BAND = 0.02
@@ -100,13 +101,14 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         for entry in policy.interfaces
     ]
     ways_in = {entry.name: entry for entry in state.ingress}
-    credited = {outcome.state.name: outcome.state.bursts for outcome in outcomes}
+    ways_out = {outcome.state.name: outcome for outcome in outcomes}
     inflows = [
         decide_ingress(
             now_s=now_s,
             state=ways_in.get(entry.name) or IngressState(entry.name),
             sample=samples.get(entry.name),
-            credited=credited[entry.name],
+            credited=ways_out[entry.name].state.bursts,
+            out=_way_out(ways_out[entry.name], now_s=now_s),
             interface=entry,
             policy=policy,
         )
@@ -134,6 +136,18 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
         verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
         again_s=min((time_s for time_s in soon if time_s is not None), default=None),
+        watches=tuple(inflow.watch for inflow in inflows if inflow.watch is not None),
+    )
+
+
+def _way_out(outcome: _Outcome, *, now_s: float) -> WayOut:
+    """What the way in has to know of the way out."""
+    allocation, known = outcome.allocation, outcome.state.capacity
+    used = sum(entry.throughput_bits_per_s or 0 for entry in allocation.classes)
+    return WayOut(
+        bits_per_s=allocation.capacity_bits_per_s,
+        load=used / max(1, allocation.capacity_bits_per_s),
+        excess_s=queue_on_the_way_out(known.signals if known is not None else None, now_s=now_s),
     )
 
 

@@ -9,7 +9,6 @@ called from a signal handler or another thread; they only set a flag and wake th
 
 from __future__ import annotations
 
-import functools
 import os
 import selectors
 import socket
@@ -36,7 +35,7 @@ from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
 from broker.daemon.link_events import LinkEvents
 from broker.daemon.link_layers import misplaced
-from broker.daemon.links import Links, Received, Routes
+from broker.daemon.links import Links, Routes, Traffic
 from broker.daemon.log import Log
 from broker.daemon.measuring import Measuring
 from broker.daemon.needs import NeedBook
@@ -45,7 +44,9 @@ from broker.daemon.netlink import Kernel as Netlink
 from broker.daemon.notify import Notifier
 from broker.daemon.own_certificate import OwnCertificate
 from broker.daemon.own_cgroups import OwnCgroups
+from broker.daemon.pace_watch import PaceWatch
 from broker.daemon.plant import Plant
+from broker.daemon.probes import Probes
 from broker.daemon.publishing import Publishing
 from broker.daemon.rates import RateBook
 from broker.daemon.recorder import Recorder
@@ -203,7 +204,8 @@ class Daemon:
                 self._recorder.close()
             self._netlink.close()
             self._link_events.close()
-            self._received.close()
+            self._traffic.close()
+            self._probes.close()
             self._leave_neighbours()
         self._log.info("stopped", ticks=self._deciding.ticks)
         if problems:
@@ -213,7 +215,8 @@ class Daemon:
         """Make the parts. Nothing in the kernel is touched yet."""
         self._netlink = Netlink()
         self._routes, self._links, self._link_events = Routes(self._netlink), Links(), LinkEvents()
-        self._received = Received()
+        self._traffic = Traffic()
+        self._paces = PaceWatch(self._traffic.sent_bytes, clock=self._clock)
         self._flows, self._bursts, self._needs = FlowTable(), BurstBook(), NeedBook()
         self._jobs, self._neighbours = JobBook(len(JOB_MINOR)), Neighbours()
         self._rates = RateBook(self._flows)
@@ -228,6 +231,7 @@ class Daemon:
             rebuild=self._options.rebuild,
         )
         self._ingress_plant = IngressPlant(shaper, log=self._log, clock=self._clock)
+        self._probes = Probes(mark=self._mark_control, log=self._log, clock=self._clock)
         self._roster = Roster(
             self._plant,
             kernel=self._kernel,
@@ -250,12 +254,14 @@ class Daemon:
         measuring = Measuring(
             plant=self._plant,
             links=self._links,
-            received=self._received,
+            traffic=self._traffic,
+            paces=self._paces,
             flows=self._flows,
             bursts=self._bursts,
             needs=self._needs,
             jobs=self._jobs,
             neighbours=self._neighbours,
+            probes=self._probes,
             interface_of=self._interface_of,
             clock=self._clock,
         )
@@ -265,6 +271,7 @@ class Daemon:
             roster=self._roster,
             ingress_plant=self._ingress_plant,
             neighbours=self._neighbours,
+            paces=self._paces,
             tcp_watch=TcpWatch(log=self._log, clock=self._clock),
             flows=self._flows,
             earlier=earlier,
@@ -278,6 +285,7 @@ class Daemon:
             flows=self._flows,
             jobs=self._jobs,
             neighbours=self._neighbours,
+            probes=self._probes,
             configurations=self._configurations,
             guardian=self._guardian,
             earlier=earlier,
@@ -374,10 +382,11 @@ class Daemon:
         watchdog_s = self._clock()
         while not self._stopping:
             self._beat()
-            wake_s = min(self._rhythm.due_s(self._occasions()), self._clock() + BEATS_WITHIN_S)
+            wake_s = min(self._rhythm.due_s(self._occasions()), self._paces.next_s, self._clock() + BEATS_WITHIN_S)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
             self._reloads.heed()
+            self._paces.look()
             now_s = self._clock()
             occasions = self._occasions()
             moment = self._rhythm.moment(occasions, now_s=now_s)
@@ -390,7 +399,7 @@ class Daemon:
 
     def _occasions(self) -> Occasions:
         return Occasions(
-            announced=self._hub.urgent,
+            announced=self._hub.urgent or self._paces.crossed,
             asked=self._neighbours.urgent,
             links=self._links_changed,
             again_s=self._deciding.again_s,
@@ -406,6 +415,7 @@ class Daemon:
             if self._going_first is not None:
                 self._going_first.look()
             self._neighbours.look(now_s=now_s)
+            self._probes.go(self._policy.probe, interface_of=self._interface_of, now_s=now_s)
         self._tick(between=moment is Moment.SOON, asked=asked)
         self._rhythm.decided(moment, began_s=now_s, ended_s=self._clock(), tick_s=self._policy.daemon.tick_s)
 
@@ -490,9 +500,12 @@ class Daemon:
             wake=self._wake.set,
             log=self._log,
             clock=self._clock,
-            mark=functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"]),
+            mark=self._mark_control,
         )
         self._neighbours.meet(opening, certificate, now_s=self._clock())
+
+    def _mark_control(self, own: socket.socket) -> None:
+        self._mark(own, minor=self._plant.mark_minor("control"), dscp=DSCP["control"])
 
     def _shaping(self) -> str:
         return f"shaping {', '.join(sorted(self._plant.names))}"

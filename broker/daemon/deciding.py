@@ -19,6 +19,7 @@ from broker.daemon.matching import Matching
 from broker.daemon.measuring import Measuring
 from broker.daemon.neighbours import Neighbours
 from broker.daemon.own_cgroups import OwnCgroups
+from broker.daemon.pace_watch import PaceWatch
 from broker.daemon.plant import Plant
 from broker.daemon.roster import Roster
 from broker.daemon.shapes import rules_of
@@ -55,6 +56,7 @@ class Deciding:
         roster: Roster,
         ingress_plant: IngressPlant,
         neighbours: Neighbours,
+        paces: PaceWatch,
         tcp_watch: TcpWatch,
         flows: FlowTable,
         earlier: EarlierSockets | None,
@@ -62,7 +64,7 @@ class Deciding:
         clock: Callable[[], float],
     ) -> None:
         self._measuring, self._plant, self._roster, self._ingress_plant = measuring, plant, roster, ingress_plant
-        self._neighbours, self._tcp_watch, self._flows = neighbours, tcp_watch, flows
+        self._neighbours, self._paces, self._tcp_watch, self._flows = neighbours, paces, tcp_watch, flows
         self._earlier, self._own_cgroups, self._clock = earlier, own_cgroups, clock
         self._state = State()
         self._matching: Matching | None = None
@@ -96,6 +98,7 @@ class Deciding:
         self.ticks += 1
         self.again_s = None if decision.again_s is None else now_s + decision.again_s
         self._neighbours.ask(decision)
+        self._paces.want(decision.watches)
         if decision.holds:
             self._tcp_watch.hasten()  # how much of what comes is storage?
         self._roster.apply(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)

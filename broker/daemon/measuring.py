@@ -8,10 +8,12 @@ from dataclasses import replace
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable
 from broker.daemon.job_book import JobBook
-from broker.daemon.links import Links, Received
+from broker.daemon.links import Links, Traffic
 from broker.daemon.needs import EVERYWHERE, NeedBook
 from broker.daemon.neighbours import Neighbours
+from broker.daemon.pace_watch import PaceWatch
 from broker.daemon.plant import Plant
+from broker.daemon.probes import Probes
 from broker.daemon.wall_clock import WallClocks
 from broker.model import InterfaceSample, Measurements, Policy
 
@@ -21,7 +23,7 @@ class Measuring:
 
     Args:
         interface_of: the shaped interface towards an address.
-        received: counts what came in; its owner closes it.
+        traffic: counts what came in; its owner closes it. paces: what left lately.
     """
 
     def __init__(
@@ -29,27 +31,32 @@ class Measuring:
         *,
         plant: Plant,
         links: Links,
-        received: Received,
+        traffic: Traffic,
+        paces: PaceWatch,
         flows: FlowTable,
         bursts: BurstBook,
         needs: NeedBook,
         jobs: JobBook,
         neighbours: Neighbours,
+        probes: Probes,
         interface_of: Callable[[str], str | None],
         clock: Callable[[], float],
     ) -> None:
-        self._plant, self._links, self._received = plant, links, received
+        self._plant, self._links = plant, links
+        self._traffic, self._paces = traffic, paces
         self._flows, self._bursts, self._needs, self._jobs = flows, bursts, needs, jobs
-        self._neighbours, self._interface_of, self._clock = neighbours, interface_of, clock
+        self._neighbours, self._probes = neighbours, probes
+        self._interface_of, self._clock = interface_of, clock
         self._wall_clocks = WallClocks()
 
     def measure(self, policy: Policy, *, fresh_s: float) -> Measurements:
         """Everything of the interfaces that we hold. Counters younger than `fresh_s` will do."""
         now_s = self._clock()
         flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
+        probes = self._probes.samples(now_s=now_s)
         bursts = self._bursts.current(now_s=now_s)
         needs = self._needs.current(now_s=now_s)
-        received = self._received.bytes_by_interface()
+        received = self._traffic.received_bytes()
         wanted = any(entry.ingress for entry in policy.interfaces)
         senders = self._neighbours.senders(self._flows, wanted=wanted, interface_of=self._interface_of, now_s=now_s)
         leases = self._neighbours.leases(interface_of=self._interface_of)
@@ -63,7 +70,7 @@ class Measuring:
                         link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
                         counters_age_s=age_s,
                         classes=samples,
-                        flows=flows.get(entry.name, ()),
+                        flows=(*probes.get(entry.name, ()), *flows.get(entry.name, ())),
                         bursts=bursts.get(entry.name, ()),
                         needs=(*needs.get(entry.name, ()), *needs.get(EVERYWHERE, ())),
                         received_bytes=received.get(entry.name),
@@ -71,6 +78,7 @@ class Measuring:
                         senders=senders.get(entry.name, ()),
                         destinations=self._plant.destinations(entry.name),
                         leases=leases.get(entry.name, ()),
+                        pace_bits_per_s=self._paces.pace_bits_per_s(entry.name),
                     )
                 )
         wall = self._wall_clocks.read(entry.timezone for entry in policy.schedules)

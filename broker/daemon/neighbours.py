@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # a QUIC stack is megabytes, and who names no [peers] needs n
 InterfaceOf = Callable[[str], str | None]
 """The shaped interface towards an address, None where it is not one of ours."""
 
-MEASURE_S = 1.0
+MEASURE_S = 0.25
+"""A round trip is new with every message that goes: two a second while storage is held, one a second else."""
 
 
 class Neighbours:
@@ -35,7 +36,7 @@ class Neighbours:
         self._channel: PeerChannel | None = None
         self._arrivals = ArrivalBook()
         self._leases: tuple[Lease, ...] = ()
-        self._rtt_s: dict[str, float] = {}
+        self._rtt_s: dict[str, tuple[float, float]] = {}
         self._measured_s = float("-inf")
 
     def meet(self, opening: ChannelOpening, certificate: OwnCertificate, *, now_s: float) -> None:
@@ -54,7 +55,11 @@ class Neighbours:
         if self._channel is not None and now_s - self._measured_s >= MEASURE_S:
             self._measured_s = now_s
             known = self._channel.status()
-            self._rtt_s = {peer.address: peer.rtt_s_min for peer in known if peer.rtt_s_min is not None}
+            self._rtt_s = {
+                peer.address: (peer.rtt_s_min, peer.rtt_latest_s)
+                for peer in known
+                if peer.rtt_s_min is not None and peer.rtt_latest_s is not None
+            }
 
     def renew(self, *, now_s: float, at_once: bool) -> None:
         """Be who a renewed certificate says, where one is on disk. `at_once`: who asks has just written it."""

@@ -16,6 +16,7 @@ from broker.daemon.job_book import JobBook
 from broker.daemon.neighbours import Neighbours
 from broker.daemon.origins import Origin, Origins
 from broker.daemon.plant import Plant
+from broker.daemon.probes import Probes
 from broker.daemon.recorder import Recorder
 from broker.daemon.roster import Roster
 from broker.daemon.sessions import Session
@@ -40,6 +41,7 @@ class Publishing:
         flows: FlowTable,
         jobs: JobBook,
         neighbours: Neighbours,
+        probes: Probes,
         configurations: Configurations,
         guardian: Guardian | None,
         earlier: EarlierSockets | None,
@@ -48,7 +50,7 @@ class Publishing:
         started_s: float,
     ) -> None:
         self._plant, self._ingress_plant, self._roster = plant, ingress_plant, roster
-        self._flows, self._jobs, self._neighbours = flows, jobs, neighbours
+        self._flows, self._jobs, self._neighbours, self._probes = flows, jobs, neighbours, probes
         self._configurations, self._guardian, self._earlier = configurations, guardian, earlier
         self._recorder, self._origins = recorder, Origins(cgroup_mount)
         self._host, self._started_s = socket.gethostname(), started_s
@@ -119,5 +121,6 @@ class Publishing:
             *(alarm for alarm in single if alarm is not None),
             *of_roster,
             *self._neighbours.alarms(),
+            *self._probes.alarms(),
             *(self._guardian.alarms() if self._guardian is not None else ()),
         )

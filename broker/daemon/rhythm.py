@@ -25,8 +25,9 @@ LINKS_S = 0.02
 class Occasions:
     """What has happened since the last decision.
 
-    Fields: `announced`, a burst began or ended; `asked`, another broker asked for something or let go; `links`, an
-    interface came, went or was renamed; `again_s`, when the last decision wants to be made again, whatever happens.
+    Fields: `announced`, a burst began or ended, or looks so; `asked`, another broker asked for something or let go;
+    `links`, an interface came, went or was renamed; `again_s`, when the last decision wants to be made again, whatever
+    happens.
     """
 
     announced: bool = False

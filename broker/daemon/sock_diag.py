@@ -38,7 +38,9 @@ _HEAD = struct.Struct("=IHHII")
 _BASE = struct.Struct("=BB2x4x16s16sIQ4xIIII")  # struct inet_diag_msg, without its ports
 _PORTS = struct.Struct("!HH")
 _BASE_BYTES = 72
-_TCP_INFO = struct.Struct("=7xB12xII40xI28xI16xQQ12xIIIQ")  # struct tcp_info of linux/tcp.h, up to tcpi_delivery_rate
+_TCP_INFO = struct.Struct(
+    "=7xB12xII40xI20xI4xI16xQQ12xIIIQ"
+)  # struct tcp_info of linux/tcp.h, up to tcpi_delivery_rate
 _U16, _U32, _U64 = struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
 _RECEIVE_BYTES = 1 << 17
 _TIMEOUT_S = 1.0
@@ -54,7 +56,8 @@ class TcpConnection(NamedTuple):
     `priority` is the socket's (0 when nobody set it), `cgroup_id` the number of the cgroup in which it was made (0
     where the kernel does not say), `waiting_bytes` what is unacknowledged or not sent yet. Times in seconds, counters
     since it was opened; `arrived_segments` counts those out of order, too, and wraps at 2**32; each has up to
-    `segment_bytes`. `at_s` is when the kernel said so.
+    `segment_bytes`. `receive_rtt_s` is the round trip as the receiver sees it: from an answer of ours to the data that
+    it let the other end send. `at_s` is when the kernel said so.
 
     A tuple and no dataclass, because a thousand of them are made every second.
     """
@@ -81,6 +84,7 @@ class TcpConnection(NamedTuple):
     """Family and id of the socket, by which the kernel finds it again without a list."""
     arrived_segments: int = 0
     segment_bytes: int = 0
+    receive_rtt_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -315,7 +319,8 @@ def read_connection(body: memoryview, at_s: float = 0.0) -> TcpConnection | None
     if info is None:  # it closes, and has none any more
         return None
     (
-        limited, segment_bytes, unacked, rtt_us, retransmitted, acked, received, rtt_us_min, arrived, sent, rate
+        limited, segment_bytes, unacked, rtt_us, receive_rtt_us, retransmitted, acked, received, rtt_us_min, arrived,
+        sent, rate
     ) = _TCP_INFO.unpack_from(body, info)  # fmt: skip
     return TcpConnection(
         *known,
@@ -334,6 +339,7 @@ def read_connection(body: memoryview, at_s: float = 0.0) -> TcpConnection | None
         question,
         arrived,
         segment_bytes,
+        receive_rtt_us / 1e6 if receive_rtt_us else None,
     )
 
 

@@ -170,6 +170,7 @@ class PeerChannel:
                 engine=one.engine,
                 rtt_s=statistics.rtt_s if statistics is not None and statistics.rtt_s > 0 else None,
                 rtt_s_min=statistics.rtt_s_min if statistics is not None and statistics.rtt_s > 0 else None,
+                rtt_latest_s=statistics.rtt_latest_s if statistics is not None and statistics.rtt_s > 0 else None,
                 leases=sum(1 for lease in leases if (lease.peer, lease.address) == (one.peer, one.address)),
                 asked=one.address in asked and asked[one.address].granted,
             )

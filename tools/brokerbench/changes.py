@@ -9,7 +9,8 @@ from typing import Any
 
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run
-from tools.brokerbench.stage import Stage, await_line, close_input
+from tools.brokerbench.stage import Stage, await_line
+from tools.measure.programs import close_input
 
 SCENARIO = "changes"
 HOWS = ("none", "steady", "rebuilt", "ours")

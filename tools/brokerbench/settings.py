@@ -31,6 +31,9 @@ class Settings:
         compute_s: what a step computes. communication_s: what its all_reduce takes of an idle bottleneck, by design.
         busy: compute on a core rather than asleep.
         rounds: turns of the variants. steps: of each in each round; the first `settling_steps` of them do not count.
+        calm_steps: without storage before each block with it. As long as a flood stands its windows grow at the cost of
+            training's: four blocks of the same variant in a row took 2.1, 3.2 and 3.9 times the idle step, and 2.3
+            after twelve idle steps. So all begin from the same.
         block_seconds_max: no block lasts longer; it then has fewer steps, and the report says how many.
         flood_s: storage has the link to itself for so long before training goes on: TCP has left slow start.
         variants: that take turns.
@@ -60,6 +63,7 @@ class Settings:
     rounds: int = 5
     steps: int = 46
     settling_steps: int = 6
+    calm_steps: int = 10
     block_seconds_max: float = 90.0
     flood_s: float = 1.5
     capacity_rates: tuple[int, ...] = (100 * MBIT, 30 * MBIT, 70 * MBIT)
@@ -99,6 +103,7 @@ QUICK = Settings(
     rounds=1,
     steps=16,
     settling_steps=4,
+    calm_steps=4,
     flood_s=1.0,
     capacity_parts_s=(6.0, 6.0, 8.0),
     capacity_rounds=1,
