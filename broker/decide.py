@@ -19,7 +19,7 @@ one stands, so that the kernel is not written to for nothing. Inputs are sorted 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker import (
     bursts,
@@ -36,7 +36,6 @@ from broker import (
     reasons,
     schedule,
 )
-from broker.copies import replace
 from broker.holds import Hold, Verdict
 from broker.ingress import decide_ingress
 from broker.ingress_state import IngressState
@@ -93,7 +92,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
     outcomes = [
         _interface(
             now_s=now_s,
-            state=states.get(entry.name, InterfaceState(entry.name)),
+            state=states.get(entry.name) or InterfaceState(entry.name),
             sample=samples.get(entry.name),
             interface=entry,
             policy=policy,
@@ -106,7 +105,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
     inflows = [
         decide_ingress(
             now_s=now_s,
-            state=ways_in.get(entry.name, IngressState(entry.name)),
+            state=ways_in.get(entry.name) or IngressState(entry.name),
             sample=samples.get(entry.name),
             credited=ways_out[entry.name].state.bursts,
             out=_way_out(ways_out[entry.name], now_s=now_s),
@@ -293,19 +292,22 @@ class _Reading:
             self.elsewhere_bytes = min(held_bytes, entry.backlog_bytes)
             self.samples[LENDER] = replace(entry, backlog_bytes=entry.backlog_bytes - self.elsewhere_bytes)
 
+    def _before(self, name: str) -> ClassState:
+        return self.before.get(name) or ClassState(name)
+
     def sent_bytes(self, name: str) -> int:
         """The counter of a class, the last known one where there is none."""
         found = self.samples.get(name)
-        return found.sent_bytes if found else self.before.get(name, ClassState(name)).sent_bytes
+        return found.sent_bytes if found else self._before(name).sent_bytes
 
     def counters(self) -> capacity.Counters | None:
         """All classes' counters since the last tick; None where they are not fresh, or began anew."""
         if self.elapsed_s is None or not self.fresh:
             return None
-        classes = tuple(self.samples.get(name, ClassSample(name, 0)) for name in CLASS_NAMES)
+        classes = tuple(self.samples.get(name) or ClassSample(name, 0) for name in CLASS_NAMES)
         sent, dropped = [], 0
         for entry in classes:
-            before = self.before.get(entry.name, ClassState(entry.name))
+            before = self._before(entry.name)
             rate = demand.rate_of(before, entry, elapsed_s=self.elapsed_s) if entry.name in self.samples else 0.0
             if rate is None:
                 return None
@@ -321,7 +323,7 @@ class _Reading:
         limit: reasons.Reasoned | None, announced: list[tuple[int, float]], declared: needs.Declared | None,
     ) -> tuple[ClassState, ClassNeeds]:  # fmt: skip
         """Take in a class' counters and say what it needs."""
-        before, sample = self.before.get(entry.name, ClassState(entry.name)), self.samples.get(entry.name)
+        before, sample = self._before(entry.name), self.samples.get(entry.name)
         observed = before
         waiting = sample is not None and sample.backlog_bytes >= demand.BACKLOG_BYTES_MIN
         if sample is not None:

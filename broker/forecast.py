@@ -14,10 +14,9 @@ costs storage its lead and 50 ms, once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker import reasons
-from broker.copies import replace
 from broker.credit import CREDIT_FACTOR, is_barred
 from broker.model import Burst, FlowSample
 from broker.state import JobState

@@ -22,10 +22,9 @@ is not what our own link keeps waiting.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker import guarantee, ingress_reasons, reasons, signals
-from broker.copies import replace
 from broker.demand import BACKLOG_BYTES_MIN
 from broker.holds import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
 from broker.ingress_state import HeldState
@@ -121,7 +120,7 @@ def decide_held(
         verdicts += [_verdict(lease, capacity_bits_per_s, full, granted=False) for lease in _of(address, leases)]
     after, destinations = [], []
     for address in sorted(served):
-        entry = known.get(address, HeldState(address, now_s))
+        entry = known.get(address) or HeldState(address, now_s)
         most = max(entry.sent_bits_per_s_max, delivered_bits_per_s.get(address, 0.0))
         entry = replace(entry, sent_bits_per_s_max=most)
         entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)

@@ -14,13 +14,12 @@ not fit into their class' guarantee are scaled like those of classes, with an al
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from broker import demand, reasons, signals
 from broker.allocate import Claim, allocate
 from broker.bursts import ActiveBurst
-from broker.copies import replace
 from broker.model import (
     Alarm,
     ClassAllocation,

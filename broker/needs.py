@@ -77,7 +77,7 @@ def follow(
             at_risk[need.uid] = at_risk.get(need.uid, 0) + need.replicas_at_risk
     known = {risk.uid: risk for risk in risks}
     after = [
-        _spend(known.get(uid, RiskState(uid, RISK_S_MAX, now_s)), now_s=now_s, active=uid in at_risk)
+        _spend(known.get(uid) or RiskState(uid, RISK_S_MAX, now_s), now_s=now_s, active=uid in at_risk)
         for uid in sorted(known.keys() | at_risk.keys())
     ]
     counting = [risk for risk in after if risk.uid in at_risk and not risk.spent]

@@ -19,10 +19,9 @@ Destinations vote: more than half of those that have anything to say (both, of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from broker.copies import replace
 from broker.model import ClassSample, FlowSample
 from broker.policy import CLASS_NAMES
 from broker.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
@@ -135,15 +134,18 @@ def observe(
     pressed_s = state.pressed_s
     lost = sent = 0
     for sample in _chosen(flows):
-        compute, at_s = sample.traffic_class == "compute", now_s - sample.age_s
-        before = known.get(sample.key, FlowState(sample.key))
+        before, at_s = known.get(sample.key) or FlowState(sample.key), now_s - sample.age_s
+        if sample.one_way_s is None and _is_known(before, at_s=at_s):  # of many TCP connections most, in most ticks
+            kept.append(before)
+            continue
         after, both_ways = _flow(before, sample, now_s=now_s, ticks=ticks, loaded=loaded)
         after, way_there, arrival = _way_there(after, sample, now_s=now_s, ticks=ticks)
         kept.append(after)
         if arrival is not None:
             arrivals.append(arrival)
-        if after is before:  # no new sample of either kind: of a thousand TCP connections most, in most ticks
+        if after is before:  # no new sample of either kind
             continue
+        compute = sample.traffic_class == "compute"
         if not compute and not sample.application_limited:
             pressed_s = now_s
         two_way = _is_two_way(sample, ticks, at_s=at_s)
@@ -382,12 +384,17 @@ def _chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
     return sorted(fresh[:FLOWS_MAX], key=lambda flow: flow.key)
 
 
+def _is_known(flow: FlowState, *, at_s: float) -> bool:
+    """Whether a sample of that time was taken in already: its age is counted up until there is a new one."""
+    return bool(flow.points) and at_s <= flow.points[-1][0] + 0.005
+
+
 def _flow(
     before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState], loaded: bool
 ) -> tuple[FlowState, Span | None]:
     """Take in one connection's sample; its excess delay, at least and at most, where the sample has one to give."""
     at_s = now_s - sample.age_s
-    if before.points and at_s <= before.points[-1][0] + 0.005:
+    if _is_known(before, at_s=at_s):
         return before, None
     delivered = sample.delivered_bytes or 0
     point = (at_s, delivered, sample.sent_packets or 0, sample.lost_packets or 0)

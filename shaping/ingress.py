@@ -62,11 +62,6 @@ class Ingress:
         self._kernel, self._journal = kernel, journal
         self._held: dict[str, _Held] = {}
 
-    @property
-    def interfaces(self) -> tuple[str, ...]:
-        """The attached ones."""
-        return tuple(self._held)
-
     def attach(self, shape: IngressShape, capabilities: Capabilities) -> IngressAttachment:
         """Make the IFB or adopt it, then redirect to it."""
         if not capabilities.htb:

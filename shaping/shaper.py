@@ -277,11 +277,6 @@ class Shaper:
         """
         return self._ingress.detach(interface)
 
-    @property
-    def ingresses(self) -> tuple[str, ...]:
-        """The interfaces whose ingress is attached."""
-        return self._ingress.interfaces
-
     def observe(self, interface: str) -> Tree | None:
         """The tree of ours that is there now, or None."""
         return self._kernel.observe(interface)

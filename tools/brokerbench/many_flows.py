@@ -2,22 +2,26 @@
 
 A thousand connections of which four are busy, and a thousand that all send a little in turn; each without training and
 with it, whose bursts are announced. Each is watched for `flow_count_s`, once the daemon has seen its connections.
+Nothing is recorded, as by default; then once more with a recording, which writes 400 bytes a tick for each connection
+that a decision takes in.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from tools.brokerbench import scenes
+from tools.brokerbench import scenes, variants
 from tools.brokerbench.run import Run
 from tools.brokerbench.settings import Settings
 from tools.brokerbench.shares import JOB, payload_bytes
 from tools.brokerbench.stage import Job, Stage
+from tools.measure.brokers import Seat, group_of
 from tools.measure.crew import MeasureError
 
 SCENARIO = "flows"
@@ -38,6 +42,7 @@ class _Load:
     name: str
     flows: int
     busy: int
+    recorded: bool = False
 
     def settings(self, base: Settings) -> Settings:
         together = 0 if self.busy else base.rate_bits_per_s // 3
@@ -51,6 +56,7 @@ def measure(run: Run) -> None:
         _Load(f"{FEW_FLOWS} flows", FEW_FLOWS, FEW_FLOWS),
         _Load(f"{many} flows, {FEW_FLOWS} busy", many, FEW_FLOWS),
         _Load(f"{many} flows, all move", many, 0),
+        _Load(f"{many} flows, all move, recorded", many, 0, recorded=True),
     ):
         with run.guarded(SCENARIO, load.name):
             _watch(run, load)
@@ -60,7 +66,16 @@ def _watch(run: Run, load: _Load) -> None:
     settings = load.settings(run.settings)
     scene = scenes.sender(settings, name=SCENARIO)
     job = Job(name=JOB, compute_s=settings.compute_s, payload_bytes=payload_bytes(settings, scene.rate_bits_per_s))
-    with Stage(scene, settings, jobs=[job]) as stage:
+
+    def configure(host: str) -> Callable[[Seat], str]:
+        text = variants.configuration(
+            interface=scene.lab[host].interface,
+            rate_bits_per_s=scene.believed_bits_per_s[host],
+            group=group_of(settings.user),
+        )
+        return text if load.recorded else lambda seat: _unrecorded(text(seat))
+
+    with Stage(scene, settings, jobs=[job], configure=configure) as stage:
         stage.enter("brokered")
         _await_flows(stage, load.flows)
         for bursts in (False, True):
@@ -76,7 +91,12 @@ def _watch(run: Run, load: _Load) -> None:
             cores = (end_cpu_s - begin_cpu_s) / (end_s - begin_s)
             run.say(f"{SCENARIO}: {name}: {cores:.3f} cores, {resident / 2**20:.0f} MiB, {found['flows']} flows seen")
         stage.leave("brokered")
-        run.keep_decisions(stage, tag=f"{SCENARIO}-{load.name.replace(' ', '-').replace(',', '')}")
+        if load.recorded:
+            run.keep_decisions(stage, tag=f"{SCENARIO}-{load.name.replace(' ', '-').replace(',', '')}")
+
+
+def _unrecorded(configuration: str) -> str:
+    return "".join(line for line in configuration.splitlines(keepends=True) if not line.startswith("record_file"))
 
 
 def _await_flows(stage: Stage, flows: int) -> None:
