@@ -19,7 +19,7 @@ one stands, so that the kernel is not written to for nothing. Inputs are sorted 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import (
     bursts,
@@ -36,6 +36,7 @@ from broker import (
     reasons,
     schedule,
 )
+from broker.copies import replace
 from broker.holds import Hold, Verdict
 from broker.ingress import decide_ingress
 from broker.ingress_state import IngressState
@@ -219,6 +220,7 @@ def _interface(
     ahead = forecast.due(state.jobs, lead_s=lead_s, now_s=now_s)
     plans = plan(wants, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=(*holding, *ahead))
     plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
+    told_apart = jobs.told_apart(seen.jobs)
     after = replace(
         state,
         counters_s=read.counters_s,
@@ -228,7 +230,7 @@ def _interface(
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(AppliedState(entry.name, entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in plans),
-        job_uses=jobs.follow(state.job_uses, seen.jobs, elapsed_s=read.elapsed_s, now_s=now_s),
+        job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
         presence=people,
         held=holding_back.states,
     )
@@ -246,8 +248,8 @@ def _interface(
         presence=presence.shown(people, now_s=now_s) if policy.presence.enabled else None,
     )
     allocation, job_alarms = jobs.divided(
-        allocation, uses=after.job_uses, sample=sample, heard=estimate.state.signals, policies=policy.jobs,
-        bursts=active, now_s=now_s
+        allocation, samples=told_apart, uses=after.job_uses, flows=seen.flows, heard=estimate.state.signals,
+        policies=policy.jobs, bursts=active, now_s=now_s
     )  # fmt: skip
     share = next(entry.share_bits_per_s for entry in plans if entry.name == LENDER)
     alarms = (

@@ -76,7 +76,7 @@ class FlowSample:
         key: the same string for the same connection from tick to tick, e.g. "s-12/10.0.0.2:4242" or "tcp/10.0.0.9:873".
         peer: the destination's address without its port; delay signals are told apart by it.
         traffic_class: one of `CLASS_NAMES`.
-        source: "report" (a transport session) or "tcp-info" (sock_diag).
+        source: "report" (a transport session), "tcp-info" (sock_diag) or "probe" (an ICMP echo: delay alone).
         age_s: how old these figures are now; the daemon counts it up while no newer ones come.
         rtt_s: smoothed round-trip time. rtt_latest_s: the last sample. rtt_s_min: the connection's own minimum.
         one_way_s: the way there alone, plus a constant that nobody knows (two clocks): only its changes mean anything.

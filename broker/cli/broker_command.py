@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -105,6 +106,7 @@ def broker(
     )
     if received:
         daemon.stop()
+    gc.freeze()  # what was imported stays: no collection has to walk through it
     daemon.run()
     if signal.SIGINT in received:
         raise typer.Exit(ExitCode.INTERRUPTED)

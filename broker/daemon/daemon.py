@@ -9,7 +9,6 @@ called from a signal handler or another thread; they only set a flag and wake th
 
 from __future__ import annotations
 
-import functools
 import os
 import selectors
 import socket
@@ -25,7 +24,7 @@ from broker.daemon.bursts import BurstBook
 from broker.daemon.channel_opening import ChannelOpening
 from broker.daemon.configurations import Configurations
 from broker.daemon.control import Control
-from broker.daemon.deciding import Deciding
+from broker.daemon.deciding import Decided, Deciding
 from broker.daemon.earlier_sockets import EarlierSockets
 from broker.daemon.flows import FlowTable
 from broker.daemon.going_first import GoingFirst
@@ -47,6 +46,7 @@ from broker.daemon.own_certificate import OwnCertificate
 from broker.daemon.own_cgroups import OwnCgroups
 from broker.daemon.pace_watch import PaceWatch
 from broker.daemon.plant import Plant
+from broker.daemon.probes import Probes
 from broker.daemon.publishing import Publishing
 from broker.daemon.rates import RateBook
 from broker.daemon.recorder import Recorder
@@ -55,6 +55,7 @@ from broker.daemon.rhythm import Moment, Occasions, Rhythm
 from broker.daemon.roster import Roster
 from broker.daemon.runtime import NAMESPACE, Lock, NamespaceLock, directory
 from broker.daemon.sessions import SessionServer
+from broker.daemon.showing import Showing
 from broker.daemon.status import Snapshot
 from broker.daemon.tcp_watch import TcpWatch
 from broker.guard import BEATS_WITHIN_S
@@ -119,10 +120,10 @@ class Daemon:
         self._configurations = options.configurations
         self._policy = self._configurations.first
         self._authority = Authority.of(self._policy)
-        self._snapshot: Snapshot | None = None
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
-        self._control = Control(self._wake.set)
+        self._control, self._showing = Control(self._wake.set), Showing(self._wake.set)
+        self._made: Decided | None = None
         self._reloads = Reloads(
             self._configurations,
             control=self._control,
@@ -151,7 +152,7 @@ class Daemon:
     @property
     def snapshot(self) -> Snapshot | None:
         """The last tick, None before the first."""
-        return self._snapshot
+        return self._showing.last
 
     def run(self) -> None:
         """Take the interfaces over, serve until `stop`, and put everything back.
@@ -204,6 +205,7 @@ class Daemon:
             self._netlink.close()
             self._link_events.close()
             self._traffic.close()
+            self._probes.close()
             self._leave_neighbours()
         self._log.info("stopped", ticks=self._deciding.ticks)
         if problems:
@@ -229,6 +231,7 @@ class Daemon:
             rebuild=self._options.rebuild,
         )
         self._ingress_plant = IngressPlant(shaper, log=self._log, clock=self._clock)
+        self._probes = Probes(mark=self._mark_control, log=self._log, clock=self._clock)
         self._roster = Roster(
             self._plant,
             kernel=self._kernel,
@@ -258,6 +261,7 @@ class Daemon:
             needs=self._needs,
             jobs=self._jobs,
             neighbours=self._neighbours,
+            probes=self._probes,
             interface_of=self._interface_of,
             clock=self._clock,
         )
@@ -281,6 +285,7 @@ class Daemon:
             flows=self._flows,
             jobs=self._jobs,
             neighbours=self._neighbours,
+            probes=self._probes,
             configurations=self._configurations,
             guardian=self._guardian,
             earlier=earlier,
@@ -357,9 +362,10 @@ class Daemon:
             self._beat()
             self._rhythm = Rhythm(tick_s=daemon.tick_s, now_s=self._clock())
             self._tick(between=False)
+            self._show(self._clock())
             api = HttpApi(
                 path=daemon.api_socket,
-                snapshot=lambda: self._snapshot,
+                snapshot=self._showing.ask,
                 authority=lambda: self._authority,
                 ask=self._control.ask,
             )
@@ -386,6 +392,7 @@ class Daemon:
             moment = self._rhythm.moment(occasions, now_s=now_s)
             if moment is not None:
                 self._decide_at(moment, now_s, asked=occasions.asked and not occasions.announced)
+            self._show(now_s)
             if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
                 watchdog_s = now_s
                 self._notifier.watchdog()
@@ -408,6 +415,7 @@ class Daemon:
             if self._going_first is not None:
                 self._going_first.look()
             self._neighbours.look(now_s=now_s)
+            self._probes.go(self._policy.probe, interface_of=self._interface_of, now_s=now_s)
         self._tick(between=moment is Moment.SOON, asked=asked)
         self._rhythm.decided(moment, began_s=now_s, ended_s=self._clock(), tick_s=self._policy.daemon.tick_s)
 
@@ -459,8 +467,18 @@ class Daemon:
                 policy=self._policy,
             )
         self._tick_s_max = max(self._tick_s_max * 0.999, self._clock() - started_s)
-        self._snapshot = self._publishing.snapshot(
-            decision,
+        if not between:
+            self._publishing.look(now_s=made.now_s)
+        self._made = made
+        self._showing.outdate()
+
+    def _show(self, now_s: float) -> None:
+        """Put together what readers see, where that is due."""
+        made = self._made
+        if made is None or not self._showing.due(now_s=now_s):
+            return
+        snapshot = self._publishing.snapshot(
+            made.decision,
             measurements=made.measurements,
             policy=self._policy,
             sessions=self._sessions.sessions,
@@ -469,6 +487,7 @@ class Daemon:
             late_ticks=self._rhythm.late_ticks,
             tick_s_max=self._tick_s_max,
         )
+        self._showing.show(snapshot, now_s=now_s)
 
     # --- small parts ---------------------------------------------------------------------------------------------
 
@@ -481,9 +500,12 @@ class Daemon:
             wake=self._wake.set,
             log=self._log,
             clock=self._clock,
-            mark=functools.partial(self._mark, minor=self._plant.mark_minor("control"), dscp=DSCP["control"]),
+            mark=self._mark_control,
         )
         self._neighbours.meet(opening, certificate, now_s=self._clock())
+
+    def _mark_control(self, own: socket.socket) -> None:
+        self._mark(own, minor=self._plant.mark_minor("control"), dscp=DSCP["control"])
 
     def _shaping(self) -> str:
         return f"shaping {', '.join(sorted(self._plant.names))}"

@@ -20,8 +20,8 @@ from broker.policy import CLASS_NAMES
 
 SAMPLES_MAX = 128
 """Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
-TCP_SAMPLES_MAX = 64
-"""Of these, TCP connections: the decision follows half as many."""
+TCP_SAMPLES_MAX = 32
+"""Of these, TCP connections: the decision follows as many."""
 SAMPLES_PER_SESSION_MIN = 2
 CONNECTIONS_PER_SESSION_MAX = 1024
 SENDS_BYTES, SENDS_S = 3_000, 1.0

@@ -13,6 +13,7 @@ from broker.daemon.needs import EVERYWHERE, NeedBook
 from broker.daemon.neighbours import Neighbours
 from broker.daemon.pace_watch import PaceWatch
 from broker.daemon.plant import Plant
+from broker.daemon.probes import Probes
 from broker.daemon.wall_clock import WallClocks
 from broker.model import InterfaceSample, Measurements, Policy
 
@@ -37,23 +38,27 @@ class Measuring:
         needs: NeedBook,
         jobs: JobBook,
         neighbours: Neighbours,
+        probes: Probes,
         interface_of: Callable[[str], str | None],
         clock: Callable[[], float],
     ) -> None:
         self._plant, self._links = plant, links
         self._traffic, self._paces = traffic, paces
         self._flows, self._bursts, self._needs, self._jobs = flows, bursts, needs, jobs
-        self._neighbours, self._interface_of, self._clock = neighbours, interface_of, clock
+        self._neighbours, self._probes = neighbours, probes
+        self._interface_of, self._clock = interface_of, clock
         self._wall_clocks = WallClocks()
 
     def measure(self, policy: Policy, *, fresh_s: float) -> Measurements:
         """Everything of the interfaces that we hold. Counters younger than `fresh_s` will do."""
         now_s = self._clock()
         flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
+        probes = self._probes.samples(now_s=now_s)
         bursts = self._bursts.current(now_s=now_s)
         needs = self._needs.current(now_s=now_s)
         received = self._traffic.received_bytes()
-        senders = self._neighbours.senders(self._flows, interface_of=self._interface_of, now_s=now_s)
+        wanted = any(entry.ingress for entry in policy.interfaces)
+        senders = self._neighbours.senders(self._flows, wanted=wanted, interface_of=self._interface_of, now_s=now_s)
         leases = self._neighbours.leases(interface_of=self._interface_of)
         interfaces = []
         for entry in policy.interfaces:
@@ -65,7 +70,7 @@ class Measuring:
                         link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
                         counters_age_s=age_s,
                         classes=samples,
-                        flows=flows.get(entry.name, ()),
+                        flows=(*probes.get(entry.name, ()), *flows.get(entry.name, ())),
                         bursts=bursts.get(entry.name, ()),
                         needs=(*needs.get(entry.name, ()), *needs.get(EVERYWHERE, ())),
                         received_bytes=received.get(entry.name),

@@ -85,9 +85,15 @@ class Neighbours:
             self._channel.close()
 
     def senders(
-        self, flows: FlowTable, *, interface_of: InterfaceOf, now_s: float
+        self, flows: FlowTable, *, wanted: bool, interface_of: InterfaceOf, now_s: float
     ) -> Mapping[str, tuple[SenderSample, ...]]:
-        """Who sends to us through each interface, after the last look at TCP."""
+        """Who sends to us through each interface, after the last look at TCP.
+
+        Args:
+            wanted: whether a way in is looked after; else, where nobody is to be asked either, it is not counted.
+        """
+        if not wanted and self._opening is None:
+            return {}
         seen = flows.tcp_connections()
         self._arrivals.count(seen, whole=len(seen) >= flows.tcp_count)
         brokers = self._channel.brokers() if self._channel is not None else {}

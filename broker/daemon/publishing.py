@@ -14,8 +14,9 @@ from broker.daemon.guardian import Guardian
 from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
 from broker.daemon.neighbours import Neighbours
-from broker.daemon.origins import Origins
+from broker.daemon.origins import Origin, Origins
 from broker.daemon.plant import Plant
+from broker.daemon.probes import Probes
 from broker.daemon.recorder import Recorder
 from broker.daemon.roster import Roster
 from broker.daemon.sessions import Session
@@ -40,6 +41,7 @@ class Publishing:
         flows: FlowTable,
         jobs: JobBook,
         neighbours: Neighbours,
+        probes: Probes,
         configurations: Configurations,
         guardian: Guardian | None,
         earlier: EarlierSockets | None,
@@ -48,10 +50,15 @@ class Publishing:
         started_s: float,
     ) -> None:
         self._plant, self._ingress_plant, self._roster = plant, ingress_plant, roster
-        self._flows, self._jobs, self._neighbours = flows, jobs, neighbours
+        self._flows, self._jobs, self._neighbours, self._probes = flows, jobs, neighbours, probes
         self._configurations, self._guardian, self._earlier = configurations, guardian, earlier
         self._recorder, self._origins = recorder, Origins(cgroup_mount)
         self._host, self._started_s = socket.gethostname(), started_s
+        self._known: Mapping[int, Origin] = {}
+
+    def look(self, *, now_s: float) -> None:
+        """Look a little further for whose connections are: at every tick, so that it is known when somebody asks."""
+        self._known = self._origins.look(self._flows.tcp_shown, now_s=now_s)
 
     def snapshot(
         self,
@@ -94,7 +101,7 @@ class Publishing:
             passed=tuple(self._flows.passed.values()),
             tcp=self._flows.tcp_shown,
             tcp_connections=self._flows.tcp_count,
-            origins=self._origins.look(self._flows.tcp_shown, now_s=now_s),
+            origins=self._known,
             alarms=self._alarms(decision),
             holds=self._neighbours.info(decision),
         )
@@ -114,5 +121,6 @@ class Publishing:
             *(alarm for alarm in single if alarm is not None),
             *of_roster,
             *self._neighbours.alarms(),
+            *self._probes.alarms(),
             *(self._guardian.alarms() if self._guardian is not None else ()),
         )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+_NETLINK_SOCK_DIAG, _TCPDIAG_GETSOCK, _SOCK_DIAG_BY_FAMILY = 4, 18, 20
 _NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
@@ -193,16 +193,20 @@ def among_cgroups(cgroups: Sequence[int]) -> bytes:
 
 
 def _requests(protocol: int, extensions: int, states: int, code: bytes) -> tuple[bytes, ...]:
-    """For IPv4 and IPv6."""
-    return tuple(_request(family, protocol, extensions, states, code) for family in (socket.AF_INET, socket.AF_INET6))
+    """For IPv4 and IPv6. TCP's are asked for at once, in the older form of the question, which knows no family: each
+    question takes the kernel through all of its table (0.15 ms for 2 MB, the usual size on a machine of 32 GB)."""
+    if protocol == socket.IPPROTO_TCP:
+        return (_request(_TCPDIAG_GETSOCK, struct.pack("=BxxB48xI4x", socket.AF_INET, extensions, states), code),)
+    return tuple(
+        _request(_SOCK_DIAG_BY_FAMILY, struct.pack("=BBBBI48x", family, protocol, extensions, 0, states), code)
+        for family in (socket.AF_INET, socket.AF_INET6)
+    )
 
 
-def _request(family: int, protocol: int, extensions: int, states: int, code: bytes) -> bytes:
-    body = struct.pack("=BBBBI48x", family, protocol, extensions, 0, states)
+def _request(kind: int, body: bytes, code: bytes) -> bytes:
     if code:
         body += struct.pack("=HH", 4 + len(code), _ATTRIBUTE_BYTECODE) + code
-    flags = _NLM_F_REQUEST | _NLM_F_DUMP
-    return _HEAD.pack(16 + len(body), _SOCK_DIAG_BY_FAMILY, flags, 1, 0) + body
+    return _HEAD.pack(16 + len(body), kind, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0) + body
 
 
 def _open() -> socket.socket:

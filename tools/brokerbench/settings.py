@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hive_qos.errors import ConfigurationError
 
 MBIT = 1_000_000
-SCENARIOS = ("sender", "receiver", "remote", "capacity", "jobs", "changes", "faults", "hold")
+SCENARIOS = ("sender", "receiver", "remote", "capacity", "jobs", "changes", "flows", "faults", "hold")
 """In the order of a run; the numbers of docs/performance.md."""
 
 IDLE = "idle"
@@ -26,7 +26,8 @@ class Settings:
         remote_bits_per_s: of the remote bottleneck; the hosts' own links have `rate_bits_per_s`.
         remote_delay_s, remote_buffer_s: of that bottleneck, each way; the buffer is unmanaged.
         buffer_s: of every other link.
-        flows: of storage. flows_bits_per_s: what they want together, 0 for all there is.
+        flows: of storage. flows_busy: so many of them want all there is and the rest is silent, 0 for all of them.
+        flows_bits_per_s: what all want together, each a little in turn; 0 for all there is.
         compute_s: what a step computes. communication_s: what its all_reduce takes of an idle bottleneck, by design.
         busy: compute on a core rather than asleep.
         rounds: turns of the variants. steps: of each in each round; the first `settling_steps` of them do not count.
@@ -53,6 +54,7 @@ class Settings:
     remote_buffer_s: float = 0.2
     buffer_s: float = 0.1
     flows: int = 4
+    flows_busy: int = 0
     flows_bits_per_s: int = 0
     compute_s: float = 0.14
     communication_s: float = 0.21

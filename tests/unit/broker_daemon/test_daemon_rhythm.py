@@ -58,11 +58,29 @@ def test_who_wakes_when_something_is_due_has_something_to_do(
     assert rhythm().moment(occasions, now_s=math.nextafter(due_s, 0.0)) is None
 
 
-def test_a_decision_between_two_ticks_leaves_the_ticks_where_they_were() -> None:
+def test_a_tick_comes_a_whole_interval_after_a_decision_between_two() -> None:
     one = rhythm()
     one.decided(Moment.SOON, began_s=10.04, ended_s=10.05, tick_s=TICK_S)
-    assert one.due_s(Occasions()) == 10.0 + TICK_S
+    assert one.due_s(Occasions()) == 10.04 + TICK_S
     assert one.due_s(Occasions(announced=True)) == 10.04 + URGENT_S
+
+
+def test_decisions_without_end_put_a_tick_off_by_one_interval_at_most() -> None:
+    one = rhythm()
+    for number in range(1, 40):
+        one.decided(Moment.SOON, began_s=10.0 + number * URGENT_S, ended_s=10.0 + number * URGENT_S, tick_s=TICK_S)
+    assert one.due_s(Occasions()) == pytest.approx(10.0 + 2 * TICK_S)
+    assert one.moment(Occasions(announced=True), now_s=10.2) is Moment.TICK
+    one.decided(Moment.TICK, began_s=10.2, ended_s=10.2, tick_s=TICK_S)
+    assert one.due_s(Occasions()) == pytest.approx(10.3)
+    assert one.late_ticks == 0
+
+
+def test_a_decision_just_before_a_late_tick_makes_it_no_earlier() -> None:
+    one = rhythm()
+    one.decided(Moment.TICK, began_s=10.1, ended_s=10.25, tick_s=TICK_S)
+    one.decided(Moment.SOON, began_s=10.26, ended_s=10.26, tick_s=TICK_S)
+    assert one.due_s(Occasions()) == pytest.approx(10.3)
 
 
 def test_ticks_that_were_missed_are_counted_and_not_made_up_for() -> None:

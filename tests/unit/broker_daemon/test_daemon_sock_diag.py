@@ -11,7 +11,7 @@ import pytest
 from broker.daemon import sock_diag
 from broker.daemon.sock_diag import NOT_LOOPBACK, among_cgroups, read_connection
 
-TOS, TCLASS, INFO, CLASS_ID, CGROUP = 5, 6, 2, 17, 21
+TOS, INFO, CLASS_ID, CGROUP = 5, 2, 17, 21
 
 
 def info() -> bytes:
