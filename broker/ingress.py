@@ -23,17 +23,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker import guarantee, inbound, ingress_reasons, observed, reasons, way_in_capacity
+from broker import guarantee, inbound, ingress_reasons, ingress_shown, observed, reasons, way_in_capacity
 from broker.allocate import Claim, allocate
 from broker.bursts import START_S, start_s
 from broker.holds import Hold
 from broker.ingress_state import InboundBurstState, IngressState, SenderState
-from broker.model import Alarm, Burst, ClassAllocation, InterfaceAllocation, InterfaceSample, SenderSample, Watch
+from broker.model import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
 from broker.plan import LENDER, Promises, promises
 from broker.policy import InterfacePolicy, Policy
 from broker.state import BurstState
 from broker.way_in_delay import HELD_FOR_S, WayOut
-from hive_qos.units import format_rate
 
 IDLE_S = 10.0
 """Without a burst for so long nobody is held back: outer rounds of tens of seconds begin against a full queue, once."""
@@ -136,9 +135,11 @@ def decide_ingress(
     close = _look_closely(state, rate, now_s=now_s)
     return Inflow(
         state=state,
-        allocation=_allocation(interface.name, state, policy, rate, estimate, why, allowance, in_kernel=in_kernel),
+        allocation=ingress_shown.allocation(
+            interface.name, state, policy, estimate, why, allowance, in_kernel=in_kernel
+        ),
         holds=_holds(allowed, told, rate, why),
-        alarms=_alarms(interface, told, source=source, in_kernel=in_kernel, holding=bool(allowance)),
+        alarms=ingress_shown.alarms(interface, told, source=source, in_kernel=in_kernel, holding=bool(allowance)),
         again_s=min((time_s for time_s in again if time_s is not None), default=None),
         watch=observed.watch(interface.name, state.observed, slower_bits_per_s=slower) if close else None,
     )
@@ -324,63 +325,3 @@ def _holds(
         Hold(address, LENDER, held, max(held, rate * held // total), LEASE_S, reason)
         for address, held in sorted(allowed.items())
     )
-
-
-def _allocation(
-    name: str, state: IngressState, policy: Policy, rate: int, estimate: way_in_capacity.WayInEstimate,
-    why: reasons.Reasoned, allowance: int | None, *, in_kernel: bool,
-) -> InterfaceAllocation:  # fmt: skip
-    """The same as a plan by classes: what the operator reads, and what an IFB gets."""
-    wanted = []
-    for entry in policy.classes:
-        own = promises(entry, rate)
-        low = own.floor if entry.name == LENDER else own.guarantee
-        wanted.append(Claim(1.0, own.floor, low, own.ceiling, low))
-    rates = allocate(wanted, capacity_bits_per_s=rate).rates_bits_per_s
-    classes = []
-    for entry, kept in zip(policy.classes, rates, strict=True):
-        own = promises(entry, rate)
-        storage = entry.name == LENDER
-        ceil = max(kept, min(own.ceiling, allowance or own.ceiling)) if storage else max(kept, own.ceiling)
-        throughput: int | None = None
-        if storage:
-            throughput = int(sum(sender.rate_bits_per_s for sender in state.senders))
-        elif entry.name == "compute" and state.bursts and state.training_bits_per_s is not None:
-            throughput = int(state.training_bits_per_s)
-        classes.append(
-            ClassAllocation(
-                name=entry.name,
-                rate_bits_per_s=kept,
-                ceil_bits_per_s=ceil,
-                priority=entry.priority,
-                guarantee_bits_per_s=own.guarantee,
-                floor_bits_per_s=own.floor,
-                ceiling_bits_per_s=own.ceiling,
-                demand_bits_per_s=ceil,
-                share_bits_per_s=ceil,
-                throughput_bits_per_s=throughput,
-                backlog_bytes=None,
-                dropped_packets=None,
-                reason=reasons.state(why if storage else reasons.LinkIsFree(own.ceiling)),
-            )
-        )
-    return InterfaceAllocation(
-        name, "ingress", rate, estimate.source, reasons.state(estimate.reason), tuple(classes), in_kernel=in_kernel
-    )
-
-
-def _alarms(
-    interface: InterfacePolicy, told: Mapping[str, SenderSample], *, source: str, in_kernel: bool, holding: bool
-) -> tuple[Alarm, ...]:
-    found = []
-    if source == "fallback":
-        found.append(Alarm("ingress-unknown", interface.name, ingress_reasons.IngressUnknown().text()))
-    for sample in sorted(told.values(), key=lambda entry: entry.address)[:HOLDS_MAX] if holding else ():
-        subject = f"{interface.name}/{sample.address}"
-        if sample.broker == "no" and not in_kernel:
-            text = "sends storage to us and has no broker; write `ingress` with a rate, or run a broker there"
-            found.append(Alarm("sender-without-broker", subject, text))
-        elif sample.refused:
-            kept = f"; it keeps {format_rate(sample.granted_bits_per_s)}" if sample.granted_bits_per_s else ""
-            found.append(Alarm("hold-refused", subject, f"its broker does not hold storage back as asked{kept}"))
-    return tuple(found)

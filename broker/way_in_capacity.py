@@ -6,8 +6,8 @@ changes nothing; but every bit that gets through comes by our own counter. A lin
 time, so what came meanwhile is what it carries: the delivery rate, to a percent or two, and no sample of it can be
 limited by an application. So this is a law of its own:
 
-    queue   two senders see one and none surely sees none (broker.way_in_delay): the capacity is what came since, at
-            least half of what it was taken for at once; when that is less, storage that is held back is held to half
+    queue   two senders see one and none surely sees none (broker.way_in_delay): the capacity is what came since, if
+            it came steadily; when that is less, storage that is held back is held to half
             for about twice the time that packets wait, so that the queue goes away
     more    more came than that, without a queue: so much it carries at least
     probe   storage has used all that it was left for a while, and somebody surely sees no queue: 3 % more, doubling to
@@ -38,16 +38,19 @@ DELAY_S = 0.030
 """As on the way out: cake-autorate's T; less is the jitter of Wi-Fi and of busy hosts."""
 PROBE_DELAY_S, PROBE_WATCH_S = 0.012, 1.5
 """Just after a raise a mistake is cheap: half the delay, and the raise is taken back."""
-LOOK_BACK_S = 0.5
-"""Of what came counts that since all who see the queue have seen it, and nothing older: it may be another rate's."""
+LOOK_BACK_S = 0.8
+"""Of what came counts what did while all who see the queue saw it, from the first such sample of the last to the last
+of the first, and nothing older: it may be another rate's."""
 CAME_S, CAME_S_MIN = 2.0, 0.2
 """The longest time over which arrivals are kept, and the least over which they are a rate: a piece of 64 KiB is 2.6 %
 of what 100 Mbit/s bring in it."""
 GRAIN_S = 0.05
-LOWER, LOWER_RAISED, MOST, STEADY = 0.97, 0.99, 1 / 2, 0.75
+LOWER, LOWER_RAISED = 0.97, 0.99
 """What came while a queue stood is another capacity when it is less than 97 % of what was thought, which may be exact,
-and 99 % just after a raise. Not below half at once unless both halves of the time brought the same, to 3 in 4: when
-this host was held up for a moment, what came came at once."""
+and 99 % just after a raise."""
+PART_S, STEADY = 0.07, 0.8
+"""Measured: behind a queue each tenth of a second brings the same to 1 %. A queue of a moment ago, or a busy host that
+hears and says everything late, is told from it by that: each part has to bring 0.8 of the mean, of two at least."""
 REFRACTORY_S = 0.3
 """From the end of a drain to the next move: what came meanwhile was our own doing."""
 DRAIN_FACTOR, DRAIN_S_MAX = 0.5, 0.8
@@ -159,21 +162,26 @@ def _came_bits_per_s(state: WayInState, *, since_s: float) -> float | None:
     return (end - start) / (end_s - start_s) if end_s - start_s >= CAME_S_MIN else None
 
 
-def _is_steady(state: WayInState, *, since_s: float) -> bool:
-    """Whether as much came in the first half of a time as in the second."""
-    end_s, end = state.came[-1]
-    start_s, start = min(state.came, key=lambda entry: abs(entry[0] - since_s))
-    middle_s, middle = min(state.came, key=lambda entry: abs(entry[0] - (start_s + end_s) / 2))
-    if not start_s < middle_s < end_s:
-        return False
-    halves = sorted(((middle - start) / (middle_s - start_s), (end - middle) / (end_s - middle_s)))
-    return halves[0] >= STEADY * halves[1]
+def _came_steadily(state: WayInState, *, since_s: float, until_s: float) -> float | None:
+    """What came in a time for which a queue was seen; None where that is too short, or not every part of it brought
+    about the same: then the link did not work all the time, whatever waited, and the figure says nothing of it."""
+    during = [entry for entry in state.came if since_s <= entry[0] <= until_s]
+    if len(during) < 2 or during[-1][0] - during[0][0] < CAME_S_MIN:
+        return None
+    (start_s, start), (end_s, end) = during[0], during[-1]
+    mean = (end - start) / (end_s - start_s)
+    parts, (last_s, last) = [], during[0]
+    for at_s, bits in during[1:]:
+        if at_s - last_s >= PART_S:
+            parts.append((bits - last) / (at_s - last_s))
+            last_s, last = at_s, bits
+    return mean if len(parts) > 1 and min(parts) >= STEADY * mean else None
 
 
 def _queue(state: WayInState, said: Verdict, *, holding: bool, load_min: float, now_s: float) -> WayInState:
     """A queue stands: take the capacity for what came, and let the queue go away."""
     since_s = max(now_s - LOOK_BACK_S, said.since_s, state.drain_until_s)
-    came = _came_bits_per_s(state, since_s=since_s)
+    came = _came_steadily(state, since_s=since_s, until_s=said.until_s)
     if came is None or came < load_min:
         return state
     first = not state.episode_rate_bits_per_s or now_s - max(state.changed_s, state.drain_until_s) > EPISODE_S
@@ -191,8 +199,7 @@ def _queue(state: WayInState, said: Verdict, *, holding: bool, load_min: float, 
             rate_bits_per_s=rate, changed_s=now_s, moved_by="doubt", blameless_until_s=now_s + BLAMELESS_S,
             episode_moves=0,
         )  # fmt: skip
-    least = 0.0 if _is_steady(state, since_s=since_s) else MOST * state.rate_bits_per_s
-    rate = min(state.base_bits_per_s, int(max(came, least)))
+    rate = min(state.base_bits_per_s, int(came))
     lower = rate < (LOWER_RAISED if state.moved_by == "raise" else LOWER) * state.rate_bits_per_s
     if not lower and rate <= state.rate_bits_per_s:
         return state  # full, and as much comes as was thought: a burst of training that storage makes room for does so

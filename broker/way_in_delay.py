@@ -56,13 +56,14 @@ class WayOut:
 @dataclass(frozen=True)
 class Verdict:
     """`queue` whether one stands in front of our link, `clear` whether surely none does; `excess_s` of those that see
-    one, the middle of them; `since_s` since when all of them have seen it; `seen_by` how many do, `heard` how many say
-    anything."""
+    one, the middle of them; `since_s` and `until_s` from when to when all of them saw it; `seen_by` how many do,
+    `heard` how many say anything."""
 
     queue: bool
     clear: bool
     excess_s: float
     since_s: float
+    until_s: float
     seen_by: int
     heard: int
 
@@ -92,8 +93,8 @@ def hear(
                 (f"{REPORTED}{flow.key}", flow.peer, now_s - flow.age_s - flow.way_in_age_s, flow.way_in_s, 0.0)
             )
     explained = out.excess_s if out.excess_s is not None else 0.0 if out.load < LOADED else None
-    for sender in senders if explained is not None else ():
-        if sender.traffic_class != LENDER:
+    for sender in senders:
+        if explained is None or sender.traffic_class != LENDER:
             continue
         if sender.broker_rtt_s is not None:
             samples.append((f"broker/{sender.address}", sender.address, now_s, sender.broker_rtt_s, explained))
@@ -128,7 +129,7 @@ def hear(
 def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
     """What the senders say together."""
     high: list[float] = []
-    low, vouched, since_s = 0, False, 0.0
+    low, vouched, since_s, until_s = 0, False, 0.0, now_s
     for voice in state.voices:
         fresh = [entry for entry in voice.excess[-OF:] if entry[0] > now_s - VOTE_S]
         needed = min(HIGH, len(fresh))
@@ -141,6 +142,7 @@ def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
         if len(over) >= needed and fresh[-1][1] > threshold_s:
             high.append(over[-1])
             since_s = max(since_s, _since_s(voice, threshold_s=threshold_s))
+            until_s = min(until_s, voice.excess[-1][0])
             vouched |= voice.vouched_s is not None and voice.vouched_s > now_s - SLOW_S
         elif 2 * (len(fresh) - len(over)) >= len(fresh):
             low += 1
@@ -150,6 +152,7 @@ def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
         clear=low > 0 and not high,
         excess_s=high[len(high) // 2] if high else 0.0,
         since_s=since_s,
+        until_s=until_s,
         seen_by=len(high),
         heard=len(high) + low,
     )

@@ -96,14 +96,14 @@ class Connection:
     rtt_s_min: float | None
     one_way_s: float | None
     one_way_age_s: float | None
-    way_in_s: float | None
-    way_in_age_s: float | None
     delivered_bytes: int | None
-    received_bytes: int | None
     sent_packets: int | None
     lost_packets: int | None
     delivery_rate_bits_per_s: int | None
     application_limited: bool
+    way_in_s: float | None = None
+    way_in_age_s: float | None = None
+    received_bytes: int | None = None
 
 
 @dataclass(frozen=True)

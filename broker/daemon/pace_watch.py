@@ -56,8 +56,11 @@ class PaceWatch:
         before, self._watched, self.crossed = self._watched, {}, False
         for watch in watches:
             known = before.get(watch.interface)
-            if known is None or known.watch != watch:
-                known = _Watched(watch) if known is None else _Watched(watch, known.sent_bytes, known.at_s)
+            if known is None:
+                known = _Watched(watch)
+            elif known.watch.rising is not watch.rising:
+                known = _Watched(watch, known.sent_bytes, known.at_s, known.pace_bits_per_s)
+            known.watch = watch
             self._watched[watch.interface] = known
         if not self._watched:
             self._next_s = float("inf")

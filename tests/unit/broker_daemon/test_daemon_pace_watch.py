@@ -62,9 +62,9 @@ def test_a_crossing_that_changes_nothing_is_told_ever_less_often() -> None:
     counter.paces.want([RISES])
     counter.sends(0, for_s=0.1)
     told = []
-    for _ in range(100):
+    for turn in range(100):
         told += counter.sends(90e6, for_s=0.1)
-        counter.paces.want([RISES])
+        counter.paces.want([Watch("a", 30_000_000 + turn, rising=True)])
     assert 4 <= len(told) <= 8 + 10 / AGAIN_S_MAX
     counter.sends(0, for_s=0.1)
     assert counter.sends(90e6, for_s=0.05), "once away, it is news again"
