@@ -69,7 +69,7 @@ AGAIN_S = 1.0
 """Acknowledgements that waited in a queue towards us come all at once when it has gone: what came through in 0.3 s was
 1.5 times what the link carried, and a second cut went down by a tenth where a third was due (from 97 to 30 Mbit/s). A
 queue that stands again within a second of a drain has not been away: what came through since then counts, too."""
-CUT_TO_DEEP, SPAN_S_SURE = 0.9, 0.25
+CUT_TO_DEEP, SPAN_S_SURE, UNSURE = 0.9, 0.25, 1.15
 CUT_MOST_SEEN, DRAIN_S_LONGEST = 0.2, 1.2
 CUT_MOST, CUT_BLIND, CUT_LEAST = 0.5, 0.8, 0.97
 """Never below half at once (a wrong measurement costs one step); a fifth without one; a cut that is worth a write."""
@@ -288,6 +288,7 @@ def _measured_drain(state: CapacityState, passed: passage.Passage | None, *, now
         state,
         rate_bits_per_s=max(rate, _least(state)),
         failed_bits_per_s=carried,
+        surely_more_bits_per_s=int(UNSURE * carried),
         drain_until_s=until_s,
         changed_s=until_s,
         signals=replace(state.signals, ignore_before_s=until_s + state.moved_baseline_s),
@@ -311,8 +312,8 @@ def _cut(
         )  # fmt: skip
     rate = state.rate_bits_per_s
     untouched = rate >= state.base_bits_per_s
+    deep = passed is not None and passed.deepest_s >= passage.DEEP_S
     if passed is not None:
-        deep = passed.deepest_s >= passage.DEEP_S
         target = (CUT_TO_DEEP if deep else CUT_TO_THROUGH) * passed.carried_bits_per_s
     elif now.through_bits_per_s is not None:
         target = CUT_TO_THROUGH * min(now.through_bits_per_s, _through_since_the_drain(state, now_s=now_s))
@@ -328,6 +329,7 @@ def _cut(
         before = state.rate_before_raise_bits_per_s
         target = min(max(target, PROBE_BACK * before), before)
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.back_off_s)) if probe_failed else HOLD_S
+    failed = int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH)
     drain_s = min(DRAIN_S_MAX, (passed.wait_s if passed else excess_s) / (1 - DRAIN_FACTOR)) if by != "loss" else 0.0
     return replace(
         state,
@@ -343,7 +345,8 @@ def _cut(
         hold_s=back_off_s,
         back_off_s=back_off_s,
         step=PROBE_STEP,
-        failed_bits_per_s=int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH),
+        failed_bits_per_s=failed,
+        surely_more_bits_per_s=int((UNSURE if deep else 1.0) * failed),
         busy_s=0.0,
         episode_cuts=state.episode_cuts + 1,
         moved_by=by,
@@ -400,7 +403,8 @@ def _confirmed(state: CapacityState) -> bool:
 
 def _raise(state: CapacityState, *, now_s: float) -> CapacityState:
     step = state.step or PROBE_STEP
-    gentle = state.rate_bits_per_s < GENTLE_UP_TO * state.failed_bits_per_s
+    more = state.moved_by == "raise" and state.rate_bits_per_s >= state.surely_more_bits_per_s
+    step = max(step, 2 * PROBE_STEP) if more else step
     return replace(
         state,
         rate_bits_per_s=min(state.base_bits_per_s, int(state.rate_bits_per_s * (1 + step))),
@@ -409,7 +413,7 @@ def _raise(state: CapacityState, *, now_s: float) -> CapacityState:
         changed_s=now_s,
         hold_s=BUSY_S,
         back_off_s=state.back_off_s if state.rate_bits_per_s < BEYOND * state.failed_bits_per_s else 0.0,
-        step=PROBE_STEP if gentle else min(PROBE_STEP_MAX, 2 * step),
+        step=min(PROBE_STEP_MAX, 2 * step) if more else PROBE_STEP,
         busy_s=0.0,
         moved_by="raise",
     )
