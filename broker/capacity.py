@@ -37,6 +37,7 @@ from broker.capacity_cut import (
     LIMITED,
     cut,
     drain,
+    is_mended,
     least,
     raised_lately,
 )
@@ -166,7 +167,7 @@ def estimate(
     )
     now = signals.read(seen, now_s=now_s)
     passed = passage.read(seen.arrivals, seen.ticks, since_s=0.0, now_s=now_s)
-    if now_s < state.drain_until_s:
+    if now_s < state.drain_until_s or is_mended(state, passed, now_s=now_s):
         state = drain(state, passed, now_s=now_s)
         if now_s < state.drain_until_s:
             return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)

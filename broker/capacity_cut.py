@@ -168,6 +168,13 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
     )
 
 
+def is_mended(state: CapacityState, passed: passage.Passage | None, *, now_s: float) -> bool:
+    """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue."""
+    if state.moved_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST or passed is None:
+        return False
+    return passed.deepest_s >= passage.DEEP_S and passed.carried_bits_per_s < CUT_TO_THROUGH * state.failed_bits_per_s
+
+
 def raised_lately(state: CapacityState, *, now_s: float) -> bool:
     """Whether the last move was a raise, so lately that its queue may only now show."""
     if state.raised_s is None or now_s - state.raised_s > PROBE_WATCH_S:
