@@ -54,7 +54,7 @@ def used(carried: list[tuple[float, int]], start_s: float, end_s: float, rate: f
 @pytest.mark.parametrize("window_bytes", [1_200_000.0, 460_000.0])
 @pytest.mark.parametrize("seed", [2, 5, 7])
 def test_a_fall_to_a_third_is_followed_at_once_and_leaves_people_no_queue(seed: int, window_bytes: float) -> None:
-    """Found by acknowledgements alone it took 5 to 8 s here, and people waited 220 to 310 ms from then on."""
+    """By acknowledgements alone it took 2 to 8 s here, and people waited 30 to 330 ms from then on."""
     world = changing(seed, window_bytes=window_bytes)
     fall_s, rise_s = FALL_S + world.shift_s, RISE_S + world.shift_s
     assert followed_s(world.a.rates, fall_s, DRAINING_PART * LOW, LOW, for_s=1.0) <= 1.5
