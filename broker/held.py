@@ -22,9 +22,10 @@ is not what our own link keeps waiting.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import guarantee, ingress_reasons, reasons, signals
+from broker.copies import replace
 from broker.demand import BACKLOG_BYTES_MIN
 from broker.holds import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
 from broker.ingress_state import HeldState

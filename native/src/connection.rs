@@ -4,6 +4,11 @@
 //! A task that changes what is to be sent marks the connection as touched, and the driver looks at it when the tasks that
 //! were ready have run: what several of them did goes into the same packets.
 //!
+//! The driver holds a connection nearly all the time while much is sent, and takes it again before anybody else is awake:
+//! who waits for it on another thread waits for hundreds of milliseconds. So only tasks of its own thread take it. Others
+//! read what the driver told last (`stats`, `remote_address`), and leave their wishes to it (`set_receive_window`,
+//! `set_max_concurrent_uni_streams`).
+//!
 //! A stack that panicked may be in the middle of anything. It is dropped, with all that was lent to it, and never looked
 //! at again: the connection has ended, and the others of the endpoint go on.
 
@@ -75,10 +80,26 @@ struct Shared {
     handle: ConnectionHandle,
     touched: Arc<Touched>,
     state: Mutex<State>,
+    told: Mutex<Told>,
+    wishes: Mutex<Wishes>,
     /// It is up, or it has ended.
     changed: Notify,
     opened: Notify,
     allowed: Notify,
+}
+
+/// How a connection stood when the driver had looked at it last.
+struct Told {
+    remote: SocketAddr,
+    /// None: there is no stack any more.
+    stats: Option<ConnectionStats>,
+}
+
+/// What others want the stack to allow the peer, from the driver's next look on.
+#[derive(Default)]
+struct Wishes {
+    receive_window: Option<VarInt>,
+    uni_streams: Option<VarInt>,
 }
 
 /// What the driver and the tasks share.
@@ -113,6 +134,10 @@ impl State {
 
 impl Connection {
     pub fn new(handle: ConnectionHandle, stack: proto::Connection, rate: Arc<Rate>, touched: Arc<Touched>) -> Self {
+        let told = Told {
+            remote: stack.remote_address(),
+            stats: Some(stack.stats()),
+        };
         let state = State {
             path: Path::new(stack.remote_address()),
             stack: Some(Box::new(stack)),
@@ -130,6 +155,8 @@ impl Connection {
             handle,
             touched,
             state: Mutex::new(state),
+            told: Mutex::new(told),
+            wishes: Mutex::default(),
             changed: Notify::new(),
             opened: Notify::new(),
             allowed: Notify::new(),
@@ -168,6 +195,16 @@ impl Connection {
             self.end(state, Ended::Broke(words));
         }
         self.touch(state);
+    }
+
+    /// It ends because its endpoint panicked.
+    pub fn lose(&self, words: &str) {
+        let mut state = self.0.state.lock().unwrap_or_else(|poisoned| {
+            self.0.state.clear_poison(); // it was held when that happened
+            poisoned.into_inner()
+        });
+        self.give_up(&mut state, words.to_owned());
+        self.tell(&state);
     }
 
     /// Have the driver look at this connection.
@@ -323,13 +360,23 @@ impl Connection {
         }
     }
 
-    /// None where there is no stack any more.
+    /// As of the driver's last look; None where there is no stack any more.
     pub fn stats(&self) -> Option<ConnectionStats> {
-        self.lock().stack.as_ref().map(|stack| stack.stats())
+        locked(&self.0.told).stats
     }
 
+    /// As of the driver's last look.
     pub fn remote_address(&self) -> SocketAddr {
-        self.lock().path.remote()
+        locked(&self.0.told).remote
+    }
+
+    /// Have others see how it stands now.
+    pub fn tell(&self, state: &State) {
+        let stats = state.stack.as_ref().map(|stack| stack.stats());
+        *locked(&self.0.told) = Told {
+            remote: state.path.remote(),
+            stats,
+        };
     }
 
     /// The certificates that the peer showed, its own first.
@@ -344,12 +391,32 @@ impl Connection {
     }
 
     pub fn set_receive_window(&self, window: VarInt) {
-        self.change(|stack| stack.set_receive_window(window));
+        locked(&self.0.wishes).receive_window = Some(window);
+        self.0.touched.add(self.0.handle);
     }
 
     pub fn set_max_concurrent_uni_streams(&self, count: VarInt) {
-        self.change(|stack| stack.set_max_concurrent_streams(Dir::Uni, count));
+        locked(&self.0.wishes).uni_streams = Some(count);
+        self.0.touched.add(self.0.handle);
     }
+
+    /// Do what others wish.
+    pub fn grant(&self, state: &mut State) {
+        let wishes = std::mem::take(&mut *locked(&self.0.wishes));
+        let Some(stack) = &mut state.stack else {
+            return;
+        };
+        if let Some(window) = wishes.receive_window {
+            stack.set_receive_window(window);
+        }
+        if let Some(count) = wishes.uni_streams {
+            stack.set_max_concurrent_streams(Dir::Uni, count);
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn wake(waiting: &mut HashMap<StreamId, Waker>, id: StreamId) {

@@ -13,10 +13,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::buffers::{Payload, Posted};
-use crate::engine::{Engine, Settings, Thread};
+use crate::engine::Engine;
 use crate::events::{Event, EventQueue, deliver_all};
 use crate::mail::Post;
 use crate::outgoing::Message;
+use crate::settings::Settings;
+use crate::thread::Thread;
 use crate::tls::Identity;
 use crate::wire::Key;
 

@@ -6,9 +6,10 @@ use bytes::Bytes;
 use quinn_proto::VarInt;
 
 use crate::events::Event;
-use crate::link::{Counted, Link, Stage};
+use crate::link::{Link, Stage};
 use crate::mail::{Next, Slot};
 use crate::streams::{ReadError, RecvStream};
+use crate::tally::Counted;
 use crate::wire::{self, Code, HEADER_BYTES_MAX, Violation, code_name};
 
 const FRAME_HELLO: u64 = 0;
@@ -154,10 +155,10 @@ async fn read_payload(link: &Link, stream: &mut RecvStream, slot: &Arc<Slot>, fi
         };
         match read {
             Ok(Some(count)) => {
-                for chunk in &mut chunks[..count] {
-                    if !slot.write(&std::mem::take(chunk)) {
-                        return Err(too_much(slot));
-                    }
+                let good = slot.write_all(&chunks[..count]);
+                chunks[..count].fill(Bytes::new());
+                if !good {
+                    return Err(too_much(slot));
                 }
             }
             Ok(None) if slot.whole() => {

@@ -1,8 +1,9 @@
 //! The native engine of hive-qos' transport: quinn-proto behind the interface of `transport/engine/base.py`.
 //!
 //! - `core` is what Python sees; `transport/engine/native_engine.py` turns it into an `Engine`.
-//! - `engine` owns endpoints, connections and the threads; `link` is one connection, `incoming` and `outgoing` its two
-//!   directions, `gate` who sends next, `mail` who gets which message.
+//! - `engine` owns endpoints, connections and operations, with the `settings` that it was given; `thread` is where its
+//!   tasks run; `link` is one connection, `incoming` and `outgoing` its two directions, `gate` who sends next, `mail` who
+//!   gets which message; `tally` counts tasks.
 //! - `endpoint` drives the protocol: it moves the packets of one socket; `connection` and `streams` are what tasks see of
 //!   that, `path` where a peer is.
 //! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
@@ -30,8 +31,11 @@ mod outgoing;
 mod path;
 mod rate;
 mod sender;
+mod settings;
 mod socket;
 mod streams;
+mod tally;
+mod thread;
 mod tls;
 pub mod wire;
 

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
+use super::slot::OVERHEAD_BYTES;
 use super::*;
+use crate::wire::Key;
 
 const STORE: u64 = 1 << 20;
 const WINDOW: u64 = 1 << 16;

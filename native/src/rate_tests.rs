@@ -1,7 +1,10 @@
 //! The controller that follows a rate, on a link that is reckoned.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
+use super::division::{BUSY_BYTES, RATE_VALID};
+use super::law::{HEADER_BYTES, HEADROOM, SLACK_S};
 use super::*;
 
 const SIZE: f64 = 1452.0;
@@ -164,7 +167,7 @@ fn a_rate_is_divided_by_who_has_data_and_ends_with_time() {
 #[test]
 fn the_bucket_gives_its_rate_and_no_more_however_it_is_asked() {
     let pace = Pace::default();
-    let began = pace.lock().filled_at;
+    let began = Instant::now();
     assert!(pace.open(began));
     pace.set(1e6, 1000.0, began);
     let (mut sent, mut now) = (0u64, began);

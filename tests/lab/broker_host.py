@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -84,6 +85,10 @@ class Broker:
 
     def status(self) -> dict[str, Any]:
         return client.status(str(self.folder / "run/broker.sock"))
+
+    def flows(self) -> list[dict[str, Any]]:
+        found = json.loads(client.fetch("/v1/flows", socket_path=str(self.folder / "run/broker.sock")))
+        return list(found["flows"])
 
     def sent_bytes(self, traffic_class: str) -> int:
         text = client.fetch("/metrics", socket_path=str(self.folder / "run/broker.sock")).decode()

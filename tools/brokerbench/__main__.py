@@ -104,7 +104,7 @@ def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequ
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.brokerbench import changes, changing, faults, holding, jobs, shares
+    from tools.brokerbench import changes, changing, faults, holding, jobs, many_flows, shares
 
     return {
         "sender": lambda run: shares.measure(run, "sender"),
@@ -113,6 +113,7 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
         "capacity": changing.measure,
         "jobs": jobs.measure,
         "changes": changes.measure,
+        "flows": many_flows.measure,
         "faults": faults.measure,
         "hold": holding.measure,
     }

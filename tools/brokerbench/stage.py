@@ -241,7 +241,7 @@ class Stage:
     def start_storage(self) -> None:
         """Let storage begin; it goes on until it is stopped."""
         send = ["send", "--address", self.scene.target_address, "--flows", str(self.settings.flows)]
-        send += ["--rate", str(self.settings.flows_bits_per_s)]
+        send += ["--busy", str(self.settings.flows_busy), "--rate", str(self.settings.flows_bits_per_s)]
         argv = python("tools.brokerbench.programs.flood", *send)
         with (self.work / "flood.log").open("ab") as log:
             self._loads.append(start(self.lab[self.scene.flooder], argv, log=log, user=self.settings.user))

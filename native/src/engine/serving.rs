@@ -1,0 +1,252 @@
+//! Endpoints of an engine: the sockets that it serves, the connections that are dialled from them and to them.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use quinn_proto::{ClientConfig, EndpointConfig, Incoming, ServerConfig, TransportConfig};
+use tokio::runtime::Handle;
+
+use super::{Engine, locked};
+use crate::congestion;
+use crate::endpoint::Endpoint;
+use crate::events::{Event, Failure};
+use crate::guard::{self, Task};
+use crate::link::{Link, Stage, remote_name};
+use crate::measure::{Measure, ObservedFactory};
+use crate::rate::EndpointRate;
+use crate::socket::Socket;
+use crate::thread::Thread;
+use crate::tls::{Identity, Limits};
+
+/// Connections whose peer has not been judged yet; more are ignored, as if their first packet had been lost.
+const HALF_OPEN_MAX: usize = 256;
+/// With so many of them whoever dials has to show first that its address is its own (RFC 9000 8.1.2): before that
+/// nothing is kept for it, so that forged addresses use nothing up.
+const UNPROVED_MAX: usize = 32;
+/// Of messages that overtake the hello: the windows of the first three round trips are less.
+const BEFORE_HELLO_BYTES_MAX: u64 = 1 << 20;
+/// A packet of Ethernet without tunnels, whatever we send ourselves.
+const DATAGRAM_BYTES_TAKEN_MIN: u16 = 1472;
+
+/// One socket and who we are on it.
+pub(super) struct Served {
+    pub(super) number: u64,
+    pub(super) endpoint: Endpoint,
+    pub(super) thread: Handle,
+    pub(super) clock: libc::clockid_t,
+    pub(super) identity: Identity,
+    pub(super) hello: Bytes,
+    pub(super) bulk: bool,
+    pub(super) rate: Arc<EndpointRate>,
+}
+
+impl Engine {
+    /// Serve a socket with a thread: all of an endpoint's work is done there, for what passes from one thread to another
+    /// waits until that one has been woken.
+    ///
+    /// # Safety
+    /// The descriptor stays open until the engine is closed.
+    pub unsafe fn add_endpoint(
+        self: &Arc<Self>,
+        thread: &Thread,
+        number: u64,
+        descriptor: RawFd,
+        identity: Identity,
+        hello: Bytes,
+        bulk: bool,
+    ) -> std::io::Result<()> {
+        let (clock, thread) = (thread.clock, thread.handle.clone());
+        let socket = {
+            let _runtime = thread.enter();
+            // SAFETY: the caller keeps the descriptor open.
+            unsafe { Socket::adopt(descriptor) }?
+        };
+        let server = ServerConfig::with_crypto(identity.server.clone());
+        let mut config = EndpointConfig::default();
+        // What we can take in, which is also what the peer may probe the path for.
+        let taken = self.settings.datagram_bytes.max(DATAGRAM_BYTES_TAKEN_MIN);
+        config
+            .max_udp_payload_size(taken)
+            .expect("more than QUIC's least, as the settings are");
+        let (endpoint, mut driver) = {
+            let _runtime = thread.enter();
+            Endpoint::new(socket, config, server, bulk, self.events.clone())
+        };
+        let served = Arc::new(Served {
+            number,
+            endpoint,
+            thread,
+            clock,
+            identity,
+            hello,
+            bulk,
+            rate: Arc::default(),
+        });
+        locked(&self.endpoints).insert(number, served.clone());
+        let events = self.events.clone();
+        let drive = poll_fn(move |cx| {
+            events.fault("driver");
+            Pin::new(&mut driver).poll(cx)
+        });
+        guard::spawn(&served.thread, Task::Engine(self.clone()), drive);
+        let accepts = accept(self.clone(), served.clone());
+        guard::spawn(&served.thread, Task::Engine(self.clone()), accepts);
+        Ok(())
+    }
+
+    /// Serve another socket instead; connections of `moving` know that their path is a new one.
+    ///
+    /// # Safety
+    /// The descriptor stays open until the engine is closed, and so does the one before.
+    pub unsafe fn rebind(&self, endpoint: u64, descriptor: RawFd, moving: &[u64]) -> std::io::Result<()> {
+        let Some(served) = locked(&self.endpoints).get(&endpoint).cloned() else {
+            return Ok(()); // the engine is being closed
+        };
+        let socket = {
+            let _runtime = served.thread.enter();
+            // SAFETY: the caller keeps the descriptor open.
+            unsafe { Socket::adopt(descriptor) }?
+        };
+        for link in moving.iter().filter_map(|number| self.link(*number)) {
+            link.measure.restart();
+        }
+        served.endpoint.rebind(socket);
+        Ok(())
+    }
+
+    /// Whom an endpoint believes has changed: no session of before is resumed.
+    pub fn forget_sessions(&self, endpoint: u64) {
+        if let Some(served) = locked(&self.endpoints).get(&endpoint) {
+            served.identity.forget_sessions();
+        }
+    }
+
+    /// How often peers that dialled have resumed a session.
+    pub fn resumed(&self) -> u64 {
+        locked(&self.endpoints)
+            .values()
+            .map(|served| served.identity.resumed())
+            .sum()
+    }
+
+    /// Give an endpoint a rate to follow, or take it away.
+    pub fn set_rate(&self, endpoint: u64, bits_per_s: Option<u64>) {
+        if let Some(served) = locked(&self.endpoints).get(&endpoint) {
+            served.rate.give(bits_per_s, Instant::now());
+        }
+    }
+
+    /// Dial.
+    pub fn connect(self: &Arc<Self>, endpoint: u64, number: u64, remote: SocketAddr, expected: Option<&str>) {
+        let served = locked(&self.endpoints).get(&endpoint).cloned();
+        let name = expected.map_or_else(|| remote_name(remote), str::to_owned);
+        let down = |reason: String| {
+            self.events.push(Event::Down {
+                link: number,
+                peer: name.clone(),
+                failure: Some(Failure::Lost {
+                    peer: name.clone(),
+                    reason,
+                }),
+            });
+        };
+        let Some(served) = served else {
+            return down(format!("there is no endpoint {endpoint}"));
+        };
+        let measure = Measure::new();
+        let mut config = ClientConfig::new(served.identity.client_for(remote, expected));
+        config.transport_config(self.transport(&served, &measure));
+        // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
+        let connection = served
+            .endpoint
+            .connect(config, remote, &remote.ip().to_string(), measure.rate.clone());
+        match connection {
+            Err(error) => down(format!("{} cannot be dialled from this socket: {error}", remote.ip())),
+            Ok(connection) => {
+                let (thread, hello) = (served.thread.clone(), served.hello.clone());
+                let link = Link::new(self.clone(), thread, number, remote, hello, true, served.bulk, measure);
+                if let Some(expected) = expected {
+                    link.set_peer(expected);
+                }
+                locked(&self.links).insert(number, link.clone());
+                link.begin_course(connection);
+            }
+        }
+    }
+
+    fn transport(&self, served: &Served, measure: &Arc<Measure>) -> Arc<TransportConfig> {
+        let settings = &self.settings;
+        let inner = congestion::factory(&settings.congestion, served.bulk, &served.rate, &measure.pace)
+            .expect("the name was checked when the engine began");
+        let limits = Limits {
+            stream_window_bytes: settings.stream_window_bytes(),
+            first_window_bytes: settings.window_bytes().min(BEFORE_HELLO_BYTES_MAX) as u32,
+            streams_max: settings.streams_max,
+            datagram_bytes: settings.datagram_bytes,
+            keep_alive: settings.keep_alive,
+            // A second line of defence; the tick is the first.
+            idle: Duration::from_secs(30).max(2 * settings.dead_after),
+        };
+        Arc::new(limits.transport(Arc::new(ObservedFactory {
+            inner,
+            measure: measure.clone(),
+            // BBR keeps its window at twice of what it uses; a rate is followed whatever is used.
+            follows_use: served.bulk || !["bbr", congestion::RATE].contains(&settings.congestion.as_str()),
+            fills_window: !served.bulk && settings.congestion == "bbr",
+        })))
+    }
+}
+
+async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
+    loop {
+        let incoming = served.endpoint.accept().await;
+        engine.events.fault("accept");
+        let half_open = {
+            let links = locked(&engine.links);
+            links.values().filter(|link| link.is(Stage::Handshaking)).count()
+        };
+        // One that ends before Python has judged it leaves its chain in the queue, where all others would wait behind it.
+        let unjudged = half_open.max(engine.events.chains());
+        if unjudged >= HALF_OPEN_MAX || engine.over() {
+            served.endpoint.ignore(incoming);
+        } else if unjudged >= UNPROVED_MAX && !incoming.remote_address_validated() {
+            served.endpoint.retry(incoming);
+        } else {
+            begin(&engine, &served, incoming);
+        }
+    }
+}
+
+/// Somebody dials us.
+fn begin(engine: &Arc<Engine>, served: &Served, incoming: Incoming) {
+    let remote = incoming.remote_address();
+    let measure = Measure::new();
+    let mut config = ServerConfig::with_crypto(served.identity.server.clone());
+    config.transport_config(engine.transport(served, &measure));
+    let Some(connection) = served.endpoint.begin(incoming, config, measure.rate.clone()) else {
+        return; // its first packet was not good
+    };
+    let (number, thread, hello) = (engine.number(), served.thread.clone(), served.hello.clone());
+    let link = Link::new(
+        engine.clone(),
+        thread,
+        number,
+        remote,
+        hello,
+        false,
+        served.bulk,
+        measure,
+    );
+    locked(&engine.links).insert(number, link.clone());
+    engine.events.push(Event::Accepted {
+        link: number,
+        endpoint: served.number,
+        remote: (remote.ip().to_string(), remote.port()),
+    });
+    link.begin_course(connection);
+}

@@ -1,0 +1,38 @@
+//! How many tasks of a kind there are.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::Notify;
+
+/// How many tasks of a kind there are, for who has to wait until there is none.
+#[derive(Default)]
+pub struct Tally {
+    count: AtomicUsize,
+    ended: Notify,
+}
+
+impl Tally {
+    /// Count one for as long as what this gives lives.
+    pub fn enter(self: &Arc<Self>) -> Counted {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        Counted(self.clone())
+    }
+
+    /// Wait until there is none. One task waits at a time.
+    pub async fn none(&self) {
+        while self.count.load(Ordering::SeqCst) > 0 {
+            self.ended.notified().await;
+        }
+    }
+}
+
+pub struct Counted(Arc<Tally>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if self.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.ended.notify_one();
+        }
+    }
+}
