@@ -7,13 +7,25 @@ from dataclasses import replace
 from typing import TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker.decide import decide
-from broker.model import Burst, ClassSample, Decision, FlowSample, InterfaceSample, Measurements
+from broker.holds import HELD_CLASS
+from broker.model import (
+    Burst,
+    ClassSample,
+    Decision,
+    DestinationSample,
+    FlowSample,
+    InterfaceSample,
+    Measurements,
+    SenderSample,
+)
 from broker.policy import CLASS_NAMES, Policy
 from broker.record import header_line, tick_line
 from broker.state import State
-from tools.simulate.fluid import PACKET_BITS, Network
+from tools.simulate.fluid import PACKET_BITS, Ints, Network
+from tools.simulate.leases import Leases
 
 INTERFACE = "eth0"
 CLOCKS_APART_S = -12_345.0
@@ -28,25 +40,30 @@ class HostBroker:
         policy: what the operator wants; its interface is put in the place of the policy's own.
         link_bits_per_s: what the file says of the host's link.
         addresses: of all hosts, by number.
+        leases: what brokers ask of each other; None where they do not: then the way in is left alone.
         record: where each decision is written for `hive-qos replay`; None writes none.
     """
 
     def __init__(
         self, host: int, *, network: Network, policy: Policy, link_bits_per_s: int, addresses: Sequence[str],
-        record: TextIO | None = None,
+        leases: Leases | None = None, record: TextIO | None = None,
     ) -> None:  # fmt: skip
-        self.host, self._network, self._addresses = host, network, addresses
+        self.host, self._network, self._addresses, self._leases = host, network, addresses, leases
         entry = replace(policy.interfaces[0], name=INTERFACE, egress_bits_per_s=link_bits_per_s)
+        entry = replace(entry, ingress=leases is not None, ingress_bits_per_s=link_bits_per_s if leases else None)
         self.policy = replace(policy, interfaces=(entry,))
         self.flows = np.flatnonzero(network.flows.host == host)
+        stored = network.flows.traffic_class == CLASS_NAMES.index(HELD_CLASS)
+        self._to = _grouped(network.flows.target, (network.flows.host == host) & stored)
+        self._from = _grouped(network.flows.host, (network.flows.target == host) & stored)
         self._state = State()
         self._record = record
         if record is not None:
             record.write(header_line(policy=self.policy, state=self._state) + "\n")
         self.decision: Decision | None = None
 
-    def tick(self, bursts: Sequence[Burst]) -> None:
-        """Measure, decide, apply."""
+    def tick(self, bursts: Sequence[Burst]) -> float | None:
+        """Measure, decide, apply; in how many seconds it wants to decide again, where the next tick would be late."""
         now_s = self._network.now_s
         measurements = self._measure(bursts)
         decision = decide(now_s=now_s, state=self._state, measurements=measurements, policy=self.policy)
@@ -59,6 +76,17 @@ class HostBroker:
         for number, entry in enumerate(allocation.classes):
             shapers.rate[self.host, number] = entry.rate_bits_per_s
             shapers.ceil[self.host, number] = entry.ceil_bits_per_s
+        if self._leases is not None:
+            self._hold({entry.address: entry.ceil_bits_per_s for entry in allocation.destinations})
+            self._leases.answer(self.host, decision.verdicts, now_s=now_s)
+            self._leases.ask(self.host, decision.holds, now_s=now_s)
+        return decision.again_s
+
+    def _hold(self, ceils: Mapping[str, int]) -> None:
+        """Let no more than its ceil leave towards an address, each connection its part; freely to all others."""
+        for target, numbers in self._to.items():
+            ceil = ceils.get(self._addresses[target])
+            self._network.flows.held[numbers] = np.inf if ceil is None else ceil / len(numbers)
 
     def _measure(self, bursts: Sequence[Burst]) -> Measurements:
         network = self._network
@@ -69,7 +97,44 @@ class HostBroker:
         )
         received = int(network.received[self.host] / 8)
         flows = tuple(self._flow(int(number)) for number in self.flows)
-        return Measurements((InterfaceSample(INTERFACE, None, 0.0, classes, flows, tuple(bursts), received),))
+        sample = InterfaceSample(INTERFACE, None, 0.0, classes, flows, tuple(bursts), received)
+        if self._leases is not None:
+            leases = self._leases.of(self.host, now_s=network.now_s)
+            sample = replace(sample, senders=self._senders(), destinations=self._destinations(), leases=leases)
+        return Measurements((sample,))
+
+    def _senders(self) -> tuple[SenderSample, ...]:
+        """Who has sent storage to this host, by what arrived."""
+        assert self._leases is not None
+        network, found = self._network, []
+        for source, numbers in self._from.items():
+            bits = float(network.arrived[numbers].sum())
+            if bits:
+                address = self._addresses[source]
+                verdict = self._leases.verdict(self.host, address)
+                found.append(
+                    SenderSample(
+                        address,
+                        HELD_CLASS,
+                        received_bytes=int(bits / 8),
+                        age_s=0.0,
+                        rtt_s=float(network.flows.least_s[numbers].min()),
+                        broker="yes",
+                        granted_bits_per_s=verdict.rate_bits_per_s if verdict is not None and verdict.granted else None,
+                        refused=verdict is not None and not verdict.granted,
+                    )
+                )
+        return tuple(found)
+
+    def _destinations(self) -> tuple[DestinationSample, ...]:
+        """The counters of the destinations that had a leaf of their own until now."""
+        flows, found = self._network.flows, []
+        for target, numbers in self._to.items():
+            if np.isfinite(flows.held[numbers]).any():
+                left = float((flows.sent[numbers] - flows.waiting[numbers]).sum())
+                waits = float(flows.waiting[numbers].sum())
+                found.append(DestinationSample(self._addresses[target], HELD_CLASS, int(left / 8), int(waits / 8)))
+        return tuple(found)
 
     def _flow(self, number: int) -> FlowSample:
         flows = self._network.flows
@@ -91,6 +156,12 @@ class HostBroker:
             sent_packets=int(flows.sent[number] / PACKET_BITS),
             lost_packets=int(np.ceil(flows.lost[number] / PACKET_BITS)),
         )
+
+
+def _grouped(hosts: Ints, chosen: NDArray[np.bool_]) -> dict[int, Ints]:
+    """The numbers of the chosen connections, by the host at an end of them."""
+    numbers = np.flatnonzero(chosen)
+    return {int(host): numbers[hosts[numbers] == host] for host in np.unique(hosts[numbers])}
 
 
 def by_priority(policy: Policy) -> tuple[int, ...]:

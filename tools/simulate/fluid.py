@@ -120,6 +120,7 @@ class Network:
         self.now_s = 0.0
         self.queue_s = np.zeros(len(rates))
         self.received = np.zeros(hosts)
+        self.arrived = np.zeros(len(flows))
         self._queues = np.zeros((HOPS, len(flows)))
         self._steps_back = np.maximum(1, np.round(flows.base_s / STEP_S)).astype(np.int64)
         length = int(self._steps_back.max(initial=1)) + 1
@@ -227,4 +228,5 @@ class Network:
         due = (self._at + self._steps_back) % len(self._acknowledged)
         self._acknowledged[due, self._every] += inflow
         self._lost[due, self._every] += lost
+        self.arrived += inflow
         self.received += np.bincount(flows.target, inflow, self.hosts)

@@ -16,10 +16,13 @@ from broker.model import Burst
 from broker.policy import CLASS_NAMES, Policy
 from tools.simulate.brokers import HostBroker, by_priority
 from tools.simulate.fluid import QUIC, STEP_S, TCP, Flows, Kind, Network, Shapers
+from tools.simulate.leases import Leases
 from tools.simulate.scenario import Job, Scenario, Site
 
-CONTROLS = ("idle", "none", "priority", "brokered")
-"""No storage; no control; on every host a fixed tree with priorities at its own link's rate; the broker's decision."""
+CONTROLS = ("idle", "none", "priority", "brokered", "leased")
+"""No storage; no control; on every host a fixed tree with priorities at its own link's rate; the broker's decision for
+each host's way out; the same, and brokers that hold storage back for each other's way in."""
+BROKERED = ("brokered", "leased")
 SETTLE_S = 5.0
 """Of each run, not counted: windows open, and brokers learn a job's bursts."""
 HEADROOM, FLOOR = 0.97, 0.02
@@ -93,19 +96,22 @@ class _World:
         self.network = self._network()
         self.links = np.array([scenario.sites[site].link_bits_per_s for site in self.site_of])
         self.brokers: list[HostBroker] = []
-        if control == "brokered":
+        self.leases: Leases | None = None
+        self.again: dict[int, float] = {}
+        if control in BROKERED:
             names = [f"10.{host >> 16}.{host >> 8 & 255}.{host & 255}" for host in range(self.hosts)]
+            self.leases = Leases(names, self._way_s) if control == "leased" else None
             for host in range(self.hosts):
                 file = None
                 if record is not None:
                     path = record / (scenario.host_name(host).replace("/", "-") + ".jsonl")
                     file = files.enter_context(path.open("w", encoding="utf-8"))
                 link = int(self.links[host])
-                self.brokers.append(
-                    HostBroker(
-                        host, network=self.network, policy=policy, link_bits_per_s=link, addresses=names, record=file
-                    )
-                )
+                broker = HostBroker(
+                    host, network=self.network, policy=policy, link_bits_per_s=link, addresses=names,
+                    leases=self.leases, record=file,
+                )  # fmt: skip
+                self.brokers.append(broker)
         self.uplink_delay_s: list[float] = []
 
     # --- building ------------------------------------------------------------------------------------------------
@@ -122,8 +128,7 @@ class _World:
             target.append(to)
             classes.append(traffic_class)
             paths.append((source, up, down, hosts + to))
-            way_s = sites[a].delay_s + sites[b].delay_s if a != b else 2 * min(sites[a].delay_s, 0.0005)
-            bases.append(2 * way_s * (1 + BASE_S_SPREAD * self.random.random()))
+            bases.append(2 * self._way_s(source, to) * (1 + BASE_S_SPREAD * self.random.random()))
             kinds.append(kind)
             left.append(bits)
             return len(host) - 1
@@ -154,8 +159,12 @@ class _World:
             buffer_bits=np.array([*buffers, *buffers, *held, *held, np.inf]), hosts=hosts,
         )  # fmt: skip
 
+    def _way_s(self, source: int, to: int) -> float:
+        a, b = (self.scenario.sites[self.site_of[host]] for host in (source, to))
+        return a.delay_s + b.delay_s if a is not b else 2 * min(a.delay_s, 0.0005)
+
     def _shapers(self, own: np.ndarray) -> Shapers:
-        shaped = self.control in ("priority", "brokered")
+        shaped = self.control in ("priority", *BROKERED)
         capacity = own * (HEADROOM if shaped else 1.0)
         rate = np.repeat(capacity[:, None] * FLOOR, len(CLASS_NAMES), axis=1)
         ceil = np.repeat(capacity[:, None], len(CLASS_NAMES), axis=1)
@@ -178,7 +187,7 @@ class _World:
             now_s = network.now_s
             if abs(now_s - SETTLE_S) < STEP_S / 2:
                 before = network.flows.delivered.copy()
-            for host in sorted(announced) if self.brokers else ():
+            for host in sorted(announced | self._concerned()) if self.brokers else ():
                 self._tick(host)
                 decisions += 1
             while due[0][0] <= now_s:
@@ -211,7 +220,16 @@ class _World:
                 age_s = now_s - entry.burst_s
                 deadline_s = max(entry.lasted_s, 0.05)
                 bursts.append(Burst(entry.job.name, entry.step, entry.job.burst_bytes, age_s, deadline_s - age_s, None))
-        self.brokers[host].tick(bursts)
+        again_s = self.brokers[host].tick(bursts)
+        self.again.pop(host, None)
+        if again_s is not None and again_s < self.policy.daemon.tick_s:
+            self.again[host] = now_s + again_s
+
+    def _concerned(self) -> set[int]:
+        """Hosts that are held otherwise from now on, and those that wanted to decide again by now."""
+        now_s = self.network.now_s
+        found = self.leases.deliver(now_s) if self.leases is not None else set()
+        return found | {host for host, at_s in self.again.items() if at_s <= now_s}
 
     def _change(self) -> None:
         first = 2 * self.hosts

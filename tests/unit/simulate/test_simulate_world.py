@@ -90,7 +90,7 @@ def test_a_report_of_all_controls_comes_as_json(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [str(tmp_path / "network.toml"), "--seconds", "7", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert [entry["control"] for entry in found["controls"]] == ["idle", "none", "priority", "brokered"]
+    assert [entry["control"] for entry in found["controls"]] == ["idle", "none", "priority", "brokered", "leased"]
     assert found["controls"][3]["decisions"] > 100
 
 
