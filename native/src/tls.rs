@@ -268,6 +268,16 @@ const DATAGRAM_BYTES_MIN: u16 = 1200;
 /// What the stack holds unacknowledged: the gate bounds it to less, and control messages may always pass.
 const SEND_WINDOW_BYTES: u64 = 1 << 40;
 
+/// Of a datagram beside its payload: type, connection identifier and packet number, as they mostly are, and the seal.
+const AROUND_PAYLOAD_BYTES: u16 = 1 + 8 + 2 + 16;
+/// Of AES. What is left of a payload behind whole ones is sealed in a way of its own.
+const BLOCK_BYTES: u16 = 16;
+
+/// The size of a datagram, not above this, whose payload has no rest behind its whole blocks.
+fn of_whole_blocks(datagram_bytes: u16) -> u16 {
+    datagram_bytes - datagram_bytes.saturating_sub(AROUND_PAYLOAD_BYTES) % BLOCK_BYTES
+}
+
 impl Limits {
     pub fn transport(
         &self,
@@ -275,7 +285,8 @@ impl Limits {
     ) -> quinn_proto::TransportConfig {
         let mut config = quinn_proto::TransportConfig::default();
         let mut discovery = quinn_proto::MtuDiscoveryConfig::default();
-        discovery.upper_bound(self.datagram_bytes);
+        let largest = DATAGRAM_BYTES_MIN.max(of_whole_blocks(self.datagram_bytes));
+        discovery.upper_bound(largest);
         let mut acknowledge = quinn_proto::AckFrequencyConfig::default();
         // A send ends with its last acknowledgement, which a peer may else keep back for 25 ms. Packets that come
         // together are acknowledged together whatever is asked for here.
@@ -297,5 +308,19 @@ impl Limits {
             .max_idle_timeout(quinn_proto::IdleTimeout::try_from(self.idle).ok())
             .congestion_controller_factory(congestion);
         config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_packet_has_whole_cipher_blocks_and_is_not_larger_than_allowed() {
+        for allowed in DATAGRAM_BYTES_MIN..=9000 {
+            let size = of_whole_blocks(allowed);
+            assert!(size <= allowed && size > allowed - BLOCK_BYTES);
+            assert_eq!((size - AROUND_PAYLOAD_BYTES) % BLOCK_BYTES, 0);
+        }
     }
 }
