@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock native/src/*.rs)
 
-.PHONY: setup demo bench bench-broker test test-native fuzz sanitize check format unit loopback lab wheel clean
+.PHONY: setup demo bench bench-broker test test-native fuzz sanitize check crate format unit loopback lab wheel clean
 
 setup: $(VENV)/.setup-done
 
@@ -45,9 +45,12 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: check
+test: setup
+	@$(BIN)/python -m tools.suite
+
+# The native engine's own tests.
+crate: setup
 	@bash tools/cargo.sh test $(BIN)/python
-	$(BIN)/python -m tools.suite
 
 # Every test of engines and transport over the native engine too, and over the two mixed pairs; torch over native.
 test-native: setup

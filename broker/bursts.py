@@ -9,10 +9,11 @@ on the side of training.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from broker import credit, forecast, reasons
+from broker.copies import replace
 from broker.model import Burst, Credit, InterfaceSample
 from broker.state import BurstState, InterfaceState, JobState
 

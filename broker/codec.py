@@ -35,14 +35,11 @@ def dumps(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    """A dataclass for the encoder, which walks by itself through all that it knows, at a third of `to_json`'s cost."""
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
-
-
 _ENCODER = json.JSONEncoder(
-    separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False, default=_fields
+    separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False, default=vars
 )
+"""It walks by itself through all that it knows. Of a dataclass it gets the attributes as they are, in the order in
+which they were set: that of declaration. A copy of each would be most of what a recording costs."""
 
 
 def from_json(kind: type[T], data: Any) -> T:

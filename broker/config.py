@@ -16,8 +16,20 @@ from typing import Any, TypeVar
 from broker.config_peers import KEYS as PEERS_KEYS
 from broker.config_peers import read_peers
 from broker.config_people import read_jobs, read_presence, read_schedules
+from broker.config_probe import KEYS as PROBE_KEYS
+from broker.config_probe import read_probe
 from broker.config_rules import check_classes, check_interfaces, check_match_count, check_people
-from broker.policy import CLASS_NAMES, ClassPolicy, DaemonPolicy, InterfacePolicy, MatchRule, PeersPolicy, Policy, Share
+from broker.policy import (
+    CLASS_NAMES,
+    ClassPolicy,
+    DaemonPolicy,
+    InterfacePolicy,
+    MatchRule,
+    PeersPolicy,
+    Policy,
+    ProbePolicy,
+    Share,
+)
 from hive_qos.errors import ConfigurationError, HiveError
 from hive_qos.units import format_rate, parse_duration_s, parse_fraction, parse_rate_bits_per_s
 
@@ -45,7 +57,7 @@ CLASS_DEFAULTS = {
 }
 """Where the file says nothing: 92 % promised, training first, people's own traffic before replication."""
 
-_TOP_KEYS = ("version", "interface", "class", "daemon", "peers", "job", "schedule", "presence")
+_TOP_KEYS = ("version", "interface", "class", "daemon", "peers", "job", "schedule", "presence", "probe")
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
@@ -112,6 +124,7 @@ class _Reader:
             classes=self.classes(raw),
             daemon=daemon,
             peers=self.peers(raw),
+            probe=self.probe(raw),
             jobs=read_jobs(self, raw, share=_share),
             schedules=read_schedules(self, raw, share=_share),
             presence=read_presence(self, raw, share=_share),
@@ -123,6 +136,13 @@ class _Reader:
         section = self.table(raw, "peers", prefix="")
         self.known(section, keys=PEERS_KEYS, prefix="peers.")
         return read_peers(section, self.problem)
+
+    def probe(self, raw: Mapping[str, Any]) -> ProbePolicy | None:
+        if "probe" not in raw:
+            return None
+        section = self.table(raw, "probe", prefix="")
+        self.known(section, keys=PROBE_KEYS, prefix="probe.")
+        return read_probe(self, section)
 
     def interfaces(self, raw: Mapping[str, Any]) -> tuple[InterfacePolicy, ...]:
         entries = raw.get("interface", [])

@@ -20,8 +20,9 @@ has to send half of what he claims. Storage's account is made good for all of it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from broker.copies import replace
 from broker.model import Alarm
 from broker.state import BurstState, JobState, UserState
 

@@ -19,7 +19,7 @@ one stands, so that the kernel is not written to for nothing. Inputs are sorted 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import (
     bursts,
@@ -36,6 +36,7 @@ from broker import (
     reasons,
     schedule,
 )
+from broker.copies import replace
 from broker.holds import Hold, Verdict
 from broker.ingress import decide_ingress
 from broker.ingress_state import IngressState
@@ -55,6 +56,7 @@ from broker.policy import CLASS_NAMES, ClassPolicy, InterfacePolicy, Policy
 from broker.promised import in_force
 from broker.schedule import Holding
 from broker.state import AppliedState, ClassState, InterfaceState, PresenceState, State
+from broker.way_in_delay import WayOut, queue_on_the_way_out
 from hive_qos.units import format_rate
 
 DEAD_BAND = 0.02
@@ -100,13 +102,14 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         for entry in policy.interfaces
     ]
     ways_in = {entry.name: entry for entry in state.ingress}
-    credited = {outcome.state.name: outcome.state.bursts for outcome in outcomes}
+    ways_out = {outcome.state.name: outcome for outcome in outcomes}
     inflows = [
         decide_ingress(
             now_s=now_s,
             state=ways_in.get(entry.name, IngressState(entry.name)),
             sample=samples.get(entry.name),
-            credited=credited[entry.name],
+            credited=ways_out[entry.name].state.bursts,
+            out=_way_out(ways_out[entry.name], now_s=now_s),
             interface=entry,
             policy=policy,
         )
@@ -134,6 +137,18 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
         verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
         again_s=min((time_s for time_s in soon if time_s is not None), default=None),
+        watches=tuple(inflow.watch for inflow in inflows if inflow.watch is not None),
+    )
+
+
+def _way_out(outcome: _Outcome, *, now_s: float) -> WayOut:
+    """What the way in has to know of the way out."""
+    allocation, known = outcome.allocation, outcome.state.capacity
+    used = sum(entry.throughput_bits_per_s or 0 for entry in allocation.classes)
+    return WayOut(
+        bits_per_s=allocation.capacity_bits_per_s,
+        load=used / max(1, allocation.capacity_bits_per_s),
+        excess_s=queue_on_the_way_out(known.signals if known is not None else None, now_s=now_s),
     )
 
 
@@ -166,6 +181,7 @@ def _interface(
     if policy.presence.enabled:
         people = presence.follow(state.presence, read.samples.get(presence.PEOPLE), read_s=read.read_s, now_s=now_s)
     now = in_force(policy, hours, people, capacity_bits_per_s=rate)
+    risks, declared = needs.follow(state.risks, seen.needs, now_s=now_s)
     holding_back = held.decide_held(
         now_s=now_s,
         states=state.held,
@@ -180,13 +196,13 @@ def _interface(
         ),
         storage=next(entry for entry in now.classes if entry.name == LENDER),
         capacity_bits_per_s=rate,
+        replicas=declared.replicas,
     )
     classes, wants = [], []
     state, active = bursts.follow(
         state, seen.bursts, sent_bytes=read.sent_bytes("compute") if read.fresh else None,
         capacity_bits_per_s=rate, now_s=now_s,
     )  # fmt: skip
-    risks, declared = needs.follow(state.risks, seen.needs, now_s=now_s)
     promised = {entry.name: promises(entry, rate) for entry in now.classes}
     kept = infeasible.kept(promised, capacity_bits_per_s=rate)
     for entry in now.classes:
@@ -204,6 +220,7 @@ def _interface(
     ahead = forecast.due(state.jobs, lead_s=lead_s, now_s=now_s)
     plans = plan(wants, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=(*holding, *ahead))
     plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
+    told_apart = jobs.told_apart(seen.jobs)
     after = replace(
         state,
         counters_s=read.counters_s,
@@ -213,7 +230,7 @@ def _interface(
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(AppliedState(entry.name, entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in plans),
-        job_uses=jobs.follow(state.job_uses, seen.jobs, elapsed_s=read.elapsed_s, now_s=now_s),
+        job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
         presence=people,
         held=holding_back.states,
     )
@@ -231,8 +248,8 @@ def _interface(
         presence=presence.shown(people, now_s=now_s) if policy.presence.enabled else None,
     )
     allocation, job_alarms = jobs.divided(
-        allocation, uses=after.job_uses, sample=sample, heard=estimate.state.signals, policies=policy.jobs,
-        bursts=active, now_s=now_s
+        allocation, samples=told_apart, uses=after.job_uses, flows=seen.flows, heard=estimate.state.signals,
+        policies=policy.jobs, bursts=active, now_s=now_s
     )  # fmt: skip
     share = next(entry.share_bits_per_s for entry in plans if entry.name == LENDER)
     alarms = (

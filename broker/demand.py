@@ -9,8 +9,8 @@ burst counts with the rate that it needs: bytes left by the time left.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from broker.copies import replace
 from broker.model import ClassSample
 from broker.state import ClassState
 

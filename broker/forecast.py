@@ -14,9 +14,10 @@ costs storage its lead and 50 ms, once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import reasons
+from broker.copies import replace
 from broker.credit import CREDIT_FACTOR, is_barred
 from broker.model import Burst, FlowSample
 from broker.state import JobState

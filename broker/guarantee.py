@@ -17,9 +17,9 @@ of a second: there it is 0.86.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeVar
 
+from broker.copies import replace
 from broker.ingress_state import Account
 from broker.state import ClassState
 

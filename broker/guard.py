@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from broker import precedence
 from hive_qos.errors import HiveError
 from shaping.ceilings import journalled_lines, open_ceilings
 from shaping.journal import Journal
@@ -206,6 +207,7 @@ def main(arguments: list[str]) -> int:
     except (HiveError, OSError) as problem:
         say(str(problem))
         return 1
+    precedence.take()  # where that is not allowed, the daemon has said so
     with socket.socket(fileno=int(arguments[0])) as sock:
         return 0 if Guard(sock, opening=opening.open, relearn=opening.relearn, say=say).run() else 1
 

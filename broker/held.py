@@ -22,9 +22,10 @@ is not what our own link keeps waiting.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import guarantee, ingress_reasons, reasons, signals
+from broker.copies import replace
 from broker.demand import BACKLOG_BYTES_MIN
 from broker.holds import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
 from broker.ingress_state import HeldState
@@ -86,6 +87,7 @@ def delivered(
 def decide_held(
     *, now_s: float, states: Sequence[HeldState], leases: Sequence[Lease], samples: Sequence[DestinationSample],
     read_s: float | None, delivered_bits_per_s: Mapping[str, float], storage: ClassPolicy, capacity_bits_per_s: int,
+    replicas: int = 0,
 ) -> Holding:  # fmt: skip
     """Decide about the leases of one interface.
 
@@ -97,6 +99,7 @@ def decide_held(
         delivered_bits_per_s: from `delivered`.
         storage: the class' policy.
         capacity_bits_per_s: of our own way out.
+        replicas: objects at risk that count now (`broker.needs`).
     """
     known = {entry.address: entry for entry in states}
     counters = {entry.address: entry for entry in samples if entry.traffic_class == HELD_CLASS}
@@ -122,7 +125,7 @@ def decide_held(
         most = max(entry.sent_bits_per_s_max, delivered_bits_per_s.get(address, 0.0))
         entry = replace(entry, sent_bits_per_s_max=most)
         entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)
-        rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s)
+        rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s, replicas=replicas)
         floor = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s)).floor
         destinations.append(
             DestinationAllocation(address, HELD_CLASS, max(1, min(rate, floor)), max(1, rate), reasons.state(why))
@@ -193,7 +196,7 @@ def _count(
 
 
 def _rate(
-    entry: HeldState, lease: Lease | None, storage: ClassPolicy, capacity_bits_per_s: int
+    entry: HeldState, lease: Lease | None, storage: ClassPolicy, capacity_bits_per_s: int, *, replicas: int
 ) -> tuple[int, reasons.Reasoned]:
     """What may go there, and why."""
     ceiling = promises(storage, capacity_bits_per_s).ceiling
@@ -205,7 +208,9 @@ def _rate(
     asked = lease.rate_bits_per_s
     due = guarantee.repay_rate_bits_per_s(entry.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
     why: reasons.Reasoned
-    if due > max(asked, floor):
+    if replicas and own.guarantee > max(asked, floor, due):
+        rate, why = own.guarantee, ingress_reasons.HoldRaisedAtRisk(lease.peer, asked, own.guarantee, replicas)
+    elif due > max(asked, floor):
         rate, why = due, ingress_reasons.HoldRaised(lease.peer, asked, own.guarantee, window_s)
     elif asked < floor:
         rate, why = floor, ingress_reasons.HeldAtFloor(lease.peer, asked, floor)

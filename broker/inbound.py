@@ -22,6 +22,7 @@ from dataclasses import replace
 from broker.bursts import BURSTS_MAX, JOBS_MAX, JOBS_PER_USER_MAX, USED_MIN, of_each_user
 from broker.ingress_state import InboundBurstState, InboundJobState, IngressState, SenderState
 from broker.model import Burst, SenderSample
+from broker.observed import USER as OBSERVED
 from broker.plan import LENDER
 
 WIRE_PER_PAYLOAD = 1.05
@@ -80,6 +81,8 @@ def follow(
     present = {_burst(burst) for burst in current}
     changed = present != known.keys()
     aged_s = max((now_s - entry.read_s for entry in state.senders), default=0.0)
+    if any(burst.uid == OBSERVED and _burst(burst) not in known for burst in current):
+        state = replace(state, window_s=now_s, window_bits=beside)  # it began before it was seen: not the rest's
     state = _measure_rate(
         state, beside, capacity_bits_per_s=capacity_bits_per_s, now_s=now_s, fresh=aged_s <= FRESH_S, at_once=changed
     )

@@ -10,6 +10,8 @@ where there is none, or it refuses, the kernel drops it here, on an IFB, when it
     the burst is over, or does not  as between bursts, at once
     come after 0.3 s
     the next one is due             the floor, a round trip and 5 ms ahead, where the last forecasts were right
+    a burst comes in that nobody    the guarantee: it is seen 15 ms late and was promised by nobody (broker.observed)
+    announced
     storage is owed over its window what repays it, burst or not
 
 What storage may send is divided among its senders by max-min: who uses clearly less than his part for a second leaves
@@ -21,20 +23,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker import guarantee, inbound, ingress_reasons, reasons
+from broker import guarantee, inbound, ingress_reasons, observed, reasons, way_in_capacity
 from broker.allocate import Claim, allocate
 from broker.bursts import START_S, start_s
-from broker.capacity import BASE_BITS_PER_S_MIN
 from broker.holds import Hold
 from broker.ingress_state import InboundBurstState, IngressState, SenderState
-from broker.model import Alarm, Burst, ClassAllocation, InterfaceAllocation, InterfaceSample, SenderSample
+from broker.model import Alarm, Burst, ClassAllocation, InterfaceAllocation, InterfaceSample, SenderSample, Watch
 from broker.plan import LENDER, Promises, promises
 from broker.policy import InterfacePolicy, Policy
 from broker.state import BurstState
+from broker.way_in_delay import HELD_FOR_S, WayOut
 from hive_qos.units import format_rate
 
-HEADROOM = 0.95
-"""What leaves a sender at this part of our rate arrives without a queue, though its shaper lets 64 KiB go at once."""
 IDLE_S = 10.0
 """Without a burst for so long nobody is held back: outer rounds of tens of seconds begin against a full queue, once."""
 OTHERS_ROOM = 1.1
@@ -45,6 +45,10 @@ for it to come 15 % faster from burst to burst."""
 DRAIN_S = 0.005
 """The 64 KiB that a sender's shaper may have let go at once, at 100 Mbit/s."""
 ROUND_TRIP_S_MAX = 0.2
+STORED_MIN = 0.05
+"""Of our rate: storage that brings less than this is in nobody's way, and nothing is looked at between ticks for it."""
+LONG_S = 2.0
+"""A burst that was not announced and lasts for longer has shown how fast it comes; a lease is no longer either."""
 LIMITED = 0.8
 """Who uses so much of what it may would use more."""
 MODEST_S, MODEST_ROOM, MODEST_PART = 1.0, 1.6, 0.1
@@ -68,11 +72,12 @@ class Inflow:
     holds: tuple[Hold, ...]
     alarms: tuple[Alarm, ...]
     again_s: float | None
+    watch: Watch | None = None
 
 
 def decide_ingress(
     *, now_s: float, state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState],
-    interface: InterfacePolicy, policy: Policy,
+    out: WayOut, interface: InterfacePolicy, policy: Policy,
 ) -> Inflow:  # fmt: skip
     """Decide what storage may send towards one interface.
 
@@ -81,15 +86,19 @@ def decide_ingress(
         state: of the last tick.
         sample: what was measured; None where the interface is not there.
         credited: how far this tick's bursts through the interface are believed (`broker.bursts`).
+        out: what is known of the other way.
         interface: its policy; `ingress` is set.
         policy: the classes' promises.
     """
-    rate, source = _capacity(interface, sample)
     senders = sample.senders if sample is not None else ()
-    before = state
+    estimate = _capacity(state, sample, interface, out, now_s=now_s)
+    rate, source = estimate.rate_bits_per_s, estimate.source
+    before = state = replace(state, capacity=estimate.state)
+    slower = min(rate, out.bits_per_s)
+    bursts, state = _bursts(state, sample, credited, slower=slower, now_s=now_s)
     state = inbound.follow(
         state, now_s=now_s, received_bytes=sample.received_bytes if sample is not None else None, senders=senders,
-        bursts=_believed(sample.bursts if sample is not None else (), credited), capacity_bits_per_s=rate,
+        bursts=bursts, capacity_bits_per_s=rate,
     )  # fmt: skip
     own = promises(policy.class_policy(LENDER), rate)
     window_s = policy.class_policy(LENDER).guarantee_window_s
@@ -106,7 +115,9 @@ def decide_ingress(
     told = {entry.address: entry for entry in senders if entry.traffic_class == LENDER}
     lead_s = min(ROUND_TRIP_S_MAX, max((entry.rtt_s or 0.0 for entry in told.values()), default=0.0)) + DRAIN_S
     owed = guarantee.repay_rate_bits_per_s(state.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
-    allowance, why = _allowance(state, own, rate, owed=owed, window_s=window_s, lead_s=lead_s, now_s=now_s)
+    allowance, why = _allowance(
+        state, own, rate, owed=owed, window_s=window_s, lead_s=lead_s, draining=estimate.draining, now_s=now_s
+    )  # fmt: skip
     if source == "fallback":
         allowance, why = None, ingress_reasons.IngressUnknown()
     in_kernel = _wants_ifb(state, interface, now_s=now_s)
@@ -114,38 +125,63 @@ def decide_ingress(
     state = replace(
         state,
         allowance_bits_per_s=allowance or 0,
-        senders=tuple(replace(entry, allowed_bits_per_s=allowed.get(entry.address, 0)) for entry in state.senders),
+        senders=tuple(
+            _allowed(entry, allowed.get(entry.address, 0), here=in_kernel, now_s=now_s) for entry in state.senders
+        ),
     )
-    again_s = inbound.look_again_s(state, now_s=now_s, lead_s=lead_s, capacity_bits_per_s=rate) if allowance else None
+    again = [
+        inbound.look_again_s(state, now_s=now_s, lead_s=lead_s, capacity_bits_per_s=rate) if allowance else None,
+        observed.quiet_in_s(state.observed, now_s=now_s),
+    ]
+    close = _look_closely(state, rate, now_s=now_s)
     return Inflow(
         state=state,
-        allocation=_allocation(interface.name, state, policy, rate, source, why, allowance, in_kernel=in_kernel),
+        allocation=_allocation(interface.name, state, policy, rate, estimate, why, allowance, in_kernel=in_kernel),
         holds=_holds(allowed, told, rate, why),
         alarms=_alarms(interface, told, source=source, in_kernel=in_kernel, holding=bool(allowance)),
-        again_s=again_s,
+        again_s=min((time_s for time_s in again if time_s is not None), default=None),
+        watch=observed.watch(interface.name, state.observed, slower_bits_per_s=slower) if close else None,
     )
 
 
-def _capacity(interface: InterfacePolicy, sample: InterfaceSample | None) -> tuple[int, str]:
-    if interface.ingress_bits_per_s is not None:
-        return int(HEADROOM * interface.ingress_bits_per_s), "configured"
-    link = (sample.link_bits_per_s or 0) if sample is not None else 0
-    if link >= BASE_BITS_PER_S_MIN:
-        return int(HEADROOM * link), "link"
-    return BASE_BITS_PER_S_MIN, "fallback"
+def _capacity(
+    state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, out: WayOut, *, now_s: float
+) -> way_in_capacity.WayInEstimate:
+    held_s = {entry.address: entry.held_s for entry in state.senders if entry.held_s is not None}
+    lately = frozenset(address for address, at_s in held_s.items() if now_s - at_s < HELD_FOR_S)
+    return way_in_capacity.estimate(
+        now_s=now_s,
+        state=state.capacity,
+        base=way_in_capacity.base_rate(interface, sample),
+        received_bytes=sample.received_bytes if sample is not None else None,
+        flows=sample.flows if sample is not None else (),
+        senders=sample.senders if sample is not None else (),
+        held=lately,
+        limited=any(_limited(entry) for entry in state.senders) or _limited_here(state, interface, now_s=now_s),
+        out=out,
+    )
+
+
+def _allowed(sender: SenderState, allowed: int, *, here: bool, now_s: float) -> SenderState:
+    """With an IFB of ours, what it holds back waits in it, as at a sender that holds itself back."""
+    return replace(sender, allowed_bits_per_s=allowed, held_s=now_s if allowed or here else sender.held_s)
 
 
 def _allowance(
-    state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, lead_s: float, now_s: float
-) -> tuple[int | None, reasons.Reasoned]:
+    state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, lead_s: float, draining: bool,
+    now_s: float,
+) -> tuple[int | None, reasons.Reasoned]:  # fmt: skip
     """What all storage together may send towards us, None where it is free, and why."""
     if state.training_s is None or now_s - state.training_s > IDLE_S:
         return None, ingress_reasons.NothingToProtect()
     coming = [burst for burst in state.bursts if _deserves_room(burst, state, rate, now_s=now_s)]
     due = inbound.expected(state, now_s=now_s, lead_s=lead_s)
     why: reasons.Reasoned
-    if coming:
-        room = max(own.floor, _unused_by(coming, state, rate))
+    if coming and coming[0].uid == observed.USER:
+        room = max(own.guarantee, _unused_by(coming, state, rate, now_s=now_s))
+        why = ingress_reasons.BurstSeen(room)
+    elif coming:
+        room = max(own.floor, _unused_by(coming, state, rate, now_s=now_s))
         why = ingress_reasons.BurstComes(coming[0].job, coming[0].step, room)
     elif due is not None:
         room = own.floor
@@ -154,12 +190,37 @@ def _allowance(
         beside = max(0.0, state.others_bits_per_s)
         if any(not burst.over for burst in state.bursts):  # it comes, though not so that it deserves a hold
             beside += state.training_bits_per_s or 0.0
-        room = max(own.floor, own.guarantee, int(rate - OTHERS_ROOM * beside))
+        carried = way_in_capacity.DRAIN_FACTOR * rate if draining else rate
+        room = max(own.floor, own.guarantee, int(carried - OTHERS_ROOM * beside))
         why = ingress_reasons.LeavesRoom(min(room, own.ceiling), rate)
     if owed > room:
         room = min(rate, owed)
         why = ingress_reasons.OwedOnTheWayIn(min(room, own.ceiling), window_s)
     return max(1, min(room, own.ceiling)), why
+
+
+def _bursts(
+    state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState], *, slower: int, now_s: float
+) -> tuple[tuple[Burst, ...], IngressState]:
+    """The bursts that are under way: those that were announced, or else what looks like one."""
+    announced = _believed(sample.bursts if sample is not None else (), credited)
+    announced_s = now_s if sample is not None and sample.bursts else state.announced_s
+    announces = announced_s is not None and now_s - announced_s <= IDLE_S
+    seen, burst = observed.follow(
+        state.observed, sample, slower_bits_per_s=slower, announced=announces, now_s=now_s
+    )  # fmt: skip
+    trains_s = state.training_s if announces or seen.trains_s is None else max(seen.trains_s, state.training_s or 0.0)
+    state = replace(state, announced_s=announced_s, observed=seen, training_s=trains_s)
+    return (announced if burst is None else (burst,)), state
+
+
+def _look_closely(state: IngressState, rate: int, *, now_s: float) -> bool:
+    """Whether a burst that nobody announces would be worth to be known at once: training goes on, and storage comes."""
+    if state.observed.trains_s is None or now_s - state.observed.trains_s > IDLE_S:
+        return False
+    if state.announced_s is not None and now_s - state.announced_s <= IDLE_S:
+        return False
+    return sum(entry.most_bits_per_s for entry in state.senders) >= STORED_MIN * rate
 
 
 def _believed(bursts: Sequence[Burst], credited: Sequence[BurstState]) -> tuple[Burst, ...]:
@@ -179,21 +240,29 @@ def _deserves_room(burst: InboundBurstState, state: IngressState, rate: int, *, 
     return now_s - burst.used_s < new_s
 
 
-def _unused_by(coming: Sequence[InboundBurstState], state: IngressState, rate: int) -> int:
-    """What training has never used in its last bursts, where that is more than half of the link; else nothing."""
+def _unused_by(coming: Sequence[InboundBurstState], state: IngressState, rate: int, *, now_s: float) -> int:
+    """What training has never used in its last bursts, where that is more than half of the link; else nothing. Of one
+    that nobody announced and that goes on and on, what it has not used so far."""
+    (first, *_), others = coming, max(0.0, state.others_bits_per_s)
+    if first.uid == observed.USER and now_s - first.started_s >= LONG_S:
+        return max(0, int(rate - PEAK_ROOM * first.peak_bits_per_s - others))
     jobs = sorted({(burst.uid, burst.job) for burst in coming})
     peaks = [inbound.peak_bits_per_s(state, uid, job) for uid, job in jobs]
     if any(peak is None or peak > PEAK_LOW * rate for peak in peaks):
         return 0
-    return max(
-        0, int(rate - PEAK_ROOM * sum(peak for peak in peaks if peak is not None) - max(0.0, state.others_bits_per_s))
-    )
+    return max(0, int(rate - PEAK_ROOM * sum(peak for peak in peaks if peak is not None) - others))
 
 
 def _limited(sender: SenderState) -> bool:
     """Whether a sender would send more if it might."""
     used = max(sender.last_bits_per_s, sender.rate_bits_per_s)
     return sender.allowed_bits_per_s > 0 and used >= LIMITED * sender.allowed_bits_per_s
+
+
+def _limited_here(state: IngressState, interface: InterfacePolicy, *, now_s: float) -> bool:
+    """Whether storage would bring more if an IFB of ours let it."""
+    brings = sum(entry.rate_bits_per_s for entry in state.senders)
+    return _wants_ifb(state, interface, now_s=now_s) and brings >= LIMITED * state.allowance_bits_per_s > 0
 
 
 def _judged(sender: SenderState, might: bool, elapsed_s: float) -> SenderState:
@@ -258,8 +327,8 @@ def _holds(
 
 
 def _allocation(
-    name: str, state: IngressState, policy: Policy, rate: int, source: str, why: reasons.Reasoned,
-    allowance: int | None, *, in_kernel: bool,
+    name: str, state: IngressState, policy: Policy, rate: int, estimate: way_in_capacity.WayInEstimate,
+    why: reasons.Reasoned, allowance: int | None, *, in_kernel: bool,
 ) -> InterfaceAllocation:  # fmt: skip
     """The same as a plan by classes: what the operator reads, and what an IFB gets."""
     wanted = []
@@ -295,9 +364,8 @@ def _allocation(
                 reason=reasons.state(why if storage else reasons.LinkIsFree(own.ceiling)),
             )
         )
-    capacity = reasons.LinkRate(rate, source) if source != "fallback" else ingress_reasons.IngressUnknown()
     return InterfaceAllocation(
-        name, "ingress", rate, source, reasons.state(capacity), tuple(classes), in_kernel=in_kernel
+        name, "ingress", rate, estimate.source, reasons.state(estimate.reason), tuple(classes), in_kernel=in_kernel
     )
 
 

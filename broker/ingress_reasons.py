@@ -10,12 +10,12 @@ from hive_qos.units import format_rate
 
 @dataclass(frozen=True)
 class NothingToProtect:
-    """No training has been announced lately, so nobody is asked to hold anything back."""
+    """No training has been announced or seen lately, so nobody is asked to hold anything back."""
 
     code: ClassVar[str] = "nothing-to-protect"
 
     def text(self) -> str:
-        return "no training announced bursts lately: nobody is asked to hold storage back"
+        return "no training was announced or seen lately: nobody is asked to hold storage back"
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,17 @@ class BurstComes:
         return (
             f"step {self.step} of job {self.job} comes in: storage sends us at most {format_rate(self.rate_bits_per_s)}"
         )
+
+
+@dataclass(frozen=True)
+class BurstSeen:
+    """Training comes in that announced nothing; storage keeps its guarantee, or what that training does not use."""
+
+    code: ClassVar[str] = "burst-seen"
+    rate_bits_per_s: int
+
+    def text(self) -> str:
+        return f"training that announces nothing comes in: storage sends us at most {format_rate(self.rate_bits_per_s)}"
 
 
 @dataclass(frozen=True)
@@ -80,12 +91,75 @@ class OwedOnTheWayIn:
 
 @dataclass(frozen=True)
 class IngressUnknown:
-    """Nobody says what the way in carries."""
+    """Nobody says what the way in carries, and no queue has shown it yet."""
 
     code: ClassVar[str] = "ingress-unknown"
 
     def text(self) -> str:
-        return "the driver names no speed of the way in; write `ingress` with a rate"
+        return "the driver names no speed of the way in, and none was measured; write `ingress` with a rate"
+
+
+@dataclass(frozen=True)
+class WayInUnheard:
+    """Fewer than two senders tell how long their packets take to us, so what is configured counts."""
+
+    code: ClassVar[str] = "way-in-unheard"
+    rate_bits_per_s: int
+    source: str
+    heard: int
+
+    def text(self) -> str:
+        where = {"configured": "the configured rate", "link": "the link's own speed"}.get(self.source, "a guess")
+        return (
+            f"{format_rate(self.rate_bits_per_s)}: {where}, less headroom; {self.heard} senders tell how long packets "
+            "take to us, and it takes two to find another"
+        )
+
+
+@dataclass(frozen=True)
+class QueueOnTheWayIn:
+    """Packets waited in front of our link, by several senders' word: what came meanwhile is what it carries."""
+
+    code: ClassVar[str] = "queue-on-the-way-in"
+    rate_bits_per_s: int
+    excess_s: float
+    senders: int
+
+    def text(self) -> str:
+        return (
+            f"{format_rate(self.rate_bits_per_s)}, less headroom, came in while packets of {self.senders} senders "
+            f"waited {self.excess_s * 1000:.0f} ms in front of our link"
+        )
+
+
+@dataclass(frozen=True)
+class DrainsWayIn:
+    """Storage is held to half for a moment, so that a queue in front of our link goes away."""
+
+    code: ClassVar[str] = "way-in-draining"
+    rate_bits_per_s: int
+    excess_s: float
+
+    def text(self) -> str:
+        return (
+            f"half of {format_rate(self.rate_bits_per_s)}, until a queue of {self.excess_s * 1000:.0f} ms in front of "
+            "our link is empty"
+        )
+
+
+@dataclass(frozen=True)
+class ProbesWayIn:
+    """The way in was found to carry less; more is let in as long as no queue shows."""
+
+    code: ClassVar[str] = "way-in-probing"
+    rate_bits_per_s: int
+    base_bits_per_s: int
+
+    def text(self) -> str:
+        return (
+            f"{format_rate(self.rate_bits_per_s)}: more is let in, up to "
+            f"{format_rate(self.base_bits_per_s)}, as long as nobody sees a queue"
+        )
 
 
 @dataclass(frozen=True)
@@ -130,6 +204,23 @@ class HoldRaised:
         return (
             f"{self.peer} asked for at most {format_rate(self.asked_bits_per_s)}, but storage is owed "
             f"{format_rate(self.promise_bits_per_s)} there over {self.window_s:g} s"
+        )
+
+
+@dataclass(frozen=True)
+class HoldRaisedAtRisk:
+    """Storage has objects with too few copies: it keeps its guarantee at every moment, whoever asks."""
+
+    code: ClassVar[str] = "hold-raised-at-risk"
+    peer: str
+    asked_bits_per_s: int
+    promise_bits_per_s: int
+    replicas: int
+
+    def text(self) -> str:
+        return (
+            f"{self.peer} asked for at most {format_rate(self.asked_bits_per_s)}, but {self.replicas} objects have too "
+            f"few copies, and storage keeps its guarantee of {format_rate(self.promise_bits_per_s)} there meanwhile"
         )
 
 

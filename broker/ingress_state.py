@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker.way_in_state import WayInState
+
 
 @dataclass(frozen=True)
 class Account:
@@ -22,8 +24,8 @@ class SenderState:
     Fields: `received_bytes` and `read_s` its counter and when that was true; `last_bits_per_s` on the wire between the
     last two readings, `rate_bits_per_s` the same smoothed, `most_bits_per_s` the most of it lately;
     `allowed_bits_per_s` what it was held to last, 0 where it was not; `modest_s` for how long it has used clearly less
-    than that while it might have used it; `refused_s` since when its broker has refused to hold it, None where it does
-    not.
+    than that while it might have used it; `held_s` when it was last held; `refused_s` since when its broker has
+    refused to hold it, None where it does not.
     """
 
     address: str
@@ -36,6 +38,7 @@ class SenderState:
     allowed_bits_per_s: int = 0
     modest_s: float = 0.0
     refused_s: float | None = None
+    held_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,15 +81,37 @@ class InboundJobState:
 
 
 @dataclass(frozen=True)
+class ObservedState:
+    """What training sends from here, where it announces nothing (`broker.observed`).
+
+    Fields: `counted_s` when the class counters were true, `ours_bytes` and `every_bytes` what they said of training and
+    of all classes; `sends_bits_per_s` what training sent since the reading before, `part` of all that left, 0 where
+    that was not most of it; `trains_s` when it last sent so much that it counts; `number` of the last burst, `began_s`
+    when it began, None where none is under way; `sent_s` when it last sent.
+    """
+
+    counted_s: float | None = None
+    ours_bytes: int = 0
+    every_bytes: int = 0
+    sends_bits_per_s: float = 0.0
+    part: float = 0.0
+    trains_s: float | None = None
+    number: int = 0
+    began_s: float | None = None
+    sent_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class IngressState:
     """The way in of one interface.
 
     Fields: `received_bytes` the counter, `came_bits` all that has come since the state began (a counter that goes back
     counts as nothing), `stored_bits` the part of storage in it; `window_s` and `window_bits` from where the rate beside
     storage is measured; `others_bits_per_s` what comes beside storage and bursts, `training_bits_per_s` what comes in a
-    burst, None before it was measured; `training_s` when a burst was last announced; `brokerless_s` when storage last
-    came from a host where no broker holds it back; `allowance_bits_per_s` what storage may send towards us, 0 while
-    nothing is held.
+    burst, None before it was measured; `training_s` when a burst was last announced or seen, `announced_s` when one
+    was last announced; `brokerless_s` when storage last came from a host where no broker holds it back;
+    `allowance_bits_per_s` what storage may send towards us, 0 while nothing is held; `observed` bursts that were not
+    announced; `capacity` what the way in carries (`broker.way_in_capacity`).
     """
 
     name: str
@@ -105,6 +130,9 @@ class IngressState:
     senders: tuple[SenderState, ...] = ()
     bursts: tuple[InboundBurstState, ...] = ()
     jobs: tuple[InboundJobState, ...] = ()
+    announced_s: float | None = None
+    observed: ObservedState = ObservedState()
+    capacity: WayInState | None = None
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ not fit into their class' guarantee are scaled like those of classes, with an al
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from broker import demand, reasons, signals
 from broker.allocate import Claim, allocate
 from broker.bursts import ActiveBurst
+from broker.copies import replace
 from broker.model import (
     Alarm,
     ClassAllocation,
@@ -27,7 +28,6 @@ from broker.model import (
     FlowAllocation,
     FlowSample,
     InterfaceAllocation,
-    InterfaceSample,
     JobAllocation,
     JobSample,
 )  # fmt: skip
@@ -69,36 +69,45 @@ def policy_of(jobs: Sequence[JobPolicy], name: str) -> JobPolicy:
     return exact or next((entry for entry in jobs if fnmatchcase(name, entry.name)), JobPolicy(name))
 
 
+def told_apart(samples: Iterable[JobSample]) -> list[JobSample]:
+    """The jobs that are looked at, in order: of more than `JOBS_MAX` those that have a leaf come first, then those that
+    send. We give leaves; that a job sends is what programs say, under as many names as they like."""
+    named = [sample for sample in samples if sample.job and sample.traffic_class in CLASSES]
+    named.sort(key=lambda one: (one.leaf_sent_bytes is None, not one.sends, one.traffic_class, one.job))
+    return sorted(named[:JOBS_MAX], key=lambda sample: (sample.traffic_class, sample.job))
+
+
 def follow(
-    uses: Sequence[JobUseState], samples: Iterable[JobSample], *, elapsed_s: float | None, now_s: float
+    uses: Sequence[JobUseState], samples: Sequence[JobSample], *, elapsed_s: float | None, now_s: float
 ) -> tuple[JobUseState, ...]:
     """Count what each job sent since the last tick.
 
     Args:
         uses: as of the last tick.
-        samples: this tick's, in any order; beyond `JOBS_MAX` those that have a leaf come first, then those that
-            send.
+        samples: this tick's, as `told_apart` gave them.
         elapsed_s: time between the readings, None where nothing was read: then everything stands.
         now_s: the tick's time.
     """
     known = {(entry.traffic_class, entry.job): entry for entry in uses}
     followed = []
-    for sample in _told_apart(samples):
+    for sample in samples:
         before = known.get((sample.traffic_class, sample.job))
         followed.append(_counted(before, sample, elapsed_s=elapsed_s, now_s=now_s))
     return tuple(followed)
 
 
 def divided(
-    allocation: InterfaceAllocation, *, uses: Sequence[JobUseState], sample: InterfaceSample | None,
-    heard: SignalState, policies: Sequence[JobPolicy], bursts: Sequence[ActiveBurst], now_s: float,
+    allocation: InterfaceAllocation, *, samples: Sequence[JobSample], uses: Sequence[JobUseState],
+    flows: Sequence[FlowSample], heard: SignalState, policies: Sequence[JobPolicy], bursts: Sequence[ActiveBurst],
+    now_s: float,
 ) -> tuple[InterfaceAllocation, tuple[Alarm, ...]]:  # fmt: skip
     """Add to an interface's allocation what each job and each connection of it gets.
 
     Args:
         allocation: with its classes.
-        uses: as `follow` gave them for the sample's jobs.
-        sample: the interface, None where it is not there.
+        samples: this tick's jobs, as `told_apart` gave them.
+        uses: as `follow` gave them for these.
+        flows: the interface's connections, in any order.
         heard: what its connections delivered lately.
         policies: of jobs, in the order of the file.
         bursts: those under way; a job wants what its bursts need.
@@ -107,14 +116,13 @@ def divided(
     Returns:
         The allocation with jobs and flows, and an alarm for each class whose jobs were promised too much.
     """
-    if sample is None or not sample.jobs:
+    if not samples:
         return allocation, ()
     by_key = {(entry.traffic_class, entry.job): entry for entry in uses}
     found: list[JobAllocation] = []
     alarms: list[Alarm] = []
-    told_apart = _told_apart(sample.jobs)
     for entry in allocation.classes:
-        mine = [one for one in told_apart if one.traffic_class == entry.name]
+        mine = [one for one in samples if one.traffic_class == entry.name]
         if mine:
             known = [
                 _known(one, by_key[one.traffic_class, one.job], entry, allocation, policies, bursts, now_s)
@@ -122,15 +130,8 @@ def divided(
             ]
             found += _of_class(known, entry, offered_bits_per_s(allocation, entry.name))
             alarms += _too_much_promised(known, entry, allocation.name)
-    parts = _flows(found, sample.flows, heard=heard, now_s=now_s)
+    parts = _flows(found, flows, heard=heard, now_s=now_s)
     return replace(allocation, jobs=tuple(found), flows=parts), tuple(alarms)
-
-
-def _told_apart(samples: Iterable[JobSample]) -> list[JobSample]:
-    """The first `JOBS_MAX`. We give leaves; that a job sends is what programs say, under as many names as they like."""
-    named = [sample for sample in samples if sample.job and sample.traffic_class in CLASSES]
-    named.sort(key=lambda one: (one.leaf_sent_bytes is None, not one.sends, one.traffic_class, one.job))
-    return sorted(named[:JOBS_MAX], key=lambda sample: (sample.traffic_class, sample.job))
 
 
 def _counted(

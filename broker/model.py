@@ -25,8 +25,8 @@ __all__ = [
     "ClassSample", "Credit", "DaemonPolicy", "Decision", "DestinationAllocation", "DestinationSample",
     "FlowAllocation", "FlowSample", "Hold", "InterfaceAllocation", "InterfacePolicy", "InterfaceSample",
     "JobAllocation", "JobSample", "Lease", "MatchRule", "Measurements", "Need", "Policy", "PresenceAllocation",
-    "Reason", "ScheduleInForce", "SenderSample", "Share", "State", "Verdict", "WallClock", "ZoneClock", "dumps",
-    "from_json", "to_json",
+    "Reason", "ScheduleInForce", "SenderSample", "Share", "State", "Verdict", "WallClock", "Watch", "ZoneClock",
+    "dumps", "from_json", "to_json",
 ]  # fmt: skip
 
 DESTINATIONS_MAX = 32
@@ -76,11 +76,13 @@ class FlowSample:
         key: the same string for the same connection from tick to tick, e.g. "s-12/10.0.0.2:4242" or "tcp/10.0.0.9:873".
         peer: the destination's address without its port; delay signals are told apart by it.
         traffic_class: one of `CLASS_NAMES`.
-        source: "report" (a transport session) or "tcp-info" (sock_diag).
+        source: "report" (a transport session), "tcp-info" (sock_diag) or "probe" (an ICMP echo: delay alone).
         age_s: how old these figures are now; the daemon counts it up while no newer ones come.
         rtt_s: smoothed round-trip time. rtt_latest_s: the last sample. rtt_s_min: the connection's own minimum.
         one_way_s: the way there alone, plus a constant that nobody knows (two clocks): only its changes mean anything.
         one_way_age_s: how long before the report that packet was sent.
+        way_in_s: the way towards us alone, plus another such constant. way_in_age_s: how long ago it had come.
+        received_bytes: what came from there, cumulative.
         delivered_bytes: acknowledged, cumulative. sent_packets, lost_packets: cumulative (segments, retransmits).
         delivery_rate_bits_per_s: the transport's own figure. application_limited: it had nothing more to send.
         job: of the session that reported it; "" where that names none.
@@ -102,6 +104,9 @@ class FlowSample:
     delivery_rate_bits_per_s: int | None = None
     application_limited: bool = False
     job: str = ""
+    way_in_s: float | None = None
+    way_in_age_s: float | None = None
+    received_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,8 @@ class SenderSample:
     Fields: `received_bytes` of payload, in order or not, cumulative for the address and class, whatever connections
     come and go; `age_s` since they were counted; `rtt_s` the least round trip to it; `broker` whether a broker answers
     there: "yes", "no" or "unknown"; `granted_bits_per_s` what that broker said to our last hold, None where it said
-    nothing, and `refused` whether it keeps none of it.
+    nothing, and `refused` whether it keeps none of it; `broker_rtt_s` the last round trip to that broker;
+    `receive_rtt_s` the least round trip that TCP, as the receiver, takes its connections to have.
     """
 
     address: str
@@ -160,6 +166,8 @@ class SenderSample:
     broker: str = "unknown"
     granted_bits_per_s: int | None = None
     refused: bool = False
+    broker_rtt_s: float | None = None
+    receive_rtt_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -179,10 +187,11 @@ class InterfaceSample:
     Fields: `link_bits_per_s` what the driver says the link can do, None where it does not (veth, some Wi-Fi);
     `counters_age_s` how old the class counters are (0 when read in this tick), None when they were never read;
     `classes` the counters, in any order; `flows` and `bursts` those that go out through it;
-    `received_bytes` what came in through it, cumulative, None where that is not known; `senders` who sends to us
-    through it; `destinations` those with a leaf of their own, as old as the class counters; `leases` what other
-    brokers have asked of us and is in force, for addresses reached through it; `needs` what storage declares; `jobs`
-    those whose sessions have sockets here.
+    `received_bytes` what came in through it, cumulative, None where that is not known; `pace_bits_per_s` what left
+    through it in the last hundredths of a second, where somebody looks that often (`Watch`), else None; `senders` who
+    sends to us through it; `destinations` those with a leaf of their own, as old as the class counters; `leases` what
+    other brokers have asked of us and is in force, for addresses reached through it; `needs` what storage declares;
+    `jobs` those whose sessions have sockets here.
     """
 
     name: str
@@ -197,6 +206,7 @@ class InterfaceSample:
     leases: tuple[Lease, ...] = ()
     needs: tuple[Need, ...] = ()
     jobs: tuple[JobSample, ...] = ()
+    pace_bits_per_s: int | None = None
 
 
 @dataclass(frozen=True)
@@ -378,11 +388,21 @@ class Alarm:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """What to look for between two ticks: decide at once when what leaves through an interface, of all classes, reaches
+    `bits_per_s` (`rising`) or falls below it."""
+
+    interface: str
+    bits_per_s: int
+    rising: bool
+
+
+@dataclass(frozen=True)
 class Decision:
     """The result of one tick: what to remember, what to apply, what was credited, and what is wrong.
 
     `holds` is what other brokers shall be asked, all of it; `verdicts` what became of what they asked of us; `again_s`
-    in how many seconds to decide again, where the next tick would be late.
+    in how many seconds to decide again, where the next tick would be late; `watches` what else to decide again for.
     """
 
     state: State
@@ -392,3 +412,4 @@ class Decision:
     holds: tuple[Hold, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     again_s: float | None = None
+    watches: tuple[Watch, ...] = ()

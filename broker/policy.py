@@ -148,10 +148,18 @@ class PeersPolicy:
 
 
 @dataclass(frozen=True)
+class ProbePolicy:
+    """Hosts that are sent an ICMP echo every `interval_s`, by their plain addresses."""
+
+    targets: tuple[str, ...]
+    interval_s: float
+
+
+@dataclass(frozen=True)
 class Policy:
     """Everything that the operator decided. `classes` holds all four, in the order of `CLASS_NAMES`.
 
-    `peers` is None where this broker talks to no other.
+    `peers` is None where this broker talks to no other, `probe` where it sends no packet of its own to measure.
     `jobs` and `schedules` are in the order of the file, which decides where several match or hold.
     """
 
@@ -162,6 +170,7 @@ class Policy:
     schedules: tuple[SchedulePolicy, ...] = ()
     presence: PresencePolicy = PresencePolicy()
     peers: PeersPolicy | None = None
+    probe: ProbePolicy | None = None
 
     def class_policy(self, name: str) -> ClassPolicy:
         """Find a class by name.

@@ -158,7 +158,8 @@ def encode_segments(limit: int, *, interface_index: int, group: int) -> Request:
 
 
 def encode_dump(message_type: int, *, interface_index: int, parent: int = 0) -> Request:
-    """Ask for all classes or filters of one interface, or all qdiscs (of every interface)."""
+    """Ask for all classes or filters of one interface, or all qdiscs (of every interface). `parent` keeps it to the
+    classes of one qdisc, or to the filters at one class."""
     return Request(message_type, NLM_F_DUMP, _TCMSG.pack(0, 0, interface_index, 0, parent, 0))
 
 

@@ -1,8 +1,9 @@
 """The real kernel: traffic control of the network namespace in which it is made. The only file that knows pyroute2.
 
-pyroute2 lists links and qdiscs (its decoding makes the journal readable); classes, queues, filters and counters go
-through our own `codec` over one socket, for the reasons that stand there. The synchronous `IPRoute` must not be made or
-used inside a running event loop: call this from a thread of its own.
+Everything goes through our own `codec` over one socket, for the reasons that stand there. pyroute2 makes the journal
+readable where a root that somebody configured is to be replaced, and is imported then alone: with what it imports it
+takes 14 MB. Its synchronous `IPRoute` must not be made or used inside a running event loop: call this from a thread of
+its own.
 
 What was applied is read back at once: every class, queue and filter that an operation named has to be there with
 exactly the values that were sent.
@@ -15,10 +16,6 @@ import errno
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError
 from shaping import redirect
@@ -44,6 +41,7 @@ from shaping.codec import (
     options_to_give_back,
 )
 from shaping.ifb import encode_delete_link, encode_ifb, encode_no_addresses, encode_up, is_ours, running_number
+from shaping.links import Link, decode_link, encode_look
 from shaping.model import (
     HELD_NAME,
     INNER_MINOR,
@@ -86,7 +84,6 @@ class RealKernel:
 
     def __init__(self) -> None:
         self._tc = TcSocket()
-        self._route = IPRoute(ext_ack=True)
         self._probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._capabilities: Capabilities | None = None
 
@@ -98,11 +95,7 @@ class RealKernel:
         return self._capabilities
 
     def interfaces(self) -> tuple[str, ...]:
-        try:
-            names = (str(link.get("ifname")) for link in self._route.get_links())
-            return tuple(name for name in names if not is_ours(name))
-        except NetlinkError as error:
-            raise KernelRejectedError("list links", errno_value=error.code, detail=str(error.args[-1])) from error
+        return tuple(self.numbers())
 
     def numbers(self) -> dict[str, int]:
         return {name: number for number, name in socket.if_nameindex() if not is_ours(name)}
@@ -122,7 +115,7 @@ class RealKernel:
         return PriorQdisc(
             kind=root.kind,
             handle_major=root.handle >> 16,
-            options={RAW_OPTIONS: root.options.hex(), **self._readable_options(index)},
+            options={RAW_OPTIONS: root.options.hex(), **(_readable_options(index) if root.handle else {})},
             nested=nested,
         )
 
@@ -199,7 +192,8 @@ class RealKernel:
         return tuple(notes)
 
     def counters(self, interface: str) -> dict[int, ClassCounters]:
-        request = encode_dump(RTM_GETTCLASS, interface_index=self._index(interface))
+        # Of our root alone: asked for all, the kernel goes through the 1,024 queues of each fq_codel leaf besides.
+        request = encode_dump(RTM_GETTCLASS, interface_index=self._index(interface), parent=MAJOR << 16)
         found = self._tc.read(f"list classes of {interface}", request, decode_class_counters)
         return {handle & 0xFFFF: counters for handle, counters in found if handle >> 16 == MAJOR}
 
@@ -209,12 +203,11 @@ class RealKernel:
 
     def segments(self, interface: str) -> DeviceSegments:
         link = self._link(interface)
-        limit = int(link.get_attr("IFLA_GSO_MAX_SEGS"))
-        default = link.get_attr("IFLA_TSO_MAX_SEGS")
-        return DeviceSegments(limit=limit, default=limit if default is None else int(default))
+        default = link.gso_max_segs if link.tso_max_segs is None else link.tso_max_segs
+        return DeviceSegments(limit=link.gso_max_segs, default=default)
 
     def set_segments(self, interface: str, limit: int) -> None:
-        group = int(self._link(interface).get_attr("IFLA_GROUP"))
+        group = self._link(interface).group
         request = encode_segments(limit, interface_index=self._index(interface), group=group)
         self._tc.execute([(f"set gso_max_segs {limit} of {interface}", request)])
         found = self.segments(interface).limit
@@ -263,7 +256,6 @@ class RealKernel:
     def close(self) -> None:
         self._probe.close()
         self._tc.close()
-        self._route.close()
 
     def _index(self, interface: str) -> int:
         try:
@@ -274,17 +266,12 @@ class RealKernel:
                 "interface.name", interface, f"no such interface in this network namespace; there are {there}"
             ) from error
 
-    def _link(self, interface: str) -> Any:
-        index = self._index(interface)
-        try:
-            return next(iter(self._route.get_links(index)))
-        except NetlinkError as error:
-            what = f"look at the link {interface}"
-            raise KernelRejectedError(what, errno_value=error.code, detail=str(error.args[-1])) from error
+    def _link(self, interface: str) -> Link:
+        request = encode_look(interface_index=self._index(interface))
+        return self._tc.ask(f"look at the link {interface}", request, decode_link)
 
     def _need_ifb(self, device: str) -> None:
-        link = self._link(device)
-        if link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") != "ifb":
+        if self._link(device).kind != "ifb":
             raise ConfigurationError("interface.ingress", device, "a link of this name is there that is no IFB of ours")
 
     def _qdiscs(self, interface: str, index: int) -> list[Object]:
@@ -292,25 +279,13 @@ class RealKernel:
         return [found for found in objects if found.interface_index == index]
 
     def _classes(self, interface: str, index: int) -> list[Object]:
-        objects = self._tc.dump(f"list classes of {interface}", encode_dump(RTM_GETTCLASS, interface_index=index))
+        request = encode_dump(RTM_GETTCLASS, interface_index=index, parent=MAJOR << 16)
+        objects = self._tc.dump(f"list classes of {interface}", request)
         return [found for found in objects if found.handle >> 16 == MAJOR]
 
     def _filters(self, interface: str, index: int, parent: int) -> list[Object]:
         request = encode_dump(RTM_GETTFILTER, interface_index=index, parent=parent)
         return self._tc.dump(f"list filters of {interface}", request)
-
-    def _readable_options(self, index: int) -> dict[str, object]:
-        """The root's options as pyroute2 names them, for whoever reads the journal. JSON values only."""
-        try:
-            messages = tuple(self._route.get_qdiscs(index))
-        except NetlinkError as error:
-            return {"readable": f"pyroute2 could not read them: {error}"}
-        for message in messages:
-            options = message.get_attr("TCA_OPTIONS")
-            if message["parent"] == TC_H_ROOT and options is not None:
-                text = json.dumps(options, default=str, sort_keys=True)
-                return {"readable": json.loads(text)}
-        return {}
 
     def _knows_qdisc(self, kind: str) -> bool:
         """Ask for a qdisc with options that its init refuses: ENOENT tells an unknown kind from a known one.
@@ -366,3 +341,21 @@ def _compare(interface: str, what: str, wanted: Mapping[int, object], found: Map
         if found.get(key) != value:
             name = show_classid(key) if what != "filter" else str(key)
             raise ReadBackError(f"{what} {name} on {interface}", wanted=value, found=found.get(key))
+
+
+def _readable_options(index: int) -> dict[str, object]:
+    """The root's options as pyroute2 names them, for whoever reads the journal. JSON values only."""
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        with IPRoute(ext_ack=True) as route:
+            messages = tuple(route.get_qdiscs(index))
+    except NetlinkError as error:
+        return {"readable": f"pyroute2 could not read them: {error}"}
+    for message in messages:
+        options = message.get_attr("TCA_OPTIONS")
+        if message["parent"] == TC_H_ROOT and options is not None:
+            text = json.dumps(options, default=str, sort_keys=True)
+            return {"readable": json.loads(text)}
+    return {}

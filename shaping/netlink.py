@@ -77,10 +77,21 @@ class TcSocket:
             KernelRejectedError: the kernel refused, or the list never held still.
         """
         for _ in range(_DUMP_TRIES):
-            objects, interrupted = self._dump_once(what, request, decode)
+            objects, interrupted = self._read_once(what, request, decode, NLM_F_DUMP)
             if not interrupted:
                 return objects
         raise KernelRejectedError(what, errno_value=errno.EAGAIN, detail="the list changed each time while it was read")
+
+    def ask(self, what: str, request: Request, decode: Callable[[int, bytes], T]) -> T:
+        """Ask for one object.
+
+        Raises:
+            KernelRejectedError: the kernel refused, or there is none.
+        """
+        objects, _ = self._read_once(what, request, decode, NLM_F_ACK)
+        if not objects:
+            raise KernelRejectedError(what, errno_value=errno.ENOENT, detail="the kernel has no answer")
+        return objects[0]
 
     def close(self) -> None:
         self._socket.close()
@@ -103,23 +114,27 @@ class TcSocket:
                     errors.append(error)
         return errors
 
-    def _dump_once(self, what: str, request: Request, decode: Callable[[int, bytes], T]) -> tuple[list[T], bool]:
-        sequence = self._send(request, NLM_F_REQUEST | NLM_F_DUMP)
+    def _read_once(
+        self, what: str, request: Request, decode: Callable[[int, bytes], T], flags: int
+    ) -> tuple[list[T], bool]:
+        """What comes until the list ends (NLM_F_DUMP) or the question is acknowledged (NLM_F_ACK); and whether a list
+        changed meanwhile."""
+        sequence = self._send(request, NLM_F_REQUEST | flags)
         objects: list[T] = []
         interrupted = False
         while True:
-            for message_type, flags, found, body in self._receive():
+            for message_type, told, found, body in self._receive():
                 if found != sequence:
                     continue
-                interrupted = interrupted or bool(flags & _NLM_F_DUMP_INTR)
+                interrupted = interrupted or bool(told & _NLM_F_DUMP_INTR)
                 if message_type == _NLMSG_DONE:
                     return objects, interrupted
                 if message_type == _NLMSG_ERROR:
-                    error = _error_of(what, flags, body)
+                    error = _error_of(what, told, body)
                     if error is not None:
                         raise error
-                else:
-                    objects.append(decode(message_type, body))
+                    return objects, interrupted
+                objects.append(decode(message_type, body))
 
     def _send(self, request: Request, flags: int) -> int:
         self._sequence += 1

@@ -58,6 +58,8 @@ sys.exit(not pathlib.Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_conf
 then
   missing+=(libpython3-dev)
 fi
+# A test gives the daemon a wall clock of its own, by a library of thirty lines of C.
+[[ $EUID -ne 0 ]] || command -v cc >/dev/null || missing+=(gcc libc6-dev)
 if ((${#missing[@]})); then
   if [[ $EUID -ne 0 ]]; then
     say "missing: ${missing[*]}; install them first: apt-get install ${missing[*]}" >&2
@@ -79,6 +81,16 @@ if [[ ! -x $venv/bin/python ]]; then
   say "making the virtual environment $venv"
   "$python" -m venv "${site[@]}" "$venv"
 fi
+# The crate is built while pip brings in the packages: each takes a minute. With what setup.py says to cargo, so that pip
+# then finds it done, or waits for it; whatever is wrong with it pip's own turn tells.
+crate=
+if command -v cargo >/dev/null && [[ ${HIVE_NATIVE_BUILD:-auto} != off && -z ${HIVE_NATIVE_TARGET:-} ]]; then
+  PYO3_NO_PYTHON=1 CARGO_TARGET_DIR=native/target \
+    cargo build --quiet --release --locked --lib --manifest-path native/Cargo.toml >/dev/null 2>&1 &
+  crate=$!
+  trap 'kill $crate 2>/dev/null || true' EXIT
+fi
 say "installing Python packages (the first time downloads torch, several GB)"
 install -e '.[torch,demo,dev]'
+[[ -z $crate ]] || wait $crate || true
 say "done"

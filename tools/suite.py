@@ -1,8 +1,14 @@
 """Run the test suite. A few tests of real time that fail get a second run, and the report ends with their names.
 
+Without arguments everything that `make test` promises runs side by side: the lab's tests and those over loopback, which
+wait for packets and timers most of their time, and beside them, at the lowest priority, what computes: checks, the
+crate's tests and the unit tests. One after the other they take twice as long on two cores. What each says is printed
+when it has ended. With arguments pytest alone runs, with these.
+
 A test over sockets or in the lab can be broken by a machine that stands still for seconds, whatever it waits for. At
-most `SECOND_RUNS_MAX` of those may fail and still be asked again, each in a process of its own, where its fixtures are
-made anew; whatever fails again, and everything else, fails the run. A name that keeps being reported is a defect.
+most `SECOND_RUNS_MAX` of those may fail and still be asked again when all else has ended, each in a process of its own,
+where its fixtures are made anew; whatever fails again, and everything else, fails the run. A name that keeps being
+reported is a defect.
 
     python -m tools.suite [PYTEST ARGUMENT...]
 """
@@ -10,31 +16,41 @@ made anew; whatever fails again, and everything else, fails the run. A name that
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 SECOND_RUNS_MAX = 3
 REAL_TIME = ("tests/loopback/", "tests/lab/")
-FAILED = 1
-"""pytest's exit code where tests ran and some failed; others mean that it could not do its work."""
-_LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
+COMPUTING = ["nice", "-n", "19", "make", "--no-print-directory", "--keep-going", "check", "crate", "unit"]
+"""Targets of the Makefile, one after the other; `--keep-going` tells all that is wrong."""
+OK, FAILED = 0, 1
+"""pytest's exit codes where tests ran, and all passed or some failed; others mean that it could not do its work."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run pytest with these arguments, once more for what may be asked again; its exit code."""
-    code = _pytest("--cache-clear", *arguments)
-    if code != FAILED:
-        return code
-    failed = sorted(json.loads(_LAST_FAILED.read_text()))
-    again = worth_asking_again(failed)
-    if not again:
-        return code
-    print(f"suite: {len(again)} failed that depend on real time; each runs once more, by itself", flush=True)
-    broken = [test for test in again if _pytest("-p", "no:cacheprovider", test)]
-    for test in again:
-        print(f"suite: {'FAILED TWICE' if test in broken else 'UNSTABLE, passed in its second run'}: {test}")
-    return FAILED if broken else 0
+    """Run pytest with these arguments, or everything, and once more what may be asked again; the exit code."""
+    with tempfile.TemporaryDirectory(prefix="hq-suite-") as folder:
+        groups = {"tests": arguments} if arguments else {name: [name] for name in REAL_TIME}
+        caches = {name: Path(folder, str(number)) for number, name in enumerate(groups)}
+        commands = {name: _pytest("-o", f"cache_dir={caches[name]}", *groups[name]) for name in groups}
+        if arguments:
+            codes = {name: _run(command) for name, command in commands.items()}
+        else:
+            codes = side_by_side({**commands, "checks and unit tests": COMPUTING}, at_once=(os.cpu_count() or 1) > 1)
+        failed = sorted(test for cache in caches.values() for test in _failed(cache))
+    if all(codes[name] in (OK, FAILED) for name in groups) and (again := worth_asking_again(failed)):
+        asked_again = _asked_again(again)
+        codes = {name: asked_again if name in groups else code for name, code in codes.items()}
+    for name, code in codes.items():
+        if code and not arguments:
+            print(f"suite: FAILED: {name} ({code})")
+    return max(codes.values())
 
 
 def worth_asking_again(failed: list[str]) -> list[str]:
@@ -43,8 +59,53 @@ def worth_asking_again(failed: list[str]) -> list[str]:
     return failed if few and all(test.startswith(REAL_TIME) and "::" in test for test in failed) else []
 
 
-def _pytest(*arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+def side_by_side(commands: Mapping[str, Sequence[str]], *, at_once: bool = True) -> dict[str, int]:
+    """Run commands, all at once or one after the other, and print what each says when it has ended.
+
+    Returns:
+        The exit code of each; one that a signal ended has 128 and its number, as in a shell.
+    """
+    codes = {}
+    print(f"suite: {', '.join(commands)}: what each says follows when it has ended", flush=True)
+    with ThreadPoolExecutor(len(commands) if at_once else 1) as pool:
+        running = {pool.submit(_listened_to, command): name for name, command in commands.items()}
+        for done in as_completed(running):
+            name, (codes[name], said, took_s) = running[done], done.result()
+            print(f"suite: {name}: exit code {codes[name]} after {took_s:.0f} s\n{said}", flush=True)
+    return codes
+
+
+def _listened_to(command: Sequence[str]) -> tuple[int, str, float]:
+    begin_s = time.monotonic()
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
+    return _code(done.returncode), done.stdout, time.monotonic() - begin_s
+
+
+def _asked_again(tests: list[str]) -> int:
+    print(f"suite: {len(tests)} failed that depend on real time; each runs once more, by itself", flush=True)
+    broken = [test for test in tests if _run(_pytest("-p", "no:cacheprovider", test))]
+    for test in tests:
+        print(f"suite: {'FAILED TWICE' if test in broken else 'UNSTABLE, passed in its second run'}: {test}")
+    return FAILED if broken else OK
+
+
+def _failed(cache: Path) -> list[str]:
+    path = cache / "v/cache/lastfailed"
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
+def _pytest(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", *arguments]
+
+
+def _run(command: Sequence[str]) -> int:
+    return _code(subprocess.run(command, check=False).returncode)
+
+
+def _code(returned: int) -> int:
+    return returned if returned >= 0 else 128 - returned
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from broker.client import Session, SessionState
 from transport.bursts import BurstTracker
 from transport.engine.base import ConnectionStatistics, Engine
-from transport.path_delay import PathDelays, WayThere
+from transport.path_delay import PathDelays, WayHere, WayThere
 from transport.sockets import Sockets
 
 REPORT_S = 0.1
@@ -120,7 +120,8 @@ class BrokerLink:
         reports = []
         for number, one in statistics.items():
             rank = self._rank_of(number)
-            reports.append(_report(one, None if rank is None else self._paths.latest(rank), now_s))
+            there, here = (None, None) if rank is None else (self._paths.latest(rank), self._paths.towards_us(rank))
+            reports.append(_report(one, there, here, now_s))
             sent_bytes, since_s = self._activity.get(number, (one.sent_bytes, -ACTIVE_S))
             if one.sent_bytes - sent_bytes >= ACTIVE_BYTES:
                 since_s = now_s
@@ -153,17 +154,23 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _report(one: ConnectionStatistics, way: WayThere | None, now_s: float) -> dict[str, object]:
+def _report(
+    one: ConnectionStatistics, there: WayThere | None, here: WayHere | None, now_s: float
+) -> dict[str, object]:  # fmt: skip
     host, port = one.remote
-    known = way is not None and not one.bulk and now_s - way.asked_s < ACTIVE_S
-    way_there = {"one_way_s": way.delay_s, "one_way_age_s": now_s - way.asked_s} if way is not None and known else {}
+    ways: dict[str, object] = {}
+    if there is not None and not one.bulk and now_s - there.asked_s < ACTIVE_S:
+        ways |= {"one_way_s": there.delay_s, "one_way_age_s": now_s - there.asked_s}
+    if here is not None and not one.bulk and now_s - here.came_s < ACTIVE_S:
+        ways |= {"way_in_s": here.delay_s, "way_in_age_s": now_s - here.came_s}
     return {
-        **way_there,
+        **ways,
         "peer": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         "rtt_s": one.rtt_s,
         "rtt_latest_s": one.rtt_latest_s,
         "rtt_s_min": one.rtt_s_min,
         "delivered_bytes": one.delivered_bytes,
+        "received_bytes": one.received_bytes,
         "lost_packets": one.lost_packets,
         "sent_packets": one.sent_packets,
         "delivery_rate_bits_per_s": one.delivery_rate_bits_per_s,

@@ -9,9 +9,9 @@ Rules
   and keys are never reused, so a message that arrives twice is taken once.
 - Where one connection is not enough there are more (`transport.lane_links`); what such a one loses goes over the first.
 - A rank that is gone fails every send to it that the engine does not have yet at once. Receives from it fail after
-  `GRACE_S`, because what it sent before it went may still wait in the engine; and so do sends under way to one that
-  said goodbye: it may have taken them before, and the acknowledgement be told after the goodbye. Should it live after
-  all, it is told so, and its operations with us fail.
+  `GRACE_S` (`transport.inbox`); and so do sends under way to one that said goodbye: it may have taken them before, and
+  the acknowledgement be told after the goodbye. Should it live after all, it is told so, and its operations with us
+  fail.
 - Every key carries the sender's rank in its tag, because ranks on one host may share one certificate.
 """
 
@@ -22,7 +22,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine.base import (
@@ -37,6 +37,7 @@ from transport.engine.base import (
     Received,
     SendDone,
 )
+from transport.inbox import GRACE_S, Inbox, ReceiveEnd, Receiving
 from transport.lane_links import LaneLinks, OpenEnd
 from transport.lanes import LaneLaw
 from transport.outbox import AHEAD, Outbox, SendEnd, Sending
@@ -45,8 +46,6 @@ from transport.sockets import Sockets
 from transport.wire.errors import WireCode
 from transport.wire.header import Header, Kind, MatchKey
 
-GRACE_S = 0.3
-"""From learning that a rank is gone to failing what may be done: what the engine holds is told in milliseconds."""
 RANK_BITS = 24
 CONTROL_BYTES_MAX = 2048
 _CONTROL_SUFFIX = "|control"
@@ -54,8 +53,6 @@ HELLO_RANK = 64
 HELLO_GROUP = 65
 
 _log = logging.getLogger("transport.endpoint")
-
-ReceiveEnd = Callable[[Received | None, TransportError | None], None]
 
 
 def tag_of(rank: int, user_tag: int = 0) -> int:
@@ -66,19 +63,6 @@ def tag_of(rank: int, user_tag: int = 0) -> int:
 def rank_of(tag: int) -> int:
     """The rank that sent a message with this tag."""
     return tag & (1 << RANK_BITS) - 1
-
-
-@dataclass(eq=False)
-class Receiving:
-    """A receive that has not ended."""
-
-    rank: int
-    key: MatchKey
-    buffer: Buffer | None
-    on_end: ReceiveEnd
-    posted_s: float
-    operation: int = 0
-    cancelled: TransportError | None = None
 
 
 Ticket = Sending | Receiving
@@ -109,9 +93,9 @@ class Endpoint:
         self._on_announced = on_announced
         self._on_refused = on_refused
         self._outboxes: dict[tuple[int, bool], Outbox] = {}
-        self._operations: dict[int, Ticket] = {}
+        self._sends: dict[int, Sending] = {}
+        self._inbox = Inbox(peers)
         self._attempts: dict[int, tuple[int, bool]] = {}
-        self._receiving: dict[int, set[int]] = {}
         self._gone_s: dict[int, float] = {}
         self._later: list[Callable[[], None]] = []
         self._control_number = itertools.count()
@@ -171,15 +155,17 @@ class Endpoint:
     def receive(self, rank: int, key: MatchKey, buffer: Buffer | None, on_end: ReceiveEnd) -> Receiving:
         """Take the next message with `key` from a rank; the engine owns `buffer` until `on_end`."""
         receiving = Receiving(rank, key, buffer, on_end, time.monotonic())
-        self._post(receiving)
+        self._inbox.post(self._need_engine(), receiving)
         return receiving
 
     def cancel(self, ticket: Ticket, error: TransportError | None = None) -> None:
         """End an operation early; its `on_end` is called with `error` when its buffer is free again."""
         reason = error or CancelledError("cancelled")
-        if isinstance(ticket, Sending) and ticket.operation is None:
+        if isinstance(ticket, Receiving):
+            self._inbox.cancel(self._need_engine(), ticket, reason)
+        elif ticket.operation is None:
             self._end_later(ticket, reason)
-        elif ticket.operation is not None and ticket.operation in self._operations:
+        elif ticket.operation in self._sends:
             ticket.cancelled = reason
             self._need_engine().cancel(ticket.operation)
 
@@ -290,7 +276,7 @@ class Endpoint:
             case SendDone():
                 self._send_ended(event.operation, None)
             case Received():
-                self._received(event)
+                self._inbox.received(event)
             case OperationFailed():
                 self._failed(event)
             case Announced():
@@ -317,16 +303,8 @@ class Endpoint:
                     self._cancel_flying(outbox, self.peers.error(rank))
                 else:
                     wake_s = min(wake_s, gone_s + GRACE_S)
-            for operation in tuple(self._receiving.get(rank, ())):
-                receiving = self._operations[operation]
-                assert isinstance(receiving, Receiving)
-                due_s = max(gone_s, receiving.posted_s) + GRACE_S
-                if receiving.cancelled is not None:
-                    continue
-                if now_s >= due_s:
-                    self.cancel(receiving, self.peers.error(rank))
-                else:
-                    wake_s = min(wake_s, due_s)
+        if self._engine is not None:
+            wake_s = min(wake_s, self._inbox.tick(self._engine, now_s, self._gone_s))
         self._run_later()
         return wake_s
 
@@ -449,11 +427,11 @@ class Endpoint:
                 self._end_later(sending, error)
                 continue
             outbox.flies(sending, operation, connection)
-            self._operations[operation] = sending
+            self._sends[operation] = sending
 
     def _send_ended(self, operation: int, error: TransportError | None) -> None:
-        sending = self._operations.pop(operation, None)
-        if not isinstance(sending, Sending):
+        sending = self._sends.pop(operation, None)
+        if sending is None:
             return
         connection = sending.connection
         self._outboxes[sending.rank, sending.bulk].landed(operation)
@@ -487,40 +465,13 @@ class Endpoint:
                 except Exception:  # noqa: BLE001 - as above
                     _log.exception("the end of a send could not be handled")
 
-    # Receives.
-
-    def _post(self, receiving: Receiving) -> None:
-        name = self.peers.peers[receiving.rank].name
-        receiving.operation = self._need_engine().post(name, receiving.key, receiving.buffer)
-        self._operations[receiving.operation] = receiving
-        self._receiving.setdefault(receiving.rank, set()).add(receiving.operation)
-
-    def _take(self, operation: int) -> Receiving | None:
-        receiving = self._operations.pop(operation, None)
-        if not isinstance(receiving, Receiving):
-            return None
-        self._receiving[receiving.rank].discard(operation)
-        return receiving
-
-    def _received(self, event: Received) -> None:
-        receiving = self._take(event.operation)
-        if receiving is not None:
-            self.peers.carried(receiving.rank, bulk=False)
-            receiving.on_end(event, None)
-
     def _failed(self, event: OperationFailed) -> None:
-        ticket = self._operations.get(event.operation)
-        if isinstance(ticket, Sending):
+        if event.operation in self._sends:
             self._send_ended(event.operation, event.error)
-            return
-        receiving = self._take(event.operation)
-        if receiving is None:
-            return
-        lost = isinstance(event.error, ConnectionLostError)
-        if lost and receiving.cancelled is None and self.peers.error(receiving.rank) is None and not self.closing:
-            self._post(receiving)
-            return
-        receiving.on_end(None, receiving.cancelled or self.peers.error(receiving.rank) or event.error)
+        else:
+            self._inbox.failed(self._need_engine(), event, closing=self.closing)
+
+    # Messages that nobody has posted for.
 
     def _announced(self, event: Announced) -> None:
         rank = rank_of(event.header.tag)

@@ -5,6 +5,9 @@ wait behind the peer's own data just when it matters. So while a broker listens,
 ten times a second, what the peer's clock says; the answer minus our clock when we asked is the way there, plus a
 constant that nobody knows (two clocks) and nobody needs: only its change means anything (LEDBAT, RFC 6817, section 2).
 Two small control messages, about 2 KB/s each way and connection; the peer answers from memory of nothing.
+
+Either message also carries the peer's clock when it left, and comes when it comes: that is the way towards us, plus the
+same kind of constant, for nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +36,18 @@ class WayThere:
     asked_s: float
 
 
+@dataclass(frozen=True)
+class WayHere:
+    """One measurement of the way towards us: seconds plus an unknown constant, and when it came (monotonic)."""
+
+    delay_s: float
+    came_s: float
+
+
 @dataclass
 class _Peer:
     latest: WayThere | None = None
+    here: WayHere | None = None
     next_ask_s: float = 0.0
     answered_s: float = -math.inf
     unanswered: int = 0
@@ -61,7 +73,10 @@ class PathDelays:
     def asked(self, rank: int, at: float, now_s: float) -> None:
         """A peer asks: answer with what it said and our clock."""
         peer = self._peers.setdefault(rank, _Peer())
-        if math.isfinite(at) and now_s - peer.answered_s >= ANSWER_S_MIN:
+        if not math.isfinite(at):
+            return
+        peer.here = WayHere(now_s - at, now_s)
+        if now_s - peer.answered_s >= ANSWER_S_MIN:
             peer.answered_s = now_s
             self._say(rank, {"op": "then", "at": at, "here": now_s})
 
@@ -71,6 +86,7 @@ class PathDelays:
         if peer is None or not peer.unanswered or not math.isfinite(here) or not now_s - 60.0 <= at <= now_s:
             return
         peer.unanswered = 0
+        peer.here = WayHere(now_s - here, now_s)
         if peer.latest is None or at > peer.latest.asked_s:
             peer.latest = WayThere(here - at, at)
 
@@ -78,6 +94,11 @@ class PathDelays:
         """The last measurement to a peer."""
         peer = self._peers.get(rank)
         return None if peer is None else peer.latest
+
+    def towards_us(self, rank: int) -> WayHere | None:
+        """The last measurement from a peer."""
+        peer = self._peers.get(rank)
+        return None if peer is None else peer.here
 
     def forget(self, rank: int) -> None:
         """A peer is gone."""

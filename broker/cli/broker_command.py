@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -70,6 +71,7 @@ def broker(
     # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
     configurations = Configurations(Source(read=lambda: _read(config), parse=parse, state_dir=state), log=log)
     from broker.daemon.daemon import Daemon, Options
+    from broker.daemon.going_first import GoingFirst
     from broker.daemon.guardian import Guardian
     from broker.daemon.notify import Notifier
     from shaping.kernel import RealKernel
@@ -93,9 +95,18 @@ def broker(
     classifier = _classifier()
     options = Options(configurations, take_over=take_over, rebuild=rebuild, earlier_sockets=True)
     guardian, notifier = Guardian(log=log), Notifier()
-    daemon = Daemon(options, kernel=RealKernel(), classifier=classifier, log=log, notifier=notifier, guardian=guardian)
+    daemon = Daemon(
+        options,
+        kernel=RealKernel(),
+        classifier=classifier,
+        log=log,
+        notifier=notifier,
+        guardian=guardian,
+        going_first=GoingFirst(log=log),
+    )
     if received:
         daemon.stop()
+    gc.freeze()  # what was imported stays: no collection has to walk through it
     daemon.run()
     if signal.SIGINT in received:
         raise typer.Exit(ExitCode.INTERRUPTED)

@@ -44,6 +44,23 @@ def end(box: Mailbox) -> None:
     box.wake.set()
 
 
+def send_now(box: Mailbox, message: dict[str, Any]) -> bool:
+    """Send a message about a burst from the caller's thread, who holds the mailbox's lock.
+
+    Returns:
+        False where it has to wait in the mailbox: nobody is there, the broker does not take more now, or something that
+        comes before it waits already.
+    """
+    sock = box.connection
+    if sock is None or box.state is not SessionState.CONNECTED or box.unsent or box.bursts:
+        return False
+    try:
+        sock.send(protocol.encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except (OSError, protocol.MessageError):  # the thread finds out, and says so
+        return False
+    return True
+
+
 def run(box: Mailbox, path: str) -> None:
     """Serve one mailbox until it is closed. The body of the session's thread."""
     backoff_s = BACKOFF_S_MIN
@@ -76,10 +93,10 @@ def _serve_once(box: Mailbox, path: str) -> None:
             sock.connect(path)
             check_server(sock)
             _greet(sock, box)
-            sock.setblocking(False)
             _exchange(sock, box)
         finally:
-            box.connection = None
+            with box.lock:  # nobody is sending then
+                box.connection = None
 
 
 def _greet(sock: socket.socket, box: Mailbox) -> None:
@@ -90,6 +107,7 @@ def _greet(sock: socket.socket, box: Mailbox) -> None:
     if answer.get("op") != "welcome":
         _note(box, answer)
         raise protocol.MessageError(str(answer.get("code", "error")), str(answer.get("text", "not welcome")))
+    sock.setblocking(False)  # before anybody else sends: nobody is to wait
     with box.lock:
         box.unsent.clear()
         box.unsent.extend(box.registrations)

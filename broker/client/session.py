@@ -1,9 +1,11 @@
 """A program's session with the broker of its host: it never blocks and never raises.
 
 Every call puts something into a bounded mailbox and returns; a thread (`broker.client.link`) connects, sends, and
-reconnects with back-off. When the broker is absent, dies or comes back, sockets are registered again by themselves,
-bursts that are still ahead are announced late, and everything that is stale is dropped. After a fork the child's copy
-is inert: sockets belong to the process that registered them.
+reconnects with back-off. Bursts alone are sent at once, where nothing waits before them: a thread of a program that
+begins to send may wake 5 ms late (Python's switch interval), which is what a hold may take in all. When the broker is
+absent, dies or comes back, sockets are registered again by themselves, bursts that are still ahead are announced late,
+and everything that is stale is dropped. After a fork the child's copy is inert: sockets belong to the process that
+registered them.
 """
 
 from __future__ import annotations
@@ -212,6 +214,8 @@ class Session:
             return
         with box.lock:
             message["id"] = box.number()
+            if link.send_now(box, message):
+                return
             box.bursts.append((time.monotonic(), message))
         box.wake.set()
 

@@ -22,6 +22,8 @@ SENDERS_MAX = 256
 CONNECTIONS_MAX = 8192
 """Addresses and connections that are remembered: those that were seen last."""
 
+SEGMENTS_MIN = 4
+"""So many since the last look, and what TCP says of a connection's round trip is new."""
 WRAPS = 2**32
 
 _Endpoint = tuple[str, int]
@@ -31,6 +33,7 @@ _Endpoint = tuple[str, int]
 class _Sender:
     received_bytes: int = 0
     seen_s: float = 0.0
+    receive_rtt_s: float | None = None
 
 
 class ArrivalBook:
@@ -57,6 +60,8 @@ class ArrivalBook:
         if at_s == self._looked_s:
             return
         self._looked_s = at_s
+        for sender in self._senders.values():
+            sender.receive_rtt_s = None
         for connection, traffic_class in connections:
             ends = (connection.local, connection.remote)
             came = connection.arrived_segments
@@ -68,6 +73,8 @@ class ArrivalBook:
             grown = (came - known) % WRAPS
             # One that went back without having wrapped is the counter of another connection between the same ends.
             sender.received_bytes += (grown if grown < WRAPS // 2 else came) * connection.segment_bytes
+            if grown >= SEGMENTS_MIN and connection.receive_rtt_s is not None:
+                sender.receive_rtt_s = min(connection.receive_rtt_s, sender.receive_rtt_s or connection.receive_rtt_s)
             sender.seen_s = at_s
         self._whole = whole
         self._forget(at_s)
@@ -86,14 +93,14 @@ class ArrivalBook:
 
     def samples(
         self, *, interface_of: Callable[[str], str | None], broker_of: Callable[[str], str],
-        rtt_of: Callable[[str], float | None], held: Mapping[str, Verdict], now_s: float,
+        rtt_of: Callable[[str], tuple[float, float] | None], held: Mapping[str, Verdict], now_s: float,
     ) -> Mapping[str, tuple[SenderSample, ...]]:  # fmt: skip
         """What the decision shall know of each interface's senders.
 
         Args:
             interface_of: the shaped interface towards an address; what comes back from there comes in by it.
             broker_of: whether a broker answers at an address.
-            rtt_of: the round trip to it. TCP's own says nothing of it here: it includes the sender's queue.
+            rtt_of: the least and the last round trip to its broker; TCP's own may include the sender's queue.
             held: what that broker said to our hold.
         """
         found: dict[str, list[SenderSample]] = {}
@@ -102,17 +109,19 @@ class ArrivalBook:
             interface = interface_of(address)
             if interface is None:
                 continue
-            verdict = held.get(address)
+            verdict, rtt = held.get(address), rtt_of(address)
             found.setdefault(interface, []).append(
                 SenderSample(
                     address=address,
                     traffic_class=traffic_class,
                     received_bytes=sender.received_bytes,
                     age_s=age_s,
-                    rtt_s=rtt_of(address),
+                    rtt_s=rtt[0] if rtt is not None else None,
                     broker=broker_of(address),
                     granted_bits_per_s=verdict.rate_bits_per_s if verdict is not None and verdict.granted else None,
                     refused=verdict is not None and not verdict.granted,
+                    broker_rtt_s=rtt[1] if rtt is not None else None,
+                    receive_rtt_s=sender.receive_rtt_s,
                 )
             )
         return {interface: tuple(samples) for interface, samples in found.items()}

@@ -20,8 +20,8 @@ from broker.policy import CLASS_NAMES
 
 SAMPLES_MAX = 128
 """Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
-TCP_SAMPLES_MAX = 64
-"""Of these, TCP connections: the decision follows half as many."""
+TCP_SAMPLES_MAX = 32
+"""Of these, TCP connections: the decision follows as many."""
 SAMPLES_PER_SESSION_MIN = 2
 CONNECTIONS_PER_SESSION_MAX = 1024
 SENDS_BYTES, SENDS_S = 3_000, 1.0
@@ -232,6 +232,9 @@ def _of_report(session: str, job: str, entry: _Reported, now_s: float) -> FlowSa
         rtt_s_min=connection.rtt_s_min,
         one_way_s=connection.one_way_s,
         one_way_age_s=connection.one_way_age_s,
+        way_in_s=connection.way_in_s,
+        way_in_age_s=connection.way_in_age_s,
+        received_bytes=connection.received_bytes,
         delivered_bytes=connection.delivered_bytes,
         sent_packets=connection.sent_packets,
         lost_packets=connection.lost_packets,

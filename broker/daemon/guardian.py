@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from broker import precedence
 from broker.daemon.guards import MODULE
 from broker.daemon.log import Log
 from broker.daemon.status import GuardInfo
@@ -149,15 +150,16 @@ class Guardian:
         try:
             argv = [*self._command, str(its.fileno()), str(Path(self._journal.directory).absolute())]
             environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env=environment,
-                pass_fds=(its.fileno(), self._lock),
-                start_new_session=True,
-            )
+            with precedence.suspended():
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env=environment,
+                    pass_fds=(its.fileno(), self._lock),
+                    start_new_session=True,
+                )
         except BaseException:
             ours.close()
             raise

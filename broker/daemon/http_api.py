@@ -11,6 +11,7 @@ import contextlib
 import http.server
 import json
 import os
+import select
 import socket
 import socketserver
 import threading
@@ -19,6 +20,8 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
+from broker import precedence
+from broker.client.mailbox import Wake
 from broker.codec import to_json
 from broker.daemon.authority import Authority, Right, peer_of
 from broker.daemon.control import Answer, Request
@@ -29,7 +32,8 @@ from hive_qos import __version__
 
 REQUESTS_AT_ONCE = 16
 REQUEST_TIMEOUT_S = 5.0
-STOP_LATENCY_S = 0.1
+LOOK_S = 0.1
+"""How often it is looked for requests whose time is up. While there is none the server sleeps."""
 _PATHS = ("/v1/status", "/v1/policy", "/v1/flows", "/v1/openapi.json", "/metrics")
 _ACTIONS = {"/v1/reload": "reload", "/v1/confirm": "confirm"}
 
@@ -56,16 +60,14 @@ class HttpApi:
         listener = listen(path, kind=socket.SOCK_STREAM, mode=rights.socket_mode, group=rights.group)
         listener.setblocking(True)
         self._server = _Server(listener, snapshot, authority, ask)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(STOP_LATENCY_S,), name="hive-broker-http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.serve, name="hive-broker-http", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop serving and remove the socket."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.ended.set()
         self._thread.join(timeout=REQUEST_TIMEOUT_S)
+        self._server.server_close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
 
@@ -83,11 +85,41 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
     ) -> None:
         super().__init__(("", 0), _Handler)
         self.listener, self.snapshot, self.authority, self.ask = listener, snapshot, authority, ask
+        self.ended = Wake()
         self._lock = threading.Lock()
         self._until_s: dict[socket.socket, float] = {}
 
-    def fileno(self) -> int:
-        return self.listener.fileno()
+    def serve(self) -> None:
+        """Take requests until `ended` is set: `serve_forever` wakes ten times a second for nothing.
+
+        In a thread of the server's own, whose requests have theirs: none of them goes before other programs.
+        """
+        precedence.give_up()
+        poll = select.poll()
+        poll.register(self.listener, select.POLLIN)
+        poll.register(self.ended.reader, select.POLLIN)
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll(1000 * LOOK_S if self._until_s else None)]
+            if self.ended.reader in ready:
+                self.ended.close()
+                return
+            if ready:
+                self._take()
+            self._end_late_requests()
+
+    def _take(self) -> None:
+        """Give a request that is there a thread of its own."""
+        try:
+            request, address = self.get_request()
+        except OSError:  # the client went again, or there is no descriptor to spare
+            return
+        try:
+            if self.verify_request(request, address):
+                self.process_request(request, address)
+                return
+        except RuntimeError:  # no thread to spare
+            pass
+        self.shutdown_request(request)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         sock, _ = self.listener.accept()
@@ -102,8 +134,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
             self._until_s[request] = time.monotonic() + REQUEST_TIMEOUT_S
             return True
 
-    def service_actions(self) -> None:
-        """Every `STOP_LATENCY_S`: end the requests whose time is up, however slowly they go on."""
+    def _end_late_requests(self) -> None:
+        """However slowly they go on."""
         now_s = time.monotonic()
         with self._lock:
             late = [request for request, until_s in self._until_s.items() if now_s > until_s]

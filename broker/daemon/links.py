@@ -14,6 +14,8 @@ ROUTE_LIFE_S = 10.0
 ROUTES_MAX = 4096
 LINKS_LIFE_S = 10.0
 _READ_BYTES = 1 << 16
+_RECEIVED, _SENT = 0, 8
+"""Columns of /proc/net/dev."""
 MTU_BYTES = 1500
 """Of an interface that is not there yet."""
 
@@ -51,21 +53,28 @@ class Routes:
         self._known.clear()
 
 
-class Received:
-    """What came in through each interface of our network namespace. The file stays open: to look it up again in each
-    tick costs as much as to read it."""
+class Traffic:
+    """What came in and left through each interface of our network namespace. The file stays open: to look it up again
+    in each tick costs as much as to read it."""
 
     def __init__(self) -> None:
         self._file = os.open("/proc/self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
 
-    def bytes_by_interface(self) -> dict[str, int]:
-        """The counters, cumulative."""
+    def received_bytes(self) -> dict[str, int]:
+        """What came in, cumulative."""
+        return self._column(_RECEIVED)
+
+    def sent_bytes(self) -> dict[str, int]:
+        """What left, cumulative."""
+        return self._column(_SENT)
+
+    def _column(self, number: int) -> dict[str, int]:
         data = b""
         while part := os.pread(self._file, _READ_BYTES, len(data)):
             data += part
         lines = data.decode("utf-8", "surrogateescape").split("\n")[2:]  # proc_pid_net(5): two lines of headings
         entries = (line.rpartition(":") for line in lines if line)
-        return {name.strip(): int(counters.split(None, 1)[0]) for name, _, counters in entries}
+        return {name.strip(): int(counters.split(None, number + 1)[number]) for name, _, counters in entries}
 
     def close(self) -> None:
         os.close(self._file)

@@ -1,25 +1,27 @@
-"""Where the daemon's words go: plain lines with the journal's priority prefix, or a coloured terminal.
+"""Where the daemon's words go: plain lines, with the journal's priority prefix where that reads them.
 
-Text from outside (job names, client names) is escaped, so that nobody can forge a line or paint on a terminal.
+Text from outside (job names, client names) is escaped, so that nobody can forge a line or paint on a terminal. There
+is no logging library in it: the torch backend's imports rich and asyncio, 10 MB that a daemon would hold for good.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
-from collections.abc import MutableMapping
-from typing import Any, Protocol, cast
-
-import structlog
+import threading
+import traceback
+from typing import Any, Protocol, TextIO
 
 from broker.daemon.text import printable
 
-_PRIORITY = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
+_PRIORITY = {"error": 3, "warning": 4, "info": 6, "debug": 7}
 """syslog(3) levels, which systemd reads as `<N>` at the start of a line (sd-daemon(3))."""
+TEXT_MAX = 2000
 
 
 class Log(Protocol):
-    """The part of structlog that the daemon uses."""
+    """What the daemon says things to. Fields that are None are left out."""
 
     def debug(self, event: str, **fields: Any) -> Any:
         """For whoever debugs the daemon."""
@@ -35,45 +37,51 @@ class Log(Protocol):
 
 
 def open_log(*, verbose: bool = False) -> Log:
-    """Configure structlog for this process and give its logger."""
-    journal = "JOURNAL_STREAM" in os.environ or not sys.stderr.isatty()
-    renderer: Any = (
-        _plain if journal else structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    )
-    stamp = [] if "JOURNAL_STREAM" in os.environ else [structlog.processors.TimeStamper(fmt="iso", utc=True)]
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            *stamp,
-            structlog.processors.format_exc_info,
-            _escape,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(10 if verbose else 20),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    return cast(Log, structlog.get_logger())
+    """The log of this process, on its standard error."""
+    return Lines(sys.stderr, journal="JOURNAL_STREAM" in os.environ, verbose=verbose)
 
 
-def _escape(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    for key, value in event.items():
-        if isinstance(value, str) and key != "exception":
-            event[key] = printable(value, length_max=2000)
-    return event
+class Lines:
+    """A log of one line an event. For any thread.
 
+    Args:
+        journal: systemd's journal reads it, which has times of its own.
+        verbose: `debug` says something, too.
+    """
 
-def _plain(logger: object, method: str, event: MutableMapping[str, Any]) -> str:
-    level = str(event.pop("level", "info"))
-    prefix = (
-        f"<{_PRIORITY.get(level, 6)}>" if "JOURNAL_STREAM" in os.environ else f"{event.pop('timestamp', '')} {level}: "
-    )
-    exception = event.pop("exception", None)
-    fields = "".join(f" {key}={_field(value)}" for key, value in event.items() if key != "event" and value is not None)
-    line = f"{prefix}{event.get('event', '')}{fields}"
-    return line if exception is None else f"{line}\n{exception}"
+    def __init__(self, out: TextIO, *, journal: bool, verbose: bool) -> None:
+        self._out, self._journal, self._verbose = out, journal, verbose
+        self._lock = threading.Lock()
+
+    def debug(self, event: str, **fields: Any) -> None:
+        """As `Log`."""
+        if self._verbose:
+            self._say("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        """As `Log`."""
+        self._say("info", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """As `Log`."""
+        self._say("warning", event, fields)
+
+    def error(self, event: str, *, exc_info: bool = False, **fields: Any) -> None:
+        """As `Log`; with `exc_info` the exception that is being handled follows."""
+        self._say("error", event, fields, traceback.format_exc() if exc_info else "")
+
+    def _say(self, level: str, event: str, fields: dict[str, Any], exception: str = "") -> None:
+        now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+        prefix = f"<{_PRIORITY[level]}>" if self._journal else f"{now} {level}: "
+        shown = "".join(f" {key}={_field(value)}" for key, value in fields.items() if value is not None)
+        text = f"{prefix}{printable(event, length_max=TEXT_MAX)}{shown}\n{exception}"
+        with self._lock:
+            self._out.write(text)
+            self._out.flush()
 
 
 def _field(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, str):
+        text = printable(value, length_max=TEXT_MAX)
     return repr(text) if " " in text or not text else text

@@ -96,7 +96,10 @@ class Connection:
     rtt_s_min: float | None
     one_way_s: float | None
     one_way_age_s: float | None
+    way_in_s: float | None
+    way_in_age_s: float | None
     delivered_bytes: int | None
+    received_bytes: int | None
     sent_packets: int | None
     lost_packets: int | None
     delivery_rate_bits_per_s: int | None
@@ -219,7 +222,10 @@ def _connection(item: object) -> Connection:
         rtt_s_min=_seconds(item, "rtt_s_min", most=DURATION_S_MAX),
         one_way_s=_seconds(item, "one_way_s", least=-CLOCK_S_MAX, most=CLOCK_S_MAX),
         one_way_age_s=_seconds(item, "one_way_age_s", most=DURATION_S_MAX),
+        way_in_s=_seconds(item, "way_in_s", least=-CLOCK_S_MAX, most=CLOCK_S_MAX),
+        way_in_age_s=_seconds(item, "way_in_age_s", most=DURATION_S_MAX),
         delivered_bytes=_count(item, "delivered_bytes"),
+        received_bytes=_count(item, "received_bytes"),
         sent_packets=_count(item, "sent_packets"),
         lost_packets=_count(item, "lost_packets"),
         delivery_rate_bits_per_s=_count(item, "delivery_rate_bits_per_s", most=RATE_BITS_PER_S_MAX),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from broker.daemon.arrivals import ArrivalBook
 from broker.daemon.channel_opening import ChannelOpening
 from broker.daemon.flows import FlowTable
+from broker.daemon.own_certificate import OwnCertificate
 from broker.daemon.status import HoldsInfo
 from broker.holds import HELD_CLASS, Lease
 from broker.model import Alarm, Decision, SenderSample
@@ -22,33 +23,56 @@ if TYPE_CHECKING:  # a QUIC stack is megabytes, and who names no [peers] needs n
 InterfaceOf = Callable[[str], str | None]
 """The shaped interface towards an address, None where it is not one of ours."""
 
-MEASURE_S = 1.0
+MEASURE_S = 0.25
+"""A round trip is new with every message that goes: two a second while storage is held, one a second else."""
 
 
 class Neighbours:
-    """For the loop's thread.
+    """For the loop's thread. Until `meet` nobody is asked, and nobody asks."""
 
-    Args:
-        opening: opens the channel, which `close` closes; None where nobody is to be asked.
-    """
-
-    def __init__(self, opening: ChannelOpening | None) -> None:
-        self._opening = opening
+    def __init__(self) -> None:
+        self._opening: ChannelOpening | None = None
+        self._certificate: OwnCertificate | None = None
         self._channel: PeerChannel | None = None
         self._arrivals = ArrivalBook()
         self._leases: tuple[Lease, ...] = ()
-        self._rtt_s: dict[str, float] = {}
+        self._rtt_s: dict[str, tuple[float, float]] = {}
         self._measured_s = float("-inf")
 
-    def look(self) -> None:
-        """Open the channel, where there is to be one and there is none yet. For every tick."""
+    def meet(self, opening: ChannelOpening, certificate: OwnCertificate, *, now_s: float) -> None:
+        """Have a channel opened, which `close` closes, and be who the certificate says."""
+        self._opening, self._certificate = opening, certificate
+        self.look(now_s=now_s)
+
+    def look(self, *, now_s: float) -> None:
+        """Open the channel, where there is to be one and there is none yet, and measure the ways. For every tick.
+
+        Of each broker's round trips the least counts: what a burst's own queue adds is no way that a hold has to go.
+        """
         if self._channel is None and self._opening is not None:
             self._channel = self._opening.look()
+        self.renew(now_s=now_s, at_once=False)
+        if self._channel is not None and now_s - self._measured_s >= MEASURE_S:
+            self._measured_s = now_s
+            known = self._channel.status()
+            self._rtt_s = {
+                peer.address: (peer.rtt_s_min, peer.rtt_latest_s)
+                for peer in known
+                if peer.rtt_s_min is not None and peer.rtt_latest_s is not None
+            }
+
+    def renew(self, *, now_s: float, at_once: bool) -> None:
+        """Be who a renewed certificate says, where one is on disk. `at_once`: who asks has just written it."""
+        if self._channel is None or self._certificate is None or self._opening is None:
+            return
+        identity = self._certificate.renewed(now_s=now_s, at_once=at_once)
+        if identity is not None:
+            self._channel = self._opening.renew(self._channel, identity)
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong with the way to others."""
-        opening = self._opening.alarms() if self._opening is not None else ()
-        return (*opening, *(self._channel.alarms() if self._channel is not None else ()))
+        parts = (self._opening, self._certificate, self._channel)
+        return tuple(alarm for part in parts if part is not None for alarm in part.alarms())
 
     @property
     def urgent(self) -> bool:
@@ -61,9 +85,15 @@ class Neighbours:
             self._channel.close()
 
     def senders(
-        self, flows: FlowTable, *, interface_of: InterfaceOf, now_s: float
+        self, flows: FlowTable, *, wanted: bool, interface_of: InterfaceOf, now_s: float
     ) -> Mapping[str, tuple[SenderSample, ...]]:
-        """Who sends to us through each interface, after the last look at TCP."""
+        """Who sends to us through each interface, after the last look at TCP.
+
+        Args:
+            wanted: whether a way in is looked after; else, where nobody is to be asked either, it is not counted.
+        """
+        if not wanted and self._opening is None:
+            return {}
         seen = flows.tcp_connections()
         self._arrivals.count(seen, whole=len(seen) >= flows.tcp_count)
         brokers = self._channel.brokers() if self._channel is not None else {}
@@ -71,18 +101,10 @@ class Neighbours:
         return self._arrivals.samples(
             interface_of=interface_of,
             broker_of=lambda address: brokers.get(address, nobody),
-            rtt_of=self._round_trips(now_s).get,
+            rtt_of=self._rtt_s.get,
             held=self._channel.held() if self._channel is not None else {},
             now_s=now_s,
         )
-
-    def _round_trips(self, now_s: float) -> Mapping[str, float]:
-        """The least round trip to each broker: what a burst's own queue adds to it is no way that a hold has to go."""
-        if self._channel is not None and now_s - self._measured_s >= MEASURE_S:
-            self._measured_s = now_s
-            known = self._channel.status()
-            self._rtt_s = {peer.address: peer.rtt_s_min for peer in known if peer.rtt_s_min is not None}
-        return self._rtt_s
 
     def leases(self, *, interface_of: InterfaceOf) -> Mapping[str, tuple[Lease, ...]]:
         """What others ask of us, by the interface that leads to them."""

@@ -43,7 +43,7 @@ def description() -> dict[str, Any]:
         alarms=_list(_of(Alarm, components)),
     )  # fmt: skip
     _of(SegmentInfo, components)  # the keys that an interface has besides while it is shaped
-    flow = {"flow": _TEXT, "kind": {"enum": ["socket", "connection", "tcp"]}, "class": _TEXT}
+    flow = {"flow": _TEXT, "kind": {"enum": ["socket", "connection", "tcp", "probe"]}, "class": _TEXT}
     components["Flow"] = _object(**flow)
     components["Flows"] = _object(schema={"const": SCHEMA}, flows=_list({"$ref": "#/components/schemas/Flow"}))
     components["Job"] = _object(

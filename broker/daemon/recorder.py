@@ -6,7 +6,8 @@ import contextlib
 import os
 from typing import TextIO
 
-from broker.model import Decision, Measurements, Policy, State
+from broker.daemon.log import Log
+from broker.model import Alarm, Decision, Measurements, Policy, State
 from broker.record import header_line, tick_line
 from hive_qos.errors import ConfigurationError
 
@@ -15,14 +16,15 @@ SIZE_BYTES_MAX = 64 * 2**20
 
 
 class Recorder:
-    """One recording. A file that cannot be written any more (disk full) ends it; the daemon goes on.
+    """One recording. A file that cannot be written any more (disk full) ends it, with an alarm; the daemon goes on.
 
     Raises:
         ConfigurationError: the file cannot be opened.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, *, log: Log) -> None:
+        self._path, self._log = path, log
+        self.alarm: Alarm | None = None
         self._file: TextIO | None = None
         self._size_bytes = 0
         self._policy: Policy | None = None
@@ -30,10 +32,10 @@ class Recorder:
 
     def write(
         self, *, now_s: float, before: State, measurements: Measurements, decision: Decision, policy: Policy
-    ) -> str | None:
-        """Record one decision, with a header where the file or the policy is new. Returns why recording ended, once."""
+    ) -> None:
+        """Record one decision, with a header where the file or the policy is new."""
         if self._file is None:
-            return None
+            return
         try:
             if self._size_bytes > SIZE_BYTES_MAX:
                 self._rotate()
@@ -43,8 +45,8 @@ class Recorder:
             self._line(tick_line(now_s=now_s, measurements=measurements, decision=decision))
         except (OSError, ConfigurationError) as problem:
             self.close()
-            return str(problem)
-        return None
+            self._log.error("recording ended", error=str(problem))
+            self.alarm = Alarm(code="recording-ended", subject="record_file", text=str(problem))
 
     def close(self) -> None:
         """Flush and close; whatever is there is a valid recording."""

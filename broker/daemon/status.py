@@ -155,12 +155,12 @@ def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
         flows.append({"flow": shown.pop("name"), "kind": "socket", "class": shown.pop("traffic_class"), **shown})
     for interface in snapshot.measurements.interfaces:
         for sample in interface.flows:
-            if sample.source == "report":
+            if sample.source in ("report", "probe"):
                 shown = dataclasses.asdict(sample)
                 name, traffic_class = shown.pop("key"), shown.pop("traffic_class")
                 flow = {
                     "flow": name,
-                    "kind": "connection",
+                    "kind": "connection" if sample.source == "report" else "probe",
                     "class": traffic_class,
                     "interface": interface.name,
                     **shown,

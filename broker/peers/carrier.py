@@ -29,6 +29,7 @@ from transport.engine.base import (
     Priority,
     Received,
 )
+from transport.identity import ConfiguredIdentity
 from transport.wire.errors import WireCode
 from transport.wire.header import Header, Kind
 from transport.wire.hello import BROKER_ALPN, HelloKey
@@ -72,27 +73,38 @@ class Carrier:
         mark: Callable[[socket.socket], None] | None,
         port: int | None,
     ) -> None:
-        self._wake = wake
-        self._events: deque[Event] = deque()
+        self._settings, self._run, self._wake, self._log, self._mark = settings, run, wake, log, mark
         self._closed = False
         self._port = port or split_listen(settings.listen)[1]
-        identity = broker_identity(settings)
+        self._open(broker_identity(settings))
+
+    def renew(self, identity: ConfiguredIdentity) -> None:
+        """Say goodbye to everybody, and be somebody else from here on: numbers of connections begin anew.
+
+        Raises:
+            ConfigurationError: the address cannot be bound any more; then the engine has `failed`.
+        """
+        self._engine.close()
+        self._open(identity)
+
+    def _open(self, identity: ConfiguredIdentity) -> None:
         self.addresses = certified_addresses(identity)
+        self._events: deque[Event] = deque()  # of this engine: one that was closed before has its own
         with ExitStack() as undo:
-            sock = undo.enter_context(open_socket(settings.listen))
-            if mark is not None:
-                mark(sock)
-            self._engine = self._start(settings.engine)
+            sock = undo.enter_context(open_socket(self._settings.listen))
+            if self._mark is not None:
+                self._mark(sock)
+            self._engine = self._start(self._settings.engine, self._events)
             undo.callback(self._engine.close)
             self._endpoint = self._engine.add_endpoint(
                 sock,
                 credentials=identity.credentials,
                 trust=identity.trust,
-                hello={HelloKey.NODE: identity.node, wire.HELLO_RUN: run},
+                hello={HelloKey.NODE: identity.node, wire.HELLO_RUN: self._run},
                 bulk=False,
             )
             undo.pop_all()  # the engine's from here on
-        log.info("peers", listen=settings.listen, node=identity.node, engine=self._engine.name)
+        self._log.info("peers", listen=self._settings.listen, node=identity.node, engine=self._engine.name)
 
     @property
     def failed(self) -> bool:
@@ -145,14 +157,14 @@ class Carrier:
             self._closed = True
             self._engine.close()
 
-    def _start(self, engine: str) -> Engine:
+    def _start(self, engine: str, waiting: deque[Event]) -> Engine:
+        def on_events(events: Sequence[Event]) -> None:
+            heard = [event for event in events if isinstance(event, _HEARD)]
+            if heard:
+                waiting.extend(heard)
+                self._wake()
+
         try:
-            return create_engine(engine, SETTINGS, self._on_events)
+            return create_engine(engine, SETTINGS, on_events)
         except ConfigurationError as error:
             raise ConfigurationError("peers.engine", error.value, error.reason) from error
-
-    def _on_events(self, events: Sequence[Event]) -> None:
-        heard = [event for event in events if isinstance(event, _HEARD)]
-        if heard:
-            self._events.extend(heard)
-            self._wake()

@@ -7,6 +7,8 @@ Theory of operation
   peer's certificate names that address. A peer whose packets come from elsewhere has moved: its connection is closed
   and its leases end, for nobody knows whose the address is now.
 - Leases outlive the connection that they came over; they end by themselves.
+- A certificate that is renewed is presented by an engine of its own: all connections end with a goodbye, and those that
+  are wanted are made anew. None of them lives longer than the certificate that it was made with.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from broker.policy import PeersPolicy
 from broker.reasons import Reason
 from hive_qos.errors import PeerError
 from transport.engine.base import ConnectionDown, ConnectionStatistics, ConnectionUp, OperationFailed, Received
+from transport.identity import ConfiguredIdentity
 from transport.wire.errors import WireCode, WireError
 from transport.wire.hello import HelloKey
 
@@ -65,16 +68,30 @@ class PeerChannel:
         mark: Callable[[socket.socket], None] | None = None,
         port: int | None = None,
     ) -> None:
-        self._log, self._clock = log, clock
+        self._log, self._clock, self._certificate = log, clock, settings.certificate
         self._asking, self._book, self._answers = Asking(), LeaseBook(), Answers()
         self._connections, self._reading, self._refusals = Connections(), Reading(), Refusals(log=log)
         self._attempts: dict[int, str] = {}
         self._failed = False
         run = secrets.token_bytes(wire.RUN_BYTES)
         self._carrier = Carrier(settings, run=run, wake=wake, log=log, mark=mark, port=port)
-        if not self._carrier.addresses:
-            note = "it names no address, so others will hold nothing back for us: issue one with --address"
-            log.warning("peers", certificate=settings.certificate, note=note)
+        self._warn_of_no_address()
+
+    def renew(self, identity: ConfiguredIdentity) -> None:
+        """Be who the renewed certificate says. What was asked is asked again, over connections that are made anew.
+
+        Raises:
+            ConfigurationError: the address cannot be bound any more; nobody is reached.
+        """
+        self._take()
+        now_s = self._clock()
+        for attempt in self._attempts.values():
+            self._asking.failed(attempt, now_s=now_s)
+        self._attempts.clear()
+        for connection in self._connections:
+            self._drop(connection, now_s)
+        self._carrier.renew(identity)
+        self._warn_of_no_address()
 
     def want(self, holds: Sequence[Hold], *, reach: Iterable[str] = ()) -> None:
         """Say all that is wanted of others from now on; call it every tick.
@@ -153,6 +170,7 @@ class PeerChannel:
                 engine=one.engine,
                 rtt_s=statistics.rtt_s if statistics is not None and statistics.rtt_s > 0 else None,
                 rtt_s_min=statistics.rtt_s_min if statistics is not None and statistics.rtt_s > 0 else None,
+                rtt_latest_s=statistics.rtt_latest_s if statistics is not None and statistics.rtt_s > 0 else None,
                 leases=sum(1 for lease in leases if (lease.peer, lease.address) == (one.peer, one.address)),
                 asked=one.address in asked and asked[one.address].granted,
             )
@@ -291,6 +309,11 @@ class PeerChannel:
         connection = self._connections.get(number)
         if connection is not None:
             self._drop(connection, now_s)
+
+    def _warn_of_no_address(self) -> None:
+        if not self._carrier.addresses:
+            note = "it names no address, so others will hold nothing back for us: issue one with --address"
+            self._log.warning("peers", certificate=self._certificate, note=note)
 
     # --- keeping house -------------------------------------------------------------------------------------------
 

@@ -197,6 +197,16 @@ impl Connection {
         self.touch(state);
     }
 
+    /// It ends because its endpoint panicked.
+    pub fn lose(&self, words: &str) {
+        let mut state = self.0.state.lock().unwrap_or_else(|poisoned| {
+            self.0.state.clear_poison(); // it was held when that happened
+            poisoned.into_inner()
+        });
+        self.give_up(&mut state, words.to_owned());
+        self.tell(&state);
+    }
+
     /// Have the driver look at this connection.
     pub fn touch(&self, state: &mut State) {
         if !std::mem::replace(&mut state.listed, true) {

@@ -7,9 +7,12 @@
 //! - What is sent at once is as much as the kernel takes (64 KiB), but no more than the path carries in `LUMP`: an urgent
 //!   packet cannot pass what has been handed over. What waits in the kernel is bounded likewise (`Socket::fit`).
 //! - A connection sends `LUMPS_A_TURN`; then acknowledgements are read and the others have their turn.
+//! - Where this panics, or quinn's endpoint, all that is known here may be half done: the endpoint starts over
+//!   (`State::guarded`) with nothing but its socket.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,8 +20,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use quinn_proto::{
-    self as proto, ClientConfig, ConnectError, ConnectionHandle, DatagramEvent, EndpointConfig, EndpointEvent,
-    Incoming, ServerConfig, VarInt,
+    self as proto, ClientConfig, ConnectionHandle, DatagramEvent, EndpointConfig, EndpointEvent, Incoming,
+    ServerConfig, VarInt,
 };
 use quinn_udp::{EcnCodepoint, Transmit};
 use tokio::sync::Notify;
@@ -26,6 +29,7 @@ use tokio::time::{Sleep, sleep_until};
 
 use crate::connection::{self, Connection, Touched};
 use crate::events::EventQueue;
+use crate::guard::words_of;
 use crate::measure::Rate;
 use crate::socket::{Inbox, Read, Socket};
 
@@ -40,11 +44,15 @@ const LUMP_SLOW: Duration = Duration::from_micros(2500);
 /// A pair is acknowledged at once.
 const SEGMENTS_MIN: usize = 2;
 const LUMPS_A_TURN: usize = 2;
+/// An endpoint that has to start over more often than `STARTS_MAX` times in `STARTS_SPAN` would not stop doing so.
+const STARTS_MAX: usize = 5;
+const STARTS_SPAN: Duration = Duration::from_secs(10);
 /// What waits in the kernel is kept as short as the rates of the paths allow, which are measured as often.
 const FIT_EVERY: Duration = Duration::from_millis(100);
 
 pub struct Endpoint {
     shared: Arc<Shared>,
+    faults: Arc<EventQueue>,
 }
 
 struct Shared {
@@ -56,7 +64,14 @@ struct Shared {
 
 struct State {
     socket: Arc<Socket>,
+    config: Arc<EndpointConfig>,
+    server: Arc<ServerConfig>,
     proto: proto::Endpoint,
+    /// When it had to start over of late, and how often ever.
+    starts: VecDeque<Instant>,
+    start: u64,
+    /// It had to too often: why.
+    hopeless: Option<String>,
     connections: HashMap<ConnectionHandle, Connection>,
     incoming: VecDeque<Incoming>,
 }
@@ -72,11 +87,16 @@ impl Endpoint {
         bulk: bool,
         faults: Arc<EventQueue>,
     ) -> (Self, Driver) {
-        let discovers_mtu = !socket.may_fragment();
         let socket = Arc::new(socket);
+        let (config, server) = (Arc::new(config), Arc::new(server));
         let state = State {
+            proto: fresh(&config, &server, &socket),
             socket: socket.clone(),
-            proto: proto::Endpoint::new(Arc::new(config), Some(Arc::new(server)), discovers_mtu, None),
+            config,
+            server,
+            starts: VecDeque::new(),
+            start: 0,
+            hopeless: None,
             connections: HashMap::new(),
             incoming: VecDeque::new(),
         };
@@ -86,22 +106,27 @@ impl Endpoint {
             state: Mutex::new(state),
             dialled: Notify::new(),
         });
-        let driver = Driver::new(shared.clone(), socket, faults);
-        (Self { shared }, driver)
+        let driver = Driver::new(shared.clone(), socket, faults.clone());
+        (Self { shared, faults }, driver)
     }
 
     /// Dial.
     ///
-    /// `rate`: what the path delivers, which others keep up to date.
+    /// `rate`: what the path delivers, which others keep up to date. Why not, where it cannot.
     pub fn connect(
         &self,
         config: ClientConfig,
         remote: SocketAddr,
         name: &str,
         rate: Arc<Rate>,
-    ) -> Result<Connection, ConnectError> {
+    ) -> Result<Connection, String> {
         let mut state = self.shared.lock();
-        let (handle, stack) = state.proto.connect(Instant::now(), config, remote, name)?;
+        let (handle, stack) = state
+            .guarded(|state| {
+                self.faults.fault("dial");
+                state.proto.connect(Instant::now(), config, remote, name)
+            })?
+            .map_err(|error| error.to_string())?;
         Ok(self.shared.keep(&mut state, handle, stack, rate))
     }
 
@@ -119,34 +144,39 @@ impl Endpoint {
     /// Begin a connection with somebody who dialled us; None where the first packet was not good.
     pub fn begin(&self, incoming: Incoming, config: ServerConfig, rate: Arc<Rate>) -> Option<Connection> {
         let mut state = self.shared.lock();
-        let mut answer = Vec::new();
-        match state
-            .proto
-            .accept(incoming, Instant::now(), &mut answer, Some(Arc::new(config)))
-        {
-            Ok((handle, stack)) => Some(self.shared.keep(&mut state, handle, stack, rate)),
-            Err(error) => {
-                if let Some(transmit) = error.response {
-                    state.socket.send(&on_wire(&transmit, &answer));
+        let begun = state.guarded(|state| {
+            let mut answer = Vec::new();
+            let accepted = state
+                .proto
+                .accept(incoming, Instant::now(), &mut answer, Some(Arc::new(config)));
+            match accepted {
+                Ok(begun) => Some(begun),
+                Err(error) => {
+                    if let Some(transmit) = error.response {
+                        state.socket.send(&on_wire(&transmit, &answer));
+                    }
+                    None
                 }
-                None
             }
-        }
+        });
+        let (handle, stack) = begun.ok()??;
+        Some(self.shared.keep(&mut state, handle, stack, rate))
     }
 
     /// As if the first packet had been lost.
     pub fn ignore(&self, incoming: Incoming) {
-        self.shared.lock().proto.ignore(incoming);
+        let _ = self.shared.lock().guarded(|state| state.proto.ignore(incoming));
     }
 
     /// Have whoever dialled us show first that its address is its own (RFC 9000 8.1.2). It has not been asked before.
     pub fn retry(&self, incoming: Incoming) {
-        let mut state = self.shared.lock();
-        let mut answer = Vec::new();
-        match state.proto.retry(incoming, &mut answer) {
-            Ok(transmit) => state.socket.send(&on_wire(&transmit, &answer)),
-            Err(error) => state.proto.ignore(error.into_incoming()), // its token says that it has been
-        }
+        let _ = self.shared.lock().guarded(|state| {
+            let mut answer = Vec::new();
+            match state.proto.retry(incoming, &mut answer) {
+                Ok(transmit) => state.socket.send(&on_wire(&transmit, &answer)),
+                Err(error) => state.proto.ignore(error.into_incoming()), // its token says that it has been
+            }
+        });
     }
 
     /// Go on with another socket: connections that were dialled validate the path from there (RFC 9000 9).
@@ -186,10 +216,47 @@ impl Shared {
     }
 }
 
+impl State {
+    /// Let quinn's endpoint and what moves its packets work. Where that panics the connections are lost, a new one takes
+    /// its place, and what the panic said is returned.
+    fn guarded<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Result<T, String> {
+        catch_unwind(AssertUnwindSafe(|| work(self))).map_err(|panic| {
+            let words = words_of(&*panic);
+            self.start_over(&words);
+            words
+        })
+    }
+
+    /// Lose the connections of an endpoint that panicked. Their peers are answered with stateless resets from now on.
+    fn start_over(&mut self, words: &str) {
+        let broken = std::mem::replace(&mut self.proto, fresh(&self.config, &self.server, &self.socket));
+        // What is half done may panic once more when it is dropped.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
+        self.start += 1;
+        self.incoming.clear();
+        for (_, connection) in self.connections.drain() {
+            connection.lose(words);
+        }
+        let now = Instant::now();
+        self.starts
+            .retain(|at| now.saturating_duration_since(*at) < STARTS_SPAN);
+        self.starts.push_back(now);
+        if self.starts.len() > STARTS_MAX {
+            self.hopeless = Some(words.to_owned());
+        }
+    }
+}
+
+fn fresh(config: &Arc<EndpointConfig>, server: &Arc<ServerConfig>, socket: &Socket) -> proto::Endpoint {
+    proto::Endpoint::new(config.clone(), Some(server.clone()), !socket.may_fragment(), None)
+}
+
 /// Moves the packets of an endpoint. Locks are taken in this order: the endpoint, a connection, what is touched.
 pub struct Driver {
     shared: Arc<Shared>,
     socket: Arc<Socket>,
+    /// How often the endpoint had started over when the rest of this was new.
+    start: u64,
     inbox: Inbox,
     /// Something may have come: the socket is read without asking first.
     look: bool,
@@ -213,6 +280,7 @@ impl Driver {
             shared,
             socket,
             faults,
+            start: 0,
             inbox: Inbox::new(),
             look: true,
             stepped_back: false,
@@ -232,9 +300,17 @@ impl Driver {
         if !self.look && !self.socket.poll_readable(cx) {
             return;
         }
-        let socket = &self.socket;
+        let (socket, faults) = (&self.socket, &self.faults);
         let mut now = None;
         let touched = &mut self.touched;
+        let State {
+            proto: endpoint,
+            connections,
+            incoming,
+            ..
+        } = state;
+        // What comes together is mostly of one connection, which is held as long as that is so.
+        let mut held: Option<(ConnectionHandle, &Connection, MutexGuard<'_, connection::State>)> = None;
         let read = self.inbox.read(socket, |found, mut data| {
             let now = *now.get_or_insert_with(Instant::now);
             while !data.is_empty() {
@@ -245,14 +321,15 @@ impl Driver {
                     EcnCodepoint::Ce => proto::EcnCodepoint::Ce,
                 });
                 let mut answer = Vec::new();
-                match state
-                    .proto
-                    .handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer)
-                {
+                faults.fault("endpoint");
+                match endpoint.handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer) {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                        if let Some(connection) = state.connections.get(&handle) {
-                            let mut shared = connection.lock();
-                            connection.with(&mut shared, |shared, stack| {
+                        if held.as_ref().is_none_or(|(of, ..)| *of != handle) {
+                            drop(held.take()); // no more than one at a time
+                            held = connections.get(&handle).map(|one| (handle, one, one.lock()));
+                        }
+                        if let Some((_, connection, shared)) = &mut held {
+                            connection.with(shared, |shared, stack| {
                                 stack.handle_event(event);
                                 shared.path.look(stack, Some(found.addr));
                             });
@@ -261,8 +338,8 @@ impl Driver {
                             }
                         }
                     }
-                    Some(DatagramEvent::NewConnection(incoming)) => {
-                        state.incoming.push_back(incoming);
+                    Some(DatagramEvent::NewConnection(dialled)) => {
+                        incoming.push_back(dialled);
                         self.shared.dialled.notify_waiters();
                     }
                     Some(DatagramEvent::Response(transmit)) => socket.send(&on_wire(&transmit, &answer)),
@@ -270,6 +347,7 @@ impl Driver {
                 }
             }
         });
+        drop(held);
         self.look = matches!(read, Read::Full);
     }
 
@@ -387,6 +465,38 @@ impl Driver {
         true
     }
 
+    /// The endpoint has started over.
+    fn forget(&mut self) {
+        self.inbox = Inbox::new();
+        self.touched.clear();
+        self.due.clear();
+        self.deadlines.clear();
+        (self.unsent, self.alarm_at) = (None, None);
+        (self.look, self.stepped_back) = (true, false);
+    }
+
+    /// Read, let the tasks have their turn, send.
+    fn turn(&mut self, cx: &mut Context<'_>, state: &mut State) {
+        self.look |= !self.due.is_empty(); // acknowledgements come while we send
+        self.read(cx, state);
+        let now = Instant::now();
+        self.time_out(now, state);
+        self.fit(now, state);
+        self.shared.touched.take(cx.waker(), &mut self.touched);
+        let woken = self.settle(state);
+        if woken && !std::mem::replace(&mut self.stepped_back, true) {
+            cx.waker().wake_by_ref(); // after those that were woken
+            return;
+        }
+        self.stepped_back = false;
+        let room = self.send(cx, state);
+        let busy = self.look || !self.touched.is_empty() || (room && !self.due.is_empty());
+        if busy || self.arm(cx) || self.socket.poll_readable(cx) {
+            self.look = true;
+            cx.waker().wake_by_ref();
+        }
+    }
+
     /// Fit the socket to the rates of its paths, where that is due.
     fn fit(&mut self, now: Instant, state: &State) {
         if now.saturating_duration_since(self.fitted) < FIT_EVERY {
@@ -427,26 +537,18 @@ impl Future for Driver {
         let this = &mut *self;
         let shared = this.shared.clone();
         let mut state = shared.lock();
+        if let Some(words) = state.hopeless.take() {
+            drop(state);
+            resume_unwind(Box::new(words)); // and the engine ends
+        }
+        if std::mem::replace(&mut this.start, state.start) != state.start {
+            this.forget();
+        }
         if !Arc::ptr_eq(&this.socket, &state.socket) {
             this.socket = state.socket.clone();
             this.look = true;
         }
-        this.look |= !this.due.is_empty(); // acknowledgements come while we send
-        this.read(cx, &mut state);
-        let now = Instant::now();
-        this.time_out(now, &mut state);
-        this.fit(now, &state);
-        shared.touched.take(cx.waker(), &mut this.touched);
-        let woken = this.settle(&mut state);
-        if woken && !std::mem::replace(&mut this.stepped_back, true) {
-            cx.waker().wake_by_ref(); // after those that were woken
-            return Poll::Pending;
-        }
-        this.stepped_back = false;
-        let room = this.send(cx, &state);
-        let busy = this.look || !this.touched.is_empty() || (room && !this.due.is_empty());
-        if busy || this.arm(cx) || this.socket.poll_readable(cx) {
-            this.look = true;
+        if state.guarded(|state| this.turn(cx, state)).is_err() {
             cx.waker().wake_by_ref();
         }
         Poll::Pending

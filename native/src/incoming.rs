@@ -155,10 +155,10 @@ async fn read_payload(link: &Link, stream: &mut RecvStream, slot: &Arc<Slot>, fi
         };
         match read {
             Ok(Some(count)) => {
-                for chunk in &mut chunks[..count] {
-                    if !slot.write(&std::mem::take(chunk)) {
-                        return Err(too_much(slot));
-                    }
+                let good = slot.write_all(&chunks[..count]);
+                chunks[..count].fill(Bytes::new());
+                if !good {
+                    return Err(too_much(slot));
                 }
             }
             Ok(None) if slot.whole() => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,14 @@ with socket.create_connection((sys.argv[1], 4000), 30) as sock:
 
 @dataclass
 class Broker:
-    """A daemon in a host, and where it can be asked."""
+    """A daemon in a host, and where it can be asked. `environment` is what it gets more than ours."""
 
     host: Host
     folder: Path
     arguments: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     configuration: str = CONFIGURATION
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def sessions(self) -> str:
@@ -69,7 +71,7 @@ class Broker:
         argv = [*COMMAND, "broker", "--config", str(self.folder / "broker.toml"), "--runtime-dir"]
         argv += [str(self.folder / "run"), "--state-dir", str(self.folder / "state"), *self.arguments]
         with open(self.folder / "log", "wb") as log:
-            self.process = self.host.popen(argv, stderr=log)
+            self.process = self.host.popen(argv, env=self.environment, stderr=log)
         wait_until(self.answers, what=lambda: self.log)
 
     def answers(self) -> bool:
@@ -83,6 +85,10 @@ class Broker:
 
     def status(self) -> dict[str, Any]:
         return client.status(str(self.folder / "run/broker.sock"))
+
+    def flows(self) -> list[dict[str, Any]]:
+        found = json.loads(client.fetch("/v1/flows", socket_path=str(self.folder / "run/broker.sock")))
+        return list(found["flows"])
 
     def sent_bytes(self, traffic_class: str) -> int:
         text = client.fetch("/metrics", socket_path=str(self.folder / "run/broker.sock")).decode()

@@ -67,6 +67,25 @@ with Session(job="lab", socket_path=sys.argv[1]) as session:
         session.announce_end(step=step)
         time.sleep(0.3)
 """
+SILENT_TRAINER = """
+import socket, sys, time
+from broker.client import Session
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+with Session(job="lab", socket_path=sys.argv[1]) as session:
+    session.register(sock, traffic_class="compute", role="gradient")
+    while True:
+        for _ in range(600):
+            sock.sendto(bytes(1400), (sys.argv[2], 4999))
+        time.sleep(0.4)
+"""
+ECHO = """
+import socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("", 4999))
+print(flush=True)
+while True:
+    sock.sendto(*sock.recvfrom(2000))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +142,8 @@ def recorded(broker: Broker) -> list[dict[str, Any]]:
     return [tick for tick in ticks if "record" not in tick]
 
 
-def train(host: Host, broker: Broker, towards: str) -> subprocess.Popen[bytes]:
-    return host.popen([sys.executable, "-c", TRAINER, broker.sessions, towards], cwd=ROOT)
+def train(host: Host, broker: Broker, towards: str, program: str = TRAINER) -> subprocess.Popen[bytes]:
+    return host.popen([sys.executable, "-c", program, broker.sessions, towards], cwd=ROOT)
 
 
 def ceilings(broker: Broker) -> list[tuple[int, str]]:
@@ -167,6 +186,37 @@ def test_a_flood_is_held_at_its_sender_for_each_burst_and_free_when_the_receiver
             assert replayed.returncode == 0, broker.host.name
 
 
+def test_a_flood_is_held_for_training_that_announces_nothing(lab: Lab, pki: Path, flood: None) -> None:
+    echo = lab["b"].popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
+    assert echo.stdout is not None
+    echo.stdout.readline()
+    with broker_in(lab["a"]) as receiver, broker_in(lab["c"]) as sender:
+        started(sender, egress="200 Mbit/s", pki=pki)
+        started(receiver, egress="20 Mbit/s", ingress="20 Mbit/s", pki=pki)
+        trainer = train(lab["a"], receiver, lab["b"].address, SILENT_TRAINER)
+        try:
+            # Its guarantee while a burst is seen, and all that is left between two.
+            wait_until(lambda: any(rate <= 6_000_000 for rate, _ in ceilings(sender)), what=receiver.status)
+            held = len(ceilings(sender))
+            wait_until(lambda: any(rate > 10_000_000 for rate, _ in ceilings(sender)[held:]), what=receiver.status)
+        finally:
+            for process in (trainer, echo):
+                process.kill()
+                process.wait()
+            echo.stdout.close()
+        reasons = {
+            entry["reason"]["code"]
+            for tick in recorded(receiver)
+            for way_in in tick["allocation"]["ingress"]
+            for entry in way_in["classes"]
+        }
+        assert "burst-seen" in reasons
+        assert all(rate > FLOOR_BITS_PER_S for rate, _ in ceilings(sender)), "promised by nobody: not to the floor"
+        receiver.stop()
+        replayed = subprocess.run([*COMMAND, "replay", str(receiver.folder / "record")], timeout=LIMIT_S, check=False)
+        assert replayed.returncode == 0
+
+
 def test_who_has_no_broker_is_held_on_an_ifb_and_everything_is_put_back(lab: Lab, flood: None) -> None:
     host = lab["a"]
     with broker_in(host) as receiver:
@@ -182,3 +232,37 @@ def test_who_has_no_broker_is_held_on_an_ifb_and_everything_is_put_back(lab: Lab
         assert receiver.end(signal.SIGTERM) == 0
         assert "hqifb" not in host.run(["ip", "link", "show"]).stdout
         assert "ingress" not in host.run(["tc", "qdisc", "show", "dev", "eth0"]).stdout
+
+
+def test_a_way_in_of_unknown_speed_is_found_and_followed_by_two_senders_word(lab: Lab) -> None:
+    """No brokers at the senders, and nobody trains: storage of two hosts is in each other's way."""
+    host, link = lab["a"], lab.links["a-r"]
+    sink = host.popen([sys.executable, "-c", STORAGE, "sink"], stdout=subprocess.PIPE)
+    assert sink.stdout is not None
+    sink.stdout.readline()
+    senders = [
+        lab[name].popen([sys.executable, "-c", STORAGE, host.address], stderr=subprocess.DEVNULL) for name in ("b", "c")
+    ]
+    with broker_in(host) as receiver:
+
+        def way_in() -> dict[str, Any]:
+            return next(entry for entry in receiver.status()["interfaces"] if entry["direction"] == "ingress")
+
+        try:
+            started(receiver, egress="20 Mbit/s", ingress="auto")
+            wait_until(lambda: way_in()["capacity_source"] == "fallback", what=way_in)
+            wait_until(lambda: len(recorded(receiver)) > 30, what=way_in)
+            link.set_rate(LINK_BITS_PER_S // 4)
+            wait_until(lambda: way_in()["capacity_bits_per_s"] <= LINK_BITS_PER_S // 3, what=way_in)
+            assert way_in()["capacity_source"] == "measured"
+            link.set_rate(LINK_BITS_PER_S)
+            wait_until(lambda: way_in()["capacity_bits_per_s"] >= LINK_BITS_PER_S // 2, what=way_in)
+        finally:
+            link.set_rate(LINK_BITS_PER_S)
+            for process in (*senders, sink):
+                process.kill()
+                process.wait()
+            sink.stdout.close()
+        receiver.stop()
+        replayed = subprocess.run([*COMMAND, "replay", str(receiver.folder / "record")], timeout=LIMIT_S, check=False)
+        assert replayed.returncode == 0

@@ -14,6 +14,7 @@ from patience import LIMIT_S, wait_until
 from broker import client
 from broker.client import Session, SessionState
 from broker.client.exchange import ask
+from broker.client.protocol import decode, encode
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
 
 
@@ -131,3 +132,30 @@ def test_a_session_that_asks_is_told_its_rate_until_the_broker_is_gone(tmp_path:
             wait_until(lambda: session.rate("compute") is None)
     finally:
         running.stop()
+
+
+def test_an_announcement_has_left_when_the_call_returns_and_the_next_ones_keep_their_order(tmp_path: Path) -> None:
+    """The program's next act is to send, on all processors: a thread that wakes then is late."""
+    path = str(tmp_path / "session.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.settimeout(LIMIT_S)
+        listener.bind(path)
+        listener.listen()
+        with Session(job="j", socket_path=path) as session:
+            broker, _ = listener.accept()
+            with broker:
+                broker.settimeout(LIMIT_S)
+                assert decode(broker.recv(1000))["op"] == "hello"
+                broker.send(encode({"op": "welcome", "v": 1, "session": "s-1", "host": "h"}))
+                wait_until(lambda: session.state is SessionState.CONNECTED)
+                for step in (1, 2):
+                    session.announce(step=step, bytes_by_destination={"10.0.0.1": 10}, deadline_s=1.0)
+                    said = decode(broker.recv(1000, socket.MSG_DONTWAIT))  # raises where nothing is there yet
+                    assert (said["op"], said["step"]) == ("burst", step)
+                full = 0
+                while session.state is SessionState.CONNECTED and not session._box.bursts:
+                    session.announce_end(step=full)
+                    full += 1
+                session.announce_end(step=full)  # waits behind the one that the broker did not take
+                heard = [decode(broker.recv(1000))["step"] for _ in range(full + 1)]
+                assert heard == list(range(full + 1))

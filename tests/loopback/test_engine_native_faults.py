@@ -147,6 +147,71 @@ def test_a_panic_in_the_course_of_a_connection_ends_that_one(three: tuple[Node, 
     talks(a, c, to_c)
 
 
+@over(NATIVE)
+def test_a_panic_in_the_stack_of_an_endpoint_loses_its_connections_and_the_endpoint_goes_on(
+    three: tuple[Node, Node, Node, int, int],
+) -> None:
+    a, b, c, to_b, _ = three
+    payload = bytearray(64_000_000)  # more than the store keeps: it cannot be done before the panic
+    open_operations = [a.send(to_b, payload), a.post("b", bytearray(10), tag=5), a.post("c", None, tag=5)]
+    ask_for_panic(a, "endpoint")  # at the next datagram; keep-alives are that, too
+    for operation in open_operations:
+        error = a.outcome(operation).error
+        assert isinstance(error, ConnectionLostError)
+        assert "failed on this connection: a fault was asked for: endpoint" in str(error)
+    payload.extend(b"it was given back")
+    for other in (b, c):
+        assert "a fault was asked for: endpoint" in str(a.take(ConnectionDown).error)
+        assert other.take(ConnectionDown).error is not None
+    a.dial(b)
+    talks(a, b, a.take(ConnectionUp).connection)
+    c.dial(a)
+    talks(c, a, c.take(ConnectionUp, lambda up: up.attempt is not None).connection)
+
+
+@over(NATIVE)
+def test_a_panic_while_the_stack_dials_fails_that_attempt_with_its_words(
+    three: tuple[Node, Node, Node, int, int],
+) -> None:
+    a, b, _, _, _ = three
+    ask_for_panic(a, "dial")
+    attempt = a.dial(b)
+    down = a.take(ConnectionDown, lambda event: event.attempt == attempt and event.connection is None)
+    assert "a fault was asked for: dial" in str(down.error)
+    b.take(ConnectionDown)
+    a.dial(b)
+    talks(a, b, a.take(ConnectionUp).connection)
+
+
+@over(NATIVE)
+def test_an_endpoint_that_panics_again_and_again_ends_the_engine_with_the_reason() -> None:
+    with pair() as (a, b):
+        waits = a.post("b", None)
+
+        def over() -> bool:
+            ask_for_panic(a, "endpoint")
+            b.dial(a)
+            return bool(a.engine._core.over)  # type: ignore[attr-defined]
+
+        wait_until(over)
+        assert "a fault was asked for: endpoint" in str(a.outcome(waits).error)
+        works_anew(a, b)
+
+
+def works_anew(broken: Node, other: Node) -> None:
+    """An engine that is opened in the process of one that broke is as good as any."""
+    broken.engine.close()
+    fresh = Node("fresh")
+    try:
+        trust = Trust(pins={fresh.identity.pin: fresh.name, other.identity.pin: other.name})
+        other.engine.set_trust(other.endpoint, trust)
+        fresh.serve(trust)
+        fresh.dial(other)
+        talks(fresh, other, fresh.take(ConnectionUp).connection)
+    finally:
+        fresh.engine.close()
+
+
 def ends_whole(node: Node, operations: list[int], place: str) -> None:
     for operation in operations:
         error = node.outcome(operation).error
@@ -171,6 +236,7 @@ def test_a_panic_in_what_all_connections_share_ends_the_engine_with_every_operat
             b.send(other, b"x", tag=99)
         ends_whole(a, waiting, place)
         assert b.take(ConnectionDown).error is not None
+        works_anew(a, b)
 
 
 @over(NATIVE)

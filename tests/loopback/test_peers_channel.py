@@ -14,6 +14,7 @@ from broker.holds import Verdict
 from broker.peers.asking import SHORT_LIFE_S
 from broker.peers.channel import PeerChannel
 from broker.peers.connections import IDLE_S
+from broker.peers.identity import broker_identity
 from broker.peers.listening import split_listen
 from broker.reasons import Reason
 
@@ -238,3 +239,20 @@ def test_the_socket_is_marked_before_anything_is_sent(cluster: Cluster, engines:
     channel.close()
     assert marked == [split_listen(policy.listen)]
     assert [event for _, event, _ in log.lines] == ["peers"]
+
+
+def test_a_renewed_certificate_is_presented_and_what_was_asked_goes_on(
+    both: tuple[Broker, Broker], cluster: Cluster
+) -> None:
+    a, b = both
+    a.hold(B_HOST)
+    b.hold(A_HOST)
+    until(lambda: a.leases and b.leases and a.channel.held(), a, b)
+    renewed = cluster.policy("a-renewed", a.policy.listen, engine=a.policy.engine)
+    a.channel.renew(broker_identity(renewed))
+    assert a.channel.leases(), "a lease outlives the connection that it came over"
+    until(lambda: {lease.peer for lease in b.leases} >= {"a-renewed"}, a, b)
+    until(lambda: a.channel.held() and b.channel.held(), a, b)
+    assert {one.peer for one in b.channel.status() if one.state == "connected"} == {"a-renewed"}
+    assert {one.peer for one in a.channel.status() if one.state == "connected"} == {"b"}
+    assert not a.channel.alarms()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tools.suite import SECOND_RUNS_MAX, worth_asking_again
+from tools.suite import SECOND_RUNS_MAX, side_by_side, worth_asking_again
 
 ROOT = Path(__file__).parents[2]
 LAB, LOOPBACK = "tests/lab/test_a.py::test_a", "tests/loopback/test_b.py::test_b[native]"
@@ -45,14 +46,53 @@ def test_the_second_run_decides_and_is_reported(tmp_path: Path, body: str, code:
     folder.mkdir(parents=True)
     (folder / "test_it.py").write_text(f"from pathlib import Path\n\ndef test_it():\n    {body}\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.suite", "tests"],
-        cwd=tmp_path,
+    done = suite(tmp_path, "tests")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout
+
+
+@pytest.mark.parametrize("broken", ["", "check", "unit", "lab"])
+def test_everything_runs_and_whatever_fails_fails_the_run(tmp_path: Path, broken: str) -> None:
+    for name in ("lab", "loopback"):
+        (tmp_path / "tests" / name).mkdir(parents=True)
+        (tmp_path / "tests" / name / f"test_{name}.py").write_text(f"def test_it():\n    assert {name != broken}\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    targets = {
+        name: f"@echo {name} done; {'false' if name == broken else 'true'}" for name in ("check", "crate", "unit")
+    }
+    (tmp_path / "Makefile").write_text("".join(f"{name}:\n\t{recipe}\n" for name, recipe in targets.items()))
+    done = suite(tmp_path)
+    assert (done.returncode == 0) == (broken == ""), done.stdout + done.stderr
+    assert [
+        word for word in ("check done", "crate done", "unit done", "test_loopback.py .") if word not in done.stdout
+    ] == []
+    assert ("FAILED TWICE: tests/lab/test_lab.py::test_it" in done.stdout) == (broken == "lab")
+    assert ("FAILED: checks and unit tests" in done.stdout) == (broken in ("check", "unit"))
+
+
+def test_commands_run_at_once_and_each_is_told_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("first", "second"):
+        os.mkfifo(tmp_path / name)
+    commands = {  # neither pipe is opened before its other end is
+        "one": ["sh", "-c", "echo from one > first && cat second"],
+        "two": ["sh", "-c", "cat first && echo from two > second && kill -9 $$"],
+    }
+    monkeypatch.chdir(tmp_path)
+    assert side_by_side(commands) == {"one": 0, "two": 137}
+    said = capsys.readouterr().out
+    assert re.search(r"one: exit code 0 after \d+ s\nfrom two\n", said)
+    assert re.search(r"two: exit code 137 after \d+ s\nfrom one\n", said)
+
+
+def suite(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools.suite", *arguments],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert said in done.stdout

@@ -8,24 +8,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from tools.bench.settings import QUICK, SCENARIOS, Settings
+from tools.measure.reporting import EXIT_INTERRUPTED, console_of, fail, leave_report, say
 
 if TYPE_CHECKING:
     from tools.bench.turns import Run
 
-EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
 LABLESS = {"loopback", "memory"}
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-console = Console()
-if not console.is_terminal:
-    console = Console(width=150)  # a log has no width; tables keep theirs
+console = console_of(log_columns=150)
 
 
 @app.command()
@@ -41,8 +39,7 @@ def bench(
     names = scenarios or list(SCENARIOS)
     unknown = [name for name in names if name not in SCENARIOS]
     if unknown:
-        console.print(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}", style="red")
-        raise typer.Exit(EXIT_FAILED)
+        fail(console, f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
     if not report_only:
         if not LABLESS.issuperset(names):
             from tools.lab import privilege
@@ -81,9 +78,9 @@ def _measure(names: list[str], output: Path, settings: Settings) -> None:
         writer.write(head)
         (folder / "logs").mkdir()
         pairs.identities(folder)
-        run = Run(settings, folder, writer, _say)
+        run = Run(settings, folder, writer, partial(say, console))
         for name in names:
-            _say(f"{name} ({time.monotonic() - begin_s:.0f} s so far)")
+            say(console, f"{name} ({time.monotonic() - begin_s:.0f} s so far)")
             functions[name](run)
     finally:
         writer.close()
@@ -107,21 +104,9 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
 
 
 def _report(output: Path) -> None:
-    from tools.bench import plots, report, table
+    from tools.bench import plots, report, table  # matplotlib starts threads: then no namespace can be entered
 
-    try:
-        found = report.write(output)
-    except (OSError, ValueError) as error:
-        console.print(f"{output}: {error}", style="red", markup=False)
-        raise typer.Exit(EXIT_FAILED) from None
-    plots.draw(found, output)
-    (output / "report.md").write_text(table.markdown(found), encoding="utf-8")
-    table.print_report(console, found)
-    console.print(f"Report: {output / report.FILE}   Plots: {output}/*.png", highlight=False)
-
-
-def _say(text: str) -> None:
-    console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+    leave_report(console, output, write=report.write, draw=plots.draw, markdown=table.markdown, show=table.print_report)
 
 
 if __name__ == "__main__":

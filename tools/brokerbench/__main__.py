@@ -8,26 +8,24 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from hive_qos import __version__
 from hive_qos.errors import ConfigurationError
 from tools.brokerbench.records import HEAD, Record, Writer, read
 from tools.brokerbench.settings import QUICK, SCENARIOS, VARIANTS, Settings
+from tools.measure.reporting import EXIT_INTERRUPTED, console_of, fail, leave_report, say
 
 if TYPE_CHECKING:
     from tools.brokerbench.run import Run
 
-EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-console = Console()
-if not console.is_terminal:
-    console = Console(width=170)  # a log has no width; tables keep theirs
+console = console_of(log_columns=170)
 
 
 @app.command()
@@ -49,13 +47,13 @@ def bench(
     names = scenarios or list(SCENARIOS)
     unknown = [name for name in names if name not in SCENARIOS]
     if unknown:
-        _fail(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+        fail(console, f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
     if not report_only:
         try:
             settings = _settings(quick=quick, variants=variants, rounds=rounds, steps=steps, engine=engine, busy=busy)
             before = read(output)[1] if add else []
         except (ConfigurationError, OSError, ValueError) as error:
-            _fail(str(error))
+            fail(console, str(error))
         from tools.lab import privilege
 
         privilege.ensure([sys.executable, "-m", "tools.brokerbench", *sys.argv[1:]])
@@ -96,9 +94,9 @@ def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequ
     writer.write(head)
     try:
         with terminated_like_interrupted(), console.status("") as status:
-            run = Run(settings, writer, before=before, say=_say, show=status.update)
+            run = Run(settings, writer, before=before, say=partial(say, console), show=status.update)
             for name in names:
-                _say(f"{name} ({time.monotonic() - begin_s:.0f} s so far)")
+                say(console, f"{name} ({time.monotonic() - begin_s:.0f} s so far)")
                 with run.guarded(name, "all"):
                     functions[name](run)
     finally:
@@ -106,7 +104,7 @@ def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequ
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.brokerbench import changes, changing, faults, holding, jobs, shares
+    from tools.brokerbench import changes, changing, faults, holding, jobs, many_flows, shares
 
     return {
         "sender": lambda run: shares.measure(run, "sender"),
@@ -115,6 +113,7 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
         "capacity": changing.measure,
         "jobs": jobs.measure,
         "changes": changes.measure,
+        "flows": many_flows.measure,
         "faults": faults.measure,
         "hold": holding.measure,
     }
@@ -123,23 +122,7 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
 def _report(output: Path) -> None:
     from tools.brokerbench import plots, report, table  # matplotlib starts threads: then no namespace can be entered
 
-    try:
-        found = report.write(output)
-    except (OSError, ValueError) as error:
-        _fail(f"{output}: {error}")
-    plots.draw(found, output)
-    (output / "report.md").write_text(table.markdown(found), encoding="utf-8")
-    table.print_report(console, found)
-    console.print(f"Report: {output / report.FILE}   Plots: {output}/*.png", highlight=False)
-
-
-def _say(text: str) -> None:
-    console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
-
-
-def _fail(text: str) -> NoReturn:
-    console.print(text, style="red", markup=False, highlight=False)
-    raise typer.Exit(EXIT_FAILED)
+    leave_report(console, output, write=report.write, draw=plots.draw, markdown=table.markdown, show=table.print_report)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,16 @@
-"""Changes: many of a shaped tree under paced datagrams at half the link's rate; and what many flows cost the daemon."""
+"""Changes: many of a shaped tree under paced datagrams at half the link's rate."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import time
 from typing import Any
 
-import psutil
-
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run
-from tools.brokerbench.shares import JOB, payload_bytes
-from tools.brokerbench.stage import Job, Stage, await_line, close_input
+from tools.brokerbench.stage import Stage, await_line
+from tools.measure.programs import close_input
 
 SCENARIO = "changes"
 HOWS = ("none", "steady", "rebuilt", "ours")
@@ -27,17 +24,12 @@ START_S_MAX, LEAD_S, UNCHANGED_S = 15.0, 1.0, 10.0
 CHANGE_S_MAX = 0.25
 """A change, with what it is measured by: a few milliseconds on an idle machine."""
 
-FEW_FLOWS = 4
-
 
 def measure(run: Run) -> None:
-    """Both parts."""
+    """Each way."""
     for how in HOWS:
         with run.guarded(SCENARIO, how):
             _changes(run, how)
-    for flows in (FEW_FLOWS, run.settings.flow_count):
-        with run.guarded(SCENARIO, f"{flows} flows"):
-            _flows(run, flows)
 
 
 def _changes(run: Run, how: str) -> None:
@@ -81,36 +73,3 @@ def _changes(run: Run, how: str) -> None:
     )
     lost = received["sent"] - received["received"]
     run.say(f"{SCENARIO}: {how:9} {len(found['rows'])} changes, {lost} of {received['sent']} datagrams lost")
-
-
-def _flows(run: Run, flows: int) -> None:
-    """The daemon watches storage's flows, all of which move now and then, while training goes on beside them."""
-    settings = dataclasses.replace(run.settings, flows=flows, flows_bits_per_s=run.settings.rate_bits_per_s // 3)
-    scene = scenes.sender(settings, name=SCENARIO)
-    job = Job(name=JOB, compute_s=settings.compute_s, payload_bytes=payload_bytes(settings, scene.rate_bits_per_s))
-    with Stage(scene, settings, jobs=[job]) as stage:
-        stage.enter("brokered")
-        stage.train(LEAD_S)
-        stage.forget()
-        begin_s, begin_cpu_s = time.monotonic(), stage.cpu_seconds()
-        stage.train(settings.flow_count_s)
-        seconds, end_cpu_s = time.monotonic() - begin_s, stage.cpu_seconds()
-        resident = psutil.Process(stage.brokers.pids["a"]).memory_info().rss
-        status = stage.brokers.status("a") or {}
-        stage.rest()
-        seen = stage.seen()
-        stage.leave("brokered")
-        run.write(
-            "block",
-            SCENARIO,
-            condition=f"{flows} flows",
-            round=run.rounds(SCENARIO, 1)[0],
-            seconds=seconds,
-            cpu_s={"begin": begin_cpu_s, "end": end_cpu_s},
-            resident_bytes=resident,
-            flows=len(status.get("flows", [])),
-            decisions=run.keep_decisions(stage, tag=f"{SCENARIO}-{flows}-flows"),
-            **seen,
-        )
-    cores = (end_cpu_s["broker a"] - begin_cpu_s["broker a"]) / seconds
-    run.say(f"{SCENARIO}: {flows} flows: {cores:.3f} cores, {resident / 2**20:.0f} MiB")

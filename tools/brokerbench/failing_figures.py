@@ -5,7 +5,8 @@ Changes
 - purged: changes after which less than a quarter of storage's queue of 50 packets or more was left.
 
 Flows
-- cores: CPU seconds of the daemon and its guard over the time. memory: resident at the end.
+- cores: CPU seconds of the daemon and its guard over the time. memory: the most that was resident at one of the looks,
+  one a second. flows: TCP connections that the daemon knows of at the end.
 
 Faults
 - storage, training, people: the longest time from the fault to the end in which nothing of it came through: bytes at
@@ -37,12 +38,8 @@ HELD_SHARE = 0.5
 
 
 def changes(records: Sequence[Record]) -> dict[str, Figures]:
-    """The figures of the changes scenario: ways to change, and numbers of flows."""
-    found: dict[str, Figures] = {}
-    for record in records:
-        name = record["condition"]
-        found[name] = _flows(record) if "resident_bytes" in record else _changes(record)
-    return found
+    """The figures of each way to change."""
+    return {record["condition"]: _changes(record) for record in records}
 
 
 def _changes(record: Record) -> Figures:
@@ -59,12 +56,19 @@ def _changes(record: Record) -> Figures:
     }
 
 
+def flows(records: Sequence[Record]) -> dict[str, Figures]:
+    """The figures of each load of connections."""
+    return {record["condition"]: _flows(record) for record in records}
+
+
 def _flows(record: Record) -> Figures:
-    begin, end = record["cpu_s"]["begin"], record["cpu_s"]["end"]
+    rows = record["daemon"]
+    (begin_s, begin_cpu_s, _), (end_s, end_cpu_s, _) = rows[0], rows[-1]
     return {
         "flows": record["flows"],
-        "cores": (end["broker a"] - begin["broker a"]) / record["seconds"],
-        "resident_bytes": record["resident_bytes"],
+        "seconds": end_s - begin_s,
+        "cores": (end_cpu_s - begin_cpu_s) / (end_s - begin_s),
+        "resident_bytes": max(resident for _, _, resident in rows),
     }
 
 

@@ -49,9 +49,10 @@ def measure(run: Run) -> None:
         stage.enter("brokered")
         stage.train(SETTLING_S)
         stage.forget()
-        begin_s = time.monotonic()
+        cpu_begin, begin_s = stage.cpu_seconds(), time.monotonic()
         stage.train(settings.hold_requests * STEP_S)
         end_s = time.monotonic()
+        cpu_end = stage.cpu_seconds()
         stage.rest()
         seen = stage.seen()
         stage.leave("brokered")
@@ -62,6 +63,7 @@ def measure(run: Run) -> None:
             round=run.rounds(SCENARIO, 1)[0],
             begin_s=begin_s,
             end_s=end_s,
+            cpu_s={"begin": cpu_begin, "end": cpu_end},
             quiet_echoes=quiet,
             receiver_rank=scenes.TRAINERS.index("b"),
             decisions=run.keep_decisions(stage, tag=SCENARIO),

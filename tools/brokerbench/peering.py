@@ -26,10 +26,3 @@ ca = "{directory}/ca.crt"
 certificate = "{directory}/{host}.crt"
 key = "{directory}/{host}.key"
 """
-
-
-def ingress(rate_bits_per_s: int | None) -> str:
-    """What an interface's section says of the way in."""
-    if rate_bits_per_s is None:
-        return ""
-    return f'ingress = "{rate_bits_per_s // 1000} kbit/s"\n'

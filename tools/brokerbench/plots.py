@@ -113,17 +113,31 @@ def _jobs(found: Mapping[str, Any]) -> Figure:
 def _changes(found: Mapping[str, Any]) -> Figure:
     """What each way of changing loses, and the longest silence that it makes."""
     figure, (lost, gap) = plt.subplots(1, 2, figsize=(10.4, 4.2), layout="constrained")
-    ways = {name: figures for name, figures in found.items() if "changes" in figures}
-    for place, (name, figures) in enumerate(ways.items()):
+    for place, (name, figures) in enumerate(found.items()):
         share = figures["lost"] / max(1, figures["datagrams"])
         bar(lost, place, name, share, low=share, high=share)
         gap_ms = 1e3 * figures["longest_gap_s"]
         bar(gap, place, name, gap_ms, low=gap_ms, high=gap_ms)
     for axes in (lost, gap):
-        axes.set_xticks(range(len(ways)), list(ways))
+        axes.set_xticks(range(len(found)), list(found))
         axes.spines[["top", "right"]].set_visible(False)
     lost.set_ylabel("datagrams lost, of all")
     gap.set_ylabel("longest gap between two datagrams, ms")
+    return figure
+
+
+def _flows(found: Mapping[str, Any]) -> Figure:
+    """What watching flows costs the daemon."""
+    figure, (cores, memory) = plt.subplots(1, 2, figsize=(10.4, 4.2), layout="constrained")
+    for place, (name, figures) in enumerate(found.items()):
+        bar(cores, place, name, figures["cores"], low=figures["cores"], high=figures["cores"])
+        resident = figures["resident_bytes"] / 1e6
+        bar(memory, place, name, resident, low=resident, high=resident)
+    for axes, bound, label in ((cores, 0.03, "of a core"), (memory, 64.0, "resident, MB")):
+        axes.set_xticks(range(len(found)), [name.replace(", ", "\n") for name in found], fontsize=8)
+        axes.axhline(bound, color="#222222", linewidth=0.8, linestyle=":")
+        axes.set_ylabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -164,6 +178,7 @@ DRAWN: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = {
     "capacity": _capacity,
     "jobs": _jobs,
     "changes": _changes,
+    "flows": _flows,
     "faults": _faults,
     "hold": _hold,
 }

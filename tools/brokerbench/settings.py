@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hive_qos.errors import ConfigurationError
 
 MBIT = 1_000_000
-SCENARIOS = ("sender", "receiver", "remote", "capacity", "jobs", "changes", "faults", "hold")
+SCENARIOS = ("sender", "receiver", "remote", "capacity", "jobs", "changes", "flows", "faults", "hold")
 """In the order of a run; the numbers of docs/performance.md."""
 
 IDLE = "idle"
@@ -26,10 +26,14 @@ class Settings:
         remote_bits_per_s: of the remote bottleneck; the hosts' own links have `rate_bits_per_s`.
         remote_delay_s, remote_buffer_s: of that bottleneck, each way; the buffer is unmanaged.
         buffer_s: of every other link.
-        flows: of storage. flows_bits_per_s: what they want together, 0 for all there is.
+        flows: of storage. flows_busy: so many of them want all there is and the rest is silent, 0 for all of them.
+        flows_bits_per_s: what all want together, each a little in turn; 0 for all there is.
         compute_s: what a step computes. communication_s: what its all_reduce takes of an idle bottleneck, by design.
         busy: compute on a core rather than asleep.
         rounds: turns of the variants. steps: of each in each round; the first `settling_steps` of them do not count.
+        calm_steps: without storage before each block with it. As long as a flood stands its windows grow at the cost of
+            training's: four blocks of the same variant in a row took 2.1, 3.2 and 3.9 times the idle step, and 2.3
+            after twelve idle steps. So all begin from the same.
         block_seconds_max: no block lasts longer; it then has fewer steps, and the report says how many.
         flood_s: storage has the link to itself for so long before training goes on: TCP has left slow start.
         variants: that take turns.
@@ -50,6 +54,7 @@ class Settings:
     remote_buffer_s: float = 0.2
     buffer_s: float = 0.1
     flows: int = 4
+    flows_busy: int = 0
     flows_bits_per_s: int = 0
     compute_s: float = 0.14
     communication_s: float = 0.21
@@ -58,6 +63,7 @@ class Settings:
     rounds: int = 5
     steps: int = 46
     settling_steps: int = 6
+    calm_steps: int = 10
     block_seconds_max: float = 90.0
     flood_s: float = 1.5
     capacity_rates: tuple[int, ...] = (100 * MBIT, 30 * MBIT, 70 * MBIT)
@@ -97,6 +103,7 @@ QUICK = Settings(
     rounds=1,
     steps=16,
     settling_steps=4,
+    calm_steps=4,
     flood_s=1.0,
     capacity_parts_s=(6.0, 6.0, 8.0),
     capacity_rounds=1,

@@ -8,7 +8,7 @@ from typing import Any
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run, turned
 from tools.brokerbench.scenes import Scene
-from tools.brokerbench.settings import Settings
+from tools.brokerbench.settings import IDLE, Settings
 from tools.brokerbench.stage import Job, Stage
 
 SCENES: Mapping[str, Callable[[Settings], Scene]] = {
@@ -47,6 +47,8 @@ def measure(run: Run, scenario: str) -> None:
 
 def _block(run: Run, stage: Stage, scenario: str, condition: str, number: int) -> None:
     settings, crew = run.settings, stage.crews[JOB]
+    if condition != IDLE:
+        crew.run(until=crew.next_step + settings.calm_steps, seconds_max=settings.block_seconds_max, flows_on=False)
     stage.enter(condition)
     stage.forget()
     first, begin_cpu_s = crew.next_step, stage.cpu_seconds()

@@ -15,16 +15,16 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from tools.brokerbench import peering, variants
+from tools.brokerbench.programs import flood
 from tools.brokerbench.scenes import TRAINERS, Scene
 from tools.brokerbench.settings import Settings
-from tools.measure.brokers import Brokers, Seat, group_of
+from tools.measure.brokers import Brokers, Seat, configuration, group_of
 from tools.measure.crew import Crew, MeasureError
-from tools.measure.programs import environment, python
+from tools.measure.programs import close_input, environment, python, start
 from tools.measure.surroundings import work_directory
 from tools.measure.usage import cpu_seconds, relays
 
 MEET_PORT = 29500
-STOP_S_MAX = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +131,11 @@ class Stage:
 
     def _usual_configuration(self, host: str) -> Callable[[Seat], str]:
         scene = self.scene
-        return variants.configuration(
+        return configuration(
             interface=self.lab[host].interface,
             rate_bits_per_s=scene.believed_bits_per_s[host],
             group=group_of(self.settings.user),
+            storage_port=flood.PORT,
             inbound_bits_per_s=scene.inbound_bits_per_s.get(host),
             peers=peering.section(self.work / "ca", host) if scene.inbound_bits_per_s else "",
         )
@@ -181,16 +182,14 @@ class Stage:
 
     def _helper(self, node: str, name: str, argv: list[str]) -> None:
         with (self.work / f"{name}-{node}.log").open("wb") as log:
-            self._helpers[f"{name}-{node}"] = self.lab[node].popen(
-                argv, env=environment(), cwd="/", stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
-            )
+            self._helpers[f"{name}-{node}"] = start(self.lab[node], argv, log=log)
 
     def _start_job(self, job: Job, number: int) -> None:
         directory = self.work / job.name
         directory.mkdir()
         steps = self.steps.setdefault(job.name, [])
 
-        def start(rank: int, control: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
+        def start_rank(rank: int, control: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
             host = TRAINERS[rank]
             meet = f"{self.lab[TRAINERS[0]].address}:{MEET_PORT + number}"
             argv = python("tools.brokerbench.programs.rank", "--control", str(control), "--rank", str(rank))
@@ -214,7 +213,7 @@ class Stage:
                 self._on_step(job.name, record)
 
         self.crews[job.name] = Crew(
-            hosts=TRAINERS, directory=directory, start=start, on_step=on_step, on_wake=self._on_wake
+            hosts=TRAINERS, directory=directory, start=start_rank, on_step=on_step, on_wake=self._on_wake
         )
 
     # --- what changes from block to block -------------------------------------------------------------------------
@@ -242,20 +241,10 @@ class Stage:
     def start_storage(self) -> None:
         """Let storage begin; it goes on until it is stopped."""
         send = ["send", "--address", self.scene.target_address, "--flows", str(self.settings.flows)]
-        send += ["--rate", str(self.settings.flows_bits_per_s)]
+        send += ["--busy", str(self.settings.flows_busy), "--rate", str(self.settings.flows_bits_per_s)]
         argv = python("tools.brokerbench.programs.flood", *send)
         with (self.work / "flood.log").open("ab") as log:
-            self._loads.append(
-                self.lab[self.scene.flooder].popen(
-                    argv,
-                    user=self.settings.user,
-                    env=environment(),
-                    cwd="/",
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+            self._loads.append(start(self.lab[self.scene.flooder], argv, log=log, user=self.settings.user))
 
     def stop_storage(self) -> None:
         """End storage."""
@@ -343,14 +332,3 @@ def await_line(process: subprocess.Popen[bytes], wanted: str, *, seconds: float)
     if select.select([process.stdout], [], [], seconds)[0] and process.stdout.readline().decode().strip() == wanted:
         return
     raise MeasureError(f"{process.args!r} did not say {wanted!r} within {seconds:g} s ({process.poll()})")
-
-
-def close_input(process: subprocess.Popen[bytes]) -> None:
-    """End a program by the end of its standard input, and wait for it."""
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(STOP_S_MAX)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tools.brokerbench.peering import ingress
 from tools.brokerbench.programs.flood import PORT
 from tools.brokerbench.scenes import Scene
 from tools.lab import Lab
-from tools.measure.brokers import Seat, daemon_section
 from tools.measure.fixed import FixedTree, remove
 
 TREES = {"static": (0.2, False), "priority": (0.02, True)}
@@ -32,31 +28,3 @@ def uninstall(scene: Scene, lab: Lab, variant: str) -> None:
     if variant in TREES:
         for host in scene.believed_bits_per_s:
             remove(lab, host, interface=lab[host].interface)
-
-
-def configuration(
-    *, interface: str, rate_bits_per_s: int, group: str, inbound_bits_per_s: int | None = None, peers: str = ""
-) -> Callable[[Seat], str]:
-    """A host's broker.toml: what an operator knows of it, as a function of where its broker sits.
-
-    Args:
-        inbound_bits_per_s: what its way in carries, None where nobody is to look after that.
-        peers: its `[peers]` section.
-    """
-
-    def text(seat: Seat) -> str:
-        return f"""\
-version = 1
-
-{daemon_section(seat, group=group)}
-[[interface]]
-name = "{interface}"
-egress = "{rate_bits_per_s // 1000} kbit/s"
-{ingress(inbound_bits_per_s)}
-[class.storage]
-guarantee = "20 %"
-guarantee_window = "60 s"
-match = [{{ port = {PORT} }}]
-{peers}"""
-
-    return text

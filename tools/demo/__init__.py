@@ -6,9 +6,9 @@ every figure from the raw records alone. Who does what:
     settings   what can be chosen            network   hosts, router, links
     plan       which block follows which     storage   rsync, as daemon and as load
     trainer    the training program          trainers  how it is started
-    fixed      the administrator's tree      brokers   the configuration of the daemons in a and b
-    director   the run itself                figures   statistics from raw records
-    checks     is it an artefact?            table, plot   what a person sees
+    fixed      the administrator's tree      director  the run itself
+    figures    statistics from raw records   checks    is it an artefact?
+    table, plot   what a person sees
 
 What it shares with the broker's benchmark is in `tools.measure`.
 """

@@ -42,7 +42,7 @@ def run(
         DEFAULT.settling_steps
     ),
     warm_up_steps: Annotated[int, typer.Option(help="Steps before everything.")] = DEFAULT.warm_up_steps,
-    check_rounds: Annotated[int, typer.Option(help="Turns of the other-link check; 0 for none.")] = (
+    check_rounds: Annotated[int, typer.Option(help="Turns of the other-link check, at most; 0 for none.")] = (
         DEFAULT.check_rounds
     ),
     check_steps: Annotated[int, typer.Option(help="Steps of a block of that check.")] = DEFAULT.check_steps,
@@ -51,7 +51,9 @@ def run(
     ),
     rsyncs: Annotated[int, typer.Option(help="Parallel rsyncs.")] = DEFAULT.rsyncs,
     backend: Annotated[str, typer.Option(help="Of torch.distributed: hive, or gloo to compare.")] = DEFAULT.backend,
-    engine: Annotated[str, typer.Option(help="Of hive: aioquic, native or auto.")] = DEFAULT.engine,
+    engine: Annotated[str, typer.Option(help="Of hive: native, aioquic, or auto, native if it is built.")] = (
+        DEFAULT.engine
+    ),
     phases: Annotated[str, typer.Option(help="Which phases, in which order.")] = ",".join(DEFAULT.phases),
     width: Annotated[int, typer.Option(help="Width of the transformer.")] = DEFAULT.width,
     layers: Annotated[int, typer.Option(help="Its layers.")] = DEFAULT.layers,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import statistics
 import subprocess
 import time
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ import psutil
 from hive_qos import __version__
 from hive_qos.errors import HiveError
 from tools.demo import fixed, network, storage
-from tools.demo.brokers import configuration
+from tools.demo.checks import changes, known
 from tools.demo.network import Network
 from tools.demo.plan import Block, make_plan
 from tools.demo.records import Recorder
@@ -28,18 +29,18 @@ from tools.demo.settings import Settings
 from tools.demo.talk import Talk
 from tools.demo.trainers import HOSTS, start_trainer
 from tools.lab import Lab
-from tools.measure.brokers import Brokers, group_of
+from tools.measure.brokers import Brokers, configuration, group_of
 from tools.measure.crew import Crew, MeasureError
 from tools.measure.fixed import remove
-from tools.measure.programs import environment, python
+from tools.measure.programs import close_input, python, start
 from tools.measure.surroundings import terminated_like_interrupted, work_directory
 from tools.measure.usage import cpu_seconds, relays
+from transport.engine import find_engine
 
 FLOOD_S = 1.5
 """Storage has the link to itself for so long before a flooded phase begins: TCP has left slow start."""
 
 STATUS_EVERY_S = 0.5
-STOP_S_MAX = 8.0
 SOURCE_BYTES = 16_000_000
 """Of files that each rsync copies again and again: a few seconds of the link."""
 
@@ -77,10 +78,13 @@ class _Run:
         self.brokers: Brokers | None = None
         self.crew: Crew | None = None
         self.status_due_s = 0.0
+        self.checked_s: tuple[list[float], list[float]] = ([], [])
 
     def perform(self) -> None:
         settings = self.settings
         self.recorder.event("settings", settings=settings.as_record(), versions=_versions())
+        if settings.backend == "hive":
+            find_engine(settings.engine)  # one that is not here is said at once, not by a trainer that ends
         self.talk.say("setting up hosts, router and links")
         self.lab.up()
         self.recorder.event("topology", lab=self.lab.id, work=str(self.work), counters=self.network.topology())
@@ -90,6 +94,7 @@ class _Run:
                 interface=self.lab[host].interface,
                 rate_bits_per_s=settings.rate_bits_per_s,
                 group=group_of(settings.user),
+                storage_port=storage.PORT,
             )
             for host in HOSTS
         }
@@ -117,17 +122,7 @@ class _Run:
 
     def _helper(self, host: str, name: str, argv: list[str], *, user: str | None = None) -> None:
         with (self.work / f"{name}-{host}.log").open("wb") as log:
-            self.helpers.append(
-                self.lab[host].popen(
-                    argv,
-                    user=user,
-                    env=environment(),
-                    cwd="/",
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+            self.helpers.append(start(self.lab[host], argv, log=log, user=user))
 
     def _start_training(self) -> None:
         from tools.demo.model import write_corpus  # imports torch, which a report does not need
@@ -138,18 +133,21 @@ class _Run:
         assert self.brokers is not None
         seats = self.brokers.seats
 
-        def start(rank: int, control: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
+        def start_rank(rank: int, control: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
             session_socket = seats[HOSTS[rank]].session_socket
             return start_trainer(
                 self.lab, self.settings, rank, control=control, corpus=corpus, session_socket=session_socket, log=log
             )
 
-        self.crew = Crew(hosts=HOSTS, directory=self.work, start=start, on_step=self._on_step, on_wake=self._on_wake)
+        self.crew = Crew(
+            hosts=HOSTS, directory=self.work, start=start_rank, on_step=self._on_step, on_wake=self._on_wake
+        )
         self.crew.wait_ready()
         hello = self.crew.hello[0]
         self.recorder.event("ready", **hello)
+        engine = f" ({hello['engine']} engine)" if hello["engine"] else ""
         self.talk.say(
-            f"training {hello['parameters']:,} parameters over {self.settings.backend}: "
+            f"training {hello['parameters']:,} parameters over {self.settings.backend}{engine}: "
             f"{hello['gradient_bytes'] / 1e6:.2f} MB of gradients a step, {hello['compute_s']:.3f} s of computing alone"
         )
 
@@ -170,6 +168,9 @@ class _Run:
         assert self.crew is not None
         previous: Block | None = None
         for index, block in enumerate(blocks):
+            if block.kind == "check" and known(changes(self.checked_s)):
+                self.talk.skip(block)
+                continue
             following = blocks[index + 1] if index + 1 < len(blocks) else None
             flows_on = following is not None and _same_phase(block, following)
             if previous is None or not _same_phase(previous, block):
@@ -256,6 +257,9 @@ class _Run:
         self.pending = later
         self.recorder.event("block", index=index, first_step=first, until_step=until)
         self.talk.block_done(block, seconds)
+        if block.kind == "check" and len(seconds) > block.settling_steps:
+            median_s = statistics.median(seconds[block.settling_steps :])
+            self.checked_s[block.condition == "other-link"].append(median_s)
 
     def _finish(self) -> None:
         assert self.crew is not None
@@ -265,7 +269,7 @@ class _Run:
             self.recorder.event("weights", rank=rank, weights_sha256=done["weights_sha256"])
         self.crew.close()
         for helper in self.helpers:
-            _close_input(helper)
+            close_input(helper)
 
     # --- while it runs -------------------------------------------------------------------------------------------
 
@@ -304,32 +308,12 @@ class _Run:
         argv = python("tools.demo.storage", "copy", "--source", str(self.work / "source"), "--url", url)
         argv += ["--workers", str(self.settings.rsyncs)]
         with (self.work / "rsync-a.log").open("wb") as log:
-            self.loads.append(
-                self.lab["a"].popen(
-                    argv,
-                    user=self.settings.user,
-                    env=environment(),
-                    cwd="/",
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+            self.loads.append(start(self.lab["a"], argv, log=log, user=self.settings.user))
 
     def _stop_loads(self) -> None:
         for load in self.loads:
-            _close_input(load)
+            close_input(load)
         self.loads.clear()
-
-
-def _close_input(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(STOP_S_MAX)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _same_phase(first: Block, second: Block) -> bool:

@@ -41,9 +41,10 @@ def draw(records: Records, report: Mapping[str, Any], target: Path) -> None:
     _draw_step_bars(figure.add_subplot(grid[2, 0]), report)
     _draw_share_bars(figure.add_subplot(grid[2, 1]), report)
     rate = report["settings"]["rate_bits_per_s"] / 1e6
+    engine = report["training"].get("engine")
     figure.suptitle(
-        f"Two hosts train over a {rate:g} Mbit/s link while storage floods it (grey: the link has half its rate, "
-        "and nobody was told)",
+        f"Two hosts train over a {rate:g} Mbit/s link{f' ({engine} engine)' if engine else ''} while storage floods it "
+        "(grey: the link has half its rate, and nobody was told)",
         fontsize=13,
     )
     figure.savefig(target, dpi=110)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from hive_qos.errors import ConfigurationError
 
+ENGINES = ("auto", "native", "aioquic")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -23,11 +25,12 @@ class Settings:
         settling_steps: steps at the start of each half that no figure counts.
         half_seconds_max: a half that lasts longer ends early (its steps are then fewer, and the report says how many).
         warm_up_steps: steps before the first phase, counted nowhere.
-        check_rounds, check_steps: idle and other-link blocks of the CPU check, and the steps of each.
+        check_rounds, check_steps: idle and other-link blocks of the CPU check, and the steps of each. It ends sooner
+            where what it finds is known well enough.
         storage_alone_s: how long storage has the link to itself in its check.
         rsyncs: parallel rsync processes.
         backend: of torch.distributed.
-        engine: of the backend hive; the one that every machine has, so that the figures compare.
+        engine: of the backend hive; auto is native where it is built, else aioquic. The report names it.
         width, layers, heads, context, batch: the transformer and its input on each host.
         learning_rate: of AdamW.
         corpus_bytes: how much of the standard library's source is read.
@@ -43,12 +46,12 @@ class Settings:
     settling_steps: int = 2
     half_seconds_max: float = 60.0
     warm_up_steps: int = 12
-    check_rounds: int = 8
+    check_rounds: int = 16
     check_steps: int = 12
     storage_alone_s: float = 8.0
     rsyncs: int = 1
     backend: str = "hive"
-    engine: str = "aioquic"
+    engine: str = "auto"
     width: int = 80
     layers: int = 2
     heads: int = 4
@@ -73,6 +76,8 @@ class Settings:
             raise ConfigurationError("settling_steps", self.settling_steps, "has to leave steps to count")
         if self.width % self.heads:
             raise ConfigurationError("width", self.width, "has to be a multiple of heads")
+        if self.engine not in ENGINES:
+            raise ConfigurationError("engine", self.engine, f"there are {', '.join(ENGINES)}")
         for phase in self.phases:
             if phase not in ("idle", "flooded", "static", "brokered"):
                 raise ConfigurationError("phases", phase, "there are idle, flooded, static and brokered")

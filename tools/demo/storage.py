@@ -29,8 +29,9 @@ DROP_DESTINATION = 'case "$RSYNC_REQUEST" in sink/copy-*) rm -rf -- "$RSYNC_MODU
 """Run by the daemon's shell before each transfer (rsyncd.conf(5) documents both variables): the destination is fresh.
 The pattern matters: a request for the module itself must not empty it."""
 
-NICENESS = 5
-"""Of rsync, at both ends and in every phase: training computes first, and yet a busy machine does not stop storage."""
+NICENESS = 10
+"""Of rsync, at both ends and in every phase: training computes first, and yet a busy machine does not stop storage. A
+core's tenth is left to it then, and it needs a twentieth."""
 
 POLL_S = 0.1
 FAILURES_MAX = 5
@@ -145,8 +146,13 @@ def _input_ended(wait_s: float) -> bool:
 
 
 def _give_way(niceness: int) -> None:
-    """Take the CPU last. Kernels that schedule by session (autogroup) heed a nice value only within the session."""
+    """Take the CPU last. Kernels that schedule by session (autogroup) heed a nice value only within the session.
+
+    As a batch program (sched(7)) it also waits until who computes has had his turn, instead of taking his core whenever
+    a frame has come: training's threads are put off half as often.
+    """
     os.nice(niceness)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with contextlib.suppress(OSError):  # no autogroups here: then the nice value is what counts
         Path("/proc/self/autogroup").write_text(str(niceness))
 

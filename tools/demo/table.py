@@ -33,6 +33,8 @@ def print_report(console: Console, report: Mapping[str, Any]) -> None:
         if len(report["weights_sha256"]) < 2:
             same = "not compared"
         console.print(f"Loss {loss['first']:.3f} to {loss['last']:.3f}; weights on both hosts {same}.", highlight=False)
+    if engine := report["training"].get("engine"):
+        console.print(f"Training went over the {engine} engine.", highlight=False)
     if not report["complete"]:
         console.print(f"The run did not come to its end: {report['error']}", style="red", markup=False, highlight=False)
 
@@ -72,5 +74,6 @@ def _verdicts(title: str, entries: list[dict[str, Any]]) -> Table:
     for entry in entries:
         limit = f"≥ {entry['at_least']:.2f}" if "at_least" in entry else f"≤ {entry['at_most']:.2f}"
         verdict = "[green]yes[/green]" if entry["passed"] else "[red]NO[/red]"
-        table.add_row(entry["name"], f"{entry['value']:.3f}", limit, verdict)
+        found = f"{entry['value']:.3f}" + (f" ± {entry['error']:.3f}" if "error" in entry else "")
+        table.add_row(entry["name"], found, limit, verdict)
     return table

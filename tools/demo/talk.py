@@ -76,6 +76,12 @@ class Talk:
         note = f"{shown}  about {left_s / 60:.0f} min left"
         self._progress.update(self._task, advance=self._block_cost, note=note)
 
+    def skip(self, block: Block) -> None:
+        """Leave a block out of the bar."""
+        self._cost_left -= block_cost(block)
+        if self._task is not None:
+            self._progress.update(self._task, advance=block_cost(block))
+
     def block_done(self, block: Block, seconds: Sequence[float]) -> None:
         """Print what a block came to."""
         if seconds:

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tools.demo.model import ByteTransformer, sample_batch
 from tools.measure.grants import ControllerGoneError, Grants
+from transport.engine import find_engine
 
 CALIBRATION_STEPS = 6
 """Steps without communication, before training, that say how long computing alone takes."""
@@ -134,6 +135,7 @@ def train(options: argparse.Namespace) -> None:
                 "gradient_bytes": 4 * parameters,
                 "compute_s": training.calibrate_compute_s(),
                 "torch": torch.__version__,
+                "engine": find_engine(os.environ["HIVE_ENGINE"]).name if options.backend == "hive" else None,
             },
         )
         for record in _steps(training, grants):

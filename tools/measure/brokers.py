@@ -28,6 +28,44 @@ STOP_S_MAX = 10.0
 STATUS_TIMEOUT_S = 0.5
 
 
+def configuration(
+    *,
+    interface: str,
+    rate_bits_per_s: int,
+    group: str,
+    storage_port: int,
+    inbound_bits_per_s: int | None = None,
+    peers: str = "",
+) -> Callable[[Seat], str]:
+    """A host's broker.toml: what an operator knows of it, as a function of where its broker sits.
+
+    Args:
+        rate_bits_per_s: the nominal rate of its way out; nobody tells the daemon when a link loses some of it.
+        storage_port: by which storage is known, at either end.
+        inbound_bits_per_s: what its way in carries, None where nobody is to look after that.
+        peers: its `[peers]` section.
+    """
+    inbound = "off" if inbound_bits_per_s is None else f"{inbound_bits_per_s // 1000} kbit/s"
+
+    def text(seat: Seat) -> str:
+        return f"""\
+version = 1
+
+{daemon_section(seat, group=group)}
+[[interface]]
+name = "{interface}"
+egress = "{rate_bits_per_s // 1000} kbit/s"
+ingress = "{inbound}"
+
+[class.storage]
+guarantee = "20 %"
+guarantee_window = "60 s"
+match = [{{ port = {storage_port} }}]
+{peers}"""
+
+    return text
+
+
 def daemon_section(seat: Seat, *, group: str) -> str:
     """The part of a broker.toml that says where the daemon keeps its things, and who may use it."""
     return f"""\
@@ -81,8 +119,11 @@ class Brokers:
             (seat.directory / "state").mkdir(mode=0o755)
             (seat.directory / "broker.toml").write_text(configurations[host](seat))
 
-    def start(self, hosts: Iterable[str] | None = None) -> None:
+    def start(self, hosts: Iterable[str] | None = None, *, more: Mapping[str, str] | None = None) -> None:
         """Start all, or those of some hosts, and wait until each answers.
+
+        Args:
+            more: of their environment.
 
         Raises:
             MeasureError: one ended or did not answer in time; its last words are in the text.
@@ -94,7 +135,7 @@ class Brokers:
             argv = [str(program), "broker", "--config", str(seat.directory / "broker.toml")]
             with (seat.directory / "log").open("ab") as log:
                 self._running[host] = self._lab[host].popen(
-                    argv, env=environment(), cwd="/", stdout=log, stderr=subprocess.STDOUT
+                    argv, env=environment(**(more or {})), cwd="/", stdout=log, stderr=subprocess.STDOUT
                 )
         self._wait(chosen, READY_S_MAX, what="answer", done=lambda document: bool(document["interfaces"]))
 

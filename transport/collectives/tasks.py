@@ -115,8 +115,12 @@ class Tasks:
             work.finish(error=late)
             self._tell_others(key, group.ranks, late, disagrees=True)
             return
+        told = False
         try:
             schedule = call.plan(number, max(self._chunk_bytes // call.item_bytes, 1))
+            # First of all: while others make room, this side makes its buffers.
+            self._broker.collective_begins(time.monotonic(), self._bytes_by_destination(call, schedule, group.ranks))
+            told = True
             task = Task(
                 call,
                 schedule,
@@ -131,12 +135,13 @@ class Tasks:
                 on_end=self._ended,
             )
         except Exception as cause:  # noqa: BLE001 - no memory for what is received, or a mistake of ours
+            if told:
+                self._broker.collective_ends(time.monotonic())
             error = unforeseen(work.what, cause)
             work.finish(error=error)
             self._tell_others(key, group.ranks, error)
             return
         self._running[key] = task
-        self._broker.collective_begins(time.monotonic(), self._bytes_by_destination(call, schedule, group.ranks))
         for rank, header in early.items():
             task.check(rank, header)
         task.start()

@@ -15,7 +15,10 @@ OnEvents = Callable[[Sequence[Event]], None]
 
 
 class MakeEngine(Protocol):
-    """How an engine is started."""
+    """How an engine is started; `name` is `native` or `aioquic`."""
+
+    @property
+    def name(self) -> str: ...
 
     def __call__(self, *, settings: EngineSettings, on_events: OnEvents) -> Engine: ...
 

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::buffers::Destination;
@@ -58,6 +59,22 @@ pub(super) enum Place {
     Delivered,
 }
 
+impl SlotState {
+    fn write(&mut self, bytes: &[u8], length: u64) -> bool {
+        if self.filled + bytes.len() as u64 > length {
+            return false;
+        }
+        let at = self.filled as usize;
+        match &mut self.place {
+            Place::Stalled(memory) | Place::Stored(memory) => memory.extend_from_slice(bytes),
+            Place::Posted { destination, .. } => destination.write(at, bytes),
+            Place::Refused(_) | Place::Delivered => return true,
+        }
+        self.filled += bytes.len() as u64;
+        true
+    }
+}
+
 /// What the reader of a stream does next.
 #[derive(Debug, PartialEq)]
 pub enum Next {
@@ -78,18 +95,14 @@ impl Slot {
 
     /// Take bytes that follow those before; false where there are more than the header said.
     pub fn write(&self, bytes: &[u8]) -> bool {
+        self.lock().write(bytes, self.header.length)
+    }
+
+    /// Take several pieces as one. The processor lets go of a lock only when all that was written before is in the
+    /// memory; with one for each packet the copies wait for each other.
+    pub fn write_all(&self, pieces: &[Bytes]) -> bool {
         let mut state = self.lock();
-        if state.filled + bytes.len() as u64 > self.header.length {
-            return false;
-        }
-        let at = state.filled as usize;
-        match &mut state.place {
-            Place::Stalled(memory) | Place::Stored(memory) => memory.extend_from_slice(bytes),
-            Place::Posted { destination, .. } => destination.write(at, bytes),
-            Place::Refused(_) | Place::Delivered => return true,
-        }
-        state.filled += bytes.len() as u64;
-        true
+        pieces.iter().all(|piece| state.write(piece, self.header.length))
     }
 
     pub fn whole(&self) -> bool {

@@ -6,6 +6,7 @@ it, and without holds as much as keeps the FIFO full. Chunks of a millisecond. N
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from broker.model import (
     Burst,
     ClassSample,
     Decision,
+    FlowSample,
     InterfaceSample,
     Measurements,
     Policy,
@@ -25,6 +27,8 @@ from broker.model import (
 
 STEP_S = 0.001
 WIRE = 1.0456
+LOOK_S = 0.02
+CLOCKS_APART_S = 1_234.5
 QUIET_S = 0.05
 """How long a program is quiet before it says that its burst is over."""
 
@@ -65,14 +69,24 @@ class Inflow:
     holds_take_s: float = 0.008
     controlled: bool = True
     forecast: bool = True
+    announces: bool = True
+    changes: tuple[tuple[float, float], ...] = ()  # (when, what the link carries from then on)
+    told_bits_per_s: float | None = None  # what the driver says of the link
+    clocks: bool = True  # whether the transport says how long packets take towards us
+    seed: int = 1
     now_s: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     begun: list[float] = field(default_factory=list)
     storage_bits: float = 0.0
     training_bits: float = 0.0
+    delay_s: float = 0.0  # of the FIFO, now
+    delays: list[tuple[float, float]] = field(default_factory=list)
+    _paces: list[tuple[float, float]] = field(default_factory=list)  # (when, bits that had left), as the daemon looks
 
     def run(self, until_s: float) -> Inflow:
+        noise = random.Random(self.seed)
+        changes = deque(self.changes)
         state = State()
         fifo: deque[tuple[float, list[float]]] = deque()
         queued = came = 0.0
@@ -84,6 +98,8 @@ class Inflow:
         while self.now_s < until_s:
             self.now_s += STEP_S
             now_s = self.now_s
+            if changes and now_s >= changes[0][0]:
+                self.link_bits_per_s = changes.popleft()[1]
             urgent = False
             if burst_s is None and now_s >= pause_until_s:
                 if quiet_from_s is not None:  # the last burst's end is found out late
@@ -91,9 +107,9 @@ class Inflow:
                 step, burst_s = step + 1, now_s
                 left = self.burst_bytes * 8 * WIRE * self.comes(step)
                 self.begun.append(now_s)
-                urgent = True
+                urgent = self.announces
             if quiet_from_s is not None and now_s >= quiet_from_s + QUIET_S:
-                quiet_from_s, urgent = None, True
+                quiet_from_s, urgent = None, self.announces
             # what arrives at the FIFO in this millisecond
             offered = [min(left, self.pace_bits_per_s * STEP_S)] if burst_s is not None else [0.0]
             offered += [sender.sends(now_s) * STEP_S for sender in self.senders]
@@ -121,18 +137,21 @@ class Inflow:
                     fifo.popleft()
                 else:
                     fifo[0] = (total * (1 - share), [bits * (1 - share) for bits in parts])
+            self.delay_s = queued / self.link_bits_per_s
+            self.delays.append((now_s, self.delay_s))
             if burst_s is not None and left <= 1 and not any(parts[0] > 0.5 for _, parts in fifo):
                 self.steps.append(now_s - step_at_s)
                 step_at_s = now_s
                 burst_s, pause_until_s, quiet_from_s = None, now_s + self.pause_s, now_s
-            if not self.controlled or not (urgent or now_s >= min(next_tick_s, due_s)):
+            crossed = self._look()
+            if not self.controlled or not (urgent or crossed or now_s >= min(next_tick_s, due_s)):
                 continue
             if now_s >= next_tick_s:
                 next_tick_s = now_s + 0.1
-            announced = burst_s is not None or quiet_from_s is not None
+            announced = self.announces and (burst_s is not None or quiet_from_s is not None)
             decision = decide(
                 now_s=now_s, state=state, policy=self.policy,
-                measurements=self._measured(came, step if announced else None),
+                measurements=self._measured(came, step if announced else None, noise.uniform(0, 0.002)),
             )  # fmt: skip
             state = decision.state
             self.decisions.append(decision)
@@ -140,24 +159,56 @@ class Inflow:
             self._ask(decision, now_s)
         return self
 
-    def _measured(self, came: float, step: int | None) -> Measurements:
+    def _look(self) -> bool:
+        """Whether what leaves crosses what the last decision watches for; a look every `LOOK_S`, while it does."""
+        watch = next((watch for decision in self.decisions[-1:] for watch in decision.watches), None)
+        if watch is None:
+            self._paces.clear()
+        elif not self._paces or self.now_s >= self._paces[-1][0] + LOOK_S:
+            self._paces = [*self._paces[-1:], (self.now_s, self.training_bits)]
+            pace = self._pace_bits_per_s()
+            return pace is not None and (pace >= watch.bits_per_s) is watch.rising
+        return False
+
+    def _pace_bits_per_s(self) -> int | None:
+        if len(self._paces) < 2:
+            return None
+        (begun_s, before), (end_s, after) = self._paces
+        return int((after - before) / (end_s - begun_s))
+
+    def _measured(self, came: float, step: int | None, noise_s: float) -> Measurements:
         bursts: tuple[Burst, ...] = ()
         if step is not None:
             age_s = self.now_s - self.begun[-1]
             period_s = self.begun[-1] - self.begun[-2] if len(self.begun) > 1 and self.forecast else None
             next_s = None if period_s is None else max(0.0, period_s - age_s)
             bursts = (Burst("job", step, self.burst_bytes, age_s, 1.0 - age_s, next_s),)
+        trip_s = 2 * self.one_way_s + self.delay_s + noise_s
+        brokers_s = trip_s if int(self.now_s * 10) % 4 == 0 else None  # as often as a message goes
         senders = tuple(
             SenderSample(
-                sender.address, "storage", int(sender.arrived_bits / 8 / WIRE), 0.0, 2 * self.one_way_s, sender.broker
+                sender.address,
+                "storage",
+                int(sender.arrived_bits / 8 / WIRE),
+                0.0,
+                2 * self.one_way_s,
+                sender.broker,
+                broker_rtt_s=brokers_s if sender.broker == "yes" else None,
+                receive_rtt_s=trip_s + (0.3 if (sender.rate_bits_per_s or 1e12) < 1e12 else 0.0),
             )
             for sender in self.senders
             if self.now_s >= sender.from_s
         )
         sent_bytes = int(self.training_bits / 8)
         classes = tuple(ClassSample(name, sent_bytes if name == "compute" else 0) for name in CLASS_NAMES)
+        way_in_s = self.one_way_s + self.delay_s + noise_s + CLOCKS_APART_S if self.clocks else None
+        flows = (
+            FlowSample("s-1/10.0.0.2:9", "10.0.0.2", "compute", "report", 0.0, way_in_s=way_in_s, way_in_age_s=0.0),
+        )
         sample = InterfaceSample(
-            "a", int(self.link_bits_per_s), 0.0, classes, bursts=bursts, received_bytes=int(came / 8), senders=senders
+            "a", int(self.told_bits_per_s or 0) or None, 0.0, classes, flows, bursts=bursts,
+            received_bytes=int(came / 8), senders=senders,
+            pace_bits_per_s=self._pace_bits_per_s(),
         )  # fmt: skip
         return Measurements((sample,))
 

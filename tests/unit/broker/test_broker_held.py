@@ -22,8 +22,10 @@ from broker.model import (
     FlowSample,
     InterfaceSample,
     Measurements,
+    Need,
     State,
 )
+from broker.needs import RISK_S_MAX
 
 OWN, THEIRS = 970_000_000, 100_000_000
 FLOOR, PROMISE = THEIRS // 50, THEIRS // 5
@@ -128,6 +130,19 @@ def test_a_peer_that_holds_for_its_bursts_alone_is_never_raised() -> None:
         decision = go(tick / 10, sample(lease(asks, number=tick), sent=int(sent), backlog=10**6), state)
         state = decision.state
         assert there(decision).ceil_bits_per_s == asks
+
+
+def test_data_at_risk_keeps_its_guarantee_through_a_hold_for_as_long_as_it_may() -> None:
+    need = Need("replicas", uid=1000, backlog_bytes=10**12, age_s=0.0, replicas_at_risk=3)
+    measured = replace(sample(lease(), backlog=10**6), needs=(need,))
+    decision = go(1.0, measured)
+    assert there(decision).ceil_bits_per_s == PROMISE
+    assert there(decision).reason.code == "hold-raised-at-risk"
+    assert (
+        go(1.1, sample(lease(), backlog=10**6), decision.state).verdicts[0].rate_bits_per_s == FLOOR
+    )  # no risk, no raise
+    spent = go(2.0 + RISK_S_MAX, measured, decision.state)
+    assert there(spent).reason.code != "hold-raised-at-risk"
 
 
 def test_a_hold_towards_which_nothing_waits_costs_nothing_and_lasts() -> None:

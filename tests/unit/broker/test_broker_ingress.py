@@ -70,6 +70,23 @@ def test_a_flood_leaves_the_step_as_it_is_and_gets_what_is_left(
     assert world.of_leftover >= 0.85
 
 
+@pytest.mark.parametrize("one_way_s", [0.002, 0.02])
+def test_training_that_announces_nothing_is_seen_and_storage_gets_what_is_left(idle_s: float, one_way_s: float) -> None:
+    world = Inflow(POLICY, [Storage("10.0.0.3")], announces=False, one_way_s=one_way_s).run(15)
+    assert world.step_s <= (1.25 if one_way_s < 0.01 else 1.5) * idle_s
+    assert world.of_leftover >= 0.85
+    reasons = {storage_reason(decision) for decision in world.decisions}
+    assert {"burst-seen", "leaves-room"} <= reasons
+    held_to = [held(decision)["10.0.0.3"] for decision in world.decisions if held(decision)]
+    assert min(held_to) >= 0.95 * HELD_TO // 5, "it keeps its guarantee: nobody promised these bursts"
+    assert len(world.decisions) <= 25 * 15
+
+
+def test_nobody_looks_between_ticks_for_training_without_storage_or_that_announces() -> None:
+    assert not any(decision.watches for decision in Inflow(POLICY, [], announces=False).run(5).decisions)
+    assert not any(decision.watches for decision in Inflow(POLICY, [Storage("10.0.0.3")]).run(5).decisions)
+
+
 def test_two_floods_share_and_one_that_wants_little_leaves_the_rest() -> None:
     even = Inflow(POLICY, [Storage("10.0.0.3"), Storage("10.0.0.4")]).run(10)
     one, other = (sender.arrived_bits for sender in even.senders)

@@ -277,9 +277,6 @@ def test_a_job_is_offered_what_it_could_send_if_it_wanted_all() -> None:
     assert nameless == pytest.approx((offered - 23_100_000) / 2, rel=0.02)
 
 
-shares_text = st.none() | st.integers(0, 100).map(lambda part: f"{part} %")
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(

@@ -116,3 +116,27 @@ def test_what_the_other_broker_said_goes_with_the_sample() -> None:
     assert (kept.granted_bits_per_s, kept.refused, kept.broker) == (7_000, False, "yes")
     refused = seen(book, 0.0, held={SENDER: Verdict("c", SENDER, 1, False, 0, why)})[SENDER]
     assert (refused.granted_bits_per_s, refused.refused) == (None, True)
+
+
+def test_of_an_address_the_least_round_trip_counts_of_connections_that_brought_something() -> None:
+    book = ArrivalBook()
+
+    def look(at_s: float, *trips: tuple[int, int, float | None]) -> float | None:
+        looked = [
+            (connection(arrived, at_s=at_s, port=port)._replace(receive_rtt_s=trip_s), "storage")
+            for port, arrived, trip_s in trips
+        ]
+        book.count(looked, whole=True)
+        return seen(book, at_s)[SENDER].receive_rtt_s
+
+    look(0.0, (1, 0, 0.1), (2, 0, 0.2), (3, 0, None))
+    assert look(0.1, (1, 0, 0.1), (2, 50, 0.2), (3, 50, None)) == 0.2
+    assert look(0.2, (1, 50, 0.1), (2, 90, 0.2), (3, 90, None)) == 0.1
+    assert look(0.3, (1, 50, 0.1), (2, 90, 0.2), (3, 90, None)) is None, "said before"
+
+
+def test_the_last_round_trip_to_a_broker_is_told_beside_the_least() -> None:
+    book = ArrivalBook()
+    book.count([(connection(1, at_s=0.0), "storage")], whole=True)
+    sample = seen(book, 0.0, rtt_of={SENDER: (0.004, 0.02)}.get)[SENDER]
+    assert (sample.rtt_s, sample.broker_rtt_s) == (0.004, 0.02)

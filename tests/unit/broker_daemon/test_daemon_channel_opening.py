@@ -1,38 +1,36 @@
-"""When the way to other brokers is tried, and what is said of a certificate that ends soon."""
+"""When the way to other brokers is tried."""
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from broker.daemon.channel_opening import RETRY_S, WARN_DAYS, ChannelOpening
+from broker.daemon.channel_opening import RETRY_S, ChannelOpening
 from broker.daemon.log import open_log
+from broker.daemon.own_certificate import OwnCertificate
 from broker.peers.channel import PeerChannel
 from broker.policy import PeersPolicy
 from transport.identity import ca_init, ca_issue
 
-DAY = datetime.timedelta(days=1)
-
 
 class Trying:
-    """An opening with a clock and a calendar of its own, and a channel that needs no socket."""
+    """An opening with a clock of its own, and a channel that needs no socket."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.now_s, self.patience = folder, 0.0, 0
-        self.today = datetime.datetime.now(datetime.UTC).date()
         self.channel = cast("PeerChannel", object())
         monkeypatch.setattr("broker.peers.channel.PeerChannel", lambda *_, **__: self.channel)
+        files = PeersPolicy("[::]:4710", str(folder / "ca/ca.crt"), str(folder / "host.crt"), str(folder / "host.key"))
         self.opening = ChannelOpening(
-            PeersPolicy("[::]:4710", str(folder / "ca/ca.crt"), str(folder / "host.crt"), str(folder / "host.key")),
+            files,
+            certificate=OwnCertificate(files, log=open_log()),
             patience=self._wait,
             wake=lambda: None,
             log=open_log(),
             clock=lambda: self.now_s,
             mark=lambda _: None,
-            today=lambda: self.today,
         )
 
     def issue(self) -> None:
@@ -60,13 +58,3 @@ def test_what_fails_is_an_alarm_and_tried_again_a_minute_later(trying: Trying) -
     trying.now_s = RETRY_S
     assert trying.opening.look() is trying.channel
     assert (trying.codes(), trying.patience) == ([], 2)
-
-
-def test_a_certificate_that_ends_soon_is_said_a_month_ahead(trying: Trying) -> None:
-    trying.issue()
-    assert trying.opening.look() is trying.channel
-    while not trying.codes():
-        trying.today += DAY
-    (alarm,) = trying.opening.alarms()
-    assert (alarm.code, str(trying.folder / "host.crt") in alarm.text) == ("certificate-expires", True)
-    assert str(trying.today + WARN_DAYS * DAY) in alarm.text

@@ -255,8 +255,8 @@ _ANY_NUMBER = st.integers() | st.integers(min_value=300, max_value=4000).map(lam
     st.dictionaries(st.sampled_from(["deadline_s", "next_s", "step", "id"]), _ANY_NUMBER),
     st.dictionaries(
         st.sampled_from(
-            ["rtt_s", "rtt_latest_s", "rtt_s_min", "one_way_s", "one_way_age_s", "delivered_bytes", "sent_packets",
-             "lost_packets", "delivery_rate_bits_per_s"]
+            ["rtt_s", "rtt_latest_s", "rtt_s_min", "one_way_s", "one_way_age_s", "way_in_s", "way_in_age_s",
+             "delivered_bytes", "received_bytes", "sent_packets", "lost_packets", "delivery_rate_bits_per_s"]
         ),
         _ANY_NUMBER,
     ),

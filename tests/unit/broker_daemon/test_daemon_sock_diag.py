@@ -11,14 +11,14 @@ import pytest
 from broker.daemon import sock_diag
 from broker.daemon.sock_diag import NOT_LOOPBACK, among_cgroups, read_connection
 
-TOS, TCLASS, INFO, CLASS_ID, CGROUP = 5, 6, 2, 17, 21
+TOS, INFO, CLASS_ID, CGROUP = 5, 2, 17, 21
 
 
 def info() -> bytes:
     """A struct tcp_info of 280 bytes, longer than what is read of it."""
     made = bytearray(280)
     made[7] = 1  # limited by the application
-    for offset, value in ((24, 3), (68, 20_000), (100, 5), (148, 10_000), (156, 900)):
+    for offset, value in ((24, 3), (68, 20_000), (92, 30_000), (100, 5), (148, 10_000), (156, 900)):
         struct.pack_into("=I", made, offset, value)
     for offset, value in ((120, 1 << 40), (128, 2 << 40), (160, 125_000)):
         struct.pack_into("=Q", made, offset, value)
@@ -48,7 +48,7 @@ def test_every_field_is_read_in_its_unit() -> None:
     assert found is not None
     assert (found.local, found.remote) == (("10.0.0.1", 5000), ("10.0.0.2", 4000))
     assert (found.uid, found.inode, found.classid, found.dscp, found.cgroup_id) == (1000, 99, 0xFFE00310, 1, 1 << 33)
-    assert (found.rtt_s, found.rtt_s_min) == (0.02, 0.01)
+    assert (found.rtt_s, found.rtt_s_min, found.receive_rtt_s) == (0.02, 0.01, 0.03)
     assert (found.acked_bytes, found.received_bytes, found.waiting_bytes) == (1 << 40, 2 << 40, 4321)
     assert (found.sent_segments, found.retransmitted_segments, found.unacked_segments) == (900, 5, 3)
     assert (found.delivery_rate_bits_per_s, found.application_limited, found.at_s) == (1_000_000, True, 7.0)

@@ -136,13 +136,12 @@ def test_datagrams_that_do_not_come_are_lost_and_queues_that_vanish_are_purged()
 def test_the_daemons_cost_is_over_the_time_that_it_was_watched() -> None:
     record = {
         "condition": "1000 flows",
-        "seconds": 20.0,
-        "cpu_s": {"begin": {"broker a": 1.0}, "end": {"broker a": 1.5}},
-        "resident_bytes": 60_000_000,
+        "daemon": [[100.0, 1.0, 50_000_000], [110.0, 1.1, 60_000_000], [120.0, 1.5, 40_000_000]],
         "flows": 1003,
     }
-    found: dict[str, Figures] = dict(failing_figures.changes([record]))
+    found: dict[str, Figures] = dict(failing_figures.flows([record]))
     assert found["1000 flows"]["cores"] == pytest.approx(0.025)
+    assert found["1000 flows"]["resident_bytes"] == 60_000_000
 
 
 def test_who_starves_is_told_from_the_fault_on() -> None:

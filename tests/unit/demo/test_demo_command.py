@@ -36,6 +36,7 @@ def demo(output: Path, option: str) -> subprocess.CompletedProcess[str]:
         ("--warm-up-steps=-1", "warm_up_steps = -1: cannot be below 0"),
         ("--check-rounds=-1", "check_rounds = -1: cannot be below 0"),
         ("--check-steps=-1", "check_steps = -1: cannot be below 0"),
+        ("--engine=quiche", "engine = 'quiche': there are auto, native, aioquic"),
         ("--minutes-max=0", "run_seconds_max = 0.0: the watchdog has to be above 0"),
     ],
 )

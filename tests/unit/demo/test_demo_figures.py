@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive_qos.errors import ConfigurationError
+from tools.demo.checks import changes, known, middle
 from tools.demo.figures import Counters, cell, counted
 from tools.demo.fixed import tree
 from tools.demo.plan import make_plan
@@ -94,6 +95,30 @@ def test_half_rate_follows_full_rate_of_the_same_phase() -> None:
     for full, half in zip(phases[::2], phases[1::2], strict=True):
         assert (full.condition, full.round, full.half) == (half.condition, half.round, "full")
         assert half.half == "half"
+
+
+def test_the_other_links_rsync_is_found_beside_a_machine_that_slows_down_and_a_disturbed_turn() -> None:
+    # 1 % longer steps; the machine loses 3 % a turn, and one turn was disturbed by a fifth.
+    idle_s = [0.45 * 1.03**turn for turn in range(9)]
+    with_it_s = [1.01 * seconds for seconds in idle_s]
+    with_it_s[4] *= 1.2
+    found = changes((idle_s, with_it_s))
+    assert middle(found) == pytest.approx(0.01, abs=0.001)
+    assert statistics.mean(found) > 0.03  # what a mean would have made of it
+    assert not known(found)  # nine turns of which one says something else
+
+
+def test_the_check_goes_on_until_its_figure_is_known_and_never_by_what_it_says() -> None:
+    close = [0.001, -0.001, 0.002, 0.0, -0.002, 0.001]
+    assert known(close)
+    assert known([value + 0.5 for value in close])
+    assert not known(close[:-1])
+    assert not known([10 * value for value in close])
+    assert not known([])
+
+
+def test_a_turn_that_was_cut_short_is_left_out() -> None:
+    assert changes(([1.0, 1.0], [1.01])) == pytest.approx([0.01])
 
 
 def test_order_of_phases_rotates() -> None:

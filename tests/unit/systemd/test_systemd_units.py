@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker import precedence
 from broker.config import CLASS_DEFAULTS, load
 from broker.policy import CLASS_NAMES, DaemonPolicy, MatchRule
 
@@ -88,6 +89,15 @@ def test_the_service_keeps_four_capabilities_and_names_why_each() -> None:
         line for line in (SYSTEMD / "hive-qos.service").read_text(encoding="utf-8").splitlines() if line.startswith("#")
     )
     assert all(capability in comments for capability in kept.split())
+
+
+def test_the_service_may_go_before_ordinary_programs_and_no_further() -> None:
+    service = settings_of("hive-qos.service")
+    assert service["LimitRTPRIO"] == [str(precedence.PRIORITY)]
+    assert "RestrictRealtime" not in service
+    allowed = service["SystemCallFilter"]
+    denied = next(number for number, line in enumerate(allowed) if line.startswith("~") and "@resources" in line)
+    assert any("sched_setscheduler" in line.split() for line in allowed[denied + 1 :])
 
 
 def test_the_service_tells_systemd_that_it_is_ready_and_alive() -> None:

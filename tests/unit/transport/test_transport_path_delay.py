@@ -56,6 +56,33 @@ def test_only_the_way_there_counts() -> None:
     assert pair.asked == 30
 
 
+def test_the_way_towards_us_is_learned_from_the_same_messages_at_either_end() -> None:
+    pair = Pair()
+    pair.run(1.0)
+
+    def here_s() -> float:
+        found = pair.here.towards_us(1)
+        assert found is not None
+        return found.delay_s
+
+    def there_s() -> float:
+        found = pair.there.towards_us(0)
+        assert found is not None
+        return found.delay_s
+
+    before_s, other_s = here_s(), there_s()
+    pair.back_s = 0.053
+    pair.run(1.0)
+    assert here_s() == pytest.approx(before_s + 0.05, abs=1e-6)
+    assert there_s() == pytest.approx(other_s, abs=1e-6)
+    pair.back_s, pair.there_s = 0.003, 0.103
+    pair.run(1.0)
+    assert here_s() == pytest.approx(before_s, abs=1e-6)
+    assert there_s() == pytest.approx(other_s + 0.1, abs=1e-6)
+    pair.there.asked(0, math.nan, pair.now_s)
+    assert math.isfinite(there_s())
+
+
 def test_a_peer_that_does_not_answer_is_asked_less_often() -> None:
     pair = Pair()
     pair.answering = False

@@ -2,6 +2,7 @@
 
     python -m tools.brokerbench.programs.flood sink --address 10.0.3.2 --output FILE
     python -m tools.brokerbench.programs.flood send --address 10.0.3.2 --flows 4
+    python -m tools.brokerbench.programs.flood send --address 10.0.3.2 --flows 1000 --busy 4
     python -m tools.brokerbench.programs.flood send --address 10.0.3.2 --flows 1000 --rate 30000000
 
 The sink writes how many bytes have come in all, twenty times a second, a JSON line each. Nothing is copied on either
@@ -72,15 +73,18 @@ def _taken(connection: socket.socket, waste: bytearray) -> int | None:
         return 0
 
 
-def send(*, address: str, port: int, flows: int, ending: Ending) -> int:
-    """Keep so many flows full; one that is lost is made anew.
+def send(*, address: str, port: int, flows: int, busy: int, ending: Ending) -> int:
+    """Keep the first `busy` of so many flows full; one that is lost is made anew. The rest says a word and is silent.
 
     Returns:
         0, or 1 when as many were lost as there are, or one cannot be made.
     """
     selector = selectors.DefaultSelector()
     selector.register(ending.descriptor, selectors.EVENT_READ)
-    for _ in range(flows):
+    silent = [_connected(address, port) for _ in range(flows - busy)]
+    for connection in silent:
+        connection.send(bytes(PIECE_BYTES))
+    for _ in range(busy):
         selector.register(_connected(address, port), selectors.EVENT_WRITE)
     lost = 0
     chunk = memoryview(bytes(CHUNK_BYTES))
@@ -136,6 +140,7 @@ def main() -> None:
     client = commands.add_parser("send")
     client.add_argument("--address", required=True)
     client.add_argument("--flows", type=int, default=4)
+    client.add_argument("--busy", type=int, default=0, help="flows that want all there is, the first; 0 for all")
     client.add_argument("--rate", type=int, default=0, help="of all flows together, in bit/s; 0 for all there is")
     options = parser.parse_args()
     ending = Ending(options.seconds_max)
@@ -146,10 +151,10 @@ def main() -> None:
             sink(address=options.address, port=options.port, out=out, ending=ending)
         return
     try:
+        where = {"address": options.address, "port": options.port, "flows": options.flows}
         if options.rate:
-            where = {"address": options.address, "port": options.port, "flows": options.flows}
             raise SystemExit(trickle(**where, rate_bits_per_s=options.rate, ending=ending))
-        raise SystemExit(send(address=options.address, port=options.port, flows=options.flows, ending=ending))
+        raise SystemExit(send(**where, busy=options.busy or options.flows, ending=ending))
     except OSError as error:
         sys.exit(f"no flow to {options.address}: {error}")
 

@@ -1,0 +1,106 @@
+"""This host's certificate for other brokers: loaded, watched until it ends, and taken anew when somebody renewed it.
+
+Whoever renews writes one file after the other, and may do it while we look: so a change counts when the files have
+stayed as they are from one look to the next. A pair that cannot be used changes nothing; the alarm says why.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from broker.daemon.log import Log
+from broker.model import Alarm
+from broker.policy import PeersPolicy
+from hive_qos.errors import HiveError
+
+if TYPE_CHECKING:  # who names no [peers] needs no certificates
+    from transport.identity import ConfiguredIdentity
+
+LOOK_S = 10.0
+"""Three stats; a renewal is in force within twice that."""
+WARN_DAYS = 30
+"""Ahead of a certificate's end, for whoever looks once a month."""
+
+_State = tuple[tuple[int, int, int] | None, ...]
+
+
+class OwnCertificate:
+    """The files of `[peers]`. For the loop's thread.
+
+    Args:
+        today: the date by the wall clock.
+    """
+
+    def __init__(
+        self,
+        settings: PeersPolicy,
+        *,
+        log: Log,
+        today: Callable[[], datetime.date] = lambda: datetime.datetime.now(datetime.UTC).date(),
+    ) -> None:
+        self._settings, self._log, self._today = settings, log, today
+        self._looked_s = float("-inf")
+        self._judged: _State | None = None  # the files that are in use, or that were refused
+        self._seen: _State | None = None
+        self._last_day: datetime.date | None = None
+        self._refused: str | None = None
+
+    def load(self) -> ConfiguredIdentity:
+        """Read the files.
+
+        Raises:
+            ConfigurationError: as `broker_identity`.
+        """
+        from broker.peers.identity import broker_identity, last_day
+
+        self._judged = self._seen = self._state()
+        identity = broker_identity(self._settings)
+        self._last_day, self._refused = last_day(identity), None
+        return identity
+
+    def renewed(self, *, now_s: float, at_once: bool = False) -> ConfiguredIdentity | None:
+        """What to be from now on, where the files have changed since they were loaded, and can be used. For every tick.
+
+        Args:
+            at_once: look now, and take files as they are: whoever asks has written them.
+        """
+        if now_s - self._looked_s < LOOK_S and not at_once:
+            return None
+        self._looked_s = now_s
+        before, self._seen = self._seen, self._state()
+        tried = self._seen == self._judged and (self._refused is None or not at_once)
+        if tried or (self._seen != before and not at_once):
+            return None
+        try:
+            identity = self.load()
+        except (HiveError, OSError, ValueError) as problem:
+            self._refused = str(problem)
+            self._log.error("certificate refused", error=self._refused)
+            return None
+        self._log.info("certificate renewed", certificate=self._settings.certificate, until=str(self._last_day))
+        return identity
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What is wrong, or soon will be."""
+        found = []
+        if self._refused is not None:
+            text = f"the renewed files are not taken, the former ones hold (until {self._last_day}): {self._refused}"
+            found.append(Alarm("certificate-refused", "peers.certificate", text))
+        if self._last_day is not None and (self._last_day - self._today()).days <= WARN_DAYS:
+            text = f"{self._settings.certificate} is good until {self._last_day}; issue another in its place"
+            found.append(Alarm("certificate-expires", "peers.certificate", text))
+        return tuple(found)
+
+    def _state(self) -> _State:
+        return tuple(_state_of(path) for path in (self._settings.ca, self._settings.certificate, self._settings.key))
+
+
+def _state_of(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size

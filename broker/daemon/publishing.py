@@ -1,0 +1,126 @@
+"""Puts together what the broker shows of a tick: the decision, what it rests on, and how everybody fares."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Mapping
+
+from broker.daemon.configurations import Configurations
+from broker.daemon.earlier_sockets import EarlierSockets
+from broker.daemon.flows import FlowTable
+from broker.daemon.guardian import Guardian
+from broker.daemon.ingress_plant import IngressPlant
+from broker.daemon.job_book import JobBook
+from broker.daemon.neighbours import Neighbours
+from broker.daemon.origins import Origin, Origins
+from broker.daemon.plant import Plant
+from broker.daemon.probes import Probes
+from broker.daemon.recorder import Recorder
+from broker.daemon.roster import Roster
+from broker.daemon.sessions import Session
+from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
+from broker.model import Alarm, Decision, Measurements, Policy
+
+
+class Publishing:
+    """For the loop's thread. Those of its parts that are None are not there in this daemon.
+
+    Args:
+        started_s: when the daemon began.
+        cgroup_mount: where cgroup v2 is, for the names of connections' cgroups.
+    """
+
+    def __init__(
+        self,
+        *,
+        plant: Plant,
+        ingress_plant: IngressPlant,
+        roster: Roster,
+        flows: FlowTable,
+        jobs: JobBook,
+        neighbours: Neighbours,
+        probes: Probes,
+        configurations: Configurations,
+        guardian: Guardian | None,
+        earlier: EarlierSockets | None,
+        recorder: Recorder | None,
+        cgroup_mount: str | None,
+        started_s: float,
+    ) -> None:
+        self._plant, self._ingress_plant, self._roster = plant, ingress_plant, roster
+        self._flows, self._jobs, self._neighbours, self._probes = flows, jobs, neighbours, probes
+        self._configurations, self._guardian, self._earlier = configurations, guardian, earlier
+        self._recorder, self._origins = recorder, Origins(cgroup_mount)
+        self._host, self._started_s = socket.gethostname(), started_s
+        self._known: Mapping[int, Origin] = {}
+
+    def look(self, *, now_s: float) -> None:
+        """Look a little further for whose connections are: at every tick, so that it is known when somebody asks."""
+        self._known = self._origins.look(self._flows.tcp_shown, now_s=now_s)
+
+    def snapshot(
+        self,
+        decision: Decision,
+        *,
+        measurements: Measurements,
+        policy: Policy,
+        sessions: Mapping[str, Session],
+        now_s: float,
+        ticks: int,
+        late_ticks: int,
+        tick_s_max: float,
+    ) -> Snapshot:
+        """All of one tick, frozen."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return Snapshot(
+            host=self._host,
+            daemon=DaemonInfo(
+                pid=os.getpid(),
+                up_s=now_s - self._started_s,
+                ticks=ticks,
+                applied=self._plant.applied,
+                late_ticks=late_ticks,
+                cpu_s=usage.ru_utime + usage.ru_stime,
+                tick_s_max=tick_s_max,
+                sockets_marked=self._earlier.marked if self._earlier is not None else 0,
+                guard=None if self._guardian is None else self._guardian.info(),
+            ),
+            policy=policy,
+            decision=decision,
+            measurements=measurements,
+            segments=self._roster.segments(),
+            slots=self._jobs.slots(),
+            sessions=tuple(
+                SessionInfo(
+                    name=one.name, client=one.machine.hello.client, job=one.job, pid=one.peer.pid, uid=one.peer.uid
+                )
+                for one in sessions.values()
+            ),
+            passed=tuple(self._flows.passed.values()),
+            tcp=self._flows.tcp_shown,
+            tcp_connections=self._flows.tcp_count,
+            origins=self._known,
+            alarms=self._alarms(decision),
+            holds=self._neighbours.info(decision),
+        )
+
+    def _alarms(self, decision: Decision) -> tuple[Alarm, ...]:
+        of_roster = self._roster.alarms()
+        refused = {alarm.subject for alarm in of_roster}  # there, but not to be shaped: that is said instead
+        single = (
+            self._recorder.alarm if self._recorder is not None else None,
+            self._earlier.alarm() if self._earlier is not None else None,
+        )
+        return (
+            *(one for one in decision.alarms if one.code != "interface-missing" or one.subject not in refused),
+            *self._plant.alarms(),
+            *self._ingress_plant.alarms(),
+            *(alarm for alarm in self._configurations.alarms() if alarm is not None),
+            *(alarm for alarm in single if alarm is not None),
+            *of_roster,
+            *self._neighbours.alarms(),
+            *self._probes.alarms(),
+            *(self._guardian.alarms() if self._guardian is not None else ()),
+        )

@@ -1,0 +1,260 @@
+"""What the way in carries now: the configured rate or the link's, or what came while a queue stood in front of it.
+
+The way out is measured by its shaper (broker.capacity): it knows what left, and finds out what got through. Here it is
+the other way round. Nothing of ours stands before the queue, so at most times nothing holds senders back, and a cut
+changes nothing; but every bit that gets through comes by our own counter. A link with a queue before it works all the
+time, so what came meanwhile is what it carries: the delivery rate, to a percent or two, and no sample of it can be
+limited by an application. So this is a law of its own:
+
+    queue   two senders see one and none surely sees none (broker.way_in_delay): the capacity is what came since, at
+            least half of what it was taken for at once; when that is less, storage that is held back is held to half
+            for about twice the time that packets wait, so that the queue goes away
+    more    more came than that, without a queue: so much it carries at least
+    probe   storage has used all that it was left for a while, and somebody surely sees no queue: 3 % more, doubling to
+            20 %, small again near what the last queue said
+    hold    nothing comes and nobody says anything: the last capacity stands
+    forget  for ten seconds much came, and nobody said how long it took: what operator or driver say counts again
+    doubt   the queue stays though ever less comes in: it is not ours; the rate from before is given back, today's
+            times are the path's own, and delay is not believed for half a minute
+
+Where nobody, or one sender alone, tells how long packets take, the configured rate counts, and the reason says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from broker import ingress_reasons, reasons, way_in_delay
+from broker.capacity import BASE_BITS_PER_S_MIN, FALLBACK_BITS_PER_S
+from broker.model import FlowSample, InterfaceSample, SenderSample
+from broker.policy import InterfacePolicy
+from broker.way_in_delay import VOICES_MIN, Verdict, WayOut
+from broker.way_in_state import WayInState
+
+HEADROOM = 0.95
+"""What leaves a sender at this part of our rate arrives without a queue, though its shaper lets 64 KiB go at once."""
+DELAY_S = 0.030
+"""As on the way out: cake-autorate's T; less is the jitter of Wi-Fi and of busy hosts."""
+PROBE_DELAY_S, PROBE_WATCH_S = 0.012, 1.5
+"""Just after a raise a mistake is cheap: half the delay, and the raise is taken back."""
+LOOK_BACK_S = 0.5
+"""Of what came counts that since all who see the queue have seen it, and nothing older: it may be another rate's."""
+CAME_S, CAME_S_MIN = 2.0, 0.2
+"""The longest time over which arrivals are kept, and the least over which they are a rate: a piece of 64 KiB is 2.6 %
+of what 100 Mbit/s bring in it."""
+GRAIN_S = 0.05
+LOWER, LOWER_RAISED, MOST, STEADY = 0.97, 0.99, 1 / 2, 0.75
+"""What came while a queue stood is another capacity when it is less than 97 % of what was thought, which may be exact,
+and 99 % just after a raise. Not below half at once unless both halves of the time brought the same, to 3 in 4: when
+this host was held up for a moment, what came came at once."""
+REFRACTORY_S = 0.3
+"""From the end of a drain to the next move: what came meanwhile was our own doing."""
+DRAIN_FACTOR, DRAIN_S_MAX = 0.5, 0.8
+"""As on the way out: at half the rate a queue of D seconds is gone after 2 D."""
+BUSY_S, HOLD_S = 0.3, 1.0
+"""Storage has to be what is held back for so long before a raise, which is seen one detection time later; after a queue
+was seen, the first raise waits a second."""
+PROBE_STEP, PROBE_STEP_MAX = 0.03, 0.2
+USED = 0.8
+"""Storage is held to 0.95 of the capacity and what comes is 0.9 of that at least, when it is what limits."""
+NEAR = 1.04
+"""Up to 4 % over what the last queue said steps stay small."""
+LOAD_MIN = 0.05
+"""Of what operator or driver say: when less than that comes in, a queue is somebody else's."""
+FORGET_S, FORGET_LOAD = 10.0, 0.3
+"""Without a word for so long, while at least this part of it comes, an estimate is no measurement any more."""
+EPISODE_S = 5.0
+DOUBT_MOVES, DOUBT_EXCESS = 5, 0.7
+"""Five times lower and never higher, each time because less came, with more than 0.7 of the first delay left: it does
+not follow what we let in. A link that really became slower is found in two or three, and brings the same from then on.
+"""
+BLAMELESS_S = 30.0
+
+
+@dataclass(frozen=True)
+class WayInEstimate:
+    """What may be let in, headroom taken off; where the figure is from, and why; whether a queue is being drained."""
+
+    state: WayInState
+    rate_bits_per_s: int
+    source: str
+    reason: reasons.Reasoned
+    draining: bool
+
+
+def base_rate(policy: InterfacePolicy, sample: InterfaceSample | None) -> tuple[int, str]:
+    """What the way in carries as far as operator and driver say, and who says it."""
+    if policy.ingress_bits_per_s is not None:
+        return max(BASE_BITS_PER_S_MIN, policy.ingress_bits_per_s), "configured"
+    link = (sample.link_bits_per_s or 0) if sample is not None else 0
+    return (link, "link") if link >= BASE_BITS_PER_S_MIN else (FALLBACK_BITS_PER_S, "fallback")
+
+
+def estimate(
+    *, now_s: float, state: WayInState | None, base: tuple[int, str], received_bytes: int | None,
+    flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str], limited: bool, out: WayOut,
+) -> WayInEstimate:  # fmt: skip
+    """Estimate what the way in can carry now.
+
+    Args:
+        now_s: the tick's time.
+        state: None at first, then the last estimate's.
+        base: from `base_rate`.
+        received_bytes: the interface's counter; None where it was not read, and then the last capacity stands.
+        flows, senders: as measured, in any order.
+        held: the addresses that are held back, or were a moment ago.
+        limited: whether storage that is held uses all that it may.
+        out: the other direction.
+    """
+    rate, source = base
+    if state is None or state.base_bits_per_s != rate:
+        state = WayInState(rate, rate, changed_s=now_s, heard_s=now_s)
+    before_s = state.came[-1][0] if state.came else now_s
+    state = _count(state, received_bytes, now_s=now_s)
+    state = way_in_delay.hear(state, flows=flows, senders=senders, held=held, out=out, now_s=now_s)
+    busy_s = state.busy_s + now_s - before_s if limited and now_s >= state.drain_until_s else 0.0
+    state = replace(state, busy_s=busy_s)
+    raised = state.moved_by == "raise" and now_s - state.changed_s <= PROBE_WATCH_S
+    said = way_in_delay.verdict(state, threshold_s=PROBE_DELAY_S if raised else DELAY_S, now_s=now_s)
+    settled = now_s >= max(state.drain_until_s, state.blameless_until_s)
+    load_min = LOAD_MIN * rate if source != "fallback" else 0.0
+    if said.queue and settled and now_s - max(state.changed_s, state.drain_until_s) >= REFRACTORY_S:
+        state = _queue(state, said, holding=bool(held), load_min=load_min, now_s=now_s)
+    elif not said.queue and state.rate_bits_per_s < rate:
+        state = _more(state, said, now_s=now_s)
+    if said.heard or not state.came or now_s - before_s > FORGET_S:
+        state = replace(state, heard_s=now_s)
+    elif now_s - state.heard_s > FORGET_S and state.rate_bits_per_s < rate:
+        state = _forgotten(state, now_s=now_s)
+    measured = state.rate_bits_per_s < rate
+    return WayInEstimate(
+        state,
+        int(HEADROOM * state.rate_bits_per_s),
+        "measured" if measured else source,
+        _reason(state, said, source, now_s=now_s),
+        now_s < state.drain_until_s,
+    )
+
+
+def _count(state: WayInState, received_bytes: int | None, *, now_s: float) -> WayInState:
+    if received_bytes is None:
+        return replace(state, received_bytes=None, came=())
+    if state.received_bytes is None or received_bytes < state.received_bytes or not state.came:
+        return replace(state, received_bytes=received_bytes, came=((now_s, 0.0),))
+    bits = state.came[-1][1] + 8.0 * (received_bytes - state.received_bytes)
+    came = state.came
+    if len(came) > 1 and came[-1][0] - came[-2][0] < GRAIN_S:
+        came = came[:-1]  # decisions may come fifty times a second
+    came = (*(entry for entry in came if entry[0] > now_s - CAME_S), (now_s, bits))
+    return replace(state, received_bytes=received_bytes, came=came)
+
+
+def _came_bits_per_s(state: WayInState, *, since_s: float) -> float | None:
+    """What came since a time, where that is long enough ago."""
+    if len(state.came) < 2:
+        return None
+    end_s, end = state.came[-1]
+    start_s, start = min(state.came, key=lambda entry: abs(entry[0] - since_s))
+    return (end - start) / (end_s - start_s) if end_s - start_s >= CAME_S_MIN else None
+
+
+def _is_steady(state: WayInState, *, since_s: float) -> bool:
+    """Whether as much came in the first half of a time as in the second."""
+    end_s, end = state.came[-1]
+    start_s, start = min(state.came, key=lambda entry: abs(entry[0] - since_s))
+    middle_s, middle = min(state.came, key=lambda entry: abs(entry[0] - (start_s + end_s) / 2))
+    if not start_s < middle_s < end_s:
+        return False
+    halves = sorted(((middle - start) / (middle_s - start_s), (end - middle) / (end_s - middle_s)))
+    return halves[0] >= STEADY * halves[1]
+
+
+def _queue(state: WayInState, said: Verdict, *, holding: bool, load_min: float, now_s: float) -> WayInState:
+    """A queue stands: take the capacity for what came, and let the queue go away."""
+    since_s = max(now_s - LOOK_BACK_S, said.since_s, state.drain_until_s)
+    came = _came_bits_per_s(state, since_s=since_s)
+    if came is None or came < load_min:
+        return state
+    first = not state.episode_rate_bits_per_s or now_s - max(state.changed_s, state.drain_until_s) > EPISODE_S
+    if first:
+        state = replace(
+            state,
+            episode_rate_bits_per_s=state.rate_bits_per_s,
+            episode_excess_s=said.excess_s,
+            episode_moves=0,
+        )
+    elif state.episode_moves >= DOUBT_MOVES and said.excess_s >= DOUBT_EXCESS * state.episode_excess_s:
+        rate = state.episode_rate_bits_per_s
+        return replace(
+            way_in_delay.rebase(state),
+            rate_bits_per_s=rate, changed_s=now_s, moved_by="doubt", blameless_until_s=now_s + BLAMELESS_S,
+            episode_moves=0,
+        )  # fmt: skip
+    least = 0.0 if _is_steady(state, since_s=since_s) else MOST * state.rate_bits_per_s
+    rate = min(state.base_bits_per_s, int(max(came, least)))
+    lower = rate < (LOWER_RAISED if state.moved_by == "raise" else LOWER) * state.rate_bits_per_s
+    if not lower and rate <= state.rate_bits_per_s:
+        return state  # full, and as much comes as was thought: a burst of training that storage makes room for does so
+    drain_s = min(DRAIN_S_MAX, said.excess_s / (1 - DRAIN_FACTOR)) if lower and holding else 0.0
+    return replace(
+        state,
+        rate_bits_per_s=max(BASE_BITS_PER_S_MIN, rate),
+        changed_s=now_s,
+        moved_by="queue",
+        excess_s=said.excess_s,
+        voices_seen=said.seen_by,
+        drain_until_s=now_s + drain_s,
+        ignore_before_s=now_s + drain_s,
+        busy_s=0.0,
+        step=PROBE_STEP,
+        failed_bits_per_s=rate,
+        episode_moves=state.episode_moves + holding if lower else 0,
+    )
+
+
+def _more(state: WayInState, said: Verdict, *, now_s: float) -> WayInState:
+    """No queue is seen: the capacity is at least what comes, and may be more than it was taken for."""
+    came = _came_bits_per_s(state, since_s=now_s - BUSY_S)
+    if came is not None and came > state.rate_bits_per_s:
+        rate = min(state.base_bits_per_s, int(came))
+        return replace(state, rate_bits_per_s=rate, changed_s=now_s, moved_by="more", episode_moves=0)
+    pause_s = BUSY_S if state.moved_by in ("raise", "more") else HOLD_S
+    if came is None or came < USED * state.rate_bits_per_s or not said.clear or state.busy_s < BUSY_S:
+        return state
+    if now_s - max(state.changed_s, state.drain_until_s) < pause_s:
+        return state
+    step = state.step or PROBE_STEP
+    gentle = state.rate_bits_per_s < NEAR * state.failed_bits_per_s
+    return replace(
+        state,
+        rate_bits_per_s=min(state.base_bits_per_s, int(state.rate_bits_per_s * (1 + step))),
+        changed_s=now_s,
+        moved_by="raise",
+        busy_s=0.0,
+        step=PROBE_STEP if gentle else min(PROBE_STEP_MAX, 2 * step),
+    )
+
+
+def _forgotten(state: WayInState, *, now_s: float) -> WayInState:
+    came = _came_bits_per_s(state, since_s=now_s - CAME_S)
+    if came is None or came < FORGET_LOAD * state.rate_bits_per_s:
+        return replace(state, heard_s=now_s)
+    return replace(state, rate_bits_per_s=state.base_bits_per_s, changed_s=now_s, moved_by="forgotten", heard_s=now_s)
+
+
+def _reason(state: WayInState, said: Verdict, source: str, *, now_s: float) -> reasons.Reasoned:
+    rate = int(HEADROOM * state.rate_bits_per_s)
+    if now_s < state.drain_until_s:
+        return ingress_reasons.DrainsWayIn(rate, state.excess_s)
+    if now_s < state.blameless_until_s:
+        return reasons.DelayNotOurs(rate)
+    if state.rate_bits_per_s < state.base_bits_per_s:
+        if state.moved_by == "raise":
+            return ingress_reasons.ProbesWayIn(rate, int(HEADROOM * state.base_bits_per_s))
+        return ingress_reasons.QueueOnTheWayIn(rate, state.excess_s, state.voices_seen)
+    if source == "fallback":
+        return ingress_reasons.IngressUnknown()
+    if said.heard < VOICES_MIN:
+        return ingress_reasons.WayInUnheard(rate, source, said.heard)
+    return reasons.LinkRate(rate, source)

@@ -1,0 +1,194 @@
+"""Who sees a queue in front of our link: how long packets take towards us, over their own baseline, sender by sender.
+
+Three things tell of it:
+
+    way/     the transport's clocks: a message of the peer's carries when it left (transport.path_delay). One way, and
+             ten times a second or more. Only changes mean anything.
+    broker/  the round trip to the sender's broker. Its packets go first at both ends (class control), so what is in it
+             stands on the way: towards us, or from us.
+    tcp/     the receiver's side of storage's TCP (tcpi_rcv_rtt). While we hold its sender back it includes the queue
+             that we asked for, and says nothing.
+
+The two directions are told apart so: what the way out's own signals say of a queue there is taken off a round trip;
+where they say nothing and our own way out is loaded, a round trip does not count.
+
+A sender's own slow link looks the same as ours, to him. So two senders have to see a queue, and none may surely see
+none: what stands in front of our link, everybody's packets wait in. And one of them has to be known by more than the
+word of a program of ours, which may say what it likes of as many peers as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from broker.model import FlowSample, SenderSample
+from broker.plan import LENDER
+from broker.state import SignalState
+from broker.way_in_state import SourceState, VoiceState, WayInState
+
+PART_S, PARTS = 10.0, 4
+"""As on the way out: clocks drift apart by 2 ms in 40 s, and a queue that never empties for so long has been found."""
+VOTE_S, HIGH, OF = 0.8, 3, 4
+SLOW_S, SLOW_APART_S = 2.5, 0.5
+"""Three of the last four samples; where fewer came meanwhile, all of them, and at least two."""
+VOICES_MIN = 2
+REPORTED = "way/"
+NEW_S = 0.005
+LOADED = 0.5
+"""Of the way out. Above it, a round trip says nothing unless the way out itself says what is in it."""
+SOURCES_MAX, REMEMBERED = 64, 8
+FRESH_S = 1.5
+HELD_FOR_S = 0.5
+"""After a hold the sender's own queue is still in what its connections measure: TCP smooths over some round trips."""
+
+
+@dataclass(frozen=True)
+class WayOut:
+    """What is known of the other direction: what it carries, what part of that is used, and how long packets wait in a
+    queue there, None where nothing one-way is known."""
+
+    bits_per_s: int
+    load: float = 0.0
+    excess_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`queue` whether one stands in front of our link, `clear` whether surely none does; `excess_s` of those that see
+    one, the middle of them; `since_s` since when all of them have seen it; `seen_by` how many do, `heard` how many say
+    anything."""
+
+    queue: bool
+    clear: bool
+    excess_s: float
+    since_s: float
+    seen_by: int
+    heard: int
+
+
+def queue_on_the_way_out(state: SignalState | None, *, now_s: float) -> float | None:
+    """What the way out says of a queue there by one-way signals alone: two-way ones have the way in in them."""
+    if state is None:
+        return None
+    fresh = [entry.excess[-1] for entry in state.destinations if not entry.two_way]
+    least = sorted(least_s for at_s, least_s, _ in fresh if at_s > now_s - VOTE_S)
+    return least[len(least) // 2] if least else None
+
+
+def hear(
+    state: WayInState, *, flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str],
+    out: WayOut, now_s: float,
+) -> WayInState:  # fmt: skip
+    """Take in a tick's samples.
+
+    Args:
+        held: the addresses that we have held back lately.
+    """
+    samples: list[tuple[str, str, float, float, float]] = []  # key, sender, when, value, what else is in it
+    for flow in flows:
+        if flow.way_in_s is not None and flow.way_in_age_s is not None and flow.age_s < FRESH_S:
+            samples.append(
+                (f"{REPORTED}{flow.key}", flow.peer, now_s - flow.age_s - flow.way_in_age_s, flow.way_in_s, 0.0)
+            )
+    explained = out.excess_s if out.excess_s is not None else 0.0 if out.load < LOADED else None
+    for sender in senders if explained is not None else ():
+        if sender.traffic_class != LENDER:
+            continue
+        if sender.broker_rtt_s is not None:
+            samples.append((f"broker/{sender.address}", sender.address, now_s, sender.broker_rtt_s, explained))
+        if sender.receive_rtt_s is not None and sender.address not in held:
+            at_s = now_s - sender.age_s
+            samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, explained))
+    known = {entry.key: entry for entry in state.sources}
+    excess: dict[str, tuple[float, float]] = {}
+    vouched: dict[str, float] = {}
+    for key, sender_of, at_s, value_s, else_s in sorted(samples)[:SOURCES_MAX]:
+        before = known.get(key)
+        if before is not None and (at_s <= before.at_s + NEW_S or value_s == before.value_s):
+            continue  # the same sample as before: a measurement repeats to the last digit only when it is none
+        entry = _with(before, key, sender_of, at_s=at_s, value_s=value_s)
+        known[key] = entry
+        if before is None or at_s < state.ignore_before_s:
+            continue
+        over_s = max(0.0, value_s - min(least for _, least in entry.least_s) - else_s)
+        last = excess.get(sender_of, (at_s, over_s))
+        excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # of one sender who waits least
+        if not key.startswith(REPORTED):
+            vouched[sender_of] = at_s
+    kept = sorted(known.values(), key=lambda entry: (-entry.at_s, entry.key))[:SOURCES_MAX]
+    fresh = tuple(entry for entry in kept if now_s - entry.at_s <= PARTS * PART_S)
+    return replace(
+        state,
+        sources=tuple(sorted(fresh, key=lambda entry: entry.key)),
+        voices=_voices(state, excess, vouched, now_s=now_s),
+    )
+
+
+def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
+    """What the senders say together."""
+    high: list[float] = []
+    low, vouched, since_s = 0, False, 0.0
+    for voice in state.voices:
+        fresh = [entry for entry in voice.excess[-OF:] if entry[0] > now_s - VOTE_S]
+        needed = min(HIGH, len(fresh))
+        slow = voice.excess[-2:]
+        if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
+            fresh, needed = [entry for entry in slow if entry[0] > now_s - SLOW_S], 2
+        if len(fresh) < 2:
+            continue
+        over = [seconds for _, seconds in fresh if seconds > threshold_s]
+        if len(over) >= needed and fresh[-1][1] > threshold_s:
+            high.append(over[-1])
+            since_s = max(since_s, _since_s(voice, threshold_s=threshold_s))
+            vouched |= voice.vouched_s is not None and voice.vouched_s > now_s - SLOW_S
+        elif 2 * (len(fresh) - len(over)) >= len(fresh):
+            low += 1
+    high.sort()
+    return Verdict(
+        queue=len(high) >= VOICES_MIN and not low and vouched,
+        clear=low > 0 and not high,
+        excess_s=high[len(high) // 2] if high else 0.0,
+        since_s=since_s,
+        seen_by=len(high),
+        heard=len(high) + low,
+    )
+
+
+def _since_s(voice: VoiceState, *, threshold_s: float) -> float:
+    """Since when a sender that sees a queue now has seen it in every sample."""
+    since_s = voice.excess[-1][0]
+    for at_s, seconds in reversed(voice.excess):
+        if seconds <= threshold_s:
+            break
+        since_s = at_s
+    return since_s
+
+
+def rebase(state: WayInState) -> WayInState:
+    """Take today's times as the path's own."""
+    return replace(state, sources=(), voices=())
+
+
+def _with(before: SourceState | None, key: str, sender: str, *, at_s: float, value_s: float) -> SourceState:
+    least = [part for part in before.least_s if part[0] > at_s - PARTS * PART_S] if before is not None else []
+    if least and at_s - least[-1][0] < PART_S:
+        least[-1] = (least[-1][0], min(least[-1][1], value_s))
+    else:
+        least.append((at_s, value_s))
+    return SourceState(key, sender, at_s, value_s, tuple(least))
+
+
+def _voices(
+    state: WayInState, excess: dict[str, tuple[float, float]], vouched: dict[str, float], *, now_s: float
+) -> tuple[VoiceState, ...]:
+    known = {
+        voice.sender: voice
+        for voice in state.voices
+        if voice.excess and voice.excess[-1][0] > now_s - SLOW_S
+    }  # fmt: skip
+    for sender, sample in excess.items():
+        before = known.get(sender, VoiceState(sender))
+        lately = (*before.excess[1 - REMEMBERED :], sample)
+        known[sender] = VoiceState(sender, lately, vouched.get(sender, before.vouched_s))
+    return tuple(known[sender] for sender in sorted(known))

@@ -1,0 +1,131 @@
+"""Going before other programs: who has it, who has not, and that a thread which hangs loses it. In processes of their
+own, because scheduling and limits are a process'."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from broker import precedence
+
+LIMIT_S = 60
+
+
+def run(program: str, *, allowed: bool = True) -> list[str]:
+    """The lines that a program says which has taken precedence, where it may."""
+    if allowed and not may_be_realtime():
+        pytest.fail("this test needs CAP_SYS_NICE")
+    begin = """
+        import os, threading, time
+        from broker import precedence
+    """
+    if not allowed:
+        begin += """
+        os.setuid(65534)
+        """
+    text = textwrap.dedent(begin) + textwrap.dedent(program)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def may_be_realtime() -> bool:
+    probe = "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))"
+    return subprocess.run([sys.executable, "-c", probe], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_threads_that_begin_afterwards_have_it_too_and_one_that_gives_it_up_has_not() -> None:
+    said = run(
+        """
+        print(precedence.take(), precedence.is_taken())
+        def late():
+            print(precedence.is_taken())
+            precedence.give_up()
+            print(precedence.is_taken())
+        thread = threading.Thread(target=late)
+        thread.start()
+        thread.join()
+        print(precedence.is_taken(), os.sched_getparam(0).sched_priority)
+        """
+    )
+    assert said == ["None True", "True", "False", "True 1"]
+
+
+def test_a_program_that_is_started_meanwhile_does_not_inherit_it() -> None:
+    said = run(
+        """
+        import subprocess, sys
+        precedence.take()
+        with precedence.suspended():
+            subprocess.run([sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"])
+        print(precedence.is_taken())
+        """
+    )
+    assert said == [str(os.SCHED_OTHER), "True"]
+
+
+def test_who_does_not_sleep_loses_it_with_all_threads_and_lives() -> None:
+    said = run(
+        """
+        precedence.take()
+        asleep = threading.Event()
+        other = threading.Thread(target=asleep.wait)
+        other.start()
+        while precedence.is_taken():
+            pass
+        tasks = {os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")}
+        print(tasks == {os.SCHED_OTHER})
+        asleep.set()
+        with precedence.suspended():
+            print(precedence.is_taken())
+        print(precedence.is_taken())
+        """
+    )
+    assert said == ["True", "False", "False"]
+
+
+def test_where_it_is_not_allowed_the_reason_says_what_is_missing() -> None:
+    said = run("print(precedence.take(), precedence.is_taken())", allowed=False)
+    assert "CAP_SYS_NICE" in said[0]
+    assert said[0].endswith("False")
+
+
+def test_it_is_taken_in_the_main_thread_alone() -> None:
+    said = run(
+        """
+        thread = threading.Thread(target=lambda: print(precedence.take(), precedence.is_taken()))
+        thread.start()
+        thread.join()
+        """
+    )
+    assert said[0].startswith("not the main thread")
+    assert said[0].endswith("False")
+
+
+def test_the_bound_is_longer_than_a_reload_and_shorter_than_the_watchdogs() -> None:
+    assert 0.1 < precedence.SPELL_S < precedence.SPELL_S_MAX < 5.0
+
+
+def test_the_daemons_log_says_once_that_it_was_lost() -> None:
+    said = run(
+        """
+        from broker.daemon.going_first import GoingFirst
+        class Log:
+            def warning(self, event, **fields):
+                print(event, fields["note"])
+        one = GoingFirst(log=Log())
+        one.begin()
+        one.look()
+        print("nothing so far")
+        precedence.give_up_all()
+        one.look()
+        one.look()
+        """
+    )
+    assert said[0] == "nothing so far"
+    assert len(said) == 2
+    assert said[1].startswith("precedence lost")

@@ -1,0 +1,71 @@
+"""A daemon whose certificate is renewed on disk: others meet it after a reload, and a bad one changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from broker_support import CONFIGURATION, Running
+from patience import wait_until
+from peers_support import A_HOST, B_HOST, Broker, Cluster, free_port, until
+
+from broker.policy import PeersPolicy
+
+PEERS = """
+[peers]
+listen = "{listen}"
+ca = "{ca}"
+certificate = "{certificate}"
+key = "{key}"
+"""
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    found = Running(tmp_path)
+    yield found
+    found.stop()
+
+
+def test_after_a_reload_others_meet_the_renewed_certificate(running: Running, tmp_path: Path) -> None:
+    cluster, port = Cluster(tmp_path), free_port(A_HOST, B_HOST)
+    first, second = (cluster.policy(name, f"{A_HOST}:{port}") for name in ("first", "second"))
+    mine = PeersPolicy(first.listen, first.ca, str(tmp_path / "mine.crt"), str(tmp_path / "mine.key"))
+
+    def install(policy: PeersPolicy) -> None:
+        shutil.copy2(policy.certificate, mine.certificate)
+        shutil.copy2(policy.key, mine.key)
+
+    install(first)
+    section = PEERS.format(listen=mine.listen, ca=mine.ca, certificate=mine.certificate, key=mine.key)
+    running.write(CONFIGURATION + section)
+    running.start()
+    other = Broker(cluster.policy("other", f"{B_HOST}:{port}"))
+    other.reach = [A_HOST]
+
+    def met() -> set[str]:
+        return {one.peer for one in other.channel.status() if one.state == "connected"}
+
+    def alarms() -> set[str]:
+        return {alarm["code"] for alarm in running.status()["alarms"]}
+
+    def reload() -> None:
+        assert running.daemon is not None
+        running.daemon.reload()
+
+    try:
+        until(lambda: met() == {"first"}, other)
+        install(second)
+        reload()
+        until(lambda: met() == {"second"}, other)
+        Path(mine.certificate).write_bytes(Path(first.certificate).read_bytes())  # and not its key
+        reload()
+        wait_until(lambda: "certificate-refused" in alarms())
+        until(lambda: met() == {"second"}, other)
+        install(second)
+        reload()
+        wait_until(lambda: "certificate-refused" not in alarms())
+    finally:
+        other.close()

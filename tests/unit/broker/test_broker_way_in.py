@@ -1,0 +1,263 @@
+"""What the way in carries: found, followed and given back, over a link in virtual time and in single decisions."""
+
+from __future__ import annotations
+
+import pytest
+from inflow_link import Inflow, Storage
+
+from broker import way_in_capacity
+from broker.config import load
+from broker.decide import decide
+from broker.model import (
+    CLASS_NAMES,
+    ClassSample,
+    Decision,
+    FlowSample,
+    InterfaceAllocation,
+    InterfaceSample,
+    Measurements,
+    SenderSample,
+    State,
+)
+from broker.record import header_line, replay, tick_line
+from broker.way_in_delay import WayOut
+from broker.way_in_state import WayInState
+
+LINK = 100_000_000
+POLICY = load('version = 1\n[[interface]]\nname = "a"\ningress = "100 Mbit/s"\n')
+AUTO = load('version = 1\n[[interface]]\nname = "a"\ningress = "auto"\n')
+FALL_S, RISE_S = 4.0, 10.0
+CHANGES = ((FALL_S, 30e6), (RISE_S, 70e6))
+HEADROOM = 0.95
+
+
+def way_in(decision: Decision) -> InterfaceAllocation:
+    (entry,) = decision.allocation.ingress
+    return entry
+
+
+def decided_s(decision: Decision) -> float:
+    return decision.state.ingress[0].at_s or 0.0
+
+
+def capacities(world: Inflow, from_s: float, to_s: float) -> list[float]:
+    """Of the decisions of a while, on the link's own scale."""
+    during = [one for one in world.decisions if from_s <= decided_s(one) < to_s]
+    return [way_in(one).capacity_bits_per_s / HEADROOM for one in during]
+
+
+@pytest.fixture(scope="module", params=["trains", "silent", "stores"])
+def changing(request: pytest.FixtureRequest) -> Inflow:
+    """A link that falls to less than a third and rises again: training that announces or not, or storage alone."""
+    senders = [Storage("10.0.0.3"), Storage("10.0.0.4")]
+    if request.param == "stores":
+        senders = [Storage("10.0.0.3", 140e6), Storage("10.0.0.4", 140e6)]
+    pause_s = 100.0 if request.param == "stores" else 0.2
+    announces = request.param == "trains"
+    return Inflow(POLICY, senders, changes=CHANGES, announces=announces, pause_s=pause_s, burst_bytes=1_000_000).run(16)
+
+
+def test_a_fall_to_less_than_a_third_is_followed_within_a_second_and_a_half(changing: Inflow) -> None:
+    assert set(capacities(changing, 1.0, FALL_S)) == {LINK}
+    assert max(capacities(changing, FALL_S + 1.5, RISE_S)) <= 1.1 * 30e6
+    assert min(capacities(changing, FALL_S + 1.5, RISE_S)) >= 0.75 * 30e6
+    entry = way_in(next(one for one in changing.decisions if decided_s(one) >= FALL_S + 1.5))
+    assert entry.capacity_source == "measured"
+    assert entry.capacity_reason.code in ("queue-on-the-way-in", "way-in-draining", "way-in-probing")
+
+
+def test_a_rise_is_followed_within_five_seconds(changing: Inflow) -> None:
+    risen = capacities(changing, RISE_S + 5.0, 16.0)
+    assert min(risen) >= 0.85 * 70e6
+    assert max(risen) <= 1.15 * 70e6
+
+
+def test_a_steady_link_keeps_what_is_configured_whatever_floods_it() -> None:
+    for world in (
+        Inflow(POLICY, [Storage("10.0.0.3")]),
+        Inflow(POLICY, [Storage("10.0.0.3"), Storage("10.0.0.4", 20e6)], announces=False),
+        Inflow(POLICY, [Storage("10.0.0.3", 140e6)], pause_s=100.0),
+    ):
+        world.run(8)
+        assert min(capacities(world, 0.0, 8.0)) >= 0.96 * LINK
+
+
+def test_without_a_speed_a_queue_shows_it_and_until_then_an_alarm_says_so() -> None:
+    world = Inflow(AUTO, [Storage("10.0.0.3", 140e6), Storage("10.0.0.4", 140e6)], pause_s=100.0).run(3)
+    first, last = world.decisions[0], world.decisions[-1]
+    assert way_in(first).capacity_source == "fallback"
+    assert [alarm.code for alarm in first.alarms if alarm.subject == "a"].count("ingress-unknown") == 1
+    assert way_in(last).capacity_source == "measured"
+    assert way_in(last).capacity_bits_per_s == pytest.approx(HEADROOM * LINK, rel=0.05)
+    assert "ingress-unknown" not in {alarm.code for alarm in last.alarms}
+
+
+def test_where_nobody_tells_of_delay_the_configured_rate_stands_and_the_reason_says_so() -> None:
+    world = Inflow(POLICY, [Storage("10.0.0.3", 140e6, broker="unknown")], pause_s=100.0, changes=((2.0, 30e6),))
+    world.clocks = False
+    world.run(6)
+    assert set(capacities(world, 0.0, 6.0)) == {LINK}
+    assert way_in(world.decisions[-1]).capacity_reason.code == "way-in-unheard"
+
+
+# --- single decisions --------------------------------------------------------------------------------------------
+
+
+class Ticks:
+    """Ticks of a tenth of a second at an estimate: what comes, and how long packets of each sender take."""
+
+    def __init__(self, base_bits_per_s: int = LINK, out: WayOut | None = None) -> None:
+        self.base = base_bits_per_s, "configured"
+        self.out = out or WayOut(LINK)
+        self.state: WayInState | None = None
+        self.now_s = 0.0
+        self.received_bytes = 0
+        self.estimate: way_in_capacity.WayInEstimate
+
+    def go(
+        self, seconds: float, *, comes: float, ways: dict[str, float] | None = None,
+        brokers: dict[str, float] | None = None, tcp: dict[str, float] | None = None,
+        held: frozenset[str] = frozenset(), limited: bool = False,
+    ) -> way_in_capacity.WayInEstimate:  # fmt: skip
+        for _ in range(round(10 * seconds)):
+            self.now_s = round(self.now_s + 0.1, 6)
+            self.received_bytes += int(comes / 80)
+            noise_s = 1e-4 * (self.now_s % 0.7)
+            flows = tuple(
+                FlowSample(f"s/{peer}", peer, "compute", "report", 0.01, way_in_s=-50.0 + seconds_ + noise_s,
+                           way_in_age_s=0.01)
+                for peer, seconds_ in (ways or {}).items()
+            )  # fmt: skip
+            addresses = sorted({**(brokers or {}), **(tcp or {})})
+            senders = tuple(
+                SenderSample(
+                    address, "storage", 0, 0.0, 0.004, "yes",
+                    broker_rtt_s=brokers[address] + noise_s if brokers and address in brokers else None,
+                    receive_rtt_s=tcp[address] + noise_s if tcp and address in tcp else None,
+                )
+                for address in addresses
+            )  # fmt: skip
+            self.estimate = way_in_capacity.estimate(
+                now_s=self.now_s, state=self.state, base=self.base, received_bytes=self.received_bytes, flows=flows,
+                senders=senders, held=held, limited=limited, out=self.out,
+            )  # fmt: skip
+            self.state = self.estimate.state
+        return self.estimate
+
+
+def test_two_senders_have_to_see_a_queue_and_none_must_see_none() -> None:
+    for waits, clear, found in ((("b", "c"), (), True), (("b",), (), False), (("b", "c"), ("d",), False)):
+        ticks = Ticks()
+        ticks.go(2.0, comes=40e6, brokers=dict.fromkeys((*waits, *clear), 0.005))
+        queued = dict.fromkeys(waits, 0.08) | dict.fromkeys(clear, 0.005)
+        estimate = ticks.go(1.0, comes=40e6, brokers=queued)
+        assert (estimate.source == "measured") is found, (waits, clear)
+        assert (estimate.rate_bits_per_s == pytest.approx(HEADROOM * 40e6, rel=0.03)) is found
+
+
+def test_a_program_alone_cannot_say_that_a_queue_stands_whatever_peers_it_names() -> None:
+    for brokers, found in (({}, False), ({"d": 0.08}, True)):
+        ticks = Ticks()
+        ticks.go(2.0, comes=40e6, ways={"b": 0.005, "c": 0.005}, brokers=dict.fromkeys(brokers, 0.005))
+        estimate = ticks.go(1.0, comes=40e6, ways={"b": 0.08, "c": 0.08}, brokers=brokers)
+        assert (estimate.source == "measured") is found
+
+
+def test_a_round_trip_counts_where_the_way_out_is_idle_or_explains_its_part() -> None:
+    for out, trip_s, found in (
+        (WayOut(LINK, load=0.1), 0.08, True),
+        (WayOut(LINK, load=0.9), 0.08, False),
+        (WayOut(LINK, load=0.9, excess_s=0.0), 0.08, True),
+        (WayOut(LINK, load=0.9, excess_s=0.07), 0.08, False),
+    ):
+        ticks = Ticks(out=out)
+        ticks.go(2.0, comes=40e6, brokers={"b": 0.005, "c": 0.005})
+        estimate = ticks.go(1.5, comes=40e6, brokers={"b": trip_s, "c": trip_s})
+        assert (estimate.source == "measured") is found, out
+
+
+def test_what_tcp_says_of_a_sender_that_we_hold_back_is_about_our_hold() -> None:
+    for held, found in ((frozenset[str](), True), (frozenset({"b", "c"}), False)):
+        ticks = Ticks()
+        ticks.go(2.0, comes=40e6, tcp={"b": 0.005, "c": 0.005})
+        assert (ticks.go(1.5, comes=40e6, tcp={"b": 0.2, "c": 0.2}, held=held).source == "measured") is found
+
+
+def test_delay_with_next_to_nothing_coming_in_is_somebody_elses() -> None:
+    ticks = Ticks()
+    ticks.go(2.0, comes=2e6, ways={"b": 0.005}, brokers={"c": 0.005})
+    assert ticks.go(3.0, comes=2e6, ways={"b": 0.2}, brokers={"c": 0.2}).rate_bits_per_s == HEADROOM * LINK
+
+
+def test_delay_that_stays_while_ever_less_is_let_in_gives_the_rate_back() -> None:
+    """Others fill the bottleneck: whatever we let in, it waits as long."""
+    ticks = Ticks()
+    ticks.go(2.0, comes=60e6, ways={"b": 0.005}, brokers={"c": 0.005})
+    rates: list[int] = []
+    for _ in range(120):
+        let_in = 0.95 * (ticks.estimate.rate_bits_per_s if rates else 60e6)
+        rates.append(
+            ticks.go(0.1, comes=let_in, ways={"b": 0.08}, brokers={"c": 0.08}, held=frozenset({"d"})).rate_bits_per_s
+        )  # fmt: skip
+    assert min(rates) < 60e6
+    assert ticks.estimate.reason.code == "delay-not-ours"
+    assert rates[-1] == HEADROOM * LINK
+
+
+def test_a_queue_is_drained_only_while_somebody_is_held() -> None:
+    for held, drains in ((frozenset({"d"}), True), (frozenset[str](), False)):
+        ticks = Ticks()
+        ticks.go(2.0, comes=60e6, ways={"b": 0.005}, brokers={"c": 0.005})
+        seen = [
+            ticks.go(0.1, comes=60e6, ways={"b": 0.08}, brokers={"c": 0.08}, held=held).draining for _ in range(10)
+        ]  # fmt: skip
+        assert any(seen) is drains
+
+
+def test_a_raise_waits_until_storage_is_what_limits_and_somebody_sees_no_queue() -> None:
+    for limited, ways, raised in (
+        (True, {"b": 0.005, "c": 0.005}, True),
+        (False, {"b": 0.005}, False),
+        (True, {}, False),
+    ):
+        ticks = Ticks()
+        ticks.go(2.0, comes=40e6, ways={"b": 0.005}, brokers={"c": 0.005})
+        found = ticks.go(1.0, comes=40e6, ways={"b": 0.08}, brokers={"c": 0.08}).rate_bits_per_s
+        later = ticks.go(4.0, comes=0.95 * found, ways=ways, limited=limited).rate_bits_per_s
+        assert (later > found) is raised
+
+
+def test_counters_that_go_back_or_are_missing_change_nothing() -> None:
+    ticks = Ticks()
+    ticks.go(2.0, comes=60e6, ways={"b": 0.005}, brokers={"c": 0.005})
+    ticks.received_bytes = 0
+    ticks.go(0.1, comes=0, ways={"b": 0.08}, brokers={"c": 0.08})
+    missing = way_in_capacity.estimate(
+        now_s=ticks.now_s + 0.1, state=ticks.state, base=ticks.base, received_bytes=None, flows=(), senders=(),
+        held=frozenset(), limited=False, out=ticks.out,
+    )  # fmt: skip
+    assert missing.rate_bits_per_s == HEADROOM * LINK
+    assert missing.state.came == ()
+
+
+def test_what_it_rests_on_is_recorded_and_replays_to_the_byte() -> None:
+    state, lines = State(), [header_line(policy=POLICY, state=State())]
+    for tick in range(40):
+        waits_s = 0.08 if tick > 20 else 0.005
+        noise_s = 1e-5 * tick
+        flows = tuple(
+            FlowSample(f"s/{peer}", peer, "compute", "report", 0.0, way_in_s=waits_s + noise_s, way_in_age_s=0.0)
+            for peer in ("10.0.0.2", "10.0.0.5")
+        )
+        senders = (SenderSample("10.0.0.3", "storage", tick * 400_000, 0.0, 0.004, broker_rtt_s=waits_s + noise_s),)
+        classes = tuple(ClassSample(name, 0) for name in CLASS_NAMES)
+        sample = InterfaceSample(
+            "a", None, 0.0, classes, flows, received_bytes=tick * 500_000, senders=senders, pace_bits_per_s=tick
+        )
+        decision = decide(
+            now_s=tick / 10, state=state, measurements=Measurements((sample,)), policy=POLICY
+        )  # fmt: skip
+        lines.append(tick_line(now_s=tick / 10, measurements=Measurements((sample,)), decision=decision))
+        state = decision.state
+    assert way_in(decision).capacity_source == "measured"
+    assert replay(lines).first_difference is None

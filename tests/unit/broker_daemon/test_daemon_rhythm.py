@@ -1,0 +1,90 @@
+"""When the loop decides: one rule says when something is due and whether it is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from broker.daemon.rhythm import LINKS_S, PEERS_S, URGENT_S, Moment, Occasions, Rhythm
+
+TICK_S = 0.1
+
+
+def rhythm() -> Rhythm:
+    return Rhythm(tick_s=TICK_S, now_s=10.0)
+
+
+def test_nothing_is_due_before_the_tick_when_nothing_happens() -> None:
+    assert rhythm().due_s(Occasions()) == 10.0 + TICK_S
+    assert rhythm().moment(Occasions(), now_s=10.0999) is None
+    assert rhythm().moment(Occasions(), now_s=10.0 + TICK_S) is Moment.TICK
+
+
+def test_an_announcement_waits_as_long_as_announcements_share_a_decision_and_an_ask_less() -> None:
+    assert rhythm().due_s(Occasions(announced=True)) == 10.0 + URGENT_S
+    assert rhythm().due_s(Occasions(asked=True)) == 10.0 + PEERS_S
+
+
+def test_both_at_once_are_decided_when_the_first_of_them_is_due() -> None:
+    both = Occasions(announced=True, asked=True)
+    assert rhythm().due_s(both) == 10.0 + PEERS_S
+    assert rhythm().moment(both, now_s=10.0 + PEERS_S) is Moment.SOON
+
+
+def test_a_decision_that_is_to_be_made_again_comes_in_time_but_not_at_once() -> None:
+    assert rhythm().due_s(Occasions(again_s=10.05)) == 10.05
+    assert rhythm().due_s(Occasions(again_s=10.0)) == 10.0 + URGENT_S
+    assert rhythm().due_s(Occasions(again_s=9999.0)) == 10.0 + TICK_S
+
+
+def test_links_that_changed_are_looked_at_before_a_tick_that_is_due_too() -> None:
+    changed = Occasions(links=True)
+    assert rhythm().due_s(changed) == 10.0 + LINKS_S
+    assert rhythm().moment(changed, now_s=10.5) is Moment.LINKS
+
+
+@pytest.mark.parametrize("announced", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("links", [False, True])
+@pytest.mark.parametrize("again_s", [None, 9.0, 10.003, 10.2])
+def test_who_wakes_when_something_is_due_has_something_to_do(
+    announced: bool, asked: bool, links: bool, again_s: float | None
+) -> None:
+    """Else the loop would spin: wake, find nothing to do, wake."""
+    occasions = Occasions(announced=announced, asked=asked, links=links, again_s=again_s)
+    due_s = rhythm().due_s(occasions)
+    assert rhythm().moment(occasions, now_s=due_s) is not None
+    assert rhythm().moment(occasions, now_s=math.nextafter(due_s, 0.0)) is None
+
+
+def test_a_tick_comes_a_whole_interval_after_a_decision_between_two() -> None:
+    one = rhythm()
+    one.decided(Moment.SOON, began_s=10.04, ended_s=10.05, tick_s=TICK_S)
+    assert one.due_s(Occasions()) == 10.04 + TICK_S
+    assert one.due_s(Occasions(announced=True)) == 10.04 + URGENT_S
+
+
+def test_decisions_without_end_put_a_tick_off_by_one_interval_at_most() -> None:
+    one = rhythm()
+    for number in range(1, 40):
+        one.decided(Moment.SOON, began_s=10.0 + number * URGENT_S, ended_s=10.0 + number * URGENT_S, tick_s=TICK_S)
+    assert one.due_s(Occasions()) == pytest.approx(10.0 + 2 * TICK_S)
+    assert one.moment(Occasions(announced=True), now_s=10.2) is Moment.TICK
+    one.decided(Moment.TICK, began_s=10.2, ended_s=10.2, tick_s=TICK_S)
+    assert one.due_s(Occasions()) == pytest.approx(10.3)
+    assert one.late_ticks == 0
+
+
+def test_a_decision_just_before_a_late_tick_makes_it_no_earlier() -> None:
+    one = rhythm()
+    one.decided(Moment.TICK, began_s=10.1, ended_s=10.25, tick_s=TICK_S)
+    one.decided(Moment.SOON, began_s=10.26, ended_s=10.26, tick_s=TICK_S)
+    assert one.due_s(Occasions()) == pytest.approx(10.3)
+
+
+def test_ticks_that_were_missed_are_counted_and_not_made_up_for() -> None:
+    one = rhythm()
+    one.decided(Moment.TICK, began_s=10.1, ended_s=10.45, tick_s=TICK_S)
+    assert one.late_ticks == 3
+    assert one.due_s(Occasions()) == pytest.approx(10.5)

@@ -1,0 +1,64 @@
+"""A snapshot is made when somebody asks, by the loop alone; who asks of a loop that hangs sees what was shown last."""
+
+from __future__ import annotations
+
+import threading
+from typing import cast
+
+import pytest
+
+from broker.daemon import showing
+from broker.daemon.showing import SHOW_S, Showing
+from broker.daemon.status import Snapshot
+
+
+def snapshot(name: str) -> Snapshot:
+    return cast(Snapshot, name)
+
+
+def test_what_nobody_asks_for_is_shown_once_a_second() -> None:
+    one = Showing(lambda: None)
+    assert not one.due(now_s=10.0)  # nothing was decided yet
+    one.outdate()
+    assert one.due(now_s=10.0)
+    one.show(snapshot("first"), now_s=10.0)
+    one.outdate()
+    assert not one.due(now_s=10.0 + 0.9 * SHOW_S)
+    assert one.due(now_s=10.0 + SHOW_S)
+
+
+def test_who_asks_wakes_the_loop_and_gets_the_newest_decision() -> None:
+    asked = threading.Event()
+    one = Showing(asked.set)
+    one.outdate()
+    one.show(snapshot("old"), now_s=10.0)
+    one.outdate()
+    found: list[Snapshot | None] = []
+    reader = threading.Thread(target=lambda: found.append(one.ask()))
+    reader.start()
+    assert asked.wait(30.0)
+    assert one.due(now_s=10.01)
+    one.show(snapshot("new"), now_s=10.01)
+    reader.join(30.0)
+    assert found == ["new"]
+
+
+def test_what_is_new_already_is_not_made_again() -> None:
+    wakes: list[None] = []
+    one = Showing(lambda: wakes.append(None))
+    one.outdate()
+    one.show(snapshot("new"), now_s=10.0)
+    assert one.ask() == "new"
+    assert not wakes
+    assert not one.due(now_s=99.0)
+
+
+def test_a_loop_that_hangs_leaves_what_was_shown_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showing, "WAIT_S", 0.01)
+    one = Showing(lambda: None)
+    assert one.ask() is None
+    one.outdate()
+    assert one.ask() is None
+    one.show(snapshot("old"), now_s=10.0)
+    one.outdate()
+    assert one.ask() == "old"

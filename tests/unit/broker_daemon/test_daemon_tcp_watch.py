@@ -1,0 +1,84 @@
+"""Few connections are all looked at, of many those that matter and those that bring most; and never for long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from broker.config import load
+from broker.daemon import tcp_watch
+from broker.daemon.flows import FlowTable
+from broker.daemon.log import open_log
+from broker.daemon.matching import Matching
+from broker.daemon.sock_diag import TcpConnection
+from broker.daemon.tcp_watch import ALL_MAX, BRINGING_MAX, FOLLOWED_MAX, TcpWatch
+
+MATCHING = Matching(
+    load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n[class.storage]\nmatch = [{ port = 873 }]\n')
+)
+
+
+def connection(number: int, *, port: int = 873, acked: int = 0, received: int = 0, waiting: int = 0) -> TcpConnection:
+    return TcpConnection(
+        local=("10.0.0.1", 1000 + number), remote=("10.0.0.2", port), uid=0, inode=number, classid=0, dscp=0,
+        rtt_s=0.01, rtt_s_min=None, acked_bytes=acked, received_bytes=received, sent_segments=0,
+        retransmitted_segments=0, delivery_rate_bits_per_s=0, application_limited=False, unacked_segments=0,
+        waiting_bytes=waiting, question=number.to_bytes(4, "big"),
+    )  # fmt: skip
+
+
+class Kernel:
+    """What there is, and what was asked for."""
+
+    def __init__(self, connections: Sequence[TcpConnection]) -> None:
+        self.connections, self.asked, self.lists = connections, set[int](), 0
+
+    def pages(self, *, clock: Callable[[], float]) -> Iterator[list[TcpConnection]]:
+        self.lists += 1
+        for start in range(0, len(self.connections), 60):
+            yield [one._replace(at_s=clock()) for one in self.connections[start : start + 60]]
+
+    def single(self, chosen: Sequence[TcpConnection], *, clock: Callable[[], float]) -> Iterator[list[TcpConnection]]:
+        self.asked = {one.inode for one in chosen}
+        yield [one._replace(at_s=clock()) for one in chosen]
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, *, seconds: float = 2.0) -> FlowTable:
+    monkeypatch.setattr(tcp_watch, "tcp_pages", kernel.pages)
+    monkeypatch.setattr(tcp_watch, "tcp_asked", kernel.single)
+    now_s = [0.0]
+    watch, flows = TcpWatch(log=open_log(), clock=lambda: now_s[0]), FlowTable()
+    while now_s[0] < seconds:
+        watch.look(flows, matching=MATCHING, now_s=now_s[0])
+        now_s[0] += 0.1
+    return flows
+
+
+def test_of_few_connections_all_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel([connection(number) for number in range(ALL_MAX)])
+    flows = watched(monkeypatch, kernel)
+    assert flows.tcp_count == len(flows.tcp_connections()) == ALL_MAX
+    assert not kernel.asked
+
+
+def test_of_many_those_that_matter_are_followed_and_those_that_bring_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [connection(number, port=22, acked=10**9, received=1) for number in range(1000, 1800)]
+    silent = [connection(number, acked=number) for number in range(200)]
+    sending = [connection(number, waiting=5000) for number in range(200, 210)]
+    bringing = [connection(number, port=22, received=10**6 + number) for number in range(300, 300 + BRINGING_MAX)]
+    kernel = Kernel([*others, *silent, *bringing, *sending])
+    flows = watched(monkeypatch, kernel)
+    assert flows.tcp_count == len(kernel.connections)
+    followed = kernel.asked
+    assert len(followed) == FOLLOWED_MAX == len(flows.tcp_connections())
+    assert {one.inode for one in (*sending, *bringing)} <= followed
+    first = sorted(silent, key=lambda one: -one.acked_bytes)[: FOLLOWED_MAX - len(sending) - len(bringing)]
+    assert {one.inode for one in first} <= followed
+
+
+def test_a_list_of_very_many_is_cut_on_the_way_and_keeps_whom_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel([connection(number, waiting=int(number == 7)) for number in range(20 * ALL_MAX)])
+    flows = watched(monkeypatch, kernel, seconds=5.0)
+    assert flows.tcp_count == len(kernel.connections)
+    assert 7 in {one.inode for one, _ in flows.tcp_connections()}
