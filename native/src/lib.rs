@@ -7,7 +7,8 @@
 //! - `endpoint` drives the protocol: it moves the packets of one socket; `connection` and `streams` are what tasks see of
 //!   that, `path` where a peer is.
 //! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
-//!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion`, `rate` and `measure` say what they are.
+//!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion` (with `bbr`, `delay_bound`
+//!   and `rate`) and `measure` say what they are.
 //! - `guard` is where panics end.
 
 mod bbr;
@@ -15,6 +16,7 @@ mod buffers;
 mod congestion;
 mod connection;
 mod core;
+mod delay_bound;
 mod endpoint;
 mod engine;
 mod events;

@@ -12,10 +12,13 @@ The third one, which follows a rate, is in `rate_following`.
 The delay-bounded controller is for bulk state that shares a link with training. It keeps the queue that it makes itself
 near `target_s = max(2 ms, base RTT / 4)` (after LEDBAT, RFC 6817, and LEDBAT++), so that a 1 KB message to the same
 peer does not wait behind it: at 40 Mbit/s, 2 ms are 10 kB or 7 packets.
-- The queueing delay is the least of the last `FILTER_SAMPLES` round trips minus the base: single late samples come from
-  schedulers and interpreters, a queue delays every packet.
-- Below the target the window grows, by up to one packet a round trip after slow start; above it shrinks in proportion,
-  at most halving in a round trip.
+- A round is a round trip, and at least `ROUND_SAMPLES` samples, which in slow start are enough. Its queue is the least
+  round trip in it minus the base: a queue of ours delays every packet. Single late samples come from schedulers and
+  interpreters, and what passes within a round (somebody's message of 64 KB is 5 ms at 100 Mbit/s) is not ours: giving
+  way to each left a third of a link unused.
+- Below the target the window grows, by up to an eighth a round after slow start; above it shrinks by an eighth for each
+  target that the queue is too long, at most by half. The target is a quarter of the base or more, so what was decided
+  before the last round showed overshoots by less than a target.
 - The base is the least round trip in two spans of `BASE_SPAN_S`. Because a standing queue of our own would become part
   of it, the window is cut to four packets for a moment once a span (BBR's ProbeRTT, 2 % of the time).
 """
@@ -23,7 +26,6 @@ peer does not wait behind it: at 40 Mbit/s, 2 ms are 10 kB or 7 packets.
 from __future__ import annotations
 
 import math
-from collections import deque
 
 WINDOW_PACKETS_MIN = 4
 WINDOW_PACKETS_INITIAL = 10
@@ -36,7 +38,10 @@ IDLE_S = 2.0
 RTT_RISE_S_MIN, RTT_RISE_S_MAX, RTT_SAMPLES_MIN, CSS_DIVISOR, CSS_ROUNDS = 0.004, 0.016, 8, 4, 5
 """RFC 9406, section 4.3."""
 TARGET_S_MIN = 0.002
-FILTER_SAMPLES = 6
+ROUND_SAMPLES = 6
+GAIN, CUT_MOST = 1 / 8, 0.5
+SLOW_START_TARGETS = 0.75
+"""Slow start doubles in a round trip, and what it has sent shows one later."""
 BASE_SPAN_S = 10.0
 DRAIN_S = 0.2
 RATE_SPAN_S = 0.1
@@ -260,9 +265,9 @@ class DelayBound:
         self.packet_bytes = packet_bytes
         self.window_bytes = float(WINDOW_PACKETS_INITIAL * packet_bytes)
         self.slow_start = True
-        self.queue_s = 0.0
         self._base = RttWindow()
-        self._recent: deque[float] = deque(maxlen=FILTER_SAMPLES)
+        self._began_s: float | None = None
+        self._least_s, self._samples, self._rtt_s = math.inf, 0, 0.0
         self._drain_until: float | None = None
         self._drained_at: float | None = None
         self._reduced_at = -math.inf
@@ -282,8 +287,9 @@ class DelayBound:
         if self._drained_at is None:
             self._drained_at = now_s
         self._base.add(rtt_s, now_s=now_s)
-        self._recent.append(rtt_s)
-        self.queue_s = min(self._recent) - self.base_s
+        self._least_s = min(self._least_s, rtt_s)
+        self._samples += 1
+        self._rtt_s = rtt_s
         if now_s - self._drained_at > BASE_SPAN_S:
             self._drained_at = now_s
             self._drain_until = now_s + max(DRAIN_S, 2 * rtt_s)
@@ -291,24 +297,33 @@ class DelayBound:
             self._drain_until = None
 
     def on_acked(self, acked_bytes: int, *, now_s: float) -> None:
-        """Grow or shrink by what the queue says, for `acked_bytes` of a full window."""
-        if self._drain_until is not None or len(self._recent) < FILTER_SAMPLES:
-            if self.slow_start:
-                self.window_bytes += acked_bytes
+        """Grow in slow start, and end a round where it is over, for `acked_bytes` of a full window."""
+        if self._drain_until is not None:
+            self._begin_round(None)
             return
+        if self._began_s is None:
+            self._began_s = now_s
+        if self._samples < ROUND_SAMPLES:
+            self.window_bytes += acked_bytes if self.slow_start else 0
+            return
+        queue_s = self._least_s - self.base_s
         if self.slow_start:
-            if self.queue_s < 0.75 * self.target_s:
-                self.window_bytes += acked_bytes
-                return
-            self.slow_start = False
-        share = acked_bytes / self.window_bytes
-        if self.queue_s <= self.target_s:
-            off_target = 1 - self.queue_s / self.target_s
-            # At most one packet a round trip, or a 32nd of the window where that is more: links differ by 1000.
-            self.window_bytes += share * off_target * max(self.packet_bytes, self.window_bytes / 32)
+            self.slow_start = queue_s < SLOW_START_TARGETS * self.target_s
+            self.window_bytes += acked_bytes if self.slow_start else 0
+            self._begin_round(now_s)
+        elif now_s - self._began_s >= self._rtt_s:
+            self._begin_round(now_s)
+            self._judge(queue_s)
+
+    def _begin_round(self, now_s: float | None) -> None:
+        self._began_s, self._least_s, self._samples = now_s, math.inf, 0
+
+    def _judge(self, queue_s: float) -> None:
+        off_target = 1 - queue_s / self.target_s
+        if off_target < 0:
+            self.window_bytes *= 1 - min(-GAIN * off_target, CUT_MOST)
         else:
-            excess = min(self.queue_s / self.target_s - 1, 1.0)
-            self.window_bytes -= share * excess * self.window_bytes / 2
+            self.window_bytes += off_target * max(self.packet_bytes, GAIN * self.window_bytes)
         self.window_bytes = max(self.window_bytes, WINDOW_PACKETS_MIN * self.packet_bytes)
 
     def on_loss(self, *, now_s: float, sent_at_s: float) -> None:
