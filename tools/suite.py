@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ OK, FAILED = 0, 1
 
 def main(arguments: list[str]) -> int:
     """Run pytest with these arguments, or everything, and once more what may be asked again; the exit code."""
+    # A shell that starts us in the background has us ignore Ctrl-C; programs of tests that send it would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="hq-suite-") as folder:
         groups = {"tests": arguments} if arguments else {name: [name] for name in REAL_TIME}
         caches = {name: Path(folder, str(number)) for number, name in enumerate(groups)}
