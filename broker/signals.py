@@ -446,9 +446,8 @@ def _way_there(
     if not own_s:
         return after, None, None
     excess_s = sample.one_way_s - min(value for _, value in least)
-    span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s)))
-    if max(own_s) > QUEUE_TRUSTED_S:
-        span = None
+    trusted = max(own_s) <= QUEUE_TRUSTED_S
+    span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s))) if trusted else None
     return after, span, _arrival(sample.peer, sent_s, excess_s, index, near)
 
 

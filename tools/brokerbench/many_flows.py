@@ -16,12 +16,13 @@ from typing import Any
 
 import psutil
 
-from tools.brokerbench import scenes, variants
+from tools.brokerbench import scenes
+from tools.brokerbench.programs import flood
 from tools.brokerbench.run import Run
 from tools.brokerbench.settings import Settings
 from tools.brokerbench.shares import JOB, payload_bytes
 from tools.brokerbench.stage import Job, Stage
-from tools.measure.brokers import Seat, group_of
+from tools.measure.brokers import Seat, configuration, group_of
 from tools.measure.crew import MeasureError
 
 SCENARIO = "flows"
@@ -68,10 +69,11 @@ def _watch(run: Run, load: _Load) -> None:
     job = Job(name=JOB, compute_s=settings.compute_s, payload_bytes=payload_bytes(settings, scene.rate_bits_per_s))
 
     def configure(host: str) -> Callable[[Seat], str]:
-        text = variants.configuration(
+        text = configuration(
             interface=scene.lab[host].interface,
             rate_bits_per_s=scene.believed_bits_per_s[host],
             group=group_of(settings.user),
+            storage_port=flood.PORT,
         )
         return text if load.recorded else lambda seat: _unrecorded(text(seat))
 
