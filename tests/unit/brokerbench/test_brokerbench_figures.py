@@ -19,7 +19,8 @@ def test_jains_index(values: list[float], index: float) -> None:
 
 
 @given(
-    st.lists(st.floats(min_value=0, max_value=1e9), min_size=1, max_size=20), st.floats(min_value=0.01, max_value=100)
+    st.lists(st.just(0.0) | st.floats(min_value=1e-3, max_value=1e9), min_size=1, max_size=20),
+    st.floats(min_value=0.01, max_value=100),
 )
 def test_jains_index_depends_on_proportions_alone(values: list[float], factor: float) -> None:
     index = figures.jain(values)
