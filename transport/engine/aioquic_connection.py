@@ -97,6 +97,8 @@ class HiveConnection(SendingConnection):
         self._received_packets = 0
         self._key_packets = 0
         self._keyed_at = -1
+        self._new_keys_wanted = False
+        self._keys_since = 0  # the first packet of ours with today's keys
         self._path_host: Any = None
         self._context: QuicReceiveContext | None = None
         self._space: Any = None
@@ -267,7 +269,7 @@ class HiveConnection(SendingConnection):
                 error_code=QuicErrorCode.KEY_UPDATE_ERROR, frame_type=0, reason_phrase="keys were changed too often"
             )
             raise CryptoError("keys were changed too often")
-        self._keyed_at = self._packet_number
+        self._keyed_at = self._keys_since = self._packet_number
 
     def _note_received(self, space: Any, number: int, *, eliciting: bool, now: float) -> None:
         if number > space.largest_received_packet:

@@ -30,12 +30,19 @@ class SendingConnection(QuicConnection):
     recovery: Recovery
     _unacknowledged: int
     _key_packets: int
+    _new_keys_wanted: bool
+    _keys_since: int
     _acknowledgement_wish: bool
 
     @property
     def over(self) -> bool:
         """Closed by either side, or about to be."""
         return self._close_event is not None
+
+    def request_key_update(self) -> None:
+        """Change keys as soon as the peer has acknowledged a packet of today's: before, RFC 9001 6.2 forbids it, and a
+        peer that has sent nothing meanwhile closes the connection."""
+        self._new_keys_wanted = True
 
     def transmit(self, now: float, packets_max: int) -> list[tuple[bytes, Any]]:
         """Datagrams to send now, at most about `packets_max`, with their address."""
@@ -49,6 +56,9 @@ class SendingConnection(QuicConnection):
         path = self._network_paths[0]
         space = self._spaces[tls.Epoch.ONE_RTT]
         crypto = self._cryptos[tls.Epoch.ONE_RTT]
+        if self._new_keys_wanted and space.largest_acked_packet >= self._keys_since:
+            self._new_keys_wanted, self._keys_since = False, self._packet_number
+            crypto.update_key()
         recovery = self.recovery
         controller = recovery._cc
         size = self._max_datagram_size
