@@ -13,8 +13,9 @@ The two directions are told apart so: what the way out's own signals say of a qu
 where they say nothing and our own way out is loaded, a round trip does not count.
 
 A sender's own slow link looks the same as ours, to him. So two senders have to see a queue, and none may surely see
-none: what stands in front of our link, everybody's packets wait in. And one of them has to be known by more than the
-word of a program of ours, which may say what it likes of as many peers as it likes.
+none: what stands in front of our link, everybody's packets wait in. And of one of them TCP or his broker has to say
+so: a program of ours may say what it likes of as many peers as it likes. What those two say of a sender is a series of
+its own, and where it says anything, programs are not asked about him.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def hear(
             at_s = now_s - sender.age_s
             samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, explained))
     known = {entry.key: entry for entry in state.sources}
-    excess: dict[str, tuple[float, float]] = {}
-    vouched: dict[str, float] = {}
+    told: dict[str, tuple[float, float]] = {}
+    measured: dict[str, tuple[float, float]] = {}
     for key, sender_of, at_s, value_s, else_s in sorted(samples)[:SOURCES_MAX]:
         before = known.get(key)
         if before is not None and (at_s <= before.at_s + NEW_S or value_s == before.value_s):
@@ -113,16 +114,15 @@ def hear(
         if before is None or at_s < state.ignore_before_s:
             continue
         over_s = max(0.0, value_s - min(least for _, least in entry.least_s) - else_s)
+        excess = told if key.startswith(REPORTED) else measured
         last = excess.get(sender_of, (at_s, over_s))
         excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # of one sender who waits least
-        if not key.startswith(REPORTED):
-            vouched[sender_of] = at_s
-    kept = sorted(known.values(), key=lambda entry: (-entry.at_s, entry.key))[:SOURCES_MAX]
-    fresh = tuple(entry for entry in kept if now_s - entry.at_s <= PARTS * PART_S)
+    kept = sorted(known.values(), key=lambda entry: (entry.key.startswith(REPORTED), -entry.at_s, entry.key))
+    fresh = tuple(entry for entry in kept[:SOURCES_MAX] if now_s - entry.at_s <= PARTS * PART_S)
     return replace(
         state,
         sources=tuple(sorted(fresh, key=lambda entry: entry.key)),
-        voices=_voices(state, excess, vouched, now_s=now_s),
+        voices=_voices(state, told, measured, now_s=now_s),
     )
 
 
@@ -131,20 +131,15 @@ def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
     high: list[float] = []
     low, vouched, since_s, until_s = 0, False, 0.0, now_s
     for voice in state.voices:
-        fresh = [entry for entry in voice.excess[-OF:] if entry[0] > now_s - VOTE_S]
-        needed = min(HIGH, len(fresh))
-        slow = voice.excess[-2:]
-        if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
-            fresh, needed = [entry for entry in slow if entry[0] > now_s - SLOW_S], 2
-        if len(fresh) < 2:
-            continue
-        over = [seconds for _, seconds in fresh if seconds > threshold_s]
-        if len(over) >= needed and fresh[-1][1] > threshold_s:
-            high.append(over[-1])
-            since_s = max(since_s, _since_s(voice, threshold_s=threshold_s))
-            until_s = min(until_s, voice.excess[-1][0])
-            vouched |= voice.vouched_s is not None and voice.vouched_s > now_s - SLOW_S
-        elif 2 * (len(fresh) - len(over)) >= len(fresh):
+        measured = _sees(voice.measured, threshold_s=threshold_s, now_s=now_s)
+        series = voice.told if measured is None else voice.measured
+        sees = _sees(series, threshold_s=threshold_s, now_s=now_s)
+        if sees:
+            high.append(next(seconds for _, seconds in reversed(series) if seconds > threshold_s))
+            since_s = max(since_s, _since_s(series, threshold_s=threshold_s))
+            until_s = min(until_s, series[-1][0])
+            vouched |= measured is not None
+        elif sees is not None:
             low += 1
     high.sort()
     return Verdict(
@@ -158,10 +153,25 @@ def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
     )
 
 
-def _since_s(voice: VoiceState, *, threshold_s: float) -> float:
+def _sees(series: Sequence[tuple[float, float]], *, threshold_s: float, now_s: float) -> bool | None:
+    """Whether a series sees a queue; None where it says nothing, or now this and now that."""
+    fresh = [entry for entry in series[-OF:] if entry[0] > now_s - VOTE_S]
+    needed = min(HIGH, len(fresh))
+    slow = series[-2:]
+    if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
+        fresh, needed = [entry for entry in slow if entry[0] > now_s - SLOW_S], 2
+    if len(fresh) < 2:
+        return None
+    over = sum(seconds > threshold_s for _, seconds in fresh)
+    if over >= needed and fresh[-1][1] > threshold_s:
+        return True
+    return False if 2 * (len(fresh) - over) >= len(fresh) else None
+
+
+def _since_s(series: Sequence[tuple[float, float]], *, threshold_s: float) -> float:
     """Since when a sender that sees a queue now has seen it in every sample."""
-    since_s = voice.excess[-1][0]
-    for at_s, seconds in reversed(voice.excess):
+    since_s = series[-1][0]
+    for at_s, seconds in reversed(series):
         if seconds <= threshold_s:
             break
         since_s = at_s
@@ -183,15 +193,27 @@ def _with(before: SourceState | None, key: str, sender: str, *, at_s: float, val
 
 
 def _voices(
-    state: WayInState, excess: dict[str, tuple[float, float]], vouched: dict[str, float], *, now_s: float
+    state: WayInState, told: dict[str, tuple[float, float]], measured: dict[str, tuple[float, float]], *, now_s: float
 ) -> tuple[VoiceState, ...]:
-    known = {
-        voice.sender: voice
-        for voice in state.voices
-        if voice.excess and voice.excess[-1][0] > now_s - SLOW_S
-    }  # fmt: skip
-    for sender, sample in excess.items():
-        before = known.get(sender, VoiceState(sender))
-        lately = (*before.excess[1 - REMEMBERED :], sample)
-        known[sender] = VoiceState(sender, lately, vouched.get(sender, before.vouched_s))
-    return tuple(known[sender] for sender in sorted(known))
+    voices = {voice.sender: voice for voice in state.voices}
+    for sender in {*told, *measured}:
+        before = voices.get(sender, VoiceState(sender))
+        voices[sender] = VoiceState(
+            sender, _longer(before.told, told.get(sender)), _longer(before.measured, measured.get(sender))
+        )
+    fresh = (
+        replace(voice, told=_lately(voice.told, now_s=now_s), measured=_lately(voice.measured, now_s=now_s))
+        for voice in voices.values()
+    )
+    return tuple(sorted((voice for voice in fresh if voice.told or voice.measured), key=lambda voice: voice.sender))
+
+
+def _longer(
+    series: tuple[tuple[float, float], ...], sample: tuple[float, float] | None
+) -> tuple[tuple[float, float], ...]:
+    return series if sample is None else (*series[1 - REMEMBERED :], sample)
+
+
+def _lately(series: tuple[tuple[float, float], ...], *, now_s: float) -> tuple[tuple[float, float], ...]:
+    """A series that goes on, and nothing of one that has ended."""
+    return series if series and series[-1][0] > now_s - SLOW_S else ()

@@ -23,12 +23,12 @@ class SourceState:
 
 @dataclass(frozen=True)
 class VoiceState:
-    """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first; `vouched_s` when
-    something else than a report of a program of ours last said so."""
+    """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first; `told` by programs of
+    ours, `measured` by TCP or his broker."""
 
     sender: str
-    excess: tuple[tuple[float, float], ...] = ()
-    vouched_s: float | None = None
+    told: tuple[tuple[float, float], ...] = ()
+    measured: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

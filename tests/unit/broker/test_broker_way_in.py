@@ -117,7 +117,7 @@ class Ticks:
     def go(
         self, seconds: float, *, comes: float, ways: dict[str, float] | None = None,
         brokers: dict[str, float] | None = None, tcp: dict[str, float] | None = None,
-        held: frozenset[str] = frozenset(), limited: bool = False,
+        answers: dict[str, float] | None = None, held: frozenset[str] = frozenset(), limited: bool = False,
     ) -> way_in_capacity.WayInEstimate:  # fmt: skip
         for _ in range(round(10 * seconds)):
             self.now_s = round(self.now_s + 0.1, 6)
@@ -128,11 +128,12 @@ class Ticks:
                            way_in_age_s=0.01)
                 for peer, seconds_ in (ways or {}).items()
             )  # fmt: skip
-            addresses = sorted({**(brokers or {}), **(tcp or {})})
+            trips = {address: trip_s + noise_s for address, trip_s in (brokers or {}).items()} | (answers or {})
+            addresses = sorted({**trips, **(tcp or {})})
             senders = tuple(
                 SenderSample(
                     address, "storage", 0, 0.0, 0.004, "yes",
-                    broker_rtt_s=brokers[address] + noise_s if brokers and address in brokers else None,
+                    broker_rtt_s=trips.get(address),
                     receive_rtt_s=tcp[address] + noise_s if tcp and address in tcp else None,
                 )
                 for address in addresses
@@ -161,6 +162,35 @@ def test_a_program_alone_cannot_say_that_a_queue_stands_whatever_peers_it_names(
         ticks.go(2.0, comes=40e6, ways={"b": 0.005, "c": 0.005}, brokers=dict.fromkeys(brokers, 0.005))
         estimate = ticks.go(1.0, comes=40e6, ways={"b": 0.08, "c": 0.08}, brokers=brokers)
         assert (estimate.source == "measured") is found
+
+
+@pytest.mark.parametrize("ticks_between", [10, 5, 2])
+def test_a_broker_that_sees_no_queue_does_not_vouch_for_a_program_that_says_so_of_the_same_sender(
+    ticks_between: int,
+) -> None:
+    """Ever more delay is told of a storage host and of somebody invented, while the host's broker answers in 5 ms."""
+    ticks = Ticks(out=WayOut(LINK, load=0.1))
+    answer_s = 0.005
+    for tick in range(600):
+        if tick % ticks_between == 0:
+            answer_s = 0.005 + 1e-5 * (tick % 7)
+        said_s = 0.005 if tick < 20 else 1.0 if tick < 34 else 0.05 + 0.0012 * tick
+        let_in = min(60e6, ticks.estimate.rate_bits_per_s) if tick else 60e6
+        ticks.go(
+            0.1, comes=let_in, ways={"d": said_s, "made-up": said_s}, answers={"d": answer_s}, held=frozenset({"d"}),
+            limited=True,
+        )  # fmt: skip
+        assert ticks.estimate.rate_bits_per_s == HEADROOM * LINK, tick
+
+
+def test_a_program_that_names_many_peers_drives_out_nothing_that_was_measured() -> None:
+    ticks = Ticks()
+    many = {f"p{number:02}": 0.005 for number in range(70)}
+    for waits_s in (0.005, 0.08):
+        for tick in range(30):
+            brokers = {"b": waits_s, "c": waits_s} if tick % 10 == 0 else None
+            ticks.go(0.1, comes=40e6, ways=dict.fromkeys(many, waits_s), brokers=brokers)
+    assert ticks.estimate.source == "measured"
 
 
 def test_a_round_trip_counts_where_the_way_out_is_idle_or_explains_its_part() -> None:
