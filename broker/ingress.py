@@ -139,7 +139,15 @@ def decide_ingress(
             interface.name, state, policy, estimate, why, allowance, in_kernel=in_kernel
         ),
         holds=_holds(allowed, told, rate, why),
-        alarms=ingress_shown.alarms(interface, told, source=source, in_kernel=in_kernel, holding=bool(allowance)),
+        alarms=ingress_shown.alarms(
+            interface,
+            told,
+            policy,
+            estimate,
+            way_in_capacity.base_rate(interface, sample),
+            in_kernel=in_kernel,
+            holding=bool(allowance),
+        ),  # fmt: skip
         again_s=min((time_s for time_s in again if time_s is not None), default=None),
         watch=observed.watch(interface.name, state.observed, slower_bits_per_s=slower) if close else None,
     )

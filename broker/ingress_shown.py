@@ -63,12 +63,22 @@ def allocation(
 
 
 def alarms(
-    interface: InterfacePolicy, told: Mapping[str, SenderSample], *, source: str, in_kernel: bool, holding: bool
-) -> tuple[Alarm, ...]:
-    """What is wrong: no speed, senders that nobody holds back, brokers that refuse."""
+    interface: InterfacePolicy, told: Mapping[str, SenderSample], policy: Policy, estimate: WayInEstimate,
+    base: tuple[int, str], *, in_kernel: bool, holding: bool,
+) -> tuple[Alarm, ...]:  # fmt: skip
+    """What is wrong: no speed, or too little; senders that nobody holds back, brokers that refuse. `base` is what
+    operator or driver say, and who says it."""
     found = []
-    if source == "fallback":
+    if estimate.source == "fallback":
         found.append(Alarm("ingress-unknown", interface.name, ingress_reasons.IngressUnknown().text()))
+    rate, (said, by) = estimate.state.rate_bits_per_s, base
+    promised = sum(promises(entry, said).guarantee for entry in policy.classes)
+    if by != "fallback" and rate < promised:
+        text = (
+            f"{format_rate(rate)} came in while packets waited in front of our link, the guarantees of its "
+            f"{format_rate(said)} sum to {format_rate(promised)}; each is kept as a part of what is there"
+        )
+        found.append(Alarm("way-in-below-guarantees", interface.name, text))
     for sample in sorted(told.values(), key=lambda entry: entry.address)[:ALARMS_MAX] if holding else ():
         subject = f"{interface.name}/{sample.address}"
         if sample.broker == "no" and not in_kernel:

@@ -69,9 +69,9 @@ FORGET_S, FORGET_LOAD = 10.0, 0.3
 """Without a word for so long, while at least this part of it comes, an estimate is no measurement any more."""
 EPISODE_S = 5.0
 DOUBT_MOVES, DOUBT_EXCESS = 5, 0.7
-"""Five times lower and never higher, each time because less came, with more than 0.7 of the first delay left: it does
-not follow what we let in. A link that really became slower is found in two or three, and brings the same from then on.
-"""
+"""Five times lower and never higher, each time because less came, with more than 0.7 of the least delay so far left: it
+does not follow what we let in. Not of the first: a flow that begins overshoots. A link that really became slower is
+found in two or three, and brings the same from then on."""
 BLAMELESS_S = 30.0
 
 
@@ -199,6 +199,7 @@ def _queue(state: WayInState, said: Verdict, *, holding: bool, load_min: float, 
             rate_bits_per_s=rate, changed_s=now_s, moved_by="doubt", blameless_until_s=now_s + BLAMELESS_S,
             episode_moves=0,
         )  # fmt: skip
+    state = replace(state, episode_excess_s=min(state.episode_excess_s, said.excess_s))
     rate = min(state.base_bits_per_s, int(came))
     lower = rate < (LOWER_RAISED if state.moved_by == "raise" else LOWER) * state.rate_bits_per_s
     if not lower and rate <= state.rate_bits_per_s:

@@ -41,7 +41,7 @@ class WayInState:
     changed it, `excess_s` how long packets waited then, `voices_seen` how many senders said so; `drain_until_s` until
     when storage is held to half, so that the queue goes away; `busy_s` for how long storage has used all that it might;
     `step` of the next raise, `failed_bits_per_s` where the last one ended; `episode_rate_bits_per_s`,
-    `episode_excess_s` and `episode_moves` (lower ones) since a queue was first seen, `blameless_until_s` until when no
+    `episode_excess_s` (the least) and `episode_moves` (lower ones) since a queue was first seen, `blameless_until_s` until when no
     delay is believed; `heard_s` when somebody last said how long packets take, or nothing came.
     """
 

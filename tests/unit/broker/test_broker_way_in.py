@@ -234,6 +234,30 @@ def test_delay_that_stays_while_ever_less_is_let_in_gives_the_rate_back() -> Non
     assert rates[-1] == HEADROOM * LINK
 
 
+def test_delay_that_began_with_an_overshoot_is_doubted_as_soon() -> None:
+    """Others fill the bottleneck, and their windows were too large at first."""
+    ticks = Ticks()
+    ticks.go(2.0, comes=60e6, ways={"b": 0.005}, brokers={"c": 0.005})
+    rates: list[int] = []
+    for tick in range(150):
+        waits_s = 0.005 + (0.25 if tick < 14 else 0.12)
+        let_in = min(60e6, ticks.estimate.rate_bits_per_s)
+        ticks.go(0.1, comes=let_in, ways={"b": waits_s}, brokers={"c": waits_s}, held=frozenset({"d"}))
+        rates.append(ticks.estimate.rate_bits_per_s)
+    assert HEADROOM * 35e6 < min(rates) < HEADROOM * 60e6
+    assert ticks.estimate.reason.code == "delay-not-ours"
+    assert rates[-1] == HEADROOM * LINK
+
+
+def test_less_than_the_guarantees_of_what_the_operator_wrote_is_an_alarm() -> None:
+    for policy, alarmed in ((POLICY, True), (AUTO, False)):
+        senders = [Storage("10.0.0.3", 140e6), Storage("10.0.0.4", 140e6)]
+        world = Inflow(policy, senders, pause_s=100.0, changes=((2.0, 30e6),)).run(5)
+        before = next(one for one in world.decisions if decided_s(one) > 1.9)
+        codes = [{alarm.code for alarm in one.alarms} for one in (before, world.decisions[-1])]
+        assert ["way-in-below-guarantees" in one for one in codes] == [False, alarmed]
+
+
 def test_a_queue_is_drained_only_while_somebody_is_held() -> None:
     for held, drains in ((frozenset({"d"}), True), (frozenset[str](), False)):
         ticks = Ticks()
