@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from broker import guarantee, inbound, ingress_reasons, ingress_shown, observed, reasons, way_in_capacity
 from broker.allocate import Claim, allocate
-from broker.bursts import START_S, start_s
+from broker.bursts import START_S, USED_MIN, start_s
 from broker.holds import Hold
 from broker.ingress_state import InboundBurstState, IngressState, SenderState
 from broker.model import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
@@ -147,7 +147,7 @@ def decide_ingress(
             way_in_capacity.base_rate(interface, sample),
             in_kernel=in_kernel,
             holding=bool(allowance),
-        ),  # fmt: skip
+        ),
         again_s=min((time_s for time_s in again if time_s is not None), default=None),
         watch=observed.watch(interface.name, state.observed, slower_bits_per_s=slower) if close else None,
     )
@@ -211,23 +211,30 @@ def _allowance(
 def _bursts(
     state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState], *, slower: int, now_s: float
 ) -> tuple[tuple[Burst, ...], IngressState]:
-    """The bursts that are under way: those that were announced, or else what looks like one."""
+    """The bursts that are under way: those that were announced, and what looks like one that was not."""
     announced = _believed(sample.bursts if sample is not None else (), credited)
-    announced_s = now_s if sample is not None and sample.bursts else state.announced_s
-    announces = announced_s is not None and now_s - announced_s <= IDLE_S
+    if any(_explains(burst, slower) for burst in announced):
+        state = replace(state, announced_s=now_s)
     seen, burst = observed.follow(
-        state.observed, sample, slower_bits_per_s=slower, announced=announces, now_s=now_s
+        state.observed, sample, slower_bits_per_s=slower, announced_s=state.announced_s, now_s=now_s
     )  # fmt: skip
-    trains_s = state.training_s if announces or seen.trains_s is None else max(seen.trains_s, state.training_s or 0.0)
-    state = replace(state, announced_s=announced_s, observed=seen, training_s=trains_s)
-    return (announced if burst is None else (burst,)), state
+    trains_s = state.training_s if seen.trains_s is None else max(seen.trains_s, state.training_s or 0.0)
+    state = replace(state, observed=seen, training_s=trains_s)
+    return (announced if burst is None else (*announced, burst)), state
+
+
+def _explains(burst: Burst, slower_bits_per_s: int) -> bool:
+    """Whether what training sends now may be what a burst announced: it is new, or its bytes take so long at the least
+    use. A byte explains nothing, whatever deadline it has."""
+    at_least_use_s = burst.announced_bytes * 8 / (USED_MIN * slower_bits_per_s)
+    return burst.age_s < start_s(burst.announced_bytes, capacity_bits_per_s=slower_bits_per_s) + at_least_use_s
 
 
 def _look_closely(state: IngressState, rate: int, *, now_s: float) -> bool:
     """Whether a burst that nobody announces would be worth to be known at once: training goes on, and storage comes."""
     if state.observed.trains_s is None or now_s - state.observed.trains_s > IDLE_S:
         return False
-    if state.announced_s is not None and now_s - state.announced_s <= IDLE_S:
+    if observed.is_announced(state.observed, state.announced_s):
         return False
     return sum(entry.most_bits_per_s for entry in state.senders) >= STORED_MIN * rate
 

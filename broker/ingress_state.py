@@ -84,10 +84,11 @@ class InboundJobState:
 class ObservedState:
     """What training sends from here, where it announces nothing (`broker.observed`).
 
-    Fields: `counted_s` when the class counters were true, `ours_bytes` and `every_bytes` what they said of training and
-    of all classes; `sends_bits_per_s` what training sent since the reading before, `part` of all that left, 0 where
-    that was not most of it; `trains_s` when it last sent so much that it counts; `number` of the last burst, `began_s`
-    when it began, None where none is under way; `sent_s` when it last sent.
+    Fields: `since_s` and `counted_s` when the class counters before and the last were true, `ours_bytes` and
+    `every_bytes` what they said of training and of all classes; `sends_bits_per_s` what training sent since the reading
+    before, `part` of all that left, 0 where that was not most of it; `trains_s` when it last sent so much that it
+    counts; `number` of the last burst, `began_s` when it began, None where none is under way; `sent_s` when it last
+    sent.
     """
 
     counted_s: float | None = None
@@ -99,6 +100,7 @@ class ObservedState:
     number: int = 0
     began_s: float | None = None
     sent_s: float = 0.0
+    since_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,9 @@ class IngressState:
     counts as nothing), `stored_bits` the part of storage in it; `window_s` and `window_bits` from where the rate beside
     storage is measured; `others_bits_per_s` what comes beside storage and bursts, `training_bits_per_s` what comes in a
     burst, None before it was measured; `training_s` when a burst was last announced or seen, `announced_s` when one
-    was last announced; `brokerless_s` when storage last came from a host where no broker holds it back;
-    `allowance_bits_per_s` what storage may send towards us, 0 while nothing is held; `observed` bursts that were not
-    announced; `capacity` what the way in carries (`broker.way_in_capacity`).
+    that was announced and is believed last explained what training sends; `brokerless_s` when storage last came from a
+    host where no broker holds it back; `allowance_bits_per_s` what storage may send towards us, 0 while nothing is
+    held; `observed` bursts that were not announced; `capacity` what the way in carries (`broker.way_in_capacity`).
     """
 
     name: str

@@ -37,15 +37,16 @@ MOSTLY = 0.5
 
 
 def follow(
-    state: ObservedState, sample: InterfaceSample | None, *, slower_bits_per_s: int, announced: bool, now_s: float
-) -> tuple[ObservedState, Burst | None]:
+    state: ObservedState, sample: InterfaceSample | None, *, slower_bits_per_s: int, announced_s: float | None,
+    now_s: float,
+) -> tuple[ObservedState, Burst | None]:  # fmt: skip
     """Take in a tick.
 
     Args:
         state: so far.
         sample: what was measured.
         slower_bits_per_s: of the slower of both ways.
-        announced: whether training announces its bursts itself; then nothing is guessed.
+        announced_s: when what training sends was an announced burst's last; of that nothing is guessed.
         now_s: the tick's time.
 
     Returns:
@@ -55,10 +56,10 @@ def follow(
     pace = state.sends_bits_per_s
     if sample is not None and sample.pace_bits_per_s is not None:
         pace = sample.pace_bits_per_s * state.part
+    if is_announced(state, announced_s):
+        return replace(state, began_s=None), None
     if pace >= TRAINS * slower_bits_per_s:
         state = replace(state, trains_s=now_s)
-    if announced:
-        return replace(state, began_s=None), None
     if state.began_s is None:
         if pace < BEGINS * slower_bits_per_s:
             return state, None
@@ -68,6 +69,11 @@ def follow(
     elif now_s - state.sent_s >= QUIET_S:
         return replace(state, began_s=None), None
     return state, Burst(JOB, state.number, SIZE_BYTES, now_s - (state.began_s or now_s), 1.0, uid=USER)
+
+
+def is_announced(state: ObservedState, announced_s: float | None) -> bool:
+    """Whether what training sent since the reading before may be, in part, what was announced."""
+    return announced_s is not None and (state.since_s is None or state.since_s <= announced_s)
 
 
 def quiet_in_s(state: ObservedState, *, now_s: float) -> float | None:
@@ -88,11 +94,11 @@ def watch(interface: str, state: ObservedState, *, slower_bits_per_s: int) -> Wa
 def _count(state: ObservedState, sample: InterfaceSample | None, *, now_s: float) -> ObservedState:
     """What training sent since the counters were last taken, and what part of all that left it was."""
     if sample is None or sample.counters_age_s is None or not sample.classes:
-        return replace(state, counted_s=None, sends_bits_per_s=0.0, part=0.0)
+        return replace(state, since_s=None, counted_s=None, sends_bits_per_s=0.0, part=0.0)
     read_s = now_s - sample.counters_age_s
     ours = sum(entry.sent_bytes for entry in sample.classes if entry.name == "compute")
     every = sum(entry.sent_bytes for entry in sample.classes)
-    after = replace(state, counted_s=read_s, ours_bytes=ours, every_bytes=every)
+    after = replace(state, since_s=state.counted_s, counted_s=read_s, ours_bytes=ours, every_bytes=every)
     if state.counted_s is None or ours < state.ours_bytes or every < state.every_bytes:
         return replace(after, sends_bits_per_s=0.0, part=0.0)
     elapsed_s = read_s - state.counted_s

@@ -23,8 +23,8 @@ class SourceState:
 
 @dataclass(frozen=True)
 class VoiceState:
-    """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first; `told` by programs of
-    ours, `measured` by TCP or his broker."""
+    """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first; `told` by programs
+    of ours, `measured` by TCP or his broker."""
 
     sender: str
     told: tuple[tuple[float, float], ...] = ()
@@ -41,8 +41,8 @@ class WayInState:
     changed it, `excess_s` how long packets waited then, `voices_seen` how many senders said so; `drain_until_s` until
     when storage is held to half, so that the queue goes away; `busy_s` for how long storage has used all that it might;
     `step` of the next raise, `failed_bits_per_s` where the last one ended; `episode_rate_bits_per_s`,
-    `episode_excess_s` (the least) and `episode_moves` (lower ones) since a queue was first seen, `blameless_until_s` until when no
-    delay is believed; `heard_s` when somebody last said how long packets take, or nothing came.
+    `episode_excess_s` (the least) and `episode_moves` (lower ones) since a queue was first seen, `blameless_until_s`
+    until when no delay is believed; `heard_s` when somebody last said how long packets take, or nothing came.
     """
 
     base_bits_per_s: int

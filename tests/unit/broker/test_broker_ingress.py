@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -43,6 +43,10 @@ def held(decision: Decision) -> dict[str, int]:
     return {hold.address: hold.rate_bits_per_s for hold in decision.holds}
 
 
+def decided_s(decision: Decision) -> float:
+    return decision.state.ingress[0].at_s or 0.0
+
+
 def way_in(decision: Decision) -> InterfaceAllocation:
     (entry,) = decision.allocation.ingress
     return entry
@@ -80,6 +84,26 @@ def test_training_that_announces_nothing_is_seen_and_storage_gets_what_is_left(i
     held_to = [held(decision)["10.0.0.3"] for decision in world.decisions if held(decision)]
     assert min(held_to) >= 0.95 * HELD_TO // 5, "it keeps its guarantee: nobody promised these bursts"
     assert len(world.decisions) <= 25 * 15
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        pytest.param(lambda now_s: (Burst("x", 1, 0, now_s, 3600.0, uid=1001),), id="without credit"),
+        pytest.param(lambda now_s: (Burst("x", 1, 1, now_s, 3600.0, uid=1001),), id="a byte, for an hour"),
+        pytest.param(lambda now_s: (Burst("x", int(now_s * 4), 1, now_s % 0.25, 1.0, uid=1001),), id="bytes, each new"),
+        pytest.param(
+            lambda now_s: (Burst("x", int(now_s / 2), 50_000, now_s % 2, 2.0, uid=1001),) if now_s % 2 < 0.1 else (),
+            id="small steps of a job that announces",
+        ),
+    ],
+)
+def test_what_others_announce_does_not_hide_training_that_announces_nothing(
+    idle_s: float, beside: Callable[[float], tuple[Burst, ...]]
+) -> None:
+    world = Inflow(POLICY, [Storage("10.0.0.3")], announces=False, beside=beside).run(15)
+    assert world.step_s <= 1.25 * idle_s
+    assert "burst-seen" in {storage_reason(decision) for decision in world.decisions if decided_s(decision) > 2}
 
 
 def test_nobody_looks_between_ticks_for_training_without_storage_or_that_announces() -> None:

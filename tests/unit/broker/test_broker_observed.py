@@ -16,6 +16,7 @@ class Host:
         self.now_s = 0.0
         self.sent = {"compute": 0, "storage": 0}
         self.state = ObservedState()
+        self.announced_s: float | None = None
 
     def sends(
         self, compute: float, storage: float = 2e6, *, for_s: float = 0.1, pace: float | None = None,
@@ -26,8 +27,9 @@ class Host:
         self.sent["storage"] += int(storage * for_s / 8)
         classes = tuple(ClassSample(name, sent) for name, sent in self.sent.items())
         sample = InterfaceSample("a", None, 0.0, classes, pace_bits_per_s=None if pace is None else int(pace))
+        self.announced_s = self.now_s if announced else self.announced_s
         self.state, burst = observed.follow(
-            self.state, sample, slower_bits_per_s=link, announced=announced, now_s=self.now_s
+            self.state, sample, slower_bits_per_s=link, announced_s=self.announced_s, now_s=self.now_s
         )
         return burst
 
@@ -66,12 +68,15 @@ def test_storage_that_leaves_is_no_burst() -> None:
     assert host.state.trains_s is None
 
 
-def test_nothing_is_guessed_of_who_announces() -> None:
+def test_nothing_is_guessed_of_what_was_announced() -> None:
     host = Host()
     host.sends(0)
     for _ in range(5):
         assert host.sends(90e6, announced=True) is None
-    assert host.state.trains_s == host.now_s
+    assert host.state.trains_s is None
+    assert host.sends(90e6) is None, "counted from before its end"
+    assert host.sends(90e6, for_s=0.01) is None, "the same figure"
+    assert host.sends(90e6) is not None
 
 
 def test_counters_that_go_back_or_are_missing_say_nothing() -> None:
@@ -80,7 +85,7 @@ def test_counters_that_go_back_or_are_missing_say_nothing() -> None:
     host.sends(0)
     host.sent = {"compute": -10_000_000, "storage": 0}
     assert host.sends(0) is None
-    state, burst = observed.follow(host.state, None, slower_bits_per_s=LINK, announced=False, now_s=host.now_s + 0.1)
+    state, burst = observed.follow(host.state, None, slower_bits_per_s=LINK, announced_s=None, now_s=host.now_s + 0.1)
     assert burst is None
     assert state.counted_s is None
 
