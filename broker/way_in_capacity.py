@@ -13,7 +13,7 @@ limited by an application. So this is a law of its own:
     probe   storage has used all that it was left for a while, and somebody surely sees no queue: 3 % more, doubling to
             20 %, small again near what the last queue said
     hold    nothing comes and nobody says anything: the last capacity stands
-    forget  for ten seconds much came, and nobody said how long it took: what operator or driver say counts again
+    forget  for ten seconds much came, and nobody knew whether a queue stood: what operator or driver say counts again
     doubt   the queue stays though ever less comes in: it is not ours; the rate from before is given back, today's
             times are the path's own, and delay is not believed for half a minute
 
@@ -58,6 +58,9 @@ DRAIN_FACTOR, DRAIN_S_MAX = 0.5, 0.8
 BUSY_S, HOLD_S = 0.3, 1.0
 """Storage has to be what is held back for so long before a raise, which is seen one detection time later; after a queue
 was seen, the first raise waits a second."""
+DISPUTED_S = 3.0
+"""A raise waits so long where a program, or one sender alone, sees a queue: often rightly, and the others hear of it a
+moment later; but whoever always says so, forbids nothing."""
 PROBE_STEP, PROBE_STEP_MAX = 0.03, 0.2
 USED = 0.8
 """Storage is held to 0.95 of the capacity and what comes is 0.9 of that at least, when it is what limits."""
@@ -66,7 +69,7 @@ NEAR = 1.04
 LOAD_MIN = 0.05
 """Of what operator or driver say: when less than that comes in, a queue is somebody else's."""
 FORGET_S, FORGET_LOAD = 10.0, 0.3
-"""Without a word for so long, while at least this part of it comes, an estimate is no measurement any more."""
+"""Without a verdict for so long, while at least this part of it comes, an estimate is no measurement any more."""
 EPISODE_S = 5.0
 DOUBT_MOVES, DOUBT_EXCESS = 5, 0.7
 """Five times lower and never higher, each time because less came, with more than 0.7 of the least delay so far left: it
@@ -126,7 +129,7 @@ def estimate(
         state = _queue(state, said, holding=bool(held), load_min=load_min, now_s=now_s)
     elif not said.queue and state.rate_bits_per_s < rate:
         state = _more(state, said, now_s=now_s)
-    if said.heard or not state.came or now_s - before_s > FORGET_S:
+    if said.queue or said.clear or not state.came or now_s - before_s > FORGET_S:
         state = replace(state, heard_s=now_s)
     elif now_s - state.heard_s > FORGET_S and state.rate_bits_per_s < rate:
         state = _forgotten(state, now_s=now_s)
@@ -230,7 +233,7 @@ def _more(state: WayInState, said: Verdict, *, now_s: float) -> WayInState:
     pause_s = BUSY_S if state.moved_by in ("raise", "more") else HOLD_S
     if came is None or came < USED * state.rate_bits_per_s or not said.clear or state.busy_s < BUSY_S:
         return state
-    if now_s - max(state.changed_s, state.drain_until_s) < pause_s:
+    if now_s - max(state.changed_s, state.drain_until_s) < (DISPUTED_S if said.disputed else pause_s):
         return state
     step = state.step or PROBE_STEP
     gentle = state.rate_bits_per_s < NEAR * state.failed_bits_per_s

@@ -16,17 +16,26 @@ A sender's own slow link looks the same as ours, to him. So two senders have to 
 none: what stands in front of our link, everybody's packets wait in. And of one of them TCP or his broker has to say
 so: a program of ours may say what it likes of as many peers as it likes. What those two say of a sender is a series of
 its own, and where it says anything, programs are not asked about him.
+
+What is measured decides against what is told:
+
+    queue   two see one and none surely sees none. Two measured ones are enough, whatever programs say; one measured
+            needs a told one, and nobody's word against both
+    clear   a measured one surely sees none, and not two measured ones see a queue: one may have a slow link of his own.
+            Where nothing is measured, programs' word is enough that all see none
+
+Otherwise nobody knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from broker.model import FlowSample, SenderSample
 from broker.plan import LENDER
 from broker.state import SignalState
-from broker.way_in_state import SourceState, VoiceState, WayInState
+from broker.way_in_state import Series, SourceState, VoiceState, WayInState
 
 PART_S, PARTS = 10.0, 4
 """As on the way out: clocks drift apart by 2 ms in 40 s, and a queue that never empties for so long has been found."""
@@ -56,12 +65,14 @@ class WayOut:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`queue` whether one stands in front of our link, `clear` whether surely none does; `excess_s` of those that see
-    one, the middle of them; `since_s` and `until_s` from when to when all of them saw it; `seen_by` how many do,
+    """`queue` whether one stands in front of our link, `clear` whether surely none does; `disputed` whether anybody,
+    alone or by a program's word, sees one; `excess_s` of those that see one, the middle of them; `since_s` and
+    `until_s` from when to when all of them saw it; `seen_by` how many do,
     `heard` how many say anything."""
 
     queue: bool
     clear: bool
+    disputed: bool
     excess_s: float
     since_s: float
     until_s: float
@@ -128,32 +139,42 @@ def hear(
 
 def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
     """What the senders say together."""
-    high: list[float] = []
-    low, vouched, since_s, until_s = 0, False, 0.0, now_s
+    told, measured = _Votes(), _Votes()
     for voice in state.voices:
-        measured = _sees(voice.measured, threshold_s=threshold_s, now_s=now_s)
-        series = voice.told if measured is None else voice.measured
-        sees = _sees(series, threshold_s=threshold_s, now_s=now_s)
+        sees = _sees(voice.measured, threshold_s=threshold_s, now_s=now_s)
+        votes, series = (told, voice.told) if sees is None else (measured, voice.measured)
+        if sees is None:
+            sees = _sees(voice.told, threshold_s=threshold_s, now_s=now_s)
         if sees:
-            high.append(next(seconds for _, seconds in reversed(series) if seconds > threshold_s))
-            since_s = max(since_s, _since_s(series, threshold_s=threshold_s))
-            until_s = min(until_s, series[-1][0])
-            vouched |= measured is not None
+            votes.high.append(series)
         elif sees is not None:
-            low += 1
-    high.sort()
+            votes.low += 1
+    enough = len(measured.high) >= VOICES_MIN
+    high = measured.high if enough else [*measured.high, *told.high]
+    low = measured.low + (0 if enough else told.low)
+    clear = not enough if measured.low else not measured.high and told.low > 0 and not told.high
+    excess_s = sorted(next(wait_s for _, wait_s in reversed(series) if wait_s > threshold_s) for series in high)
     return Verdict(
-        queue=len(high) >= VOICES_MIN and not low and vouched,
-        clear=low > 0 and not high,
-        excess_s=high[len(high) // 2] if high else 0.0,
-        since_s=since_s,
-        until_s=until_s,
+        queue=len(high) >= VOICES_MIN and len(measured.high) > 0 and not low,
+        clear=clear,
+        disputed=len(measured.high) + len(told.high) > 0,
+        excess_s=excess_s[len(high) // 2] if high else 0.0,
+        since_s=max((_since_s(series, threshold_s=threshold_s) for series in high), default=0.0),
+        until_s=min((series[-1][0] for series in high), default=now_s),
         seen_by=len(high),
         heard=len(high) + low,
     )
 
 
-def _sees(series: Sequence[tuple[float, float]], *, threshold_s: float, now_s: float) -> bool | None:
+@dataclass
+class _Votes:
+    """The series of those who see a queue, and how many see none."""
+
+    high: list[Series] = field(default_factory=list)
+    low: int = 0
+
+
+def _sees(series: Series, *, threshold_s: float, now_s: float) -> bool | None:
     """Whether a series sees a queue; None where it says nothing, or now this and now that."""
     fresh = [entry for entry in series[-OF:] if entry[0] > now_s - VOTE_S]
     needed = min(HIGH, len(fresh))
@@ -168,7 +189,7 @@ def _sees(series: Sequence[tuple[float, float]], *, threshold_s: float, now_s: f
     return False if 2 * (len(fresh) - over) >= len(fresh) else None
 
 
-def _since_s(series: Sequence[tuple[float, float]], *, threshold_s: float) -> float:
+def _since_s(series: Series, *, threshold_s: float) -> float:
     """Since when a sender that sees a queue now has seen it in every sample."""
     since_s = series[-1][0]
     for at_s, seconds in reversed(series):
@@ -208,12 +229,10 @@ def _voices(
     return tuple(sorted((voice for voice in fresh if voice.told or voice.measured), key=lambda voice: voice.sender))
 
 
-def _longer(
-    series: tuple[tuple[float, float], ...], sample: tuple[float, float] | None
-) -> tuple[tuple[float, float], ...]:
+def _longer(series: Series, sample: tuple[float, float] | None) -> Series:
     return series if sample is None else (*series[1 - REMEMBERED :], sample)
 
 
-def _lately(series: tuple[tuple[float, float], ...], *, now_s: float) -> tuple[tuple[float, float], ...]:
+def _lately(series: Series, *, now_s: float) -> Series:
     """A series that goes on, and nothing of one that has ended."""
     return series if series and series[-1][0] > now_s - SLOW_S else ()

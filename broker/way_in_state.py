@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Series = tuple[tuple[float, float], ...]
+"""(when, seconds), oldest first."""
+
 
 @dataclass(frozen=True)
 class SourceState:
@@ -27,8 +30,8 @@ class VoiceState:
     of ours, `measured` by TCP or his broker."""
 
     sender: str
-    told: tuple[tuple[float, float], ...] = ()
-    measured: tuple[tuple[float, float], ...] = ()
+    told: Series = ()
+    measured: Series = ()
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class WayInState:
     when storage is held to half, so that the queue goes away; `busy_s` for how long storage has used all that it might;
     `step` of the next raise, `failed_bits_per_s` where the last one ended; `episode_rate_bits_per_s`,
     `episode_excess_s` (the least) and `episode_moves` (lower ones) since a queue was first seen, `blameless_until_s`
-    until when no delay is believed; `heard_s` when somebody last said how long packets take, or nothing came.
+    until when no delay is believed; `heard_s` when it was last known whether a queue stands, or nothing came.
     """
 
     base_bits_per_s: int

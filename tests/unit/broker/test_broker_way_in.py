@@ -268,6 +268,34 @@ def test_a_queue_is_drained_only_while_somebody_is_held() -> None:
         assert any(seen) is drains
 
 
+def test_a_program_that_sees_no_queue_does_not_outweigh_two_that_are_measured() -> None:
+    for brokers, found in ((("b", "c"), True), (("b",), False)):
+        ticks = Ticks()
+        ticks.go(2.0, comes=40e6, ways={"d": 0.005, "e": 0.005}, brokers=dict.fromkeys(brokers, 0.005))
+        estimate = ticks.go(1.0, comes=40e6, ways={"d": 0.08, "e": 0.005}, brokers=dict.fromkeys(brokers, 0.08))
+        assert (estimate.source == "measured") is found
+
+
+def test_one_sender_that_always_waits_and_programs_that_say_so_forbid_no_raise() -> None:
+    """Its own uplink is full; another's broker sees that no queue is ours."""
+    ticks = Ticks()
+    ticks.go(2.0, comes=40e6, ways={"d": 0.005}, brokers={"b": 0.005, "c": 0.005})
+    found = ticks.go(1.0, comes=40e6, ways={"d": 0.08}, brokers={"b": 0.08, "c": 0.08}).rate_bits_per_s
+    assert found == pytest.approx(HEADROOM * 40e6, rel=0.03)
+    later = ticks.go(5.0, comes=0.95 * found, ways={"d": 0.08}, brokers={"b": 0.005, "c": 0.08}, limited=True)
+    assert later.rate_bits_per_s > found
+
+
+def test_what_nobody_knows_for_ten_seconds_is_forgotten() -> None:
+    ticks = Ticks()
+    ticks.go(2.0, comes=40e6, ways={"d": 0.005, "e": 0.005}, brokers={"b": 0.005})
+    found = ticks.go(1.0, comes=40e6, ways={"d": 0.08, "e": 0.08}, brokers={"b": 0.08}).rate_bits_per_s
+    assert found == pytest.approx(HEADROOM * 40e6, rel=0.03)
+    disagreeing = {"d": 0.08, "e": 0.005}
+    assert ticks.go(8.0, comes=0.95 * found, ways=disagreeing, limited=True).rate_bits_per_s == found
+    assert ticks.go(4.0, comes=0.95 * found, ways=disagreeing, limited=True).rate_bits_per_s == HEADROOM * LINK
+
+
 def test_a_raise_waits_until_storage_is_what_limits_and_somebody_sees_no_queue() -> None:
     for limited, ways, raised in (
         (True, {"b": 0.005, "c": 0.005}, True),
