@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -58,3 +60,18 @@ def test_what_fails_is_an_alarm_and_tried_again_a_minute_later(trying: Trying) -
     trying.now_s = RETRY_S
     assert trying.opening.look() is trying.channel
     assert (trying.codes(), trying.patience) == ([], 2)
+
+
+def test_what_a_channel_needs_is_imported_by_itself_so_that_it_is_there_before_precedence_is() -> None:
+    program = """
+import sys
+from broker.daemon.channel_opening import load_channel
+assert "broker.peers.channel" not in sys.modules
+load_channel("aioquic")
+before = set(sys.modules)
+from broker.peers.channel import PeerChannel
+from transport.engine.aioquic_engine import AioquicEngine
+assert set(sys.modules) == before
+load_channel("none such")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
