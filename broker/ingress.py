@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from broker import guarantee, inbound, ingress_reasons, ingress_shown, observed, reasons, way_in_capacity
 from broker.allocate import Claim, allocate
 from broker.bursts import START_S, start_s
+from broker.explained import AFTER_S, explained, in_force
 from broker.holds import Hold
 from broker.ingress_state import InboundBurstState, IngressState, SenderState
 from broker.model import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
@@ -178,12 +179,13 @@ def _allowance(
     coming = [burst for burst in state.bursts if _deserves_room(burst, state, rate, now_s=now_s)]
     due = inbound.expected(state, now_s=now_s, lead_s=lead_s)
     why: reasons.Reasoned
-    if coming and coming[0].uid == observed.USER:
+    promised = [burst for burst in coming if burst.uid != observed.USER]
+    if coming and not promised:
         room = max(own.guarantee, _unused_by(coming, state, rate, now_s=now_s))
         why = ingress_reasons.BurstSeen(room)
     elif coming:
         room = max(own.floor, _unused_by(coming, state, rate, now_s=now_s))
-        why = ingress_reasons.BurstComes(coming[0].job, coming[0].step, room)
+        why = ingress_reasons.BurstComes(promised[0].job, promised[0].step, room)
     elif due is not None:
         room = own.floor
         why = ingress_reasons.BurstExpected(due.job, room)
@@ -203,30 +205,38 @@ def _allowance(
 def _bursts(
     state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState], *, slower: int, now_s: float
 ) -> tuple[tuple[Burst, ...], IngressState]:
-    """The bursts that are under way: those that were announced, or else what looks like one."""
-    announced = _believed(sample.bursts if sample is not None else (), credited)
-    announced_s = now_s if sample is not None and sample.bursts else state.announced_s
-    announces = announced_s is not None and now_s - announced_s <= IDLE_S
+    """The bursts that are under way: those that were announced and are believed, and what looks like one beside."""
+    announced: tuple[Burst, ...] = ()
+    if sample is not None:
+        standing = in_force(sample, credited)
+        announced = _believed(sample.bursts, standing)
+        if explained(sample, standing, capacity_bits_per_s=slower):
+            state = replace(state, announced_s=now_s)
+    announces = _announces(state, now_s=now_s)
     seen, burst = observed.follow(
         state.observed, sample, slower_bits_per_s=slower, announced=announces, now_s=now_s
     )  # fmt: skip
     trains_s = state.training_s if announces or seen.trains_s is None else max(seen.trains_s, state.training_s or 0.0)
-    state = replace(state, announced_s=announced_s, observed=seen, training_s=trains_s)
-    return (announced if burst is None else (burst,)), state
+    state = replace(state, observed=seen, training_s=trains_s)
+    return (announced if burst is None else (*announced, burst)), state
+
+
+def _announces(state: IngressState, *, now_s: float) -> bool:
+    return state.announced_s is not None and now_s - state.announced_s <= AFTER_S
 
 
 def _look_closely(state: IngressState, rate: int, *, now_s: float) -> bool:
     """Whether a burst that nobody announces would be worth to be known at once: training goes on, and storage comes."""
     if state.observed.trains_s is None or now_s - state.observed.trains_s > IDLE_S:
         return False
-    if state.announced_s is not None and now_s - state.announced_s <= IDLE_S:
+    if _announces(state, now_s=now_s):
         return False
     return sum(entry.most_bits_per_s for entry in state.senders) >= STORED_MIN * rate
 
 
-def _believed(bursts: Sequence[Burst], credited: Sequence[BurstState]) -> tuple[Burst, ...]:
-    """The bursts that have credit, each announced as far as that goes: the way in believes nobody further."""
-    credit = {(entry.uid, entry.job, entry.step): entry.credited_bytes for entry in credited}
+def _believed(bursts: Sequence[Burst], standing: Sequence[BurstState]) -> tuple[Burst, ...]:
+    """The bursts that have credit left, each announced as far as that goes: the way in believes nobody further."""
+    credit = {(entry.uid, entry.job, entry.step): entry.credited_bytes for entry in standing}
     believed = (replace(one, announced_bytes=credit.get((one.uid, one.job, one.step), 0)) for one in bursts)
     return tuple(one for one in believed if one.announced_bytes > 0)
 
@@ -244,8 +254,8 @@ def _deserves_room(burst: InboundBurstState, state: IngressState, rate: int, *, 
 def _unused_by(coming: Sequence[InboundBurstState], state: IngressState, rate: int, *, now_s: float) -> int:
     """What training has never used in its last bursts, where that is more than half of the link; else nothing. Of one
     that nobody announced and that goes on and on, what it has not used so far."""
-    (first, *_), others = coming, max(0.0, state.others_bits_per_s)
-    if first.uid == observed.USER and now_s - first.started_s >= LONG_S:
+    (first, *more), others = coming, max(0.0, state.others_bits_per_s)
+    if first.uid == observed.USER and not more and now_s - first.started_s >= LONG_S:
         return max(0, int(rate - PEAK_ROOM * first.peak_bits_per_s - others))
     jobs = sorted({(burst.uid, burst.job) for burst in coming})
     peaks = [inbound.peak_bits_per_s(state, uid, job) for uid, job in jobs]

@@ -108,10 +108,10 @@ class IngressState:
     Fields: `received_bytes` the counter, `came_bits` all that has come since the state began (a counter that goes back
     counts as nothing), `stored_bits` the part of storage in it; `window_s` and `window_bits` from where the rate beside
     storage is measured; `others_bits_per_s` what comes beside storage and bursts, `training_bits_per_s` what comes in a
-    burst, None before it was measured; `training_s` when a burst was last announced or seen, `announced_s` when one
-    was last announced; `brokerless_s` when storage last came from a host where no broker holds it back;
-    `allowance_bits_per_s` what storage may send towards us, 0 while nothing is held; `observed` bursts that were not
-    announced; `capacity` what the way in carries (`broker.way_in_capacity`).
+    burst, None before it was measured; `training_s` when a burst was last announced or seen, `announced_s` when
+    announcements last accounted for what training sends (`broker.explained`); `brokerless_s` when storage last came
+    from a host where no broker holds it back; `allowance_bits_per_s` what storage may send towards us, 0 while nothing
+    is held; `observed` bursts that were not announced; `capacity` what the way in carries (`broker.way_in_capacity`).
     """
 
     name: str

@@ -70,6 +70,7 @@ class Inflow:
     controlled: bool = True
     forecast: bool = True
     announces: bool = True
+    beside: tuple[Burst, ...] = ()  # announced by others on this host all the time, whatever they send
     changes: tuple[tuple[float, float], ...] = ()  # (when, what the link carries from then on)
     told_bits_per_s: float | None = None  # what the driver says of the link
     clocks: bool = True  # whether the transport says how long packets take towards us
@@ -183,6 +184,7 @@ class Inflow:
             period_s = self.begun[-1] - self.begun[-2] if len(self.begun) > 1 and self.forecast else None
             next_s = None if period_s is None else max(0.0, period_s - age_s)
             bursts = (Burst("job", step, self.burst_bytes, age_s, 1.0 - age_s, next_s),)
+        bursts += self.beside
         trip_s = 2 * self.one_way_s + self.delay_s + noise_s
         brokers_s = trip_s if int(self.now_s * 10) % 4 == 0 else None  # as often as a message goes
         senders = tuple(

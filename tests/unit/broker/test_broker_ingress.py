@@ -82,6 +82,16 @@ def test_training_that_announces_nothing_is_seen_and_storage_gets_what_is_left(i
     assert len(world.decisions) <= 25 * 15
 
 
+@pytest.mark.parametrize("claimed", [0, 1, 1_000_000])
+def test_who_announces_little_does_not_speak_for_the_rest_of_the_host(idle_s: float, claimed: int) -> None:
+    """A burst for an hour by another user: without credit, of a byte, or of a quarter of what one of training's has."""
+    beside = (Burst("beside", 1, claimed, 0.0, 3600.0, uid=7),)
+    world = Inflow(POLICY, [Storage("10.0.0.3")], announces=False, beside=beside).run(15)
+    assert world.step_s <= 1.25 * idle_s
+    assert any(decision.state.ingress[0].observed.began_s is not None for decision in world.decisions)
+    assert world.of_leftover >= 0.8
+
+
 def test_nobody_looks_between_ticks_for_training_without_storage_or_that_announces() -> None:
     assert not any(decision.watches for decision in Inflow(POLICY, [], announces=False).run(5).decisions)
     assert not any(decision.watches for decision in Inflow(POLICY, [Storage("10.0.0.3")]).run(5).decisions)
