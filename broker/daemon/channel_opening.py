@@ -86,6 +86,12 @@ class ChannelOpening:
             return None
         return channel
 
+    def end(self, channel: PeerChannel) -> None:
+        """Close a channel whose certificate has ended. Tries from then on say what is wrong, until there is another."""
+        self._patience()
+        channel.close()
+        self._log.error("peers", error="our certificate has ended, and so have all connections to other brokers")
+
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong."""
         if self._problem is None:
