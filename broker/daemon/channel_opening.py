@@ -24,10 +24,10 @@ RETRY_S = 60.0
 def load_channel(engine: str) -> None:
     """Import what a channel needs, so that no try has to: on a slow host that is a second of work without a sleep."""
     import broker.peers.channel  # noqa: F401 - a QUIC stack is megabytes, and without [peers] none is needed
-    from transport.engine import find_engine
+    from broker.peers.carrier import load_engine
 
     with contextlib.suppress(HiveError):  # each try says what is wrong
-        find_engine(engine)
+        load_engine(engine)
 
 
 class ChannelOpening:
