@@ -9,8 +9,11 @@ thread, behind everything else of real time. What keeps that from starving the h
 - They sleep nearly all the time. A thread that has not slept for `SPELL_S` is hanging: the kernel sends SIGXCPU
   (RLIMIT_RTTIME), and all threads of the process run like everybody else's from then on. One that goes on for
   `SPELL_S_MAX` in spite of that is killed, and the guard opens the ceilings.
-- The kernel leaves ordinary threads a twentieth of each second whatever happens (sched_rt_runtime_us, fair_server).
-- Threads that answer requests do not have it (`give_up`): who asks for the status all day costs his own time.
+- Strangers' packets are answered before any certificate is seen, so they could have a thread work on and on with short
+  sleeps. What the daemon uses is counted (`spent_s`), and over a budget it loses it, too (`daemon.going_first`).
+- The kernel leaves ordinary threads a twentieth of each second, unless somebody has set sched_rt_runtime_us to -1.
+- Threads that answer requests do not have it (`give_up`): who asks for the status all day costs his own time. They run
+  in SCHED_BATCH, which who they start inherits: so they are told apart from those that have only lost it.
 
 Where SCHED_RR is not allowed, niceness -10 is tried; it counts among the programs of a control group (and, with
 sched_autogroup_enabled, of a session) alone, so it is worth little. Standard library only, as the guard has to be.
@@ -32,6 +35,8 @@ SPELL_S, SPELL_S_MAX = 0.5, 2.0
 """A tick takes milliseconds, a reload tens of them, a start of Python a few hundred."""
 SWITCH_S = 0.001
 """How long who answers a request keeps the interpreter from who decides; Python's own is 5 ms."""
+_SPELLS = int(SPELL_S * 1e6), int(SPELL_S_MAX * 1e6)
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _AUTOGROUP = "/proc/self/autogroup"
 _NEEDS = "CAP_SYS_NICE, or LimitRTPRIO=1 in its unit"
 
@@ -49,7 +54,7 @@ def take() -> str | None:
     sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGXCPU, lambda *_: give_up_all())
     try:
-        resource.setrlimit(resource.RLIMIT_RTTIME, (int(SPELL_S * 1e6), int(SPELL_S_MAX * 1e6)))
+        resource.setrlimit(resource.RLIMIT_RTTIME, _SPELLS)
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
     except (OSError, ValueError) as problem:
         return _be_nice(str(problem))
@@ -57,16 +62,48 @@ def take() -> str | None:
 
 
 def give_up() -> None:
-    """Let this thread, and those that it starts from now on, run like everybody else's."""
-    if is_taken():
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    """Let this thread, and those that it starts from now on, run behind everybody else's, for good."""
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def give_up_all() -> None:
-    """The same for all threads of this process."""
-    for name in os.listdir("/proc/self/task"):
+    """Let all threads of this process run like everybody else's, until `take_again`."""
+    for thread in _going_first():
         with contextlib.suppress(OSError):  # it has ended
-            os.sched_setscheduler(int(name), os.SCHED_OTHER, os.sched_param(0))
+            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+
+
+def take_again() -> None:
+    """Let all threads go before ordinary ones again that have not given that up themselves. In the main thread.
+
+    Raises:
+        OSError, ValueError: it is not allowed any more.
+    """
+    resource.setrlimit(resource.RLIMIT_RTTIME, _SPELLS)  # the kernel adds a second to it with each SIGXCPU
+    for thread in _going_first():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(PRIORITY))
+
+
+def spent_s() -> dict[int, float]:
+    """Processor time of each thread that goes before ordinary ones, or has only lost that; by thread, in seconds."""
+    found = {}
+    for thread in _going_first():
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", encoding="ascii") as file:
+            # proc_pid_stat(5): behind the name, which may hold anything, the 14th and 15th field are the 12th and 13th
+            fields = file.read().rpartition(")")[2].split()
+            found[thread] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return found
+
+
+def _going_first() -> list[int]:
+    """This process' threads without those that answer requests."""
+    found = []
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.sched_getscheduler(thread) != os.SCHED_BATCH:
+                found.append(thread)
+    return found
 
 
 def is_taken() -> bool:
@@ -80,7 +117,7 @@ def suspended() -> Iterator[None]:
     if not is_taken():
         yield
         return
-    give_up()
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     try:
         yield
     finally:

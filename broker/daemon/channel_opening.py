@@ -3,6 +3,7 @@ alarm and is tried again: this host's own traffic is shaped all the same."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from transport.identity import ConfiguredIdentity
 
 RETRY_S = 60.0
+
+
+def load_channel(engine: str) -> None:
+    """Import what a channel needs, so that no try has to: on a slow host that is a second of work without a sleep."""
+    import broker.peers.channel  # noqa: F401 - a QUIC stack is megabytes, and without [peers] none is needed
+    from broker.peers.carrier import load_engine
+
+    with contextlib.suppress(HiveError):  # each try says what is wrong
+        load_engine(engine)
 
 
 class ChannelOpening:
@@ -76,6 +86,12 @@ class ChannelOpening:
             return None
         return channel
 
+    def end(self, channel: PeerChannel) -> None:
+        """Close a channel whose certificate has ended. Tries from then on say what is wrong, until there is another."""
+        self._patience()
+        channel.close()
+        self._log.error("peers", error="our certificate has ended, and so have all connections to other brokers")
+
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong."""
         if self._problem is None:
@@ -84,7 +100,7 @@ class ChannelOpening:
         return (Alarm("peers-unavailable", "peers", text),)
 
     def _open(self) -> PeerChannel:
-        from broker.peers.channel import PeerChannel  # a QUIC stack is megabytes, and without [peers] none is needed
+        from broker.peers.channel import PeerChannel  # as in `load_channel`
 
         self._certificate.load()
         return PeerChannel(self._settings, wake=self._wake, log=self._log, clock=self._clock, mark=self._mark)

@@ -21,7 +21,7 @@ from broker.client.mailbox import Wake
 from broker.daemon import cgroups
 from broker.daemon.authority import Authority
 from broker.daemon.bursts import BurstBook
-from broker.daemon.channel_opening import ChannelOpening
+from broker.daemon.channel_opening import ChannelOpening, load_channel
 from broker.daemon.configurations import Configurations
 from broker.daemon.control import Control
 from broker.daemon.deciding import Decided, Deciding
@@ -187,6 +187,9 @@ class Daemon:
                 if self._guardian is not None:
                     self._guardian.start(journal, lock=namespace)
                 self._begin()
+                if self._policy.peers is not None:
+                    self._beat(busy=True)
+                    load_channel(self._policy.peers.engine)
                 if self._going_first is not None:
                     self._going_first.begin()
                 if self._policy.peers is not None:
@@ -288,6 +291,7 @@ class Daemon:
             probes=self._probes,
             configurations=self._configurations,
             guardian=self._guardian,
+            going_first=self._going_first,
             earlier=earlier,
             recorder=self._recorder,
             cgroup_mount=cgroup_mount,

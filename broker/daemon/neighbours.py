@@ -62,12 +62,19 @@ class Neighbours:
             }
 
     def renew(self, *, now_s: float, at_once: bool) -> None:
-        """Be who a renewed certificate says, where one is on disk. `at_once`: who asks has just written it."""
+        """Be who a renewed certificate says, where one is on disk, and nobody once ours has ended.
+
+        Args:
+            at_once: who asks has just written it.
+        """
         if self._channel is None or self._certificate is None or self._opening is None:
             return
         identity = self._certificate.renewed(now_s=now_s, at_once=at_once)
         if identity is not None:
             self._channel = self._opening.renew(self._channel, identity)
+        elif self._certificate.has_ended:
+            self._opening.end(self._channel)
+            self._channel = None
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong with the way to others."""

@@ -31,7 +31,7 @@ class OwnCertificate:
     """The files of `[peers]`. For the loop's thread.
 
     Args:
-        today: the date by the wall clock.
+        utc: the wall clock.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class OwnCertificate:
         settings: PeersPolicy,
         *,
         log: Log,
-        today: Callable[[], datetime.date] = lambda: datetime.datetime.now(datetime.UTC).date(),
+        utc: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        self._settings, self._log, self._today = settings, log, today
+        self._settings, self._log, self._utc = settings, log, utc
         self._looked_s = float("-inf")
         self._judged: _State | None = None  # the files that are in use, or that were refused
         self._seen: _State | None = None
-        self._last_day: datetime.date | None = None
+        self._until: datetime.datetime | None = None
         self._refused: str | None = None
 
     def load(self) -> ConfiguredIdentity:
@@ -54,11 +54,11 @@ class OwnCertificate:
         Raises:
             ConfigurationError: as `broker_identity`.
         """
-        from broker.peers.identity import broker_identity, last_day
+        from broker.peers.identity import broker_identity, good_until
 
         self._judged = self._seen = self._state()
         identity = broker_identity(self._settings)
-        self._last_day, self._refused = last_day(identity), None
+        self._until, self._refused = good_until(identity), None
         return identity
 
     def renewed(self, *, now_s: float, at_once: bool = False) -> ConfiguredIdentity | None:
@@ -80,17 +80,22 @@ class OwnCertificate:
             self._refused = str(problem)
             self._log.error("certificate refused", error=self._refused)
             return None
-        self._log.info("certificate renewed", certificate=self._settings.certificate, until=str(self._last_day))
+        self._log.info("certificate renewed", certificate=self._settings.certificate, until=str(self._until))
         return identity
+
+    @property
+    def has_ended(self) -> bool:
+        """The one in use is not good any more, and no other has been taken."""
+        return self._until is not None and self._utc() > self._until
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong, or soon will be."""
-        found = []
+        found, until = [], self._until.date() if self._until is not None else None
         if self._refused is not None:
-            text = f"the renewed files are not taken, the former ones hold (until {self._last_day}): {self._refused}"
+            text = f"the renewed files are not taken, the former ones hold (until {until}): {self._refused}"
             found.append(Alarm("certificate-refused", "peers.certificate", text))
-        if self._last_day is not None and (self._last_day - self._today()).days <= WARN_DAYS:
-            text = f"{self._settings.certificate} is good until {self._last_day}; issue another in its place"
+        if until is not None and (until - self._utc().date()).days <= WARN_DAYS:
+            text = f"{self._settings.certificate} is good until {until}; issue another in its place"
             found.append(Alarm("certificate-expires", "peers.certificate", text))
         return tuple(found)
 

@@ -9,6 +9,7 @@ answers when it has time), nor how fast the path is.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import socket
 import time
@@ -26,6 +27,9 @@ SILENT_S = 10.0
 RETRY_S = 60.0
 FORGET_S = 10.0
 """An answer that is older is not handed on."""
+LEAST_S = 30.0
+"""The least round trip is that of the last `LEAST_S` to twice that. A wall clock that is set forward between a reply's
+arrival and our reading, by less than the round trip, makes that one too short, and nothing shows it."""
 
 
 @dataclass
@@ -38,9 +42,20 @@ class _Target:
     sent: int = 0
     answered: int = 0
     rtt_s: float | None = None
-    rtt_s_min: float | None = None
+    least_s: tuple[float, float] = (math.inf, math.inf)
+    least_since_s: float = 0.0
     answered_s: float | None = None
     waiting: dict[int, float] = field(default_factory=dict)
+
+    def answer(self, rtt_s: float, *, arrived_s: float) -> None:
+        """Book a round trip. `least_s` is of this part of `LEAST_S` and of the one before."""
+        self.answered += 1
+        self.answered_s, self.rtt_s = arrived_s, rtt_s
+        parts = (arrived_s - self.least_since_s) // LEAST_S
+        if parts >= 1:
+            self.least_s = (math.inf, self.least_s[0] if parts < 2 else math.inf)
+            self.least_since_s += parts * LEAST_S
+        self.least_s = (min(rtt_s, self.least_s[0]), self.least_s[1])
 
 
 class Probes:
@@ -112,7 +127,7 @@ class Probes:
                 source="probe",
                 age_s=max(0.0, now_s - target.answered_s),
                 rtt_latest_s=target.rtt_s,
-                rtt_s_min=target.rtt_s_min,
+                rtt_s_min=min(target.least_s),
                 delivered_bytes=target.answered * PAYLOAD_BYTES,
                 application_limited=True,
             )
@@ -186,9 +201,7 @@ class Probes:
         read_s = self._clock()
         arrived_s = read_s - (self._wall() - arrived_wall_s) if arrived_wall_s is not None else read_s
         if not sent_s < arrived_s <= read_s:
-            return  # the wall clock was set meanwhile
+            return  # the wall clock was set meanwhile, by more than the round trip
         if target.answered_s is not None and arrived_s <= target.answered_s:
             return
-        target.answered += 1
-        target.answered_s, target.rtt_s = arrived_s, arrived_s - sent_s
-        target.rtt_s_min = min(target.rtt_s, target.rtt_s_min if target.rtt_s_min is not None else target.rtt_s)
+        target.answer(arrived_s - sent_s, arrived_s=arrived_s)

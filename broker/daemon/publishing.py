@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from broker.daemon.configurations import Configurations
 from broker.daemon.earlier_sockets import EarlierSockets
 from broker.daemon.flows import FlowTable
+from broker.daemon.going_first import GoingFirst
 from broker.daemon.guardian import Guardian
 from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
@@ -44,6 +45,7 @@ class Publishing:
         probes: Probes,
         configurations: Configurations,
         guardian: Guardian | None,
+        going_first: GoingFirst | None,
         earlier: EarlierSockets | None,
         recorder: Recorder | None,
         cgroup_mount: str | None,
@@ -52,6 +54,7 @@ class Publishing:
         self._plant, self._ingress_plant, self._roster = plant, ingress_plant, roster
         self._flows, self._jobs, self._neighbours, self._probes = flows, jobs, neighbours, probes
         self._configurations, self._guardian, self._earlier = configurations, guardian, earlier
+        self._going_first = going_first
         self._recorder, self._origins = recorder, Origins(cgroup_mount)
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, Origin] = {}
@@ -123,4 +126,5 @@ class Publishing:
             *self._neighbours.alarms(),
             *self._probes.alarms(),
             *(self._guardian.alarms() if self._guardian is not None else ()),
+            *(self._going_first.alarms() if self._going_first is not None else ()),
         )

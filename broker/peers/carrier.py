@@ -17,7 +17,7 @@ from broker.peers.identity import broker_identity, certified_addresses
 from broker.peers.listening import open_socket, split_listen
 from broker.policy import PeersPolicy
 from hive_qos.errors import ConfigurationError, MisuseError
-from transport.engine import create_engine
+from transport.engine import create_engine, find_engine
 from transport.engine.base import (
     ConnectionDown,
     ConnectionStatistics,
@@ -50,6 +50,15 @@ SETTINGS = EngineSettings(
 )
 _KEY = Header(kind=Kind.CONTROL, group=GROUP).key
 _HEARD = (ConnectionUp, ConnectionDown, Received, OperationFailed)
+
+
+def load_engine(engine: str) -> None:
+    """Import what a carrier with this engine needs, before there is one.
+
+    Raises:
+        ConfigurationError: there is no such engine here.
+    """
+    find_engine(engine)
 
 
 class Carrier:

@@ -8,7 +8,8 @@ Theory of operation
   and its leases end, for nobody knows whose the address is now.
 - Leases outlive the connection that they came over; they end by themselves.
 - A certificate that is renewed is presented by an engine of its own: all connections end with a goodbye, and those that
-  are wanted are made anew. None of them lives longer than the certificate that it was made with.
+  are wanted are made anew. One that ends unrenewed closes the channel (`broker.daemon.neighbours`), so no connection
+  lives longer than our certificate. The other side's is judged when a connection is made, and watched by its owner.
 """
 
 from __future__ import annotations

@@ -47,10 +47,10 @@ def certified_addresses(identity: ConfiguredIdentity) -> frozenset[str]:
     return claims_of(chain[0]).addresses
 
 
-def last_day(identity: ConfiguredIdentity) -> datetime.date:
-    """The day on which this broker's certificate ends."""
+def good_until(identity: ConfiguredIdentity) -> datetime.datetime:
+    """When this broker's certificate, or one that it is signed by, ends."""
     chain = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
-    return chain[0].not_valid_after_utc.date()
+    return min(certificate.not_valid_after_utc for certificate in chain)
 
 
 def _check_private(path: str) -> None:

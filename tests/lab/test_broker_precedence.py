@@ -129,3 +129,54 @@ def test_the_daemons_log_says_once_that_it_was_lost() -> None:
     assert said[0] == "nothing so far"
     assert len(said) == 2
     assert said[1].startswith("precedence lost")
+
+
+def test_who_works_with_short_sleeps_loses_it_and_all_have_it_again_when_it_has_been_calm() -> None:
+    said = run(
+        """
+        from broker.daemon.going_first import CALM_S, GoingFirst
+        class Log:
+            def warning(self, event, **fields):
+                print(fields["note"])
+            info = warning
+        ahead_s, calm, enough, asking = 0.0, threading.Event(), threading.Event(), threading.Event()
+        one = GoingFirst(log=Log(), clock=lambda: time.monotonic() + ahead_s)
+        one.begin()
+        def work():
+            while not calm.is_set():
+                until_s = time.thread_time() + 0.02
+                while time.thread_time() < until_s:
+                    pass
+                time.sleep(0.002)
+            enough.wait()
+        def answer():
+            precedence.give_up()
+            inheriting = threading.Thread(target=enough.wait)
+            inheriting.start()
+            asking.set()
+            inheriting.join()
+        threads = [threading.Thread(target=target) for target in (work, answer)]
+        for thread in threads:
+            thread.start()
+        asking.wait()
+        def policies():
+            return sorted(os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task"))
+        until_s = time.monotonic() + 40
+        while precedence.is_taken() and time.monotonic() < until_s:
+            one.look()
+            time.sleep(0.05)
+        print([alarm.code for alarm in one.alarms()], policies() == [os.SCHED_OTHER] * 2 + [os.SCHED_BATCH] * 2)
+        calm.set()
+        until_s = time.monotonic() + 10
+        while one.alarms() and time.monotonic() < until_s:
+            ahead_s += 1.0
+            one.look()
+            time.sleep(0.05)
+        print(ahead_s >= CALM_S, one.alarms(), policies() == [os.SCHED_RR] * 2 + [os.SCHED_BATCH] * 2)
+        enough.set()
+        """
+    )
+    assert said[0].startswith("lost, because its threads have used more than 0.3 of a core")
+    assert said[1] == "['precedence-lost'] True"
+    assert said[2] == "taken again"
+    assert said[3] == "True () True"

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from broker.daemon.log import open_log
 from broker.daemon.own_certificate import LOOK_S, WARN_DAYS, OwnCertificate
@@ -22,13 +23,13 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now_s = folder, 0.0
-        self.today = datetime.datetime.now(datetime.UTC).date()
+        self.utc = datetime.datetime.now(datetime.UTC)
         ca_init(folder / "ca")
         self.write(self.issue("first"))
         settings = PeersPolicy(
             "[::]:4710", str(folder / "ca/ca.crt"), str(folder / "host.crt"), str(folder / "host.key")
         )
-        self.certificate = OwnCertificate(settings, log=open_log(), today=lambda: self.today)
+        self.certificate = OwnCertificate(settings, log=open_log(), utc=lambda: self.utc)
         self.chain = self.certificate.load().credentials.certificate_chain_pem
         self.look()
 
@@ -60,10 +61,19 @@ def files(tmp_path: Path) -> Files:
 def test_a_certificate_that_ends_soon_is_said_a_month_ahead(files: Files) -> None:
     assert files.codes() == []
     while not files.codes():
-        files.today += DAY
+        files.utc += DAY
     (alarm,) = files.certificate.alarms()
     assert (alarm.code, str(files.folder / "host.crt") in alarm.text) == ("certificate-expires", True)
-    assert str(files.today + WARN_DAYS * DAY) in alarm.text
+    assert str((files.utc + WARN_DAYS * DAY).date()) in alarm.text
+
+
+def test_it_has_ended_after_its_last_second_and_until_another_is_taken(files: Files) -> None:
+    assert not files.certificate.has_ended
+    (first,) = x509.load_pem_x509_certificates(files.chain)[:1]
+    files.utc = first.not_valid_after_utc
+    assert not files.certificate.has_ended
+    files.utc += datetime.timedelta(seconds=1)
+    assert files.certificate.has_ended
 
 
 def test_a_renewed_pair_is_taken_when_it_has_stayed_as_it_is_from_one_look_to_the_next(files: Files) -> None:
