@@ -395,9 +395,9 @@ impl Driver {
             if shared.stack.is_none() {
                 // The peer is answered with a stateless reset from now on (RFC 9000 10.3), as for a connection of before.
                 state.proto.handle_event(handle, EndpointEvent::drained());
-                connection.tell(&shared);
                 woken = true;
             }
+            connection.tell(&shared); // what was heard is known though nothing can be sent
             if shared.gone() {
                 if let Some(deadline) = shared.deadline.take() {
                     self.deadlines.remove(&(deadline, handle.0));
@@ -601,16 +601,5 @@ fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
-        assert_eq!(segments_in(LUMP, 125_000_000, 1452), 43); // 1 Gbit/s
-        assert_eq!(segments_in(LUMP_BULK, 125_000_000, 1452), 21);
-        assert_eq!(segments_in(LUMP, 12_500_000, 1452), 8); // 100 Mbit/s
-        assert_eq!(segments_in(LUMP, 2_500_000, 1452), 4); // 20 Mbit/s
-        assert_eq!(segments_in(LUMP, 500_000, 1452), 2); // 4 Mbit/s
-        assert_eq!(segments_in(LUMP, 0, 1452), 8);
-    }
-}
+#[path = "endpoint_tests.rs"]
+mod tests;
