@@ -118,3 +118,40 @@ async fn what_was_heard_is_told_though_nothing_can_be_sent() {
     served.driver.settle(&mut state);
     assert_eq!(connection.stats().unwrap().udp_rx.datagrams, before + 1);
 }
+
+#[tokio::test]
+async fn one_that_started_over_resets_the_connections_of_before() {
+    let (mut served, peer) = (Served::new(), bound());
+    let (_, identifier) = served.dial_silent(&peer).await;
+    served.endpoint.shared.lock().start_over("a panic");
+    let mut packet = vec![0x40]; // of a connection that is up
+    packet.extend(identifier);
+    packet.extend([7; 60]);
+    peer.send_to(&packet, served.address()).unwrap();
+    let is_short = |packet: &Vec<u8>| packet[0] & 0x80 == 0;
+    let answer = served.until(|_| received(&peer).filter(is_short)).await;
+    assert!(answer.len() < packet.len()); // else two that have started over would answer each other for ever
+}
+
+#[tokio::test]
+async fn who_dialled_one_that_has_started_over_since_is_forgotten() {
+    let (mut served, mut peer) = (Served::new(), Served::new());
+    for what in ["begin", "ignore", "retry"] {
+        peer.dial(served.address());
+        peer.drive();
+        let came = |served: &mut Served| (!served.endpoint.shared.lock().incoming.is_empty()).then_some(());
+        served.until(came).await;
+        let dialled = served.endpoint.accept().await;
+        let (start, server) = {
+            let mut state = served.endpoint.shared.lock();
+            state.start_over("a panic");
+            (state.start, ServerConfig::clone(&state.server))
+        };
+        match what {
+            "begin" => assert!(served.endpoint.begin(dialled, server, Arc::default()).is_none()),
+            "ignore" => served.endpoint.ignore(dialled),
+            _ => served.endpoint.retry(dialled),
+        }
+        assert_eq!(served.endpoint.shared.lock().start, start, "{what}: it panicked again");
+    }
+}
