@@ -24,6 +24,8 @@ UNANSWERED_MAX, SLOW_ASK_S = 8, 1.0
 """A peer that does not answer is asked once a second: what is asked waits in memory until it is acknowledged."""
 PEERS_MAX = 8
 """At once; those that we send most to. A ring has two, and more say nothing new about one uplink."""
+CLOCK_S_MAX = 1e9
+"""Thirty years: a clock that shows more counts something else, and what it makes the way cannot be reported."""
 
 Say = Callable[[int, Mapping[str, object]], None]
 
@@ -73,7 +75,7 @@ class PathDelays:
     def asked(self, rank: int, at: float, now_s: float) -> None:
         """A peer asks: answer with what it said and our clock."""
         peer = self._peers.setdefault(rank, _Peer())
-        if not math.isfinite(at):
+        if not _is_clock(at):
             return
         peer.here = WayHere(now_s - at, now_s)
         if now_s - peer.answered_s >= ANSWER_S_MIN:
@@ -83,7 +85,7 @@ class PathDelays:
     def answered(self, rank: int, at: float, here: float, now_s: float) -> None:
         """A peer answered. What we cannot have asked, or what is older than what we know, is ignored."""
         peer = self._peers.get(rank)
-        if peer is None or not peer.unanswered or not math.isfinite(here) or not now_s - 60.0 <= at <= now_s:
+        if peer is None or not peer.unanswered or not _is_clock(here) or not now_s - 60.0 <= at <= now_s:
             return
         peer.unanswered = 0
         peer.here = WayHere(now_s - here, now_s)
@@ -103,3 +105,7 @@ class PathDelays:
     def forget(self, rank: int) -> None:
         """A peer is gone."""
         self._peers.pop(rank, None)
+
+
+def _is_clock(shown_s: float) -> bool:
+    return abs(shown_s) <= CLOCK_S_MAX  # and not NaN

@@ -220,9 +220,9 @@ def _connection(item: object) -> Connection:
         rtt_s=_seconds(item, "rtt_s", most=DURATION_S_MAX),
         rtt_latest_s=_seconds(item, "rtt_latest_s", most=DURATION_S_MAX),
         rtt_s_min=_seconds(item, "rtt_s_min", most=DURATION_S_MAX),
-        one_way_s=_seconds(item, "one_way_s", least=-CLOCK_S_MAX, most=CLOCK_S_MAX),
+        one_way_s=_seconds(item, "one_way_s", most=CLOCK_S_MAX, signed=True),
         one_way_age_s=_seconds(item, "one_way_age_s", most=DURATION_S_MAX),
-        way_in_s=_seconds(item, "way_in_s", least=-CLOCK_S_MAX, most=CLOCK_S_MAX),
+        way_in_s=_seconds(item, "way_in_s", most=CLOCK_S_MAX, signed=True),
         way_in_age_s=_seconds(item, "way_in_age_s", most=DURATION_S_MAX),
         delivered_bytes=_count(item, "delivered_bytes"),
         received_bytes=_count(item, "received_bytes"),
@@ -278,16 +278,16 @@ def _count(message: Mapping[str, Any], key: str, *, most: int = BYTES_MAX) -> in
     return None if message.get(key) is None else _integer(message, key, most=most)
 
 
-def _seconds(message: Mapping[str, Any], key: str, *, most: float, least: float = 0.0) -> float | None:
+def _seconds(message: Mapping[str, Any], key: str, *, most: float, signed: bool = False) -> float | None:
     value = message.get(key)
     if value is None:
         return None
     # Compared before it is converted: JSON has integers that no float can hold. NaN fails the comparison.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -math.inf < value < math.inf:
         raise MessageError("bad-field", f"{key} must be a number of seconds")
-    if value < least:
-        raise MessageError("bad-field", f"{key} must be a number of seconds, not below {least:g}")
-    return float(min(value, most))
+    if value < 0 and not signed:
+        raise MessageError("bad-field", f"{key} must be a number of seconds, not below 0")
+    return float(max(min(value, most), -most))
 
 
 def _address(text: object) -> str:

@@ -306,7 +306,7 @@ impl Core {
         py.detach(|| self.engine.busy())
     }
 
-    /// Bytes of datagrams that all living connections have received, as of now.
+    /// Bytes of datagrams that all living connections have received, as of their drivers' last look.
     fn received_bytes(&self, py: Python<'_>) -> u64 {
         py.detach(|| self.engine.received_bytes())
     }

@@ -10,7 +10,9 @@
 //! - Where this panics, or quinn's endpoint, all that is known here may be half done: the endpoint starts over
 //!   (`State::guarded`) with nothing but its socket.
 
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher};
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -20,8 +22,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use quinn_proto::{
-    self as proto, ClientConfig, ConnectionHandle, DatagramEvent, EndpointConfig, EndpointEvent, Incoming,
-    ServerConfig, VarInt,
+    self as proto, ClientConfig, ConnectionHandle, DatagramEvent, EndpointConfig, EndpointEvent,
+    HashedConnectionIdGenerator, Incoming, ServerConfig, VarInt,
 };
 use quinn_udp::{EcnCodepoint, Transmit};
 use tokio::sync::Notify;
@@ -76,18 +78,38 @@ struct State {
     incoming: VecDeque<Incoming>,
 }
 
+/// Somebody who dials us.
+pub struct Dialled {
+    incoming: Incoming,
+    /// How often the endpoint had started over by then: one that does so afterwards knows nothing of this.
+    start: u64,
+}
+
+impl Dialled {
+    pub fn remote_address(&self) -> SocketAddr {
+        self.incoming.remote_address()
+    }
+
+    pub fn remote_address_validated(&self) -> bool {
+        self.incoming.remote_address_validated()
+    }
+}
+
 impl Endpoint {
     /// Serve a socket; what is returned with it has to run as a task of the thread.
     ///
     /// `faults`: what tests ask to panic.
     pub fn new(
         socket: Socket,
-        config: EndpointConfig,
+        mut config: EndpointConfig,
         server: ServerConfig,
         bulk: bool,
         faults: Arc<EventQueue>,
     ) -> (Self, Driver) {
         let socket = Arc::new(socket);
+        // One that starts over has to know the identifiers of before: to others no reset is sent.
+        let key = RandomState::new().build_hasher().finish();
+        config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(key)));
         let (config, server) = (Arc::new(config), Arc::new(server));
         let state = State {
             proto: fresh(&config, &server, &socket),
@@ -131,19 +153,24 @@ impl Endpoint {
     }
 
     /// Wait for somebody who dials us.
-    pub async fn accept(&self) -> Incoming {
+    pub async fn accept(&self) -> Dialled {
         loop {
             let dialled = self.shared.dialled.notified();
-            if let Some(incoming) = self.shared.lock().incoming.pop_front() {
-                return incoming;
+            {
+                let mut state = self.shared.lock();
+                let start = state.start;
+                if let Some(incoming) = state.incoming.pop_front() {
+                    return Dialled { incoming, start };
+                }
             }
             dialled.await;
         }
     }
 
-    /// Begin a connection with somebody who dialled us; None where the first packet was not good.
-    pub fn begin(&self, incoming: Incoming, config: ServerConfig, rate: Arc<Rate>) -> Option<Connection> {
+    /// Begin a connection with somebody who dialled us; None where the first packet was not good, or is not known any more.
+    pub fn begin(&self, dialled: Dialled, config: ServerConfig, rate: Arc<Rate>) -> Option<Connection> {
         let mut state = self.shared.lock();
+        let incoming = state.known(dialled)?;
         let begun = state.guarded(|state| {
             let mut answer = Vec::new();
             let accepted = state
@@ -164,13 +191,20 @@ impl Endpoint {
     }
 
     /// As if the first packet had been lost.
-    pub fn ignore(&self, incoming: Incoming) {
-        let _ = self.shared.lock().guarded(|state| state.proto.ignore(incoming));
+    pub fn ignore(&self, dialled: Dialled) {
+        let mut state = self.shared.lock();
+        if let Some(incoming) = state.known(dialled) {
+            let _ = state.guarded(|state| state.proto.ignore(incoming));
+        }
     }
 
     /// Have whoever dialled us show first that its address is its own (RFC 9000 8.1.2). It has not been asked before.
-    pub fn retry(&self, incoming: Incoming) {
-        let _ = self.shared.lock().guarded(|state| {
+    pub fn retry(&self, dialled: Dialled) {
+        let mut state = self.shared.lock();
+        let Some(incoming) = state.known(dialled) else {
+            return;
+        };
+        let _ = state.guarded(|state| {
             let mut answer = Vec::new();
             match state.proto.retry(incoming, &mut answer) {
                 Ok(transmit) => state.socket.send(&on_wire(&transmit, &answer)),
@@ -217,6 +251,11 @@ impl Shared {
 }
 
 impl State {
+    /// None where quinn's endpoint of now never saw it: its number there is nobody's, or somebody else's.
+    fn known(&self, dialled: Dialled) -> Option<Incoming> {
+        (dialled.start == self.start).then_some(dialled.incoming)
+    }
+
     /// Let quinn's endpoint and what moves its packets work. Where that panics the connections are lost, a new one takes
     /// its place, and what the panic said is returned.
     fn guarded<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Result<T, String> {
@@ -395,9 +434,9 @@ impl Driver {
             if shared.stack.is_none() {
                 // The peer is answered with a stateless reset from now on (RFC 9000 10.3), as for a connection of before.
                 state.proto.handle_event(handle, EndpointEvent::drained());
-                connection.tell(&shared);
                 woken = true;
             }
+            connection.tell(&shared); // what was heard is known though nothing can be sent
             if shared.gone() {
                 if let Some(deadline) = shared.deadline.take() {
                     self.deadlines.remove(&(deadline, handle.0));
@@ -601,16 +640,5 @@ fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
-        assert_eq!(segments_in(LUMP, 125_000_000, 1452), 43); // 1 Gbit/s
-        assert_eq!(segments_in(LUMP_BULK, 125_000_000, 1452), 21);
-        assert_eq!(segments_in(LUMP, 12_500_000, 1452), 8); // 100 Mbit/s
-        assert_eq!(segments_in(LUMP, 2_500_000, 1452), 4); // 20 Mbit/s
-        assert_eq!(segments_in(LUMP, 500_000, 1452), 2); // 4 Mbit/s
-        assert_eq!(segments_in(LUMP, 0, 1452), 8);
-    }
-}
+#[path = "endpoint_tests.rs"]
+mod tests;

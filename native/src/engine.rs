@@ -169,7 +169,7 @@ impl Engine {
         used.filter_map(|(number, used)| Some((number, used?))).collect()
     }
 
-    /// Bytes of datagrams that all living connections have received, as of now.
+    /// Bytes of datagrams that all living connections have received, as of their drivers' last look.
     pub fn received_bytes(&self) -> u64 {
         let links = locked(&self.links);
         let connections = links.values().filter_map(|link| link.connection());

@@ -283,6 +283,17 @@ impl Link {
         }
     }
 
+    /// Let no new streams come, or let them come again.
+    fn set_doors(&self, closed: bool) {
+        if let Some(connection) = self.connection() {
+            // Held until the wish is left: of two threads that differ, one must not have the flag and the other the wish.
+            let mut state = self.lock();
+            state.doors_closed = closed;
+            let streams = if closed { 1 } else { self.engine.settings.streams_max }; // the control stream stays
+            connection.set_max_concurrent_uni_streams(streams.into());
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -307,10 +318,7 @@ impl Channel for Link {
     }
 
     fn close_doors(&self) {
-        self.lock().doors_closed = true;
-        if let Some(connection) = self.connection() {
-            connection.set_max_concurrent_uni_streams(1u32.into()); // the control stream stays
-        }
+        self.set_doors(true);
     }
 
     fn ended(&self) -> bool {

@@ -25,7 +25,7 @@ from engine_support import (
 from patience import wait_until
 
 from hive_qos.errors import ConnectionLostError, MisuseError
-from transport.engine.base import OperationFailed, Received, SendDone, Trust
+from transport.engine.base import EngineSettings, OperationFailed, Received, SendDone, Trust
 
 __all__ = ["engines", "pytest_generate_tests"]
 
@@ -167,6 +167,15 @@ def test_a_panic_in_the_stack_of_an_endpoint_loses_its_connections_and_the_endpo
     talks(a, b, a.take(ConnectionUp).connection)
     c.dial(a)
     talks(c, a, c.take(ConnectionUp, lambda up: up.attempt is not None).connection)
+
+
+@over(NATIVE)
+def test_who_dialled_an_endpoint_that_panicked_is_told_at_once() -> None:
+    patient = EngineSettings(keep_alive_s=0.2, dead_after_s=600.0)  # the silence would not be noticed while we wait
+    with connected(settings=patient) as (a, b, _, _):
+        ask_for_panic(b, "endpoint")
+        assert "a fault was asked for: endpoint" in str(b.take(ConnectionDown).error)
+        assert "reset by peer" in str(a.take(ConnectionDown).error)
 
 
 @over(NATIVE)

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use quinn_proto::{ClientConfig, EndpointConfig, Incoming, ServerConfig, TransportConfig};
+use quinn_proto::{ClientConfig, EndpointConfig, ServerConfig, TransportConfig};
 use tokio::runtime::Handle;
 
 use super::{Engine, locked};
 use crate::congestion;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Dialled, Endpoint};
 use crate::events::{Event, Failure};
 use crate::guard::{self, Task};
 use crate::link::{Link, Stage, remote_name};
@@ -204,7 +204,7 @@ impl Engine {
 
 async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
     loop {
-        let incoming = served.endpoint.accept().await;
+        let dialled = served.endpoint.accept().await;
         engine.events.fault("accept");
         let half_open = {
             let links = locked(&engine.links);
@@ -213,22 +213,22 @@ async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
         // One that ends before Python has judged it leaves its chain in the queue, where all others would wait behind it.
         let unjudged = half_open.max(engine.events.chains());
         if unjudged >= HALF_OPEN_MAX || engine.over() {
-            served.endpoint.ignore(incoming);
-        } else if unjudged >= UNPROVED_MAX && !incoming.remote_address_validated() {
-            served.endpoint.retry(incoming);
+            served.endpoint.ignore(dialled);
+        } else if unjudged >= UNPROVED_MAX && !dialled.remote_address_validated() {
+            served.endpoint.retry(dialled);
         } else {
-            begin(&engine, &served, incoming);
+            begin(&engine, &served, dialled);
         }
     }
 }
 
 /// Somebody dials us.
-fn begin(engine: &Arc<Engine>, served: &Served, incoming: Incoming) {
-    let remote = incoming.remote_address();
+fn begin(engine: &Arc<Engine>, served: &Served, dialled: Dialled) {
+    let remote = dialled.remote_address();
     let measure = Measure::new();
     let mut config = ServerConfig::with_crypto(served.identity.server.clone());
     config.transport_config(engine.transport(served, &measure));
-    let Some(connection) = served.endpoint.begin(incoming, config, measure.rate.clone()) else {
+    let Some(connection) = served.endpoint.begin(dialled, config, measure.rate.clone()) else {
         return; // its first packet was not good
     };
     let (number, thread, hello) = (engine.number(), served.thread.clone(), served.hello.clone());

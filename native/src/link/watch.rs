@@ -59,8 +59,7 @@ impl Link {
             let reason = format!("nothing heard for {silent_s:.1} s (dead after {patience_s} s)");
             self.close(Code::Dead as u64, self.lost(reason));
         } else if doors_closed && !self.engine.mail.full(&self.peer(), &self.account()) {
-            self.lock().doors_closed = false;
-            connection.set_max_concurrent_uni_streams(self.engine.settings.streams_max.into());
+            self.set_doors(false);
         }
     }
 }

@@ -20,7 +20,18 @@ from broker.daemon.machine import (
     Phase,
     Reply,
 )
-from broker.daemon.messages import DURATION_S_MAX, Announce, AnnounceEnd, Declare, Enter, Hello, Register, Report
+from broker.daemon.messages import (
+    CLOCK_S_MAX,
+    DURATION_S_MAX,
+    Announce,
+    AnnounceEnd,
+    Declare,
+    Enter,
+    Hello,
+    Register,
+    Report,
+    read,
+)
 
 HELLO = {"v": 1, "op": "hello", "client": "transport", "job": "j", "pid": 1}
 REGISTER = {"op": "register", "id": 1, "class": "compute", "role": "gradient"}
@@ -267,6 +278,16 @@ def test_no_number_breaks_a_burst_or_a_report(burst: dict[str, Any], connection:
     report = {"op": "report", "connections": [{"peer": "10.0.0.2:1", **connection}]}
     for message in (burst, report):
         assert machine.receive(json.dumps(message).encode()) is not None
+
+
+@pytest.mark.parametrize("key", ["one_way_s", "way_in_s"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_peer_s_clock_that_is_far_off_is_held_to_the_most_and_costs_no_report(key: str, sign: float) -> None:
+    connections = [{"peer": "10.0.0.2:1", key: sign * 1e11}, {"peer": "10.0.0.3:1", "rtt_s": 0.001}]
+    report = read({"op": "report", "connections": connections})
+    assert isinstance(report, Report)
+    assert getattr(report.connections[0], key) == sign * CLOCK_S_MAX
+    assert report.connections[1].rtt_s == 0.001
 
 
 @given(st.binary(max_size=200))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from transport.path_delay import ANSWER_S_MIN, PEERS_MAX, UNANSWERED_MAX, PathDelays
+from transport.path_delay import ANSWER_S_MIN, CLOCK_S_MAX, PEERS_MAX, UNANSWERED_MAX, PathDelays
 
 
 class Pair:
@@ -112,6 +112,19 @@ def test_who_asks_too_often_is_not_answered_each_time() -> None:
     delays.asked(2, math.nan, 5.0)
     delays.asked(2, math.inf, 6.0)
     assert len(answered) <= 1 + 1.0 / ANSWER_S_MIN
+
+
+@pytest.mark.parametrize("shown_s", [2 * CLOCK_S_MAX, -2 * CLOCK_S_MAX, 1e11, -1e11, math.inf, math.nan])
+def test_a_clock_that_no_host_has_says_nothing_of_the_way(shown_s: float) -> None:
+    delays = PathDelays(lambda _rank, _message: None)
+    delays.asked(1, shown_s, 10.0)
+    assert delays.towards_us(1) is None
+    delays.ask([1], 10.0)
+    delays.answered(1, 10.0, shown_s, 10.1)
+    assert delays.towards_us(1) is None
+    assert delays.latest(1) is None
+    delays.asked(1, 5000.0, 10.2)
+    assert delays.towards_us(1) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::task::Waker;
+
+use proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::crypto::ring::default_provider;
+use rustls::server::ResolvesServerCertUsingSni;
+use rustls::{RootCertStore, version};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[test]
+fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
+    assert_eq!(segments_in(LUMP, 125_000_000, 1452), 43); // 1 Gbit/s
+    assert_eq!(segments_in(LUMP_BULK, 125_000_000, 1452), 21);
+    assert_eq!(segments_in(LUMP, 12_500_000, 1452), 8); // 100 Mbit/s
+    assert_eq!(segments_in(LUMP, 2_500_000, 1452), 4); // 20 Mbit/s
+    assert_eq!(segments_in(LUMP, 500_000, 1452), 2); // 4 Mbit/s
+    assert_eq!(segments_in(LUMP, 0, 1452), 8);
+}
+
+/// An endpoint whose driver works when the test lets it; nobody it talks to has a certificate.
+struct Served {
+    endpoint: Endpoint,
+    driver: Driver,
+    socket: UdpSocket, // after those that read it
+}
+
+fn bound() -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket
+}
+
+impl Served {
+    fn new() -> Self {
+        let socket = bound();
+        // SAFETY: the socket is dropped last.
+        let adopted = unsafe { Socket::adopt(socket.as_raw_fd()) }.unwrap();
+        let server = rustls::ServerConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_protocol_versions(&[&version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
+        let server = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(server).unwrap()));
+        let (endpoint, driver) = Endpoint::new(adopted, EndpointConfig::default(), server, false, Arc::default());
+        Self {
+            endpoint,
+            driver,
+            socket,
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.socket.local_addr().unwrap()
+    }
+
+    fn dial(&self, remote: SocketAddr) -> Connection {
+        let client = rustls::ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_protocol_versions(&[&version::TLS13])
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(client).unwrap()));
+        self.endpoint.connect(config, remote, "peer", Arc::default()).unwrap()
+    }
+
+    fn drive(&mut self) {
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut self.driver).poll(&mut cx).is_pending());
+    }
+
+    /// Let the driver work until there is what is waited for.
+    async fn until<T>(&mut self, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let since = Instant::now();
+        while since.elapsed() < PATIENCE {
+            self.drive();
+            if let Some(found) = found(self) {
+                return found;
+            }
+            sleep_until(tokio::time::Instant::now() + Duration::from_millis(1)).await;
+        }
+        panic!("it has not come in {PATIENCE:?}");
+    }
+
+    /// Dial somebody who says nothing: the connection, and the identifier by which he may answer.
+    async fn dial_silent(&mut self, peer: &UdpSocket) -> (Connection, Vec<u8>) {
+        let connection = self.dial(peer.local_addr().unwrap());
+        let packet = self.until(|_| received(peer)).await;
+        let own = 6 + usize::from(packet[5]); // behind type, version and the peer's identifier
+        let length = usize::from(packet[own]);
+        (connection, packet[own + 1..own + 1 + length].to_vec())
+    }
+}
+
+fn received(socket: &UdpSocket) -> Option<Vec<u8>> {
+    let mut room = [0; 2048];
+    let length = socket.recv(&mut room).ok()?;
+    Some(room[..length].to_vec())
+}
+
+#[tokio::test]
+async fn what_was_heard_is_told_though_nothing_can_be_sent() {
+    let (mut served, peer) = (Served::new(), bound());
+    let (connection, identifier) = served.dial_silent(&peer).await;
+    let before = connection.stats().unwrap().udp_rx.datagrams;
+    let mut packet = vec![0xe0, 0, 0, 0, 1, identifier.len() as u8]; // of the handshake, which nobody can read yet
+    packet.extend(identifier);
+    packet.extend([0, 60]);
+    packet.extend([7; 60]);
+    peer.send_to(&packet, served.address()).unwrap();
+    let shared = served.driver.shared.clone();
+    let mut state = shared.lock();
+    served.driver.look = true;
+    served.driver.read(&mut Context::from_waker(Waker::noop()), &mut state);
+    served.driver.settle(&mut state);
+    assert_eq!(connection.stats().unwrap().udp_rx.datagrams, before + 1);
+}
+
+#[tokio::test]
+async fn one_that_started_over_resets_the_connections_of_before() {
+    let (mut served, peer) = (Served::new(), bound());
+    let (_, identifier) = served.dial_silent(&peer).await;
+    served.endpoint.shared.lock().start_over("a panic");
+    let mut packet = vec![0x40]; // of a connection that is up
+    packet.extend(identifier);
+    packet.extend([7; 60]);
+    peer.send_to(&packet, served.address()).unwrap();
+    let is_short = |packet: &Vec<u8>| packet[0] & 0x80 == 0;
+    let answer = served.until(|_| received(&peer).filter(is_short)).await;
+    assert!(answer.len() < packet.len()); // else two that have started over would answer each other for ever
+}
+
+#[tokio::test]
+async fn who_dialled_one_that_has_started_over_since_is_forgotten() {
+    let (mut served, mut peer) = (Served::new(), Served::new());
+    for what in ["begin", "ignore", "retry"] {
+        peer.dial(served.address());
+        peer.drive();
+        let came = |served: &mut Served| (!served.endpoint.shared.lock().incoming.is_empty()).then_some(());
+        served.until(came).await;
+        let dialled = served.endpoint.accept().await;
+        let (start, server) = {
+            let mut state = served.endpoint.shared.lock();
+            state.start_over("a panic");
+            (state.start, ServerConfig::clone(&state.server))
+        };
+        match what {
+            "begin" => assert!(served.endpoint.begin(dialled, server, Arc::default()).is_none()),
+            "ignore" => served.endpoint.ignore(dialled),
+            _ => served.endpoint.retry(dialled),
+        }
+        assert_eq!(served.endpoint.shared.lock().start, start, "{what}: it panicked again");
+    }
+}
