@@ -154,8 +154,9 @@ class SenderSample:
     Fields: `received_bytes` of payload, in order or not, cumulative for the address and class, whatever connections
     come and go; `age_s` since they were counted; `rtt_s` the least round trip to it; `broker` whether a broker answers
     there: "yes", "no" or "unknown"; `granted_bits_per_s` what that broker said to our last hold, None where it said
-    nothing, and `refused` whether it keeps none of it; `broker_rtt_s` the last round trip to that broker;
-    `receive_rtt_s` the least round trip that TCP, as the receiver, takes its connections to have.
+    nothing, and `refused` whether it keeps none of it; `broker_rtt_s` the last round trip to that broker, measured at
+    most `broker_rtt_age_s` ago; `receive_rtt_s` the least round trip that TCP, as the receiver, takes its connections
+    to have.
     """
 
     address: str
@@ -168,6 +169,7 @@ class SenderSample:
     refused: bool = False
     broker_rtt_s: float | None = None
     receive_rtt_s: float | None = None
+    broker_rtt_age_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,8 @@ class WayOut:
 class Verdict:
     """`queue` whether one stands in front of our link, `clear` whether surely none does; `disputed` whether anybody,
     alone or by a program's word, sees one; `excess_s` of those that see one, the middle of them; `since_s` and
-    `until_s` from when to when all of them saw it; `seen_by` how many do,
-    `heard` how many say anything."""
+    `until_s` from when to when all of them saw it; `seen_by` how many do, `heard` how many say anything, be it now this
+    and now that."""
 
     queue: bool
     clear: bool
@@ -109,7 +109,8 @@ def hear(
         if explained is None or sender.traffic_class != LENDER:
             continue
         if sender.broker_rtt_s is not None:
-            samples.append((f"broker/{sender.address}", sender.address, now_s, sender.broker_rtt_s, explained))
+            at_s = now_s - sender.broker_rtt_age_s
+            samples.append((f"broker/{sender.address}", sender.address, at_s, sender.broker_rtt_s, explained))
         if sender.receive_rtt_s is not None and sender.address not in held:
             at_s = now_s - sender.age_s
             samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, explained))
@@ -162,7 +163,7 @@ def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
         since_s=max((_since_s(series, threshold_s=threshold_s) for series in high), default=0.0),
         until_s=min((series[-1][0] for series in high), default=now_s),
         seen_by=len(high),
-        heard=len(high) + low,
+        heard=sum(_is_heard(voice, now_s=now_s) for voice in state.voices),
     )
 
 
@@ -172,6 +173,10 @@ class _Votes:
 
     high: list[Series] = field(default_factory=list)
     low: int = 0
+
+
+def _is_heard(voice: VoiceState, *, now_s: float) -> bool:
+    return any(series and series[-1][0] > now_s - SLOW_S for series in (voice.told, voice.measured))
 
 
 def _sees(series: Series, *, threshold_s: float, now_s: float) -> bool | None:

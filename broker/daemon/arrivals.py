@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from broker.daemon.broker_trips import BrokerTrip
 from broker.daemon.sock_diag import TcpConnection
 from broker.holds import Verdict
 from broker.model import SenderSample
@@ -93,14 +94,14 @@ class ArrivalBook:
 
     def samples(
         self, *, interface_of: Callable[[str], str | None], broker_of: Callable[[str], str],
-        rtt_of: Callable[[str], tuple[float, float] | None], held: Mapping[str, Verdict], now_s: float,
+        trip_of: Callable[[str], BrokerTrip | None], held: Mapping[str, Verdict], now_s: float,
     ) -> Mapping[str, tuple[SenderSample, ...]]:  # fmt: skip
         """What the decision shall know of each interface's senders.
 
         Args:
             interface_of: the shaped interface towards an address; what comes back from there comes in by it.
             broker_of: whether a broker answers at an address.
-            rtt_of: the least and the last round trip to its broker; TCP's own may include the sender's queue.
+            trip_of: the least and the last round trip to its broker; TCP's own may include the sender's queue.
             held: what that broker said to our hold.
         """
         found: dict[str, list[SenderSample]] = {}
@@ -109,19 +110,20 @@ class ArrivalBook:
             interface = interface_of(address)
             if interface is None:
                 continue
-            verdict, rtt = held.get(address), rtt_of(address)
+            verdict, trip = held.get(address), trip_of(address)
             found.setdefault(interface, []).append(
                 SenderSample(
                     address=address,
                     traffic_class=traffic_class,
                     received_bytes=sender.received_bytes,
                     age_s=age_s,
-                    rtt_s=rtt[0] if rtt is not None else None,
+                    rtt_s=trip.least_s if trip is not None else None,
                     broker=broker_of(address),
                     granted_bits_per_s=verdict.rate_bits_per_s if verdict is not None and verdict.granted else None,
                     refused=verdict is not None and not verdict.granted,
-                    broker_rtt_s=rtt[1] if rtt is not None else None,
+                    broker_rtt_s=trip.last_s if trip is not None else None,
                     receive_rtt_s=sender.receive_rtt_s,
+                    broker_rtt_age_s=max(0.0, now_s - trip.since_s) if trip is not None else 0.0,
                 )
             )
         return {interface: tuple(samples) for interface, samples in found.items()}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from broker.daemon.arrivals import ArrivalBook
+from broker.daemon.broker_trips import BrokerTrips
 from broker.daemon.channel_opening import ChannelOpening
 from broker.daemon.flows import FlowTable
 from broker.daemon.own_certificate import OwnCertificate
@@ -23,9 +24,6 @@ if TYPE_CHECKING:  # a QUIC stack is megabytes, and who names no [peers] needs n
 InterfaceOf = Callable[[str], str | None]
 """The shaped interface towards an address, None where it is not one of ours."""
 
-MEASURE_S = 0.25
-"""A round trip is new with every message that goes: two a second while storage is held, one a second else."""
-
 
 class Neighbours:
     """For the loop's thread. Until `meet` nobody is asked, and nobody asks."""
@@ -36,8 +34,7 @@ class Neighbours:
         self._channel: PeerChannel | None = None
         self._arrivals = ArrivalBook()
         self._leases: tuple[Lease, ...] = ()
-        self._rtt_s: dict[str, tuple[float, float]] = {}
-        self._measured_s = float("-inf")
+        self._trips = BrokerTrips()
 
     def meet(self, opening: ChannelOpening, certificate: OwnCertificate, *, now_s: float) -> None:
         """Have a channel opened, which `close` closes, and be who the certificate says."""
@@ -52,14 +49,8 @@ class Neighbours:
         if self._channel is None and self._opening is not None:
             self._channel = self._opening.look()
         self.renew(now_s=now_s, at_once=False)
-        if self._channel is not None and now_s - self._measured_s >= MEASURE_S:
-            self._measured_s = now_s
-            known = self._channel.status()
-            self._rtt_s = {
-                peer.address: (peer.rtt_s_min, peer.rtt_latest_s)
-                for peer in known
-                if peer.rtt_s_min is not None and peer.rtt_latest_s is not None
-            }
+        if self._channel is not None and self._trips.is_due(now_s=now_s):
+            self._trips.look(self._channel.status(), now_s=now_s)
 
     def renew(self, *, now_s: float, at_once: bool) -> None:
         """Be who a renewed certificate says, where one is on disk, and nobody once ours has ended.
@@ -108,7 +99,7 @@ class Neighbours:
         return self._arrivals.samples(
             interface_of=interface_of,
             broker_of=lambda address: brokers.get(address, nobody),
-            rtt_of=self._rtt_s.get,
+            trip_of=self._trips.get,
             held=self._channel.held() if self._channel is not None else {},
             now_s=now_s,
         )

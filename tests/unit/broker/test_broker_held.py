@@ -227,6 +227,7 @@ def test_a_counter_that_goes_back_books_nothing() -> None:
             remaining_s=st.floats(-1, 10),
         ),
         max_size=20,
+        unique_by=lambda lease: (lease.peer, lease.address, lease.number),
     )
 )
 def test_whatever_is_asked_every_lease_is_answered_and_every_rate_is_within_bounds(leases: list[Lease]) -> None:

@@ -117,7 +117,8 @@ class Ticks:
     def go(
         self, seconds: float, *, comes: float, ways: dict[str, float] | None = None,
         brokers: dict[str, float] | None = None, tcp: dict[str, float] | None = None,
-        answers: dict[str, float] | None = None, held: frozenset[str] = frozenset(), limited: bool = False,
+        answers: dict[str, float] | None = None, answers_age_s: float = 0.0,
+        held: frozenset[str] = frozenset(), limited: bool = False,
     ) -> way_in_capacity.WayInEstimate:  # fmt: skip
         for _ in range(round(10 * seconds)):
             self.now_s = round(self.now_s + 0.1, 6)
@@ -134,6 +135,7 @@ class Ticks:
                 SenderSample(
                     address, "storage", 0, 0.0, 0.004, "yes",
                     broker_rtt_s=trips.get(address),
+                    broker_rtt_age_s=answers_age_s,
                     receive_rtt_s=tcp[address] + noise_s if tcp and address in tcp else None,
                 )
                 for address in addresses
@@ -204,6 +206,26 @@ def test_a_round_trip_counts_where_the_way_out_is_idle_or_explains_its_part() ->
         ticks.go(2.0, comes=40e6, brokers={"b": 0.005, "c": 0.005})
         estimate = ticks.go(1.5, comes=40e6, brokers={"b": trip_s, "c": trip_s})
         assert (estimate.source == "measured") is found, out
+
+
+def test_a_round_trip_from_before_a_drains_end_says_nothing_of_what_is_there_now() -> None:
+    for age_s, seen in ((0.0, True), (1.0, False)):
+        ticks = Ticks()
+        ticks.go(2.0, comes=60e6, brokers={"b": 0.005, "c": 0.005})
+        while not ticks.state or not ticks.state.drain_until_s:
+            ticks.go(0.1, comes=60e6, brokers={"b": 0.08, "c": 0.08}, held=frozenset({"d"}))
+        ticks.go(ticks.state.drain_until_s - ticks.now_s, comes=20e6, held=frozenset({"d"}))
+        before = ticks.state.voices
+        ticks.go(0.1, comes=40e6, brokers={"b": 0.07, "c": 0.07}, answers_age_s=age_s, held=frozenset({"d"}))
+        assert (ticks.state.voices != before) is seen
+
+
+def test_the_reason_stands_while_a_sender_says_now_this_and_now_that() -> None:
+    ticks = Ticks()
+    ticks.go(2.0, comes=40e6, brokers={"b": 0.005, "c": 0.005})
+    waits_s = (0.08, 0.08, 0.005, 0.08, 0.08, 0.08, 0.005, 0.005)
+    codes = {ticks.go(0.1, comes=40e6, brokers={"b": waits_s[tick % 8], "c": 0.005}).reason.code for tick in range(80)}
+    assert codes == {"link-rate"}
 
 
 def test_what_tcp_says_of_a_sender_that_we_hold_back_is_about_our_hold() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.daemon.arrivals import FORGET_S, SENDERS_MAX, ArrivalBook
+from broker.daemon.broker_trips import BrokerTrip
 from broker.daemon.sock_diag import TcpConnection
 from broker.holds import Verdict
 from broker.model import SenderSample
@@ -23,7 +24,7 @@ def connection(arrived: int, *, at_s: float, port: int = 5000, address: str = SE
 
 
 def seen(book: ArrivalBook, now_s: float, **known: object) -> dict[str, SenderSample]:
-    options: dict[str, object] = {"broker_of": lambda _: "unknown", "rtt_of": lambda _: None, "held": {}, **known}
+    options: dict[str, object] = {"broker_of": lambda _: "unknown", "trip_of": lambda _: None, "held": {}, **known}
     found = book.samples(interface_of=lambda _: "eth0", now_s=now_s, **options)  # type: ignore[arg-type]
     return {sample.address: sample for sample in found.get("eth0", ())}
 
@@ -138,5 +139,5 @@ def test_of_an_address_the_least_round_trip_counts_of_connections_that_brought_s
 def test_the_last_round_trip_to_a_broker_is_told_beside_the_least() -> None:
     book = ArrivalBook()
     book.count([(connection(1, at_s=0.0), "storage")], whole=True)
-    sample = seen(book, 0.0, rtt_of={SENDER: (0.004, 0.02)}.get)[SENDER]
-    assert (sample.rtt_s, sample.broker_rtt_s) == (0.004, 0.02)
+    sample = seen(book, 0.0, trip_of={SENDER: BrokerTrip(0.004, 0.02, -0.25)}.get)[SENDER]
+    assert (sample.rtt_s, sample.broker_rtt_s, sample.broker_rtt_age_s) == (0.004, 0.02, 0.25)
