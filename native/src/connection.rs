@@ -6,8 +6,8 @@
 //!
 //! The driver holds a connection nearly all the time while much is sent, and takes it again before anybody else is awake:
 //! who waits for it on another thread waits for hundreds of milliseconds. So only tasks of its own thread take it. Others
-//! read what the driver told last (`stats`, `remote_address`), and leave their wishes to it (`set_receive_window`,
-//! `set_max_concurrent_uni_streams`).
+//! read what the driver told last (`stats`, `remote_address`), and leave their wishes to it (`close`, `update_keys`,
+//! `move_on`, `set_receive_window`, `set_max_concurrent_uni_streams`), which grants them when it looks next.
 //!
 //! A stack that panicked may be in the middle of anything. It is dropped, with all that was lent to it, and never looked
 //! at again: the connection has ended, and the others of the endpoint go on.
@@ -95,11 +95,15 @@ struct Told {
     stats: Option<ConnectionStats>,
 }
 
-/// What others want the stack to allow the peer, from the driver's next look on.
+/// What others want of the stack, from the driver's next look on.
 #[derive(Default)]
 struct Wishes {
     receive_window: Option<VarInt>,
     uni_streams: Option<VarInt>,
+    /// This side has another address.
+    moved: bool,
+    new_keys: bool,
+    close: Option<(VarInt, Bytes)>,
 }
 
 /// What the driver and the tasks share.
@@ -220,24 +224,6 @@ impl Connection {
         self.touch(&mut state);
     }
 
-    /// This side has another address: say something from there.
-    pub fn move_on(&self) {
-        self.change(proto::Connection::local_address_changed);
-    }
-
-    fn change(&self, what: impl FnOnce(&mut proto::Connection)) {
-        let mut state = self.lock();
-        if let Some(stack) = &mut state.stack {
-            what(stack);
-            self.touch(&mut state);
-        }
-    }
-
-    /// Change the keys now; nothing happens while a change is under way.
-    pub fn update_keys(&self) {
-        self.change(proto::Connection::force_key_update);
-    }
-
     /// Wake who waits for what has happened. Whether somebody was woken.
     pub fn settle(&self, state: &mut State) -> bool {
         let mut woken = false;
@@ -312,19 +298,6 @@ impl Connection {
         self.lock().ended.clone()
     }
 
-    /// Close it now; the peer is told why.
-    pub fn close(&self, code: VarInt, reason: &[u8]) {
-        let mut state = self.lock();
-        if state.ended.is_some() {
-            return;
-        }
-        if let Some(stack) = &mut state.stack {
-            stack.close(Instant::now(), code, Bytes::copy_from_slice(reason));
-        }
-        self.end(&mut state, Ended::Quic(ConnectionError::LocallyClosed));
-        self.touch(&mut state);
-    }
-
     /// Open a stream to send on, when the peer allows one.
     pub async fn open_uni(&self) -> Result<SendStream, Ended> {
         loop {
@@ -390,27 +363,61 @@ impl Connection {
         chain.map_or_else(Vec::new, |chain| *chain)
     }
 
+    /// Close it; the peer is told why. The first reason counts.
+    pub fn close(&self, code: VarInt, reason: &[u8]) {
+        self.wish(|wishes| {
+            let reason = || (code, Bytes::copy_from_slice(reason));
+            wishes.close.get_or_insert_with(reason);
+        });
+    }
+
+    /// Change the keys; nothing happens while a change is under way.
+    pub fn update_keys(&self) {
+        self.wish(|wishes| wishes.new_keys = true);
+    }
+
+    /// This side has another address: say something from there.
+    pub fn move_on(&self) {
+        self.wish(|wishes| wishes.moved = true);
+    }
+
     pub fn set_receive_window(&self, window: VarInt) {
-        locked(&self.0.wishes).receive_window = Some(window);
-        self.0.touched.add(self.0.handle);
+        self.wish(|wishes| wishes.receive_window = Some(window));
     }
 
     pub fn set_max_concurrent_uni_streams(&self, count: VarInt) {
-        locked(&self.0.wishes).uni_streams = Some(count);
+        self.wish(|wishes| wishes.uni_streams = Some(count));
+    }
+
+    fn wish(&self, what: impl FnOnce(&mut Wishes)) {
+        what(&mut locked(&self.0.wishes));
         self.0.touched.add(self.0.handle);
     }
 
     /// Do what others wish.
     pub fn grant(&self, state: &mut State) {
         let wishes = std::mem::take(&mut *locked(&self.0.wishes));
-        let Some(stack) = &mut state.stack else {
-            return;
-        };
-        if let Some(window) = wishes.receive_window {
-            stack.set_receive_window(window);
-        }
-        if let Some(count) = wishes.uni_streams {
-            stack.set_max_concurrent_streams(Dir::Uni, count);
+        let close = wishes.close.filter(|_| state.ended.is_none());
+        let closing = close.is_some();
+        self.with(state, |_, stack| {
+            if let Some(window) = wishes.receive_window {
+                stack.set_receive_window(window);
+            }
+            if let Some(count) = wishes.uni_streams {
+                stack.set_max_concurrent_streams(Dir::Uni, count);
+            }
+            if wishes.moved {
+                stack.local_address_changed();
+            }
+            if wishes.new_keys {
+                stack.force_key_update();
+            }
+            if let Some((code, reason)) = close {
+                stack.close(Instant::now(), code, reason);
+            }
+        });
+        if closing && state.ended.is_none() {
+            self.end(state, Ended::Quic(ConnectionError::LocallyClosed));
         }
     }
 }

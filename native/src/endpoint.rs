@@ -61,6 +61,8 @@ struct Shared {
     lump: Duration,
     touched: Arc<Touched>,
     state: Mutex<State>,
+    /// What the driver goes on with at its next turn.
+    next_socket: Mutex<Option<Arc<Socket>>>,
     dialled: Notify,
 }
 
@@ -126,13 +128,14 @@ impl Endpoint {
             lump: if bulk { LUMP_BULK } else { LUMP },
             touched: Arc::default(),
             state: Mutex::new(state),
+            next_socket: Mutex::default(),
             dialled: Notify::new(),
         });
         let driver = Driver::new(shared.clone(), socket, faults.clone());
         (Self { shared, faults }, driver)
     }
 
-    /// Dial.
+    /// Dial. The driver holds the endpoint nearly all the time: only tasks of its thread ask for it.
     ///
     /// `rate`: what the path delivers, which others keep up to date. Why not, where it cannot.
     pub fn connect(
@@ -215,15 +218,11 @@ impl Endpoint {
 
     /// Go on with another socket: connections that were dialled validate the path from there (RFC 9000 9).
     pub fn rebind(&self, socket: Socket) {
-        let mut state = self.shared.lock();
-        state.socket = Arc::new(socket);
-        for connection in state.connections.values() {
-            connection.move_on();
-        }
-        self.shared.touched.wake(); // where there is no connection, the driver still waits for the socket before
+        *locked(&self.shared.next_socket) = Some(Arc::new(socket));
+        self.shared.touched.wake();
     }
 
-    /// Close every connection.
+    /// Close every connection, at the end of all: this alone waits for the driver's turn, whoever asks.
     pub fn close(&self, code: VarInt, reason: &[u8]) {
         let connections: Vec<Connection> = self.shared.lock().connections.values().cloned().collect();
         for connection in connections {
@@ -234,7 +233,7 @@ impl Endpoint {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn keep(
@@ -290,7 +289,8 @@ fn fresh(config: &Arc<EndpointConfig>, server: &Arc<ServerConfig>, socket: &Sock
     proto::Endpoint::new(config.clone(), Some(server.clone()), !socket.may_fragment(), None)
 }
 
-/// Moves the packets of an endpoint. Locks are taken in this order: the endpoint, a connection, what is touched.
+/// Moves the packets of an endpoint. Locks are taken in this order: the endpoint, a connection, what is wished or
+/// touched.
 pub struct Driver {
     shared: Arc<Shared>,
     socket: Arc<Socket>,
@@ -583,15 +583,34 @@ impl Future for Driver {
         if std::mem::replace(&mut this.start, state.start) != state.start {
             this.forget();
         }
-        if !Arc::ptr_eq(&this.socket, &state.socket) {
-            this.socket = state.socket.clone();
+        shared.touched.take(cx.waker(), &mut this.touched); // who leaves something from here on wakes us
+        let next_socket = locked(&shared.next_socket).take();
+        if let Some(socket) = next_socket {
+            state.socket = socket.clone();
+            this.socket = socket;
             this.look = true;
+            for connection in state.connections.values() {
+                connection.move_on();
+            }
         }
         if state.guarded(|state| this.turn(cx, state)).is_err() {
             cx.waker().wake_by_ref();
         }
         Poll::Pending
     }
+}
+
+impl Drop for Driver {
+    /// Nobody moves the packets of its connections any more, nor grants what others wish.
+    fn drop(&mut self) {
+        for (_, connection) in self.shared.lock().connections.drain() {
+            connection.lose("nobody moves its packets any more");
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a connection sends at once, written to `packets`.

@@ -1,6 +1,8 @@
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
+use std::sync::mpsc;
 use std::task::Waker;
+use std::thread;
 
 use proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::crypto::ring::default_provider;
@@ -21,6 +23,11 @@ fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
     assert_eq!(segments_in(LUMP, 0, 1452), 8);
 }
 
+fn adopt(socket: &UdpSocket) -> Socket {
+    // SAFETY: the test keeps `socket` as long as what it gets.
+    unsafe { Socket::adopt(socket.as_raw_fd()) }.unwrap()
+}
+
 /// An endpoint whose driver works when the test lets it; nobody it talks to has a certificate.
 struct Served {
     endpoint: Endpoint,
@@ -37,15 +44,14 @@ fn bound() -> UdpSocket {
 impl Served {
     fn new() -> Self {
         let socket = bound();
-        // SAFETY: the socket is dropped last.
-        let adopted = unsafe { Socket::adopt(socket.as_raw_fd()) }.unwrap();
         let server = rustls::ServerConfig::builder_with_provider(Arc::new(default_provider()))
             .with_protocol_versions(&[&version::TLS13])
             .unwrap()
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
         let server = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(server).unwrap()));
-        let (endpoint, driver) = Endpoint::new(adopted, EndpointConfig::default(), server, false, Arc::default());
+        let (endpoint, driver) =
+            Endpoint::new(adopt(&socket), EndpointConfig::default(), server, false, Arc::default());
         Self {
             endpoint,
             driver,
@@ -154,4 +160,41 @@ async fn who_dialled_one_that_has_started_over_since_is_forgotten() {
         }
         assert_eq!(served.endpoint.shared.lock().start, start, "{what}: it panicked again");
     }
+}
+
+#[tokio::test]
+async fn nobody_on_another_thread_waits_for_a_driver_at_work_and_it_does_all_that_was_wished() {
+    let (mut served, peer, other) = (Served::new(), bound(), bound());
+    let (connection, _) = served.dial_silent(&peer).await;
+    let next = adopt(&other);
+    let (endpoint, (done, told)) = (&served.endpoint, mpsc::channel());
+    let waited = thread::scope(|threads| {
+        let (_endpoint, _connection) = (endpoint.shared.lock(), connection.lock());
+        threads.spawn(|| {
+            endpoint.rebind(next);
+            connection.move_on();
+            connection.update_keys();
+            connection.close(7u32.into(), b"enough");
+            done.send(())
+        });
+        told.recv_timeout(PATIENCE)
+    });
+    assert!(waited.is_ok(), "it waited for the driver");
+    assert!(connection.close_reason().is_none());
+    let from = served.until(|_| Some(peer.recv_from(&mut [0; 2048]).ok()?.1));
+    assert_eq!(from.await, other.local_addr().unwrap());
+    let ended = connection.close_reason();
+    assert!(matches!(
+        ended,
+        Some(connection::Ended::Quic(proto::ConnectionError::LocallyClosed))
+    ));
+}
+
+#[tokio::test]
+async fn connections_whose_driver_is_gone_have_ended_for_who_waits_for_that() {
+    let mut served = Served::new();
+    let (connection, _) = served.dial_silent(&bound()).await;
+    connection.close(7u32.into(), b"enough");
+    drop(served.driver);
+    assert!(connection.close_reason().is_some());
 }

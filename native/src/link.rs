@@ -165,6 +165,20 @@ impl Link {
         guard::spawn(&self.thread, Task::Link(self.clone()), future);
     }
 
+    /// Dial, and see the connection through, as a task.
+    pub fn dial(self: &Arc<Self>, dial: impl FnOnce() -> Result<Connection, String> + Send + 'static) {
+        let link = self.clone();
+        guard::spawn(&self.thread, Task::Course(self.clone()), async move {
+            match dial() {
+                Ok(connection) => link.run(connection).await,
+                Err(reason) => {
+                    link.note_failure(link.lost(reason));
+                    link.finish(None).await;
+                }
+            }
+        });
+    }
+
     /// See a connection through, as a task.
     pub fn begin_course(self: &Arc<Self>, connection: Connection) {
         guard::spawn(&self.thread, Task::Course(self.clone()), self.clone().run(connection));

@@ -161,22 +161,19 @@ impl Engine {
         let measure = Measure::new();
         let mut config = ClientConfig::new(served.identity.client_for(remote, expected));
         config.transport_config(self.transport(&served, &measure));
-        // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
-        let connection = served
-            .endpoint
-            .connect(config, remote, &remote.ip().to_string(), measure.rate.clone());
-        match connection {
-            Err(error) => down(format!("{} cannot be dialled from this socket: {error}", remote.ip())),
-            Ok(connection) => {
-                let (thread, hello) = (served.thread.clone(), served.hello.clone());
-                let link = Link::new(self.clone(), thread, number, remote, hello, true, served.bulk, measure);
-                if let Some(expected) = expected {
-                    link.set_peer(expected);
-                }
-                locked(&self.links).insert(number, link.clone());
-                link.begin_course(connection);
-            }
+        let rate = measure.rate.clone();
+        let (thread, hello) = (served.thread.clone(), served.hello.clone());
+        let link = Link::new(self.clone(), thread, number, remote, hello, true, served.bulk, measure);
+        if let Some(expected) = expected {
+            link.set_peer(expected);
         }
+        locked(&self.links).insert(number, link.clone());
+        link.dial(move || {
+            // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
+            let name = remote.ip().to_string();
+            let connection = served.endpoint.connect(config, remote, &name, rate);
+            connection.map_err(|error| format!("{name} cannot be dialled from this socket: {error}"))
+        });
     }
 
     fn transport(&self, served: &Served, measure: &Arc<Measure>) -> Arc<TransportConfig> {

@@ -53,20 +53,30 @@ def test_the_delivery_rate_is_over_a_tenth_of_a_second_and_says_who_limited_it()
 
 
 def run_link(
-    *, rate_bytes_per_s: float, base_s: float, seconds: float, cross: float = 0.0, jitter_s: float = 0.0
+    *,
+    rate_bytes_per_s: float,
+    base_s: float,
+    seconds: float,
+    message_bytes: float = 0.0,
+    every_s: float = 1.0,
+    jitter_s: float = 0.0,
 ) -> tuple[float, float, float]:
     """A FIFO link with one bulk sender: its share of the rate, and median and worst queue after the first second.
 
-    `cross` is the part of the rate that others take. Packets are acknowledged one by one; jitter is interpreters'.
+    Every `every_s` somebody else sends `message_bytes` at once. Packets are acknowledged one by one; jitter is
+    interpreters'.
     """
     rng = random.Random(5)
     size = 1452
     bound = DelayBound(packet_bytes=size)
-    free_at, flight, now_s, delivered = 0.0, [], 0.0, 0
+    free_at, flight, now_s, delivered, next_s = 0.0, [], 0.0, 0, 0.5
     queues = []
     while now_s < seconds:
+        while next_s <= now_s:
+            free_at = max(free_at, next_s) + message_bytes / rate_bytes_per_s
+            next_s += every_s
         while len(flight) * size + size <= bound.allowed_bytes():
-            free_at = max(free_at, now_s) + size / (rate_bytes_per_s * (1 - cross))
+            free_at = max(free_at, now_s) + size / rate_bytes_per_s
             flight.append((free_at + base_s + rng.random() * jitter_s, now_s))
             if now_s > 1:
                 queues.append(free_at - now_s)
@@ -88,6 +98,28 @@ def test_bulk_fills_a_link_and_keeps_its_queue_short(rate: float, base_s: float,
     target_s = max(0.002, base_s / 4)
     assert median_s < target_s + jitter_s + 4 * 1452 / rate
     assert worst_s < base_s + 3 * target_s + 10 * 1452 / rate  # slow start ends within one round trip of the target
+
+
+@pytest.mark.parametrize(("rate", "base_s"), [(12.5e6, 0.004), (2.5e6, 0.02)])
+def test_messages_of_others_that_pass_within_a_round_trip_leave_bulk_the_rest_of_the_link(
+    rate: float, base_s: float
+) -> None:
+    share, median_s, _ = run_link(
+        rate_bytes_per_s=rate, base_s=base_s, seconds=8, jitter_s=base_s / 20,
+        message_bytes=rate * base_s, every_s=10 * base_s,
+    )  # fmt: skip
+    assert share > 0.85  # of 0.9 that is left
+    assert median_s < base_s
+
+
+def test_to_a_queue_that_stays_bulk_gives_way() -> None:
+    bound = DelayBound(packet_bytes=1000)
+    bound.slow_start, bound.window_bytes = False, 100_000.0
+    for milliseconds in range(1000):
+        now_s = milliseconds / 1000
+        bound.on_rtt(0.010 if milliseconds < 50 else 0.060, now_s=now_s)
+        bound.on_acked(1000, now_s=now_s)
+    assert bound.allowed_bytes() == 4000
 
 
 def test_losses_of_one_round_trip_halve_once() -> None:
