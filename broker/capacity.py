@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from broker import reasons, signals
+from broker import passage, reasons, signals
 from broker.model import ClassSample, FlowSample, InterfaceSample
 from broker.policy import InterfacePolicy
 from broker.state import CapacityState
@@ -38,6 +38,7 @@ FALLBACK_BITS_PER_S = 1_000_000_000
 
 DELAY_S = 0.030
 """A queue elsewhere of 30 ms is bloat (cake-autorate's T); less is the jitter of Wi-Fi and of busy hosts."""
+SURELY_LESS = 0.8
 HIGH, OF = 3, 4
 """Three of the last four ticks: one scheduling hiccup of any length is one tick. Found after 0.3-0.4 s."""
 QUIET_DELAY_S, QUIET_S = 0.010, 0.8
@@ -68,13 +69,16 @@ AGAIN_S = 1.0
 """Acknowledgements that waited in a queue towards us come all at once when it has gone: what came through in 0.3 s was
 1.5 times what the link carried, and a second cut went down by a tenth where a third was due (from 97 to 30 Mbit/s). A
 queue that stands again within a second of a drain has not been away: what came through since then counts, too."""
+CUT_TO_DEEP, SPAN_S_SURE = 0.9, 0.25
+CUT_MOST_SEEN, DRAIN_S_LONGEST = 0.2, 1.2
 CUT_MOST, CUT_BLIND, CUT_LEAST = 0.5, 0.8, 0.97
 """Never below half at once (a wrong measurement costs one step); a fifth without one; a cut that is worth a write."""
 FOUND_AFTER_S = 0.2
 """What is sent beyond the capacity by a part p adds p seconds of queue a second, and a queue is found after 0.2 s at
 the soonest: so a queue of D seconds means at most D / 0.2 too much, whatever the measured rates say."""
-PROBE_BACK = 0.9
-"""A failed probe costs at most a tenth of what was there before it."""
+PROBE_BACK = 0.96
+"""A failed probe costs at most a twentieth of what was there before it: a tenth each time was a ratchet, where every
+probe fails because of what waits above our own queue."""
 DRAIN_FACTOR, DRAIN_S_MAX = 0.5, 0.8
 """At half the rate a queue of D seconds is gone after 2 D; longer than 0.8 s would be felt by a training step."""
 LOAD_MIN = 0.3
@@ -88,10 +92,11 @@ SEEN_AFTER_S = 0.2
 """How long it has to be the limit before a probe: one detection time, or three when no destination says anything.
 A sample tells about the last raise when it was taken this much later: a tick until it is applied, and a round trip."""
 PROBE_STEP, PROBE_STEP_MAX = 0.03, 0.2
-NEAR, GENTLE_UP_TO, BEYOND = 0.97, 1.04, 1.12
+NEAR, GENTLE_UP_TO, BEYOND = 0.97, 1.02, 1.12
 """3 % over a bottleneck adds 30 ms of queue a second: seen within a second, harmless until then. So up to 4 % over what
 came through at the last cut steps stay small, and 12 % over it the back-off is forgotten. At 20 % the climb from a half
 takes eight steps, 3.2 s; its overshoot is 60 ms of queue."""
+CONFIRM_S = 0.5
 HOLD_S, HOLD_S_MAX = 1.0, 1.5
 """From a cut to the first probe, and at most: a rise has to be followed within 5 s."""
 LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
@@ -192,21 +197,39 @@ def estimate(
         free_s=0.0 if limiting else state.free_s + counters.elapsed_s,
     )
     now = signals.read(seen, now_s=now_s)
+    passed = passage.read(seen.arrivals, seen.ticks, since_s=0.0, now_s=now_s)
     if now_s < state.drain_until_s:
-        return _give(state, source, reasons.Draining(shaper, state.moved_excess_s), now_s=now_s)
-    blamed = _blamed(state, now, now_s=now_s)
+        state = _measured_drain(state, passed, now_s=now_s)
+        if now_s < state.drain_until_s:
+            return _give(state, source, reasons.Draining(_shaper_rate(state, now_s=now_s), state.moved_excess_s), now_s=now_s)
+    blamed = _blamed(state, now, passed, now_s=now_s)
     if blamed:
-        state = _cut(state, now, by=blamed, limited=load >= LIMITED, now_s=now_s)
+        state = _cut(state, now, passed, by=blamed, limited=load >= LIMITED, now_s=now_s)
     elif _may_raise(state, now, now_s=now_s):
         state = _raise(state, now_s=now_s)
     return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)
 
 
-def _blamed(state: CapacityState, now: signals.Signals, *, now_s: float) -> str:
+def _blamed(
+    state: CapacityState, now: signals.Signals, passed: passage.Passage | None, *, now_s: float
+) -> str:
     """What speaks for a bottleneck elsewhere: "delay", "probe" (delay just after a raise), "loss", or "": nothing."""
-    if now_s < state.blameless_until_s or (state.moved_by in CUTS and now_s - state.changed_s < CUT_REFRACTORY_S):
+    if now_s < state.blameless_until_s:
         return ""
-    if signals.tx_bits_per_s(state.signals, now_s=now_s, window_s=1.0) < LOAD_MIN * state.rate_bits_per_s:
+    if state.moved_by in ("delay", "probe") and now_s - state.changed_s < CUT_REFRACTORY_S:
+        return ""
+    if signals.peak_tx_bits_per_s(state.signals, now_s=now_s) < LOAD_MIN * state.rate_bits_per_s:
+        return ""
+    if (
+        passed is not None
+        and passed.deepest_s >= passage.DEEP_S
+        and passed.carried_bits_per_s < SURELY_LESS * state.rate_bits_per_s
+        and signals.agree(state.signals, now_s=now_s, threshold_s=DELAY_S, high=2, of=3)
+    ):
+        return "delay"
+    if passed is not None and passed.carried_bits_per_s > 1.1*state.rate_bits_per_s:
+        return ""
+    if state.moved_by == "loss" and now_s - state.changed_s < CUT_REFRACTORY_S:
         return ""
     if signals.agree(state.signals, now_s=now_s, threshold_s=DELAY_S, high=HIGH, of=OF):
         return "delay"
@@ -228,6 +251,8 @@ def _blamed(state: CapacityState, now: signals.Signals, *, now_s: float) -> str:
         state.signals, now_s=now_s, threshold_s=QUIET_DELAY_S, high=QUIET_HIGH, of=QUIET_OF
     ):  # fmt: skip
         return "delay"
+    if signals.deep(state.signals) or signals.overdue(state.signals, now_s=now_s):
+        return ""
     lost = now.lost_packets
     settled = state.cut_s is None or now_s - state.changed_s >= LOSS_SETTLE_S
     if settled and now.lost_fraction >= LOSS_FRACTION and lost >= LOSS_SENT_MIN:
@@ -241,7 +266,37 @@ def _raised_lately(state: CapacityState, *, now_s: float) -> bool:
     return state.cut_s is None or state.cut_s < state.raised_s
 
 
-def _cut(state: CapacityState, now: signals.Signals, *, by: str, limited: bool, now_s: float) -> CapacityState:
+def _measured_drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float) -> CapacityState:
+    """Let the drain last as long as the queue does, by what is measured while it drains; and mend the rate likewise."""
+    if state.moved_by == "loss" or state.cut_s is None:
+        return state
+    until_s, carried = state.drain_until_s, state.failed_bits_per_s
+    since = passage.read(state.signals.arrivals, state.signals.ticks, since_s=state.cut_s, now_s=now_s)
+    if since is not None and since.span_s >= SPAN_S_SURE:
+        carried = int(since.carried_bits_per_s)
+    elif passed is not None:
+        carried = min(carried, int(passed.carried_bits_per_s))
+    if passed is not None:
+        until_s = min(state.cut_s + DRAIN_S_LONGEST, now_s + passed.wait_s / (1 - DRAIN_FACTOR))
+    elif any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):
+        until_s = now_s
+    rate = state.rate_bits_per_s
+    if carried != state.failed_bits_per_s:
+        most = CUT_LEAST * state.cut_from_bits_per_s
+        rate = int(min(max(CUT_TO_THROUGH * carried, CUT_MOST_SEEN * state.cut_from_bits_per_s), most))
+    return replace(
+        state,
+        rate_bits_per_s=max(rate, _least(state)),
+        failed_bits_per_s=carried,
+        drain_until_s=until_s,
+        changed_s=until_s,
+        signals=replace(state.signals, ignore_before_s=until_s + state.moved_baseline_s),
+    )
+
+
+def _cut(
+    state: CapacityState, now: signals.Signals, passed: passage.Passage | None, *, by: str, limited: bool, now_s: float
+) -> CapacityState:
     """Go down to what was carried, and empty the queue; or give up blaming ourselves."""
     excess_s = now.excess_s or 0.0
     probe_failed = _raised_lately(state, now_s=now_s)
@@ -256,32 +311,39 @@ def _cut(state: CapacityState, now: signals.Signals, *, by: str, limited: bool, 
         )  # fmt: skip
     rate = state.rate_bits_per_s
     untouched = rate >= state.base_bits_per_s
-    if now.through_bits_per_s is not None:
+    if passed is not None:
+        deep = passed.deepest_s >= passage.DEEP_S
+        target = (CUT_TO_DEEP if deep else CUT_TO_THROUGH) * passed.carried_bits_per_s
+    elif now.through_bits_per_s is not None:
         target = CUT_TO_THROUGH * min(now.through_bits_per_s, _through_since_the_drain(state, now_s=now_s))
     elif not limited and now.tx_bits_per_s < LIMITED * rate:
         target = CUT_TO_THROUGH * now.tx_bits_per_s
     else:
         target = CUT_BLIND * rate
-    if untouched:  # acknowledgements that a burst's end sets free make too much of what came through
+    if untouched and passed is None:  # acknowledgements that a burst's end sets free make too much of what came through
         target = min(target, rate * (1 - FIRST_CUT * min(1.0, max(0.0, excess_s - DELAY_S) / FIRST_CUT_DELAY_S)))
-    most = CUT_MOST if by == "loss" else max(CUT_MOST, 1 / (1 + excess_s / FOUND_AFTER_S))
+    most = CUT_MOST_SEEN if passed else CUT_MOST if by == "loss" else max(CUT_MOST, 1 / (1 + excess_s / FOUND_AFTER_S))
     target = min(max(target, most * rate), CUT_LEAST * rate)
     if by == "probe":
-        target = max(target, PROBE_BACK * state.rate_before_raise_bits_per_s)
+        before = state.rate_before_raise_bits_per_s
+        target = min(max(target, PROBE_BACK * before), before)
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.back_off_s)) if probe_failed else HOLD_S
-    drain_s = min(DRAIN_S_MAX, excess_s / (1 - DRAIN_FACTOR)) if by != "loss" else 0.0
+    drain_s = min(DRAIN_S_MAX, (passed.wait_s if passed else excess_s) / (1 - DRAIN_FACTOR)) if by != "loss" else 0.0
     return replace(
         state,
         rate_bits_per_s=max(int(target), _least(state)),
         drain_until_s=now_s + drain_s,
-        signals=signals.forget(state.signals, before_s=now_s + drain_s + now.baseline_s),
+        signals=state.signals
+        if by == "loss"
+        else signals.forget(state.signals, before_s=now_s + drain_s + now.baseline_s),
         cut_s=now_s,
+        cut_from_bits_per_s=rate,
         fallen_s=now_s if untouched else state.fallen_s,
         changed_s=now_s + drain_s,
         hold_s=back_off_s,
         back_off_s=back_off_s,
         step=PROBE_STEP,
-        failed_bits_per_s=int(target / CUT_TO_THROUGH),
+        failed_bits_per_s=int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH),
         busy_s=0.0,
         episode_cuts=state.episode_cuts + 1,
         moved_by=by,
@@ -302,7 +364,7 @@ def _through_since_the_drain(state: CapacityState, *, now_s: float) -> float:
 
 
 def _in_doubt(state: CapacityState, excess_s: float) -> bool:
-    far = state.episode_cuts >= DOUBT_CUTS or state.rate_bits_per_s <= DOUBT_RATE * state.episode_rate_bits_per_s
+    far = state.episode_cuts >= DOUBT_CUTS or state.episode_cuts >= 3 and state.rate_bits_per_s <= DOUBT_RATE * state.episode_rate_bits_per_s
     return far and excess_s >= DOUBT_EXCESS * state.episode_excess_s
 
 
@@ -310,6 +372,9 @@ def _may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> b
     if state.rate_bits_per_s >= state.base_bits_per_s or now_s - state.changed_s < state.hold_s:
         return False
     if now.flows == 0 or now.lost_fraction > RAISE_LOSS:
+        return False
+    beside = NEAR * state.failed_bits_per_s < state.rate_bits_per_s < GENTLE_UP_TO * state.failed_bits_per_s
+    if state.moved_by == "raise" and beside and not _confirmed(state):
         return False
     since_s = state.changed_s + SEEN_AFTER_S if state.moved_by == "raise" else state.changed_s
     one_way = signals.clear(state.signals, two_way=False, since_s=since_s, threshold_s=PROBE_DELAY_S)
@@ -323,6 +388,14 @@ def _may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> b
         return state.busy_s >= BUSY_UNSEEN_S and (arrives or now.through_bits_per_s is None)
     near = NEAR * state.failed_bits_per_s < state.rate_bits_per_s < BEYOND * state.failed_bits_per_s
     return arrives and not near  # beside what failed, only a gap between bursts can tell
+
+
+def _confirmed(state: CapacityState) -> bool:
+    """Whether a raise beside what failed last has been used for long enough for its queue to show, and shows none."""
+    if state.busy_s < CONFIRM_S:
+        return False
+    heard = [entry.wait_s for entry in state.signals.arrivals if entry.left_s >= state.changed_s + CONFIRM_S / 2]
+    return not heard or heard[-1] <= PROBE_DELAY_S
 
 
 def _raise(state: CapacityState, *, now_s: float) -> CapacityState:

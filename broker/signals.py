@@ -24,12 +24,15 @@ from typing import TypeAlias
 
 from broker.model import ClassSample, FlowSample
 from broker.policy import CLASS_NAMES
-from broker.state import DestinationState, FlowState, SignalState, TickState
+from broker.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
 
 HISTORY_S = 2.0
 """How far back ticks are kept: local drops show as a transport's loss up to a few round trips later."""
+PEAK_S, PEAK_PART_S = 1.0, 0.08
+"""As long as a burst's delay is remembered; a tick, for a shorter part is a few packets."""
 WINDOW_S = 0.3
 """Over which delivery is measured: three reports; shorter shows the grain of acknowledgements, longer the past."""
+OVERDUE_S, DEEP_S = 0.3, 0.1
 ACTIVE_S = 1.5
 """How old a destination's last signal may be: a step's gap in either class is shorter."""
 VOTE_S, SLOW_S, SLOW_APART_S = 0.8, 2.5, 0.5
@@ -41,6 +44,8 @@ TWO_WAY_PART = 0.3
 WAY_PART_S, WAY_PARTS = 10.0, 4
 """One-way delays are compared with the least of 40 s: two clocks drift apart by 2 ms in that time at 50 ppm, and a
 queue that never empties for so long has been found by then."""
+ARRIVALS_MAX = 64
+"""Eight peers for most of a second, one for longer than the history."""
 FLOWS_MAX = 32
 """Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time."""
 GAPS_S = 10.0
@@ -49,6 +54,8 @@ PRESSED_S = 0.5
 """Two reports and a half: whether somebody wants more than the network takes."""
 PROBE = "probe"
 """The source of samples that were asked for: each answer is a new round trip, however small."""
+PACKET_BYTES = 1_600
+"""One packet that waits is not a queue: a class that has nothing more to send leaves at no rate worth the name."""
 PROGRESS_BYTES = 3_000
 """Acknowledged since the last sample for its round trip to be a new one: two packets."""
 QUEUE_TRUSTED_S = 0.12
@@ -123,18 +130,19 @@ def observe(
     kept: list[FlowState] = []
     excess: dict[tuple[str, bool], Span] = {}
     asked: set[str] = set()
+    arrivals = [entry for entry in state.arrivals if entry.left_s > now_s - HISTORY_S]
     pressed_s = state.pressed_s
     lost = sent = 0
     for sample in _chosen(flows):
         before, at_s = known.get(sample.key) or FlowState(sample.key), now_s - sample.age_s
-        if sample.one_way_s is None and _is_known(
-            before, at_s=at_s
-        ):  # of a thousand TCP connections most, in most ticks
+        if sample.one_way_s is None and _is_known(before, at_s=at_s):  # of many TCP connections most, in most ticks
             kept.append(before)
             continue
         after, both_ways = _flow(before, sample, now_s=now_s, ticks=ticks, loaded=loaded)
-        after, way_there = _way_there(after, sample, now_s=now_s, ticks=ticks)
+        after, way_there, arrival = _way_there(after, sample, now_s=now_s, ticks=ticks)
         kept.append(after)
+        if arrival is not None:
+            arrivals.append(arrival)
         if after is before:  # no new sample of either kind
             continue
         compute = sample.traffic_class == "compute"
@@ -157,6 +165,7 @@ def observe(
         flows=tuple(kept),
         destinations=_destinations(state.destinations, excess, asked, now_s=now_s),
         ticks=tuple(ticks),
+        arrivals=tuple(sorted(arrivals, key=lambda entry: entry.left_s)[-ARRIVALS_MAX:]),
         pressed_s=pressed_s,
         one_way_s=now_s if any(not two_way for _, two_way in excess) else state.one_way_s,
         received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(ticks, now_s=now_s)),
@@ -223,6 +232,22 @@ def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of
     return (_most(sees) or min(votes, asked) > 0) and not _most(clear_two_way)
 
 
+def deep(state: SignalState) -> bool:
+    """Whether a packet has lately waited so long that the buffer elsewhere is not a short one."""
+    return any(entry.wait_s >= DEEP_S for entry in state.arrivals)
+
+
+def overdue(state: SignalState, *, now_s: float) -> bool:
+    """Whether a peer that says when it got a packet has not answered for longer than it takes without a queue."""
+    return any(
+        flow.way_at_s is not None
+        and flow.points
+        and flow.points[-1][0] > now_s - FLOW_STALE_S
+        and OVERDUE_S < now_s - flow.way_at_s < ACTIVE_S
+        for flow in state.flows
+    )
+
+
 def less_comes_in(state: SignalState, *, now_s: float) -> bool:
     """Whether much comes in, but clearly less than has been seen to: the way in, as we know it, is not what is full."""
     received = _received(state.ticks, now_s=now_s)
@@ -281,6 +306,18 @@ def rebase(state: SignalState) -> SignalState:
     """Take today's delay as the path's own: new baselines are learned from here."""
     flows = tuple(replace(flow, baseline_s=None, way_least_s=()) for flow in state.flows)
     return replace(state, flows=flows, destinations=())
+
+
+def peak_tx_bits_per_s(state: SignalState, *, now_s: float) -> float:
+    """The most that left in any tenth of the last second: what a burst's beginning puts into a queue elsewhere."""
+    peak = bits = elapsed_s = 0.0
+    for tick in state.ticks:
+        if tick.at_s <= now_s - PEAK_S:
+            continue
+        bits, elapsed_s = bits + tick.sent_bits, elapsed_s + tick.elapsed_s
+        if elapsed_s >= PEAK_PART_S:
+            peak, bits, elapsed_s = max(peak, bits / elapsed_s), 0.0, 0.0
+    return peak
 
 
 def tx_bits_per_s(state: SignalState, *, now_s: float, window_s: float) -> float:
@@ -385,13 +422,14 @@ def _flow(
 
 def _way_there(
     before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState]
-) -> tuple[FlowState, Span | None]:
-    """Take in one connection's one-way sample; its excess delay, at least and at most, where there is a new one."""
+) -> tuple[FlowState, Span | None, ArrivalState | None]:
+    """Take in one connection's one-way sample; its excess delay, at least and at most, and when it arrived, where there
+    is a new one."""
     if sample.one_way_s is None or sample.one_way_age_s is None:
-        return before, None
+        return before, None, None
     sent_s = now_s - sample.age_s - sample.one_way_age_s
     if before.way_at_s is not None and sent_s <= before.way_at_s + 0.005:
-        return before, None
+        return before, None, None
     least = [part for part in before.way_least_s if part[0] > sent_s - WAY_PARTS * WAY_PART_S]
     if least and sent_s - least[-1][0] < WAY_PART_S:
         least[-1] = (least[-1][0], min(least[-1][1], sample.one_way_s))
@@ -399,13 +437,23 @@ def _way_there(
         least.append((sent_s, sample.one_way_s))
     after = replace(before, way_at_s=sent_s, way_least_s=tuple(least))
     index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
-    own_s = [
-        tick.queue_s[index] for tick in ticks if sent_s - QUEUE_JOINED_S <= tick.at_s <= sent_s + QUEUE_LOOK_BACK_S
-    ]
-    if not own_s or max(own_s) > QUEUE_TRUSTED_S:
-        return after, None
+    near = [tick for tick in ticks if sent_s - QUEUE_JOINED_S <= tick.at_s <= sent_s + QUEUE_LOOK_BACK_S]
+    own_s = [tick.queue_s[index] for tick in near]
+    if not own_s:
+        return after, None, None
     excess_s = sample.one_way_s - min(value for _, value in least)
-    return after, (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s)))
+    trusted = max(own_s) <= QUEUE_TRUSTED_S
+    span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s))) if trusted else None
+    return after, span, _arrival(sample.peer, sent_s, excess_s, index, near)
+
+
+def _arrival(peer: str, sent_s: float, excess_s: float, index: int, near: Sequence[TickState]) -> ArrivalState | None:
+    """When a packet left here and how long it waited elsewhere, by the queue here as it was on average."""
+    closest = min(near, key=lambda tick: abs(tick.at_s - sent_s))
+    here_s = closest.queue_s[index] if closest.backlog_bytes[index] > PACKET_BYTES else 0.0
+    if here_s > QUEUE_TRUSTED_S:
+        return None
+    return ArrivalState(peer, sent_s + here_s, max(0.0, excess_s - here_s))
 
 
 def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) -> bool:
@@ -473,7 +521,7 @@ def _destinations(
 
 def _delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
     """A connection's delivery rate over a window that ends now, whenever its samples were taken."""
-    if len(flow.points) < 2 or flow.points[-1][0] < now_s - FLOW_STALE_S:
+    if len(flow.points) < 2 or flow.points[-1][0] < now_s - FLOW_STALE_S or flow.points[-1][1] == flow.points[0][1]:
         return 0.0
     return max(0.0, (_delivered(flow, now_s) - _delivered(flow, now_s - window_s)) * 8 / window_s)
 
@@ -502,9 +550,9 @@ def _learn(state: SignalState, *, now_s: float) -> SignalState:
         return state
     quiet = all(entry.excess[-1][1] < 0.01 for entry in state.destinations)
     tx = tx_bits_per_s(state, now_s=now_s, window_s=1.0)
-    through = through_bits_per_s(state, now_s=now_s, window_s=1.0) / state.wire_ratio
     if not quiet or tx < 100_000:
         return state
+    through = through_bits_per_s(state, now_s=now_s, window_s=1.0) / state.wire_ratio
     ratio = tx / through if through > 0 else 0.0
     plausible = RATIO_MIN <= ratio <= RATIO_MAX
     return replace(

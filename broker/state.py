@@ -170,6 +170,20 @@ class DestinationState:
 
 
 @dataclass(frozen=True)
+class ArrivalState:
+    """One packet whose way was measured: when it left our queue, and how long it then waited elsewhere."""
+
+    peer: str
+    left_s: float
+    wait_s: float
+
+    @property
+    def arrived_s(self) -> float:
+        """When it arrived, but for the way without a queue, which is the same for all."""
+        return self.left_s + self.wait_s
+
+
+@dataclass(frozen=True)
 class TickState:
     """One tick's counters: bits that left and came; packets lost, sent, dropped here; delay in each class' queue."""
 
@@ -200,6 +214,7 @@ class SignalState:
     one_way_s: float | None = None
     received_bits_per_s_max: float = 0.0
     ignore_before_s: float = 0.0
+    arrivals: tuple[ArrivalState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -230,6 +245,7 @@ class CapacityState:
     episode_rate_bits_per_s: int = 0
     episode_excess_s: float = 0.0
     episode_cuts: int = 0
+    cut_from_bits_per_s: int = 0
     fallen_s: float | None = None
     blameless_until_s: float = 0.0
     moved_by: str = ""
