@@ -1,4 +1,4 @@
-"""What the network carried, by when packets arrived: the estimator that acknowledgements held up on their way cannot fool.
+"""What the network carried, by when packets arrived: an estimator that held-up acknowledgements cannot fool.
 
 A one-way sample says when a packet left here and how long it waited elsewhere, so when it arrived. What we sent between
 two such packets arrived between their arrivals; while a queue stood there the whole time, that is what the bottleneck
@@ -24,10 +24,16 @@ from broker.state import ArrivalState, TickState
 
 STANDING_S = 0.015
 """A wait above this is a queue that stands: half of what counts as bloat, above the noise of busy hosts (5-10 ms)."""
-SHALLOW_S_MIN = 0.3
-DEEP_S, SPAN_S, FULL_S = 0.1, 0.2, 0.05
-SPAN_S_MIN, SPAN_S_MAX = 0.12, 0.8
-"""Arrivals less apart than a tick and its jitter measure noise (10 ms of 120); further apart they tell about the past."""
+DEEP_S = 0.1
+"""A queue of more may be a full buffer, which drops part of what was sent: then the stretch counts in which least was
+carried, for what is dropped makes too much of every other."""
+SPAN_S_MIN, SHALLOW_SPAN_S_MIN, SPAN_S_MAX = 0.12, 0.3, 0.8
+"""Arrivals less apart than a tick and its jitter measure noise (10 ms of 120), and in a shallow queue that noise is the
+most of what is measured; further apart they tell about the past."""
+STRETCH_S = 0.2
+"""The shortest stretch of a deep queue that counts by itself, or half of the whole: ticks say what left to 100 ms."""
+FULL_S = 0.05
+"""By so much a wait may exceed the longest that was seen: what was dropped at a full buffer does not wait."""
 SPAN_S_LEAST = 0.02
 """For packets that left well apart and arrived together."""
 AGE_S_MAX = 1.5
@@ -36,7 +42,8 @@ AGE_S_MAX = 1.5
 
 @dataclass(frozen=True)
 class Passage:
-    """What was carried of ours lately, over which span, and how long what leaves now will wait elsewhere."""
+    """What was carried of ours lately, over which span of arrivals; how long what leaves now will wait elsewhere, and
+    the longest that a packet of the span did."""
 
     carried_bits_per_s: float
     span_s: float
@@ -78,14 +85,14 @@ def _of_peer(arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, no
         standing.insert(0, entry)
     deepest_s = max(entry.wait_s for entry in standing)
     whole_s = last.arrived_s - standing[0].arrived_s
-    least_s = SPAN_S_MIN if deepest_s >= DEEP_S else SHALLOW_S_MIN
+    least_s = SPAN_S_MIN if deepest_s >= DEEP_S else SHALLOW_SPAN_S_MIN
     pairs = [(standing[0], last)]
     if deepest_s >= DEEP_S:
         pairs += [
             (first, second)
             for number, first in enumerate(standing)
             for second in standing[number + 1 :]
-            if second.arrived_s - first.arrived_s >= max(SPAN_S, whole_s / 2)
+            if second.arrived_s - first.arrived_s >= max(STRETCH_S, whole_s / 2)
         ]
     rates = [rate for first, second in pairs if (rate := _between(first, second, ticks, least_s)) > 0]
     if not rates:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from broker.model import ClassSample, FlowSample
+from broker.passage import DEEP_S
 from broker.policy import CLASS_NAMES
 from broker.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
 
@@ -32,7 +33,8 @@ PEAK_S, PEAK_PART_S = 1.0, 0.08
 """As long as a burst's delay is remembered; a tick, for a shorter part is a few packets."""
 WINDOW_S = 0.3
 """Over which delivery is measured: three reports; shorter shows the grain of acknowledgements, longer the past."""
-OVERDUE_S, DEEP_S = 0.3, 0.1
+OVERDUE_S = 0.3
+"""Asked each 0.1 s and reported each 0.1 s: an answer is at most 0.2 s and a round trip old; a tenth for jitter."""
 ACTIVE_S = 1.5
 """How old a destination's last signal may be: a step's gap in either class is shorter."""
 VOTE_S, SLOW_S, SLOW_APART_S = 0.8, 2.5, 0.5

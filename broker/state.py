@@ -246,6 +246,7 @@ class CapacityState:
     episode_excess_s: float = 0.0
     episode_cuts: int = 0
     cut_from_bits_per_s: int = 0
+    surely_more_bits_per_s: int = 0
     fallen_s: float | None = None
     blameless_until_s: float = 0.0
     moved_by: str = ""

@@ -199,6 +199,7 @@ class Changing:
     flows: int = 4
     announce: bool = True
     noise_s: float = 0.01
+    shift_s: float = 0.0
     seed: int = 1
     now_s: float = 0.0
     echoes: list[tuple[float, float]] = field(default_factory=list)

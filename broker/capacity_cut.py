@@ -1,0 +1,210 @@
+"""The way down: to what was carried, and then the queue elsewhere has to go.
+
+What was carried is broker.passage's word, by when packets arrived: over a queue of 100 ms or more the least of several
+stretches, because a full buffer drops part of what was sent, and a tenth less than that. Where no peer says when
+packets arrived, acknowledgements tell, and then a cut is bounded: they come all at once, or not at all, when the way
+back has a queue of its own.
+
+While the queue drains it is measured on: packets that leave now meet no full buffer, so what they say counts more than
+what the cut was made from, and the drain ends when they find no queue.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from broker import passage, signals
+from broker.state import CapacityState, SignalState
+
+CUTS = ("delay", "probe", "loss")
+CUT_REFRACTORY_S = 0.3
+"""At most one cut in 300 ms (cake-autorate), from the end of its drain on: what came through meanwhile was our own
+doing."""
+CUT_TO_THROUGH = 0.95
+"""Of what came through: the queue has to get shorter, and the ratio of wire to delivered bytes is known to a few
+percent."""
+CUT_TO_DEEP, UNSURE = 0.9, 1.15
+"""Over a deep queue what was carried is known to 10 %, most of it because we know what left by the tick only: so a
+tenth less, and 15 % more than measured before a raise counts as surely beyond it."""
+SURE_SPAN_S = 0.25
+"""Of arrivals within a drain, for them to put the rate up again: 10 ms of jitter are 4 % of it."""
+AGAIN_S = 1.0
+"""Acknowledgements that waited in a queue towards us come all at once when it has gone: what came through in 0.3 s was
+1.5 times what the link carried, and a second cut went down by a tenth where a third was due (from 97 to 30 Mbit/s). A
+queue that stands again within a second of a drain has not been away: what came through since then counts, too."""
+CUT_MOST, CUT_BLIND, CUT_LEAST = 0.5, 0.8, 0.97
+"""Never below half at once (a wrong measurement costs one step); a fifth without one; a cut that is worth a write."""
+CUT_MOST_SEEN = 0.2
+"""By arrivals a fall to a fifth is followed at once; a deeper one takes two cuts."""
+FIRST_CUT, FIRST_CUT_DELAY_S = 0.35, 0.1
+"""The first cut by acknowledgements may not be enough, and is at least 35 % when the queue is 130 ms or more, less with
+less: a standing queue of that size at the full rate is no small difference."""
+FOUND_AFTER_S = 0.2
+"""What is sent beyond the capacity by a part p adds p seconds of queue a second, and a queue is found after 0.2 s at
+the soonest: so a queue of D seconds means at most D / 0.2 too much, whatever acknowledgements say."""
+PROBE_BACK = 0.96
+"""A failed probe costs at most a twenty-fifth of what was there before it: a tenth each time was a ratchet from 9.5 to
+7.7 Mbit/s in 10 s, where what waits above our own queue made every probe fail."""
+LIMITED = 0.9
+"""The shaper was the limit in a tick that used 90 % of it."""
+DELAY_S = 0.030
+"""A queue elsewhere of 30 ms is bloat (cake-autorate's T); less is the jitter of Wi-Fi and of busy hosts."""
+DRAIN_FACTOR, DRAIN_S_MAX, DRAIN_S_LONGEST = 0.5, 0.8, 1.2
+"""At half the rate a queue of D seconds is gone after 2 D; longer than 0.8 s would be felt by a training step. One that
+is measured on may last 1.2 s: 330 ms of buffer at a third of its rate take 0.7 s, and we hear of it 0.4 s later."""
+HOLD_S, HOLD_S_MAX = 1.0, 1.5
+"""From a cut to the first probe, and at most: a rise has to be followed within 5 s."""
+DOUBT_CUTS, DOUBT_RATE, DOUBT_RATE_CUTS, DOUBT_EXCESS = 6, 0.3, 3, 0.7
+"""Six cuts, or three down to 0.3, with more than 0.7 of the first delay left: it does not follow our rate."""
+BLAMELESS_S = 30.0
+EPISODE_S = 5.0
+"""Cuts further apart than this are about different things."""
+PROBE_STEP = 0.03
+PROBE_WATCH_S = 1.5
+"""Just after a raise the suspicion is greater and a mistake cheap (the raise is taken back): half the delay, two of
+three ticks."""
+RATE_MIN_PART = 0.02
+"""Never below 2 % of the base: the sum of small floors still moves."""
+
+
+def cut(
+    state: CapacityState, now: signals.Signals, passed: passage.Passage | None, *, by: str, limited: bool, now_s: float
+) -> CapacityState:
+    """Go down to what was carried, and empty the queue; or give up blaming ourselves.
+
+    Args:
+        state: so far.
+        now: the signals of the moment.
+        passed: what was carried by when packets arrived; None where nobody says.
+        by: what speaks for it, one of `CUTS`.
+        limited: whether the shaper was the limit in this tick.
+        now_s: the tick's time.
+    """
+    excess_s = now.excess_s or 0.0
+    probe_failed = raised_lately(state, now_s=now_s)
+    apart = state.cut_s is None or now_s - state.cut_s > EPISODE_S
+    if apart or probe_failed:
+        state = replace(state, episode_rate_bits_per_s=state.rate_bits_per_s, episode_excess_s=excess_s, episode_cuts=0)
+    elif _in_doubt(state, excess_s):
+        return replace(
+            state,
+            rate_bits_per_s=state.episode_rate_bits_per_s, signals=signals.rebase(state.signals),
+            blameless_until_s=now_s + BLAMELESS_S, changed_s=now_s, moved_by="doubt", busy_s=0.0,
+        )  # fmt: skip
+    rate = state.rate_bits_per_s
+    untouched = rate >= state.base_bits_per_s
+    deep = passed is not None and passed.deepest_s >= passage.DEEP_S
+    if passed is not None:
+        target = (CUT_TO_DEEP if deep else CUT_TO_THROUGH) * passed.carried_bits_per_s
+    elif now.through_bits_per_s is not None:
+        target = CUT_TO_THROUGH * min(now.through_bits_per_s, _through_since_the_drain(state, now_s=now_s))
+    elif not limited and now.tx_bits_per_s < LIMITED * rate:
+        target = CUT_TO_THROUGH * now.tx_bits_per_s
+    else:
+        target = CUT_BLIND * rate
+    if untouched and passed is None:  # acknowledgements that a burst's end sets free make too much of what came through
+        target = min(target, rate * (1 - FIRST_CUT * min(1.0, max(0.0, excess_s - DELAY_S) / FIRST_CUT_DELAY_S)))
+    most = CUT_MOST if by == "loss" else max(CUT_MOST, 1 / (1 + excess_s / FOUND_AFTER_S))
+    if passed is not None:
+        most = CUT_MOST_SEEN
+    target = min(max(target, most * rate), CUT_LEAST * rate)
+    if by == "probe":
+        before = state.rate_before_raise_bits_per_s
+        target = min(max(target, PROBE_BACK * before), before)
+    back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.back_off_s)) if probe_failed else HOLD_S
+    failed = int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH)
+    drain_s = min(DRAIN_S_MAX, (passed.wait_s if passed else excess_s) / (1 - DRAIN_FACTOR)) if by != "loss" else 0.0
+    return replace(
+        state,
+        rate_bits_per_s=max(int(target), least(state)),
+        drain_until_s=now_s + drain_s,
+        signals=_after(state.signals, by=by, from_s=now_s + drain_s + now.baseline_s),
+        cut_s=now_s,
+        cut_from_bits_per_s=rate,
+        fallen_s=now_s if untouched else state.fallen_s,
+        changed_s=now_s + drain_s,
+        hold_s=back_off_s,
+        back_off_s=back_off_s,
+        step=PROBE_STEP,
+        failed_bits_per_s=failed,
+        surely_more_bits_per_s=int((UNSURE if deep else 1.0) * failed),
+        busy_s=0.0,
+        episode_cuts=state.episode_cuts + 1,
+        moved_by=by,
+        moved_excess_s=excess_s,
+        moved_baseline_s=now.baseline_s,
+    )
+
+
+def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float) -> CapacityState:
+    """Let the drain last as long as the queue does, by what is measured while it drains; and mend the rate likewise."""
+    if state.moved_by == "loss" or state.cut_s is None:
+        return state
+    until_s, carried = state.drain_until_s, state.failed_bits_per_s
+    since = passage.read(state.signals.arrivals, state.signals.ticks, since_s=state.cut_s, now_s=now_s)
+    if since is not None and since.span_s >= SURE_SPAN_S:
+        carried = int(since.carried_bits_per_s)
+    elif passed is not None:
+        carried = min(carried, int(passed.carried_bits_per_s))
+    if passed is not None:
+        until_s = min(state.cut_s + DRAIN_S_LONGEST, now_s + passed.wait_s / (1 - DRAIN_FACTOR))
+    elif any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):
+        until_s = now_s
+    if carried != state.failed_bits_per_s:
+        least_rate, most = CUT_MOST_SEEN * state.cut_from_bits_per_s, CUT_LEAST * state.cut_from_bits_per_s
+        rate = int(min(max(CUT_TO_THROUGH * carried, least_rate), most))
+        state = replace(
+            state,
+            rate_bits_per_s=max(rate, least(state)),
+            failed_bits_per_s=carried,
+            surely_more_bits_per_s=int(UNSURE * carried),
+        )
+    return replace(
+        state,
+        drain_until_s=until_s,
+        changed_s=until_s,
+        signals=replace(state.signals, ignore_before_s=until_s + state.moved_baseline_s),
+    )
+
+
+def is_mended(state: CapacityState, passed: passage.Passage | None, *, now_s: float) -> bool:
+    """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue."""
+    if state.moved_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST or passed is None:
+        return False
+    return passed.deepest_s >= passage.DEEP_S and passed.carried_bits_per_s < CUT_TO_THROUGH * state.failed_bits_per_s
+
+
+def raised_lately(state: CapacityState, *, now_s: float) -> bool:
+    """Whether the last move was a raise, so lately that its queue may only now show."""
+    if state.raised_s is None or now_s - state.raised_s > PROBE_WATCH_S:
+        return False
+    return state.cut_s is None or state.cut_s < state.raised_s
+
+
+def least(state: CapacityState) -> int:
+    """The rate below which nothing goes."""
+    return max(1, int(RATE_MIN_PART * state.base_bits_per_s))
+
+
+def _after(heard: SignalState, *, by: str, from_s: float) -> SignalState:
+    """What was heard before a cut is about a rate that is over; loss says nothing of delay, which counts on."""
+    return heard if by == "loss" else signals.forget(heard, before_s=from_s)
+
+
+def _through_since_the_drain(state: CapacityState, *, now_s: float) -> float:
+    """What came through since the last cut's drain ended, where that is lately; no bound otherwise.
+
+    A queue that still stands was fed all the time: then the longer average is the truer one.
+    """
+    since_s = now_s - state.changed_s
+    if state.moved_by not in CUTS or not CUT_REFRACTORY_S < since_s <= AGAIN_S:
+        return math.inf
+    return signals.through_bits_per_s(state.signals, now_s=now_s, window_s=since_s)
+
+
+def _in_doubt(state: CapacityState, excess_s: float) -> bool:
+    far = state.episode_cuts >= DOUBT_CUTS or (
+        state.episode_cuts >= DOUBT_RATE_CUTS and state.rate_bits_per_s <= DOUBT_RATE * state.episode_rate_bits_per_s
+    )
+    return far and excess_s >= DOUBT_EXCESS * state.episode_excess_s

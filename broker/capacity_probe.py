@@ -1,0 +1,80 @@
+"""The way up: a little more whenever the shaper has been the limit and no queue shows.
+
+Beside what failed last a step is 3 % and has to prove itself: it is used for half a second, after which a bottleneck
+that is full would show 15 ms, and a packet that left meanwhile has to have found less. So a failed probe costs people
+20 ms for half a second. Surely beyond it steps double from 6 to 20 %, one each 0.3 s: from 30 to 70 Mbit/s in 2 s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broker import signals
+from broker.capacity_cut import PROBE_STEP
+from broker.state import CapacityState
+
+BUSY_S = 0.3
+BUSY_UNSEEN_S = 1.0
+SEEN_AFTER_S = 0.2
+"""How long it has to be the limit before a probe: one detection time, or three when no destination says anything.
+A sample tells about the last raise when it was taken this much later: a tick until it is applied, and a round trip."""
+PROBE_DELAY_S = 0.012
+PROBE_STEP_MAX = 0.2
+NEAR, BESIDE, BEYOND = 0.97, 1.02, 1.12
+"""3 % over a bottleneck adds 30 ms of queue a second: seen within a second, harmless until then. So up to 2 % over what
+was carried at the last cut a raise has to prove itself, and 12 % over it the back-off is forgotten. At 20 % a step
+overshoots by 60 ms of queue."""
+CONFIRM_S = 0.5
+"""Full for so long, a raise of 3 % has made 15 ms of queue: above `PROBE_DELAY_S`."""
+RAISE_LOSS = 0.01
+"""No probe while more than 1 % is lost on the way: a lossy Wi-Fi stays below, a full short buffer does not."""
+
+
+def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bool:
+    """Whether more may be tried now."""
+    if state.rate_bits_per_s >= state.base_bits_per_s or now_s - state.changed_s < state.hold_s:
+        return False
+    if now.flows == 0 or now.lost_fraction > RAISE_LOSS:
+        return False
+    beside = NEAR * state.failed_bits_per_s < state.rate_bits_per_s < BESIDE * state.failed_bits_per_s
+    if state.moved_by == "raise" and beside and not _confirmed(state):
+        return False
+    since_s = state.changed_s + SEEN_AFTER_S if state.moved_by == "raise" else state.changed_s
+    one_way = signals.clear(state.signals, two_way=False, since_s=since_s, threshold_s=PROBE_DELAY_S)
+    two_way = signals.clear(state.signals, two_way=True, since_s=since_s, threshold_s=PROBE_DELAY_S)
+    if one_way is False or state.busy_s < BUSY_S:
+        return False
+    if one_way or two_way:
+        return True
+    arrives = signals.arrives(state.signals, now_s=now_s)
+    if not signals.one_way_expected(state.signals, now_s=now_s):
+        return state.busy_s >= BUSY_UNSEEN_S and (arrives or now.through_bits_per_s is None)
+    near = NEAR * state.failed_bits_per_s < state.rate_bits_per_s < BEYOND * state.failed_bits_per_s
+    return arrives and not near  # beside what failed, only a gap between bursts can tell
+
+
+def raised(state: CapacityState, *, now_s: float) -> CapacityState:
+    """Try a step more."""
+    step = state.step or PROBE_STEP
+    more = state.moved_by == "raise" and state.rate_bits_per_s >= state.surely_more_bits_per_s
+    step = max(step, 2 * PROBE_STEP) if more else step
+    return replace(
+        state,
+        rate_bits_per_s=min(state.base_bits_per_s, int(state.rate_bits_per_s * (1 + step))),
+        rate_before_raise_bits_per_s=state.rate_bits_per_s,
+        raised_s=now_s,
+        changed_s=now_s,
+        hold_s=BUSY_S,
+        back_off_s=state.back_off_s if state.rate_bits_per_s < BEYOND * state.failed_bits_per_s else 0.0,
+        step=min(PROBE_STEP_MAX, 2 * step) if more else PROBE_STEP,
+        busy_s=0.0,
+        moved_by="raise",
+    )
+
+
+def _confirmed(state: CapacityState) -> bool:
+    """Whether a raise beside what failed last has been used for long enough for its queue to show, and shows none."""
+    if state.busy_s < CONFIRM_S:
+        return False
+    heard = [entry.wait_s for entry in state.signals.arrivals if entry.left_s >= state.changed_s + CONFIRM_S / 2]
+    return not heard or heard[-1] <= PROBE_DELAY_S

@@ -1,0 +1,108 @@
+"""What the network carried, by when packets arrived: against a queue that is known exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker import passage
+from broker.state import ArrivalState, TickState
+
+TICK_S = 0.1
+
+
+def ticks(rates: Sequence[float]) -> tuple[TickState, ...]:
+    """One tick after the other from 0 on, in each of which so much left a second."""
+    return tuple(
+        TickState((number + 1) * TICK_S, TICK_S, rate * TICK_S, 0.0, 0, 0, 0, (0,) * 4, (0.0,) * 4)
+        for number, rate in enumerate(rates)
+    )
+
+
+def arrivals(rates: Sequence[float], carried: float, *, first_s: float = 0.3, peer: str = "p") -> list[ArrivalState]:
+    """A packet in the middle of each tick, behind what has left and has not been carried; the queue begins with 0.3 s
+    of it, and holds all."""
+    found, bits = [], first_s * carried
+    for number, rate in enumerate(rates):
+        middle = bits + (rate - carried) * TICK_S / 2
+        found.append(ArrivalState(peer, (number + 0.5) * TICK_S, max(0.0, middle / carried)))
+        bits = max(0.0, bits + (rate - carried) * TICK_S)
+    return found
+
+
+@settings(max_examples=200)
+@given(
+    carried=st.floats(1e6, 1e9),
+    parts=st.lists(st.floats(0.6, 3.5), min_size=5, max_size=9),
+)
+def test_whatever_is_sent_into_a_standing_queue_what_it_carries_is_found(carried: float, parts: list[float]) -> None:
+    rates = [part * carried for part in parts]
+    heard = arrivals(rates, carried)
+    assert min(entry.wait_s for entry in heard) > passage.STANDING_S
+    found = passage.read(heard, ticks(rates), since_s=0.0, now_s=len(rates) * TICK_S)
+    assert found is not None
+    assert found.carried_bits_per_s == pytest.approx(carried, rel=0.01)
+
+
+@settings(max_examples=100)
+@given(parts=st.lists(st.floats(0.6, 3.5), min_size=5, max_size=9), later=st.lists(st.floats(0.0, 1.0), max_size=3))
+def test_the_wait_of_what_leaves_now_counts_what_has_left_since_the_last_sample(
+    parts: list[float], later: list[float]
+) -> None:
+    carried = 30e6
+    rates = [part * carried for part in (*parts, *later)]
+    now_s = len(rates) * TICK_S
+    queued = (0.3 + TICK_S * sum(part - 1.0 for part in (*parts, *later))) * carried
+    heard = arrivals(rates, carried)[: len(parts)]
+    found = passage.read(heard, ticks(rates), since_s=0.0, now_s=now_s)
+    assert found is not None
+    most_s = max(entry.wait_s for entry in heard) + passage.FULL_S
+    assert found.wait_s == pytest.approx(min(max(0.0, queued / carried), most_s), abs=0.005)
+
+
+def test_a_peer_that_stalled_took_in_far_more_than_was_sent_so_nobody_is_blamed() -> None:
+    """For 0.4 s it reads nothing and then everything: each wait is 0.1 s shorter than the one before."""
+    heard = [ArrivalState("p", 0.05 + number * TICK_S, 0.4 - number * TICK_S) for number in range(4)]
+    found = passage.read(heard, ticks([20e6] * 5), since_s=0.0, now_s=0.5)
+    assert found is not None
+    assert found.carried_bits_per_s > 10 * 20e6
+
+
+def test_what_a_full_buffer_dropped_does_not_count_as_carried() -> None:
+    """The queue grows at 30 Mbit/s carried, stands full for 0.2 s while 60 of 90 are dropped, and drains."""
+    rates = [90e6, 90e6, 90e6, 90e6, 0.0, 0.0]
+    waits = [0.1, 0.3, 0.33, 0.33, 0.28, 0.18]
+    heard = [ArrivalState("p", (number + 0.5) * TICK_S, wait_s) for number, wait_s in enumerate(waits)]
+    found = passage.read(heard, ticks(rates), since_s=0.0, now_s=0.6)
+    assert found is not None
+    assert found.carried_bits_per_s <= 33e6
+    assert found.wait_s <= 0.33 + passage.FULL_S
+
+
+def test_where_no_queue_stands_nothing_is_said() -> None:
+    rates = [20e6] * 6
+    heard = [ArrivalState("p", (number + 0.5) * TICK_S, 0.004) for number in range(6)]
+    assert passage.read(heard, ticks(rates), since_s=0.0, now_s=0.6) is None
+    assert passage.read([], ticks(rates), since_s=0.0, now_s=0.6) is None
+
+
+def test_samples_that_are_old_or_alone_say_nothing() -> None:
+    rates = [60e6] * 20
+    heard = arrivals(rates[:4], 30e6)
+    assert passage.read(heard[:1], ticks(rates), since_s=0.0, now_s=0.2) is None
+    assert passage.read(heard, ticks(rates), since_s=0.0, now_s=heard[-1].left_s + passage.AGE_S_MAX + 0.01) is None
+    assert passage.read(heard, ticks(rates), since_s=1.0, now_s=1.1) is None
+
+
+def test_of_several_peers_the_one_towards_which_most_was_carried_counts() -> None:
+    """One has a slow link of its own: cutting to that would take the uplink from all."""
+    rates = [45e6] * 6
+    heard = sorted(
+        [*arrivals(rates, 30e6, peer="near"), *arrivals(rates, 10e6, peer="slow")], key=lambda entry: entry.left_s
+    )
+    found = passage.read(heard, ticks(rates), since_s=0.0, now_s=0.6)
+    assert found is not None
+    assert found.carried_bits_per_s == pytest.approx(30e6, rel=0.02)
