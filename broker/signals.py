@@ -63,6 +63,8 @@ PROGRESS_BYTES = 3_000
 QUEUE_TRUSTED_S = 0.12
 """Up to here our own queue can be subtracted: a leaf holds 50 ms at capacity (docs/shaping.md), twice that at half of
 it."""
+QUEUE_KNOWN_S = 0.03
+"""A queue of ours that changed by more around a sample: it is not known which part of the wait was here."""
 QUEUE_LOOK_BACK_S = 0.25
 """A sample may be a tick old, and the queue was read at another instant: two and a half ticks."""
 QUEUE_JOINED_S = 0.12
@@ -451,11 +453,11 @@ def _way_there(
 
 def _arrival(peer: str, sent_s: float, excess_s: float, index: int, near: Sequence[TickState]) -> ArrivalState | None:
     """When a packet left here and how long it waited elsewhere, by the queue here as it was on average."""
-    closest = min(near, key=lambda tick: abs(tick.at_s - sent_s))
-    here_s = closest.queue_s[index] if closest.backlog_bytes[index] > PACKET_BYTES else 0.0
-    if here_s > QUEUE_TRUSTED_S:
+    here_s = [tick.queue_s[index] if tick.backlog_bytes[index] > PACKET_BYTES else 0.0 for tick in near]
+    if max(here_s) - min(here_s) > QUEUE_KNOWN_S:
         return None
-    return ArrivalState(peer, sent_s + here_s, max(0.0, excess_s - here_s))
+    closest_s = min(zip(near, here_s, strict=True), key=lambda entry: abs(entry[0].at_s - sent_s))[1]
+    return ArrivalState(peer, sent_s + closest_s, max(0.0, excess_s - closest_s))
 
 
 def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) -> bool:
