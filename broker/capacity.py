@@ -218,7 +218,7 @@ def _blamed(state: CapacityState, now: signals.Signals, passed: passage.Passage 
         state.signals, now_s=now_s, threshold_s=QUIET_DELAY_S, high=QUIET_HIGH, of=QUIET_OF
     ):  # fmt: skip
         return "delay"
-    if signals.deep(state.signals) or signals.overdue(state.signals, now_s=now_s):
+    if passed is not None:
         return ""
     lost = now.lost_packets
     settled = state.cut_s is None or now_s - state.changed_s >= LOSS_SETTLE_S

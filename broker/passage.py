@@ -34,8 +34,6 @@ STRETCH_S = 0.2
 """The shortest stretch of a deep queue that counts by itself, or half of the whole: ticks say what left to 100 ms."""
 FULL_S = 0.05
 """By so much a wait may exceed the longest that was seen: what was dropped at a full buffer does not wait."""
-GAP_S = 0.08
-"""A packet that left so long after the one before it had arrived may have met another queue, after none."""
 SPAN_S_LEAST = 0.02
 """For packets that left well apart and arrived together."""
 AGE_S_MAX = 1.5
@@ -82,8 +80,6 @@ def _of_peer(arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, no
     last = arrivals[-1]
     standing = [last]
     for entry in reversed(arrivals[:-1]):
-        if standing[0].left_s > entry.arrived_s + GAP_S:
-            break
         if entry.wait_s < STANDING_S or last.arrived_s - entry.arrived_s > SPAN_S_MAX or entry.left_s < _since_s(ticks):
             break
         standing.insert(0, entry)

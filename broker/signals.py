@@ -448,16 +448,22 @@ def _way_there(
     excess_s = sample.one_way_s - min(value for _, value in least)
     trusted = max(own_s) <= QUEUE_TRUSTED_S
     span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s))) if trusted else None
-    return after, span, _arrival(sample.peer, sent_s, excess_s, index, near)
+    return after, span, _arrival(sample.peer, sent_s, excess_s, index, ticks)
 
 
-def _arrival(peer: str, sent_s: float, excess_s: float, index: int, near: Sequence[TickState]) -> ArrivalState | None:
-    """When a packet left here and how long it waited elsewhere, by the queue here as it was on average."""
-    here_s = [tick.queue_s[index] if tick.backlog_bytes[index] > PACKET_BYTES else 0.0 for tick in near]
-    if max(here_s) - min(here_s) > QUEUE_KNOWN_S:
+def _arrival(peer: str, sent_s: float, excess_s: float, index: int, ticks: Sequence[TickState]) -> ArrivalState | None:
+    """When a packet left here and how long it waited elsewhere; None where it is not known how long it waited here."""
+    before = [tick for tick in ticks if tick.at_s <= sent_s][-1:]
+    after = [tick for tick in ticks if tick.at_s > sent_s][:1]
+    here_s = [tick.queue_s[index] if tick.backlog_bytes[index] > PACKET_BYTES else 0.0 for tick in (*before, *after)]
+    if max(here_s) - min(here_s) > QUEUE_KNOWN_S or max(here_s) > QUEUE_TRUSTED_S:
         return None
-    closest_s = min(zip(near, here_s, strict=True), key=lambda entry: abs(entry[0].at_s - sent_s))[1]
-    return ArrivalState(peer, sent_s + closest_s, max(0.0, excess_s - closest_s))
+    if len(here_s) == 2:
+        part = (sent_s - before[0].at_s) / (after[0].at_s - before[0].at_s)
+        mean_s = (1 - part) * here_s[0] + part * here_s[1]
+    else:
+        mean_s = here_s[0]
+    return ArrivalState(peer, sent_s + mean_s, max(0.0, excess_s - mean_s))
 
 
 def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) -> bool:
