@@ -15,7 +15,7 @@ import math
 from dataclasses import replace
 
 from broker import passage, signals
-from broker.state import CapacityState, SignalState
+from broker.state import CapacityState
 
 CUTS = ("delay", "probe", "loss")
 CUT_REFRACTORY_S = 0.3
@@ -24,7 +24,7 @@ doing."""
 CUT_TO_THROUGH = 0.95
 """Of what came through: the queue has to get shorter, and the ratio of wire to delivered bytes is known to a few
 percent."""
-CUT_TO_DEEP, UNSURE = 0.9, 1.15
+CUT_TO_DEEP, UNSURE, SURE = 0.9, 1.15, 1.04
 """Over a deep queue what was carried is known to 10 %, most of it because we know what left by the tick only: so a
 tenth less, and 15 % more than measured before a raise counts as surely beyond it."""
 SURE_SPAN_S = 0.25
@@ -119,7 +119,7 @@ def cut(
         state,
         rate_bits_per_s=max(int(target), least(state)),
         drain_until_s=now_s + drain_s,
-        signals=_after(state.signals, by=by, from_s=now_s + drain_s + now.baseline_s),
+        signals=signals.forget(state.signals, before_s=now_s + drain_s + now.baseline_s),
         cut_s=now_s,
         cut_from_bits_per_s=rate,
         fallen_s=now_s if untouched else state.fallen_s,
@@ -128,7 +128,7 @@ def cut(
         back_off_s=back_off_s,
         step=PROBE_STEP,
         failed_bits_per_s=failed,
-        surely_more_bits_per_s=int((UNSURE if deep else 1.0) * failed),
+        surely_more_bits_per_s=int((UNSURE if deep else SURE) * failed),
         busy_s=0.0,
         episode_cuts=state.episode_cuts + 1,
         moved_by=by,
@@ -185,11 +185,6 @@ def raised_lately(state: CapacityState, *, now_s: float) -> bool:
 def least(state: CapacityState) -> int:
     """The rate below which nothing goes."""
     return max(1, int(RATE_MIN_PART * state.base_bits_per_s))
-
-
-def _after(heard: SignalState, *, by: str, from_s: float) -> SignalState:
-    """What was heard before a cut is about a rate that is over; loss says nothing of delay, which counts on."""
-    return heard if by == "loss" else signals.forget(heard, before_s=from_s)
 
 
 def _through_since_the_drain(state: CapacityState, *, now_s: float) -> float:

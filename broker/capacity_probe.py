@@ -57,6 +57,7 @@ def raised(state: CapacityState, *, now_s: float) -> CapacityState:
     """Try a step more."""
     step = state.step or PROBE_STEP
     more = state.moved_by == "raise" and state.rate_bits_per_s >= state.surely_more_bits_per_s
+    beyond = more and state.rate_bits_per_s >= BEYOND * state.failed_bits_per_s
     step = max(step, 2 * PROBE_STEP) if more else step
     return replace(
         state,
@@ -66,7 +67,7 @@ def raised(state: CapacityState, *, now_s: float) -> CapacityState:
         changed_s=now_s,
         hold_s=BUSY_S,
         back_off_s=state.back_off_s if state.rate_bits_per_s < BEYOND * state.failed_bits_per_s else 0.0,
-        step=min(PROBE_STEP_MAX, 2 * step) if more else PROBE_STEP,
+        step=min(PROBE_STEP_MAX, 2 * step) if beyond else PROBE_STEP,
         busy_s=0.0,
         moved_by="raise",
     )
