@@ -63,7 +63,7 @@ PROGRESS_BYTES = 3_000
 QUEUE_TRUSTED_S = 0.12
 """Up to here our own queue can be subtracted: a leaf holds 50 ms at capacity (docs/shaping.md), twice that at half of
 it."""
-QUEUE_KNOWN_S = 0.03
+QUEUE_SHORT_S = 0.03
 """A queue of ours that changed by more around a sample: it is not known which part of the wait was here."""
 QUEUE_LOOK_BACK_S = 0.25
 """A sample may be a tick old, and the queue was read at another instant: two and a half ticks."""
@@ -456,7 +456,7 @@ def _arrival(peer: str, sent_s: float, excess_s: float, index: int, ticks: Seque
     before = [tick for tick in ticks if tick.at_s <= sent_s][-1:]
     after = [tick for tick in ticks if tick.at_s > sent_s][:1]
     here_s = [tick.queue_s[index] if tick.backlog_bytes[index] > PACKET_BYTES else 0.0 for tick in (*before, *after)]
-    if max(here_s) - min(here_s) > QUEUE_KNOWN_S or max(here_s) > QUEUE_TRUSTED_S:
+    if max(here_s) > QUEUE_SHORT_S:
         return None
     if len(here_s) == 2:
         part = (sent_s - before[0].at_s) / (after[0].at_s - before[0].at_s)
