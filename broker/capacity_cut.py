@@ -43,9 +43,9 @@ less: a standing queue of that size at the full rate is no small difference."""
 FOUND_AFTER_S = 0.2
 """What is sent beyond the capacity by a part p adds p seconds of queue a second, and a queue is found after 0.2 s at
 the soonest: so a queue of D seconds means at most D / 0.2 too much, whatever acknowledgements say."""
-PROBE_BACK = 0.96
-"""A failed probe costs at most a twenty-fifth of what was there before it: a tenth each time was a ratchet from 9.5 to
-7.7 Mbit/s in 10 s, where what waits above our own queue made every probe fail."""
+PROBE_BACK, PROBE_BACK_UNTOLD = 0.96, 0.9
+"""A failed probe costs at most a twenty-fifth of what was there before it, and a tenth where arrivals are not
+known."""
 LIMITED = 0.9
 """The shaper was the limit in a tick that used 90 % of it."""
 DELAY_S = 0.030
@@ -111,7 +111,8 @@ def cut(
     target = min(max(target, most * rate), CUT_LEAST * rate)
     if by == "probe":
         before = state.rate_before_raise_bits_per_s
-        target = min(max(target, PROBE_BACK * before), before)
+        back = PROBE_BACK if passage.is_told(state.signals.arrivals) else PROBE_BACK_UNTOLD
+        target = min(max(target, back * before), before)
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.back_off_s)) if probe_failed else HOLD_S
     failed = int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH)
     drain_s = min(DRAIN_S_MAX, (passed.wait_s if passed else excess_s) / (1 - DRAIN_FACTOR)) if by != "loss" else 0.0

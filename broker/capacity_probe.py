@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker import signals
-from broker.capacity_cut import PROBE_STEP
+from broker import passage, signals
+from broker.capacity_cut import PROBE_STEP, SURE
 from broker.state import CapacityState
 
 BUSY_S = 0.3
@@ -37,7 +37,8 @@ def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bo
     if now.flows == 0 or now.lost_fraction > RAISE_LOSS:
         return False
     beside = NEAR * state.failed_bits_per_s < state.rate_bits_per_s < BESIDE * state.failed_bits_per_s
-    if state.moved_by == "raise" and beside and not _confirmed(state, heard=False):
+    told = passage.is_told(state.signals.arrivals)
+    if state.moved_by == "raise" and beside and told and not _confirmed(state, heard=False):
         return False
     since_s = state.changed_s + SEEN_AFTER_S if state.moved_by == "raise" else state.changed_s
     one_way = signals.clear(state.signals, two_way=False, since_s=since_s, threshold_s=PROBE_DELAY_S)
@@ -59,7 +60,11 @@ def raised(state: CapacityState, *, now_s: float) -> CapacityState:
     if rate >= state.failed_bits_per_s and _confirmed(state, heard=True):
         surely = min(surely, rate)
     more = state.moved_by == "raise" and rate >= surely
-    step = max(step, 2 * PROBE_STEP) if more else step
+    told = surely < int(SURE * state.failed_bits_per_s)
+    beyond = rate >= BEYOND * state.failed_bits_per_s
+    if more and told:
+        step = max(step, (4 if beyond else 2) * PROBE_STEP)
+    grows = more and (beyond or not told)
     return replace(
         state,
         rate_bits_per_s=min(state.base_bits_per_s, int(rate * (1 + step))),
@@ -69,7 +74,7 @@ def raised(state: CapacityState, *, now_s: float) -> CapacityState:
         hold_s=BUSY_S,
         back_off_s=state.back_off_s if rate < BEYOND * state.failed_bits_per_s else 0.0,
         surely_more_bits_per_s=surely,
-        step=min(PROBE_STEP_MAX, 2 * step) if more and rate >= BEYOND * state.failed_bits_per_s else PROBE_STEP,
+        step=min(PROBE_STEP_MAX, 2 * step) if grows else PROBE_STEP,
         busy_s=0.0,
         moved_by="raise",
     )

@@ -39,6 +39,9 @@ SPAN_S_LEAST = 0.02
 AGE_S_MAX = 1.5
 """As old as a destination's signals may be (broker.signals)."""
 
+TOLD_MIN = 5
+"""Arrivals of two seconds: a peer that is asked ten times a second says twenty, unless our own queue is long."""
+
 
 @dataclass(frozen=True)
 class Passage:
@@ -72,6 +75,11 @@ def read(
         if passage is not None:
             found.append(passage)
     return max(found, key=lambda passage: passage.carried_bits_per_s, default=None)
+
+
+def is_told(arrivals: Sequence[ArrivalState]) -> bool:
+    """Whether peers say often enough when packets arrive for the law to wait for it."""
+    return len(arrivals) >= TOLD_MIN
 
 
 def _of_peer(arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, now_s: float) -> Passage | None:
