@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker import passage, signals
-from broker.capacity_cut import PROBE_STEP, SURE
+from broker.capacity_cut import PROBE_STEP
 from broker.state import CapacityState
 
 BUSY_S = 0.3
@@ -56,15 +56,10 @@ def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bo
 
 def raised(state: CapacityState, *, now_s: float) -> CapacityState:
     """Try a step more."""
-    step, rate, surely = state.step or PROBE_STEP, state.rate_bits_per_s, state.surely_more_bits_per_s
+    step, rate = state.step or PROBE_STEP, state.rate_bits_per_s
     if rate >= state.failed_bits_per_s and _confirmed(state, heard=True):
-        surely = min(surely, rate)
-    more = state.moved_by == "raise" and rate >= surely
-    told = surely < int(SURE * state.failed_bits_per_s)
-    beyond = rate >= BEYOND * state.failed_bits_per_s
-    if more and told:
-        step = max(step, (4 if beyond else 2) * PROBE_STEP)
-    grows = more and (beyond or not told)
+        step = max(step, 2 * PROBE_STEP)
+    sure = state.moved_by == "raise" and rate >= state.surely_more_bits_per_s
     return replace(
         state,
         rate_bits_per_s=min(state.base_bits_per_s, int(rate * (1 + step))),
@@ -73,8 +68,7 @@ def raised(state: CapacityState, *, now_s: float) -> CapacityState:
         changed_s=now_s,
         hold_s=BUSY_S,
         back_off_s=state.back_off_s if rate < BEYOND * state.failed_bits_per_s else 0.0,
-        surely_more_bits_per_s=surely,
-        step=min(PROBE_STEP_MAX, 2 * step) if grows else PROBE_STEP,
+        step=min(PROBE_STEP_MAX, 2 * step) if sure else step,
         busy_s=0.0,
         moved_by="raise",
     )
