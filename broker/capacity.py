@@ -8,9 +8,9 @@ a shared uplink lies behind, a queue grows there instead: delay that our own que
             do not cover the traffic: to 0.95 of what left, if that was clearly less than allowed, else to 0.8.
     drain   then use half until the queue has gone: the far link stays busy with it meanwhile, so this costs no
             throughput. Signals from before its end are ignored, they tell about a rate that is over.
-    probe   when the shaper has been the limit for a while and no queue shows: 3 % more, beside what failed last each step
-            proven by a packet where arrivals are known; steps double up to 20 % once surely past it. A probe that
-            shows a queue is taken back; the next one waits up to 1.5 s.
+    probe   when the shaper has been the limit for a while and no queue shows: 3 % more, proven by a packet beside what
+            failed last where arrivals are known; steps double up to 20 % once surely past it. A probe that shows a
+            queue is taken back; the next one waits up to 1.5 s.
     hold    when nothing fresh is known: the last capacity stands.
     doubt   delay that stays although the rate was cut again and again is not our queue: the rate is given back,
             today's delay becomes the baseline, and delay is not believed for half a minute.

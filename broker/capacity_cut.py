@@ -26,7 +26,7 @@ CUT_TO_THROUGH = 0.95
 percent."""
 CUT_TO_DEEP, UNSURE, SURE = 0.9, 1.15, 1.04
 """Over a deep queue what was carried is known to 10 %, most of it because we know what left by the tick only: so a
-tenth less, and 15 % more than measured before a raise counts as surely beyond it."""
+tenth less, and 15 % more than measured before a raise counts as surely beyond it; else 4 %."""
 SURE_SPAN_S = 0.25
 """Of arrivals within a drain, for them to put the rate up again: 10 ms of jitter are 4 % of it."""
 AGAIN_S = 1.0

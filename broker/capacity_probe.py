@@ -1,8 +1,8 @@
 """The way up: a little more whenever the shaper has been the limit and no queue shows.
 
-Beside what failed last a step is 3 %, and where arrivals are known it has to prove itself: it is used for half a second,
-after which a bottleneck that is full would show 15 ms, and a packet that left meanwhile has to have found less. Past it
-such a packet makes steps 6 %; surely past it they double, to 20 %, one each 0.3 s.
+Beside what failed last a step is 3 %, and where arrivals are known it has to prove itself: it is used for half a
+second, after which a bottleneck that is full would show 15 ms, and a packet that left meanwhile has to have found less.
+Past it such a packet makes steps 6 %; surely past it they double, to 20 %, one each 0.3 s.
 """
 
 from __future__ import annotations
