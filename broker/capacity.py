@@ -8,9 +8,9 @@ a shared uplink lies behind, a queue grows there instead: delay that our own que
             do not cover the traffic: to 0.95 of what left, if that was clearly less than allowed, else to 0.8.
     drain   then use half until the queue has gone: the far link stays busy with it meanwhile, so this costs no
             throughput. Signals from before its end are ignored, they tell about a rate that is over.
-    probe   when the shaper has been the limit for a while and no queue shows: 3 % more, each step proven beside what
-            failed last; steps double up to 20 % once surely past it. A probe that shows a queue is taken back; the next
-            one waits up to 1.5 s.
+    probe   when the shaper has been the limit for a while and no queue shows: 3 % more, proven by a packet beside what
+            failed last where arrivals are known; steps double up to 20 % once surely past it. A probe that shows a
+            queue is taken back; the next one waits up to 1.5 s.
     hold    when nothing fresh is known: the last capacity stands.
     doubt   delay that stays although the rate was cut again and again is not our queue: the rate is given back,
             today's delay becomes the baseline, and delay is not believed for half a minute.
@@ -79,7 +79,7 @@ BACKLOG_BYTES_MIN = 3_028
 """The shaper is the limit in a tick that used 90 % of it and left two packets waiting."""
 LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
 """5 % lost on the way in a second (StormGuard's lower step), and at least so many packets, is a queue too short to show
-delay: not where one of 100 ms was seen, or an answer is overdue that would tell."""
+delay: not where arrivals tell of one."""
 LOSS_SETTLE_S = 1.0
 """After a cut, losses of before are still being found and reported: a second, the window in which they are counted."""
 UNSETTLED_S = 2.0
@@ -218,7 +218,7 @@ def _blamed(state: CapacityState, now: signals.Signals, passed: passage.Passage 
         state.signals, now_s=now_s, threshold_s=QUIET_DELAY_S, high=QUIET_HIGH, of=QUIET_OF
     ):  # fmt: skip
         return "delay"
-    if signals.deep(state.signals) or signals.overdue(state.signals, now_s=now_s):
+    if passed is not None:
         return ""
     lost = now.lost_packets
     settled = state.cut_s is None or now_s - state.changed_s >= LOSS_SETTLE_S

@@ -15,7 +15,7 @@ import math
 from dataclasses import replace
 
 from broker import passage, signals
-from broker.state import CapacityState, SignalState
+from broker.state import CapacityState
 
 CUTS = ("delay", "probe", "loss")
 CUT_REFRACTORY_S = 0.3
@@ -24,9 +24,9 @@ doing."""
 CUT_TO_THROUGH = 0.95
 """Of what came through: the queue has to get shorter, and the ratio of wire to delivered bytes is known to a few
 percent."""
-CUT_TO_DEEP, UNSURE = 0.9, 1.15
+CUT_TO_DEEP, UNSURE, SURE = 0.9, 1.15, 1.04
 """Over a deep queue what was carried is known to 10 %, most of it because we know what left by the tick only: so a
-tenth less, and 15 % more than measured before a raise counts as surely beyond it."""
+tenth less, and 15 % more than measured before a raise counts as surely beyond it; else 4 %."""
 SURE_SPAN_S = 0.25
 """Of arrivals within a drain, for them to put the rate up again: 10 ms of jitter are 4 % of it."""
 AGAIN_S = 1.0
@@ -43,9 +43,9 @@ less: a standing queue of that size at the full rate is no small difference."""
 FOUND_AFTER_S = 0.2
 """What is sent beyond the capacity by a part p adds p seconds of queue a second, and a queue is found after 0.2 s at
 the soonest: so a queue of D seconds means at most D / 0.2 too much, whatever acknowledgements say."""
-PROBE_BACK = 0.96
-"""A failed probe costs at most a twenty-fifth of what was there before it: a tenth each time was a ratchet from 9.5 to
-7.7 Mbit/s in 10 s, where what waits above our own queue made every probe fail."""
+PROBE_BACK, PROBE_BACK_UNTOLD = 0.96, 0.9
+"""A failed probe costs at most a twenty-fifth of what was there before it, and a tenth where arrivals are not
+known."""
 LIMITED = 0.9
 """The shaper was the limit in a tick that used 90 % of it."""
 DELAY_S = 0.030
@@ -111,7 +111,8 @@ def cut(
     target = min(max(target, most * rate), CUT_LEAST * rate)
     if by == "probe":
         before = state.rate_before_raise_bits_per_s
-        target = min(max(target, PROBE_BACK * before), before)
+        back = PROBE_BACK if passage.is_told(state.signals.arrivals) else PROBE_BACK_UNTOLD
+        target = min(max(target, back * before), before)
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.back_off_s)) if probe_failed else HOLD_S
     failed = int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH)
     drain_s = min(DRAIN_S_MAX, (passed.wait_s if passed else excess_s) / (1 - DRAIN_FACTOR)) if by != "loss" else 0.0
@@ -119,7 +120,7 @@ def cut(
         state,
         rate_bits_per_s=max(int(target), least(state)),
         drain_until_s=now_s + drain_s,
-        signals=_after(state.signals, by=by, from_s=now_s + drain_s + now.baseline_s),
+        signals=signals.forget(state.signals, before_s=now_s + drain_s + now.baseline_s),
         cut_s=now_s,
         cut_from_bits_per_s=rate,
         fallen_s=now_s if untouched else state.fallen_s,
@@ -128,7 +129,7 @@ def cut(
         back_off_s=back_off_s,
         step=PROBE_STEP,
         failed_bits_per_s=failed,
-        surely_more_bits_per_s=int((UNSURE if deep else 1.0) * failed),
+        surely_more_bits_per_s=int((UNSURE if deep else SURE) * failed),
         busy_s=0.0,
         episode_cuts=state.episode_cuts + 1,
         moved_by=by,
@@ -185,11 +186,6 @@ def raised_lately(state: CapacityState, *, now_s: float) -> bool:
 def least(state: CapacityState) -> int:
     """The rate below which nothing goes."""
     return max(1, int(RATE_MIN_PART * state.base_bits_per_s))
-
-
-def _after(heard: SignalState, *, by: str, from_s: float) -> SignalState:
-    """What was heard before a cut is about a rate that is over; loss says nothing of delay, which counts on."""
-    return heard if by == "loss" else signals.forget(heard, before_s=from_s)
 
 
 def _through_since_the_drain(state: CapacityState, *, now_s: float) -> float:

@@ -1,15 +1,15 @@
 """The way up: a little more whenever the shaper has been the limit and no queue shows.
 
-Beside what failed last a step is 3 % and has to prove itself: it is used for half a second, after which a bottleneck
-that is full would show 15 ms, and a packet that left meanwhile has to have found less. So a failed probe costs people
-20 ms for half a second. Surely beyond it steps double from 6 to 20 %, one each 0.3 s: from 30 to 70 Mbit/s in 2 s.
+Beside what failed last a step is 3 %, and where arrivals are known it has to prove itself: it is used for half a
+second, after which a bottleneck that is full would show 15 ms, and a packet that left meanwhile has to have found less.
+Past it such a packet makes steps 6 %; surely past it they double, to 20 %, one each 0.3 s.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from broker import signals
+from broker import passage, signals
 from broker.capacity_cut import PROBE_STEP
 from broker.state import CapacityState
 
@@ -37,7 +37,8 @@ def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bo
     if now.flows == 0 or now.lost_fraction > RAISE_LOSS:
         return False
     beside = NEAR * state.failed_bits_per_s < state.rate_bits_per_s < BESIDE * state.failed_bits_per_s
-    if state.moved_by == "raise" and beside and not _confirmed(state):
+    told = passage.is_told(state.signals.arrivals)
+    if state.moved_by == "raise" and beside and told and not _confirmed(state, heard=False):
         return False
     since_s = state.changed_s + SEEN_AFTER_S if state.moved_by == "raise" else state.changed_s
     one_way = signals.clear(state.signals, two_way=False, since_s=since_s, threshold_s=PROBE_DELAY_S)
@@ -55,26 +56,30 @@ def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bo
 
 def raised(state: CapacityState, *, now_s: float) -> CapacityState:
     """Try a step more."""
-    step = state.step or PROBE_STEP
-    more = state.moved_by == "raise" and state.rate_bits_per_s >= state.surely_more_bits_per_s
-    step = max(step, 2 * PROBE_STEP) if more else step
+    step, rate = state.step or PROBE_STEP, state.rate_bits_per_s
+    if rate >= state.failed_bits_per_s and _confirmed(state, heard=True):
+        step = max(step, 2 * PROBE_STEP)
+    sure = state.moved_by == "raise" and rate >= state.surely_more_bits_per_s
     return replace(
         state,
-        rate_bits_per_s=min(state.base_bits_per_s, int(state.rate_bits_per_s * (1 + step))),
-        rate_before_raise_bits_per_s=state.rate_bits_per_s,
+        rate_bits_per_s=min(state.base_bits_per_s, int(rate * (1 + step))),
+        rate_before_raise_bits_per_s=rate,
         raised_s=now_s,
         changed_s=now_s,
         hold_s=BUSY_S,
-        back_off_s=state.back_off_s if state.rate_bits_per_s < BEYOND * state.failed_bits_per_s else 0.0,
-        step=min(PROBE_STEP_MAX, 2 * step) if more else PROBE_STEP,
+        back_off_s=state.back_off_s if rate < BEYOND * state.failed_bits_per_s else 0.0,
+        step=min(PROBE_STEP_MAX, 2 * step) if sure else step,
         busy_s=0.0,
         moved_by="raise",
     )
 
 
-def _confirmed(state: CapacityState) -> bool:
-    """Whether a raise beside what failed last has been used for long enough for its queue to show, and shows none."""
-    if state.busy_s < CONFIRM_S:
+def _confirmed(state: CapacityState, *, heard: bool) -> bool:
+    """Whether a raise beside what failed last has been used for long enough for its queue to show, and shows none.
+
+    `heard`: it counts only if a packet that left meanwhile said so; else silence does, too.
+    """
+    if state.moved_by != "raise" or state.busy_s < CONFIRM_S:
         return False
-    heard = [entry.wait_s for entry in state.signals.arrivals if entry.left_s >= state.changed_s + CONFIRM_S / 2]
-    return not heard or heard[-1] <= PROBE_DELAY_S
+    waits_s = [entry.wait_s for entry in state.signals.arrivals if entry.left_s >= state.changed_s + CONFIRM_S / 2]
+    return waits_s[-1] <= PROBE_DELAY_S if waits_s else not heard

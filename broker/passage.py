@@ -34,12 +34,13 @@ STRETCH_S = 0.2
 """The shortest stretch of a deep queue that counts by itself, or half of the whole: ticks say what left to 100 ms."""
 FULL_S = 0.05
 """By so much a wait may exceed the longest that was seen: what was dropped at a full buffer does not wait."""
-GAP_S = 0.08
-"""A packet that left so long after the one before it had arrived may have met another queue, after none."""
 SPAN_S_LEAST = 0.02
 """For packets that left well apart and arrived together."""
 AGE_S_MAX = 1.5
 """As old as a destination's signals may be (broker.signals)."""
+
+TOLD_MIN = 5
+"""Arrivals of two seconds: a peer that is asked ten times a second says twenty, unless our own queue is long."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,17 @@ def read(
     return max(found, key=lambda passage: passage.carried_bits_per_s, default=None)
 
 
+def is_told(arrivals: Sequence[ArrivalState]) -> bool:
+    """Whether peers say often enough when packets arrive for the law to wait for it."""
+    return len(arrivals) >= TOLD_MIN
+
+
 def _of_peer(arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, now_s: float) -> Passage | None:
     if not arrivals or arrivals[-1].wait_s < STANDING_S or arrivals[-1].left_s < now_s - AGE_S_MAX:
         return None
     last = arrivals[-1]
     standing = [last]
     for entry in reversed(arrivals[:-1]):
-        if standing[0].left_s > entry.arrived_s + GAP_S:
-            break
         if entry.wait_s < STANDING_S or last.arrived_s - entry.arrived_s > SPAN_S_MAX or entry.left_s < _since_s(ticks):
             break
         standing.insert(0, entry)

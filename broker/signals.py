@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from broker.model import ClassSample, FlowSample
-from broker.passage import DEEP_S
 from broker.policy import CLASS_NAMES
 from broker.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
 
@@ -33,8 +32,6 @@ PEAK_S, PEAK_PART_S = 1.0, 0.08
 """As long as a burst's delay is remembered; a tick, for a shorter part is a few packets."""
 WINDOW_S = 0.3
 """Over which delivery is measured: three reports; shorter shows the grain of acknowledgements, longer the past."""
-OVERDUE_S = 0.3
-"""Asked each 0.1 s and reported each 0.1 s: an answer is at most 0.2 s and a round trip old; a tenth for jitter."""
 ACTIVE_S = 1.5
 """How old a destination's last signal may be: a step's gap in either class is shorter."""
 VOTE_S, SLOW_S, SLOW_APART_S = 0.8, 2.5, 0.5
@@ -63,8 +60,8 @@ PROGRESS_BYTES = 3_000
 QUEUE_TRUSTED_S = 0.12
 """Up to here our own queue can be subtracted: a leaf holds 50 ms at capacity (docs/shaping.md), twice that at half of
 it."""
-QUEUE_KNOWN_S = 0.03
-"""A queue of ours that changed by more around a sample: it is not known which part of the wait was here."""
+QUEUE_SHORT_S = 0.03
+"""Above this our own queue is not known well enough to say when a packet left it: at 97 Mbit/s training has 7 ms."""
 QUEUE_LOOK_BACK_S = 0.25
 """A sample may be a tick old, and the queue was read at another instant: two and a half ticks."""
 QUEUE_JOINED_S = 0.12
@@ -234,22 +231,6 @@ def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of
         votes += vote
         asked += vote if entry.asked else 0
     return (_most(sees) or min(votes, asked) > 0) and not _most(clear_two_way)
-
-
-def deep(state: SignalState) -> bool:
-    """Whether a packet has lately waited so long that the buffer elsewhere is not a short one."""
-    return any(entry.wait_s >= DEEP_S for entry in state.arrivals)
-
-
-def overdue(state: SignalState, *, now_s: float) -> bool:
-    """Whether a peer that says when it got a packet has not answered for longer than it takes without a queue."""
-    return any(
-        flow.way_at_s is not None
-        and flow.points
-        and flow.points[-1][0] > now_s - FLOW_STALE_S
-        and OVERDUE_S < now_s - flow.way_at_s < ACTIVE_S
-        for flow in state.flows
-    )
 
 
 def less_comes_in(state: SignalState, *, now_s: float) -> bool:
@@ -448,16 +429,22 @@ def _way_there(
     excess_s = sample.one_way_s - min(value for _, value in least)
     trusted = max(own_s) <= QUEUE_TRUSTED_S
     span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s))) if trusted else None
-    return after, span, _arrival(sample.peer, sent_s, excess_s, index, near)
+    return after, span, _arrival(sample.peer, sent_s, excess_s, index, ticks)
 
 
-def _arrival(peer: str, sent_s: float, excess_s: float, index: int, near: Sequence[TickState]) -> ArrivalState | None:
-    """When a packet left here and how long it waited elsewhere, by the queue here as it was on average."""
-    here_s = [tick.queue_s[index] if tick.backlog_bytes[index] > PACKET_BYTES else 0.0 for tick in near]
-    if max(here_s) - min(here_s) > QUEUE_KNOWN_S:
+def _arrival(peer: str, sent_s: float, excess_s: float, index: int, ticks: Sequence[TickState]) -> ArrivalState | None:
+    """When a packet left here and how long it waited elsewhere; None where it is not known how long it waited here."""
+    before = [tick for tick in ticks if tick.at_s <= sent_s][-1:]
+    after = [tick for tick in ticks if tick.at_s > sent_s][:1]
+    here_s = [tick.queue_s[index] if tick.backlog_bytes[index] > PACKET_BYTES else 0.0 for tick in (*before, *after)]
+    if max(here_s) > QUEUE_SHORT_S:
         return None
-    closest_s = min(zip(near, here_s, strict=True), key=lambda entry: abs(entry[0].at_s - sent_s))[1]
-    return ArrivalState(peer, sent_s + closest_s, max(0.0, excess_s - closest_s))
+    if len(here_s) == 2:
+        part = (sent_s - before[0].at_s) / (after[0].at_s - before[0].at_s)
+        mean_s = (1 - part) * here_s[0] + part * here_s[1]
+    else:
+        mean_s = here_s[0]
+    return ArrivalState(peer, sent_s + mean_s, max(0.0, excess_s - mean_s))
 
 
 def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) -> bool:

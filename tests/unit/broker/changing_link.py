@@ -317,16 +317,14 @@ class Changing:
     def _report(self, host: Host, other: Host) -> None:
         """What a session reports, and its question to the peer's clock, which waits in the host's own queue, too."""
         rank = host.senders[0]
-        way = {}
-        if rank.way is not None:
-            asked_s, delay_s = rank.way
-            way = {"one_way_s": delay_s, "one_way_age_s": self.now_s - asked_s}
+        way_asked_s, way_s = rank.way or (None, None)
         if rank.smooth_s is not None:
             sample = FlowSample(
                 key=rank.key, peer=rank.peer, traffic_class="compute", source="report", age_s=0.0,
                 rtt_s=rank.smooth_s, rtt_latest_s=rank.latest_s, rtt_s_min=rank.least_s,
                 delivered_bytes=rank.delivered_bytes, sent_packets=rank.sent_packets, lost_packets=rank.lost_packets,
-                application_limited=rank.left_bytes <= 0, **way,
+                application_limited=rank.left_bytes <= 0, one_way_s=way_s,
+                one_way_age_s=None if way_asked_s is None else self.now_s - way_asked_s,
             )  # fmt: skip
             rank.report = (self.now_s, sample)
         asked_s, late_s = self.now_s, self.noise_s * self.random.random() ** 2

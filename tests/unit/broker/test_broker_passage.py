@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import passage
-from broker.state import ArrivalState, TickState
+from broker import passage, signals
+from broker.model import CLASS_NAMES, ClassSample, FlowSample
+from broker.state import ArrivalState, SignalState, TickState
 
 TICK_S = 0.1
 
@@ -106,3 +107,30 @@ def test_of_several_peers_the_one_towards_which_most_was_carried_counts() -> Non
     found = passage.read(heard, ticks(rates), since_s=0.0, now_s=0.6)
     assert found is not None
     assert found.carried_bits_per_s == pytest.approx(30e6, rel=0.02)
+
+
+def heard_behind(backlog_bytes: int) -> tuple[ArrivalState, ...]:
+    """What is known after a second in which training leaves at 40 Mbit/s behind so much of its own, and its packets
+    wait 60 ms elsewhere from half of it on."""
+    state, sent_bits = SignalState(), tuple(4e6 if name == "compute" else 0.0 for name in CLASS_NAMES)
+    classes = tuple(ClassSample(name, 0, backlog_bytes if name == "compute" else 0) for name in CLASS_NAMES)
+    own_s = backlog_bytes * 8 / 40e6
+    for number in range(1, 11):
+        sample = FlowSample(
+            key="s-1/p", peer="p", traffic_class="compute", source="report", age_s=0.0, rtt_s=0.01, rtt_s_min=0.01,
+            delivered_bytes=500_000 * number, sent_packets=330 * number, lost_packets=0,
+            one_way_s=own_s + (0.06 if number > 5 else 0.0) if number > 1 else 0.0, one_way_age_s=0.15,
+        )  # fmt: skip
+        state = signals.observe(
+            state, now_s=TICK_S * number, flows=[sample], classes=classes, sent_bits=sent_bits, received_bits=0.0,
+            dropped_packets=0, elapsed_s=TICK_S, loaded=True,
+        )  # fmt: skip
+    return state.arrivals
+
+
+def test_an_arrival_is_known_where_our_own_queue_is_short_and_not_where_it_is_long() -> None:
+    known = heard_behind(100_000)  # 20 ms
+    assert passage.is_told(known)
+    assert known[-1].wait_s == pytest.approx(0.06, abs=0.001)
+    assert known[-1].left_s == pytest.approx(1.0 - 0.15 + 0.02)
+    assert not passage.is_told(heard_behind(200_000))  # 40 ms
