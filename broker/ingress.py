@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from broker import guarantee, inbound, ingress_reasons, ingress_shown, observed, reasons, way_in_capacity
 from broker.allocate import Claim, allocate
 from broker.bursts import START_S, USED_MIN, start_s
+from broker.capacity_cut import DRAIN_FACTOR
 from broker.holds import Hold
 from broker.ingress_state import InboundBurstState, IngressState, SenderState
 from broker.model import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
@@ -199,7 +200,7 @@ def _allowance(
         beside = max(0.0, state.others_bits_per_s)
         if any(not burst.over for burst in state.bursts):  # it comes, though not so that it deserves a hold
             beside += state.training_bits_per_s or 0.0
-        carried = way_in_capacity.DRAIN_FACTOR * rate if draining else rate
+        carried = DRAIN_FACTOR * rate if draining else rate
         room = max(own.floor, own.guarantee, int(carried - OTHERS_ROOM * beside))
         why = ingress_reasons.LeavesRoom(min(room, own.ceiling), rate)
     if owed > room:

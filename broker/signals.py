@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from broker import baseline
 from broker.model import ClassSample, FlowSample
 from broker.policy import CLASS_NAMES
 from broker.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
@@ -40,9 +41,6 @@ RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
 """Below 85 % of the most that came in, the way in has room; what was seen fades by a half in twelve minutes."""
 TWO_WAY_PART = 0.3
 """Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
-WAY_PART_S, WAY_PARTS = 10.0, 4
-"""One-way delays are compared with the least of 40 s: two clocks drift apart by 2 ms in that time at 50 ppm, and a
-queue that never empties for so long has been found by then."""
 ARRIVALS_MAX = 64
 """Eight peers for most of a second, one for longer than the history."""
 FLOWS_MAX = 32
@@ -415,18 +413,15 @@ def _way_there(
     sent_s = now_s - sample.age_s - sample.one_way_age_s
     if before.way_at_s is not None and sent_s <= before.way_at_s + 0.005:
         return before, None, None
-    least = [part for part in before.way_least_s if part[0] > sent_s - WAY_PARTS * WAY_PART_S]
-    if least and sent_s - least[-1][0] < WAY_PART_S:
-        least[-1] = (least[-1][0], min(least[-1][1], sample.one_way_s))
-    else:
-        least.append((sent_s, sample.one_way_s))
-    after = replace(before, way_at_s=sent_s, way_least_s=tuple(least))
+    after = replace(
+        before, way_at_s=sent_s, way_least_s=baseline.booked(before.way_least_s, sample.one_way_s, at_s=sent_s)
+    )
     index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
     near = [tick for tick in ticks if sent_s - QUEUE_JOINED_S <= tick.at_s <= sent_s + QUEUE_LOOK_BACK_S]
     own_s = [tick.queue_s[index] for tick in near]
     if not own_s:
         return after, None, None
-    excess_s = sample.one_way_s - min(value for _, value in least)
+    excess_s = baseline.over(after.way_least_s, sample.one_way_s)
     trusted = max(own_s) <= QUEUE_TRUSTED_S
     span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s))) if trusted else None
     return after, span, _arrival(sample.peer, sent_s, excess_s, index, ticks)

@@ -4,7 +4,8 @@ The way out is measured by its shaper (broker.capacity): it knows what left, and
 the other way round. Nothing of ours stands before the queue, so at most times nothing holds senders back, and a cut
 changes nothing; but every bit that gets through comes by our own counter. A link with a queue before it works all the
 time, so what came meanwhile is what it carries: the delivery rate, to a percent or two, and no sample of it can be
-limited by an application. So this is a law of its own:
+limited by an application. So this is a law of its own
+(what bounds it is the other law's where nothing else is said: delay, drains, steps):
 
     queue   two senders see one and none surely sees none (broker.way_in_delay): the capacity is what came since, if
             it came steadily; when that is less, storage that is held back is held to half
@@ -27,6 +28,17 @@ from dataclasses import dataclass, replace
 
 from broker import ingress_reasons, reasons, way_in_delay
 from broker.capacity import BASE_BITS_PER_S_MIN, FALLBACK_BITS_PER_S
+from broker.capacity_cut import (
+    BLAMELESS_S,
+    CUT_REFRACTORY_S,
+    DELAY_S,
+    DRAIN_FACTOR,
+    DRAIN_S_MAX,
+    EPISODE_S,
+    PROBE_STEP,
+    PROBE_WATCH_S,
+)
+from broker.capacity_probe import PROBE_DELAY_S, PROBE_STEP_MAX
 from broker.model import FlowSample, InterfaceSample, SenderSample
 from broker.policy import InterfacePolicy
 from broker.way_in_delay import VOICES_MIN, Verdict, WayOut
@@ -34,10 +46,6 @@ from broker.way_in_state import WayInState
 
 HEADROOM = 0.95
 """What leaves a sender at this part of our rate arrives without a queue, though its shaper lets 64 KiB go at once."""
-DELAY_S = 0.030
-"""As on the way out: cake-autorate's T; less is the jitter of Wi-Fi and of busy hosts."""
-PROBE_DELAY_S, PROBE_WATCH_S = 0.012, 1.5
-"""Just after a raise a mistake is cheap: half the delay, and the raise is taken back."""
 LOOK_BACK_S = 0.8
 """Of what came counts what did while all who see the queue saw it, from the first such sample of the last to the last
 of the first, and nothing older: it may be another rate's."""
@@ -51,17 +59,12 @@ and 99 % just after a raise."""
 PART_S, STEADY = 0.07, 0.8
 """Measured: behind a queue each tenth of a second brings the same to 1 %. A queue of a moment ago, or a busy host that
 hears and says everything late, is told from it by that: each part has to bring 0.8 of the mean, of two at least."""
-REFRACTORY_S = 0.3
-"""From the end of a drain to the next move: what came meanwhile was our own doing."""
-DRAIN_FACTOR, DRAIN_S_MAX = 0.5, 0.8
-"""As on the way out: at half the rate a queue of D seconds is gone after 2 D."""
 BUSY_S, HOLD_S = 0.3, 1.0
 """Storage has to be what is held back for so long before a raise, which is seen one detection time later; after a queue
 was seen, the first raise waits a second."""
 DISPUTED_S = 3.0
 """A raise waits so long where a program, or one sender alone, sees a queue: often rightly, and the others hear of it a
 moment later; but whoever always says so, forbids nothing."""
-PROBE_STEP, PROBE_STEP_MAX = 0.03, 0.2
 USED = 0.8
 """Storage is held to 0.95 of the capacity and what comes is 0.9 of that at least, when it is what limits."""
 NEAR = 1.04
@@ -70,12 +73,10 @@ LOAD_MIN = 0.05
 """Of what operator or driver say: when less than that comes in, a queue is somebody else's."""
 FORGET_S, FORGET_LOAD = 10.0, 0.3
 """Without a verdict for so long, while at least this part of it comes, an estimate is no measurement any more."""
-EPISODE_S = 5.0
 DOUBT_MOVES, DOUBT_EXCESS = 5, 0.7
 """Five times lower and never higher, each time because less came, with more than 0.7 of the least delay so far left: it
 does not follow what we let in. Not of the first: a flow that begins overshoots. A link that really became slower is
 found in two or three, and brings the same from then on."""
-BLAMELESS_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def estimate(
     said = way_in_delay.verdict(state, threshold_s=PROBE_DELAY_S if raised else DELAY_S, now_s=now_s)
     settled = now_s >= max(state.drain_until_s, state.blameless_until_s)
     load_min = LOAD_MIN * rate if source != "fallback" else 0.0
-    if said.queue and settled and now_s - max(state.changed_s, state.drain_until_s) >= REFRACTORY_S:
+    if said.queue and settled and now_s - max(state.changed_s, state.drain_until_s) >= CUT_REFRACTORY_S:
         state = _queue(state, said, holding=bool(held), load_min=load_min, now_s=now_s)
     elif not said.queue and state.rate_bits_per_s < rate:
         state = _more(state, said, now_s=now_s)

@@ -32,15 +32,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from broker import baseline
 from broker.model import FlowSample, SenderSample
 from broker.plan import LENDER
+from broker.signals import FLOW_STALE_S, SLOW_APART_S, SLOW_S, VOTE_S
 from broker.state import SignalState
 from broker.way_in_state import Series, SourceState, VoiceState, WayInState
 
-PART_S, PARTS = 10.0, 4
-"""As on the way out: clocks drift apart by 2 ms in 40 s, and a queue that never empties for so long has been found."""
-VOTE_S, HIGH, OF = 0.8, 3, 4
-SLOW_S, SLOW_APART_S = 2.5, 0.5
+HIGH, OF = 3, 4
 """Three of the last four samples; where fewer came meanwhile, all of them, and at least two."""
 VOICES_MIN = 2
 REPORTED = "way/"
@@ -48,7 +47,6 @@ NEW_S = 0.005
 LOADED = 0.5
 """Of the way out. Above it, a round trip says nothing unless the way out itself says what is in it."""
 SOURCES_MAX, REMEMBERED = 64, 8
-FRESH_S = 1.5
 HELD_FOR_S = 0.5
 """After a hold the sender's own queue is still in what its connections measure: TCP smooths over some round trips."""
 
@@ -100,7 +98,7 @@ def hear(
     """
     samples: list[tuple[str, str, float, float, float]] = []  # key, sender, when, value, what else is in it
     for flow in flows:
-        if flow.way_in_s is not None and flow.way_in_age_s is not None and flow.age_s < FRESH_S:
+        if flow.way_in_s is not None and flow.way_in_age_s is not None and flow.age_s < FLOW_STALE_S:
             samples.append(
                 (f"{REPORTED}{flow.key}", flow.peer, now_s - flow.age_s - flow.way_in_age_s, flow.way_in_s, 0.0)
             )
@@ -125,12 +123,12 @@ def hear(
         known[key] = entry
         if before is None or at_s < state.ignore_before_s:
             continue
-        over_s = max(0.0, value_s - min(least for _, least in entry.least_s) - else_s)
+        over_s = max(0.0, baseline.over(entry.least_s, value_s) - else_s)
         excess = told if key.startswith(REPORTED) else measured
         last = excess.get(sender_of, (at_s, over_s))
         excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # of one sender who waits least
     kept = sorted(known.values(), key=lambda entry: (entry.key.startswith(REPORTED), -entry.at_s, entry.key))
-    fresh = tuple(entry for entry in kept[:SOURCES_MAX] if now_s - entry.at_s <= PARTS * PART_S)
+    fresh = tuple(entry for entry in kept[:SOURCES_MAX] if now_s - entry.at_s <= baseline.WINDOW_S)
     return replace(
         state,
         sources=tuple(sorted(fresh, key=lambda entry: entry.key)),
@@ -210,12 +208,8 @@ def rebase(state: WayInState) -> WayInState:
 
 
 def _with(before: SourceState | None, key: str, sender: str, *, at_s: float, value_s: float) -> SourceState:
-    least = [part for part in before.least_s if part[0] > at_s - PARTS * PART_S] if before is not None else []
-    if least and at_s - least[-1][0] < PART_S:
-        least[-1] = (least[-1][0], min(least[-1][1], value_s))
-    else:
-        least.append((at_s, value_s))
-    return SourceState(key, sender, at_s, value_s, tuple(least))
+    least = baseline.booked(before.least_s if before is not None else (), value_s, at_s=at_s)
+    return SourceState(key, sender, at_s, value_s, least)
 
 
 def _voices(

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from broker.model import Watch
+from broker.observed import WINDOW_S_MIN
 
 LOOK_S = 0.02
-WINDOW_S_MIN = 0.015
-"""Less shows the grain of segments: 64 KiB that leave in one piece are 5 ms at 100 Mbit/s."""
 FRESH_S = 0.05
 """An older pace is none."""
 AGAIN_S_MAX = 1.0
