@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
+from broker.config_people import Reader
 from broker.policy import ProbePolicy
 from hive_qos.units import parse_duration_s
 
@@ -14,18 +15,6 @@ TARGETS_MAX = 8
 INTERVAL_S, INTERVAL_S_MIN, INTERVAL_S_MAX = 0.2, 0.1, 10.0
 """Five a second: a queue elsewhere is seen in three samples of four within 0.8 s (`broker.signals`). At most ten a
 second to eight hosts: 80 packets, 60 kbit/s."""
-
-
-class Reader(Protocol):
-    """What the reader of the whole file does for its sections."""
-
-    def problem(self, key: str, value: object, reason: str) -> None:
-        """Note a mistake."""
-
-    def parsed(
-        self, raw: Mapping[str, Any], key: str, parse: Callable[[str], float], *, prefix: str, default: float
-    ) -> float:
-        """Take out and parse a text."""
 
 
 def read_probe(reader: Reader, raw: Mapping[str, Any]) -> ProbePolicy:

@@ -35,11 +35,11 @@ arrival and our reading, by less than the round trip, makes that one too short, 
 @dataclass
 class _Target:
     address: str
+    version: int
     interface: str | None = None
     since_s: float = 0.0
     due_s: float = 0.0
     sequence: int = 0
-    sent: int = 0
     answered: int = 0
     rtt_s: float | None = None
     least_s: tuple[float, float] = (math.inf, math.inf)
@@ -85,7 +85,7 @@ class Probes:
         """Take a changed configuration; what is known of targets that stay is kept."""
         self._settings = settings
         addresses = settings.targets if settings is not None else ()
-        self._targets = {one: self._targets.get(one) or _Target(one, since_s=now_s) for one in addresses}
+        self._targets = {one: self._targets.get(one) or _target(one, now_s=now_s) for one in addresses}
         self._tried_s = float("-inf")
         if not self._targets:
             self.close()
@@ -161,7 +161,7 @@ class Probes:
         self._sockets = {}
 
     def _open(self, *, now_s: float) -> bool:
-        wanted = {ipaddress.ip_address(address).version for address in self._targets}
+        wanted = {target.version for target in self._targets.values()}
         if wanted <= self._sockets.keys():
             return True
         if now_s - self._tried_s < RETRY_S:
@@ -188,9 +188,7 @@ class Probes:
     def _send(self, target: _Target) -> None:
         target.sequence = (target.sequence + 1) & 0xFFFF
         sent_s = self._clock()
-        version = ipaddress.ip_address(target.address).version
-        if self._sockets[version].send(target.address, sequence=target.sequence, payload=self._token):
-            target.sent += 1
+        if self._sockets[target.version].send(target.address, sequence=target.sequence, payload=self._token):
             target.waiting = {number: at_s for number, at_s in target.waiting.items() if sent_s - at_s < SILENT_S}
             target.waiting[target.sequence] = sent_s
 
@@ -205,3 +203,7 @@ class Probes:
         if target.answered_s is not None and arrived_s <= target.answered_s:
             return
         target.answer(arrived_s - sent_s, arrived_s=arrived_s)
+
+
+def _target(address: str, *, now_s: float) -> _Target:
+    return _Target(address, ipaddress.ip_address(address).version, since_s=now_s)

@@ -16,18 +16,7 @@ from patience import LIMIT_S, wait_until
 
 from broker.client import Session
 from tools.lab import Lab
-from tools.measure.wall_clock import HOUR_S, WallClock
-
-HALF_PAST_TWELVE_S = 12 * HOUR_S + HOUR_S // 2
-OFFICE_HOURS = """
-[[schedule]]
-name = "office hours"
-from = "12:00"
-to = "13:00"
-timezone = "UTC"
-[schedule.class.storage]
-ceiling = "10 %"
-"""
+from tools.measure.wall_clock import HALF_PAST_TWELVE_S, HOUR_S, OFFICE_HOURS, WallClock
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +41,7 @@ def test_schedules_follow_a_clock_that_is_set_and_leases_and_recordings_do_not(l
     recording = tmp_path / "recording"
     with broker_in(
         lab["a"],
-        configuration=CONFIGURATION + OFFICE_HOURS,
+        configuration=CONFIGURATION + OFFICE_HOURS + 'ceiling = "10 %"\n',
         arguments=("--record", str(recording)),
         environment=clock.environment,
     ) as broker:

@@ -24,7 +24,7 @@ from tools.brokerbench.run import Run
 from tools.brokerbench.shares import JOB, counters_of, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 from tools.measure.programs import environment
-from tools.measure.wall_clock import HOUR_S, WallClock
+from tools.measure.wall_clock import HALF_PAST_TWELVE_S, HOUR_S, OFFICE_HOURS, WallClock
 
 SCENARIO = "faults"
 HOST = "a"
@@ -35,17 +35,6 @@ HOLD_WITHIN_S, HOLD_RATE_SHARE = 12.0, 0.4
 
 RIGHT_WITHIN_S, POLL_S = 20.0, 0.02
 DISK_BYTES = 96 * 2**20
-OFFICE_HOURS = """
-[[schedule]]
-name = "office hours"
-from = "12:00"
-to = "13:00"
-timezone = "UTC"
-[schedule.class.storage]
-weight = 2
-"""
-IN_OFFICE_S = 12 * HOUR_S + HOUR_S // 2
-"""Half past twelve: an hour earlier is before them."""
 
 Fault = Callable[["_Faults"], Mapping[str, Any]]
 
@@ -183,11 +172,11 @@ class _Faults:
         """The daemon's wall clock goes back by an hour in a hold, forward again, and back before its next start."""
         stage, seat = self._stage, self._stage.brokers.seats[HOST]
         clock = WallClock(seat.directory)
-        clock.set_to(IN_OFFICE_S)
+        clock.set_to(HALF_PAST_TWELVE_S)
         file = seat.directory / "broker.toml"
         usual = file.read_text()
         try:
-            file.write_text(usual + OFFICE_HOURS)
+            file.write_text(usual + OFFICE_HOURS + "weight = 2\n")
             stage.brokers.kill(HOST)
             self._started_again(more=clock.environment)
             in_hours = clock.behind_s

@@ -17,6 +17,17 @@ from tools.measure.crew import MeasureError
 
 SOURCE = Path(__file__).with_suffix(".c")
 HOUR_S, DAY_S = 3600, 86_400
+HALF_PAST_TWELVE_S = 12 * HOUR_S + HOUR_S // 2
+"""Within `OFFICE_HOURS`; an hour earlier is before them."""
+OFFICE_HOURS = """
+[[schedule]]
+name = "office hours"
+from = "12:00"
+to = "13:00"
+timezone = "UTC"
+[schedule.class.storage]
+"""
+"""Of a broker's configuration; what holds for storage then is to follow."""
 
 
 class WallClock:
