@@ -78,7 +78,7 @@ def carried(
     heard = passage.by_peer(state.signals.arrivals, state.signals.ticks, since_s=since_s, now_s=now_s)
     before = state.cut_from_bits_per_s if state.cut_s is not None and now_s - state.cut_s <= DRAIN_S_LONGEST else 0
     most = SURELY_MORE * max(state.rate_bits_per_s, before)
-    stalled = frozenset(peer for peer, entry in heard.items() if entry.carried_bits_per_s > most)
+    stalled = frozenset(peer for peer, entry in heard.items() if entry is not None and entry.carried_bits_per_s > most)
     return passage.middle([entry for peer, entry in heard.items() if peer not in stalled]), stalled
 
 
