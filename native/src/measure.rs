@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
+use crate::base::Base;
 use crate::rate::Pace;
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
-const RTT_SPAN: Duration = Duration::from_secs(10);
 const RATE_KEPT: f64 = 0.97;
 
 /// A connection's own measurements. Times are of the last acknowledgement.
@@ -31,9 +31,7 @@ pub struct Measured {
 #[derive(Debug)]
 struct State {
     told: Measured,
-    previous_min: Option<Duration>,
-    current_min: Option<Duration>,
-    min_since: Option<Instant>,
+    base: Base,
     span: Option<(Instant, u64)>,
     span_limited: bool,
 }
@@ -83,9 +81,7 @@ impl Measure {
                 application_limited: true,
                 ecn_ce_reports: 0,
             },
-            previous_min: None,
-            current_min: None,
-            min_since: None,
+            base: Base::default(),
             span: None,
             span_limited: true,
         };
@@ -134,7 +130,7 @@ impl Measure {
 impl State {
     /// The first path, or another one than before.
     fn begin_path(&mut self, window: u64) {
-        (self.previous_min, self.current_min, self.min_since) = (None, None, None);
+        self.base = Base::default();
         self.told.window = window;
     }
 
@@ -156,22 +152,10 @@ impl State {
         true
     }
 
-    /// The least round trip of the last one to two spans, so that a changed path is believed in time.
     fn note_rtt(&mut self, rtt: Duration, now: Instant) {
-        let age = self.min_since.map(|since| now.saturating_duration_since(since));
-        if age.is_none_or(|age| age > RTT_SPAN) {
-            self.previous_min = age.filter(|age| *age <= 2 * RTT_SPAN).and(self.current_min);
-            self.current_min = None;
-            self.min_since = Some(now);
-        }
-        self.current_min = Some(self.current_min.map_or(rtt, |least| least.min(rtt)));
+        self.base.add(rtt.as_secs_f64(), now);
         self.told.rtt_latest = rtt;
-        self.told.rtt_min = self
-            .previous_min
-            .into_iter()
-            .chain(self.current_min)
-            .min()
-            .unwrap_or(rtt);
+        self.told.rtt_min = Duration::from_secs_f64(self.base.least_s());
     }
 }
 
