@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory};
 
+use crate::acks::Acks;
 use crate::base::{BASE_SPAN, Base};
 
 const WINDOW_PACKETS_MIN: f64 = 4.0;
@@ -72,9 +73,7 @@ struct DelayBound {
     drain_until: Option<Instant>,
     drained_at: Option<Instant>,
     reduced_at: Option<Instant>,
-    latest_s: Option<f64>,
-    acked: f64,
-    limited: f64,
+    acks: Acks,
 }
 
 impl DelayBound {
@@ -88,9 +87,7 @@ impl DelayBound {
             drain_until: None,
             drained_at: None,
             reduced_at: None,
-            latest_s: None,
-            acked: 0.0,
-            limited: 0.0,
+            acks: Acks::default(),
         }
     }
 
@@ -156,19 +153,13 @@ impl DelayBound {
 
 impl Controller for DelayBound {
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, _rtt: &RttEstimator) {
-        // The stack takes `now` before it reads a batch, so that a packet may seem to have been acknowledged at once.
-        let rtt_s = now.saturating_duration_since(sent).as_secs_f64();
-        if rtt_s > 0.0 {
-            self.latest_s = Some(self.latest_s.map_or(rtt_s, |latest_s| latest_s.min(rtt_s)));
-        }
-        self.acked += bytes as f64;
-        self.limited += if app_limited { bytes as f64 } else { 0.0 };
+        self.acks.add(now, sent, bytes, app_limited);
     }
 
     fn on_end_acks(&mut self, now: Instant, _in_flight: u64, _app_limited: bool, _largest: Option<u64>) {
-        let (acked, limited) = (std::mem::take(&mut self.acked), std::mem::take(&mut self.limited));
-        if let Some(rtt_s) = self.latest_s.take() {
-            self.on_progress(rtt_s, acked, limited, now);
+        let acks = std::mem::take(&mut self.acks);
+        if let Some(rtt_s) = acks.rtt_s {
+            self.on_progress(rtt_s, acks.bytes as f64, acks.limited_bytes as f64, now);
         }
     }
 

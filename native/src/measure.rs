@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
+use crate::acks::Acks;
 use crate::base::Base;
 use crate::rate::Pace;
 
@@ -152,9 +153,9 @@ impl State {
         true
     }
 
-    fn note_rtt(&mut self, rtt: Duration, now: Instant) {
-        self.base.add(rtt.as_secs_f64(), now);
-        self.told.rtt_latest = rtt;
+    fn note_rtt(&mut self, rtt_s: f64, now: Instant) {
+        self.base.add(rtt_s, now);
+        self.told.rtt_latest = Duration::from_secs_f64(rtt_s);
         self.told.rtt_min = Duration::from_secs_f64(self.base.least_s());
     }
 }
@@ -167,9 +168,7 @@ pub struct Observed {
     mtu: u16,
     /// Packets that were sent before say nothing of this path (RFC 9000 9.4).
     began: Instant,
-    latest: Option<Duration>,
-    acked: u64,
-    limited: bool,
+    acks: Acks,
     in_flight: u64,
     follows_use: bool,
     fills_window: bool,
@@ -179,7 +178,7 @@ impl Observed {
     fn restart(&mut self, now: Instant) {
         self.inner = self.factory.clone().build(now, self.mtu);
         self.began = now;
-        self.latest = None;
+        self.acks.rtt_s = None;
         self.measure.lock().begin_path(self.inner.metrics().congestion_window);
     }
 }
@@ -204,9 +203,7 @@ impl ControllerFactory for ObservedFactory {
             factory: self.inner.clone(),
             mtu: current_mtu,
             began: now,
-            latest: None,
-            acked: 0,
-            limited: false,
+            acks: Acks::default(),
             in_flight: 0,
             follows_use: self.follows_use,
             fills_window: self.fills_window,
@@ -232,25 +229,21 @@ impl Controller for Observed {
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
         if sent < self.began {
-            self.acked += bytes;
+            self.acks.bytes += bytes;
             return;
         }
         self.inner.on_ack(now, sent, bytes, app_limited || self.unused(), rtt);
-        // Of the packets that one acknowledgement is for, the last one sent is the one whose round trip it shows.
-        // (The stack takes `now` before it reads a batch, so that one may seem to have been acknowledged at once.)
-        let rtt = Some(now.saturating_duration_since(sent)).filter(|rtt| !rtt.is_zero());
-        self.latest = rtt.into_iter().chain(self.latest).min();
-        self.acked += bytes;
-        self.limited |= app_limited;
+        self.acks.add(now, sent, bytes, app_limited);
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
         self.inner.on_end_acks(now, in_flight, app_limited, largest);
         let mut state = self.measure.lock();
-        if let Some(rtt) = self.latest.take() {
-            state.note_rtt(rtt, now);
+        let acks = std::mem::take(&mut self.acks);
+        if let Some(rtt_s) = acks.rtt_s {
+            state.note_rtt(rtt_s, now);
         }
-        state.told.delivered += std::mem::take(&mut self.acked);
+        state.told.delivered += acks.bytes;
         state.told.window = self.inner.metrics().congestion_window;
         // A window that follows a rate does not grow by itself, and where packets are lost all of it is wanted twice:
         // a piece of a message of which one packet was lost stays for another round trip or two. BBR's window is twice
@@ -263,7 +256,7 @@ impl Controller for Observed {
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
         self.in_flight = in_flight;
-        state.span_limited |= std::mem::take(&mut self.limited) | app_limited;
+        state.span_limited |= acks.limited_bytes > 0 || app_limited;
         self.measure.close_span(&mut state, now);
     }
 
@@ -299,9 +292,7 @@ impl Controller for Observed {
             factory: self.factory.clone(),
             mtu: self.mtu,
             began: self.began,
-            latest: self.latest,
-            acked: self.acked,
-            limited: self.limited,
+            acks: self.acks.clone(),
             in_flight: self.in_flight,
             follows_use: self.follows_use,
             fills_window: self.fills_window,
