@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ use tokio::time::{Sleep, sleep_until};
 
 use crate::connection::{self, Connection, Touched};
 use crate::events::EventQueue;
-use crate::guard::words_of;
+use crate::guard::{locked, words_of};
 use crate::measure::Rate;
 use crate::socket::{Inbox, Read, Socket};
 
@@ -607,10 +607,6 @@ impl Drop for Driver {
             connection.lose("nobody moves its packets any more");
         }
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a connection sends at once, written to `packets`.

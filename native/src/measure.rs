@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use quinn_proto::RttEstimator;
@@ -10,6 +10,7 @@ use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
 use crate::acks::Acks;
 use crate::base::Base;
+use crate::guard::locked;
 use crate::rate::Pace;
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
@@ -124,7 +125,7 @@ impl Measure {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

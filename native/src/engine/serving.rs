@@ -11,11 +11,11 @@ use bytes::Bytes;
 use quinn_proto::{ClientConfig, EndpointConfig, ServerConfig, TransportConfig};
 use tokio::runtime::Handle;
 
-use super::{Engine, locked};
+use super::Engine;
 use crate::congestion;
 use crate::endpoint::{Dialled, Endpoint};
 use crate::events::{Event, Failure};
-use crate::guard::{self, Task};
+use crate::guard::{self, Task, locked};
 use crate::link::{Link, Stage, remote_name};
 use crate::measure::{Measure, ObservedFactory};
 use crate::rate::EndpointRate;
