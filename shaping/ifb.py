@@ -10,7 +10,8 @@ import re
 import socket
 import struct
 
-from shaping.codec import NLM_F_CREATE, NLM_F_EXCL, RTM_NEWLINK, Request, pack_attribute, pack_text
+from shaping.attributes import pack_attribute, pack_text
+from shaping.codec import NLM_F_CREATE, NLM_F_EXCL, RTM_NEWLINK, Request
 
 _PREFIX = "hqifb"
 _NAME = re.compile(rf"{_PREFIX}\d+")

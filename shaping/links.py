@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from shaping.codec import Request, attribute_map
+from shaping.attributes import attribute_map
+from shaping.codec import Request
 
 _RTM_GETLINK = 18
 _IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flags, change
@@ -41,7 +42,7 @@ def decode_link(_: int, body: bytes) -> Link:
         KeyError: no group or no gso_max_segs, which every kernel since 4.18 gives.
     """
     attributes = attribute_map(body, _IFINFOMSG.size)
-    kind = attribute_map(attributes.get(_IFLA_LINKINFO, b""), 0).get(_IFLA_INFO_KIND, b"")
+    kind = attribute_map(attributes.get(_IFLA_LINKINFO, b"")).get(_IFLA_INFO_KIND, b"")
     return Link(
         kind=kind.rstrip(b"\0").decode("ascii", "replace"),
         group=_U32.unpack_from(attributes[_IFLA_GROUP])[0],

@@ -13,7 +13,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from broker.daemon.netlink import attributes
+from shaping.attributes import attribute_map
 
 _RTM_NEWLINK, _RTM_DELLINK = 16, 17
 _RTMGRP_LINK = 1
@@ -55,7 +55,7 @@ class LinkEvents:
         with contextlib.suppress(BlockingIOError):
             for _ in range(_PACKETS_MAX):
                 try:
-                    _read(memoryview(self._sock.recv(_RECEIVE_BYTES)), numbers, names)
+                    _read(self._sock.recv(_RECEIVE_BYTES), numbers, names)
                 except OSError as problem:
                     if problem.errno != errno.ENOBUFS:
                         raise
@@ -67,7 +67,7 @@ class LinkEvents:
         self._sock.close()
 
 
-def _read(packet: memoryview, numbers: set[int], names: set[str]) -> None:
+def _read(packet: bytes, numbers: set[int], names: set[str]) -> None:
     offset = 0
     while offset + _HEADER.size <= len(packet):
         length, kind, _, _, _ = _HEADER.unpack_from(packet, offset)
@@ -77,6 +77,6 @@ def _read(packet: memoryview, numbers: set[int], names: set[str]) -> None:
         offset += length + 3 & ~3
         if kind in (_RTM_NEWLINK, _RTM_DELLINK) and len(body) >= _IFINFOMSG_BYTES:
             numbers.add(struct.unpack_from("=i", body, 4)[0])
-            name = attributes(body, _IFINFOMSG_BYTES).get(_IFLA_IFNAME)
+            name = attribute_map(body, _IFINFOMSG_BYTES).get(_IFLA_IFNAME)
             if name is not None:
-                names.add(os.fsdecode(bytes(name).rstrip(b"\0")))
+                names.add(os.fsdecode(name.rstrip(b"\0")))
