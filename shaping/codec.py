@@ -1,9 +1,9 @@
-"""The bytes of traffic-control messages (rtnetlink), written and read, and one of a link. Pure: bytes in, values out.
+"""The bytes of traffic-control messages (rtnetlink), written and read. Pure: bytes in, values out.
 
 Why not pyroute2's own codec: it has no bfifo (an unknown kind is re-parented to the root with its options dropped), its
 u32 keys lose leading zero bytes of a mask, its HTB bursts are cut to whole microseconds, and one class costs it 0.9 ms
 of CPU to change and 0.2 ms to read, which at ten ticks a second would be more than the broker may use altogether.
-Layouts: struct ifinfomsg, tcmsg, tc_htb_opt, tc_htb_glob, tc_fifo_qopt, tc_u32_sel, tc_htb_xstats in the kernel's
+Layouts: struct tcmsg, tc_htb_opt, tc_htb_glob, tc_fifo_qopt, tc_u32_sel, tc_htb_xstats in the kernel's
 include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls,gen_stats}.h. Host byte order except where a field is the packet's.
 """
 
@@ -35,7 +35,6 @@ from shaping.model import (
 )
 from shaping.ticks import burst_bytes_of, burst_ticks
 
-RTM_NEWLINK = 16
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTCLASS, RTM_DELTCLASS, RTM_GETTCLASS = 40, 41, 42
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
@@ -51,9 +50,6 @@ _TCA_STATS_BASIC, _TCA_STATS_QUEUE, _TCA_STATS_APP, _TCA_STATS_PKT64 = 1, 3, 4, 
 _TCA_U32_CLASSID, _TCA_U32_SEL = 1, 5
 _TCA_FQ_CODEL_LIMIT = 2
 
-_IFLA_GROUP, _IFLA_GSO_MAX_SEGS = 27, 40
-
-_IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flags, change
 _TCMSG = struct.Struct("=BxHiIII")  # family, pad, interface index, handle, parent, info
 _RATE = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
 _HTB_TAIL = struct.Struct("=IIIII")  # buffer, cbuffer, quantum, level, prio
@@ -141,20 +137,6 @@ def options_to_give_back(kind: str, options: bytes) -> bytes:
 def encode_delete_root(*, interface_index: int, handle: int) -> Request:
     """Delete the root qdisc if it has this handle; another one is refused by the kernel."""
     return Request(RTM_DELQDISC, 0, _TCMSG.pack(0, 0, interface_index, handle, TC_H_ROOT, 0))
-
-
-def encode_segments(limit: int, *, interface_index: int, group: int) -> Request:
-    """Set a device's `gso_max_segs`, so that living connections follow.
-
-    A socket keeps the limit that it found when its route was looked up. Naming the device's group as it is changes
-    nothing, but makes the kernel announce a change of the device (NETDEV_CHANGE), upon which it throws cached routes
-    away and every socket looks again. A new limit alone is not announced.
-    """
-    body = _IFINFOMSG.pack(0, 0, interface_index, 0, 0)
-    body += pack_attribute(_IFLA_GSO_MAX_SEGS, struct.pack("=I", limit)) + pack_attribute(
-        _IFLA_GROUP, struct.pack("=I", group)
-    )
-    return Request(RTM_NEWLINK, 0, body)
 
 
 def encode_dump(message_type: int, *, interface_index: int, parent: int = 0) -> Request:

@@ -37,11 +37,10 @@ from shaping.codec import (
     encode_dump,
     encode_operation,
     encode_qdisc,
-    encode_segments,
     options_to_give_back,
 )
 from shaping.ifb import encode_delete_link, encode_ifb, encode_no_addresses, encode_up, is_ours, running_number
-from shaping.links import Link, decode_link, encode_look
+from shaping.links import Link, decode_link, encode_look, encode_segments
 from shaping.model import (
     HELD_NAME,
     INNER_MINOR,

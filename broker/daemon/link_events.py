@@ -14,12 +14,10 @@ import struct
 from dataclasses import dataclass
 
 from shaping.attributes import attribute_map
+from shaping.links import IFINFOMSG, IFLA_IFNAME, RTM_DELLINK, RTM_NEWLINK
 
-_RTM_NEWLINK, _RTM_DELLINK = 16, 17
 _RTMGRP_LINK = 1
-_IFLA_IFNAME = 3
 _HEADER = struct.Struct("=IHHII")
-_IFINFOMSG_BYTES = 16
 _RECEIVE_BYTES = 1 << 16
 _PACKETS_MAX = 64
 """Read at a time; what is there beyond that wakes the loop again."""
@@ -75,8 +73,8 @@ def _read(packet: bytes, numbers: set[int], names: set[str]) -> None:
             return
         body = packet[offset + _HEADER.size : offset + length]
         offset += length + 3 & ~3
-        if kind in (_RTM_NEWLINK, _RTM_DELLINK) and len(body) >= _IFINFOMSG_BYTES:
-            numbers.add(struct.unpack_from("=i", body, 4)[0])
-            name = attribute_map(body, _IFINFOMSG_BYTES).get(_IFLA_IFNAME)
+        if kind in (RTM_NEWLINK, RTM_DELLINK) and len(body) >= IFINFOMSG.size:
+            numbers.add(IFINFOMSG.unpack_from(body)[2])
+            name = attribute_map(body, IFINFOMSG.size).get(IFLA_IFNAME)
             if name is not None:
                 names.add(os.fsdecode(name.rstrip(b"\0")))

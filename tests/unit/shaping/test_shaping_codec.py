@@ -22,7 +22,6 @@ from shaping.codec import (
     decode_object,
     decode_root,
     encode_operation,
-    encode_segments,
     options_to_give_back,
 )
 from shaping.model import (
@@ -148,11 +147,3 @@ def test_a_64_bit_constant_keeps_both_halves() -> None:
 )
 def test_cgroup_v2_is_found_wherever_it_is_mounted(text: str, found: str | None) -> None:
     assert find_mount(text) == (Path(found) if found else None)
-
-
-def test_a_limit_of_segments_names_the_group_as_it_is_and_changes_no_flag() -> None:
-    request = encode_segments(2, interface_index=7, group=3)
-    family, kind, index, flags, change = struct.unpack_from("=BxHiII", request.body)
-    assert (family, kind, index, flags, change) == (0, 0, 7, 0, 0)
-    attributes = {key: struct.unpack("=I", value)[0] for key, value in attribute_map(request.body, 16).items()}
-    assert attributes == {40: 2, 27: 3}  # IFLA_GSO_MAX_SEGS, IFLA_GROUP (linux/if_link.h)
