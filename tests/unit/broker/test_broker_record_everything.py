@@ -81,9 +81,9 @@ class Kernel:
             return tuple({identity(one): one for one in many}.values())
         if origin is tuple:
             return tuple(self.any_of(argument, name=name) for argument in arguments)
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             hints = typing.get_type_hints(kind)
-            return typing.cast(type, kind)(
+            return kind(
                 **{
                     field.name: self.any_of(hints[field.name], name=f"{kind.__name__}.{field.name}")
                     for field in dataclasses.fields(kind)
@@ -135,8 +135,8 @@ def promises_hold(decision: Decision) -> None:
         assert sum(one.rate_bits_per_s for one in entry.classes) <= entry.capacity_bits_per_s
         for one in entry.classes:
             assert 0 <= one.rate_bits_per_s <= one.ceil_bits_per_s <= entry.capacity_bits_per_s
-        reasons = [entry.capacity_reason, *(one.reason for one in (*entry.classes, *entry.jobs, *entry.flows))]
-        reasons += [one.reason for one in entry.destinations]
+        reasons = [entry.capacity_reason, *(one.reason for one in entry.classes), *(one.reason for one in entry.jobs)]
+        reasons += [*(one.reason for one in entry.flows), *(one.reason for one in entry.destinations)]
         assert all(reason.code and reason.text for reason in reasons)
     assert all(alarm.code and alarm.text for alarm in decision.alarms)
     assert all(hold.rate_bits_per_s > 0 and 0 < hold.lease_s <= 2 for hold in decision.holds)
