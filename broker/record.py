@@ -17,6 +17,7 @@ from broker.holds import Hold, Verdict
 from broker.model import Alarm, Allocation, Credit, Decision, Measurements, Policy, State, Watch
 
 RECORD_VERSION = 1
+"""Another one when old recordings could not be read any more; keys that come have defaults."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
+# linux/netlink.h, linux/rtnetlink.h
 _NETLINK_ROUTE = 0
 _RTM_GETROUTE, _RTM_NEWROUTE = 26, 24
 _NLM_F_REQUEST = 0x1

@@ -18,7 +18,7 @@ from hive_qos import __version__
 
 _TEXT: Mapping[str, Any] = {"type": "string"}
 _NUMBER: Mapping[str, Any] = {"type": "number"}
-_COUNT: Mapping[str, Any] = {"type": "integer", "minimum": 0}
+_COUNT: Mapping[str, Any] = {"type": "integer", "minimum": 0}  # bytes, packets, rates
 _MAYBE: Mapping[str, Any] = {"type": ["boolean", "null"]}
 _FIGURE: Mapping[str, Any] = {"type": ["integer", "null"]}
 
