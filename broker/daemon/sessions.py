@@ -108,6 +108,7 @@ class SessionServer:
     """All sessions of one daemon.
 
     Args:
+        authority: the rights in force now.
         clock: monotonic seconds.
     """
 
@@ -116,19 +117,20 @@ class SessionServer:
         *,
         path: str,
         selector: selectors.BaseSelector,
-        authority: Authority,
+        authority: Callable[[], Authority],
         host: str,
         hub: Hub,
         log: Log,
         clock: Callable[[], float],
     ) -> None:
-        self.authority = authority
+        self._authority = authority
         self.sessions: dict[str, Session] = {}
         self._selector, self._host, self._hub, self._log, self._clock = selector, host, hub, log, clock
         self._numbers = 0
         self._report_bytes_left = REPORT_BYTES_PER_TICK
         self._path = path
-        self._listener = listen(path, kind=socket.SOCK_SEQPACKET, mode=authority.socket_mode, group=authority.group)
+        mode, group = authority().socket_mode, authority().group
+        self._listener = listen(path, kind=socket.SOCK_SEQPACKET, mode=mode, group=group)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
@@ -164,7 +166,7 @@ class SessionServer:
         except OSError:
             sock.close()
             return
-        right = self.authority.right_of(peer)
+        right = self._authority().right_of(peer)
         refusal = self._refusal(peer, right)
         pidfd = process_of(sock, peer) if refusal is None else None
         if refusal is None and pidfd is None:
