@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.passage import sent_bits
+from broker.passage import Left
 from broker.state import FlowState, TickState
 
 SILENT = 0.05
@@ -39,7 +39,7 @@ def others_s(
     """
     apart_s = left_s - before.way_at_s if before.way_at_s is not None else 0.0
     if apart_s >= APART_S_MIN and wait_s > before.way_wait_s - SHRINKS * apart_s:
-        sent = sent_bits(ticks, left_s - apart_s, left_s)
+        sent = Left(ticks).between(left_s - apart_s, left_s)
         if sent < SILENT * rate_bits_per_s * apart_s:
             return wait_s
     return min(before.others_s, wait_s)
