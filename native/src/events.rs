@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::guard::words_of;
+use crate::guard::{locked, words_of};
 use crate::memory::Memory;
 use crate::wire::{self, Header};
 
@@ -165,7 +165,7 @@ impl EventQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.waiting)
     }
 }
 
