@@ -97,7 +97,12 @@ class Publishing:
             slots=self._jobs.slots(),
             sessions=tuple(
                 SessionInfo(
-                    name=one.name, client=one.machine.hello.client, job=one.job, pid=one.peer.pid, uid=one.peer.uid
+                    name=one.name,
+                    client=one.machine.hello.client,
+                    job=one.job,
+                    pid=one.peer.pid,
+                    uid=one.peer.uid,
+                    told_bits_per_s=one.told_bits_per_s,
                 )
                 for one in sessions.values()
             ),

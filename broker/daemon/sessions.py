@@ -64,7 +64,7 @@ class Hub(Protocol):
 
 
 class Session:
-    """One connected client."""
+    """One connected client. `told_bits_per_s`: by class, at which rate it was told that it may send."""
 
     def __init__(
         self, *, name: str, host: str, sock: socket.socket, peer: Peer, pidfd: int | None, right: Right, now_s: float
@@ -80,6 +80,7 @@ class Session:
         self.paused_until_s: float | None = None
         self.pidfd = pidfd
         self.closed = False
+        self.told_bits_per_s: dict[str, int] = {}
 
     @property
     def job(self) -> str:

@@ -20,11 +20,14 @@ from broker.model import (
     Decision,
     Hold,
     InterfaceAllocation,
+    InterfaceSample,
     Lease,
     Measurements,
     Policy,
     Reason,
+    SenderSample,
     Verdict,
+    Watch,
 )
 from broker.peers.report import PeerStatus
 from hive_qos import __version__
@@ -37,13 +40,14 @@ FLOWS_SHOWN_MAX = 2000
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """One connected program."""
+    """One connected program. `told_bits_per_s`: by class, at which rate it was told that it may send."""
 
     name: str
     client: str
     job: str
     pid: int
     uid: int
+    told_bits_per_s: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,10 +132,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "host": snapshot.host,
         "version": __version__,
         "daemon": to_json(snapshot.daemon),
-        "interfaces": [
-            *(_interface(entry, snapshot.segments) for entry in snapshot.decision.allocation.interfaces),
-            *(_way_in(entry) for entry in snapshot.decision.allocation.ingress),
-        ],
+        "interfaces": _interfaces(snapshot),
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
         "tcp_connections": snapshot.tcp_connections,
@@ -141,7 +142,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "holds": [_hold(hold, verdict) for hold, verdict in snapshot.holds.asked],
         "leases": [_lease(lease, verdict) for lease, verdict in snapshot.holds.leases],
         "peers": [to_json(peer) for peer in snapshot.holds.peers],
-        "sessions": [to_json(session) for session in snapshot.sessions],
+        "sessions": [dataclasses.asdict(session) for session in snapshot.sessions],
         "alarms": [to_json(alarm) for alarm in snapshot.alarms],
     }
 
@@ -195,17 +196,48 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: Origin) -> 
     }
 
 
-def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) -> dict[str, Any]:
+def _interfaces(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Each way of each interface: what was decided, and what was measured for it."""
+    allocation, measured = snapshot.decision.allocation, {one.name: one for one in snapshot.measurements.interfaces}
+    watches = {watch.interface: watch for watch in snapshot.decision.watches}
+    return [
+        *(_way_out(entry, snapshot.segments, measured.get(entry.name)) for entry in allocation.interfaces),
+        *(_way_in(entry, measured.get(entry.name), watches.get(entry.name)) for entry in allocation.ingress),
+    ]
+
+
+def _way_out(
+    entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo], sample: InterfaceSample | None
+) -> dict[str, Any]:
     shown = _without_jobs(entry)
     shown["shaped"] = entry.name in segments
     if entry.name in segments:
         shown.update(to_json(segments[entry.name]))
+    shown["measured"] = None
+    if sample is not None:
+        shown["measured"] = {"link_bits_per_s": sample.link_bits_per_s, "counters_age_s": sample.counters_age_s}
     return shown
 
 
-def _way_in(entry: InterfaceAllocation) -> dict[str, Any]:
+def _way_in(entry: InterfaceAllocation, sample: InterfaceSample | None, watch: Watch | None) -> dict[str, Any]:
     """A direction in which our kernel may enforce nothing: who sends is asked."""
-    return {**_without_jobs(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
+    shown = {**_without_jobs(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
+    shown["measured"] = None
+    if sample is not None:
+        shown["measured"] = {
+            "link_bits_per_s": sample.link_bits_per_s,
+            "received_bytes": sample.received_bytes,
+            "pace_bits_per_s": sample.pace_bits_per_s,
+            "senders": [_sender(one) for one in sample.senders],
+        }
+    shown["watch"] = None if watch is None else {"bits_per_s": watch.bits_per_s, "rising": watch.rising}
+    return shown
+
+
+def _sender(sender: SenderSample) -> dict[str, Any]:
+    shown: dict[str, Any] = to_json(sender)
+    shown["class"] = shown.pop("traffic_class")
+    return shown
 
 
 def _without_jobs(entry: InterfaceAllocation) -> dict[str, Any]:

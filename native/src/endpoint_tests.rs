@@ -1,15 +1,19 @@
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
+use std::pin::Pin;
 use std::sync::mpsc;
-use std::task::Waker;
+use std::task::{Context, Waker};
 use std::thread;
 
 use proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::crypto::ring::default_provider;
 use rustls::server::ResolvesServerCertUsingSni;
 use rustls::{RootCertStore, version};
+use tokio::time::sleep_until;
 
+use super::sending::segments_in;
 use super::*;
+use crate::connection;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -7,7 +7,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::guard::words_of;
+use crate::guard::{locked, words_of};
 use crate::memory::Memory;
 use crate::wire::{self, Header};
 
@@ -164,7 +164,7 @@ impl EventQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.waiting)
     }
 }
 

@@ -28,7 +28,9 @@ from broker.model import (
     PresenceAllocation,
     Reason,
     ScheduleInForce,
+    SenderSample,
     State,
+    Watch,
 )
 from shaping.model import JOB_MINOR
 
@@ -83,6 +85,35 @@ def test_the_document_is_json_and_counts_a_job_once() -> None:
     (interface,) = value["interfaces"]
     assert interface["shaped"] is True
     assert (interface["gso_max_segs"], interface["gso_reason"]["code"]) == (4, "gso-piece-time")
+
+
+def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
+    policy = load('version = 1\n[[interface]]\nname = "eth0"\ningress = "auto"\n')
+    sender = SenderSample("10.0.0.9", "storage", 10**6, 0.01, rtt_s=0.002, broker="yes", broker_rtt_s=0.003)
+    sample = InterfaceSample(
+        "eth0", 10**9, 0.02, tuple(ClassSample(name, 0) for name in ("control", "compute", "storage", "other")),
+        received_bytes=7 * 10**9, pace_bits_per_s=5, senders=(sender,),
+    )  # fmt: skip
+    measurements = Measurements((sample,))
+    decision = decide(now_s=0.0, state=State(), measurements=measurements, policy=policy)
+    now = replace(
+        snapshot(), policy=policy, measurements=measurements,
+        decision=replace(decision, watches=(Watch("eth0", 30_000_000, rising=True),)),
+        sessions=(SessionInfo("s-1", "transport", "train", 1, 0, told_bits_per_s={"compute": 9_000_000}),),
+    )  # fmt: skip
+    value = json.loads(json.dumps(document(now)))
+    out, way_in = value["interfaces"]
+    assert out["measured"] == {"link_bits_per_s": 10**9, "counters_age_s": 0.02}
+    assert (out["direction"], way_in["direction"]) == ("egress", "ingress")
+    measured = way_in["measured"]
+    assert (measured["received_bytes"], measured["pace_bits_per_s"]) == (7 * 10**9, 5)
+    (shown,) = measured["senders"]
+    assert (shown["address"], shown["class"], shown["broker"]) == ("10.0.0.9", "storage", "yes")
+    assert (shown["rtt_s"], shown["broker_rtt_s"], shown["receive_rtt_s"]) == (0.002, 0.003, None)
+    assert way_in["watch"] == {"bits_per_s": 30_000_000, "rising": True}
+    assert value["sessions"][0]["told_bits_per_s"] == {"compute": 9_000_000}
+    gone = replace(now, measurements=Measurements(), segments={})
+    assert [entry["measured"] for entry in document(gone)["interfaces"]] == [None, None]
 
 
 def test_jobs_connections_and_schedules_are_shown_with_what_they_get_and_why() -> None:
