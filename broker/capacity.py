@@ -155,7 +155,7 @@ def estimate(
     seen = signals.observe(
         state.signals, now_s=now_s, flows=flows, classes=counters.classes, sent_bits=counters.sent_bits,
         received_bits=counters.received_bits, dropped_packets=counters.dropped_packets,
-        elapsed_s=counters.elapsed_s, loaded=load > 0.5,
+        elapsed_s=counters.elapsed_s, loaded=load > 0.5, rate_bits_per_s=shaper,
     )  # fmt: skip
     waiting = sum(entry.backlog_bytes for entry in counters.classes) >= BACKLOG_BYTES_MIN
     limiting = waiting and load >= LIMITED

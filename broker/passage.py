@@ -97,7 +97,7 @@ def by_peer(
         now_s: the tick's time.
     """
     found: dict[str, Passage | None] = {}
-    left: _Left | None = None
+    left: Left | None = None
     for peer, entries in groupby(arrivals, key=lambda entry: entry.peer):
         own = [entry for entry in entries if since_s <= entry.left_s]
         if not own or own[-1].left_s < now_s - AGE_S_MAX:
@@ -105,7 +105,7 @@ def by_peer(
         if own[-1].wait_s < STANDING_S:
             found[peer] = None
             continue
-        left = left or _Left(ticks)
+        left = left or Left(ticks)
         passage = _of_peer(own, left, now_s=now_s)
         if passage is not None:
             found[peer] = passage
@@ -131,7 +131,7 @@ def is_told(arrivals: Sequence[ArrivalState]) -> bool:
     return len(arrivals) >= TOLD_MIN
 
 
-class _Left:
+class Left:
     """What left until a time; within a tick evenly."""
 
     def __init__(self, ticks: Sequence[TickState]) -> None:
@@ -145,11 +145,14 @@ class _Left:
         if number == len(self._ticks):
             return self._bits[-1]
         tick = self._ticks[number]
-        within_s = max(0.0, at_s - tick.at_s + tick.elapsed_s)
-        return self._bits[number] + tick.sent_bits * within_s / tick.elapsed_s
+        within_s = at_s - tick.at_s + tick.elapsed_s
+        return self._bits[number] + (tick.sent_bits * within_s / tick.elapsed_s if within_s > 0 else 0.0)
+
+    def between(self, from_s: float, to_s: float) -> float:
+        return self.until(to_s) - self.until(from_s)
 
 
-def _of_peer(arrivals: Sequence[ArrivalState], left: _Left, *, now_s: float) -> Passage | None:
+def _of_peer(arrivals: Sequence[ArrivalState], left: Left, *, now_s: float) -> Passage | None:
     last = arrivals[-1]
     standing = [last]
     for entry in reversed(arrivals[:-1]):
