@@ -115,7 +115,8 @@ def cut(
     if passed is not None:
         target = (CUT_TO_DEEP if deep else CUT_TO_THROUGH) * passed.carried_bits_per_s
     elif not (limited or now.pressed):
-        target = CUT_BLIND * rate  # what an application that had little to send left says nothing of the network
+        # what an application sent that had little to send says nothing of what the network carries, but that it does
+        target = max(CUT_BLIND * rate, now.tx_bits_per_s)
     elif now.through_bits_per_s is not None:
         target = CUT_TO_THROUGH * min(now.through_bits_per_s, _through_since_the_drain(state, now_s=now_s))
     elif not limited and now.tx_bits_per_s < LIMITED * rate:
