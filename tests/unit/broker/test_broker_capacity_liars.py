@@ -93,5 +93,5 @@ def test_one_of_two_peers_does_not_bring_about_a_cut() -> None:
 
 def test_one_of_two_peers_that_says_less_was_carried_does_not_push_the_rate_far_below_the_link() -> None:
     rates = rates_of([honest, says_twice], falls=True)
-    assert max(rate for at_s, rate in rates if at_s > FALL_S + 2) <= 22
+    assert max(rate for at_s, rate in rates if at_s > FALL_S + 2) <= 23  # a probe is up to a tenth too much
     assert min(rate for _, rate in rates) >= 12
