@@ -32,9 +32,6 @@ CUT_TO_DEEP, UNSURE, SURE = 0.9, 1.15, 1.04
 tenth less, and 15 % more than measured before a raise counts as surely beyond it; else 4 %."""
 SURE_SPAN_S = 0.25
 """Of arrivals within a drain, for them to put the rate up again: 10 ms of jitter are 4 % of it."""
-LONGER = 1.5
-"""A cut may rest on two arrivals of which one was held up by 100 ms in 0.2 s; what has been heard over so much more of
-the same queue counts upwards, too."""
 AGAIN_S = 1.0
 """Acknowledgements that waited in a queue towards us come all at once when it has gone: what came through in 0.3 s was
 1.5 times what the link carried, and a second cut went down by a tenth where a third was due (from 97 to 30 Mbit/s). A
@@ -142,7 +139,6 @@ def cut(
         signals=signals.forget(state.signals, before_s=now_s + drain_s + now.baseline_s),
         cut_s=now_s,
         cut_from_bits_per_s=rate,
-        cut_span_s=passed.span_s if passed else 0.0,
         fallen_s=now_s if untouched else state.fallen_s,
         changed_s=now_s + drain_s,
         hold_s=back_off_s,
@@ -167,13 +163,11 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
     if since is not None and since.span_s >= SURE_SPAN_S:
         failed = int(since.carried_bits_per_s)
     elif passed is not None:
-        longer = passed.span_s >= LONGER * state.cut_span_s
-        failed = int(passed.carried_bits_per_s) if longer else min(failed, int(passed.carried_bits_per_s))
+        failed = min(failed, int(passed.carried_bits_per_s))
     if passed is not None:
         until_s = min(state.cut_s + DRAIN_S_LONGEST, now_s + passed.wait_s / (1 - DRAIN_FACTOR))
     elif any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):
         until_s = now_s
-        failed = max(failed, _at_least(state))
     if failed != state.failed_bits_per_s:
         lowest, most = CUT_MOST_SEEN * state.cut_from_bits_per_s, CUT_LEAST * state.cut_from_bits_per_s
         if state.moved_by == "probe":  # a mistake of our own, to be taken back and no more
@@ -194,12 +188,9 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
 
 
 def is_mended(state: CapacityState, passed: passage.Passage | None, *, now_s: float) -> bool:
-    """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue; or any cut
-    too deep, by the first packet that met none."""
-    if state.moved_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST:
+    """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue."""
+    if state.moved_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST or passed is None:
         return False
-    if passed is None:
-        return _at_least(state) > state.failed_bits_per_s
     return passed.deepest_s >= passage.DEEP_S and passed.carried_bits_per_s < CUT_TO_THROUGH * state.failed_bits_per_s
 
 
@@ -213,11 +204,6 @@ def raised_lately(state: CapacityState, *, now_s: float) -> bool:
 def least(state: CapacityState) -> int:
     """The rate below which nothing goes."""
     return max(1, int(RATE_MIN_PART * state.base_bits_per_s))
-
-
-def _at_least(state: CapacityState) -> int:
-    """What was carried at least since the last cut, by the first packet that left after it and met no queue."""
-    return int(passage.at_least(state.signals.arrivals, state.signals.ticks, since_s=state.cut_s or 0.0))
 
 
 def _back_to(state: CapacityState) -> tuple[float, float]:
