@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.passage import sent_bits
+from broker.passage import Left
 from broker.state import FlowState, TickState
 
 SILENT = 0.05
@@ -23,6 +23,7 @@ SILENT = 0.05
 APART_S_MIN = 0.05
 """Packets that left less apart tell no slope: waits of busy hosts are off by 5 to 10 ms."""
 SHRINKS = 0.5
+"""Of the second a second by which a queue shrinks that nobody fills: a wait that shrinks by less is filled."""
 
 
 def others_s(
@@ -39,7 +40,7 @@ def others_s(
     """
     apart_s = left_s - before.way_at_s if before.way_at_s is not None else 0.0
     if apart_s >= APART_S_MIN and wait_s > before.way_wait_s - SHRINKS * apart_s:
-        sent = sent_bits(ticks, left_s - apart_s, left_s)
+        sent = Left(ticks).between(left_s - apart_s, left_s)
         if sent < SILENT * rate_bits_per_s * apart_s:
             return wait_s
     return min(before.others_s, wait_s)

@@ -19,11 +19,11 @@ Destinations vote: more than half of those that have anything to say (both, of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from broker import baseline, others_queue
+from broker import baseline, others_queue, passage
 from broker.model import ClassSample, FlowSample
 from broker.policy import CLASS_NAMES
 from broker.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
@@ -42,8 +42,6 @@ RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
 """Below 85 % of the most that came in, the way in has room; what was seen fades by a half in twelve minutes."""
 TWO_WAY_PART = 0.3
 """Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
-ARRIVALS_MAX = 64
-"""Eight peers for most of a second, one for longer than the history."""
 FLOWS_MAX = 32
 """Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time."""
 GAPS_S = 10.0
@@ -132,7 +130,7 @@ def observe(
     kept: list[FlowState] = []
     excess: dict[tuple[str, bool], Span] = {}
     asked: dict[str, float] = {}
-    arrivals = [entry for entry in state.arrivals if entry.left_s > now_s - HISTORY_S]
+    arrivals: list[ArrivalState] = []
     pressed_s = state.pressed_s
     lost = sent = 0
     for sample in _chosen(flows):
@@ -167,7 +165,7 @@ def observe(
         flows=tuple(kept),
         destinations=_destinations(state.destinations, excess, asked, now_s=now_s),
         ticks=tuple(ticks),
-        arrivals=tuple(sorted(arrivals, key=lambda entry: entry.left_s)[-ARRIVALS_MAX:]),
+        arrivals=passage.kept(state.arrivals, arrivals, now_s=now_s),
         pressed_s=pressed_s,
         one_way_s=now_s if any(not two_way for _, two_way in excess) else state.one_way_s,
         received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(ticks, now_s=now_s)),
@@ -193,7 +191,9 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     )
 
 
-def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> bool:
+def agree(
+    state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int, stalled: Collection[str] = ()
+) -> bool:
     """Whether destinations see a queue.
 
     Most of the one-way destinations surely have to. Where the way there is measured by itself ("asked"), such a
@@ -205,6 +205,7 @@ def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of
         now_s: the tick's time.
         threshold_s: what counts as a queue.
         high, of: a destination sees one when so many of so many last samples do; with samples only once a second, two.
+        stalled: destinations that are not sure, whatever they say.
     """
     sees: list[bool] = []
     votes = asked = 0
@@ -224,7 +225,9 @@ def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of
         if len(fresh) < 2:
             continue
         vote = 0
-        if sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:
+        if entry.peer in stalled:
+            pass
+        elif sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:
             vote = 1
         elif 2 * sum(most_s <= threshold_s for _, _, most_s in fresh) >= len(fresh):
             vote = -1
