@@ -23,6 +23,7 @@ SILENT = 0.05
 APART_S_MIN = 0.05
 """Packets that left less apart tell no slope: waits of busy hosts are off by 5 to 10 ms."""
 SHRINKS = 0.5
+"""Of the second a second by which a queue shrinks that nobody fills: a wait that shrinks by less is filled."""
 
 
 def others_s(

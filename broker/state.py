@@ -259,6 +259,13 @@ class CapacityState:
 
 
 @dataclass(frozen=True)
+class SegmentState:
+    """How many segments TCP may hand over in one piece since the last tick; None: as many as the device takes."""
+
+    gso_max_segs: int | None = None
+
+
+@dataclass(frozen=True)
 class InterfaceState:
     """The memory about one interface. `counters_s` is when the counters behind `classes` were read."""
 
@@ -276,6 +283,7 @@ class InterfaceState:
     job_uses: tuple[JobUseState, ...] = ()
     presence: PresenceState = PresenceState()
     held: tuple[HeldState, ...] = ()
+    segments: SegmentState | None = None
 
 
 @dataclass(frozen=True)

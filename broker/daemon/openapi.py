@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Union
 
 from broker.daemon.configurations import TRIAL_S_MAX, TRIAL_S_MIN
-from broker.daemon.status import SCHEMA, DaemonInfo, SegmentInfo, SessionInfo
+from broker.daemon.status import SCHEMA, DaemonInfo, HostLoad, SegmentInfo, SessionInfo
 from broker.holds import Hold, Lease
 from broker.model import Alarm, InterfaceAllocation, Need, ScheduleInForce, SenderSample
 from broker.peers.report import PeerStatus
@@ -27,7 +27,7 @@ def description() -> dict[str, Any]:
     """The whole of it. Objects may get more keys than stand here; none of these goes away within `schema` 1."""
     components: dict[str, Any] = {}
     interface = _of(InterfaceAllocation, components)
-    _leave_out(components["InterfaceAllocation"], "jobs", "flows")  # shown by themselves
+    _leave_out(components["InterfaceAllocation"], "jobs", "flows", "segments")  # shown by themselves
     _of(Hold, components)
     _of(Lease, components)
     for name in ("Hold", "Lease"):
@@ -35,6 +35,7 @@ def description() -> dict[str, Any]:
         components[name] = {"allOf": [components[name], _object(**{"class": _TEXT, "granted": _MAYBE})]}
     components["Status"] = _object(
         schema={"const": SCHEMA}, host=_TEXT, version=_TEXT, daemon=_of(DaemonInfo, components),
+        load=_of(HostLoad, components),
         interfaces=_list({"allOf": [interface, _object(shaped={"type": "boolean"}, measured=_measured(components))]}),
         flows=_list({"$ref": "#/components/schemas/Flow"}), flows_total=_COUNT, tcp_connections=_COUNT,
         jobs=_list({"$ref": "#/components/schemas/Job"}), schedules=_list(_of(ScheduleInForce, components)),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.codec import to_json
+from broker.daemon.flow_reasons import FlowReasons
 from broker.daemon.flows import PassedSocket
 from broker.daemon.origins import NOBODY, Origin
 from broker.daemon.sock_diag import TcpConnection
@@ -80,6 +81,16 @@ class DaemonInfo:
 
 
 @dataclass(frozen=True)
+class HostLoad:
+    """How much of all processors was used in the last second (0 to 1), what memory there is, and what the daemon has;
+    None where that is not known."""
+
+    processors_used: float | None = None
+    memory_available_bytes: int | None = None
+    daemon_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class SegmentInfo:
     """How many segments an interface takes in one piece now (None: the kernel does not say), and why."""
 
@@ -122,6 +133,7 @@ class Snapshot:
     tcp_connections: int = 0
     holds: HoldsInfo = NO_HOLDS
     slots: Mapping[str, int] = field(default_factory=dict)
+    load: HostLoad = HostLoad()
 
 
 def document(snapshot: Snapshot) -> dict[str, Any]:
@@ -132,6 +144,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "host": snapshot.host,
         "version": __version__,
         "daemon": to_json(snapshot.daemon),
+        "load": to_json(snapshot.load),
         "interfaces": _interfaces(snapshot),
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
@@ -150,7 +163,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
 def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Passed sockets, the connections that sessions report, and the TCP connections that are shown."""
     flows: list[dict[str, Any]] = []
-    parts = {part.flow: part for entry in snapshot.decision.allocation.interfaces for part in entry.flows}
+    why = FlowReasons(snapshot.decision.allocation, snapshot.measurements)
     for passed in snapshot.passed:
         shown = dataclasses.asdict(passed)
         flows.append({"flow": shown.pop("name"), "kind": "socket", "class": shown.pop("traffic_class"), **shown})
@@ -166,11 +179,10 @@ def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
                     "interface": interface.name,
                     **shown,
                 }
-                if name in parts:
-                    flow |= {"share_bits_per_s": parts[name].share_bits_per_s, "reason": to_json(parts[name].reason)}
-                flows.append(flow)
+                flows.append({**flow, **why.of(name, traffic_class=traffic_class, peer=sample.peer)})
     for connection, traffic_class in snapshot.tcp:
-        flows.append(_tcp_flow(connection, traffic_class, snapshot.origins.get(connection.inode, NOBODY)))
+        flow = _tcp_flow(connection, traffic_class, snapshot.origins.get(connection.inode, NOBODY))
+        flows.append({**flow, **why.of(flow["flow"], traffic_class=traffic_class, peer=connection.remote[0])})
     return flows
 
 
@@ -241,9 +253,10 @@ def _sender(sender: SenderSample) -> dict[str, Any]:
 
 
 def _without_jobs(entry: InterfaceAllocation) -> dict[str, Any]:
-    """An allocation without its jobs and connections, which are shown by themselves."""
+    """An allocation without its jobs and connections, which are shown by themselves, and without the limit of segments,
+    of which what is in force is shown."""
     shown: dict[str, Any] = to_json(replace(entry, jobs=(), flows=()))
-    del shown["jobs"], shown["flows"]
+    del shown["jobs"], shown["flows"], shown["segments"]
     return shown
 
 
@@ -374,6 +387,12 @@ def metrics(snapshot: Snapshot) -> bytes:
                 yield CounterMetricFamily("hive_qos_guard_openings", text, value=guard.openings)
             yield CounterMetricFamily("hive_qos_ticks", "decisions taken", value=snapshot.daemon.ticks)
             yield CounterMetricFamily("hive_qos_cpu_seconds", "CPU used by the broker", value=snapshot.daemon.cpu_s)
+            if snapshot.load.daemon_memory_bytes is not None:
+                text, held = "memory that the broker has", snapshot.load.daemon_memory_bytes
+                yield GaugeMetricFamily("hive_qos_memory_bytes", text, value=held)
+            if snapshot.load.processors_used is not None:
+                text, used = "part of all processors in use, by everybody", snapshot.load.processors_used
+                yield GaugeMetricFamily("hive_qos_host_processors_used", text, value=used)
 
     registry = CollectorRegistry()
     registry.register(Figures())

@@ -1,7 +1,7 @@
 //! The control of bulk state, which yields; its law and its numbers are those of `transport/engine/congestion.py`, but for
-//! the least queue: Python cannot tell half a millisecond from its own pauses.
+//! the least queue: Python cannot tell a quarter of a millisecond from its own pauses.
 //!
-//! It keeps the queue that it makes itself near `max(0.5 ms, base / 4)` (after LEDBAT, RFC 6817, and LEDBAT++), so that a
+//! It keeps the queue that it makes itself near `max(0.25 ms, base / 4)` (after LEDBAT, RFC 6817, and LEDBAT++), so that a
 //! small message to the same peer does not wait behind it.
 //! - A round is a round trip, and at least `ROUND_SAMPLES` acknowledgements, which in slow start are enough. Its queue is
 //!   the least round trip in it less the base: what passes within a round (somebody's message of 64 KB is 5 ms at
@@ -24,8 +24,9 @@ use crate::base::{BASE_SPAN, Base};
 
 const WINDOW_PACKETS_MIN: f64 = 4.0;
 const WINDOW_PACKETS_INITIAL: f64 = 10.0;
-/// A lump at 1 Gbit/s. On a link of 0.6 ms a small message took four times its idle time behind 2 ms.
-const TARGET_S_MIN: f64 = 0.0005;
+/// A lump of bulk at 1 Gbit/s. A small message that takes 0.5 ms on an idle link took four times that behind 2 ms, and 2.4
+/// times behind 0.5 ms.
+const TARGET_S_MIN: f64 = 0.00025;
 const ROUND_SAMPLES: u32 = 6;
 /// The part of the window that a round adds or takes for each target that the queue is off.
 const GAIN: f64 = 1.0 / 8.0;

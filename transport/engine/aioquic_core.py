@@ -311,7 +311,7 @@ class Core(Loop):
             connection.incoming._allow_streams()
         for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
             del self._lingering[cid]
-        self.snapshot = {number: link.statistics() for number, link in self._by_number.items()}
+        self.snapshot = {number: link.statistics(now_s=now) for number, link in self._by_number.items()}
         carried_bits_per_s = dict.fromkeys(self._endpoints, 0)
         for number, measured in self.snapshot.items():
             carried_bits_per_s[self._by_number[number].endpoint] += measured.delivery_rate_bits_per_s

@@ -43,6 +43,8 @@ pub struct Driver {
     alarm: Pin<Box<Sleep>>,
     alarm_at: Option<Instant>,
     fitted: Instant,
+    /// What the paths of all connections have delivered of late, in bytes a second.
+    pub(super) rate: u64,
     pub(super) faults: Arc<EventQueue>,
 }
 
@@ -64,6 +66,7 @@ impl Driver {
             alarm: Box::pin(sleep_until(tokio::time::Instant::now())),
             alarm_at: None,
             fitted: Instant::now(),
+            rate: 0,
         }
     }
 
@@ -171,6 +174,7 @@ impl Driver {
             rate += path.bytes_per_s.load(Ordering::Relaxed);
             limited &= path.limited.load(Ordering::Relaxed);
         }
+        self.rate = rate;
         self.socket.fit(rate, limited);
     }
 

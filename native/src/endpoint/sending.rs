@@ -1,7 +1,8 @@
 //! How much is sent at once, of which connection, and when others have their turn.
 //!
-//! - What is sent at once is as much as the kernel takes (64 KiB), but no more than the path carries in `LUMP`: an urgent
-//!   packet cannot pass what has been handed over. What waits in the kernel is bounded likewise (`Socket::fit`).
+//! - What is sent at once is as much as the kernel takes (64 KiB), but no more than the paths of the socket carry in `LUMP`,
+//!   all together, for they begin with the same link: an urgent packet cannot pass what has been handed over. Nor more than
+//!   the path itself carries in `LUMP_SLOW`. What waits in the kernel is bounded likewise (`Socket::fit`).
 //! - A connection sends `LUMPS_A_TURN`; then acknowledgements are read and the others have their turn.
 
 use std::sync::atomic::Ordering;
@@ -22,7 +23,7 @@ pub(super) const LUMP: Duration = Duration::from_micros(500);
 pub(super) const LUMP_BULK: Duration = Duration::from_micros(250);
 /// With fewer the kernel's work for each call is felt: as many are sent at once on paths slower than 200 Mbit/s.
 const SEGMENTS_SLOW: usize = 8;
-/// But no more than such a path carries in this: three lumps wait in front of an urgent packet, two of them in the kernel.
+/// But no more than a path carries in this: three lumps wait in front of an urgent packet, two of them in the kernel.
 const LUMP_SLOW: Duration = Duration::from_micros(2500);
 /// A pair is acknowledged at once.
 const SEGMENTS_MIN: usize = 2;
@@ -50,7 +51,13 @@ impl Driver {
                 let made = connection.with(&mut shared, |shared, stack| {
                     self.faults.fault("stack");
                     self.packets.clear();
-                    lump(shared, stack, self.shared.lump, &self.socket, &mut self.packets)
+                    lump(
+                        shared,
+                        stack,
+                        (self.shared.lump, self.rate),
+                        &self.socket,
+                        &mut self.packets,
+                    )
                 });
                 let Some(transmit) = made.flatten() else {
                     more = false;
@@ -85,17 +92,19 @@ impl Driver {
 }
 
 /// What a connection sends at once, written to `packets`.
+///
+/// `lump`: how long it may take on paths that carry so many bytes a second together.
 fn lump(
     shared: &mut connection::State,
     stack: &mut proto::Connection,
-    lump: Duration,
+    (lump, all): (Duration, u64),
     socket: &Socket,
     packets: &mut Vec<u8>,
 ) -> Option<proto::Transmit> {
     loop {
         let size = usize::from(stack.current_mtu());
         let rate = shared.rate.bytes_per_s.load(Ordering::Relaxed);
-        let segments = segments_in(lump, rate, size).min(socket.segments_max(size));
+        let segments = segments_in(lump, rate, all, size).min(socket.segments_max(size));
         let probes = shared.path.probes(stack);
         let transmit = stack.poll_transmit(Instant::now(), segments, packets)?;
         if probes.is_none() || probes == shared.path.probes(stack) {
@@ -105,14 +114,16 @@ fn lump(
     }
 }
 
-/// Datagrams of `size` bytes to send at once on a path of `rate` bytes a second; 0 is not known yet.
-pub(super) fn segments_in(lump: Duration, rate: u64, size: usize) -> usize {
-    let in_time = |time: Duration| (rate as f64 * time.as_secs_f64()) as usize / size;
+/// Datagrams of `size` bytes to send at once on a path of `rate` bytes a second, where all paths of the socket carry `all`;
+/// 0 is not known yet.
+pub(super) fn segments_in(lump: Duration, rate: u64, all: u64, size: usize) -> usize {
+    let in_time = |time: Duration, rate: u64| (rate as f64 * time.as_secs_f64()) as usize / size;
+    let most = in_time(LUMP_SLOW, rate);
     let slow = match rate {
         0 => SEGMENTS_SLOW,
-        _ => in_time(LUMP_SLOW).clamp(SEGMENTS_MIN, SEGMENTS_SLOW),
+        _ => most.clamp(SEGMENTS_MIN, SEGMENTS_SLOW),
     };
-    slow.max(in_time(lump))
+    slow.max(in_time(lump, rate.max(all)).min(most))
 }
 
 pub(super) fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {

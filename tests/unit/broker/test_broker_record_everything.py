@@ -133,11 +133,17 @@ def promises_hold(decision: Decision) -> None:
     """What holds of every decision, whatever it was made from."""
     for entry in (*decision.allocation.interfaces, *decision.allocation.ingress):
         assert sum(one.rate_bits_per_s for one in entry.classes) <= entry.capacity_bits_per_s
+        fits = sum(one.floor_bits_per_s for one in entry.classes) <= entry.capacity_bits_per_s
         for one in entry.classes:
+            assert one.rate_bits_per_s >= one.floor_bits_per_s or not fits or entry.direction == "ingress"
             assert 0 <= one.rate_bits_per_s <= one.ceil_bits_per_s <= entry.capacity_bits_per_s
         reasons = [entry.capacity_reason, *(one.reason for one in entry.classes), *(one.reason for one in entry.jobs)]
         reasons += [*(one.reason for one in entry.flows), *(one.reason for one in entry.destinations)]
         assert all(reason.code and reason.text for reason in reasons)
+        if entry.direction == "egress":
+            assert entry.segments is not None
+            assert entry.segments.reason.text
+            assert entry.segments.gso_max_segs is None or 1 <= entry.segments.gso_max_segs <= 65_536
     assert all(alarm.code and alarm.text for alarm in decision.alarms)
     assert all(hold.rate_bits_per_s > 0 and 0 < hold.lease_s <= 2 for hold in decision.holds)
     assert all(credit.reason is not None and credit.reason.text for credit in decision.credits)
