@@ -82,7 +82,12 @@ def test_debug_shows_where_an_error_comes_from(monkeypatch: pytest.MonkeyPatch) 
         (["ca", "issue", "n", "--directory", "/nonexistent"], 3, "ca init"),
     ],
 )
-def test_commands_fail_by_kind(argv: list[str], expected: int, says: str) -> None:
+def test_commands_fail_by_kind(argv: list[str], expected: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def become(path: str, argv: list[str]) -> None:
+        raise AssertionError(f"this process would have become {path}, and the tests would have ended well")
+
+    monkeypatch.setattr("os.execv", become)
+    monkeypatch.setattr("broker.daemon.cgroups.mount_point", lambda: None)  # a killed broker's would be entered
     result = RUN.invoke(app, argv)
     assert result.exit_code == expected, result.output
     assert says in result.output
