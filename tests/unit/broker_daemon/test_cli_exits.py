@@ -83,10 +83,6 @@ def test_debug_shows_where_an_error_comes_from(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_commands_fail_by_kind(argv: list[str], expected: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def become(path: str, argv: list[str]) -> None:
-        raise AssertionError(f"this process would have become {path}, and the tests would have ended well")
-
-    monkeypatch.setattr("os.execv", become)
     monkeypatch.setattr("broker.daemon.cgroups.mount_point", lambda: None)  # a killed broker's would be entered
     result = RUN.invoke(app, argv)
     assert result.exit_code == expected, result.output
@@ -176,3 +172,10 @@ def test_a_watched_status_that_goes_into_a_pipe_is_one_table_after_another(monke
     assert result.exit_code == ExitCode.INTERRUPTED
     assert "eth1" in result.stdout
     assert "eth2" in result.stdout
+
+
+def test_no_command_takes_the_place_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.cli.run_command._enter", lambda traffic_class, path: None)
+    result = RUN.invoke(app, ["run", "--class", "storage", "--", "true"])
+    assert isinstance(result.exception, AssertionError)
+    assert "would have become" in str(result.exception)
