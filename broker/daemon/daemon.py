@@ -407,6 +407,7 @@ class Daemon:
             asked=self._neighbours.urgent,
             links=self._links_changed,
             again_s=self._deciding.again_s,
+            expected_s=self._hub.habits.expected_s(now_s=self._clock()),
         )
 
     def _decide_at(self, moment: Moment, now_s: float, *, asked: bool) -> None:
