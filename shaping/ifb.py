@@ -10,14 +10,13 @@ import re
 import socket
 import struct
 
-from shaping.codec import NLM_F_CREATE, NLM_F_EXCL, RTM_NEWLINK, Request, pack_attribute, pack_text
+from shaping.attributes import pack_attribute, pack_text
+from shaping.codec import NLM_F_CREATE, NLM_F_EXCL, Request
+from shaping.links import IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINKINFO, RTM_DELLINK, RTM_NEWLINK, pack_link
 
 _PREFIX = "hqifb"
 _NAME = re.compile(rf"{_PREFIX}\d+")
-RTM_DELLINK = 17
-_IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flags, change
-_IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_AF_SPEC, _IFLA_NUM_TX_QUEUES = 3, 18, 26, 31
-_IFLA_INFO_KIND = 1
+_IFLA_AF_SPEC, _IFLA_NUM_TX_QUEUES = 26, 31
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, b"\1"
 _IFF_UP = 1
 _SIOCGIFFLAGS, _SIOCGIFINDEX = 0x8913, 0x8933
@@ -41,27 +40,27 @@ def is_ours(name: str) -> bool:
 
 def encode_ifb(device: str) -> Request:
     """Make an IFB, down, with one queue: HTB has one lock anyway."""
-    body = _IFINFOMSG.pack(0, 0, 0, 0, 0) + pack_text(_IFLA_IFNAME, device)
+    body = pack_link(0) + pack_text(IFLA_IFNAME, device)
     body += pack_attribute(_IFLA_NUM_TX_QUEUES, struct.pack("=I", 1))
-    body += pack_attribute(_IFLA_LINKINFO, pack_text(_IFLA_INFO_KIND, "ifb"))
+    body += pack_attribute(IFLA_LINKINFO, pack_text(IFLA_INFO_KIND, "ifb"))
     return Request(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
 def encode_no_addresses(*, interface_index: int) -> Request:
     """Let IPv6 give a device no address, so that it announces none: only what is redirected shall pass it."""
     of_ipv6 = pack_attribute(socket.AF_INET6, pack_attribute(_IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE))
-    body = _IFINFOMSG.pack(0, 0, interface_index, 0, 0) + pack_attribute(_IFLA_AF_SPEC, of_ipv6)
+    body = pack_link(interface_index) + pack_attribute(_IFLA_AF_SPEC, of_ipv6)
     return Request(RTM_NEWLINK, 0, body)
 
 
 def encode_up(*, interface_index: int) -> Request:
     """Set a device up."""
-    return Request(RTM_NEWLINK, 0, _IFINFOMSG.pack(0, 0, interface_index, _IFF_UP, _IFF_UP))
+    return Request(RTM_NEWLINK, 0, pack_link(interface_index, flags=_IFF_UP))
 
 
 def encode_delete_link(*, interface_index: int) -> Request:
     """Delete a device."""
-    return Request(RTM_DELLINK, 0, _IFINFOMSG.pack(0, 0, interface_index, 0, 0))
+    return Request(RTM_DELLINK, 0, pack_link(interface_index))
 
 
 def running_number(probe: socket.socket, device: str) -> int | None:
