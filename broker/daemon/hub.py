@@ -138,9 +138,7 @@ class SessionHub:
             session.send(refusal.message)
             return
         now_s = self._clock()
-        self._bursts.announce(
-            session.name, message, uid=session.peer.uid, now_s=now_s, interface_of=self._interface_of
-        )
+        self._bursts.announce(session.name, message, uid=session.peer.uid, now_s=now_s, interface_of=self._interface_of)
         self.habits.began(session.name, step=message.step, next_s=message.next_s, now_s=now_s)
         if message.number is not None:
             self._waiting.append((session.name, message))
