@@ -51,7 +51,7 @@ def allocated(policy: Policy, capacity_bits_per_s: int, *, waiting: bool) -> Int
     """What the plan gives at a capacity that was measured, with everybody or nobody wanting all of it."""
     wanted = capacity_bits_per_s if waiting else 0
     needs = [ClassNeeds(entry, wanted, waiting, waiting, wanted, 0) for entry in policy.classes]
-    plans = plan(needs, capacity_bits_per_s=capacity_bits_per_s, remote=True, bursts=())
+    plans = plan(needs, promised=promised, capacity_bits_per_s=capacity_bits_per_s, remote=True, bursts=())
     reason = Reason("test", "")
     return InterfaceAllocation(
         "eth0", "egress", capacity_bits_per_s, "measured", reason,
