@@ -122,7 +122,7 @@ class Daemon:
         self._authority = Authority.of(self._policy)
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
-        self._control, self._showing = Control(self._wake.set), Showing(self._wake.set)
+        self._control, self._showing = Control(self._wake.set), Showing(self._wake.set, clock=clock)
         self._made: Decided | None = None
         self._reloads = Reloads(
             self._configurations,
@@ -443,6 +443,7 @@ class Daemon:
         self._neighbours.renew(now_s=self._clock(), at_once=True)
         self._authority = Authority.of(policy)
         self._sessions.authority = self._authority
+        self._showing.hurry()
 
     def _beat(self, *, busy: bool = False) -> None:
         if self._guardian is not None and self._guardian.beat(busy=busy):
