@@ -24,6 +24,9 @@ doing."""
 CUT_TO_THROUGH = 0.95
 """Of what came through: the queue has to get shorter, and the ratio of wire to delivered bytes is known to a few
 percent."""
+SURELY_MORE = 1.1
+"""Of what may leave: a peer whose packets arrived closer together than that had stalled, and has no say. What waited
+for it is no queue of ours."""
 CUT_TO_DEEP, UNSURE, SURE = 0.9, 1.15, 1.04
 """Over a deep queue what was carried is known to 10 %, most of it because we know what left by the tick only: so a
 tenth less, and 15 % more than measured before a raise counts as surely beyond it; else 4 %."""
@@ -68,6 +71,17 @@ RATE_MIN_PART = 0.02
 """Never below 2 % of the base: the sum of small floors still moves."""
 
 
+def carried(
+    state: CapacityState, *, since_s: float, now_s: float
+) -> tuple[passage.Passage | None, frozenset[str]]:  # fmt: skip
+    """What peers say was carried of what left since a time, None where nobody does; and which of them had stalled."""
+    heard = passage.by_peer(state.signals.arrivals, state.signals.ticks, since_s=since_s, now_s=now_s)
+    before = state.cut_from_bits_per_s if state.cut_s is not None and now_s - state.cut_s <= DRAIN_S_LONGEST else 0
+    most = SURELY_MORE * max(state.rate_bits_per_s, before)
+    stalled = frozenset(peer for peer, entry in heard.items() if entry.carried_bits_per_s > most)
+    return passage.middle([entry for peer, entry in heard.items() if peer not in stalled]), stalled
+
+
 def cut(
     state: CapacityState, now: signals.Signals, passed: passage.Passage | None, *, by: str, limited: bool, now_s: float
 ) -> CapacityState:
@@ -110,9 +124,8 @@ def cut(
         most = CUT_MOST_SEEN
     target = min(max(target, most * rate), CUT_LEAST * rate)
     if by == "probe":
-        before = state.rate_before_raise_bits_per_s
-        back = PROBE_BACK if passage.is_told(state.signals.arrivals) else PROBE_BACK_UNTOLD
-        target = min(max(target, back * before), before)
+        lowest, before = _back_to(state)
+        target = min(max(target, lowest), before)
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.back_off_s)) if probe_failed else HOLD_S
     failed = int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH)
     drain_s = min(DRAIN_S_MAX, (passed.wait_s if passed else excess_s) / (1 - DRAIN_FACTOR)) if by != "loss" else 0.0
@@ -142,24 +155,26 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
     """Let the drain last as long as the queue does, by what is measured while it drains; and mend the rate likewise."""
     if state.moved_by == "loss" or state.cut_s is None:
         return state
-    until_s, carried = state.drain_until_s, state.failed_bits_per_s
-    since = passage.read(state.signals.arrivals, state.signals.ticks, since_s=state.cut_s, now_s=now_s)
+    until_s, failed = state.drain_until_s, state.failed_bits_per_s
+    since, _ = carried(state, since_s=state.cut_s, now_s=now_s)
     if since is not None and since.span_s >= SURE_SPAN_S:
-        carried = int(since.carried_bits_per_s)
+        failed = int(since.carried_bits_per_s)
     elif passed is not None:
-        carried = min(carried, int(passed.carried_bits_per_s))
+        failed = min(failed, int(passed.carried_bits_per_s))
     if passed is not None:
         until_s = min(state.cut_s + DRAIN_S_LONGEST, now_s + passed.wait_s / (1 - DRAIN_FACTOR))
     elif any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):
         until_s = now_s
-    if carried != state.failed_bits_per_s:
-        least_rate, most = CUT_MOST_SEEN * state.cut_from_bits_per_s, CUT_LEAST * state.cut_from_bits_per_s
-        rate = int(min(max(CUT_TO_THROUGH * carried, least_rate), most))
+    if failed != state.failed_bits_per_s:
+        lowest, most = CUT_MOST_SEEN * state.cut_from_bits_per_s, CUT_LEAST * state.cut_from_bits_per_s
+        if state.moved_by == "probe":  # a mistake of our own, to be taken back and no more
+            lowest, most = _back_to(state)
+        rate = int(min(max(CUT_TO_THROUGH * failed, lowest), most))
         state = replace(
             state,
             rate_bits_per_s=max(rate, least(state)),
-            failed_bits_per_s=carried,
-            surely_more_bits_per_s=int(UNSURE * carried),
+            failed_bits_per_s=failed,
+            surely_more_bits_per_s=int(UNSURE * failed),
         )
     return replace(
         state,
@@ -186,6 +201,12 @@ def raised_lately(state: CapacityState, *, now_s: float) -> bool:
 def least(state: CapacityState) -> int:
     """The rate below which nothing goes."""
     return max(1, int(RATE_MIN_PART * state.base_bits_per_s))
+
+
+def _back_to(state: CapacityState) -> tuple[float, float]:
+    """The least and the most that a probe which failed leaves."""
+    before = state.rate_before_raise_bits_per_s
+    return (PROBE_BACK if passage.is_told(state.signals.arrivals) else PROBE_BACK_UNTOLD) * before, before
 
 
 def _through_since_the_drain(state: CapacityState, *, now_s: float) -> float:

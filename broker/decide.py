@@ -35,6 +35,7 @@ from broker import (
     presence,
     reasons,
     schedule,
+    segments,
 )
 from broker.holds import Hold, Verdict
 from broker.ingress import decide_ingress
@@ -49,6 +50,7 @@ from broker.model import (
     InterfaceAllocation,
     InterfaceSample,
     Measurements,
+    SegmentAllocation,
 )  # fmt: skip
 from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises_of
 from broker.policy import CLASS_NAMES, ClassPolicy, InterfacePolicy, Policy
@@ -222,6 +224,9 @@ def _interface(
     )
     plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
     told_apart = jobs.told_apart(seen.jobs)
+    limited, pieces = segments.follow(
+        state.segments, wanted=interface.limit_segments, rate_bits_per_s=rate, mtu_bytes=seen.mtu_bytes
+    )
     after = replace(
         state,
         counters_s=read.counters_s,
@@ -234,6 +239,7 @@ def _interface(
         job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
         presence=people,
         held=holding_back.states,
+        segments=limited,
     )
     allocation = InterfaceAllocation(
         name=interface.name,
@@ -247,6 +253,7 @@ def _interface(
         ),
         destinations=holding_back.destinations,
         presence=presence.shown(people, now_s=now_s) if policy.presence.enabled else None,
+        segments=SegmentAllocation(pieces.gso_max_segs, reasons.state(pieces.reason)),
     )
     allocation, job_alarms = jobs.divided(
         allocation, samples=told_apart, uses=after.job_uses, flows=seen.flows, heard=estimate.state.signals,

@@ -142,7 +142,8 @@ class FlowState:
     """One connection: its baseline, and where its counters stood lately.
 
     `points` are (time, delivered bytes, sent packets, lost packets), oldest first. `minimum_s` is the transport's own
-    minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent; `way_least_s` are
+    minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent, `way_wait_s` how
+    long it waited elsewhere, `others_s` what of that is a queue of others (`broker.others_queue`); `way_least_s` are
     (start, least one-way delay) of the last parts of the window over which that baseline is taken, oldest first.
     """
 
@@ -152,6 +153,8 @@ class FlowState:
     points: tuple[tuple[float, int, int, int], ...] = ()
     way_at_s: float | None = None
     way_least_s: tuple[tuple[float, float], ...] = ()
+    way_wait_s: float = 0.0
+    others_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -160,13 +163,14 @@ class DestinationState:
     queue.
 
     `two_way` where much came in at the time, so that acknowledgements may have waited in a queue towards us; `asked`
-    where the way there was measured by itself.
+    where the way there was measured by itself, and then `others_s` is what others' queue adds to the last of them.
     """
 
     peer: str
     two_way: bool
     asked: bool = False
     excess: tuple[tuple[float, float, float], ...] = ()
+    others_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -255,6 +259,13 @@ class CapacityState:
 
 
 @dataclass(frozen=True)
+class SegmentState:
+    """How many segments TCP may hand over in one piece since the last tick; None: as many as the device takes."""
+
+    gso_max_segs: int | None = None
+
+
+@dataclass(frozen=True)
 class InterfaceState:
     """The memory about one interface. `counters_s` is when the counters behind `classes` were read."""
 
@@ -272,6 +283,7 @@ class InterfaceState:
     job_uses: tuple[JobUseState, ...] = ()
     presence: PresenceState = PresenceState()
     held: tuple[HeldState, ...] = ()
+    segments: SegmentState | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from shaping.attributes import attribute_map, pack_attribute
 
+# linux/netlink.h, linux/rtnetlink.h
 _NETLINK_ROUTE = 0
 _RTM_GETROUTE, _RTM_NEWROUTE = 26, 24
 _NLM_F_REQUEST = 0x1

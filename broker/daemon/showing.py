@@ -16,6 +16,7 @@ from broker.daemon.status import Snapshot
 WAIT_S = 0.5
 """A tick takes milliseconds. A loop that hangs is seen by the age of what it shows, a second and a bit."""
 SHOW_S = 1.0
+"""How often it is put together though nobody asks: who asks of a loop that hangs gets nothing older."""
 SHARED_S = 0.1
 """A tick: what is shown is as old as that anyway."""
 

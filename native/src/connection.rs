@@ -15,7 +15,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ use quinn_proto::{
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 
-use crate::guard::words_of;
+use crate::guard::{locked, words_of};
 use crate::measure::Rate;
 use crate::path::Path;
 use crate::streams::{RecvStream, SendStream};
@@ -47,7 +47,7 @@ pub struct Touched {
 
 impl Touched {
     fn add(&self, handle: ConnectionHandle) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = locked(&self.list);
         list.0.push(handle);
         if let Some(driver) = &list.1 {
             driver.wake_by_ref();
@@ -56,7 +56,7 @@ impl Touched {
 
     /// Wake the driver though no connection is touched.
     pub fn wake(&self) {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = locked(&self.list);
         if let Some(driver) = &list.1 {
             driver.wake_by_ref();
         }
@@ -64,7 +64,7 @@ impl Touched {
 
     /// Move what there is to the end of `into`; `driver` is woken when there is more.
     pub fn take(&self, driver: &Waker, into: &mut Vec<ConnectionHandle>) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = locked(&self.list);
         into.append(&mut list.0);
         if !list.1.as_ref().is_some_and(|known| known.will_wake(driver)) {
             list.1 = Some(driver.clone());
@@ -420,10 +420,6 @@ impl Connection {
             self.end(state, Ended::Quic(ConnectionError::LocallyClosed));
         }
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn wake(waiting: &mut HashMap<StreamId, Waker>, id: StreamId) {

@@ -15,6 +15,7 @@ use pyo3::types::PyTuple;
 use crate::buffers::{Payload, Posted};
 use crate::engine::Engine;
 use crate::events::{Event, EventQueue, deliver_all};
+use crate::guard::locked;
 use crate::mail::Post;
 use crate::outgoing::Message;
 use crate::settings::Settings;
@@ -136,7 +137,7 @@ impl Core {
         let identity =
             Identity::new(certificates, key, &self.engine.settings.protocol).map_err(PyValueError::new_err)?;
         py.detach(|| {
-            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut running = locked(&self.running);
             let Some(running) = running.as_mut() else {
                 return Ok(()); // closed meanwhile
             };
@@ -378,7 +379,7 @@ impl Core {
     fn close(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
         let timeout = seconds(timeout_s.max(0.0))?;
         py.detach(|| {
-            let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let running = locked(&self.running).take();
             let Some(Running { threads, events, .. }) = running else {
                 return Ok(());
             };

@@ -1,56 +1,40 @@
-//! One socket and its connections: the driver that reads, lets the tasks run, and sends.
+//! One socket and its connections: they are dialled and taken from here, and end here.
 //!
-//! Each turn of the driver reads a batch of datagrams, hands them to their connections and wakes the tasks that have
-//! something to do. Only when those have run does it send, so that what they did goes out together with the
-//! acknowledgements. Everything of an endpoint happens on one thread; nothing there waits for Python.
+//! What moves their packets is the `driver`, with how it reads (`reading`) and what it sends when (`sending`). Everything
+//! of an endpoint happens on one thread; nothing there waits for Python.
 //!
-//! - What is sent at once is as much as the kernel takes (64 KiB), but no more than the path carries in `LUMP`: an urgent
-//!   packet cannot pass what has been handed over. What waits in the kernel is bounded likewise (`Socket::fit`).
-//! - A connection sends `LUMPS_A_TURN`; then acknowledgements are read and the others have their turn.
-//! - Where this panics, or quinn's endpoint, all that is known here may be half done: the endpoint starts over
-//!   (`State::guarded`) with nothing but its socket.
+//! Where the driver panics, or quinn's endpoint, all that is known here may be half done: the endpoint starts over
+//! (`State::guarded`) with nothing but its socket.
+
+mod driver;
+mod reading;
+mod sending;
 
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher};
 use std::net::SocketAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::Pin;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use quinn_proto::{
-    self as proto, ClientConfig, ConnectionHandle, DatagramEvent, EndpointConfig, EndpointEvent,
-    HashedConnectionIdGenerator, Incoming, ServerConfig, VarInt,
+    self as proto, ClientConfig, ConnectionHandle, EndpointConfig, HashedConnectionIdGenerator, Incoming, ServerConfig,
+    VarInt,
 };
-use quinn_udp::{EcnCodepoint, Transmit};
 use tokio::sync::Notify;
-use tokio::time::{Sleep, sleep_until};
 
-use crate::connection::{self, Connection, Touched};
+use self::driver::Driver;
+use self::sending::{LUMP, LUMP_BULK, on_wire};
+use crate::connection::{Connection, Touched};
 use crate::events::EventQueue;
-use crate::guard::words_of;
+use crate::guard::{locked, words_of};
 use crate::measure::Rate;
-use crate::socket::{Inbox, Read, Socket};
+use crate::socket::Socket;
 
-/// At 1 Gbit/s as much as the kernel takes: half of it costs the receiver a sixth more, for waking up.
-const LUMP: Duration = Duration::from_micros(500);
-/// Of bulk, which everything else on the link waits behind.
-const LUMP_BULK: Duration = Duration::from_micros(250);
-/// With fewer the kernel's work for each call is felt: as many are sent at once on paths slower than 200 Mbit/s.
-const SEGMENTS_SLOW: usize = 8;
-/// But no more than such a path carries in this: three lumps wait in front of an urgent packet, two of them in the kernel.
-const LUMP_SLOW: Duration = Duration::from_micros(2500);
-/// A pair is acknowledged at once.
-const SEGMENTS_MIN: usize = 2;
-const LUMPS_A_TURN: usize = 2;
 /// An endpoint that has to start over more often than `STARTS_MAX` times in `STARTS_SPAN` would not stop doing so.
 const STARTS_MAX: usize = 5;
 const STARTS_SPAN: Duration = Duration::from_secs(10);
-/// What waits in the kernel is kept as short as the rates of the paths allow, which are measured as often.
-const FIT_EVERY: Duration = Duration::from_millis(100);
 
 pub struct Endpoint {
     shared: Arc<Shared>,
@@ -287,375 +271,6 @@ impl State {
 
 fn fresh(config: &Arc<EndpointConfig>, server: &Arc<ServerConfig>, socket: &Socket) -> proto::Endpoint {
     proto::Endpoint::new(config.clone(), Some(server.clone()), !socket.may_fragment(), None)
-}
-
-/// Moves the packets of an endpoint. Locks are taken in this order: the endpoint, a connection, what is wished or
-/// touched.
-pub struct Driver {
-    shared: Arc<Shared>,
-    socket: Arc<Socket>,
-    /// How often the endpoint had started over when the rest of this was new.
-    start: u64,
-    inbox: Inbox,
-    /// Something may have come: the socket is read without asking first.
-    look: bool,
-    /// The tasks have had their turn since something was read.
-    stepped_back: bool,
-    touched: Vec<ConnectionHandle>,
-    due: VecDeque<ConnectionHandle>,
-    packets: Vec<u8>,
-    /// Packets that the kernel had no room for.
-    unsent: Option<proto::Transmit>,
-    deadlines: BTreeSet<(Instant, usize)>,
-    alarm: Pin<Box<Sleep>>,
-    alarm_at: Option<Instant>,
-    fitted: Instant,
-    faults: Arc<EventQueue>,
-}
-
-impl Driver {
-    fn new(shared: Arc<Shared>, socket: Arc<Socket>, faults: Arc<EventQueue>) -> Self {
-        Self {
-            shared,
-            socket,
-            faults,
-            start: 0,
-            inbox: Inbox::new(),
-            look: true,
-            stepped_back: false,
-            touched: Vec::new(),
-            due: VecDeque::new(),
-            packets: Vec::new(),
-            unsent: None,
-            deadlines: BTreeSet::new(),
-            alarm: Box::pin(sleep_until(tokio::time::Instant::now())),
-            alarm_at: None,
-            fitted: Instant::now(),
-        }
-    }
-
-    /// Read what has come, a batch of it.
-    fn read(&mut self, cx: &mut Context<'_>, state: &mut State) {
-        if !self.look && !self.socket.poll_readable(cx) {
-            return;
-        }
-        let (socket, faults) = (&self.socket, &self.faults);
-        let mut now = None;
-        let touched = &mut self.touched;
-        let State {
-            proto: endpoint,
-            connections,
-            incoming,
-            ..
-        } = state;
-        // What comes together is mostly of one connection, which is held as long as that is so.
-        let mut held: Option<(ConnectionHandle, &Connection, MutexGuard<'_, connection::State>)> = None;
-        let read = self.inbox.read(socket, |found, mut data| {
-            let now = *now.get_or_insert_with(Instant::now);
-            while !data.is_empty() {
-                let datagram = data.split_to(found.stride.min(data.len()));
-                let ecn = found.ecn.map(|ecn| match ecn {
-                    EcnCodepoint::Ect0 => proto::EcnCodepoint::Ect0,
-                    EcnCodepoint::Ect1 => proto::EcnCodepoint::Ect1,
-                    EcnCodepoint::Ce => proto::EcnCodepoint::Ce,
-                });
-                let mut answer = Vec::new();
-                faults.fault("endpoint");
-                match endpoint.handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer) {
-                    Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                        if held.as_ref().is_none_or(|(of, ..)| *of != handle) {
-                            drop(held.take()); // no more than one at a time
-                            held = connections.get(&handle).map(|one| (handle, one, one.lock()));
-                        }
-                        if let Some((_, connection, shared)) = &mut held {
-                            connection.with(shared, |shared, stack| {
-                                stack.handle_event(event);
-                                shared.path.look(stack, Some(found.addr));
-                            });
-                            if !std::mem::replace(&mut shared.listed, true) {
-                                touched.push(handle);
-                            }
-                        }
-                    }
-                    Some(DatagramEvent::NewConnection(dialled)) => {
-                        incoming.push_back(dialled);
-                        self.shared.dialled.notify_waiters();
-                    }
-                    Some(DatagramEvent::Response(transmit)) => socket.send(&on_wire(&transmit, &answer)),
-                    None => {}
-                }
-            }
-        });
-        drop(held);
-        self.look = matches!(read, Read::Full);
-    }
-
-    /// Let the time that has come come for the connections.
-    fn time_out(&mut self, now: Instant, state: &mut State) {
-        while let Some((deadline, handle)) = self.deadlines.first().copied() {
-            if deadline > now {
-                return;
-            }
-            self.deadlines.pop_first();
-            let handle = ConnectionHandle(handle);
-            if let Some(connection) = state.connections.get(&handle) {
-                let mut shared = connection.lock();
-                shared.deadline = None;
-                connection.with(&mut shared, |shared, stack| {
-                    stack.handle_timeout(now);
-                    shared.path.look(stack, None);
-                });
-                if !std::mem::replace(&mut shared.listed, true) {
-                    self.touched.push(handle);
-                }
-            }
-        }
-    }
-
-    /// Tell the tasks of what is touched, which is due for sending then. Whether a task was woken.
-    fn settle(&mut self, state: &mut State) -> bool {
-        let mut woken = false;
-        for handle in std::mem::take(&mut self.touched) {
-            let Some(connection) = state.connections.get(&handle).cloned() else {
-                continue;
-            };
-            let mut shared = connection.lock();
-            shared.listed = false;
-            while let Some(event) = connection
-                .with(&mut shared, |_, stack| stack.poll_endpoint_events())
-                .flatten()
-            {
-                if let Some(answer) = state.proto.handle_event(handle, event) {
-                    connection.with(&mut shared, |_, stack| stack.handle_event(answer));
-                }
-            }
-            connection.grant(&mut shared);
-            woken |= connection.settle(&mut shared);
-            if shared.stack.is_none() {
-                // The peer is answered with a stateless reset from now on (RFC 9000 10.3), as for a connection of before.
-                state.proto.handle_event(handle, EndpointEvent::drained());
-                woken = true;
-            }
-            connection.tell(&shared); // what was heard is known though nothing can be sent
-            if shared.gone() {
-                if let Some(deadline) = shared.deadline.take() {
-                    self.deadlines.remove(&(deadline, handle.0));
-                }
-                state.connections.remove(&handle);
-                self.due.retain(|due| *due != handle); // another may get this handle
-            } else if !std::mem::replace(&mut shared.due, true) {
-                self.due.push_back(handle);
-            }
-        }
-        woken
-    }
-
-    /// Send of what is due, each connection in its turn; false where the kernel has no room.
-    fn send(&mut self, cx: &mut Context<'_>, state: &State) -> bool {
-        if let Some(unsent) = self.unsent.take()
-            && !self.socket.poll_send(cx, &on_wire(&unsent, &self.packets))
-        {
-            self.unsent = Some(unsent);
-            return false;
-        }
-        for _ in 0..self.due.len() {
-            let Some(handle) = self.due.pop_front() else {
-                break;
-            };
-            let Some(connection) = state.connections.get(&handle) else {
-                continue;
-            };
-            let mut shared = connection.lock();
-            let mut more = true;
-            for _ in 0..LUMPS_A_TURN {
-                let made = connection.with(&mut shared, |shared, stack| {
-                    self.faults.fault("stack");
-                    self.packets.clear();
-                    lump(shared, stack, self.shared.lump, &self.socket, &mut self.packets)
-                });
-                let Some(transmit) = made.flatten() else {
-                    more = false;
-                    break;
-                };
-                if !self.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
-                    self.unsent = Some(transmit);
-                    break;
-                }
-            }
-            if shared.untold() && !std::mem::replace(&mut shared.listed, true) {
-                self.touched.push(handle); // its tasks have to hear of that
-            }
-            shared.due = more;
-            let deadline = connection.with(&mut shared, |_, stack| stack.poll_timeout()).flatten();
-            if deadline != shared.deadline {
-                if let Some(before) = std::mem::replace(&mut shared.deadline, deadline) {
-                    self.deadlines.remove(&(before, handle.0));
-                }
-                self.deadlines.extend(deadline.map(|deadline| (deadline, handle.0)));
-            }
-            connection.tell(&shared);
-            if more {
-                self.due.push_back(handle);
-            }
-            if self.unsent.is_some() {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// The endpoint has started over.
-    fn forget(&mut self) {
-        self.inbox = Inbox::new();
-        self.touched.clear();
-        self.due.clear();
-        self.deadlines.clear();
-        (self.unsent, self.alarm_at) = (None, None);
-        (self.look, self.stepped_back) = (true, false);
-    }
-
-    /// Read, let the tasks have their turn, send.
-    fn turn(&mut self, cx: &mut Context<'_>, state: &mut State) {
-        self.look |= !self.due.is_empty(); // acknowledgements come while we send
-        self.read(cx, state);
-        let now = Instant::now();
-        self.time_out(now, state);
-        self.fit(now, state);
-        self.shared.touched.take(cx.waker(), &mut self.touched);
-        let woken = self.settle(state);
-        if woken && !std::mem::replace(&mut self.stepped_back, true) {
-            cx.waker().wake_by_ref(); // after those that were woken
-            return;
-        }
-        self.stepped_back = false;
-        let room = self.send(cx, state);
-        let busy = self.look || !self.touched.is_empty() || (room && !self.due.is_empty());
-        if busy || self.arm(cx) || self.socket.poll_readable(cx) {
-            self.look = true;
-            cx.waker().wake_by_ref();
-        }
-    }
-
-    /// Fit the socket to the rates of its paths, where that is due.
-    fn fit(&mut self, now: Instant, state: &State) {
-        if now.saturating_duration_since(self.fitted) < FIT_EVERY {
-            return;
-        }
-        self.fitted = now;
-        let (mut rate, mut limited) = (0, true);
-        for connection in state.connections.values() {
-            let path = connection.lock().rate.clone();
-            rate += path.bytes_per_s.load(Ordering::Relaxed);
-            limited &= path.limited.load(Ordering::Relaxed);
-        }
-        self.socket.fit(rate, limited);
-    }
-
-    /// Be woken at the next deadline; whether it has passed already.
-    fn arm(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some((deadline, _)) = self.deadlines.first().copied() else {
-            return false;
-        };
-        // One that is armed for an earlier time stays: what has been put off is looked at once too often.
-        if self.alarm_at.is_none_or(|at| deadline < at) {
-            self.alarm.as_mut().reset(deadline.into());
-            self.alarm_at = Some(deadline);
-        }
-        if self.alarm.as_mut().poll(cx).is_ready() {
-            self.alarm_at = None;
-            return true;
-        }
-        false
-    }
-}
-
-impl Future for Driver {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = &mut *self;
-        let shared = this.shared.clone();
-        let mut state = shared.lock();
-        if let Some(words) = state.hopeless.take() {
-            drop(state);
-            resume_unwind(Box::new(words)); // and the engine ends
-        }
-        if std::mem::replace(&mut this.start, state.start) != state.start {
-            this.forget();
-        }
-        shared.touched.take(cx.waker(), &mut this.touched); // who leaves something from here on wakes us
-        let next_socket = locked(&shared.next_socket).take();
-        if let Some(socket) = next_socket {
-            state.socket = socket.clone();
-            this.socket = socket;
-            this.look = true;
-            for connection in state.connections.values() {
-                connection.move_on();
-            }
-        }
-        if state.guarded(|state| this.turn(cx, state)).is_err() {
-            cx.waker().wake_by_ref();
-        }
-        Poll::Pending
-    }
-}
-
-impl Drop for Driver {
-    /// Nobody moves the packets of its connections any more, nor grants what others wish.
-    fn drop(&mut self) {
-        for (_, connection) in self.shared.lock().connections.drain() {
-            connection.lose("nobody moves its packets any more");
-        }
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What a connection sends at once, written to `packets`.
-fn lump(
-    shared: &mut connection::State,
-    stack: &mut proto::Connection,
-    lump: Duration,
-    socket: &Socket,
-    packets: &mut Vec<u8>,
-) -> Option<proto::Transmit> {
-    loop {
-        let size = usize::from(stack.current_mtu());
-        let rate = shared.rate.bytes_per_s.load(Ordering::Relaxed);
-        let segments = segments_in(lump, rate, size).min(socket.segments_max(size));
-        let probes = shared.path.probes(stack);
-        let transmit = stack.poll_transmit(Instant::now(), segments, packets)?;
-        if probes.is_none() || probes == shared.path.probes(stack) {
-            return Some(transmit);
-        }
-        packets.clear(); // a probe that must not be sent
-    }
-}
-
-/// Datagrams of `size` bytes to send at once on a path of `rate` bytes a second; 0 is not known yet.
-fn segments_in(lump: Duration, rate: u64, size: usize) -> usize {
-    let in_time = |time: Duration| (rate as f64 * time.as_secs_f64()) as usize / size;
-    let slow = match rate {
-        0 => SEGMENTS_SLOW,
-        _ => in_time(LUMP_SLOW).clamp(SEGMENTS_MIN, SEGMENTS_SLOW),
-    };
-    slow.max(in_time(lump))
-}
-
-fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {
-    Transmit {
-        destination: transmit.destination,
-        ecn: transmit.ecn.map(|ecn| match ecn {
-            proto::EcnCodepoint::Ect0 => EcnCodepoint::Ect0,
-            proto::EcnCodepoint::Ect1 => EcnCodepoint::Ect1,
-            proto::EcnCodepoint::Ce => EcnCodepoint::Ce,
-        }),
-        contents: &packets[..transmit.size],
-        segment_size: transmit.segment_size,
-        src_ip: transmit.src_ip,
-    }
 }
 
 #[cfg(test)]

@@ -1,26 +1,41 @@
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
+use std::pin::Pin;
 use std::sync::mpsc;
-use std::task::Waker;
+use std::task::{Context, Waker};
 use std::thread;
 
 use proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::crypto::ring::default_provider;
 use rustls::server::ResolvesServerCertUsingSni;
 use rustls::{RootCertStore, version};
+use tokio::time::sleep_until;
 
+use super::sending::segments_in;
 use super::*;
+use crate::connection;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
 fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
-    assert_eq!(segments_in(LUMP, 125_000_000, 1452), 43); // 1 Gbit/s
-    assert_eq!(segments_in(LUMP_BULK, 125_000_000, 1452), 21);
-    assert_eq!(segments_in(LUMP, 12_500_000, 1452), 8); // 100 Mbit/s
-    assert_eq!(segments_in(LUMP, 2_500_000, 1452), 4); // 20 Mbit/s
-    assert_eq!(segments_in(LUMP, 500_000, 1452), 2); // 4 Mbit/s
-    assert_eq!(segments_in(LUMP, 0, 1452), 8);
+    let alone = |lump, rate| segments_in(lump, rate, rate, 1452);
+    assert_eq!(alone(LUMP, 125_000_000), 43); // 1 Gbit/s
+    assert_eq!(alone(LUMP_BULK, 125_000_000), 21);
+    assert_eq!(alone(LUMP, 12_500_000), 8); // 100 Mbit/s
+    assert_eq!(alone(LUMP, 2_500_000), 4); // 20 Mbit/s
+    assert_eq!(alone(LUMP, 500_000), 2); // 4 Mbit/s
+    assert_eq!(alone(LUMP, 0), 8);
+}
+
+#[test]
+fn paths_that_share_a_socket_send_lumps_as_large_as_they_carry_together() {
+    let beside = |rate| segments_in(LUMP, rate, 125_000_000, 1452);
+    assert_eq!(beside(62_500_000), 43);
+    assert_eq!(beside(12_500_000), 21); // 2.5 ms of its own
+    assert_eq!(beside(500_000), 2);
+    assert_eq!(beside(0), 8);
+    assert_eq!(segments_in(LUMP, 125_000_000, 0, 1452), 43); // those of before are summed up
 }
 
 fn adopt(socket: &UdpSocket) -> Socket {

@@ -6,7 +6,7 @@ mod tick;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use self::serving::Served;
 use crate::events::{Event, EventQueue, Failure};
-use crate::guard::{self, Task};
+use crate::guard::{self, Task, locked};
 use crate::link::{Link, Stage};
 use crate::mail::Mail;
 use crate::outgoing::Message;
@@ -227,8 +227,4 @@ impl Engine {
             served.endpoint.close(0u32.into(), b"goodbye");
         }
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,10 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use pyo3::buffer::PyBuffer;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::guard::words_of;
+use crate::guard::{locked, words_of};
 use crate::memory::Memory;
 use crate::wire::{self, Header};
 
@@ -164,7 +165,7 @@ impl EventQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.waiting)
     }
 }
 
@@ -174,6 +175,10 @@ impl EventQueue {
 /// how things end.
 pub fn deliver_all(queue: &EventQueue, deliver: Py<PyAny>, broke: impl Fn(&str)) {
     let mut deliver = Some(deliver);
+    // Python keeps the state of a thread as long as one of these is not released. Without, every batch would make one: its
+    // stack is mapped and unmapped, which stops the other threads for a moment.
+    // SAFETY: the interpreter is there while this thread is attached.
+    let kept = Python::try_attach(|_| unsafe { ffi::PyGILState_Ensure() });
     while let Some(batch) = queue.take() {
         let attached = Python::try_attach(|py| {
             let delivered = catch_unwind(AssertUnwindSafe(|| deliver_batch(py, queue, batch, deliver.as_ref())));
@@ -189,7 +194,14 @@ pub fn deliver_all(queue: &EventQueue, deliver: Py<PyAny>, broke: impl Fn(&str))
             }
         }
     }
-    if Python::try_attach(|_| drop(deliver.take())).is_none() {
+    let released = Python::try_attach(|_| {
+        drop(deliver.take());
+        if let Some(kept) = kept {
+            // SAFETY: it is this thread's, was taken while attached, and is released once, while attached.
+            unsafe { ffi::PyGILState_Release(kept) };
+        }
+    });
+    if released.is_none() {
         std::mem::forget(deliver);
     }
 }

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::oneshot;
 
+use crate::guard::locked;
+
 /// The control stream's level, then the five priorities.
 pub const LEVELS: usize = 6;
 
@@ -125,7 +127,7 @@ impl Gate {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

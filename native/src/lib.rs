@@ -8,9 +8,11 @@
 //!   that, `path` where a peer is.
 //! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
 //!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion` (with `bbr`, `delay_bound`
-//!   and `rate`) and `measure` say what they are.
+//!   and `rate`) and `measure` say what they are, with what they share: `acks` and `base`.
 //! - `guard` is where panics end.
 
+mod acks;
+mod base;
 mod bbr;
 mod buffers;
 mod congestion;

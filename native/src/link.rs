@@ -5,7 +5,7 @@ mod watch;
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,7 +19,7 @@ use crate::connection::Connection;
 use crate::engine::Engine;
 use crate::events::{Event, Failure};
 use crate::gate::Gate;
-use crate::guard::{self, Task};
+use crate::guard::{self, Task, locked};
 use crate::incoming;
 use crate::mail::Channel;
 use crate::measure::Measure;
@@ -309,7 +309,7 @@ impl Link {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

@@ -22,7 +22,7 @@ mod ends;
 mod slot;
 mod store;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Notify;
 
@@ -30,6 +30,7 @@ use self::boxes::{Boxes, Mailbox};
 use self::slot::{Place, SlotState};
 use crate::buffers::Destination;
 use crate::events::{Arrived, Event, EventQueue, Failure};
+use crate::guard::locked;
 use crate::wire::{Code, Header};
 
 pub use self::boxes::Post;
@@ -148,7 +149,7 @@ impl Mail {
     }
 
     fn lock(&self) -> MutexGuard<'_, Boxes> {
-        self.boxes.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.boxes)
     }
 
     fn fail(&self, operation: u64, failure: Failure) {

@@ -2,16 +2,18 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
+use crate::acks::Acks;
+use crate::base::Base;
+use crate::guard::locked;
 use crate::rate::Pace;
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
-const RTT_SPAN: Duration = Duration::from_secs(10);
 const RATE_KEPT: f64 = 0.97;
 
 /// A connection's own measurements. Times are of the last acknowledgement.
@@ -31,9 +33,7 @@ pub struct Measured {
 #[derive(Debug)]
 struct State {
     told: Measured,
-    previous_min: Option<Duration>,
-    current_min: Option<Duration>,
-    min_since: Option<Instant>,
+    base: Base,
     span: Option<(Instant, u64)>,
     span_limited: bool,
 }
@@ -83,9 +83,7 @@ impl Measure {
                 application_limited: true,
                 ecn_ce_reports: 0,
             },
-            previous_min: None,
-            current_min: None,
-            min_since: None,
+            base: Base::default(),
             span: None,
             span_limited: true,
         };
@@ -127,14 +125,14 @@ impl Measure {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 
 impl State {
     /// The first path, or another one than before.
     fn begin_path(&mut self, window: u64) {
-        (self.previous_min, self.current_min, self.min_since) = (None, None, None);
+        self.base = Base::default();
         self.told.window = window;
     }
 
@@ -156,22 +154,10 @@ impl State {
         true
     }
 
-    /// The least round trip of the last one to two spans, so that a changed path is believed in time.
-    fn note_rtt(&mut self, rtt: Duration, now: Instant) {
-        let age = self.min_since.map(|since| now.saturating_duration_since(since));
-        if age.is_none_or(|age| age > RTT_SPAN) {
-            self.previous_min = age.filter(|age| *age <= 2 * RTT_SPAN).and(self.current_min);
-            self.current_min = None;
-            self.min_since = Some(now);
-        }
-        self.current_min = Some(self.current_min.map_or(rtt, |least| least.min(rtt)));
-        self.told.rtt_latest = rtt;
-        self.told.rtt_min = self
-            .previous_min
-            .into_iter()
-            .chain(self.current_min)
-            .min()
-            .unwrap_or(rtt);
+    fn note_rtt(&mut self, rtt_s: f64, now: Instant) {
+        self.base.add(rtt_s, now);
+        self.told.rtt_latest = Duration::from_secs_f64(rtt_s);
+        self.told.rtt_min = Duration::from_secs_f64(self.base.least_s());
     }
 }
 
@@ -183,9 +169,7 @@ pub struct Observed {
     mtu: u16,
     /// Packets that were sent before say nothing of this path (RFC 9000 9.4).
     began: Instant,
-    latest: Option<Duration>,
-    acked: u64,
-    limited: bool,
+    acks: Acks,
     in_flight: u64,
     follows_use: bool,
     fills_window: bool,
@@ -195,7 +179,7 @@ impl Observed {
     fn restart(&mut self, now: Instant) {
         self.inner = self.factory.clone().build(now, self.mtu);
         self.began = now;
-        self.latest = None;
+        self.acks.rtt_s = None;
         self.measure.lock().begin_path(self.inner.metrics().congestion_window);
     }
 }
@@ -220,9 +204,7 @@ impl ControllerFactory for ObservedFactory {
             factory: self.inner.clone(),
             mtu: current_mtu,
             began: now,
-            latest: None,
-            acked: 0,
-            limited: false,
+            acks: Acks::default(),
             in_flight: 0,
             follows_use: self.follows_use,
             fills_window: self.fills_window,
@@ -248,25 +230,21 @@ impl Controller for Observed {
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
         if sent < self.began {
-            self.acked += bytes;
+            self.acks.bytes += bytes;
             return;
         }
         self.inner.on_ack(now, sent, bytes, app_limited || self.unused(), rtt);
-        // Of the packets that one acknowledgement is for, the last one sent is the one whose round trip it shows.
-        // (The stack takes `now` before it reads a batch, so that one may seem to have been acknowledged at once.)
-        let rtt = Some(now.saturating_duration_since(sent)).filter(|rtt| !rtt.is_zero());
-        self.latest = rtt.into_iter().chain(self.latest).min();
-        self.acked += bytes;
-        self.limited |= app_limited;
+        self.acks.add(now, sent, bytes, app_limited);
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
         self.inner.on_end_acks(now, in_flight, app_limited, largest);
         let mut state = self.measure.lock();
-        if let Some(rtt) = self.latest.take() {
-            state.note_rtt(rtt, now);
+        let acks = std::mem::take(&mut self.acks);
+        if let Some(rtt_s) = acks.rtt_s {
+            state.note_rtt(rtt_s, now);
         }
-        state.told.delivered += std::mem::take(&mut self.acked);
+        state.told.delivered += acks.bytes;
         state.told.window = self.inner.metrics().congestion_window;
         // A window that follows a rate does not grow by itself, and where packets are lost all of it is wanted twice:
         // a piece of a message of which one packet was lost stays for another round trip or two. BBR's window is twice
@@ -279,7 +257,7 @@ impl Controller for Observed {
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
         self.in_flight = in_flight;
-        state.span_limited |= std::mem::take(&mut self.limited) | app_limited;
+        state.span_limited |= acks.limited_bytes > 0 || app_limited;
         self.measure.close_span(&mut state, now);
     }
 
@@ -315,9 +293,7 @@ impl Controller for Observed {
             factory: self.factory.clone(),
             mtu: self.mtu,
             began: self.began,
-            latest: self.latest,
-            acked: self.acked,
-            limited: self.limited,
+            acks: self.acks.clone(),
             in_flight: self.in_flight,
             follows_use: self.follows_use,
             fills_window: self.fills_window,
@@ -356,6 +332,31 @@ mod tests {
             controller.on_end_acks(now, controller.window() / 2 - 1, false, Some(0));
             assert_eq!(controller.unused(), follows_use);
         }
+    }
+
+    #[test]
+    fn the_least_round_trip_is_of_the_last_one_to_two_spans() {
+        let measure = Measure::new();
+        let began = Instant::now();
+        let mut state = measure.lock();
+        // Seconds since the beginning, the round trip that is seen then, and the least one that is told, in ms.
+        let told = [
+            (0, 20, 20),
+            (1, 5, 5),
+            (9, 30, 5),
+            (11, 30, 5),
+            (19, 40, 5),
+            (22, 40, 30),
+            (60, 50, 50),
+        ];
+        for (at, rtt, least) in told {
+            state.note_rtt(Duration::from_millis(rtt), began + Duration::from_secs(at));
+            assert_eq!(state.told.rtt_min, Duration::from_millis(least), "after {at} s");
+            assert_eq!(state.told.rtt_latest, Duration::from_millis(rtt));
+        }
+        state.begin_path(12_000);
+        state.note_rtt(Duration::from_millis(90), began + Duration::from_secs(61));
+        assert_eq!(state.told.rtt_min, Duration::from_millis(90), "of another path");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics, Cubic, CubicConfig};
 
 use self::law::{RateFollower, WINDOW_PACKETS_MIN};
+use crate::acks::Acks;
 
 pub use self::division::EndpointRate;
 pub use self::pace::Pace;
@@ -49,9 +50,7 @@ struct FollowsRate {
     member: u64,
     rate: Arc<EndpointRate>,
     pace: Arc<Pace>,
-    latest_s: Option<f64>,
-    acked: u64,
-    limited: u64,
+    acks: Acks,
 }
 
 impl FollowsRate {
@@ -64,9 +63,7 @@ impl FollowsRate {
             member: config.rate.member(),
             rate: config.rate.clone(),
             pace: config.pace.clone(),
-            latest_s: None,
-            acked: 0,
-            limited: 0,
+            acks: Acks::default(),
         }
     }
 
@@ -127,26 +124,21 @@ impl Controller for FollowsRate {
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
-        // The stack takes `now` before it reads a batch, so that a packet may seem to have been acknowledged at once.
-        let rtt_s = now.saturating_duration_since(sent).as_secs_f64();
-        if rtt_s > 0.0 {
-            self.latest_s = Some(self.latest_s.map_or(rtt_s, |latest_s| latest_s.min(rtt_s)));
-        }
-        self.acked += bytes;
-        self.limited += if app_limited { bytes } else { 0 };
+        self.acks.add(now, sent, bytes, app_limited);
         if !self.following {
             self.cubic.on_ack(now, sent, bytes, app_limited, rtt);
         }
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
-        if let Some(rtt_s) = self.latest_s.take() {
+        let acks = std::mem::take(&mut self.acks);
+        if let Some(rtt_s) = acks.rtt_s {
             self.follower.on_rtt(rtt_s, now);
         }
-        let (acked, limited) = (std::mem::take(&mut self.acked), std::mem::take(&mut self.limited));
         self.look(now);
         if self.following {
-            self.follower.on_progress(acked as f64, limited as f64, now);
+            let (bytes, limited_bytes) = (acks.bytes as f64, acks.limited_bytes as f64);
+            self.follower.on_progress(bytes, limited_bytes, now);
             self.pace.set(self.follower.pace, self.follower.packet_bytes, now);
         } else {
             self.cubic.on_end_acks(now, in_flight, app_limited, largest);
@@ -195,9 +187,7 @@ impl Controller for FollowsRate {
             member: self.rate.member(),
             rate: self.rate.clone(),
             pace: self.pace.clone(),
-            latest_s: self.latest_s,
-            acked: self.acked,
-            limited: self.limited,
+            acks: self.acks.clone(),
         })
     }
 

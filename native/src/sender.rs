@@ -11,13 +11,15 @@ use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use libc::{IP_PKTINFO, IP_TOS, IPPROTO_IP, IPPROTO_IPV6, IPV6_PKTINFO, IPV6_TCLASS, c_int};
 use quinn_udp::Transmit;
 use socket2::SockAddr;
+
+use crate::guard::locked;
 
 const ECN_BITS: u8 = 3;
 const ECT_0: u8 = 2;
@@ -68,7 +70,7 @@ impl Sender {
     /// is a packet lost on the way.
     pub fn send(&self, socket: BorrowedFd<'_>, transmit: &Transmit<'_>) -> io::Result<()> {
         {
-            let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut looked = locked(&self.looked);
             if looked.elapsed() >= LOOK_EVERY {
                 *looked = Instant::now();
                 self.look(socket);

@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
@@ -21,6 +21,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, Serve
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ServerSessionMemoryCache, StoresServerSessions};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme, version};
+
+use crate::guard::locked;
 
 /// Sessions of peers that dialled us: about a kilobyte each; the oldest makes room.
 const SESSIONS_GIVEN_MAX: usize = 1024;
@@ -143,10 +145,6 @@ impl StoresServerSessions for Sessions {
     fn can_cache(&self) -> bool {
         true
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Checks that the peer holds the key of the certificate that it shows, and nothing else.

@@ -9,7 +9,9 @@ from typing import Any
 from hive_qos.units import format_rate
 from tools.bench import contenders
 from tools.bench.flows import ends, two_hosts
+from tools.bench.offload import offload
 from tools.bench.pairs import Pair, Pings
+from tools.bench.settings import FRAMES, OFFLOAD
 from tools.bench.turns import Measure, Run, lab_up
 from tools.lab import Lab
 
@@ -32,16 +34,19 @@ def measure_of(settings_s: float, bulk_bytes: int) -> Measure:
 def latencies(run: Run) -> None:
     """Over the fast link, where the processor is what takes time, and over one with a real delay and queue."""
     settings = run.settings
+    slow = f"{format_rate(settings.mixed_bits_per_s)}, {2000 * settings.mixed_delay_s:g} ms"
     links = (
-        (settings.lan_bits_per_s, 0.0, settings.lan_buffer_s),
-        (settings.mixed_bits_per_s, settings.mixed_delay_s, 0.05),
+        (FRAMES, settings.lan_bits_per_s, 0.0, settings.lan_buffer_s),
+        (OFFLOAD, settings.lan_bits_per_s, 0.0, settings.lan_buffer_s),
+        (slow, settings.mixed_bits_per_s, settings.mixed_delay_s, 0.05),
     )
-    for rate_bits_per_s, delay_s, buffer_s in links:
+    measure = measure_of(settings.latency_s, settings.bulk_bytes)
+    for case, rate_bits_per_s, delay_s, buffer_s in links:
         lab = Lab("bench-latency")
         two_hosts(lab)
         lab.link("a", "b", rate_bits_per_s=rate_bits_per_s, delay_s=delay_s, buffer_s=buffer_s)
-        case = format_rate(rate_bits_per_s) + (f", {2000 * delay_s:g} ms" if delay_s else "")
-        measure = measure_of(settings.latency_s, settings.bulk_bytes)
         with lab_up(lab), ExitStack() as stack:
+            if case == OFFLOAD:
+                offload(lab)
             pairs = run.pairs(stack, "latency", contenders.LATENCY, *ends(lab))
             run.turns("latency", case, pairs, measure, repetitions=settings.latency_repetitions, lab=lab)

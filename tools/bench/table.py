@@ -120,11 +120,13 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     "loss": _FLOW,
     "latency": [
         _figure("1 kB: median ms", "median_s_1000", _milliseconds),
-        _figure("99 %", "p99_s_1000", _milliseconds),
         _ratio("of idle", "median_s_1000 of idle"),
+        _figure("99 %", "p99_s_1000", _milliseconds),
+        _ratio("of idle", "p99_s_1000 of idle"),
         _figure("64 kB: median ms", "median_s_64000", _milliseconds),
-        _figure("99 %", "p99_s_64000", _milliseconds),
         _ratio("of idle", "median_s_64000 of idle"),
+        _figure("99 %", "p99_s_64000", _milliseconds),
+        _ratio("of idle", "p99_s_64000 of idle"),
         _figure("bulk", "bulk_bits_per_s", format_rate),
     ],
     "memory": [

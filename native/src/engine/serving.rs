@@ -11,11 +11,11 @@ use bytes::Bytes;
 use quinn_proto::{ClientConfig, EndpointConfig, ServerConfig, TransportConfig};
 use tokio::runtime::Handle;
 
-use super::{Engine, locked};
+use super::Engine;
 use crate::congestion;
 use crate::endpoint::{Dialled, Endpoint};
 use crate::events::{Event, Failure};
-use crate::guard::{self, Task};
+use crate::guard::{self, Task, locked};
 use crate::link::{Link, Stage, remote_name};
 use crate::measure::{Measure, ObservedFactory};
 use crate::rate::EndpointRate;
@@ -145,18 +145,15 @@ impl Engine {
     pub fn connect(self: &Arc<Self>, endpoint: u64, number: u64, remote: SocketAddr, expected: Option<&str>) {
         let served = locked(&self.endpoints).get(&endpoint).cloned();
         let name = expected.map_or_else(|| remote_name(remote), str::to_owned);
-        let down = |reason: String| {
-            self.events.push(Event::Down {
+        let Some(served) = served else {
+            return self.events.push(Event::Down {
                 link: number,
                 peer: name.clone(),
                 failure: Some(Failure::Lost {
-                    peer: name.clone(),
-                    reason,
+                    peer: name,
+                    reason: format!("there is no endpoint {endpoint}"),
                 }),
             });
-        };
-        let Some(served) = served else {
-            return down(format!("there is no endpoint {endpoint}"));
         };
         let measure = Measure::new();
         let mut config = ClientConfig::new(served.identity.client_for(remote, expected));

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Engine, locked};
+use super::Engine;
+use crate::guard::locked;
 use crate::link::{Link, Stage};
 use crate::measure::Measured;
 

@@ -1,11 +1,12 @@
 //! A message on its way in: where its bytes go, and what the reader of its stream is told.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::buffers::Destination;
+use crate::guard::locked;
 use crate::wire::{Code, Header};
 
 /// Charged for every waiting message, so that a million empty ones cannot fill the memory.
@@ -139,7 +140,7 @@ impl Slot {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, SlotState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// The connection's window no longer counts this message's bytes as elsewhere.

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use crate::guard::locked;
 
 /// Two packets in a tenth of a second are data; what is less is keep-alives and questions of the transport's own.
 pub(super) const BUSY_BYTES: u64 = 3000;
@@ -72,7 +74,7 @@ impl EndpointRate {
     }
 
     fn lock(&self) -> MutexGuard<'_, Division> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// Note what a connection sends: whether it has data is seen by that.

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::base::{BASE_SPAN, Base};
+
 pub(super) const HEADROOM: f64 = 0.95;
 /// Ethernet, IPv6 and UDP of a datagram: the rate is one of the wire, and so HTB counts.
 pub(super) const HEADER_BYTES: f64 = 62.0;
@@ -23,35 +25,7 @@ const LOSS_SPAN: Duration = Duration::from_secs(1);
 const STEP_MIN: f64 = 0.01;
 const STEP_MAX: f64 = 0.05;
 const NEAR_BOUND: f64 = 1.04;
-const BASE_SPAN: Duration = Duration::from_secs(10);
 pub(super) const WINDOW_PACKETS_MIN: f64 = 10.0;
-
-/// The least round trip of the last one to two spans of `BASE_SPAN`, in seconds.
-#[derive(Clone)]
-pub(super) struct Base {
-    previous_s: f64,
-    current_s: f64,
-    since: Option<Instant>,
-}
-
-impl Base {
-    fn add(&mut self, rtt_s: f64, now: Instant) {
-        let age = self.since.map(|since| now.saturating_duration_since(since));
-        if age.is_none_or(|age| age > BASE_SPAN) {
-            self.previous_s = match age {
-                Some(age) if age <= 2 * BASE_SPAN => self.current_s,
-                _ => f64::INFINITY,
-            };
-            self.current_s = f64::INFINITY;
-            self.since = Some(now);
-        }
-        self.current_s = self.current_s.min(rtt_s);
-    }
-
-    pub(super) fn least_s(&self) -> f64 {
-        self.previous_s.min(self.current_s)
-    }
-}
 
 /// Until when less is sent than the path gives, the pace before, the queue that has to go, and the how manieth.
 #[derive(Clone)]
@@ -93,11 +67,7 @@ impl RateFollower {
             target: 0.0,
             pace: 0.0,
             queue_s: 0.0,
-            base: Base {
-                previous_s: f64::INFINITY,
-                current_s: f64::INFINITY,
-                since: None,
-            },
+            base: Base::default(),
             latest_s: 0.0,
             round_at: None,
             round_least_s: f64::INFINITY,

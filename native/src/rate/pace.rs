@@ -1,9 +1,11 @@
 //! The pace of one connection: a bucket of its own, for the stack's pacer cannot be given a rate.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
+
+use crate::guard::locked;
 
 /// Of the bucket: wake-ups are 1 ms apart at best, so half of 4 ms keeps up with them.
 const BURST_S: f64 = 0.004;
@@ -58,7 +60,7 @@ impl Default for Pace {
 
 impl Pace {
     fn lock(&self) -> MutexGuard<'_, Bucket> {
-        self.bucket.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.bucket)
     }
 
     pub(super) fn set(&self, rate: f64, packet_bytes: f64, now: Instant) {

@@ -123,7 +123,7 @@ def heard_behind(backlog_bytes: int) -> tuple[ArrivalState, ...]:
         )  # fmt: skip
         state = signals.observe(
             state, now_s=TICK_S * number, flows=[sample], classes=classes, sent_bits=sent_bits, received_bits=0.0,
-            dropped_packets=0, elapsed_s=TICK_S, loaded=True,
+            dropped_packets=0, elapsed_s=TICK_S, loaded=True, rate_bits_per_s=40_000_000,
         )  # fmt: skip
     return state.arrivals
 

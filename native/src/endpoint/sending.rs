@@ -1,0 +1,141 @@
+//! How much is sent at once, of which connection, and when others have their turn.
+//!
+//! - What is sent at once is as much as the kernel takes (64 KiB), but no more than the paths of the socket carry in `LUMP`,
+//!   all together, for they begin with the same link: an urgent packet cannot pass what has been handed over. Nor more than
+//!   the path itself carries in `LUMP_SLOW`. What waits in the kernel is bounded likewise (`Socket::fit`).
+//! - A connection sends `LUMPS_A_TURN`; then acknowledgements are read and the others have their turn.
+
+use std::sync::atomic::Ordering;
+use std::task::Context;
+use std::time::{Duration, Instant};
+
+use quinn_proto as proto;
+use quinn_udp::{EcnCodepoint, Transmit};
+
+use super::State;
+use super::driver::Driver;
+use crate::connection;
+use crate::socket::Socket;
+
+/// At 1 Gbit/s as much as the kernel takes: half of it costs the receiver a sixth more, for waking up.
+pub(super) const LUMP: Duration = Duration::from_micros(500);
+/// Of bulk, which everything else on the link waits behind.
+pub(super) const LUMP_BULK: Duration = Duration::from_micros(250);
+/// With fewer the kernel's work for each call is felt: as many are sent at once on paths slower than 200 Mbit/s.
+const SEGMENTS_SLOW: usize = 8;
+/// But no more than a path carries in this: three lumps wait in front of an urgent packet, two of them in the kernel.
+const LUMP_SLOW: Duration = Duration::from_micros(2500);
+/// A pair is acknowledged at once.
+const SEGMENTS_MIN: usize = 2;
+const LUMPS_A_TURN: usize = 2;
+
+impl Driver {
+    /// Send of what is due, each connection in its turn; false where the kernel has no room.
+    pub(super) fn send(&mut self, cx: &mut Context<'_>, state: &State) -> bool {
+        if let Some(unsent) = self.unsent.take()
+            && !self.socket.poll_send(cx, &on_wire(&unsent, &self.packets))
+        {
+            self.unsent = Some(unsent);
+            return false;
+        }
+        for _ in 0..self.due.len() {
+            let Some(handle) = self.due.pop_front() else {
+                break;
+            };
+            let Some(connection) = state.connections.get(&handle) else {
+                continue;
+            };
+            let mut shared = connection.lock();
+            let mut more = true;
+            for _ in 0..LUMPS_A_TURN {
+                let made = connection.with(&mut shared, |shared, stack| {
+                    self.faults.fault("stack");
+                    self.packets.clear();
+                    lump(
+                        shared,
+                        stack,
+                        (self.shared.lump, self.rate),
+                        &self.socket,
+                        &mut self.packets,
+                    )
+                });
+                let Some(transmit) = made.flatten() else {
+                    more = false;
+                    break;
+                };
+                if !self.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
+                    self.unsent = Some(transmit);
+                    break;
+                }
+            }
+            if shared.untold() && !std::mem::replace(&mut shared.listed, true) {
+                self.touched.push(handle); // its tasks have to hear of that
+            }
+            shared.due = more;
+            let deadline = connection.with(&mut shared, |_, stack| stack.poll_timeout()).flatten();
+            if deadline != shared.deadline {
+                if let Some(before) = std::mem::replace(&mut shared.deadline, deadline) {
+                    self.deadlines.remove(&(before, handle.0));
+                }
+                self.deadlines.extend(deadline.map(|deadline| (deadline, handle.0)));
+            }
+            connection.tell(&shared);
+            if more {
+                self.due.push_back(handle);
+            }
+            if self.unsent.is_some() {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// What a connection sends at once, written to `packets`.
+///
+/// `lump`: how long it may take on paths that carry so many bytes a second together.
+fn lump(
+    shared: &mut connection::State,
+    stack: &mut proto::Connection,
+    (lump, all): (Duration, u64),
+    socket: &Socket,
+    packets: &mut Vec<u8>,
+) -> Option<proto::Transmit> {
+    loop {
+        let size = usize::from(stack.current_mtu());
+        let rate = shared.rate.bytes_per_s.load(Ordering::Relaxed);
+        let segments = segments_in(lump, rate, all, size).min(socket.segments_max(size));
+        let probes = shared.path.probes(stack);
+        let transmit = stack.poll_transmit(Instant::now(), segments, packets)?;
+        if probes.is_none() || probes == shared.path.probes(stack) {
+            return Some(transmit);
+        }
+        packets.clear(); // a probe that must not be sent
+    }
+}
+
+/// Datagrams of `size` bytes to send at once on a path of `rate` bytes a second, where all paths of the socket carry `all`;
+/// 0 is not known yet.
+pub(super) fn segments_in(lump: Duration, rate: u64, all: u64, size: usize) -> usize {
+    let in_time = |time: Duration, rate: u64| (rate as f64 * time.as_secs_f64()) as usize / size;
+    let most = in_time(LUMP_SLOW, rate);
+    let slow = match rate {
+        0 => SEGMENTS_SLOW,
+        _ => most.clamp(SEGMENTS_MIN, SEGMENTS_SLOW),
+    };
+    slow.max(in_time(lump, rate.max(all)).min(most))
+}
+
+pub(super) fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {
+    Transmit {
+        destination: transmit.destination,
+        ecn: transmit.ecn.map(|ecn| match ecn {
+            proto::EcnCodepoint::Ect0 => EcnCodepoint::Ect0,
+            proto::EcnCodepoint::Ect1 => EcnCodepoint::Ect1,
+            proto::EcnCodepoint::Ce => EcnCodepoint::Ce,
+        }),
+        contents: &packets[..transmit.size],
+        segment_size: transmit.segment_size,
+        src_ip: transmit.src_ip,
+    }
+}
