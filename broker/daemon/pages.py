@@ -26,6 +26,7 @@ _PAGES: Mapping[str, tuple[str, Callable[[Snapshot], Any]]] = {
     "/v1/flows": (JSON, lambda snapshot: {"schema": 1, "flows": flow_list(snapshot)}),
     "/metrics": (PROMETHEUS, metrics),
 }
+"""The pages that show a snapshot: of what kind they are, and what they are made from."""
 DESCRIPTION = "/v1/openapi.json"
 PATHS = ("/v1/status", "/v1/policy", "/v1/flows", DESCRIPTION, "/metrics")
 
