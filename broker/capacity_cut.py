@@ -173,6 +173,7 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
         until_s = min(state.cut_s + DRAIN_S_LONGEST, now_s + passed.wait_s / (1 - DRAIN_FACTOR))
     elif any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):
         until_s = now_s
+        failed = max(failed, _at_least(state))
     if failed != state.failed_bits_per_s:
         lowest, most = CUT_MOST_SEEN * state.cut_from_bits_per_s, CUT_LEAST * state.cut_from_bits_per_s
         if state.moved_by == "probe":  # a mistake of our own, to be taken back and no more
@@ -193,9 +194,12 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
 
 
 def is_mended(state: CapacityState, passed: passage.Passage | None, *, now_s: float) -> bool:
-    """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue."""
-    if state.moved_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST or passed is None:
+    """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue; or any cut
+    too deep, by the first packet that met none."""
+    if state.moved_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST:
         return False
+    if passed is None:
+        return _at_least(state) > state.failed_bits_per_s
     return passed.deepest_s >= passage.DEEP_S and passed.carried_bits_per_s < CUT_TO_THROUGH * state.failed_bits_per_s
 
 
@@ -209,6 +213,11 @@ def raised_lately(state: CapacityState, *, now_s: float) -> bool:
 def least(state: CapacityState) -> int:
     """The rate below which nothing goes."""
     return max(1, int(RATE_MIN_PART * state.base_bits_per_s))
+
+
+def _at_least(state: CapacityState) -> int:
+    """What was carried at least since the last cut, by the first packet that left after it and met no queue."""
+    return int(passage.at_least(state.signals.arrivals, state.signals.ticks, since_s=state.cut_s or 0.0))
 
 
 def _back_to(state: CapacityState) -> tuple[float, float]:

@@ -126,6 +126,30 @@ def middle(heard: Collection[Passage | None]) -> Passage | None:
     )
 
 
+def at_least(arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, since_s: float) -> float:
+    """What the network carries at least, by the first packet of a peer that left since a time and met no queue: by then
+    all had passed that left after one which had stood in it. The least of several such, the middle one of several
+    peers; 0 where nobody can say."""
+    left, found = Left(ticks), []
+    for _, entries in groupby(arrivals, key=lambda entry: entry.peer):
+        standing: list[ArrivalState] = []
+        for entry in entries:
+            if entry.wait_s >= STANDING_S:
+                standing.append(entry)
+                continue
+            if entry.left_s < since_s:
+                standing = []
+                continue
+            rates = [
+                left.between(first.left_s, entry.left_s) / (entry.arrived_s - first.arrived_s)
+                for first in standing
+                if entry.arrived_s - first.arrived_s >= STRETCH_S and first.left_s >= left.since_s
+            ]
+            found.append(min(rates, default=0.0))
+            break
+    return statistics.median(found) if found else 0.0
+
+
 def is_told(arrivals: Sequence[ArrivalState]) -> bool:
     """Whether peers say often enough when packets arrive for the law to wait for it."""
     return len(arrivals) >= TOLD_MIN
