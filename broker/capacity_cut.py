@@ -32,6 +32,9 @@ CUT_TO_DEEP, UNSURE, SURE = 0.9, 1.15, 1.04
 tenth less, and 15 % more than measured before a raise counts as surely beyond it; else 4 %."""
 SURE_SPAN_S = 0.25
 """Of arrivals within a drain, for them to put the rate up again: 10 ms of jitter are 4 % of it."""
+LONGER = 1.5
+"""A cut may rest on two arrivals of which one was held up by 100 ms in 0.2 s; what has been heard over so much more of
+the same queue counts upwards, too."""
 AGAIN_S = 1.0
 """Acknowledgements that waited in a queue towards us come all at once when it has gone: what came through in 0.3 s was
 1.5 times what the link carried, and a second cut went down by a tenth where a third was due (from 97 to 30 Mbit/s). A
@@ -78,7 +81,7 @@ def carried(
     heard = passage.by_peer(state.signals.arrivals, state.signals.ticks, since_s=since_s, now_s=now_s)
     before = state.cut_from_bits_per_s if state.cut_s is not None and now_s - state.cut_s <= DRAIN_S_LONGEST else 0
     most = SURELY_MORE * max(state.rate_bits_per_s, before)
-    stalled = frozenset(peer for peer, entry in heard.items() if entry.carried_bits_per_s > most)
+    stalled = frozenset(peer for peer, entry in heard.items() if entry is not None and entry.carried_bits_per_s > most)
     return passage.middle([entry for peer, entry in heard.items() if peer not in stalled]), stalled
 
 
@@ -111,6 +114,9 @@ def cut(
     deep = passed is not None and passed.deepest_s >= passage.DEEP_S
     if passed is not None:
         target = (CUT_TO_DEEP if deep else CUT_TO_THROUGH) * passed.carried_bits_per_s
+    elif not (limited or now.pressed):
+        # what an application sent that had little to send says nothing of what the network carries, but that it does
+        target = max(CUT_BLIND * rate, now.tx_bits_per_s)
     elif now.through_bits_per_s is not None:
         target = CUT_TO_THROUGH * min(now.through_bits_per_s, _through_since_the_drain(state, now_s=now_s))
     elif not limited and now.tx_bits_per_s < LIMITED * rate:
@@ -136,6 +142,7 @@ def cut(
         signals=signals.forget(state.signals, before_s=now_s + drain_s + now.baseline_s),
         cut_s=now_s,
         cut_from_bits_per_s=rate,
+        cut_span_s=passed.span_s if passed else 0.0,
         fallen_s=now_s if untouched else state.fallen_s,
         changed_s=now_s + drain_s,
         hold_s=back_off_s,
@@ -160,7 +167,8 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
     if since is not None and since.span_s >= SURE_SPAN_S:
         failed = int(since.carried_bits_per_s)
     elif passed is not None:
-        failed = min(failed, int(passed.carried_bits_per_s))
+        longer = passed.span_s >= LONGER * state.cut_span_s
+        failed = int(passed.carried_bits_per_s) if longer else min(failed, int(passed.carried_bits_per_s))
     if passed is not None:
         until_s = min(state.cut_s + DRAIN_S_LONGEST, now_s + passed.wait_s / (1 - DRAIN_FACTOR))
     elif any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):

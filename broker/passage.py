@@ -86,8 +86,9 @@ def kept(
 
 def by_peer(
     arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, since_s: float, now_s: float
-) -> dict[str, Passage]:
-    """Say of each peer what the network carried while its packets stood in a queue; nothing of who knows too little.
+) -> dict[str, Passage | None]:
+    """Say of each peer what the network carried while its packets stood in a queue, None where they stand in none;
+    nothing of who knows too little.
 
     Args:
         arrivals: by peer, each peer's in order of time.
@@ -95,11 +96,14 @@ def by_peer(
         since_s: what left before then does not count.
         now_s: the tick's time.
     """
-    found: dict[str, Passage] = {}
+    found: dict[str, Passage | None] = {}
     left: Left | None = None
     for peer, entries in groupby(arrivals, key=lambda entry: entry.peer):
         own = [entry for entry in entries if since_s <= entry.left_s]
-        if not own or own[-1].wait_s < STANDING_S or own[-1].left_s < now_s - AGE_S_MAX:
+        if not own or own[-1].left_s < now_s - AGE_S_MAX:
+            continue
+        if own[-1].wait_s < STANDING_S:
+            found[peer] = None
             continue
         left = left or Left(ticks)
         passage = _of_peer(own, left, now_s=now_s)
@@ -108,9 +112,11 @@ def by_peer(
     return found
 
 
-def middle(passages: Collection[Passage]) -> Passage | None:
-    """What several peers say together: of each figure the middle one, of two the mean."""
-    if not passages:
+def middle(heard: Collection[Passage | None]) -> Passage | None:
+    """What several peers say together, where more see a queue than see none: of each figure the middle one, of two the
+    mean."""
+    passages = [passage for passage in heard if passage is not None]
+    if 2 * len(passages) <= len(heard):
         return None
     return Passage(
         statistics.median(passage.carried_bits_per_s for passage in passages),

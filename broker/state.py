@@ -227,7 +227,8 @@ class CapacityState:
 
     Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `drain_until_s` until when
     half of it is used, so that a queue elsewhere empties; `cut_s`, `raised_s`, `changed_s` when it last moved; `hold_s`
-    and `step` of the next probe, `failed_bits_per_s` what came through at the last cut; `busy_s` how long the shaper
+    and `step` of the next probe, `failed_bits_per_s` what came through at the last cut, and
+    `cut_span_s` over how long that was heard; `busy_s` how long the shaper
     has been the limit since the last move, `free_s` how long it has not been; the `episode_*` fields tell whether delay
     follows our rate; `blameless_until_s` until when it is believed not to.
     """
@@ -250,6 +251,7 @@ class CapacityState:
     episode_excess_s: float = 0.0
     episode_cuts: int = 0
     cut_from_bits_per_s: int = 0
+    cut_span_s: float = 0.0
     surely_more_bits_per_s: int = 0
     fallen_s: float | None = None
     blameless_until_s: float = 0.0
