@@ -4,8 +4,8 @@
     another one asks      measure -> decide -> ask others -> egress -> answer others -> ingress -> look at TCP
 
 Who sends to us, and how much came before a burst, is asked of TCP (half a millisecond with few connections, up to three
-with many). What another broker's lease gets does not depend on that, so it does not wait for it; and (*) where no way in
-is looked after, nobody has to be asked for room, and what TCP says of the way out can wait for the next tick.
+with many). What another broker's lease gets does not depend on that, so it does not wait for it; and (*) where no way
+in is looked after, nobody has to be asked for room, and what TCP says of the way out can wait for the next tick.
 """
 
 from __future__ import annotations
