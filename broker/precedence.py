@@ -35,7 +35,7 @@ NICENESS = -10
 """Of its session's group, where the kernel weighs these (autogroup, sched(7)): nine times an ordinary one."""
 SPELL_S, SPELL_S_MAX = 0.5, 2.0
 """A tick takes milliseconds, a reload tens of them, a start of Python a few hundred."""
-SWITCH_S = 0.001
+SWITCH_S = 0.0003
 """How long who answers a request keeps the interpreter from who decides; Python's own is 5 ms."""
 _SPELLS = int(SPELL_S * 1e6), int(SPELL_S_MAX * 1e6)  # RLIMIT_RTTIME counts microseconds
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

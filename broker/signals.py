@@ -255,9 +255,11 @@ def two_way_high(state: SignalState, *, now_s: float, threshold_s: float, high: 
 
 
 def _received(ticks: Sequence[TickState], *, now_s: float) -> float:
-    during = [tick for tick in ticks if tick.at_s > now_s - WINDOW_S + 1e-9]
-    elapsed_s = sum(tick.elapsed_s for tick in during)
-    return sum(tick.received_bits or 0.0 for tick in during) / elapsed_s if elapsed_s > 0 else 0.0
+    received_bits = elapsed_s = 0.0
+    for tick in ticks:
+        if tick.at_s > now_s - WINDOW_S + 1e-9:
+            received_bits, elapsed_s = received_bits + (tick.received_bits or 0.0), elapsed_s + tick.elapsed_s
+    return received_bits / elapsed_s if elapsed_s > 0 else 0.0
 
 
 def one_way_expected(state: SignalState, *, now_s: float) -> bool:
@@ -311,14 +313,19 @@ def peak_tx_bits_per_s(state: SignalState, *, now_s: float) -> float:
 
 def tx_bits_per_s(state: SignalState, *, now_s: float, window_s: float) -> float:
     """What left the interface over a window."""
-    ticks = [tick for tick in state.ticks if tick.at_s > now_s - window_s + 1e-9]
-    elapsed_s = sum(tick.elapsed_s for tick in ticks)
-    return sum(tick.sent_bits for tick in ticks) / elapsed_s if elapsed_s > 0 else 0.0
+    sent_bits = elapsed_s = 0.0
+    for tick in state.ticks:
+        if tick.at_s > now_s - window_s + 1e-9:
+            sent_bits, elapsed_s = sent_bits + tick.sent_bits, elapsed_s + tick.elapsed_s
+    return sent_bits / elapsed_s if elapsed_s > 0 else 0.0
 
 
 def through_bits_per_s(state: SignalState, *, now_s: float, window_s: float = WINDOW_S) -> float:
     """What the reported connections delivered over a window, on the wire's scale."""
-    return state.wire_ratio * sum(_delivery(flow, now_s=now_s, window_s=window_s) for flow in state.flows)
+    delivered = 0.0
+    for flow in state.flows:
+        delivered += _delivery(flow, now_s=now_s, window_s=window_s)
+    return state.wire_ratio * delivered
 
 
 def delivered_by_flow(state: SignalState, *, now_s: float) -> dict[str, float]:
@@ -477,9 +484,11 @@ def _note(excess: dict[tuple[str, bool], Span], destination: tuple[str, bool], s
 
 def _much_came_in(ticks: Sequence[TickState], *, since_s: float) -> bool:
     """Whether so much came in since a time that acknowledgements may have waited in a queue towards us."""
-    during = [tick for tick in ticks if tick.at_s >= since_s]
-    received = sum(tick.received_bits or 0.0 for tick in during)
-    return received > TWO_WAY_PART * sum(tick.sent_bits for tick in during)
+    received = sent = 0.0
+    for tick in ticks:
+        if tick.at_s >= since_s:
+            received, sent = received + (tick.received_bits or 0.0), sent + tick.sent_bits
+    return received > TWO_WAY_PART * sent
 
 
 def _rtt_s(sample: FlowSample) -> float | None:
@@ -527,18 +536,26 @@ def _delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
 def _delivered(flow: FlowState, at_s: float) -> float:
     """The connection's counter at a time: between samples a straight line, after the last one at its last rate."""
     points = flow.points
-    if at_s <= points[0][0]:
-        return float(points[0][1])
-    right = next((index for index, point in enumerate(points) if point[0] >= at_s), len(points) - 1)
-    left, end = points[right - 1], points[right]
+    left = points[0]
+    if at_s <= left[0]:
+        return float(left[1])
+    end = left
+    for point in points[1:]:
+        left, end = end, point
+        if point[0] >= at_s:
+            break
     return left[1] + (end[1] - left[1]) * (at_s - left[0]) / max(end[0] - left[0], 0.01)
 
 
 def _loss(state: SignalState, *, now_s: float) -> tuple[int, int]:
     """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count."""
-    last = [tick for tick in state.ticks if tick.at_s > max(now_s - 1.0, state.ignore_before_s)]
-    dropped = sum(tick.dropped_packets for tick in state.ticks)
-    return max(0, sum(tick.lost_packets for tick in last) - dropped), sum(tick.sent_packets for tick in last)
+    since_s = max(now_s - 1.0, state.ignore_before_s)
+    lost = sent = dropped = 0
+    for tick in state.ticks:
+        dropped += tick.dropped_packets
+        if tick.at_s > since_s:
+            lost, sent = lost + tick.lost_packets, sent + tick.sent_packets
+    return max(0, lost - dropped), sent
 
 
 def _learn(state: SignalState, *, now_s: float) -> SignalState:

@@ -24,7 +24,6 @@ from shaping.model import (
     AddRoot,
     ChangeClass,
     ChangeLeaf,
-    ClassCounters,
     ClassSpec,
     DeleteFilter,
     FilterSpec,
@@ -46,7 +45,6 @@ TC_H_ROOT = 0xFFFFFFFF
 
 _TCA_KIND, _TCA_OPTIONS, _TCA_STATS2 = 1, 2, 7
 _TCA_HTB_PARMS, _TCA_HTB_INIT, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 2, 6, 7
-_TCA_STATS_BASIC, _TCA_STATS_QUEUE, _TCA_STATS_APP, _TCA_STATS_PKT64 = 1, 3, 4, 8
 _TCA_U32_CLASSID, _TCA_U32_SEL = 1, 5
 _TCA_FQ_CODEL_LIMIT = 2
 
@@ -54,10 +52,6 @@ _TCMSG = struct.Struct("=BxHiIII")  # family, pad, interface index, handle, pare
 _RATE = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
 _HTB_TAIL = struct.Struct("=IIIII")  # buffer, cbuffer, quantum, level, prio
 _HTB_GLOB = struct.Struct("=IIIII")  # version, rate2quantum, defcls, debug, direct_pkts
-_STATS_BASIC = struct.Struct("=QI")  # bytes, packets
-_STATS_PKT64 = struct.Struct("=Q")
-_STATS_QUEUE = struct.Struct("=IIIII")  # qlen, backlog, drops, requeues, overlimits
-_STATS_APP = struct.Struct("=IIIii")  # lends, borrows, giants, tokens, ctokens
 _U32_SEL = struct.Struct("=BBBxHHhhI")  # flags, offshift, nkeys, offmask, off, offoff, hoff, hmask
 _LINKLAYER_ETHERNET = 1
 _HTB_VERSION = 3
@@ -231,27 +225,6 @@ def decode_filter(found: Object) -> FilterSpec | None:
         target_minor=target & 0xFFFF,
         parent_minor=found.parent & 0xFFFF,
     )
-
-
-def decode_class_counters(_: int, body: bytes) -> tuple[int, ClassCounters]:
-    """A class' handle and what it counted, without the rest that `decode_object` takes apart: for every tick."""
-    statistics = attribute_map(body, _TCMSG.size, last=_TCA_STATS2)[_TCA_STATS2]
-    return _TCMSG.unpack_from(body)[3], decode_counters(statistics)
-
-
-def decode_counters(statistics: bytes) -> ClassCounters:
-    """TCA_STATS2 of an HTB class. It grew over kernel versions: what is missing counts as 0."""
-    found = attribute_map(statistics)
-    sent_bytes, sent_packets = _STATS_BASIC.unpack_from(found[_TCA_STATS_BASIC])
-    if _TCA_STATS_PKT64 in found:  # the 32-bit one wraps after an hour at 1 M packets/s
-        (sent_packets,) = _STATS_PKT64.unpack_from(found[_TCA_STATS_PKT64])
-    qlen, backlog, drops, _requeues, overlimits = _STATS_QUEUE.unpack_from(found[_TCA_STATS_QUEUE])
-    lends = borrows = tokens = ctokens = 0
-    if _TCA_STATS_APP in found:
-        lends, borrows, _giants, tokens, ctokens = _STATS_APP.unpack_from(found[_TCA_STATS_APP])
-    return ClassCounters(
-        sent_bytes, sent_packets, drops, overlimits, backlog, qlen, lends, borrows, tokens, ctokens
-    )  # fmt: skip
 
 
 def pack_traffic_control(interface_index: int, *, handle: int, parent: int, info: int = 0) -> bytes:

@@ -5,7 +5,9 @@ An IFB of ours is named after the number of the interface whose ingress it shape
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import re
 import socket
 import struct
@@ -20,7 +22,8 @@ _IFLA_AF_SPEC, _IFLA_NUM_TX_QUEUES = 26, 31
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, b"\1"
 _IFF_UP = 1
 _SIOCGIFFLAGS, _SIOCGIFINDEX = 0x8913, 0x8933
-_IFREQ = struct.Struct("16si20x")
+_NAME_BYTES = 16
+_IFREQ, _IFREQ_NUMBER = struct.Struct(f"{_NAME_BYTES}si20x"), struct.Struct(f"={_NAME_BYTES}xi20x")
 
 
 def device_of(interface_number: int) -> str:
@@ -61,6 +64,18 @@ def encode_up(*, interface_index: int) -> Request:
 def encode_delete_link(*, interface_index: int) -> Request:
     """Delete a device."""
     return Request(RTM_DELLINK, 0, pack_link(interface_index))
+
+
+def interface_number(probe: socket.socket, name: str) -> int:
+    """The number of any interface, by an ioctl on any socket of the namespace: if_nametoindex(3) makes one each time.
+
+    Raises:
+        OSError: there is none of this name.
+    """
+    text = os.fsencode(name)
+    if len(text) >= _NAME_BYTES or b"\0" in text:
+        raise OSError(errno.ENODEV, "no interface is called so")
+    return int(_IFREQ_NUMBER.unpack(fcntl.ioctl(probe, _SIOCGIFINDEX, _IFREQ.pack(text, 0)))[0])
 
 
 def running_number(probe: socket.socket, device: str) -> int | None:

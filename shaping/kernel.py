@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError
 from shaping import redirect
+from shaping.class_counters import decode_class_counters
 from shaping.codec import (
     NLM_F_CREATE,
     NLM_F_EXCL,
@@ -29,7 +30,6 @@ from shaping.codec import (
     TC_H_ROOT,
     Object,
     decode_class,
-    decode_class_counters,
     decode_filter,
     decode_leaf,
     decode_root,
@@ -39,7 +39,15 @@ from shaping.codec import (
     encode_qdisc,
     options_to_give_back,
 )
-from shaping.ifb import encode_delete_link, encode_ifb, encode_no_addresses, encode_up, is_ours, running_number
+from shaping.ifb import (
+    encode_delete_link,
+    encode_ifb,
+    encode_no_addresses,
+    encode_up,
+    interface_number,
+    is_ours,
+    running_number,
+)
 from shaping.links import Link, decode_link, encode_look, encode_segments
 from shaping.model import (
     HELD_NAME,
@@ -258,7 +266,7 @@ class RealKernel:
 
     def _index(self, interface: str) -> int:
         try:
-            return socket.if_nametoindex(interface)
+            return interface_number(self._probe, interface)
         except OSError as error:
             there = ", ".join(name for _, name in socket.if_nameindex())
             raise ConfigurationError(

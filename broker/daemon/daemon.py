@@ -95,7 +95,7 @@ class Daemon:
         )
         self._first = options.configurations.first
         self._wishes, self._wake = Wishes(), Wake()
-        self._showing = Showing(self._wake.set)
+        self._showing = Showing(self._wake.set, clock=clock)
 
     # --- from outside --------------------------------------------------------------------------------------------
 

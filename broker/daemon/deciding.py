@@ -1,10 +1,11 @@
 """One decision and its application: measure, decide, ask other brokers, write to the kernel.
 
-    tick, announcement    look at TCP -> measure -> decide -> ask others -> egress -> answer others -> ingress
+    tick, announcement*   look at TCP -> measure -> decide -> ask others -> egress -> answer others -> ingress
     another one asks      measure -> decide -> ask others -> egress -> answer others -> ingress -> look at TCP
 
 Who sends to us, and how much came before a burst, is asked of TCP (half a millisecond with few connections, up to three
-with many). What another broker's lease gets does not depend on that, so it does not wait for it.
+with many). What another broker's lease gets does not depend on that, so it does not wait for it; and (*) where no way
+in is looked after, nobody has to be asked for room, and what TCP says of the way out can wait for the next tick.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ class Decided:
     before: State
     measurements: Measurements
     decision: Decision
+
+
+def looks_first(policy: Policy, *, between: bool, asked: bool) -> bool:
+    """Whether a decision, made between two ticks or because of another broker alone, is preceded by a look at TCP."""
+    return not asked and (not between or any(entry.ingress for entry in policy.interfaces))
 
 
 class Deciding:
@@ -89,7 +95,7 @@ class Deciding:
             between: between two ticks, where counters of a moment ago will do.
             asked: because of another broker alone.
         """
-        if not asked:
+        if looks_first(policy, between=between, asked=asked):
             self._look_at_tcp(policy)
         measurements = self._measuring.measure(policy, fresh_s=COUNTERS_FRESH_S if between else 0.0)
         now_s, before = self._clock(), self._state

@@ -122,7 +122,10 @@ class Loop:
             wake_s = min(self._rhythm.due_s(self._occasions()), paces.next_s, self._clock() + BEATS_WITHIN_S)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
+            policy = self._in_force.policy
             self._reloads.heed()
+            if self._in_force.policy is not policy:
+                self._showing.hurry()
             paces.look()
             now_s = self._clock()
             occasions = self._occasions()
@@ -140,6 +143,7 @@ class Loop:
             asked=self._parts.neighbours.urgent,
             links=self._links_changed,
             again_s=self._parts.deciding.again_s,
+            expected_s=self._hub.habits.expected_s(now_s=self._clock()),
         )
 
     def _decide_at(self, moment: Moment, now_s: float, *, asked: bool) -> None:

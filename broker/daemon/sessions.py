@@ -36,6 +36,8 @@ _REPORT_PREFIX = b'{"op":"report"'
 """How a report of `broker.client` begins; one that is written in another order is read all the same."""
 PACKETS_PER_WAKE = 16
 """Then the other sessions get their turn."""
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+"""Flags of a packet, or of descriptors, that the kernel had to cut; as a number, for an enumeration takes longer."""
 
 
 class Hub(Protocol):
@@ -315,4 +317,4 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return packet, list(descriptors), bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
+    return packet, list(descriptors), bool(flags & _CUT)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import queue
 import random
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -24,10 +27,10 @@ from engine_support import (
     pytest_generate_tests,
     relayed,
 )
-from patience import best_of
+from patience import LIMIT_S, best_of
 
 from transport.engine import create_engine
-from transport.engine.base import EngineSettings, Priority, Received, SendDone
+from transport.engine.base import EngineSettings, Event, Priority, Received, SendDone
 
 __all__ = ["engines", "pytest_generate_tests"]
 
@@ -227,3 +230,20 @@ def test_an_interpreter_that_ends_in_the_middle_ends_quietly(end: str) -> None:
     assert result.returncode in (0, 1, 130, -2)
     assert "FATAL" not in result.stderr
     assert "panicked" not in result.stderr
+
+
+@over(NATIVE)
+def test_the_thread_of_events_has_one_state_in_python_for_all_batches() -> None:
+    kept, heard = threading.local(), queue.SimpleQueue[int]()
+
+    def count(events: Sequence[Event]) -> None:
+        kept.batches = getattr(kept, "batches", 0) + 1  # a state that is made anew knows nothing of before
+        heard.put(kept.batches)
+
+    engine = create_engine("native", QUICK, count)
+    try:
+        for batch in range(1, 4):
+            engine.connect(99, ("127.0.0.1", 9), expected_peer="nobody")  # is told at once: there is no endpoint 99
+            assert heard.get(timeout=LIMIT_S) == batch
+    finally:
+        engine.close()

@@ -1,4 +1,4 @@
-"""Groups over real aioquic and real sockets, ranks as threads of this process."""
+"""Groups over real engines and real sockets, ranks as threads of this process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_support import need
 from patience import LIMIT_S, best_of, wait_until
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError, PeerError, TimedOutError
@@ -79,9 +80,8 @@ def own_threads() -> list[str]:
     return [one.name for one in threading.enumerate() if one.name.startswith(("hive-transport", "hive-aioquic"))]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_collective_over_aioquic(ranks, size):
-    ranks.connect(size)
+def every_collective(ranks: Ranks, size: int) -> None:
+    """All of them, each held against what it should be; of the all-reduced tensor all ranks have the same bits."""
     expected = sum(range(1, size + 1))
 
     def body(group: Group) -> bytes:
@@ -110,6 +110,20 @@ def test_every_collective_over_aioquic(ranks, size):
         return b"" if rank == 0 else tensor.tobytes()
 
     assert len(set(ranks.run(body))) == min(size, 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_every_collective(ranks, size):
+    ranks.connect(size)
+    every_collective(ranks, size)
+
+
+def test_every_collective_between_ranks_of_both_engines(ranks, chosen_engine):
+    need("native")
+    names = [chosen_engine, *(name for name in ("aioquic", "native") if name != chosen_engine)]
+    ranks.connect(3, [dataclasses.replace(LOCAL, engine=names[rank % 2]) for rank in range(3)])
+    assert [group._runtime._engine.name for group in ranks.groups] == [names[rank % 2] for rank in range(3)]
+    every_collective(ranks, 3)
 
 
 def test_a_tensor_larger_than_every_window_arrives(ranks):

@@ -173,3 +173,10 @@ def test_a_watched_status_that_goes_into_a_pipe_is_one_table_after_another(monke
     assert result.exit_code == ExitCode.INTERRUPTED
     assert "eth1" in result.stdout
     assert "eth2" in result.stdout
+
+
+def test_no_command_takes_the_place_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.cli.run_command._enter", lambda traffic_class, path: None)
+    result = RUN.invoke(app, ["run", "--class", "storage", "--", "true"])
+    assert isinstance(result.exception, AssertionError)
+    assert "would have become" in str(result.exception)

@@ -44,7 +44,7 @@ def test_who_writes_while_it_is_read_harms_neither(tmp_path: Path) -> None:
     done = threading.Event()
 
     def write() -> None:
-        for number in range(2_000):
+        for number in range(500):
             path.write_text(texts[number % 2])
         done.set()
 

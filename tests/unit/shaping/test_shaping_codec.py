@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shaping_contract import MBIT, make_shape
 
-from shaping.attributes import attribute_map, pack_attribute
+from shaping.attributes import attribute_map
 from shaping.bpf import instruction, load_64
 from shaping.cgroup import find_mount
 from shaping.codec import (
     TC_H_ROOT,
     decode_class,
-    decode_class_counters,
     decode_filter,
     decode_leaf,
     decode_object,
@@ -96,22 +95,6 @@ def test_htbs_reported_version_is_given_back_as_the_one_that_it_takes() -> None:
     assert struct.unpack("=IIIII", given_back[2]) == (3, 12, 0x20, 0, 0)
     assert struct.unpack("=I", given_back[5]) == (1000,)
     assert options_to_give_back("tbf", reported) == reported
-
-
-def test_counters_prefer_the_wide_packet_count_and_keep_signed_tokens() -> None:
-    statistics = (
-        pack_attribute(1, struct.pack("=QI", 5_000_000_000, 7) + bytes(4))
-        + pack_attribute(8, struct.pack("=Q", 2**33))
-        + pack_attribute(3, struct.pack("=IIIII", 3, 4500, 2, 0, 9))
-        + pack_attribute(4, struct.pack("=IIIii", 10, 20, 0, -5, 6))
-    )
-    beside = pack_attribute(1, b"htb\0"), pack_attribute(3, bytes(36))
-    message = struct.pack("=BxHiIII", 0, 0, 7, 0xFFE00010, 0xFFE00001, 0) + beside[0] + pack_attribute(7, statistics)
-    handle, found = decode_class_counters(40, message + beside[1])
-    assert handle == 0xFFE00010
-    assert (found.sent_bytes, found.sent_packets) == (5_000_000_000, 2**33)
-    assert (found.backlog_packets, found.backlog_bytes, found.dropped_packets, found.overlimits) == (3, 4500, 2, 9)
-    assert (found.lends, found.borrows, found.tokens, found.ctokens) == (10, 20, -5, 6)
 
 
 def test_every_jump_of_a_program_lands_inside_it() -> None:
