@@ -10,6 +10,7 @@ cargo-zigbuild, against that glibc (tools/wheel.sh).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -35,7 +36,7 @@ def main() -> None:
         except RuntimeError as reason:
             if os.environ.get("HIVE_NATIVE_BUILD") == "required":
                 raise SystemExit(f"hive-qos: the native engine cannot be built: {reason}") from None
-            print(f"hive-qos: without the native engine ({reason}); the pure-Python engine is used", file=sys.stderr)
+            say(f"hive-qos: without the native engine ({reason}); the pure-Python engine is used")
     if library is None:
         setup()
         return
@@ -44,6 +45,14 @@ def main() -> None:
         cmdclass={"build_ext": command_that_copies(library)},
         options={"bdist_wheel": {"py_limited_api": "cp311"}},
     )
+
+
+def say(line: str) -> None:
+    """Tell whoever installs: also past pip, which without -v keeps to itself what a build that went well says."""
+    print(line, file=sys.stderr)
+    if not sys.stderr.isatty():
+        with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:  # there may be none
+            terminal.write(f"\r{line}\n")
 
 
 def build_library(wish: str) -> Path:

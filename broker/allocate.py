@@ -49,10 +49,15 @@ def allocate(claims: Sequence[Claim], *, capacity_bits_per_s: int) -> Shares:
     Raises:
         ValueError: a weight that is not positive, or a negative rate.
     """
-    if capacity_bits_per_s < 0 or any(claim.weight <= 0 or claim.demand_bits_per_s < 0 for claim in claims):
+    high, low = [], []
+    for claim in claims:
+        demand, ceiling, guarantee = claim.demand_bits_per_s, claim.ceiling_bits_per_s, claim.guarantee_bits_per_s
+        if claim.weight <= 0 or demand < 0:
+            raise ValueError("weights must be above 0, rates at least 0")
+        high.append(top := demand if demand < ceiling else ceiling)
+        low.append(guarantee if guarantee < top else top)
+    if capacity_bits_per_s < 0:
         raise ValueError("weights must be above 0, rates at least 0")
-    high = [min(claim.demand_bits_per_s, claim.ceiling_bits_per_s) for claim in claims]
-    low = [min(claim.guarantee_bits_per_s, top) for claim, top in zip(claims, high, strict=True)]
     if sum(high) <= capacity_bits_per_s:
         return Shares(tuple(high), scaled=False)
     if sum(low) > capacity_bits_per_s:

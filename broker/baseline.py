@@ -6,7 +6,7 @@ then. It is kept as the least of each of a few parts of that time, so that its m
 
 from __future__ import annotations
 
-PART_S, PARTS = 10.0, 4
+PART_S, PARTS = 10.0, 4  # a sample is forgotten after 30 to 40 s
 WINDOW_S = PARTS * PART_S
 
 Least = tuple[tuple[float, float], ...]

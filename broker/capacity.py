@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from broker import passage, reasons, signals
 from broker.capacity_cut import (
@@ -35,6 +36,7 @@ from broker.capacity_cut import (
     DRAIN_FACTOR,
     HOLD_S,
     LIMITED,
+    carried,
     cut,
     drain,
     is_mended,
@@ -58,8 +60,6 @@ HIGH, OF = 3, 4
 DEEP_HIGH, DEEP_OF, SURELY_LESS = 2, 3, 0.8
 """Where a packet waited 100 ms and what was carried is below 0.8 of the rate, two of three do: a hiccup of a peer is no
 reason, for by its arrivals more was carried, not less."""
-SURELY_MORE = 1.1
-"""By arrivals a peer that stalled took in more than we send: that is no queue of ours."""
 QUIET_DELAY_S, QUIET_S = 0.010, 0.8
 QUIET_HIGH, QUIET_OF = 4, 5
 """BBR and short buffers keep a queue elsewhere below 30 ms (two bandwidth-delay products at most). Then what tells is
@@ -155,7 +155,7 @@ def estimate(
     seen = signals.observe(
         state.signals, now_s=now_s, flows=flows, classes=counters.classes, sent_bits=counters.sent_bits,
         received_bits=counters.received_bits, dropped_packets=counters.dropped_packets,
-        elapsed_s=counters.elapsed_s, loaded=load > 0.5,
+        elapsed_s=counters.elapsed_s, loaded=load > 0.5, rate_bits_per_s=shaper,
     )  # fmt: skip
     waiting = sum(entry.backlog_bytes for entry in counters.classes) >= BACKLOG_BYTES_MIN
     limiting = waiting and load >= LIMITED
@@ -166,12 +166,12 @@ def estimate(
         free_s=0.0 if limiting else state.free_s + counters.elapsed_s,
     )
     now = signals.read(seen, now_s=now_s)
-    passed = passage.read(seen.arrivals, seen.ticks, since_s=0.0, now_s=now_s)
+    passed, stalled = carried(state, since_s=0.0, now_s=now_s)
     if now_s < state.drain_until_s or is_mended(state, passed, now_s=now_s):
         state = drain(state, passed, now_s=now_s)
         if now_s < state.drain_until_s:
             return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)
-    blamed = _blamed(state, now, passed, now_s=now_s)
+    blamed = _blamed(state, now, passed, stalled, now_s=now_s)
     if blamed:
         state = cut(state, now, passed, by=blamed, limited=load >= LIMITED, now_s=now_s)
     elif may_raise(state, now, now_s=now_s):
@@ -179,30 +179,29 @@ def estimate(
     return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)
 
 
-def _blamed(state: CapacityState, now: signals.Signals, passed: passage.Passage | None, *, now_s: float) -> str:
+def _blamed(
+    state: CapacityState, now: signals.Signals, passed: passage.Passage | None, stalled: frozenset[str], *, now_s: float
+) -> str:
     """What speaks for a bottleneck elsewhere: "delay", "probe" (delay just after a raise), "loss", or "": nothing."""
     if now_s < state.blameless_until_s:
         return ""
     if state.moved_by in ("delay", "probe") and now_s - state.changed_s < CUT_REFRACTORY_S:
         return ""
+    agree = partial(signals.agree, state.signals, now_s=now_s, stalled=stalled)
     if signals.peak_tx_bits_per_s(state.signals, now_s=now_s) < LOAD_MIN * state.rate_bits_per_s:
         return ""
     if (
         passed is not None
         and passed.deepest_s >= passage.DEEP_S
         and passed.carried_bits_per_s < SURELY_LESS * state.rate_bits_per_s
-        and signals.agree(state.signals, now_s=now_s, threshold_s=DELAY_S, high=DEEP_HIGH, of=DEEP_OF)
+        and agree(threshold_s=DELAY_S, high=DEEP_HIGH, of=DEEP_OF)
     ):
         return "delay"
-    if passed is not None and passed.carried_bits_per_s > SURELY_MORE * state.rate_bits_per_s:
-        return ""
     if state.moved_by == "loss" and now_s - state.changed_s < CUT_REFRACTORY_S:
         return ""
-    if signals.agree(state.signals, now_s=now_s, threshold_s=DELAY_S, high=HIGH, of=OF):
+    if agree(threshold_s=DELAY_S, high=HIGH, of=OF):
         return "delay"
-    if raised_lately(state, now_s=now_s) and signals.agree(
-        state.signals, now_s=now_s, threshold_s=PROBE_DELAY_S, high=PROBE_HIGH, of=PROBE_OF
-    ):  # fmt: skip
+    if raised_lately(state, now_s=now_s) and agree(threshold_s=PROBE_DELAY_S, high=PROBE_HIGH, of=PROBE_OF):
         return "probe"
     untouched = state.rate_bits_per_s >= state.base_bits_per_s
     falling = state.fallen_s is not None and now_s - state.fallen_s < FALLING_S
@@ -214,11 +213,9 @@ def _blamed(state: CapacityState, now: signals.Signals, passed: passage.Passage 
         and signals.two_way_high(state.signals, now_s=now_s, threshold_s=DELAY_S, high=HIGH, of=OF)
     ):
         return "delay"
-    if now.pressed and state.free_s >= QUIET_S and signals.agree(
-        state.signals, now_s=now_s, threshold_s=QUIET_DELAY_S, high=QUIET_HIGH, of=QUIET_OF
-    ):  # fmt: skip
+    if now.pressed and state.free_s >= QUIET_S and agree(threshold_s=QUIET_DELAY_S, high=QUIET_HIGH, of=QUIET_OF):
         return "delay"
-    if passed is not None:
+    if passed is not None or stalled:
         return ""
     lost = now.lost_packets
     settled = state.cut_s is None or now_s - state.changed_s >= LOSS_SETTLE_S

@@ -24,11 +24,17 @@ doing."""
 CUT_TO_THROUGH = 0.95
 """Of what came through: the queue has to get shorter, and the ratio of wire to delivered bytes is known to a few
 percent."""
+SURELY_MORE = 1.1
+"""Of what may leave: a peer whose packets arrived closer together than that had stalled, and has no say. What waited
+for it is no queue of ours."""
 CUT_TO_DEEP, UNSURE, SURE = 0.9, 1.15, 1.04
 """Over a deep queue what was carried is known to 10 %, most of it because we know what left by the tick only: so a
 tenth less, and 15 % more than measured before a raise counts as surely beyond it; else 4 %."""
 SURE_SPAN_S = 0.25
 """Of arrivals within a drain, for them to put the rate up again: 10 ms of jitter are 4 % of it."""
+LONGER = 1.5
+"""A cut may rest on two arrivals of which one was held up by 100 ms in 0.2 s; what has been heard over so much more of
+the same queue counts upwards, too."""
 AGAIN_S = 1.0
 """Acknowledgements that waited in a queue towards us come all at once when it has gone: what came through in 0.3 s was
 1.5 times what the link carried, and a second cut went down by a tenth where a third was due (from 97 to 30 Mbit/s). A
@@ -68,6 +74,17 @@ RATE_MIN_PART = 0.02
 """Never below 2 % of the base: the sum of small floors still moves."""
 
 
+def carried(
+    state: CapacityState, *, since_s: float, now_s: float
+) -> tuple[passage.Passage | None, frozenset[str]]:  # fmt: skip
+    """What peers say was carried of what left since a time, None where nobody does; and which of them had stalled."""
+    heard = passage.by_peer(state.signals.arrivals, state.signals.ticks, since_s=since_s, now_s=now_s)
+    before = state.cut_from_bits_per_s if state.cut_s is not None and now_s - state.cut_s <= DRAIN_S_LONGEST else 0
+    most = SURELY_MORE * max(state.rate_bits_per_s, before)
+    stalled = frozenset(peer for peer, entry in heard.items() if entry is not None and entry.carried_bits_per_s > most)
+    return passage.middle([entry for peer, entry in heard.items() if peer not in stalled]), stalled
+
+
 def cut(
     state: CapacityState, now: signals.Signals, passed: passage.Passage | None, *, by: str, limited: bool, now_s: float
 ) -> CapacityState:
@@ -97,6 +114,9 @@ def cut(
     deep = passed is not None and passed.deepest_s >= passage.DEEP_S
     if passed is not None:
         target = (CUT_TO_DEEP if deep else CUT_TO_THROUGH) * passed.carried_bits_per_s
+    elif not (limited or now.pressed):
+        # what an application sent that had little to send says nothing of what the network carries, but that it does
+        target = max(CUT_BLIND * rate, now.tx_bits_per_s)
     elif now.through_bits_per_s is not None:
         target = CUT_TO_THROUGH * min(now.through_bits_per_s, _through_since_the_drain(state, now_s=now_s))
     elif not limited and now.tx_bits_per_s < LIMITED * rate:
@@ -110,9 +130,8 @@ def cut(
         most = CUT_MOST_SEEN
     target = min(max(target, most * rate), CUT_LEAST * rate)
     if by == "probe":
-        before = state.rate_before_raise_bits_per_s
-        back = PROBE_BACK if passage.is_told(state.signals.arrivals) else PROBE_BACK_UNTOLD
-        target = min(max(target, back * before), before)
+        lowest, before = _back_to(state)
+        target = min(max(target, lowest), before)
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.back_off_s)) if probe_failed else HOLD_S
     failed = int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH)
     drain_s = min(DRAIN_S_MAX, (passed.wait_s if passed else excess_s) / (1 - DRAIN_FACTOR)) if by != "loss" else 0.0
@@ -123,6 +142,7 @@ def cut(
         signals=signals.forget(state.signals, before_s=now_s + drain_s + now.baseline_s),
         cut_s=now_s,
         cut_from_bits_per_s=rate,
+        cut_span_s=passed.span_s if passed else 0.0,
         fallen_s=now_s if untouched else state.fallen_s,
         changed_s=now_s + drain_s,
         hold_s=back_off_s,
@@ -142,24 +162,28 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
     """Let the drain last as long as the queue does, by what is measured while it drains; and mend the rate likewise."""
     if state.moved_by == "loss" or state.cut_s is None:
         return state
-    until_s, carried = state.drain_until_s, state.failed_bits_per_s
-    since = passage.read(state.signals.arrivals, state.signals.ticks, since_s=state.cut_s, now_s=now_s)
+    until_s, failed = state.drain_until_s, state.failed_bits_per_s
+    since, _ = carried(state, since_s=state.cut_s, now_s=now_s)
     if since is not None and since.span_s >= SURE_SPAN_S:
-        carried = int(since.carried_bits_per_s)
+        failed = int(since.carried_bits_per_s)
     elif passed is not None:
-        carried = min(carried, int(passed.carried_bits_per_s))
+        longer = passed.span_s >= LONGER * state.cut_span_s
+        failed = int(passed.carried_bits_per_s) if longer else min(failed, int(passed.carried_bits_per_s))
     if passed is not None:
         until_s = min(state.cut_s + DRAIN_S_LONGEST, now_s + passed.wait_s / (1 - DRAIN_FACTOR))
     elif any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):
         until_s = now_s
-    if carried != state.failed_bits_per_s:
-        least_rate, most = CUT_MOST_SEEN * state.cut_from_bits_per_s, CUT_LEAST * state.cut_from_bits_per_s
-        rate = int(min(max(CUT_TO_THROUGH * carried, least_rate), most))
+        failed = max(failed, _at_least(state))
+    if failed != state.failed_bits_per_s:
+        lowest, most = CUT_MOST_SEEN * state.cut_from_bits_per_s, CUT_LEAST * state.cut_from_bits_per_s
+        if state.moved_by == "probe":  # a mistake of our own, to be taken back and no more
+            lowest, most = _back_to(state)
+        rate = int(min(max(CUT_TO_THROUGH * failed, lowest), most))
         state = replace(
             state,
             rate_bits_per_s=max(rate, least(state)),
-            failed_bits_per_s=carried,
-            surely_more_bits_per_s=int(UNSURE * carried),
+            failed_bits_per_s=failed,
+            surely_more_bits_per_s=int(UNSURE * failed),
         )
     return replace(
         state,
@@ -170,9 +194,12 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
 
 
 def is_mended(state: CapacityState, passed: passage.Passage | None, *, now_s: float) -> bool:
-    """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue."""
-    if state.moved_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST or passed is None:
+    """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue; or any cut
+    too deep, by the first packet that met none."""
+    if state.moved_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST:
         return False
+    if passed is None:
+        return _at_least(state) > state.failed_bits_per_s
     return passed.deepest_s >= passage.DEEP_S and passed.carried_bits_per_s < CUT_TO_THROUGH * state.failed_bits_per_s
 
 
@@ -186,6 +213,17 @@ def raised_lately(state: CapacityState, *, now_s: float) -> bool:
 def least(state: CapacityState) -> int:
     """The rate below which nothing goes."""
     return max(1, int(RATE_MIN_PART * state.base_bits_per_s))
+
+
+def _at_least(state: CapacityState) -> int:
+    """What was carried at least since the last cut, by the first packet that left after it and met no queue."""
+    return int(passage.at_least(state.signals.arrivals, state.signals.ticks, since_s=state.cut_s or 0.0))
+
+
+def _back_to(state: CapacityState) -> tuple[float, float]:
+    """The least and the most that a probe which failed leaves."""
+    before = state.rate_before_raise_bits_per_s
+    return (PROBE_BACK if passage.is_told(state.signals.arrivals) else PROBE_BACK_UNTOLD) * before, before
 
 
 def _through_since_the_drain(state: CapacityState, *, now_s: float) -> float:

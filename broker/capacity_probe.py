@@ -7,6 +7,7 @@ Past it such a packet makes steps 6 %; surely past it they double, to 20 %, one 
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 from broker import passage, signals
@@ -81,5 +82,6 @@ def _confirmed(state: CapacityState, *, heard: bool) -> bool:
     """
     if state.moved_by != "raise" or state.busy_s < CONFIRM_S:
         return False
-    waits_s = [entry.wait_s for entry in state.signals.arrivals if entry.left_s >= state.changed_s + CONFIRM_S / 2]
-    return waits_s[-1] <= PROBE_DELAY_S if waits_s else not heard
+    since_s = state.changed_s + CONFIRM_S / 2
+    last = {entry.peer: entry.wait_s for entry in state.signals.arrivals if entry.left_s >= since_s}
+    return statistics.median(last.values()) <= PROBE_DELAY_S if last else not heard

@@ -65,6 +65,10 @@ _MATCH_KEYS = ("cgroup", "port", "uid", "dscp", "address")
 _DAEMON_KEYS = ("tick", "state_dir", "api_socket", "session_socket", "group", "admin_group", "record_file")
 
 
+SHOWN_MAX = 100
+"""More than anybody mends at once; a file of a mebibyte may have a hundred thousand."""
+
+
 class ConfigurationErrors(HiveError):
     """The operator's file has mistakes. Mend each; `problems` has them all, in the order in which they were found."""
 
@@ -75,7 +79,9 @@ class ConfigurationErrors(HiveError):
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
-        return "\n".join(str(problem) for problem in self.problems)
+        shown = [str(problem) for problem in self.problems[:SHOWN_MAX]]
+        more = len(self.problems) - len(shown)
+        return "\n".join([*shown, f"and {more} more mistakes"] if more else shown)
 
 
 def load(text: str) -> Policy:

@@ -20,8 +20,9 @@ JOB_NAME_BYTES_MAX = 128
 SCHEDULES_MAX = 16
 """Every tick looks at each of them."""
 SCHEDULE_NAME_LENGTH_MAX = 64
+"""It stands in a line of the status, with the time at which it ends."""
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-DAY_MINUTES = 24 * 60
+DAY_MINUTES = 24 * 60  # by the clock: a day on which clocks change has as many
 
 _JOB_KEYS = ("weight", "guarantee", "ceiling")
 _SCHEDULE_KEYS = ("name", "days", "from", "to", "timezone", "class")

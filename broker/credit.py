@@ -26,7 +26,7 @@ from broker.model import Alarm
 from broker.state import BurstState, JobState, UserState
 
 CREDIT_FACTOR = 2
-"""docs/architecture.md, Trust: at most twice the recently measured burst."""
+"""An announcement is believed up to twice the recently measured burst (docs/decisions.md)."""
 FIRST_BURST_S = 2.0
 """A job without history: what the link carries in two seconds, which is also the longest hold between brokers."""
 BURSTS_REMEMBERED = 4

@@ -35,6 +35,7 @@ from broker import (
     presence,
     reasons,
     schedule,
+    segments,
 )
 from broker.holds import Hold, Verdict
 from broker.ingress import decide_ingress
@@ -49,8 +50,9 @@ from broker.model import (
     InterfaceAllocation,
     InterfaceSample,
     Measurements,
+    SegmentAllocation,
 )  # fmt: skip
-from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises
+from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises_of
 from broker.policy import CLASS_NAMES, ClassPolicy, InterfacePolicy, Policy
 from broker.promised import in_force
 from broker.schedule import Holding
@@ -202,8 +204,8 @@ def _interface(
         state, seen.bursts, sent_bytes=read.sent_bytes("compute") if read.fresh else None,
         capacity_bits_per_s=rate, now_s=now_s,
     )  # fmt: skip
-    promised = {entry.name: promises(entry, rate) for entry in now.classes}
-    kept = infeasible.kept(promised, capacity_bits_per_s=rate)
+    promised = promises_of(now.classes, rate)
+    kept = infeasible.kept(promised, rate)
     for entry in now.classes:
         own = promised[entry.name]
         observed, need = read.needs(
@@ -217,9 +219,14 @@ def _interface(
     holding = bursts.using(active, throughput_bits_per_s=used, capacity_bits_per_s=rate)
     lead_s = forecast.lead_s(seen.flows, destinations=bursts.destinations(seen), excess_s=estimate.excess_s)
     ahead = forecast.due(state.jobs, lead_s=lead_s, now_s=now_s)
-    plans = plan(wants, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=(*holding, *ahead))
+    plans = plan(
+        wants, promised=promised, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=(*holding, *ahead)
+    )
     plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
     told_apart = jobs.told_apart(seen.jobs)
+    limited, pieces = segments.follow(
+        state.segments, wanted=interface.limit_segments, rate_bits_per_s=rate, mtu_bytes=seen.mtu_bytes
+    )
     after = replace(
         state,
         counters_s=read.counters_s,
@@ -232,6 +239,7 @@ def _interface(
         job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
         presence=people,
         held=holding_back.states,
+        segments=limited,
     )
     allocation = InterfaceAllocation(
         name=interface.name,
@@ -245,6 +253,7 @@ def _interface(
         ),
         destinations=holding_back.destinations,
         presence=presence.shown(people, now_s=now_s) if policy.presence.enabled else None,
+        segments=SegmentAllocation(pieces.gso_max_segs, reasons.state(pieces.reason)),
     )
     allocation, job_alarms = jobs.divided(
         allocation, samples=told_apart, uses=after.job_uses, flows=seen.flows, heard=estimate.state.signals,
@@ -359,26 +368,23 @@ def _with_dead_band(
 ) -> tuple[ClassPlan, ...]:
     """Keep the last figures where the capacity stands and nothing moved by more than the dead band, or nothing is
     known. A floor that is not in force moves whatever the band says."""
+    if rate != state.applied_capacity_bits_per_s:
+        return plans
     last = {entry.name: entry for entry in state.applied}
-    if rate != state.applied_capacity_bits_per_s or any(entry.name not in last for entry in plans):
-        return plans
     band = DEAD_BAND * rate
-    below = any(
-        last[entry.name].rate_bits_per_s < min(entry.floor_bits_per_s, entry.rate_bits_per_s) for entry in plans
-    )
-    moved = fresh and any(
-        abs(entry.rate_bits_per_s - last[entry.name].rate_bits_per_s) > band
-        or abs(entry.ceil_bits_per_s - last[entry.name].ceil_bits_per_s) > band
-        for entry in plans
-    )
-    if moved or below:
-        return plans
-    return tuple(
-        replace(
-            entry, rate_bits_per_s=last[entry.name].rate_bits_per_s, ceil_bits_per_s=last[entry.name].ceil_bits_per_s
-        )
-        for entry in plans
-    )
+    stands = []
+    for entry in plans:
+        before = last.get(entry.name)
+        if before is None or before.rate_bits_per_s < min(entry.floor_bits_per_s, entry.rate_bits_per_s):
+            return plans
+        faster = abs(entry.rate_bits_per_s - before.rate_bits_per_s)
+        wider = abs(entry.ceil_bits_per_s - before.ceil_bits_per_s)
+        if fresh and (faster > band or wider > band):
+            return plans
+        if faster or wider:
+            entry = replace(entry, rate_bits_per_s=before.rate_bits_per_s, ceil_bits_per_s=before.ceil_bits_per_s)
+        stands.append(entry)
+    return tuple(stands)
 
 
 def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, read: _Reading) -> ClassAllocation:

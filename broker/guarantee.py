@@ -27,9 +27,11 @@ Owed = TypeVar("Owed", ClassState, Account)
 """Who is promised something over a window: a class, or what goes one way or to one destination."""
 
 PARTS = 12
+"""What was booked is forgotten a part at a time, 5 s of a minute: the strip does not grow with the ticks."""
 AT_RISK = 0.02
 REPAY_PART = 1 / 10
 PROMISE_MARGIN = 1.03
+"""The reasons for these three stand at the top."""
 
 
 def account(

@@ -48,6 +48,7 @@ AGAIN_S = 0.2
 TRIES = 25
 """After a death: five seconds. What the kernel refuses that long is left to the next start, or to `hive-qos clear`."""
 MESSAGE_BYTES_MAX = 64
+"""A beat is a letter and a number."""
 
 
 class Guard:

@@ -53,11 +53,15 @@ class Holding:
 
 def leased(leases: Sequence[Lease]) -> frozenset[str]:
     """The addresses towards which somebody holds us back."""
+    if not leases:
+        return frozenset()
     return frozenset(lease.address for lease in leases if _refusal(lease) is None)
 
 
 def waiting_bytes(samples: Sequence[DestinationSample], addresses: Collection[str]) -> int:
     """What waits for held destinations: not for lack of our own link."""
+    if not addresses:
+        return 0
     return sum(entry.backlog_bytes for entry in samples if entry.address in addresses)
 
 
@@ -100,6 +104,8 @@ def decide_held(
         capacity_bits_per_s: of our own way out.
         replicas: objects at risk that count now (`broker.needs`).
     """
+    if not states and not leases:
+        return Holding((), (), ())
     known = {entry.address: entry for entry in states}
     counters = {entry.address: entry for entry in samples if entry.traffic_class == HELD_CLASS}
     verdicts = []

@@ -10,6 +10,9 @@ wait for nothing.
     come      = beside(now) - beside(start) - others * (now - start)           of one burst
     over      when come reaches 0.97 of what the last bursts brought, by announced byte (their median)
 
+A burst that is past its deadline is followed as long as it is passed in, a second at most (`broker.model.Burst`): what
+still comes of it is training's, and counted as the rest's it would shorten the holds for the next bursts.
+
 Where a burst has not been announced, `others` is what comes beside storage, smoothed. TCP counts what it has in order,
 so a lost packet makes storage look slow and then fast: both signs are averaged, over most of a second.
 """
@@ -76,8 +79,9 @@ def follow(
         replace(state, came_bits=came, received_bytes=received_bytes), senders, now_s=now_s
     )  # fmt: skip
     beside = _beside(state, now_s=now_s)
-    current = sorted((burst for burst in bursts if burst.remaining_s > 0), key=_burst)[:BURSTS_MAX]
     known = {_burst(burst): burst for burst in state.bursts}
+    under_way = (burst for burst in bursts if burst.remaining_s > 0 or _burst(burst) in known)
+    current = sorted(under_way, key=_burst)[:BURSTS_MAX]
     present = {_burst(burst) for burst in current}
     changed = present != known.keys()
     aged_s = max((now_s - entry.read_s for entry in state.senders), default=0.0)

@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from broker.allocate import Claim, allocate
 from broker.model import Alarm
 from broker.plan import Promises
+from broker.remembered import remembered
 from hive_qos.units import format_rate
 
 
-def kept(promised: Mapping[str, Promises], *, capacity_bits_per_s: int) -> dict[str, int]:
+@remembered
+def kept(promised: Mapping[str, Promises], capacity_bits_per_s: int) -> Mapping[str, int]:
     """The guarantee of each class that can be kept at a capacity: all of it, where all fit."""
     claims = [Claim(1.0, own.floor, own.guarantee, own.guarantee, own.guarantee) for own in promised.values()]
     rates = allocate(claims, capacity_bits_per_s=capacity_bits_per_s).rates_bits_per_s
@@ -33,15 +35,16 @@ def alarms(name: str, promised: Mapping[str, Promises], *, capacity_bits_per_s: 
         promised: by class.
         capacity_bits_per_s: what it carries now.
     """
+    floors = guarantees = 0
+    for own in promised.values():
+        floors, guarantees = floors + own.floor, guarantees + own.guarantee
+    if max(floors, guarantees) <= capacity_bits_per_s:
+        return ()
     there = format_rate(capacity_bits_per_s)
-    floors = sum(own.floor for own in promised.values())
     if floors > capacity_bits_per_s:
         part = 100 * capacity_bits_per_s / floors
         text = f"the floors sum to {format_rate(floors)}, {there} are there; each class has {part:.0f} % of its floor"
         return (Alarm("floors-scaled", name, text),)
-    guarantees = sum(own.guarantee for own in promised.values())
-    if guarantees <= capacity_bits_per_s:
-        return ()
     part = 100 * (capacity_bits_per_s - floors) / (guarantees - floors)
     text = (
         f"the guarantees sum to {format_rate(guarantees)}, {there} are there; floors hold, and above its floor each "

@@ -25,8 +25,8 @@ __all__ = [
     "ClassSample", "Credit", "DaemonPolicy", "Decision", "DestinationAllocation", "DestinationSample",
     "FlowAllocation", "FlowSample", "Hold", "InterfaceAllocation", "InterfacePolicy", "InterfaceSample",
     "JobAllocation", "JobSample", "Lease", "MatchRule", "Measurements", "Need", "Policy", "PresenceAllocation",
-    "Reason", "ScheduleInForce", "SenderSample", "Share", "State", "Verdict", "WallClock", "Watch", "ZoneClock",
-    "dumps", "from_json", "to_json",
+    "Reason", "ScheduleInForce", "SegmentAllocation", "SenderSample", "Share", "State", "Verdict", "WallClock", "Watch",
+    "ZoneClock", "dumps", "from_json", "to_json",
 ]  # fmt: skip
 
 DESTINATIONS_MAX = 32
@@ -190,7 +190,8 @@ class InterfaceSample:
     `counters_age_s` how old the class counters are (0 when read in this tick), None when they were never read;
     `classes` the counters, in any order; `flows` and `bursts` those that go out through it;
     `received_bytes` what came in through it, cumulative, None where that is not known; `pace_bits_per_s` what left
-    through it in the last hundredths of a second, where somebody looks that often (`Watch`), else None; `senders` who
+    through it in the last hundredths of a second, where somebody looks that often (`Watch`), else None; `mtu_bytes` its
+    longest packet, None where that is not known; `senders` who
     sends to us through it; `destinations` those with a leaf of their own, as old as the class counters; `leases` what
     other brokers have asked of us and is in force, for addresses reached through it; `needs` what storage declares;
     `jobs` those whose sessions have sockets here.
@@ -209,6 +210,7 @@ class InterfaceSample:
     needs: tuple[Need, ...] = ()
     jobs: tuple[JobSample, ...] = ()
     pace_bits_per_s: int | None = None
+    mtu_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -322,13 +324,22 @@ class DestinationAllocation:
 
 
 @dataclass(frozen=True)
+class SegmentAllocation:
+    """How many segments TCP may hand to an interface in one piece (None: the device's own limit), and why."""
+
+    gso_max_segs: int | None
+    reason: Reason
+
+
+@dataclass(frozen=True)
 class InterfaceAllocation:
     """One interface's plan: `capacity_bits_per_s` is rate and ceil of the HTB root class; classes as in `CLASS_NAMES`.
 
     `capacity_source`: "configured", "link", "fallback" or "measured". `capacity_reason` says which signal moved it
     last. `destinations` is what other brokers have asked for. `in_kernel` is False where our own kernel enforces
     nothing of it: towards us, while all who send there have brokers that hold them back.
-    `jobs` and `flows` in order of class and name; `presence` None where policy does not ask for it.
+    `jobs` and `flows` in order of class and name; `presence` None where policy does not ask for it; `segments` None
+    towards us.
     """
 
     name: str
@@ -342,6 +353,7 @@ class InterfaceAllocation:
     jobs: tuple[JobAllocation, ...] = ()
     flows: tuple[FlowAllocation, ...] = ()
     presence: PresenceAllocation | None = None
+    segments: SegmentAllocation | None = None
 
 
 @dataclass(frozen=True)

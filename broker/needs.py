@@ -69,6 +69,8 @@ def follow(
         needs: as measured; order means nothing.
         now_s: the tick's time.
     """
+    if not risks and not needs:
+        return (), Declared()
     current = sorted((need for need in needs if need.backlog_bytes > 0), key=lambda need: (need.uid, need.session))
     current = current[:NEEDS_MAX]
     at_risk: dict[int, int] = {}

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from broker import reasons
 from broker.allocate import Claim, allocate
 from broker.bursts import ActiveBurst
 from broker.forecast import ExpectedBurst
 from broker.policy import ClassPolicy
+from broker.remembered import remembered
 
 LENDER = "storage"
 
@@ -69,9 +71,16 @@ def promises(policy: ClassPolicy, capacity_bits_per_s: int) -> Promises:
     return Promises(guarantee, min(policy.floor.of(capacity_bits_per_s), guarantee), ceiling)
 
 
+@remembered
+def promises_of(classes: tuple[ClassPolicy, ...], capacity_bits_per_s: int) -> Mapping[str, Promises]:
+    """The same of all classes, by name."""
+    return MappingProxyType({entry.name: promises(entry, capacity_bits_per_s) for entry in classes})
+
+
 def plan(
     needs: Sequence[ClassNeeds],
     *,
+    promised: Mapping[str, Promises],
     capacity_bits_per_s: int,
     remote: bool,
     bursts: Sequence[ActiveBurst | ExpectedBurst],
@@ -80,6 +89,7 @@ def plan(
 
     Args:
         needs: one entry a class, in the order of the result.
+        promised: to each of them at this capacity.
         capacity_bits_per_s: what the root class gets.
         remote: whether a queue may stand elsewhere, so that a burst needs storage out of its way.
         bursts: those that deserve room now, or are about to.
@@ -87,7 +97,6 @@ def plan(
     Returns:
         The plans, in the order of the needs.
     """
-    promised = {need.policy.name: promises(need.policy, capacity_bits_per_s) for need in needs}
     shares = allocate([_claim(need, promised) for need in needs], capacity_bits_per_s=capacity_bits_per_s)
     rates = _rates(needs, promised, capacity_bits_per_s)
     held_by = max(bursts, key=lambda burst: burst.remaining_s) if bursts and remote else None

@@ -40,7 +40,7 @@ class MatchRule:
 
 @dataclass(frozen=True)
 class ClassPolicy:
-    """What one class is promised. The words are those of `docs/architecture.md`; lower `priority` is served first."""
+    """What one class is promised. The words are those of `docs/configuration.md`; lower `priority` is served first."""
 
     name: str
     guarantee: Share

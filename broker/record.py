@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from broker.codec import dumps, from_json
 from broker.decide import decide
 from broker.holds import Hold, Verdict
-from broker.model import Alarm, Allocation, Credit, Decision, Measurements, Policy, State
+from broker.model import Alarm, Allocation, Credit, Decision, Measurements, Policy, State, Watch
 
 RECORD_VERSION = 1
+"""Another one when old recordings could not be read any more; keys that come have defaults."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class _Tick:
     alarms: tuple[Alarm, ...]
     holds: tuple[Hold, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    again_s: float | None = None
+    watches: tuple[Watch, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ def tick_line(*, now_s: float, measurements: Measurements, decision: Decision) -
             alarms=decision.alarms,
             holds=decision.holds,
             verdicts=decision.verdicts,
+            again_s=decision.again_s,
+            watches=decision.watches,
         )
     )
 

@@ -57,7 +57,7 @@ def overlaid(classes: Sequence[ClassPolicy], held: Sequence[Holding]) -> tuple[C
     """The classes as the schedules that hold want them."""
     for entry in held:
         classes = with_overrides(classes, entry.schedule.classes)
-    return tuple(classes)
+    return classes if isinstance(classes, tuple) else tuple(classes)
 
 
 def with_overrides(classes: Sequence[ClassPolicy], overrides: Sequence[ClassOverride]) -> tuple[ClassPolicy, ...]:

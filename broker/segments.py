@@ -16,12 +16,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from broker.reasons import Reasoned
+from broker.state import SegmentState
 from hive_qos.units import format_rate
 
 PIECE_S_MAX = 0.002
 """Smaller pieces cost CPU, each passing the stack by itself, and win little: a frame takes 0.6 ms at 20 Mbit/s."""
 STEADY = 0.2
 """Part of the rate by which it has to pass an edge. A piece then takes at most 2.4 ms."""
+HEADER_BYTES = 14
+"""Of Ethernet, which the kernel counts beside the packet."""
+MTU_BYTES = 1500
+"""Of an interface that is not there yet."""
 PIECE_BYTES_MAX = 65_536
 """What TCP builds unless a device says otherwise: where that passes within `PIECE_S_MAX`, no limit is needed."""
 
@@ -85,7 +90,24 @@ class NotInForce:
 OFF = SegmentChoice(None, LeftToTheDevice())
 
 
-def choose(rate_bits_per_s: int, *, frame_bytes: int, last: SegmentChoice | None) -> SegmentChoice:
+def follow(
+    last: SegmentState | None, *, wanted: bool, rate_bits_per_s: int, mtu_bytes: int | None
+) -> tuple[SegmentState, SegmentChoice]:
+    """Choose at a tick.
+
+    Args:
+        last: what was remembered, None for the first time.
+        wanted: by policy.
+        rate_bits_per_s: what the interface is shaped to.
+        mtu_bytes: its own, None where that is not known.
+    """
+    choice = OFF
+    if wanted:
+        choice = choose(rate_bits_per_s, frame_bytes=(mtu_bytes or MTU_BYTES) + HEADER_BYTES, last=last)
+    return SegmentState(choice.gso_max_segs), choice
+
+
+def choose(rate_bits_per_s: int, *, frame_bytes: int, last: SegmentChoice | SegmentState | None) -> SegmentChoice:
     """Choose for an interface.
 
     Args:

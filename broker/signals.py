@@ -1,7 +1,7 @@
 """What the measurements say about a bottleneck elsewhere: unexplained delay, loss on the way, and what came through.
 
-Every connection's round trip is compared with its own baseline. Three things lengthen it that are not a queue
-elsewhere:
+Every connection's round trip is compared with its own baseline. Four things lengthen it that are not a queue
+of ours elsewhere:
 
 - our own queue. A storage connection with 128 KiB in its leaf at 20 Mbit/s waits 52 ms here. So the class' backlog
   divided by the rate at which the class left is subtracted, as its highest value since the packet can have been queued;
@@ -12,17 +12,18 @@ elsewhere:
   that there is no queue, never that there is one. The gaps between bursts can.
 - a busy processor. It holds up single samples: the lesser of the last and the smoothed round trip counts, and several
   ticks in a row have to agree.
+- a queue of others, which stood before we sent anything (broker.others_queue): only what exceeds it counts.
 
 Destinations vote: more than half of those that have anything to say (both, of two) have to see a queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from broker import baseline
+from broker import baseline, others_queue, passage
 from broker.model import ClassSample, FlowSample
 from broker.policy import CLASS_NAMES
 from broker.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
@@ -41,8 +42,6 @@ RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
 """Below 85 % of the most that came in, the way in has room; what was seen fades by a half in twelve minutes."""
 TWO_WAY_PART = 0.3
 """Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
-ARRIVALS_MAX = 64
-"""Eight peers for most of a second, one for longer than the history."""
 FLOWS_MAX = 32
 """Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time."""
 GAPS_S = 10.0
@@ -107,6 +106,7 @@ class Signals:
 def observe(
     state: SignalState, *, now_s: float, flows: Sequence[FlowSample], classes: Sequence[ClassSample],
     sent_bits: Sequence[float], received_bits: float | None, dropped_packets: int, elapsed_s: float, loaded: bool,
+    rate_bits_per_s: int,
 ) -> SignalState:  # fmt: skip
     """Take in one tick.
 
@@ -120,6 +120,7 @@ def observe(
         dropped_packets: by our own queues since the last tick.
         elapsed_s: since the last tick.
         loaded: whether the link is loaded, so that baselines must not rise.
+        rate_bits_per_s: what this interface may send at.
     """
     ticks = [
         *_ticks_before(state.ticks, now_s=now_s, sent_bits=sent_bits, elapsed_s=elapsed_s),
@@ -128,8 +129,8 @@ def observe(
     known = {flow.key: flow for flow in state.flows}
     kept: list[FlowState] = []
     excess: dict[tuple[str, bool], Span] = {}
-    asked: set[str] = set()
-    arrivals = [entry for entry in state.arrivals if entry.left_s > now_s - HISTORY_S]
+    asked: dict[str, float] = {}
+    arrivals: list[ArrivalState] = []
     pressed_s = state.pressed_s
     lost = sent = 0
     for sample in _chosen(flows):
@@ -138,7 +139,7 @@ def observe(
             kept.append(before)
             continue
         after, both_ways = _flow(before, sample, now_s=now_s, ticks=ticks, loaded=loaded)
-        after, way_there, arrival = _way_there(after, sample, now_s=now_s, ticks=ticks)
+        after, way_there, arrival = _way_there(after, sample, now_s=now_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s)
         kept.append(after)
         if arrival is not None:
             arrivals.append(arrival)
@@ -153,7 +154,7 @@ def observe(
             sent, lost = sent + more_sent, lost + more_lost
         if way_there is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
             _note(excess, (sample.peer, False), way_there)
-            asked.add(sample.peer)
+            asked[sample.peer] = min(after.others_s, asked.get(sample.peer, after.others_s))
         if both_ways is None or sample.one_way_s is not None or at_s < state.ignore_before_s:
             continue
         if compute or not two_way:  # else what training's samples tell, at most that there is no queue, is enough
@@ -164,7 +165,7 @@ def observe(
         flows=tuple(kept),
         destinations=_destinations(state.destinations, excess, asked, now_s=now_s),
         ticks=tuple(ticks),
-        arrivals=tuple(sorted(arrivals, key=lambda entry: entry.left_s)[-ARRIVALS_MAX:]),
+        arrivals=passage.kept(state.arrivals, arrivals, now_s=now_s),
         pressed_s=pressed_s,
         one_way_s=now_s if any(not two_way for _, two_way in excess) else state.one_way_s,
         received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(ticks, now_s=now_s)),
@@ -190,7 +191,9 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     )
 
 
-def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> bool:
+def agree(
+    state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int, stalled: Collection[str] = ()
+) -> bool:
     """Whether destinations see a queue.
 
     Most of the one-way destinations surely have to. Where the way there is measured by itself ("asked"), such a
@@ -202,6 +205,7 @@ def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of
         now_s: the tick's time.
         threshold_s: what counts as a queue.
         high, of: a destination sees one when so many of so many last samples do; with samples only once a second, two.
+        stalled: destinations that are not sure, whatever they say.
     """
     sees: list[bool] = []
     votes = asked = 0
@@ -221,7 +225,9 @@ def agree(state: SignalState, *, now_s: float, threshold_s: float, high: int, of
         if len(fresh) < 2:
             continue
         vote = 0
-        if sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:
+        if entry.peer in stalled:
+            pass
+        elif sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:
             vote = 1
         elif 2 * sum(most_s <= threshold_s for _, _, most_s in fresh) >= len(fresh):
             vote = -1
@@ -249,9 +255,11 @@ def two_way_high(state: SignalState, *, now_s: float, threshold_s: float, high: 
 
 
 def _received(ticks: Sequence[TickState], *, now_s: float) -> float:
-    during = [tick for tick in ticks if tick.at_s > now_s - WINDOW_S + 1e-9]
-    elapsed_s = sum(tick.elapsed_s for tick in during)
-    return sum(tick.received_bits or 0.0 for tick in during) / elapsed_s if elapsed_s > 0 else 0.0
+    received_bits = elapsed_s = 0.0
+    for tick in ticks:
+        if tick.at_s > now_s - WINDOW_S + 1e-9:
+            received_bits, elapsed_s = received_bits + (tick.received_bits or 0.0), elapsed_s + tick.elapsed_s
+    return received_bits / elapsed_s if elapsed_s > 0 else 0.0
 
 
 def one_way_expected(state: SignalState, *, now_s: float) -> bool:
@@ -305,14 +313,19 @@ def peak_tx_bits_per_s(state: SignalState, *, now_s: float) -> float:
 
 def tx_bits_per_s(state: SignalState, *, now_s: float, window_s: float) -> float:
     """What left the interface over a window."""
-    ticks = [tick for tick in state.ticks if tick.at_s > now_s - window_s + 1e-9]
-    elapsed_s = sum(tick.elapsed_s for tick in ticks)
-    return sum(tick.sent_bits for tick in ticks) / elapsed_s if elapsed_s > 0 else 0.0
+    sent_bits = elapsed_s = 0.0
+    for tick in state.ticks:
+        if tick.at_s > now_s - window_s + 1e-9:
+            sent_bits, elapsed_s = sent_bits + tick.sent_bits, elapsed_s + tick.elapsed_s
+    return sent_bits / elapsed_s if elapsed_s > 0 else 0.0
 
 
 def through_bits_per_s(state: SignalState, *, now_s: float, window_s: float = WINDOW_S) -> float:
     """What the reported connections delivered over a window, on the wire's scale."""
-    return state.wire_ratio * sum(_delivery(flow, now_s=now_s, window_s=window_s) for flow in state.flows)
+    delivered = 0.0
+    for flow in state.flows:
+        delivered += _delivery(flow, now_s=now_s, window_s=window_s)
+    return state.wire_ratio * delivered
 
 
 def delivered_by_flow(state: SignalState, *, now_s: float) -> dict[str, float]:
@@ -404,10 +417,10 @@ def _flow(
 
 
 def _way_there(
-    before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState]
+    before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState], rate_bits_per_s: int
 ) -> tuple[FlowState, Span | None, ArrivalState | None]:
     """Take in one connection's one-way sample; its excess delay, at least and at most, and when it arrived, where there
-    is a new one."""
+    is a new one. Of both the part that is a queue of others is taken off."""
     if sample.one_way_s is None or sample.one_way_age_s is None:
         return before, None, None
     sent_s = now_s - sample.age_s - sample.one_way_age_s
@@ -422,6 +435,10 @@ def _way_there(
     if not own_s:
         return after, None, None
     excess_s = baseline.over(after.way_least_s, sample.one_way_s)
+    wait_s = max(0.0, excess_s - min(own_s))
+    theirs_s = others_queue.others_s(before, wait_s, left_s=sent_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s)
+    after = replace(after, way_wait_s=wait_s, others_s=theirs_s)
+    excess_s -= theirs_s
     trusted = max(own_s) <= QUEUE_TRUSTED_S
     span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s))) if trusted else None
     return after, span, _arrival(sample.peer, sent_s, excess_s, index, ticks)
@@ -467,9 +484,11 @@ def _note(excess: dict[tuple[str, bool], Span], destination: tuple[str, bool], s
 
 def _much_came_in(ticks: Sequence[TickState], *, since_s: float) -> bool:
     """Whether so much came in since a time that acknowledgements may have waited in a queue towards us."""
-    during = [tick for tick in ticks if tick.at_s >= since_s]
-    received = sum(tick.received_bits or 0.0 for tick in during)
-    return received > TWO_WAY_PART * sum(tick.sent_bits for tick in during)
+    received = sent = 0.0
+    for tick in ticks:
+        if tick.at_s >= since_s:
+            received, sent = received + (tick.received_bits or 0.0), sent + tick.sent_bits
+    return received > TWO_WAY_PART * sent
 
 
 def _rtt_s(sample: FlowSample) -> float | None:
@@ -493,7 +512,7 @@ def _baseline(before: FlowState, sample: FlowSample, *, rtt_s: float, loaded: bo
 def _destinations(
     before: Sequence[DestinationState],
     excess: dict[tuple[str, bool], Span],
-    asked: set[str],
+    asked: Mapping[str, float],
     *,
     now_s: float,
 ) -> tuple[DestinationState, ...]:
@@ -501,7 +520,9 @@ def _destinations(
     for (peer, two_way), (least_s, most_s) in excess.items():
         entry = known.get((peer, two_way), DestinationState(peer, two_way))
         latest = (now_s, least_s, most_s)
-        known[peer, two_way] = replace(entry, asked=peer in asked, excess=(*entry.excess[-7:], latest))
+        known[peer, two_way] = replace(
+            entry, asked=peer in asked, excess=(*entry.excess[-7:], latest), others_s=asked.get(peer, 0.0)
+        )
     return tuple(known[key] for key in sorted(known))
 
 
@@ -515,18 +536,26 @@ def _delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
 def _delivered(flow: FlowState, at_s: float) -> float:
     """The connection's counter at a time: between samples a straight line, after the last one at its last rate."""
     points = flow.points
-    if at_s <= points[0][0]:
-        return float(points[0][1])
-    right = next((index for index, point in enumerate(points) if point[0] >= at_s), len(points) - 1)
-    left, end = points[right - 1], points[right]
+    left = points[0]
+    if at_s <= left[0]:
+        return float(left[1])
+    end = left
+    for point in points[1:]:
+        left, end = end, point
+        if point[0] >= at_s:
+            break
     return left[1] + (end[1] - left[1]) * (at_s - left[0]) / max(end[0] - left[0], 0.01)
 
 
 def _loss(state: SignalState, *, now_s: float) -> tuple[int, int]:
     """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count."""
-    last = [tick for tick in state.ticks if tick.at_s > max(now_s - 1.0, state.ignore_before_s)]
-    dropped = sum(tick.dropped_packets for tick in state.ticks)
-    return max(0, sum(tick.lost_packets for tick in last) - dropped), sum(tick.sent_packets for tick in last)
+    since_s = max(now_s - 1.0, state.ignore_before_s)
+    lost = sent = dropped = 0
+    for tick in state.ticks:
+        dropped += tick.dropped_packets
+        if tick.at_s > since_s:
+            lost, sent = lost + tick.lost_packets, sent + tick.sent_packets
+    return max(0, lost - dropped), sent
 
 
 def _learn(state: SignalState, *, now_s: float) -> SignalState:

@@ -142,7 +142,8 @@ class FlowState:
     """One connection: its baseline, and where its counters stood lately.
 
     `points` are (time, delivered bytes, sent packets, lost packets), oldest first. `minimum_s` is the transport's own
-    minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent; `way_least_s` are
+    minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent, `way_wait_s` how
+    long it waited elsewhere, `others_s` what of that is a queue of others (`broker.others_queue`); `way_least_s` are
     (start, least one-way delay) of the last parts of the window over which that baseline is taken, oldest first.
     """
 
@@ -152,6 +153,8 @@ class FlowState:
     points: tuple[tuple[float, int, int, int], ...] = ()
     way_at_s: float | None = None
     way_least_s: tuple[tuple[float, float], ...] = ()
+    way_wait_s: float = 0.0
+    others_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -160,13 +163,14 @@ class DestinationState:
     queue.
 
     `two_way` where much came in at the time, so that acknowledgements may have waited in a queue towards us; `asked`
-    where the way there was measured by itself.
+    where the way there was measured by itself, and then `others_s` is what others' queue adds to the last of them.
     """
 
     peer: str
     two_way: bool
     asked: bool = False
     excess: tuple[tuple[float, float, float], ...] = ()
+    others_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,8 @@ class CapacityState:
 
     Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `drain_until_s` until when
     half of it is used, so that a queue elsewhere empties; `cut_s`, `raised_s`, `changed_s` when it last moved; `hold_s`
-    and `step` of the next probe, `failed_bits_per_s` what came through at the last cut; `busy_s` how long the shaper
+    and `step` of the next probe, `failed_bits_per_s` what came through at the last cut, and
+    `cut_span_s` over how long that was heard; `busy_s` how long the shaper
     has been the limit since the last move, `free_s` how long it has not been; the `episode_*` fields tell whether delay
     follows our rate; `blameless_until_s` until when it is believed not to.
     """
@@ -246,12 +251,20 @@ class CapacityState:
     episode_excess_s: float = 0.0
     episode_cuts: int = 0
     cut_from_bits_per_s: int = 0
+    cut_span_s: float = 0.0
     surely_more_bits_per_s: int = 0
     fallen_s: float | None = None
     blameless_until_s: float = 0.0
     moved_by: str = ""
     moved_excess_s: float = 0.0
     moved_baseline_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class SegmentState:
+    """How many segments TCP may hand over in one piece since the last tick; None: as many as the device takes."""
+
+    gso_max_segs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -272,6 +285,7 @@ class InterfaceState:
     job_uses: tuple[JobUseState, ...] = ()
     presence: PresenceState = PresenceState()
     held: tuple[HeldState, ...] = ()
+    segments: SegmentState | None = None
 
 
 @dataclass(frozen=True)

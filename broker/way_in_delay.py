@@ -79,11 +79,12 @@ class Verdict:
 
 
 def queue_on_the_way_out(state: SignalState | None, *, now_s: float) -> float | None:
-    """What the way out says of a queue there by one-way signals alone: two-way ones have the way in in them."""
+    """What the way out says of a queue there, whoever fills it, by one-way signals alone: two-way ones have the way in
+    in them."""
     if state is None:
         return None
-    fresh = [entry.excess[-1] for entry in state.destinations if not entry.two_way]
-    least = sorted(least_s for at_s, least_s, _ in fresh if at_s > now_s - VOTE_S)
+    fresh = [entry for entry in state.destinations if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
+    least = sorted(entry.excess[-1][1] + entry.others_s for entry in fresh)
     return least[len(least) // 2] if least else None
 
 

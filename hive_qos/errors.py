@@ -52,10 +52,14 @@ class ConfigurationError(HiveError):
     code = "configuration"
 
     def __init__(self, key: str, value: object, reason: str) -> None:
-        super().__init__(f"{key} = {_shown(value)}: {reason}")
+        super().__init__(f"{_plain(key)} = {_plain(_shown(value))}: {_cut(reason, REASON_LENGTH_MAX)}")
         self.key = key
         self.value = value
         self.reason = reason
+
+
+KEY_LENGTH_MAX, REASON_LENGTH_MAX = 200, 1000
+"""As shown: a file of a mebibyte may be one name."""
 
 
 def _shown(value: object) -> str:
@@ -64,6 +68,17 @@ def _shown(value: object) -> str:
         return repr(value)
     except (ValueError, RecursionError):
         return "(too large to show)"
+
+
+def _plain(text: str) -> str:
+    """Without what would paint on a terminal, and not endless: in a file a key may be any text, too."""
+    start = text[: KEY_LENGTH_MAX + 1]
+    clean = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in start)
+    return _cut(clean, KEY_LENGTH_MAX)
+
+
+def _cut(text: str, length_max: int) -> str:
+    return text if len(text) <= length_max else text[: length_max - 1] + "…"
 
 
 class TransportError(HiveError):

@@ -1,9 +1,9 @@
-"""The bytes of traffic-control messages (rtnetlink), written and read, and one of a link. Pure: bytes in, values out.
+"""The bytes of traffic-control messages (rtnetlink), written and read. Pure: bytes in, values out.
 
 Why not pyroute2's own codec: it has no bfifo (an unknown kind is re-parented to the root with its options dropped), its
 u32 keys lose leading zero bytes of a mask, its HTB bursts are cut to whole microseconds, and one class costs it 0.9 ms
 of CPU to change and 0.2 ms to read, which at ten ticks a second would be more than the broker may use altogether.
-Layouts: struct ifinfomsg, tcmsg, tc_htb_opt, tc_htb_glob, tc_fifo_qopt, tc_u32_sel, tc_htb_xstats in the kernel's
+Layouts: struct tcmsg, tc_htb_opt, tc_htb_glob, tc_fifo_qopt, tc_u32_sel, tc_htb_xstats in the kernel's
 include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls,gen_stats}.h. Host byte order except where a field is the packet's.
 """
 
@@ -12,10 +12,11 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from shaping.attributes import attribute_map, pack_attribute, pack_text
 from shaping.model import (
     AddClass,
     AddFilter,
@@ -23,7 +24,6 @@ from shaping.model import (
     AddRoot,
     ChangeClass,
     ChangeLeaf,
-    ClassCounters,
     ClassSpec,
     DeleteFilter,
     FilterSpec,
@@ -34,7 +34,6 @@ from shaping.model import (
 )
 from shaping.ticks import burst_bytes_of, burst_ticks
 
-RTM_NEWLINK = 16
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTCLASS, RTM_DELTCLASS, RTM_GETTCLASS = 40, 41, 42
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
@@ -46,22 +45,13 @@ TC_H_ROOT = 0xFFFFFFFF
 
 _TCA_KIND, _TCA_OPTIONS, _TCA_STATS2 = 1, 2, 7
 _TCA_HTB_PARMS, _TCA_HTB_INIT, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 2, 6, 7
-_TCA_STATS_BASIC, _TCA_STATS_QUEUE, _TCA_STATS_APP, _TCA_STATS_PKT64 = 1, 3, 4, 8
 _TCA_U32_CLASSID, _TCA_U32_SEL = 1, 5
 _TCA_FQ_CODEL_LIMIT = 2
 
-_IFLA_GROUP, _IFLA_GSO_MAX_SEGS = 27, 40
-
-_IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flags, change
 _TCMSG = struct.Struct("=BxHiIII")  # family, pad, interface index, handle, parent, info
 _RATE = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
 _HTB_TAIL = struct.Struct("=IIIII")  # buffer, cbuffer, quantum, level, prio
 _HTB_GLOB = struct.Struct("=IIIII")  # version, rate2quantum, defcls, debug, direct_pkts
-_ATTRIBUTE = struct.Struct("=HH")  # length, kind
-_STATS_BASIC = struct.Struct("=QI")  # bytes, packets
-_STATS_PKT64 = struct.Struct("=Q")
-_STATS_QUEUE = struct.Struct("=IIIII")  # qlen, backlog, drops, requeues, overlimits
-_STATS_APP = struct.Struct("=IIIii")  # lends, borrows, giants, tokens, ctokens
 _U32_SEL = struct.Struct("=BBBxHHhhI")  # flags, offshift, nkeys, offmask, off, offoff, hoff, hmask
 _LINKLAYER_ETHERNET = 1
 _HTB_VERSION = 3
@@ -130,7 +120,7 @@ def options_to_give_back(kind: str, options: bytes) -> bytes:
     if kind != "htb":
         return options
     given = b""
-    for attribute, payload in attributes_of(options, 0):
+    for attribute, payload in attribute_map(options).items():
         if attribute == _TCA_HTB_INIT:
             _, rate2quantum, default, debug, _ = _HTB_GLOB.unpack_from(payload)
             payload = _HTB_GLOB.pack(_HTB_VERSION, rate2quantum, default, debug, 0)
@@ -141,20 +131,6 @@ def options_to_give_back(kind: str, options: bytes) -> bytes:
 def encode_delete_root(*, interface_index: int, handle: int) -> Request:
     """Delete the root qdisc if it has this handle; another one is refused by the kernel."""
     return Request(RTM_DELQDISC, 0, _TCMSG.pack(0, 0, interface_index, handle, TC_H_ROOT, 0))
-
-
-def encode_segments(limit: int, *, interface_index: int, group: int) -> Request:
-    """Set a device's `gso_max_segs`, so that living connections follow.
-
-    A socket keeps the limit that it found when its route was looked up. Naming the device's group as it is changes
-    nothing, but makes the kernel announce a change of the device (NETDEV_CHANGE), upon which it throws cached routes
-    away and every socket looks again. A new limit alone is not announced.
-    """
-    body = _IFINFOMSG.pack(0, 0, interface_index, 0, 0)
-    body += pack_attribute(_IFLA_GSO_MAX_SEGS, struct.pack("=I", limit)) + pack_attribute(
-        _IFLA_GROUP, struct.pack("=I", group)
-    )
-    return Request(RTM_NEWLINK, 0, body)
 
 
 def encode_dump(message_type: int, *, interface_index: int, parent: int = 0) -> Request:
@@ -186,14 +162,14 @@ def decode_object(message_type: int, body: bytes) -> Object:
 
 def decode_root(found: Object) -> tuple[QdiscSpec, int]:
     """The HTB root and its count of packets that went past every class."""
-    glob = attribute_map(found.options, 0)[_TCA_HTB_INIT]
+    glob = attribute_map(found.options)[_TCA_HTB_INIT]
     _, _, default, _, direct = _HTB_GLOB.unpack_from(glob)
     return QdiscSpec(handle_major=found.handle >> 16, default_minor=default & 0xFFFF), direct
 
 
 def decode_class(found: Object) -> ClassSpec:
     """All that a class of HTB was told."""
-    attributes = attribute_map(found.options, 0)
+    attributes = attribute_map(found.options)
     parms = attributes[_TCA_HTB_PARMS]
     rate: int = _RATE.unpack_from(parms, 0)[5]
     ceil: int = _RATE.unpack_from(parms, _RATE.size)[5]
@@ -221,14 +197,14 @@ def decode_leaf(found: Object) -> LeafSpec | None:
         limit: int = struct.unpack_from("=I", found.options)[0]
         return LeafSpec(parent_minor=parent_minor, kind="bfifo", limit=limit, handle_major=found.handle >> 16)
     if found.kind == "fq_codel":
-        limit = int.from_bytes(attribute_map(found.options, 0)[_TCA_FQ_CODEL_LIMIT], sys.byteorder)
+        limit = int.from_bytes(attribute_map(found.options)[_TCA_FQ_CODEL_LIMIT], sys.byteorder)
         return LeafSpec(parent_minor=parent_minor, kind="fq_codel", limit=limit, handle_major=found.handle >> 16)
     return None
 
 
 def decode_filter(found: Object) -> FilterSpec | None:
     """A u32 rule with a target; None for the heads of hash tables that the kernel lists beside them."""
-    attributes = attribute_map(found.options, 0)
+    attributes = attribute_map(found.options)
     selector = attributes.get(_TCA_U32_SEL)
     if found.kind != "u32" or selector is None or _TCA_U32_CLASSID not in attributes:
         return None
@@ -251,81 +227,9 @@ def decode_filter(found: Object) -> FilterSpec | None:
     )
 
 
-def decode_class_counters(_: int, body: bytes) -> tuple[int, ClassCounters]:
-    """A class' handle and what it counted, without the rest that `decode_object` takes apart: for every tick."""
-    start = attribute_offsets(body, _TCMSG.size, len(body), last=_TCA_STATS2)[_TCA_STATS2]
-    return _TCMSG.unpack_from(body)[3], decode_counters(
-        body, start, start - 4 + _ATTRIBUTE.unpack_from(body, start - 4)[0]
-    )
-
-
-def decode_counters(data: bytes, start: int, end: int) -> ClassCounters:
-    """TCA_STATS2 of an HTB class, from `start` to `end`. It grew over kernel versions: what is missing counts as 0."""
-    found = attribute_offsets(data, start, end)
-    sent_bytes, sent_packets = _STATS_BASIC.unpack_from(data, found[_TCA_STATS_BASIC])
-    if _TCA_STATS_PKT64 in found:  # the 32-bit one wraps after an hour at 1 M packets/s
-        (sent_packets,) = _STATS_PKT64.unpack_from(data, found[_TCA_STATS_PKT64])
-    qlen, backlog, drops, _requeues, overlimits = _STATS_QUEUE.unpack_from(data, found[_TCA_STATS_QUEUE])
-    lends = borrows = tokens = ctokens = 0
-    if _TCA_STATS_APP in found:
-        lends, borrows, _giants, tokens, ctokens = _STATS_APP.unpack_from(data, found[_TCA_STATS_APP])
-    return ClassCounters(
-        sent_bytes, sent_packets, drops, overlimits, backlog, qlen, lends, borrows, tokens, ctokens
-    )  # fmt: skip
-
-
-def attribute_offsets(data: bytes, start: int, end: int, *, last: int | None = None) -> dict[int, int]:
-    """Where the value of each attribute between `start` and `end` begins, up to the first one of the kind `last`."""
-    found = {}
-    while start + 4 <= end:
-        length, kind = _ATTRIBUTE.unpack_from(data, start)
-        if length < 4 or start + length > end:
-            break
-        found[kind & 0x3FFF] = start + 4
-        if kind & 0x3FFF == last:
-            break
-        start += (length + 3) & ~3
-    return found
-
-
-def attribute_map(data: bytes, offset: int) -> dict[int, bytes]:
-    """All attributes from `offset`, of each kind the last; as `attributes_of`, at half its cost, for every tick."""
-    found = {}
-    end = len(data) - 4
-    while offset <= end:
-        length, kind = _ATTRIBUTE.unpack_from(data, offset)
-        if length < 4 or offset + length > end + 4:
-            break
-        found[kind & 0x3FFF] = data[offset + 4 : offset + length]
-        offset += (length + 3) & ~3
-    return found
-
-
-def attributes_of(data: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Walk netlink attributes from `offset`; stops at one that does not fit, as the kernel's own macros do."""
-    end = len(data)
-    while offset + 4 <= end:
-        length, kind = struct.unpack_from("=HH", data, offset)
-        if length < 4 or offset + length > end:
-            return
-        yield kind & 0x3FFF, data[offset + 4 : offset + length]
-        offset += (length + 3) & ~3
-
-
 def pack_traffic_control(interface_index: int, *, handle: int, parent: int, info: int = 0) -> bytes:
     """A struct tcmsg."""
     return _TCMSG.pack(0, 0, interface_index, handle, parent, info)
-
-
-def pack_attribute(kind: int, payload: bytes) -> bytes:
-    """One netlink attribute, padded."""
-    length = 4 + len(payload)
-    return struct.pack("=HH", length, kind) + payload + b"\0" * (-length % 4)
-
-
-def pack_text(kind: int, text: str) -> bytes:
-    """A text of ASCII as one, with its terminating zero."""
-    return pack_attribute(kind, text.encode("ascii") + b"\0")
 
 
 def _encode_root(qdisc: QdiscSpec, interface_index: int) -> Request:

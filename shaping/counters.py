@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from hive_qos.errors import ShapingError
 from shaping.destinations import leaf_of_address
@@ -37,29 +38,36 @@ def counters_of(
     Raises:
         ShapingError: classes of ours are missing.
     """
-    leaves = leaves_by_class(direction)
-    missing = [minor for minor in (*INNER_MINOR.values(), *leaves) if minor not in by_minor]
-    if missing:
-        names = ", ".join(map(show_classid, missing))
+    needed, leaves = _needed(direction)
+    if not by_minor.keys() >= needed:
+        names = ", ".join(map(show_classid, sorted(needed - by_minor.keys())))
         raise ShapingError(f"{interface} has lost classes of ours ({names}); somebody changed its tree")
     return InterfaceCounters(
         interface=interface,
         classes=_by_class(by_minor, leaves),
         direct_packets=direct_packets,
         destinations={address: by_minor[minor] for address, minor in leaf_of_address(tree).items()},
-        jobs={slot: by_minor[minor] for slot, minor in enumerate(JOB_MINOR) if minor in leaves},
+        jobs={slot: by_minor[minor] for slot, minor in enumerate(JOB_MINOR) if minor in needed},
     )
 
 
-def _by_class(by_minor: Mapping[int, ClassCounters], owners: Mapping[int, str]) -> dict[str, ClassCounters]:
+@cache
+def _needed(direction: Direction) -> tuple[frozenset[int], Mapping[str, tuple[int, ...]]]:
+    """The minors that have to be there, and those of each class' leaves."""
+    owners = leaves_by_class(direction)
+    leaves = {name: tuple(minor for minor, owner in owners.items() if owner == name) for name in CLASS_NAMES}
+    return frozenset((*INNER_MINOR.values(), *owners)), leaves
+
+
+def _by_class(by_minor: Mapping[int, ClassCounters], leaves: Mapping[str, tuple[int, ...]]) -> dict[str, ClassCounters]:
     """Bytes of an inner node are those of all below it; what waits and was dropped is only counted at the leaves."""
     found = {BULK_NAME: by_minor[LEAF_MINOR[BULK_NAME]]}
-    for name in CLASS_NAMES:
-        leaves = [by_minor[minor] for minor, owner in owners.items() if owner == name]
-        found[name] = by_minor[INNER_MINOR[name]]._replace(
-            dropped_packets=sum(leaf.dropped_packets for leaf in leaves),
-            overlimits=sum(leaf.overlimits for leaf in leaves),
-            backlog_bytes=sum(leaf.backlog_bytes for leaf in leaves),
-            backlog_packets=sum(leaf.backlog_packets for leaf in leaves),
-        )
+    for name, minors in leaves.items():
+        sent_bytes, sent_packets, _, _, _, _, *rest = by_minor[INNER_MINOR[name]]
+        dropped = overlimits = waiting_bytes = waiting = 0
+        for minor in minors:
+            _, _, drops, limited, backlog_bytes, backlog, *_ = by_minor[minor]
+            dropped, overlimits = dropped + drops, overlimits + limited
+            waiting_bytes, waiting = waiting_bytes + backlog_bytes, waiting + backlog
+        found[name] = ClassCounters(sent_bytes, sent_packets, dropped, overlimits, waiting_bytes, waiting, *rest)
     return found

@@ -5,23 +5,25 @@ An IFB of ours is named after the number of the interface whose ingress it shape
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import re
 import socket
 import struct
 
-from shaping.codec import NLM_F_CREATE, NLM_F_EXCL, RTM_NEWLINK, Request, pack_attribute, pack_text
+from shaping.attributes import pack_attribute, pack_text
+from shaping.codec import NLM_F_CREATE, NLM_F_EXCL, Request
+from shaping.links import IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINKINFO, RTM_DELLINK, RTM_NEWLINK, pack_link
 
 _PREFIX = "hqifb"
 _NAME = re.compile(rf"{_PREFIX}\d+")
-RTM_DELLINK = 17
-_IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flags, change
-_IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_AF_SPEC, _IFLA_NUM_TX_QUEUES = 3, 18, 26, 31
-_IFLA_INFO_KIND = 1
+_IFLA_AF_SPEC, _IFLA_NUM_TX_QUEUES = 26, 31
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, b"\1"
 _IFF_UP = 1
 _SIOCGIFFLAGS, _SIOCGIFINDEX = 0x8913, 0x8933
-_IFREQ = struct.Struct("16si20x")
+_NAME_BYTES = 16
+_IFREQ, _IFREQ_NUMBER = struct.Struct(f"{_NAME_BYTES}si20x"), struct.Struct(f"={_NAME_BYTES}xi20x")
 
 
 def device_of(interface_number: int) -> str:
@@ -41,27 +43,39 @@ def is_ours(name: str) -> bool:
 
 def encode_ifb(device: str) -> Request:
     """Make an IFB, down, with one queue: HTB has one lock anyway."""
-    body = _IFINFOMSG.pack(0, 0, 0, 0, 0) + pack_text(_IFLA_IFNAME, device)
+    body = pack_link(0) + pack_text(IFLA_IFNAME, device)
     body += pack_attribute(_IFLA_NUM_TX_QUEUES, struct.pack("=I", 1))
-    body += pack_attribute(_IFLA_LINKINFO, pack_text(_IFLA_INFO_KIND, "ifb"))
+    body += pack_attribute(IFLA_LINKINFO, pack_text(IFLA_INFO_KIND, "ifb"))
     return Request(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
 def encode_no_addresses(*, interface_index: int) -> Request:
     """Let IPv6 give a device no address, so that it announces none: only what is redirected shall pass it."""
     of_ipv6 = pack_attribute(socket.AF_INET6, pack_attribute(_IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE))
-    body = _IFINFOMSG.pack(0, 0, interface_index, 0, 0) + pack_attribute(_IFLA_AF_SPEC, of_ipv6)
+    body = pack_link(interface_index) + pack_attribute(_IFLA_AF_SPEC, of_ipv6)
     return Request(RTM_NEWLINK, 0, body)
 
 
 def encode_up(*, interface_index: int) -> Request:
     """Set a device up."""
-    return Request(RTM_NEWLINK, 0, _IFINFOMSG.pack(0, 0, interface_index, _IFF_UP, _IFF_UP))
+    return Request(RTM_NEWLINK, 0, pack_link(interface_index, flags=_IFF_UP))
 
 
 def encode_delete_link(*, interface_index: int) -> Request:
     """Delete a device."""
-    return Request(RTM_DELLINK, 0, _IFINFOMSG.pack(0, 0, interface_index, 0, 0))
+    return Request(RTM_DELLINK, 0, pack_link(interface_index))
+
+
+def interface_number(probe: socket.socket, name: str) -> int:
+    """The number of any interface, by an ioctl on any socket of the namespace: if_nametoindex(3) makes one each time.
+
+    Raises:
+        OSError: there is none of this name.
+    """
+    text = os.fsencode(name)
+    if len(text) >= _NAME_BYTES or b"\0" in text:
+        raise OSError(errno.ENODEV, "no interface is called so")
+    return int(_IFREQ_NUMBER.unpack(fcntl.ioctl(probe, _SIOCGIFINDEX, _IFREQ.pack(text, 0)))[0])
 
 
 def running_number(probe: socket.socket, device: str) -> int | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hive_qos.errors import ConfigurationError, HiveError, ShapingError
@@ -116,9 +117,8 @@ class Ingress:
             return False
         if self._kernel.running_number(held.device) == held.number:
             return True
-        called = self._called(held.interface_number)
-        if called is not None:
-            self._kernel.stop_redirecting(called)
+        for name in _called(self._kernel.numbers(), held.interface_number):
+            self._kernel.stop_redirecting(name)
         del self._held[interface]
         return False
 
@@ -151,14 +151,14 @@ class Ingress:
             notes = (f"{interface}: {error}",)
         numbers = self._kernel.numbers()
         if held is not None:
-            device, called = held.device, {self._called(held.interface_number)}
+            device, hooked = held.device, _called(numbers, held.interface_number)
         elif journalled in self._kernel.ifbs():
-            device, called = journalled, {self._called(number_behind(journalled)), interface}
+            device, hooked = journalled, _called(numbers, number_behind(journalled)) | numbers.keys() & {interface}
         elif interface in numbers:
-            device, called = journalled or device_of(numbers[interface]), {interface}
+            device, hooked = journalled or device_of(numbers[interface]), {interface}
         else:  # it may be another namespace's, or come back
             return notes
-        for name in [name for name in numbers if name in called]:
+        for name in sorted(hooked):
             self._kernel.stop_redirecting(name)
             if journalled is not None:
                 self._kernel.remove_empty_hook(name)
@@ -235,10 +235,6 @@ class Ingress:
         by_minor = self._kernel.counters(device)
         return any(found.backlog_packets for found in by_minor.values())
 
-    def _called(self, number: int) -> str | None:
-        """The name of an interface now, None where it has gone."""
-        return next((name for name, found in self._kernel.numbers().items() if found == number), None)
-
     def _number(self, interface: str) -> int:
         numbers = self._kernel.numbers()
         if interface not in numbers:
@@ -252,6 +248,11 @@ class Ingress:
         if held is None:
             raise ConfigurationError("interface.ingress", interface, "not attached; attach it first")
         return held
+
+
+def _called(numbers: Mapping[str, int], number: int) -> set[str]:
+    """The name of an interface now, none where it has gone."""
+    return {name for name, found in numbers.items() if found == number}
 
 
 def _on_device(shape: IngressShape, device: str) -> InterfaceShape:

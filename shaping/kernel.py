@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError
 from shaping import redirect
+from shaping.class_counters import decode_class_counters
 from shaping.codec import (
     NLM_F_CREATE,
     NLM_F_EXCL,
@@ -29,7 +30,6 @@ from shaping.codec import (
     TC_H_ROOT,
     Object,
     decode_class,
-    decode_class_counters,
     decode_filter,
     decode_leaf,
     decode_root,
@@ -37,11 +37,18 @@ from shaping.codec import (
     encode_dump,
     encode_operation,
     encode_qdisc,
-    encode_segments,
     options_to_give_back,
 )
-from shaping.ifb import encode_delete_link, encode_ifb, encode_no_addresses, encode_up, is_ours, running_number
-from shaping.links import Link, decode_link, encode_look
+from shaping.ifb import (
+    encode_delete_link,
+    encode_ifb,
+    encode_no_addresses,
+    encode_up,
+    interface_number,
+    is_ours,
+    running_number,
+)
+from shaping.links import Link, decode_link, encode_look, encode_segments
 from shaping.model import (
     HELD_NAME,
     INNER_MINOR,
@@ -106,11 +113,10 @@ class RealKernel:
         root = next((found for found in objects if found.parent == TC_H_ROOT), None)
         if root is None:  # an interface that is down may list none
             return PriorQdisc(kind="noqueue", handle_major=0)
-        classes = self._tc.dump(f"list classes of {interface}", encode_dump(RTM_GETTCLASS, interface_index=index))
         nested = 0
         if root.handle:  # what hangs below a default root is the kernel's own (mq's queues)
             nested = len([child for child in objects if child.parent != TC_H_ROOT and child.parent >> 16 != 0xFFFF])
-            nested += len([found for found in classes if found.handle >> 16 == root.handle >> 16])
+            nested += len(self._classes(interface, index, root.handle))
             nested += len(self._filters(interface, index, root.handle))
         return PriorQdisc(
             kind=root.kind,
@@ -125,6 +131,7 @@ class RealKernel:
         root = next((found for found in objects if found.parent == TC_H_ROOT), None)
         if root is None or root.kind != "htb" or root.handle != MAJOR << 16:
             return None
+        classes = map(decode_class, self._classes(interface, index, root.handle))
         leaves = [decode_leaf(found) for found in objects if found.parent >> 16 == MAJOR]
         filters = [
             decode_filter(found)
@@ -133,7 +140,7 @@ class RealKernel:
         ]
         return Tree(
             qdisc=decode_root(root)[0],
-            classes=tuple(sorted(map(decode_class, self._classes(interface, index)), key=lambda spec: spec.minor)),
+            classes=tuple(sorted(classes, key=lambda spec: spec.minor)),
             leaves=tuple(sorted((leaf for leaf in leaves if leaf), key=lambda leaf: leaf.parent_minor)),
             filters=tuple(sorted((rule for rule in filters if rule), key=lambda rule: rule.preference)),
         )
@@ -259,7 +266,7 @@ class RealKernel:
 
     def _index(self, interface: str) -> int:
         try:
-            return socket.if_nametoindex(interface)
+            return interface_number(self._probe, interface)
         except OSError as error:
             there = ", ".join(name for _, name in socket.if_nameindex())
             raise ConfigurationError(
@@ -278,10 +285,11 @@ class RealKernel:
         objects = self._tc.dump(f"list queues of {interface}", encode_dump(RTM_GETQDISC, interface_index=index))
         return [found for found in objects if found.interface_index == index]
 
-    def _classes(self, interface: str, index: int) -> list[Object]:
-        request = encode_dump(RTM_GETTCLASS, interface_index=index, parent=MAJOR << 16)
+    def _classes(self, interface: str, index: int, root: int) -> list[Object]:
+        """Of the root with this handle alone, as `counters` asks."""
+        request = encode_dump(RTM_GETTCLASS, interface_index=index, parent=root)
         objects = self._tc.dump(f"list classes of {interface}", request)
-        return [found for found in objects if found.handle >> 16 == MAJOR]
+        return [found for found in objects if found.handle >> 16 == root >> 16]
 
     def _filters(self, interface: str, index: int, parent: int) -> list[Object]:
         request = encode_dump(RTM_GETTFILTER, interface_index=index, parent=parent)
@@ -325,7 +333,8 @@ class RealKernel:
                 case DeleteFilter(rule):
                     wanted_filters[rule.preference] = None
         if wanted_classes and not (wanted_root or wanted_leaves or wanted_filters):
-            found_classes = {spec.minor: spec for spec in map(decode_class, self._classes(interface, index))}
+            objects = self._classes(interface, index, MAJOR << 16)
+            found_classes = {spec.minor: spec for spec in map(decode_class, objects)}
             _compare(interface, "class", wanted_classes, found_classes)
             return
         tree = self.observe(interface)

@@ -1,16 +1,17 @@
-"""What the kernel says of one link: the messages that ask for it and tell it (rtnetlink(7)). No pyroute2."""
+"""The messages of links (rtnetlink(7), struct ifinfomsg): ask for one, and what the kernel says of it. No pyroute2."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
 
-from shaping.codec import Request, attribute_map
+from shaping.attributes import attribute_map, pack_attribute
+from shaping.codec import Request
 
-_RTM_GETLINK = 18
-_IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flags, change
-_IFLA_LINKINFO, _IFLA_GROUP, _IFLA_GSO_MAX_SEGS, _IFLA_TSO_MAX_SEGS = 18, 27, 40, 60
-_IFLA_INFO_KIND = 1
+RTM_NEWLINK, RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
+IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flags, change
+IFLA_IFNAME, IFLA_LINKINFO, IFLA_INFO_KIND = 3, 18, 1
+_IFLA_GROUP, _IFLA_GSO_MAX_SEGS, _IFLA_TSO_MAX_SEGS = 27, 40, 60
 _U32 = struct.Struct("=I")
 
 
@@ -29,9 +30,26 @@ class Link:
     tso_max_segs: int | None
 
 
+def pack_link(interface_index: int, *, flags: int = 0) -> bytes:
+    """A struct ifinfomsg: which link, 0 for one that is made, and which of its flags to set."""
+    return IFINFOMSG.pack(0, 0, interface_index, flags, flags)
+
+
 def encode_look(*, interface_index: int) -> Request:
     """Ask for one link."""
-    return Request(_RTM_GETLINK, 0, _IFINFOMSG.pack(0, 0, interface_index, 0, 0))
+    return Request(_RTM_GETLINK, 0, pack_link(interface_index))
+
+
+def encode_segments(limit: int, *, interface_index: int, group: int) -> Request:
+    """Set a device's `gso_max_segs`, so that living connections follow.
+
+    A socket keeps the limit that it found when its route was looked up. Naming the device's group as it is changes
+    nothing, but makes the kernel announce a change of the device (NETDEV_CHANGE), upon which it throws cached routes
+    away and every socket looks again. A new limit alone is not announced.
+    """
+    body = pack_link(interface_index) + pack_attribute(_IFLA_GSO_MAX_SEGS, _U32.pack(limit))
+    body += pack_attribute(_IFLA_GROUP, _U32.pack(group))
+    return Request(RTM_NEWLINK, 0, body)
 
 
 def decode_link(_: int, body: bytes) -> Link:
@@ -40,8 +58,8 @@ def decode_link(_: int, body: bytes) -> Link:
     Raises:
         KeyError: no group or no gso_max_segs, which every kernel since 4.18 gives.
     """
-    attributes = attribute_map(body, _IFINFOMSG.size)
-    kind = attribute_map(attributes.get(_IFLA_LINKINFO, b""), 0).get(_IFLA_INFO_KIND, b"")
+    attributes = attribute_map(body, IFINFOMSG.size)
+    kind = attribute_map(attributes.get(IFLA_LINKINFO, b"")).get(IFLA_INFO_KIND, b"")
     return Link(
         kind=kind.rstrip(b"\0").decode("ascii", "replace"),
         group=_U32.unpack_from(attributes[_IFLA_GROUP])[0],

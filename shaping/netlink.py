@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hive_qos.errors import KernelRejectedError, PrivilegeError
-from shaping.codec import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Object, Request, attributes_of, decode_object
+from shaping.attributes import attribute_map
+from shaping.codec import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Object, Request, decode_object
 
 T = TypeVar("T")
 
@@ -184,7 +185,7 @@ def _error_of(what: str, flags: int, body: bytes) -> KernelRejectedError | Privi
         return None
     words = os.strerror(-code)
     if flags & _NLM_F_ACK_TLVS:
-        texts = dict(attributes_of(body, 4 + _HEADER.size))
+        texts = attribute_map(body, 4 + _HEADER.size)
         words = texts.get(_NLMSGERR_ATTR_MSG, words.encode()).rstrip(b"\0").decode("utf-8", "replace")
     if -code in (errno.EPERM, errno.EACCES):
         return PrivilegeError(f"{what}: {words}; it needs CAP_NET_ADMIN in this network namespace")

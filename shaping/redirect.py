@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import Iterable
 
+from shaping.attributes import attribute_map, pack_attribute, pack_text
 from shaping.codec import (
     NLM_F_CREATE,
     NLM_F_EXCL,
@@ -25,11 +26,8 @@ from shaping.codec import (
     RTM_NEWTFILTER,
     Object,
     Request,
-    attributes_of,
     encode_dump,
     encode_qdisc,
-    pack_attribute,
-    pack_text,
     pack_traffic_control,
 )
 from shaping.model import Redirection
@@ -130,10 +128,10 @@ def _mirred_target(found: Object) -> int | None:
     """The interface to which a u32 filter redirects, 0 when that one is gone; None for any other filter."""
     if found.kind != "u32":
         return None
-    actions = dict(attributes_of(found.options, 0)).get(_TCA_U32_ACT, b"")
-    for _, action in attributes_of(actions, 0):
-        attributes = dict(attributes_of(action, 0))
-        options = dict(attributes_of(attributes.get(_TCA_ACT_OPTIONS, b""), 0))
+    actions = attribute_map(found.options).get(_TCA_U32_ACT, b"")
+    for action in attribute_map(actions).values():
+        attributes = attribute_map(action)
+        options = attribute_map(attributes.get(_TCA_ACT_OPTIONS, b""))
         if attributes.get(_TCA_ACT_KIND, b"").rstrip(b"\0") == b"mirred" and _TCA_MIRRED_PARMS in options:
             _, _, _, _, _, how, target = _MIRRED.unpack_from(options[_TCA_MIRRED_PARMS])
             return int(target) if how == _TCA_EGRESS_REDIR else None

@@ -9,59 +9,13 @@ priority 0 whatever its listener had (seen on Linux 6.18; `cgroup.py` mends that
 from __future__ import annotations
 
 import errno
-import os
 import socket
-import stat
 import struct
 
 from hive_qos.errors import KernelRejectedError, PrivilegeError, ReadBackError
 from shaping.model import classid
 
 _ECN_MASK = 0x03
-_ANY = socket.AddressFamily(0)
-
-
-def socket_of(descriptor: int) -> socket.socket:
-    """Own a descriptor that was passed to us as a socket object; it is closed with that object.
-
-    Raises:
-        ValueError: it is no socket, or not an IPv4 or IPv6 stream or datagram one. The descriptor stays open then.
-    """
-    try:
-        mode = os.fstat(descriptor).st_mode
-    except OSError as error:
-        raise ValueError(f"descriptor {descriptor} is not open: {error.strerror}") from error
-    if not stat.S_ISSOCK(mode):
-        kind = next(
-            (name for test, name in _KINDS if test(mode)),
-            "no socket",
-        )
-        raise ValueError(f"descriptor {descriptor} is {kind}, not a socket")
-    sock = socket.socket(fileno=descriptor)
-    try:
-        check_socket(sock)
-    except ValueError:
-        sock.detach()
-        raise
-    return sock
-
-
-_KINDS = (
-    (stat.S_ISREG, "a file"),
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-
-
-def check_socket(sock: socket.socket) -> None:
-    """Raise ValueError unless the socket is an IPv4 or IPv6 stream or datagram one."""
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        name = socket.AddressFamily(sock.family).name if sock.family in set(socket.AddressFamily) else sock.family
-        raise ValueError(f"descriptor {sock.fileno()} is a socket of family {name}, not AF_INET or AF_INET6")
-    if sock.type not in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        raise ValueError(f"descriptor {sock.fileno()} is a socket of type {sock.type}, not a stream or datagram one")
 
 
 def mark_socket(sock: socket.socket, *, minor: int, dscp: int | None) -> None:
@@ -78,7 +32,7 @@ def mark_socket(sock: socket.socket, *, minor: int, dscp: int | None) -> None:
         KernelRejectedError: the kernel refused an option.
         ReadBackError: the option does not stick.
     """
-    check_socket(sock)
+    _check(sock)
     if not 0 <= minor <= 0xFFFF:
         raise ValueError(f"minor {minor:#x} is not in 0..0xffff")
     if dscp is not None:
@@ -98,6 +52,15 @@ def mark_socket(sock: socket.socket, *, minor: int, dscp: int | None) -> None:
 def priority_of(sock: socket.socket) -> int:
     """SO_PRIORITY as the 32 bits that HTB sees."""
     return _get(sock, socket.SOL_SOCKET, socket.SO_PRIORITY, "SO_PRIORITY") & 0xFFFFFFFF
+
+
+def _check(sock: socket.socket) -> None:
+    """Raise ValueError unless the socket is an IPv4 or IPv6 stream or datagram one."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        name = socket.AddressFamily(sock.family).name if sock.family in set(socket.AddressFamily) else sock.family
+        raise ValueError(f"descriptor {sock.fileno()} is a socket of family {name}, not AF_INET or AF_INET6")
+    if sock.type not in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        raise ValueError(f"descriptor {sock.fileno()} is a socket of type {sock.type}, not a stream or datagram one")
 
 
 def _set_dscp(sock: socket.socket, level: int, option: int, name: str, dscp: int) -> None:

@@ -19,8 +19,10 @@ install() { # pip shows nothing of a build that went well, so what it says of th
     say "pip failed; its whole log is $log" >&2
     exit 1
   fi
-  if ! grep -o 'hive-qos: without the native engine.*' "$log"; then
+  if ! grep -q 'hive-qos: without the native engine' "$log"; then
     say "native engine $(cd / && "$installed" -c 'import hive_qos_native as n; print(n.__version__)')"
+  elif [[ ! -t 1 ]]; then # setup.py has told the terminal where there is one
+    grep -o 'hive-qos: without the native engine.*' "$log"
   fi
 }
 

@@ -3,15 +3,11 @@
 Rules
 - Everything here runs in the transport's thread (`transport.loop`); callbacks are called in it, never from within the
   call that started the operation.
-- A send waits in the peer's outbox until not too much is under way to it. It is done when the peer's stack has
-  acknowledged it.
-- When a connection is lost, sends that were not acknowledged are sent again over the next one; receivers match by key,
-  and keys are never reused, so a message that arrives twice is taken once.
+- When a connection is lost, sends that were not acknowledged are sent again over the next one (`transport.sends`);
+  receivers match by key, and keys are never reused, so a message that arrives twice is taken once.
 - Where one connection is not enough there are more (`transport.lane_links`); what such a one loses goes over the first.
-- A rank that is gone fails every send to it that the engine does not have yet at once. Receives from it fail after
-  `GRACE_S` (`transport.inbox`); and so do sends under way to one that said goodbye: it may have taken them before, and
-  the acknowledgement be told after the goodbye. Should it live after all, it is told so, and its operations with us
-  fail.
+- A rank that is gone fails the sends to it and, after a moment, the receives from it (`transport.inbox`). Should it
+  live after all, it is told so, and its operations with us fail.
 - Every key carries the sender's rank in its tag, because ranks on one host may share one certificate.
 """
 
@@ -37,11 +33,12 @@ from transport.engine.base import (
     Received,
     SendDone,
 )
-from transport.inbox import GRACE_S, Inbox, ReceiveEnd, Receiving
+from transport.inbox import Inbox, ReceiveEnd, Receiving
 from transport.lane_links import LaneLinks, OpenEnd
 from transport.lanes import LaneLaw
-from transport.outbox import AHEAD, Outbox, SendEnd, Sending
+from transport.outbox import SendEnd, Sending
 from transport.peers import Dial, Gone, PeerTable, Phase
+from transport.sends import Sends
 from transport.sockets import Sockets
 from transport.wire.errors import WireCode
 from transport.wire.header import Header, Kind, MatchKey
@@ -92,12 +89,10 @@ class Endpoint:
         self._on_control = on_control
         self._on_announced = on_announced
         self._on_refused = on_refused
-        self._outboxes: dict[tuple[int, bool], Outbox] = {}
-        self._sends: dict[int, Sending] = {}
+        self._sends = Sends(peers)
         self._inbox = Inbox(peers)
         self._attempts: dict[int, tuple[int, bool]] = {}
         self._gone_s: dict[int, float] = {}
-        self._later: list[Callable[[], None]] = []
         self._control_number = itertools.count()
         self._engine: Engine | None = None
         self._endpoints: dict[bool, int] = {}
@@ -106,7 +101,7 @@ class Endpoint:
         self.lanes = LaneLinks(
             lane_law,
             peers=peers,
-            outbox=lambda rank: self._outboxes.get((rank, False)),
+            outbox=self._sends.outbox,
             control=self.control,
         )
 
@@ -123,6 +118,7 @@ class Endpoint:
         self._engine = engine
         self._endpoints = {False: compute, True: bulk}
         self.lanes.begin(engine, compute=compute, open_end=open_lane_end)
+        self._sends.begin(engine, self.lanes)
         early, self._early = self._early, []
         self.handle(early)
 
@@ -142,14 +138,7 @@ class Endpoint:
         """Send one message to a rank, behind those of smaller (priority, order)."""
         bulk = priority is Priority.BULK
         sending = Sending(rank, replace(header, job=self._job), payload, priority, on_end, bulk, over=over)
-        error = self.peers.error(rank)
-        if error is not None:
-            self._end_later(sending, error)
-            return sending
-        if bulk:
-            self.peers.want_bulk(rank)
-        self._enqueue(sending, order)
-        self._pump(rank, bulk)
+        self._sends.send(sending, order)
         return sending
 
     def receive(self, rank: int, key: MatchKey, buffer: Buffer | None, on_end: ReceiveEnd) -> Receiving:
@@ -163,11 +152,8 @@ class Endpoint:
         reason = error or CancelledError("cancelled")
         if isinstance(ticket, Receiving):
             self._inbox.cancel(self._need_engine(), ticket, reason)
-        elif ticket.operation is None:
-            self._end_later(ticket, reason)
-        elif ticket.operation in self._sends:
-            ticket.cancelled = reason
-            self._need_engine().cancel(ticket.operation)
+        else:
+            self._sends.cancel(ticket, reason)
 
     def control(
         self,
@@ -269,12 +255,12 @@ class Endpoint:
                 self._handle(event)
             except Exception:  # noqa: BLE001 - one event must not take those of other operations with it
                 _log.exception("an event of the engine could not be handled: %.200r", event)
-        self._run_later()
+        self._sends.run_later()
 
     def _handle(self, event: Event) -> None:
         match event:
             case SendDone():
-                self._send_ended(event.operation, None)
+                self._sends.ended(event.operation, None, closing=self.closing)
             case Received():
                 self._inbox.received(event)
             case OperationFailed():
@@ -296,16 +282,10 @@ class Endpoint:
                 else:
                     self._gone(action)
             wake_s = min(self.peers.next_wake_s(), self.lanes.tick(now_s))
-        for rank, gone_s in self._gone_s.items():
-            flying = [box for bulk in (False, True) if (box := self._outboxes.get((rank, bulk))) and box.flying]
-            for outbox in flying:
-                if now_s >= gone_s + GRACE_S:
-                    self._cancel_flying(outbox, self.peers.error(rank))
-                else:
-                    wake_s = min(wake_s, gone_s + GRACE_S)
+        wake_s = min(wake_s, self._sends.tick(now_s, self._gone_s))
         if self._engine is not None:
             wake_s = min(wake_s, self._inbox.tick(self._engine, now_s, self._gone_s))
-        self._run_later()
+        self._sends.run_later()
         return wake_s
 
     def _dial(self, engine: Engine, dial: Dial, now_s: float) -> None:
@@ -355,7 +335,7 @@ class Endpoint:
         if not wanted:
             self._say_gone(peer.rank, event.connection)
             return
-        self._pump(peer.rank, bulk)
+        self._sends.pump(peer.rank, bulk=bulk)
 
     def _say_gone(self, rank: int, connection: int) -> None:
         """Close a connection to a rank that counts as gone, in such a way that it does not dial again."""
@@ -389,85 +369,15 @@ class Endpoint:
 
     def _gone(self, gone: Gone) -> None:
         self._gone_s[gone.rank] = time.monotonic()
-        for bulk in (False, True):
-            outbox = self._outboxes.get((gone.rank, bulk), Outbox())
-            for sending in outbox.drain():
-                self._end_later(sending, gone.error)
-            if self.peers.peers[gone.rank].phase is not Phase.LEFT:
-                self._cancel_flying(outbox, gone.error)
+        self._sends.gone(gone.rank, gone.error)
         if self.peers.peers[gone.rank].phase is Phase.DEAD:  # it may live, and only not have been heard in time
             for connection in self.peers.connections(gone.rank):
                 self._say_gone(gone.rank, connection)
         self._on_gone(gone)
 
-    def _cancel_flying(self, outbox: Outbox, error: TransportError | None) -> None:
-        """End what is under way to a rank that is gone."""
-        for operation, sending in outbox.flying.items():
-            if sending.cancelled is None:
-                sending.cancelled = error
-                self._need_engine().cancel(operation)
-
-    # Sends.
-
-    def _enqueue(self, sending: Sending, order: tuple[int, int]) -> None:
-        self._outboxes.setdefault((sending.rank, sending.bulk), Outbox()).push(sending, order)
-
-    def _pump(self, rank: int, bulk: bool) -> None:
-        """Hand waiting sends to the engine, as many as may be under way at once."""
-        outbox = self._outboxes.get((rank, bulk))
-        first = self.peers.route(rank, bulk=bulk)
-        if outbox is None or first is None:
-            return
-        engine = self._need_engine()
-        while (sending := outbox.pop()) is not None:
-            connection = self.lanes.route(sending, outbox, first)
-            try:
-                operation = engine.send(connection, sending.header, sending.payload, priority=sending.priority)
-            except TransportError as error:  # it has just ended
-                self._end_later(sending, error)
-                continue
-            outbox.flies(sending, operation, connection)
-            self._sends[operation] = sending
-
-    def _send_ended(self, operation: int, error: TransportError | None) -> None:
-        sending = self._sends.pop(operation, None)
-        if sending is None:
-            return
-        connection = sending.connection
-        self._outboxes[sending.rank, sending.bulk].landed(operation)
-        if isinstance(error, ConnectionLostError) and connection is not None:
-            # Known a moment before the connection's end is.
-            self.lanes.lost(time.monotonic(), connection, _plain(error))
-        if error is None:
-            self.peers.carried(sending.rank, bulk=sending.bulk)
-        gone = self.peers.error(sending.rank)
-        retry = isinstance(error, ConnectionLostError) and sending.cancelled is None and gone is None
-        if retry and not self.closing:
-            sending.again = True
-            self._enqueue(sending, AHEAD)
-        elif not sending.ended:
-            sending.ended = True
-            sending.on_end(None if error is None else sending.cancelled or gone or error)
-        self._pump(sending.rank, sending.bulk)
-
-    def _end_later(self, sending: Sending, error: TransportError) -> None:
-        """End a send that the engine never saw; not within the caller's call."""
-        if not sending.ended:
-            sending.ended = True
-            self._later.append(lambda: sending.on_end(error))
-
-    def _run_later(self) -> None:
-        while self._later:
-            later, self._later = self._later, []
-            for end in later:
-                try:
-                    end()
-                except Exception:  # noqa: BLE001 - as above
-                    _log.exception("the end of a send could not be handled")
-
     def _failed(self, event: OperationFailed) -> None:
-        if event.operation in self._sends:
-            self._send_ended(event.operation, event.error)
+        if self._sends.knows(event.operation):
+            self._sends.ended(event.operation, event.error, closing=self.closing)
         else:
             self._inbox.failed(self._need_engine(), event, closing=self.closing)
 

@@ -20,7 +20,6 @@ from hive_qos.errors import BrokerRejectedError, ConfigurationError, ShapingErro
 from shaping.kernel_api import Classifier
 
 DEFAULT_CONFIG = Path("/etc/hive-qos/broker.toml")
-CONFIG_BYTES_MAX = 2**20
 
 Config = Annotated[Path, typer.Option("--config", "-c", readable=False, help="The broker's configuration file.")]
 StateDir = Annotated[
@@ -207,16 +206,9 @@ def _classifier() -> Classifier | None:
 
 
 def _read(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            text = file.read(CONFIG_BYTES_MAX + 1).decode("utf-8")
-    except OSError as problem:
-        raise ConfigurationError("--config", str(path), f"cannot be read: {problem.strerror}") from problem
-    except UnicodeDecodeError as problem:
-        raise ConfigurationError("--config", str(path), "not UTF-8 text") from problem
-    if len(text) > CONFIG_BYTES_MAX:
-        raise ConfigurationError("--config", str(path), f"longer than {CONFIG_BYTES_MAX} bytes")
-    return text
+    from broker.daemon.configuration_file import read
+
+    return read(path)
 
 
 def _parse(text: str, *, runtime_dir: Path | None, state_dir: Path | None, record: Path | None) -> Policy:

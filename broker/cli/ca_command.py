@@ -24,6 +24,7 @@ Directory = Annotated[Path, typer.Option("--directory", "-d", help="Where the CA
 AsJson = Annotated[bool, typer.Option("--json", help="Say what was done as JSON.")]
 DEFAULT_DIRECTORY = Path("hive-ca")
 CERTIFICATE_BYTES_MAX = 2**20
+"""A chain is a few kilobytes; whatever else is named by mistake is not read to its end."""
 
 
 @app.command("init", epilog=EPILOG)

@@ -14,6 +14,7 @@ from broker.daemon.text import printable
 from hive_qos.units import format_rate
 
 SHOWN_MAX = 20
+"""Of each kind: what fits on a screen. `--json` has all."""
 
 
 def render_holds(document: Mapping[str, Any]) -> list[RenderableType]:

@@ -13,6 +13,7 @@ import typer
 from broker import client
 
 REFRESH_S = 1.0
+"""As often as somebody can read it, and as the daemon shows what nobody asks for (`daemon.showing`)."""
 
 SocketOption = Annotated[
     Path | None,

@@ -19,6 +19,7 @@ from hive_qos.units import format_rate, format_size
 
 JOBS_SHOWN_MAX = 20
 NEEDS_SHOWN_MAX = 5
+"""What fits on a screen. `--json` has all."""
 
 
 def render(document: Mapping[str, Any]) -> RenderableType:

@@ -72,7 +72,7 @@ def decode(packet: bytes) -> dict[str, Any]:
     if len(packet) > PACKET_BYTES_MAX:
         raise MessageError("too-long", f"a packet of more than {PACKET_BYTES_MAX} bytes")
     try:
-        message = json.loads(packet.decode("utf-8"), parse_constant=_refuse_constant)
+        message = _DECODER.decode(packet.decode("utf-8"))
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise MessageError("not-json", "a packet must be one JSON object in UTF-8") from error
     if not isinstance(message, dict):
@@ -82,3 +82,7 @@ def decode(packet: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+"""Made once: `json.loads` makes one for each message where it is given something of its own."""

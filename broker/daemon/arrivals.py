@@ -26,6 +26,7 @@ CONNECTIONS_MAX = 8192
 SEGMENTS_MIN = 4
 """So many since the last look, and what TCP says of a connection's round trip is new."""
 WRAPS = 2**32
+"""tcpi_segs_in counts in 32 bits (linux/tcp.h)."""
 
 _Endpoint = tuple[str, int]
 

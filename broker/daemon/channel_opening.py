@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transport.identity import ConfiguredIdentity
 
 RETRY_S = 60.0
+"""A port that is taken, a file that is wrong: somebody has to mend it, and need not do more than that."""
 
 
 def load_channel(engine: str) -> None:

@@ -1,4 +1,4 @@
-"""What may be changed over the HTTP socket: its threads ask, the daemon's loop does, and the answer goes back."""
+"""What is wanted of the loop from outside: by HTTP's threads, which get an answer, and by signals, which get none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from dataclasses import dataclass, field
 ANSWER_S_MAX = 4.0
 """A request lives 5 s in all; a reload takes milliseconds."""
 REQUESTS_MAX = 16
+"""As many as `http_api` serves at once."""
+
+
+@dataclass
+class Wishes:
+    """What signal handlers want, as bare flags: a handler may come in the middle of anything."""
+
+    stop: bool = False
+    reload: bool = False
 
 
 @dataclass(frozen=True)

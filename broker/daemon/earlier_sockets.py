@@ -261,6 +261,7 @@ class EarlierSockets:
 
 
 _SAID_MAX = 64
+"""Different notes that are logged in the life of a daemon: paths of cgroups come without end."""
 
 
 def _nearest_first(members: Sequence[Path]) -> Iterator[int]:

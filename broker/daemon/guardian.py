@@ -36,7 +36,9 @@ DEAF_S = 3.0
 READY_S_MAX = 15.0
 """A Python process starts in 0.1 s; on a machine that stands still now and then, in a few."""
 RESTART_S = 1.0
+"""Between two tries to start a guard: a Python process, every second, is what a host bears."""
 END_S_MAX = 2.0
+"""A guard that was told that all is put back ends in milliseconds; one that hangs is killed then."""
 
 
 class Guardian:

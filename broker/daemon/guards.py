@@ -9,6 +9,7 @@ import signal
 
 MODULE = "broker.guard"
 _END_MS = 2000
+"""Who is killed is gone in milliseconds, unless the machine stands still."""
 
 
 def end_all(namespace: str) -> None:

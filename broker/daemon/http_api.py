@@ -22,19 +22,17 @@ from typing import Any
 
 from broker import precedence
 from broker.client.mailbox import Wake
-from broker.codec import to_json
 from broker.daemon.authority import Authority, Right, peer_of
 from broker.daemon.control import Answer, Request
-from broker.daemon.openapi import description
+from broker.daemon.pages import DESCRIPTION, JSON, PATHS, Pages
 from broker.daemon.runtime import listen
-from broker.daemon.status import Snapshot, document, flow_list, metrics
+from broker.daemon.status import Snapshot
 from hive_qos import __version__
 
 REQUESTS_AT_ONCE = 16
 REQUEST_TIMEOUT_S = 5.0
 LOOK_S = 0.1
 """How often it is looked for requests whose time is up. While there is none the server sleeps."""
-_PATHS = ("/v1/status", "/v1/policy", "/v1/flows", "/v1/openapi.json", "/metrics")
 _ACTIONS = {"/v1/reload": "reload", "/v1/confirm": "confirm"}
 
 
@@ -85,7 +83,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
     ) -> None:
         super().__init__(("", 0), _Handler)
         self.listener, self.snapshot, self.authority, self.ask = listener, snapshot, authority, ask
-        self.ended = Wake()
+        self.pages, self.ended = Pages(), Wake()
         self._lock = threading.Lock()
         self._until_s: dict[socket.socket, float] = {}
 
@@ -166,23 +164,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path = self.path.split("?", 1)[0]
         if not self._allowed(Right.USE):
             return
-        snapshot = self.server.snapshot()
         if path in _ACTIONS:
             self.do_PUT()
-        elif path not in _PATHS:
-            self._refuse(404, f"known here: {', '.join(_PATHS)}")
-        elif snapshot is None:
+        elif path not in PATHS:
+            self._refuse(404, f"known here: {', '.join(PATHS)}")
+        elif path == DESCRIPTION:
+            self._answer_page(*self.server.pages.description())
+        elif (snapshot := self.server.snapshot()) is None:  # the loop is asked for what needs one alone
             self._refuse(503, "no tick yet")
-        elif path == "/metrics":
-            self._answer(200, metrics(snapshot), kind="text/plain; version=0.0.4; charset=utf-8")
-        elif path == "/v1/policy":
-            self._answer_json(200, to_json(snapshot.policy))
-        elif path == "/v1/openapi.json":
-            self._answer_json(200, description())
-        elif path == "/v1/flows":
-            self._answer_json(200, {"schema": 1, "flows": flow_list(snapshot)})
         else:
-            self._answer_json(200, document(snapshot))
+            self._answer_page(*self.server.pages.of(path, snapshot))
 
     def do_PUT(self) -> None:
         path = self.path.split("?", 1)[0]
@@ -226,8 +217,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _refuse(self, code: int, text: str, *, allow: str = "GET") -> None:
         self._answer_json(code, {"error": text}, allow=allow)
 
+    def _answer_page(self, kind: str, body: bytes) -> None:
+        self._answer(200, body, kind=kind)
+
     def _answer_json(self, code: int, value: Any, *, allow: str = "GET") -> None:
-        self._answer(code, json.dumps(value).encode(), kind="application/json", allow=allow)
+        self._answer(code, json.dumps(value).encode(), kind=JSON, allow=allow)
 
     def _answer(self, code: int, body: bytes, *, kind: str, allow: str = "GET") -> None:
         self.close_connection = True  # whatever else was sent, a body included, is not read

@@ -13,6 +13,7 @@ from broker.daemon import cgroups
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable, PassedSocket
+from broker.daemon.habits import Habits
 from broker.daemon.job_book import JobBook
 from broker.daemon.log import Log
 from broker.daemon.machine import Reply, error
@@ -46,7 +47,8 @@ class SessionHub:
         reclassify: puts the rules on cgroups in force again, at once.
         settle: decides and applies, at once.
 
-    `urgent` says that a burst began or ended since the last `answer`: decide now, not at the next tick.
+    `urgent` says that a burst began or ended since the last `answer`: decide now, not at the next tick. `habits` knows
+    when the next one may.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class SessionHub:
         self._authority, self._reclassify, self._mark_minor = authority, reclassify, mark_minor
         self._settle = settle
         self.urgent = False
-        self._jobs = jobs
+        self._jobs, self.habits = jobs, Habits()
         self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
         self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
@@ -135,15 +137,16 @@ class SessionHub:
         if refusal is not None:
             session.send(refusal.message)
             return
-        self._bursts.announce(
-            session.name, message, uid=session.peer.uid, now_s=self._clock(), interface_of=self._interface_of
-        )
+        now_s = self._clock()
+        self._bursts.announce(session.name, message, uid=session.peer.uid, now_s=now_s, interface_of=self._interface_of)
+        self.habits.began(session.name, step=message.step, next_s=message.next_s, now_s=now_s)
         if message.number is not None:
             self._waiting.append((session.name, message))
         self._decide_soon(session.peer.uid)
 
     def announce_end(self, session: Session, message: AnnounceEnd) -> None:
         """Take a burst out."""
+        self.habits.ended(session.name, step=message.step, now_s=self._clock())
         if self._bursts.end(session.name, job=message.job, step=message.step):
             self._decide_soon(session.peer.uid)
 
@@ -224,6 +227,7 @@ class SessionHub:
         self._flows.forget(session.name)
         self._jobs.forget(session.name)
         self._needs.forget(session.name)
+        self.habits.forget(session.name)
         if self._bursts.forget(session.name):
             self._decide_soon(session.peer.uid)
 

@@ -19,7 +19,7 @@ PAYLOAD_BYTES = 32
 """A token of the sender's. With the headers of ICMP and IPv6, a request is 80 bytes on the wire before Ethernet."""
 READS_MAX = 64
 """Packets taken at once: a tick must not wait for whoever floods us with what looks like replies."""
-_TIMESTAMP = getattr(socket, "SO_TIMESTAMPNS", 35)
+_TIMESTAMP = getattr(socket, "SO_TIMESTAMPNS", 35)  # asm-generic/socket.h, where Python does not name it
 _TIMESPEC = struct.Struct("@ll")
 
 

@@ -13,13 +13,11 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from broker.daemon.netlink import attributes
+from shaping.attributes import attribute_map
+from shaping.links import IFINFOMSG, IFLA_IFNAME, RTM_DELLINK, RTM_NEWLINK
 
-_RTM_NEWLINK, _RTM_DELLINK = 16, 17
 _RTMGRP_LINK = 1
-_IFLA_IFNAME = 3
 _HEADER = struct.Struct("=IHHII")
-_IFINFOMSG_BYTES = 16
 _RECEIVE_BYTES = 1 << 16
 _PACKETS_MAX = 64
 """Read at a time; what is there beyond that wakes the loop again."""
@@ -55,7 +53,7 @@ class LinkEvents:
         with contextlib.suppress(BlockingIOError):
             for _ in range(_PACKETS_MAX):
                 try:
-                    _read(memoryview(self._sock.recv(_RECEIVE_BYTES)), numbers, names)
+                    _read(self._sock.recv(_RECEIVE_BYTES), numbers, names)
                 except OSError as problem:
                     if problem.errno != errno.ENOBUFS:
                         raise
@@ -67,7 +65,7 @@ class LinkEvents:
         self._sock.close()
 
 
-def _read(packet: memoryview, numbers: set[int], names: set[str]) -> None:
+def _read(packet: bytes, numbers: set[int], names: set[str]) -> None:
     offset = 0
     while offset + _HEADER.size <= len(packet):
         length, kind, _, _, _ = _HEADER.unpack_from(packet, offset)
@@ -75,8 +73,8 @@ def _read(packet: memoryview, numbers: set[int], names: set[str]) -> None:
             return
         body = packet[offset + _HEADER.size : offset + length]
         offset += length + 3 & ~3
-        if kind in (_RTM_NEWLINK, _RTM_DELLINK) and len(body) >= _IFINFOMSG_BYTES:
-            numbers.add(struct.unpack_from("=i", body, 4)[0])
-            name = attributes(body, _IFINFOMSG_BYTES).get(_IFLA_IFNAME)
+        if kind in (RTM_NEWLINK, RTM_DELLINK) and len(body) >= IFINFOMSG.size:
+            numbers.add(IFINFOMSG.unpack_from(body)[2])
+            name = attribute_map(body, IFINFOMSG.size).get(IFLA_IFNAME)
             if name is not None:
-                names.add(os.fsdecode(bytes(name).rstrip(b"\0")))
+                names.add(os.fsdecode(name.rstrip(b"\0")))

@@ -18,6 +18,7 @@ from broker.daemon.text import printable
 _PRIORITY = {"error": 3, "warning": 4, "info": 6, "debug": 7}
 """syslog(3) levels, which systemd reads as `<N>` at the start of a line (sd-daemon(3))."""
 TEXT_MAX = 2000
+"""Of one field: a path is at most 4096 bytes and says enough by then, a name of somebody else's may have no end."""
 
 
 class Log(Protocol):

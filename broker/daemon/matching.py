@@ -14,6 +14,7 @@ from broker.policy import Policy
 from shaping.model import CLASS_OF_MARK, MAJOR
 
 _ADDRESSES_REMEMBERED = 4096
+"""More than a busy host's peers; an entry is a hundred bytes, and one that falls out costs a look at the rules."""
 
 
 class Matching:

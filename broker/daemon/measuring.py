@@ -68,6 +68,7 @@ class Measuring:
                     InterfaceSample(
                         name=entry.name,
                         link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
+                        mtu_bytes=self._links.mtu_bytes(entry.name, now_s=now_s),
                         counters_age_s=age_s,
                         classes=samples,
                         flows=(*probes.get(entry.name, ()), *flows.get(entry.name, ())),
@@ -89,7 +90,11 @@ class Measuring:
         link alone."""
         held, now_s = self.measure(policy, fresh_s=fresh_s), self._clock()
         links = (
-            InterfaceSample(name=entry.name, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s))
+            InterfaceSample(
+                name=entry.name,
+                link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
+                mtu_bytes=self._links.mtu_bytes(entry.name, now_s=now_s),
+            )
             for entry in policy.interfaces
             if entry.name not in self._plant.names
         )

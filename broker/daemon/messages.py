@@ -26,6 +26,7 @@ DURATION_S_MAX = 3600.0
 CLOCK_S_MAX = 1e10
 """Between two hosts' monotonic clocks: three hundred years of uptime."""
 RATE_BITS_PER_S_MAX = 10**13
+"""10 Tbit/s, as in the configuration."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Asks the kernel which way an address is reached (rtnetlink(7)). Read-only, unprivileged, standard library only."""
+"""Asks the kernel which way an address is reached (rtnetlink(7)). Read-only, unprivileged."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import socket
 import struct
 from collections.abc import Iterator
 
+from shaping.attributes import attribute_map, pack_attribute
+
+# linux/netlink.h, linux/rtnetlink.h
 _NETLINK_ROUTE = 0
 _RTM_GETROUTE, _RTM_NEWROUTE = 26, 24
 _NLM_F_REQUEST = 0x1
 _NLMSG_ERROR = 2
 _RTA_DST, _RTA_OIF = 1, 4
+_RTMSG_BYTES = 12
 _RECEIVE_BYTES = 1 << 17
 _TIMEOUT_S = 1.0
 
@@ -38,11 +42,11 @@ class Kernel:
         """Name the interface that a packet to a literal address leaves by, None when there is no route."""
         parsed = ipaddress.ip_address(address)
         family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
-        attribute = struct.pack("=HH", 4 + len(parsed.packed), _RTA_DST) + parsed.packed
-        request = struct.pack("=BBBBBBBBI", family, 8 * len(parsed.packed), 0, 0, 0, 0, 0, 0, 0) + attribute
+        request = struct.pack("=BBBBBBBBI", family, 8 * len(parsed.packed), 0, 0, 0, 0, 0, 0, 0)
+        request += pack_attribute(_RTA_DST, parsed.packed)
         try:
             for kind, payload in self._ask(_RTM_GETROUTE, request):
-                index = attributes(payload, 12).get(_RTA_OIF) if kind == _RTM_NEWROUTE else None
+                index = attribute_map(payload, _RTMSG_BYTES).get(_RTA_OIF) if kind == _RTM_NEWROUTE else None
                 if index is not None:
                     return socket.if_indextoname(struct.unpack("=I", index[:4])[0])
         except OSError as error:
@@ -51,11 +55,11 @@ class Kernel:
             raise
         return None
 
-    def _ask(self, kind: int, payload: bytes) -> Iterator[tuple[int, memoryview]]:
+    def _ask(self, kind: int, payload: bytes) -> Iterator[tuple[int, bytes]]:
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         self._route.send(struct.pack("=IHHII", 16 + len(payload), kind, _NLM_F_REQUEST, self._sequence, 0) + payload)
         while True:
-            packet = memoryview(self._route.recv(_RECEIVE_BYTES))
+            packet = self._route.recv(_RECEIVE_BYTES)
             offset = 0
             while offset + 16 <= len(packet):
                 length, found, _, sequence, _ = struct.unpack_from("=IHHII", packet, offset)
@@ -72,15 +76,3 @@ class Kernel:
                     return
                 yield found, body
                 return
-
-
-def attributes(payload: memoryview, offset: int) -> dict[int, memoryview]:
-    """The attributes of a message from `offset` on; stops at one that does not fit."""
-    found: dict[int, memoryview] = {}
-    while offset + 4 <= len(payload):
-        length, kind = struct.unpack_from("=HH", payload, offset)
-        if length < 4 or offset + length > len(payload):
-            break
-        found[kind] = payload[offset + 4 : offset + length]
-        offset += length + 3 & ~3
-    return found

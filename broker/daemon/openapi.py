@@ -9,24 +9,25 @@ from collections.abc import Mapping
 from typing import Any, Union
 
 from broker.daemon.configurations import TRIAL_S_MAX, TRIAL_S_MIN
-from broker.daemon.status import SCHEMA, DaemonInfo, SegmentInfo, SessionInfo
+from broker.daemon.status import SCHEMA, DaemonInfo, HostLoad, SegmentInfo, SessionInfo
 from broker.holds import Hold, Lease
-from broker.model import Alarm, InterfaceAllocation, Need, ScheduleInForce
+from broker.model import Alarm, InterfaceAllocation, Need, ScheduleInForce, SenderSample
 from broker.peers.report import PeerStatus
 from broker.policy import Policy
 from hive_qos import __version__
 
 _TEXT: Mapping[str, Any] = {"type": "string"}
 _NUMBER: Mapping[str, Any] = {"type": "number"}
-_COUNT: Mapping[str, Any] = {"type": "integer", "minimum": 0}
+_COUNT: Mapping[str, Any] = {"type": "integer", "minimum": 0}  # bytes, packets, rates
 _MAYBE: Mapping[str, Any] = {"type": ["boolean", "null"]}
+_FIGURE: Mapping[str, Any] = {"type": ["integer", "null"]}
 
 
 def description() -> dict[str, Any]:
     """The whole of it. Objects may get more keys than stand here; none of these goes away within `schema` 1."""
     components: dict[str, Any] = {}
     interface = _of(InterfaceAllocation, components)
-    _leave_out(components["InterfaceAllocation"], "jobs", "flows")  # shown by themselves
+    _leave_out(components["InterfaceAllocation"], "jobs", "flows", "segments")  # shown by themselves
     _of(Hold, components)
     _of(Lease, components)
     for name in ("Hold", "Lease"):
@@ -34,7 +35,8 @@ def description() -> dict[str, Any]:
         components[name] = {"allOf": [components[name], _object(**{"class": _TEXT, "granted": _MAYBE})]}
     components["Status"] = _object(
         schema={"const": SCHEMA}, host=_TEXT, version=_TEXT, daemon=_of(DaemonInfo, components),
-        interfaces=_list({"allOf": [interface, _object(shaped={"type": "boolean"})]}),
+        load=_of(HostLoad, components),
+        interfaces=_list({"allOf": [interface, _object(shaped={"type": "boolean"}, measured=_measured(components))]}),
         flows=_list({"$ref": "#/components/schemas/Flow"}), flows_total=_COUNT, tcp_connections=_COUNT,
         jobs=_list({"$ref": "#/components/schemas/Job"}), schedules=_list(_of(ScheduleInForce, components)),
         needs=_list({"$ref": "#/components/schemas/Need"}), holds=_list({"$ref": "#/components/schemas/Hold"}),
@@ -78,6 +80,17 @@ def description() -> dict[str, Any]:
         },
         "components": {"schemas": components},
     }
+
+
+def _measured(components: dict[str, Any]) -> dict[str, Any]:
+    """What a direction's figures rest on; null while the interface is not there. Towards us `senders` and more."""
+    _of(SenderSample, components)
+    _leave_out(components["SenderSample"], "traffic_class")
+    sender = {"allOf": [{"$ref": "#/components/schemas/SenderSample"}, _object(**{"class": _TEXT})]}
+    more = {"received_bytes": _FIGURE, "pace_bits_per_s": _FIGURE, "senders": _list(sender)}
+    either: dict[str, Any] = _object(link_bits_per_s=_FIGURE)
+    either["properties"] |= {"counters_age_s": {"type": ["number", "null"]}, **more}
+    return {"anyOf": [either, {"type": "null"}]}
 
 
 def _get(summary: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -134,6 +147,8 @@ def _of(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
         return {"anyOf": [_of(one, components) for one in arguments]}
     if origin is tuple and arguments[-1] is Ellipsis:
         return _list(_of(arguments[0], components))
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": _of(arguments[1], components)}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if kind.__name__ not in components:
             components[kind.__name__] = {}  # named before its fields are read: one may hold its own kind

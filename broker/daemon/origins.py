@@ -29,6 +29,7 @@ CGROUPS_WALK_S = 5.0
 LOST_S = 60.0
 """So long a cgroup that no walk has found is not looked for: it was removed, and only sockets of it are left."""
 NAME_LENGTH_MAX, PATH_LENGTH_MAX = 64, 1024
+"""As shown, escaped: the kernel's names of programs have 15 bytes, paths of cgroups up to 4096."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Origin:
 
 
 NOBODY = Origin()
-_NOT_YET: tuple[int | None, float] = (None, 0.0)
+_NOT_YET: tuple[int | None, float] = (None, 0.0)  # nobody found, and never looked for
 
 
 class Origins:

@@ -12,6 +12,7 @@ from broker.daemon.earlier_sockets import EarlierSockets
 from broker.daemon.flows import FlowTable
 from broker.daemon.going_first import GoingFirst
 from broker.daemon.guardian import Guardian
+from broker.daemon.host_load import HostLoads
 from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
 from broker.daemon.neighbours import Neighbours
@@ -58,6 +59,7 @@ class Publishing:
         self._recorder, self._origins = recorder, Origins(cgroup_mount)
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, Origin] = {}
+        self._loads = HostLoads()
 
     def look(self, *, now_s: float) -> None:
         """Look a little further for whose connections are: at every tick, so that it is known when somebody asks."""
@@ -97,7 +99,12 @@ class Publishing:
             slots=self._jobs.slots(),
             sessions=tuple(
                 SessionInfo(
-                    name=one.name, client=one.machine.hello.client, job=one.job, pid=one.peer.pid, uid=one.peer.uid
+                    name=one.name,
+                    client=one.machine.hello.client,
+                    job=one.job,
+                    pid=one.peer.pid,
+                    uid=one.peer.uid,
+                    told_bits_per_s=one.told_bits_per_s,
                 )
                 for one in sessions.values()
             ),
@@ -107,6 +114,7 @@ class Publishing:
             origins=self._known,
             alarms=self._alarms(decision),
             holds=self._neighbours.info(decision),
+            load=self._loads.look(now_s=now_s),
         )
 
     def _alarms(self, decision: Decision) -> tuple[Alarm, ...]:

@@ -61,6 +61,8 @@ class RateBook:
                     }  # fmt: skip
                     session.send(message)  # one that is not taken is repeated soon
                     told[key] = (rate, now_s)
+            said = {name: told[session.name, name][0] for name in self._flows.classes_of(session.name)}
+            session.told_bits_per_s = {name: rate for name, rate in said.items() if rate is not None}
         self._told = told
 
     def _part(self, session: str, others: frozenset[str], interface: InterfaceAllocation, name: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from broker.daemon.configurations import Configurations
-from broker.daemon.control import Answer, Control
+from broker.daemon.control import Answer, Control, Wishes
 from broker.daemon.log import Log
 from broker.daemon.notify import Notifier
 from broker.model import Policy
@@ -38,6 +38,7 @@ class Reloads:
         self,
         configurations: Configurations,
         *,
+        wishes: Wishes,
         control: Control,
         force: Force,
         shaping: Callable[[], str],
@@ -45,18 +46,13 @@ class Reloads:
         notifier: Notifier,
         log: Log,
     ) -> None:
-        self._configurations, self._control, self._force = configurations, control, force
+        self._configurations, self._wishes, self._control, self._force = configurations, wishes, control, force
         self._shaping, self._patience, self._notifier, self._log = shaping, patience, notifier, log
-        self._wanted = False
-
-    def want(self) -> None:
-        """Reload at the next `heed`. Safe in a signal handler."""
-        self._wanted = True
 
     def heed(self) -> None:
         """Do what is wanted, and end a trial that nobody confirmed."""
-        if self._wanted:
-            self._wanted = False
+        if self._wishes.reload:
+            self._wishes.reload = False
             self.reload()
         while (request := self._control.take()) is not None:
             self._patience()

@@ -3,6 +3,10 @@
 A decision between two ticks rests on counters as fresh as a tick's, so the next tick comes a whole interval after it:
 with a burst's announcement and its end every 0.36 s that is 11 decisions a second and not 15. Once in `PUT_OFF`
 intervals there is a tick all the same, for what is done at ticks alone.
+
+A tick that is due just before a burst is expected to begin or end waits for that, or there would be two decisions one
+after the other, twice in each step: 14 a second. It waits `WAIT` of an interval at most, and does not wait again
+after it has waited in vain, until something is announced.
 """
 
 from __future__ import annotations
@@ -11,12 +15,16 @@ import enum
 import math
 from dataclasses import dataclass
 
+from broker.daemon.habits import SLACK_S
+
 URGENT_S = 0.005
 """Announcements that come closer together than this share a decision, so that no client can make us decide all day."""
 PEERS_S = 0.001
 """The same for what other brokers ask: the channel lets few changes a second of each be as urgent as that."""
 PUT_OFF = 2
 """Intervals from one tick to the next, at most."""
+WAIT = 0.3
+"""Of an interval: 30 ms. Steps of one job differ by less; counters are read ten times a second all the same."""
 LINKS_S = 0.02
 """Links are looked at so soon after they changed, and not more often: a rename is three events, a storm is hundreds."""
 
@@ -27,13 +35,14 @@ class Occasions:
 
     Fields: `announced`, a burst began or ended, or looks so; `asked`, another broker asked for something or let go;
     `links`, an interface came, went or was renamed; `again_s`, when the last decision wants to be made again, whatever
-    happens.
+    happens; `expected_s`, when a burst is expected to begin or end.
     """
 
     announced: bool = False
     asked: bool = False
     links: bool = False
     again_s: float | None = None
+    expected_s: float | None = None
 
 
 class Moment(enum.Enum):
@@ -55,31 +64,40 @@ class Rhythm:
 
     def __init__(self, *, tick_s: float, now_s: float) -> None:
         self._last_s = self._ticked_s = now_s
-        self._next_s = now_s + tick_s
+        self._next_s, self._tick_s = now_s + tick_s, tick_s
+        self._waits = True
         self.late_ticks = 0
 
     def due_s(self, occasions: Occasions) -> float:
         """When the next decision is due, as far as that is known now."""
-        return min(self._next_s, self._links_due_s(occasions), self._soon_due_s(occasions))
+        return min(self._tick_due_s(occasions), self._links_due_s(occasions), self._soon_due_s(occasions))
 
     def moment(self, occasions: Occasions, *, now_s: float) -> Moment | None:
         """What to do now; None before anything is due."""
         if now_s >= self._links_due_s(occasions):
             return Moment.LINKS
-        if now_s >= self._next_s:
+        soon = now_s >= self._soon_due_s(occasions)
+        if now_s >= self._tick_due_s(occasions) or (soon and now_s >= self._next_s):
             return Moment.TICK
-        return Moment.SOON if now_s >= self._soon_due_s(occasions) else None
+        return Moment.SOON if soon else None
 
     def decided(self, moment: Moment, *, began_s: float, ended_s: float, tick_s: float) -> None:
         """It has been done. Ticks that were missed meanwhile are not made up for."""
-        self._last_s = began_s
+        self._last_s, self._tick_s = began_s, tick_s
         if moment is Moment.SOON:
+            self._waits = True
             self._next_s = max(self._next_s, min(began_s + tick_s, self._ticked_s + PUT_OFF * tick_s))
         elif moment is Moment.TICK:
-            self._ticked_s = began_s
+            self._ticked_s, self._waits = began_s, began_s < self._next_s + WAIT * tick_s
             missed = int((ended_s - self._next_s) / tick_s)
             self.late_ticks += missed
             self._next_s += (missed + 1) * tick_s
+
+    def _tick_due_s(self, occasions: Occasions) -> float:
+        late_s = self._next_s + WAIT * self._tick_s
+        expected_s = occasions.expected_s
+        near = expected_s is not None and self._next_s - SLACK_S <= expected_s < late_s
+        return late_s if near and self._waits else self._next_s
 
     def _links_due_s(self, occasions: Occasions) -> float:
         return self._last_s + LINKS_S if occasions.links else math.inf

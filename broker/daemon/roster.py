@@ -12,15 +12,13 @@ from broker.daemon.log import Log
 from broker.daemon.plant import Plant
 from broker.daemon.shapes import rules_of, shape_of
 from broker.daemon.status import SegmentInfo
-from broker.model import Alarm, Allocation, Policy
-from broker.segments import OFF, NotInForce, SegmentChoice, choose
+from broker.model import Alarm, Allocation, Policy, SegmentAllocation
+from broker.segments import NotInForce
 from hive_qos.errors import ConfigurationError, HiveError
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
 from shaping.model import InterfaceShape, Rule
 
-HEADER_BYTES = 14
-"""Of Ethernet, which the kernel counts beside the packet."""
 LOOK_S = 1.0
 """How often we look for an interface that policy names and that was not there."""
 
@@ -52,7 +50,7 @@ class Roster:
         self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
         self._looked_s = 0.0
         self._behind = False  # links have changed, and could not be looked at
-        self._chosen: dict[str, SegmentChoice] = {}
+        self._chosen: dict[str, SegmentAllocation] = {}
         self._numbers: dict[str, int] = {}  # of what we hold, from when it was attached
         self._ruled: tuple[Policy, ClassCgroups] | None = None  # what `_rules` were made from
         self._rules: tuple[Rule, ...] = ()
@@ -67,8 +65,8 @@ class Roster:
         for name in self._plant.names & self._chosen.keys():
             state = self._plant.segments(name)
             if state is not None:
-                reason = self._chosen[name].reason if state.note is None else NotInForce(state.note)
-                found[name] = SegmentInfo(state.limit, reasons.state(reason))
+                reason = self._chosen[name].reason if state.note is None else reasons.state(NotInForce(state.note))
+                found[name] = SegmentInfo(state.limit, reason)
         return found
 
     def give_back_strays(self, policy: Policy) -> None:
@@ -209,7 +207,6 @@ class Roster:
     def _shapes(self, allocation: Allocation, policy: Policy, class_cgroups: ClassCgroups) -> list[InterfaceShape]:
         if self._ruled is None or self._ruled[0] is not policy or self._ruled[1] != class_cgroups:
             self._ruled, self._rules = (policy, class_cgroups), rules_of(policy, class_cgroups=class_cgroups)
-        limited = {entry.name for entry in policy.interfaces if entry.limit_segments}
         lines = {
             entry.name: line_rate(entry, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=self._clock()))
             for entry in policy.interfaces
@@ -218,18 +215,11 @@ class Roster:
         chosen = {}
         slots = self._slots()
         for entry in allocation.interfaces:
-            choice = OFF
-            if entry.name in limited:
-                choice = choose(
-                    entry.capacity_bits_per_s,
-                    frame_bytes=self._links.mtu_bytes(entry.name, now_s=self._clock()) + HEADER_BYTES,
-                    last=self._chosen.get(entry.name),
-                )
-            chosen[entry.name] = choice
+            if entry.segments is not None:
+                chosen[entry.name] = entry.segments
+            limit = None if entry.segments is None else entry.segments.gso_max_segs
             line = lines.get(entry.name)
-            shapes.append(
-                shape_of(entry, rules=self._rules, slots=slots, gso_max_segs=choice.gso_max_segs, line_bits_per_s=line)
-            )
+            shapes.append(shape_of(entry, rules=self._rules, slots=slots, gso_max_segs=limit, line_bits_per_s=line))
         self._chosen = chosen
         return shapes
 

@@ -20,7 +20,7 @@ NAMESPACE = "/proc/self/ns/net"
 GUARD_S_MAX = 1.0
 """The guard of a dead daemon is done within milliseconds; longer on a machine that stands still, or it hangs."""
 
-_BACKLOG = 64
+_BACKLOG = 64  # connections that wait to be accepted: as many as one user may have sessions
 _UNKNOWN = "pid unknown"
 _PATH_BYTES_MAX = 107  # sun_path of unix(7), with its closing NUL
 

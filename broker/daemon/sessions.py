@@ -36,6 +36,8 @@ _REPORT_PREFIX = b'{"op":"report"'
 """How a report of `broker.client` begins; one that is written in another order is read all the same."""
 PACKETS_PER_WAKE = 16
 """Then the other sessions get their turn."""
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+"""Flags of a packet, or of descriptors, that the kernel had to cut; as a number, for an enumeration takes longer."""
 
 
 class Hub(Protocol):
@@ -64,7 +66,7 @@ class Hub(Protocol):
 
 
 class Session:
-    """One connected client."""
+    """One connected client. `told_bits_per_s`: by class, at which rate it was told that it may send."""
 
     def __init__(
         self, *, name: str, host: str, sock: socket.socket, peer: Peer, pidfd: int | None, right: Right, now_s: float
@@ -80,6 +82,7 @@ class Session:
         self.paused_until_s: float | None = None
         self.pidfd = pidfd
         self.closed = False
+        self.told_bits_per_s: dict[str, int] = {}
 
     @property
     def job(self) -> str:
@@ -107,6 +110,7 @@ class SessionServer:
     """All sessions of one daemon.
 
     Args:
+        authority: the rights in force now.
         clock: monotonic seconds.
     """
 
@@ -115,19 +119,20 @@ class SessionServer:
         *,
         path: str,
         selector: selectors.BaseSelector,
-        authority: Authority,
+        authority: Callable[[], Authority],
         host: str,
         hub: Hub,
         log: Log,
         clock: Callable[[], float],
     ) -> None:
-        self.authority = authority
+        self._authority = authority
         self.sessions: dict[str, Session] = {}
         self._selector, self._host, self._hub, self._log, self._clock = selector, host, hub, log, clock
         self._numbers = 0
         self._report_bytes_left = REPORT_BYTES_PER_TICK
         self._path = path
-        self._listener = listen(path, kind=socket.SOCK_SEQPACKET, mode=authority.socket_mode, group=authority.group)
+        mode, group = authority().socket_mode, authority().group
+        self._listener = listen(path, kind=socket.SOCK_SEQPACKET, mode=mode, group=group)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
@@ -163,7 +168,7 @@ class SessionServer:
         except OSError:
             sock.close()
             return
-        right = self.authority.right_of(peer)
+        right = self._authority().right_of(peer)
         refusal = self._refusal(peer, right)
         pidfd = process_of(sock, peer) if refusal is None else None
         if refusal is None and pidfd is None:
@@ -312,4 +317,4 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return packet, list(descriptors), bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
+    return packet, list(descriptors), bool(flags & _CUT)

@@ -1,7 +1,9 @@
 """What readers see: one snapshot, made by the loop when somebody asks for it, and once a second besides.
 
 To put everything together costs a tenth of a tick, and most ticks nobody looks at. Who asks wakes the loop, which is
-the only one that may look at what is shown; one that does not come to it in time leaves what was shown last.
+the only one that may look at what is shown; one that does not come to it in time leaves what was shown last. However
+many ask, and however often, they share one that is at most `SHARED_S` old: so the loop is woken for them ten times a
+second at most.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from broker.daemon.status import Snapshot
 WAIT_S = 0.5
 """A tick takes milliseconds. A loop that hangs is seen by the age of what it shows, a second and a bit."""
 SHOW_S = 1.0
+"""How often it is put together though nobody asks: who asks of a loop that hangs gets nothing older."""
+SHARED_S = 0.1
+"""A tick: what is shown is as old as that anyway."""
 
 
 class Showing:
@@ -21,10 +26,11 @@ class Showing:
 
     Args:
         wake: wakes the loop; safe in any thread.
+        clock: the loop's.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def __init__(self, wake: Callable[[], None], *, clock: Callable[[], float]) -> None:
+        self._wake, self._clock = wake, clock
         self._changed = threading.Condition()
         self._snapshot: Snapshot | None = None
         self._outdated, self._wanted = False, False
@@ -43,6 +49,10 @@ class Showing:
         """For the loop: there is a new decision, which nobody has seen."""
         self._outdated = True
 
+    def hurry(self) -> None:
+        """For the loop: what was shown is not to be shared any more, whoever asks next sees what comes next."""
+        self._shown_s = float("-inf")
+
     def show(self, snapshot: Snapshot, *, now_s: float) -> None:
         """For the loop: this is what holds now."""
         with self._changed:
@@ -51,9 +61,9 @@ class Showing:
             self._changed.notify_all()
 
     def ask(self) -> Snapshot | None:
-        """For any other thread: what holds now; None where nothing was ever shown."""
+        """For any other thread: what holds now, or held a tick ago; None where nothing was ever shown."""
         with self._changed:
-            if self._outdated:
+            if self._outdated and self._clock() - self._shown_s >= SHARED_S:
                 self._wanted = True
                 self._wake()
                 self._changed.wait_for(lambda: not self._outdated, WAIT_S)

@@ -160,7 +160,7 @@ def owned_sockets(protocol: int, *, cgroups: Sequence[int] | None = None) -> Ite
 
 # --- filters that run in the kernel (struct inet_diag_bc_op of linux/inet_diag.h) -------------------------------------
 
-_JUMP, _DESTINATION, _CGROUP = 1, 8, 13
+_JUMP, _DESTINATION, _CGROUP = 1, 8, 13  # INET_DIAG_BC_JMP, _D_COND, _CGROUP_COND
 
 
 def _loopback() -> bytes:
@@ -261,6 +261,7 @@ _GONE = (errno.ENOENT, errno.ESTALE)  # the socket that was asked for has ended,
 _Offsets = dict[int, int]
 _layouts: dict[tuple[int, int], _Offsets] = {}
 _LAYOUTS_MAX = 64
+"""One kernel has a handful: an attribute more or less by family and state."""
 
 
 def _offsets(body: memoryview) -> _Offsets:
@@ -369,7 +370,7 @@ def _is_loopback(family: int, address: bytes) -> bool:
     return address == _LOOPBACK6 or (address[:12] == _MAPPED and address[12] == 127)
 
 
-_LOOPBACK6, _MAPPED = bytes(15) + b"\x01", bytes(10) + b"\xff\xff"
+_LOOPBACK6, _MAPPED = bytes(15) + b"\x01", bytes(10) + b"\xff\xff"  # RFC 4291, 2.5.3 and 2.5.5.2
 
 
 @lru_cache(maxsize=8192)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.codec import to_json
+from broker.daemon.flow_reasons import FlowReasons
 from broker.daemon.flows import PassedSocket
 from broker.daemon.origins import NOBODY, Origin
 from broker.daemon.sock_diag import TcpConnection
@@ -20,11 +21,14 @@ from broker.model import (
     Decision,
     Hold,
     InterfaceAllocation,
+    InterfaceSample,
     Lease,
     Measurements,
     Policy,
     Reason,
+    SenderSample,
     Verdict,
+    Watch,
 )
 from broker.peers.report import PeerStatus
 from hive_qos import __version__
@@ -37,13 +41,14 @@ FLOWS_SHOWN_MAX = 2000
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """One connected program."""
+    """One connected program. `told_bits_per_s`: by class, at which rate it was told that it may send."""
 
     name: str
     client: str
     job: str
     pid: int
     uid: int
+    told_bits_per_s: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,16 @@ class DaemonInfo:
     tick_s_max: float
     sockets_marked: int = 0
     guard: GuardInfo | None = None
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    """How much of all processors was used in the last second (0 to 1), what memory there is, and what the daemon has;
+    None where that is not known."""
+
+    processors_used: float | None = None
+    memory_available_bytes: int | None = None
+    daemon_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,7 @@ class Snapshot:
     tcp_connections: int = 0
     holds: HoldsInfo = NO_HOLDS
     slots: Mapping[str, int] = field(default_factory=dict)
+    load: HostLoad = HostLoad()
 
 
 def document(snapshot: Snapshot) -> dict[str, Any]:
@@ -128,10 +144,8 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "host": snapshot.host,
         "version": __version__,
         "daemon": to_json(snapshot.daemon),
-        "interfaces": [
-            *(_interface(entry, snapshot.segments) for entry in snapshot.decision.allocation.interfaces),
-            *(_way_in(entry) for entry in snapshot.decision.allocation.ingress),
-        ],
+        "load": to_json(snapshot.load),
+        "interfaces": _interfaces(snapshot),
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
         "tcp_connections": snapshot.tcp_connections,
@@ -141,7 +155,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "holds": [_hold(hold, verdict) for hold, verdict in snapshot.holds.asked],
         "leases": [_lease(lease, verdict) for lease, verdict in snapshot.holds.leases],
         "peers": [to_json(peer) for peer in snapshot.holds.peers],
-        "sessions": [to_json(session) for session in snapshot.sessions],
+        "sessions": [dataclasses.asdict(session) for session in snapshot.sessions],
         "alarms": [to_json(alarm) for alarm in snapshot.alarms],
     }
 
@@ -149,7 +163,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
 def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Passed sockets, the connections that sessions report, and the TCP connections that are shown."""
     flows: list[dict[str, Any]] = []
-    parts = {part.flow: part for entry in snapshot.decision.allocation.interfaces for part in entry.flows}
+    why = FlowReasons(snapshot.decision.allocation, snapshot.measurements)
     for passed in snapshot.passed:
         shown = dataclasses.asdict(passed)
         flows.append({"flow": shown.pop("name"), "kind": "socket", "class": shown.pop("traffic_class"), **shown})
@@ -165,11 +179,10 @@ def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
                     "interface": interface.name,
                     **shown,
                 }
-                if name in parts:
-                    flow |= {"share_bits_per_s": parts[name].share_bits_per_s, "reason": to_json(parts[name].reason)}
-                flows.append(flow)
+                flows.append({**flow, **why.of(name, traffic_class=traffic_class, peer=sample.peer)})
     for connection, traffic_class in snapshot.tcp:
-        flows.append(_tcp_flow(connection, traffic_class, snapshot.origins.get(connection.inode, NOBODY)))
+        flow = _tcp_flow(connection, traffic_class, snapshot.origins.get(connection.inode, NOBODY))
+        flows.append({**flow, **why.of(flow["flow"], traffic_class=traffic_class, peer=connection.remote[0])})
     return flows
 
 
@@ -195,23 +208,55 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: Origin) -> 
     }
 
 
-def _interface(entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo]) -> dict[str, Any]:
+def _interfaces(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Each way of each interface: what was decided, and what was measured for it."""
+    allocation, measured = snapshot.decision.allocation, {one.name: one for one in snapshot.measurements.interfaces}
+    watches = {watch.interface: watch for watch in snapshot.decision.watches}
+    return [
+        *(_way_out(entry, snapshot.segments, measured.get(entry.name)) for entry in allocation.interfaces),
+        *(_way_in(entry, measured.get(entry.name), watches.get(entry.name)) for entry in allocation.ingress),
+    ]
+
+
+def _way_out(
+    entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo], sample: InterfaceSample | None
+) -> dict[str, Any]:
     shown = _without_jobs(entry)
     shown["shaped"] = entry.name in segments
     if entry.name in segments:
         shown.update(to_json(segments[entry.name]))
+    shown["measured"] = None
+    if sample is not None:
+        shown["measured"] = {"link_bits_per_s": sample.link_bits_per_s, "counters_age_s": sample.counters_age_s}
     return shown
 
 
-def _way_in(entry: InterfaceAllocation) -> dict[str, Any]:
+def _way_in(entry: InterfaceAllocation, sample: InterfaceSample | None, watch: Watch | None) -> dict[str, Any]:
     """A direction in which our kernel may enforce nothing: who sends is asked."""
-    return {**_without_jobs(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
+    shown = {**_without_jobs(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
+    shown["measured"] = None
+    if sample is not None:
+        shown["measured"] = {
+            "link_bits_per_s": sample.link_bits_per_s,
+            "received_bytes": sample.received_bytes,
+            "pace_bits_per_s": sample.pace_bits_per_s,
+            "senders": [_sender(one) for one in sample.senders],
+        }
+    shown["watch"] = None if watch is None else {"bits_per_s": watch.bits_per_s, "rising": watch.rising}
+    return shown
+
+
+def _sender(sender: SenderSample) -> dict[str, Any]:
+    shown: dict[str, Any] = to_json(sender)
+    shown["class"] = shown.pop("traffic_class")
+    return shown
 
 
 def _without_jobs(entry: InterfaceAllocation) -> dict[str, Any]:
-    """An allocation without its jobs and connections, which are shown by themselves."""
+    """An allocation without its jobs and connections, which are shown by themselves, and without the limit of segments,
+    of which what is in force is shown."""
     shown: dict[str, Any] = to_json(replace(entry, jobs=(), flows=()))
-    del shown["jobs"], shown["flows"]
+    del shown["jobs"], shown["flows"], shown["segments"]
     return shown
 
 
@@ -342,6 +387,12 @@ def metrics(snapshot: Snapshot) -> bytes:
                 yield CounterMetricFamily("hive_qos_guard_openings", text, value=guard.openings)
             yield CounterMetricFamily("hive_qos_ticks", "decisions taken", value=snapshot.daemon.ticks)
             yield CounterMetricFamily("hive_qos_cpu_seconds", "CPU used by the broker", value=snapshot.daemon.cpu_s)
+            if snapshot.load.daemon_memory_bytes is not None:
+                text, held = "memory that the broker has", snapshot.load.daemon_memory_bytes
+                yield GaugeMetricFamily("hive_qos_memory_bytes", text, value=held)
+            if snapshot.load.processors_used is not None:
+                text, used = "part of all processors in use, by everybody", snapshot.load.processors_used
+                yield GaugeMetricFamily("hive_qos_host_processors_used", text, value=used)
 
     registry = CollectorRegistry()
     registry.register(Figures())

@@ -29,6 +29,7 @@ CODE_CHARS_MAX, CLASS_CHARS_MAX, TEXT_BYTES_MAX = 48, 16, 512
 HELLO_RUN = 72
 """Key of the hello: 16 random bytes of this start of the broker. Numbers count from 1 in each (`book`)."""
 RUN_BYTES = 16
+"""Nobody draws the same twice: 128 bits, as a UUID."""
 
 
 class MessageType(enum.IntEnum):

@@ -26,6 +26,7 @@ use quinn_proto::{
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 
+use crate::answering::Answering;
 use crate::guard::{locked, words_of};
 use crate::measure::Rate;
 use crate::path::Path;
@@ -116,6 +117,7 @@ pub struct State {
     pub listed: bool,
     /// It is in the driver's queue for sending.
     pub due: bool,
+    pub answering: Answering,
     /// When it wants to be looked at, as the driver knows it.
     pub deadline: Option<Instant>,
     established: bool,
@@ -148,6 +150,7 @@ impl Connection {
             rate,
             listed: true,
             due: false,
+            answering: Answering::default(),
             deadline: None,
             established: false,
             ended: None,
@@ -213,6 +216,7 @@ impl Connection {
 
     /// Have the driver look at this connection.
     pub fn touch(&self, state: &mut State) {
+        state.answering.hurry();
         if !std::mem::replace(&mut state.listed, true) {
             self.0.touched.add(self.0.handle);
         }

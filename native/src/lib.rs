@@ -5,13 +5,14 @@
 //!   tasks run; `link` is one connection, `incoming` and `outgoing` its two directions, `gate` who sends next, `mail` who
 //!   gets which message; `tally` counts tasks.
 //! - `endpoint` drives the protocol: it moves the packets of one socket; `connection` and `streams` are what tasks see of
-//!   that, `path` where a peer is.
+//!   that, `path` where a peer is, `answering` when it hears that something has come.
 //! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
 //!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion` (with `bbr`, `delay_bound`
 //!   and `rate`) and `measure` say what they are, with what they share: `acks` and `base`.
 //! - `guard` is where panics end.
 
 mod acks;
+mod answering;
 mod base;
 mod bbr;
 mod buffers;

@@ -335,6 +335,31 @@ mod tests {
     }
 
     #[test]
+    fn the_least_round_trip_is_of_the_last_one_to_two_spans() {
+        let measure = Measure::new();
+        let began = Instant::now();
+        let mut state = measure.lock();
+        // Seconds since the beginning, the round trip that is seen then, and the least one that is told, in ms.
+        let told = [
+            (0, 20, 20),
+            (1, 5, 5),
+            (9, 30, 5),
+            (11, 30, 5),
+            (19, 40, 5),
+            (22, 40, 30),
+            (60, 50, 50),
+        ];
+        for (at, rtt, least) in told {
+            state.note_rtt(Duration::from_millis(rtt), began + Duration::from_secs(at));
+            assert_eq!(state.told.rtt_min, Duration::from_millis(least), "after {at} s");
+            assert_eq!(state.told.rtt_latest, Duration::from_millis(rtt));
+        }
+        state.begin_path(12_000);
+        state.note_rtt(Duration::from_millis(90), began + Duration::from_secs(61));
+        assert_eq!(state.told.rtt_min, Duration::from_millis(90), "of another path");
+    }
+
+    #[test]
     fn the_rate_of_a_path_fades_only_while_it_is_full() {
         let measure = Measure::new();
         let began = Instant::now();

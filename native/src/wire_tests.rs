@@ -143,3 +143,18 @@ fn spoiled_headers_never_panic() {
         }
     }
 }
+
+#[test]
+fn the_protocols_codes_are_these_and_no_others() {
+    let rows = PROTOCOL
+        .lines()
+        .filter_map(|line| line.strip_prefix("| 0x")?.split_once(" | "));
+    let mut codes = 0;
+    for (number, rest) in rows {
+        let name = rest.split(" | ").next().unwrap();
+        let code = u64::from_str_radix(number, 16).unwrap();
+        assert_eq!(code_name(code), format!("{name} (0x{number})"));
+        codes += 1;
+    }
+    assert_eq!(codes, (0..256).filter(|code| code_name(*code).contains('(')).count());
+}

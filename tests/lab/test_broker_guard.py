@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from broker_host import COMMAND, CONFIGURATION, SEND_TCP, SINK, Broker, broker_in, two_hosts
-from patience import LIMIT_S, wait_until
+from patience import LIMIT_S, best_of, wait_until
 
 from shaping.kernel import RealKernel
 from shaping.model import INNER_MINOR, LEAF_MINOR
@@ -27,6 +27,8 @@ LINE_BITS_PER_S = 20_000_000
 HELD = CONFIGURATION.replace("[class.storage]", '[class.storage]\nguarantee = "2 %"\nceiling = "2 %"')
 HELD_BITS_PER_S = LINE_BITS_PER_S * 2 // 100
 STORAGE_PORT = 4873
+PROMISED_S = 1.0
+"""From the death, or the last beat, until everybody may use the line."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -78,15 +80,19 @@ def everything_is_open_and_floors_stand(kernel: RealKernel) -> None:
     assert rates[INNER_MINOR["storage"]] == HELD_BITS_PER_S * 97 // 100
 
 
-def test_a_death_in_the_middle_of_a_hold_opens_the_ceilings(
+def test_a_death_in_the_middle_of_a_hold_opens_the_ceilings_within_a_second(
     broker: Broker, kernel: RealKernel, record_property: Callable[[str, object], None]
 ) -> None:
-    assert is_held(kernel)
-    broker.end(signal.SIGKILL)
-    record_property("open_after_s", seconds_until_open(kernel))
-    everything_is_open_and_floors_stand(kernel)
-    wait_until(lambda: not broker.guards())
-    broker.start()
+    def killed() -> float:
+        assert is_held(kernel)
+        broker.end(signal.SIGKILL)
+        open_after_s = seconds_until_open(kernel)
+        everything_is_open_and_floors_stand(kernel)
+        wait_until(lambda: not broker.guards())
+        broker.start()
+        return open_after_s
+
+    record_property("open_after_s", best_of(killed, lambda open_after_s: open_after_s < PROMISED_S))
     assert is_held(kernel)
 
 
@@ -107,16 +113,22 @@ def test_traffic_that_was_held_back_flows_at_the_lines_rate_after_a_death(
     sink.wait()
 
 
-def test_ticks_that_stop_open_the_ceilings_and_ticks_that_come_back_decide_anew(
+def test_ticks_that_stop_open_the_ceilings_within_a_second_and_ticks_that_come_back_decide_anew(
     broker: Broker, kernel: RealKernel, record_property: Callable[[str, object], None]
 ) -> None:
-    assert broker.process is not None
-    for _ in range(3):
+    def stopped() -> float:
+        assert broker.process is not None
+        assert is_held(kernel)
         broker.process.send_signal(signal.SIGSTOP)
-        record_property("open_after_s", seconds_until_open(kernel))
+        open_after_s = seconds_until_open(kernel)
         everything_is_open_and_floors_stand(kernel)
         broker.process.send_signal(signal.SIGCONT)
         wait_until(lambda: is_held(kernel), what=broker.status)
+        return open_after_s
+
+    for _ in range(2):
+        stopped()
+    record_property("open_after_s", best_of(stopped, lambda open_after_s: open_after_s < PROMISED_S))
     assert broker.status()["daemon"]["guard"]["openings"] >= 3
     wait_until(lambda: broker.status()["alarms"] == [], what=broker.status)
 

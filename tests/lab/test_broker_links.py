@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import broker_host
@@ -26,6 +24,20 @@ broker.daemon.roster.LOOK_S = broker.daemon.links.LINKS_LIFE_S = 1e9
 broker.daemon.plant.RETRY_S = broker.daemon.plant.VERIFY_S = 1e9
 from broker.cli import main
 main()
+"""
+# struct ethtool_cmd of linux/ethtool.h: ETHTOOL_GSET and _SSET, the speed in two halves.
+SET_SPEED = """
+import array, fcntl, socket, struct, sys
+def ask(data):
+    info = array.array("B", data)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, 0x8946, struct.pack("16sP16x", sys.argv[1].encode(), info.buffer_info()[0]))
+    return bytearray(info)
+settings = ask(struct.pack("=I40x", 0x1))
+struct.pack_into("=I", settings, 0, 0x2)
+struct.pack_into("=H", settings, 12, int(sys.argv[2]) & 0xFFFF)
+struct.pack_into("=H", settings, 28, int(sys.argv[2]) >> 16)
+ask(settings)
 """
 TWO = CONFIGURATION.replace("[class.storage]", '[[interface]]\nname = "extra0"\negress = "30 Mbit/s"\n[class.storage]')
 
@@ -168,28 +180,24 @@ def test_a_storm_of_other_peoples_links_leaves_ours_alone(broker: Broker) -> Non
 
 
 def test_a_link_that_comes_back_at_another_speed_is_shaped_at_that(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(prefix="hq") as path:
-        says = Path(path) / "speed"
-        says.write_text("100")
-        # No device here has a speed; what the driver would say stands in a file. The link's events are the kernel's.
-        driver = f"""
-import broker.daemon.links as links
-links._NO_SPEED = ()
-links.speed_mbit_per_s_of = lambda name: int(open({str(says)!r}).read())
-"""
-        monkeypatch.setattr(broker_host, "COMMAND", [sys.executable, "-c", driver + DEAF])
-        broker = Broker(lab["a"], Path(path), configuration=CONFIGURATION.replace("20 Mbit/s", "auto"))
-        broker.start()
+    # A tap device keeps the speed that it is given, and says it when it is asked; only that we do not believe one.
+    driver = "import broker.daemon.links\nbroker.daemon.links._NO_SPEED = ()\n"
+    monkeypatch.setattr(broker_host, "COMMAND", [sys.executable, "-c", driver + DEAF])
+    with broker_in(lab["a"], configuration=TWO.replace("30 Mbit/s", "auto")) as broker:
+        broker.host.run(["ip", "tuntap", "add", "extra0", "mode", "tap"])
         try:
-            for mbit in (100, 1000, 10):
-                (Path(path) / "next").write_text(str(mbit))
-                (Path(path) / "next").replace(says)  # whole: the daemon may be reading it
-                ip(broker, "set", "eth0", "down")
-                ip(broker, "set", "eth0", "up")
+            ip(broker, "set", "extra0", "up")
+            broker.start()
+            for mbit in (100, 2500, 10, 100_000):
+                broker.host.run([sys.executable, "-c", SET_SPEED, "extra0", str(mbit)])
+                ip(broker, "set", "extra0", "down")
+                ip(broker, "set", "extra0", "up")
 
-                def capacity_mbit() -> float:
-                    return float(broker.status()["interfaces"][0]["capacity_bits_per_s"]) / 1e6
+                def extra() -> dict[str, Any]:
+                    return dict(broker.status()["interfaces"][1])
 
-                wait_until(lambda: round(capacity_mbit() / 0.97) == mbit, what=broker.status)  # noqa: B023
+                wait_until(lambda: extra()["capacity_bits_per_s"] == mbit * 970_000, what=broker.status)  # noqa: B023
+                assert extra()["capacity_source"] == "link"
+                assert extra()["measured"]["link_bits_per_s"] == mbit * 1_000_000
         finally:
-            broker.end(signal.SIGTERM)
+            broker.host.run(["ip", "link", "del", "extra0"], check=False)

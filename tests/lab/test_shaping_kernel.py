@@ -151,9 +151,11 @@ def test_a_users_own_root_is_refused_then_replaced_when_told_and_put_back(
 def test_what_hung_below_a_users_root_is_named_as_lost(kernel: RealKernel, bench: Bench, tmp_path: Path) -> None:
     bench.tc(*f"qdisc add dev {INTERFACE} root handle 5: htb default 20".split())
     bench.tc(*f"class add dev {INTERFACE} parent 5: classid 5:20 htb rate 10mbit".split())
+    bench.tc(*f"qdisc add dev {INTERFACE} parent 5:20 handle 20: htb".split())
+    bench.tc(*f"class add dev {INTERFACE} parent 20: classid 20:1 htb rate 1mbit".split())  # part of the queue
     shaper = shaper_of(kernel, tmp_path)
     attachment = shaper.attach(make_shape(INTERFACE), replace_foreign=True)
-    assert any("1 classes, queues and filters below htb 5:" in note for note in attachment.notes)
+    assert any("2 classes, queues and filters below htb 5:" in note for note in attachment.notes)
     assert any("are lost" in note for note in shaper.detach(INTERFACE))
     assert "htb 5:" in bench.root()
 

@@ -17,6 +17,7 @@ from patience import LIMIT_S, wait_until
 from broker import client
 from broker.client.protocol import encode
 from broker.config import load
+from broker.daemon import configuration_file
 from broker.daemon.configurations import Configurations, Source
 from broker.daemon.daemon import Daemon, Options
 from broker.daemon.log import open_log
@@ -79,9 +80,8 @@ class Running:
 
         namespace = self.namespace or self.folder / "namespace"  # its kernel is in memory: no other broker minds it
         namespace.touch()
-        source = Source(
-            read=lambda: (self.folder / "broker.toml").read_text(), parse=load, state_dir=str(self.folder / "state")
-        )
+        path = self.folder / "broker.toml"
+        source = Source(read=lambda: configuration_file.read(path), parse=load, state_dir=str(self.folder / "state"))
         options = Options(Configurations(source, log=open_log()))
         self.daemon = Daemon(options, kernel=self.kernel, classifier=FakeClassifier(), log=open_log(),
                              mark=self.mark or mark, namespace=str(namespace),

@@ -215,7 +215,7 @@ class Node:
     def held(self, peer: str) -> int:
         """Memory that messages from a peer take which nobody has posted for."""
         core: Any = self.engine._core  # type: ignore[attr-defined]
-        return int(core.held(peer) if self.engine.name == "native" else core._mailboxes[peer].reserved)
+        return int((core if self.engine.name == "native" else core.operations).held(peer))
 
 
 def key(tag: int) -> MatchKey:

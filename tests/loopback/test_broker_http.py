@@ -9,12 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from broker_support import Running
 from patience import LIMIT_S, wait_until
 
+from broker.config import load
 from broker.daemon import http_api
+from broker.daemon.authority import Authority
 
 
 def http_request(path: str, method: str, target: str, body: bytes | None = None) -> tuple[int, dict[str, str]]:
@@ -90,3 +93,25 @@ def test_status_has_the_documented_form(running: Running) -> None:
             "throughput_bits_per_s", "backlog_bytes", "dropped_packets",
         } <= set(entry)  # fmt: skip
         assert set(entry["reason"]) == {"code", "text"}
+
+
+def test_what_needs_no_snapshot_does_not_ask_the_loop(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def snapshot() -> None:
+        asked.append("asked")
+
+    rights = Authority.of(load('version = 1\n[[interface]]\nname = "lo"\negress = "40 Mbit/s"\n'))
+    path = str(tmp_path / "api.sock")
+    api = http_api.HttpApi(
+        path=path, snapshot=snapshot, authority=lambda: rights, ask=lambda _: pytest.fail("nothing is to be done")
+    )
+    try:
+        assert http_request(path, "GET", "/v1/nothing")[0] == 404
+        assert http_request(path, "GET", "/v1/openapi.json")[0] == 200
+        assert http_request(path, "GET", "/v1/reload")[0] == 405
+        assert not asked
+        assert http_request(path, "GET", "/v1/status")[0] == 503
+        assert asked == ["asked"]
+    finally:
+        api.close()

@@ -165,6 +165,25 @@ def test_a_reload_that_is_refused_says_why(running: Running) -> None:
     assert running.status()["interfaces"][0]["capacity_bits_per_s"] > 30e6
 
 
+def test_a_file_in_the_middle_of_being_written_is_not_taken_though_what_is_there_is_good(running: Running) -> None:
+    whole = CONFIGURATION.replace("40 Mbit/s", "10 Mbit/s").format(folder=running.folder, interface="lo")
+    with open(running.folder / "broker.toml", "w") as writer:
+        writer.write(whole)
+        writer.flush()
+        with pytest.raises(BrokerRejectedError, match=r"409.*somebody is writing it"):
+            http.post("/v1/reload", socket_path=running.api)
+        assert running.daemon is not None
+        running.daemon.reload()
+        wait_until(lambda: [alarm["code"] for alarm in running.status()["alarms"]] == ["configuration-rejected"])
+        assert running.status()["interfaces"][0]["capacity_bits_per_s"] > 30e6
+        writer.write('[class.storage]\nceiling = "50 %"\n')
+    http.post("/v1/reload", socket_path=running.api)
+    wait_until(lambda: 0 < running.status()["interfaces"][0]["capacity_bits_per_s"] <= 10e6)
+    wait_until(lambda: running.status()["alarms"] == [])
+    storage = next(one for one in running.status()["interfaces"][0]["classes"] if one["name"] == "storage")
+    assert storage["ceiling_bits_per_s"] <= 5e6
+
+
 def test_who_may_only_use_the_broker_may_not_reload_it(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.daemon.authority.Authority.right_of", lambda self, peer: Right.USE)
     running.write(CONFIGURATION.replace("40 Mbit/s", "10 Mbit/s"))

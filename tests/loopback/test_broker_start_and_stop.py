@@ -186,3 +186,17 @@ def test_a_supervisor_hears_ready_watchdog_and_stopping(tmp_path: Path) -> None:
         heard = b""
         while heard != b"STOPPING=1":
             heard = supervisor.recv(1000)
+
+
+def test_a_recording_that_cannot_be_written_any_more_ends_with_an_alarm_and_nothing_else_does(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    running.write(CONFIGURATION.replace("{folder}/record.jsonl", "/dev/full"))
+    running.start()
+    try:
+        wait_until(lambda: "recording-ended" in [alarm["code"] for alarm in running.status()["alarms"]])
+        ticks = running.status()["daemon"]["ticks"]
+        wait_until(lambda: running.status()["daemon"]["ticks"] > ticks + 3)
+        assert "No space left" in str(running.status()["alarms"])
+    finally:
+        running.stop()
+    assert running.error is None

@@ -294,11 +294,24 @@ def version_of_tomorrow(der: bytes) -> bytes:
     return der[:at] + b"\x05" + der[at + 1 :]
 
 
+def negative_number(der: bytes) -> bytes:
+    """Of which a library warns: whoever has made errors of warnings would have one where all peers are judged."""
+    at = der.index(b"\xa0\x03\x02\x01\x02") + 7
+    return der[:at] + bytes([der[at] | 0x80]) + der[at + 1 :]
+
+
 @over(*EACH)
 @pytest.mark.parametrize(
     "spoil",
-    [version_of_tomorrow, lambda der: der[:-40], lambda der: b"\x30\x00", lambda der: b"", lambda der: der + b"x" * 9],
-    ids=["another version", "truncated", "empty sequence", "nothing", "longer"],
+    [
+        version_of_tomorrow,
+        negative_number,
+        lambda der: der[:-40],
+        lambda der: b"\x30\x00",
+        lambda der: b"",
+        lambda der: der + b"x" * 9,
+    ],
+    ids=["another version", "a negative number", "truncated", "empty sequence", "nothing", "longer"],
 )
 def test_a_certificate_that_cannot_be_read_concerns_its_sender_alone(scene: Scene, spoil: Any) -> None:
     assert scene.mallory.credentials is not None

@@ -27,7 +27,7 @@ from engine_support import (
     pytest_generate_tests,
     relayed,
 )
-from patience import LIMIT_S
+from patience import LIMIT_S, best_of
 
 from transport.engine import create_engine
 from transport.engine.base import EngineSettings, Event, Priority, Received, SendDone
@@ -57,6 +57,28 @@ def test_a_long_hold_of_the_interpreter_stops_no_transfer_and_kills_nobody() -> 
         assert buffer == payload
         a.none(ConnectionDown, within_s=0.3)
         assert not [event for event in b.events if isinstance(event, ConnectionDown)]
+
+
+@over(NATIVE)
+def test_what_ended_while_python_stood_still_is_told_in_few_batches() -> None:
+    """One call for each end would take the interpreter's lock a thousand times, from who computes."""
+    count, size = 500, 20_000
+    held_s = iter((0.5, 2.0, 5.0))
+    with connected() as (a, b, up, _):
+        batches: list[int] = []
+        for node in (a, b):
+            tell = node.engine.on_events
+            node.engine.on_events = lambda events, tell=tell: (batches.append(len(events)), tell(events))
+
+        def largest() -> int:
+            posts = [b.post("a", bytearray(size), tag=tag) for tag in range(count)]
+            sends = [a.send(up, bytes(size), tag=tag) for tag in range(count)]
+            hold_the_interpreter(next(held_s))
+            for node, operations in ((a, sends), (b, posts)):
+                assert all(isinstance(node.outcome(one), (SendDone, Received)) for one in operations)
+            return max(batches)
+
+        best_of(largest, lambda found: found >= count // 2, windows=3)
 
 
 @over(NATIVE)

@@ -152,7 +152,7 @@ def test_what_a_lane_loses_in_mid_transfer_goes_over_the_first_one(who):
         wait_until(lambda: lanes(groups[0])[0] == 3, what=lambda: lanes(groups[0]))
         wait_until(lambda: [len(further(group)) for group in groups] == [2, 2])
         victims = [further(group)[-1] for group in groups]
-        outbox = groups[0]._runtime._endpoint._outboxes[1, False]
+        outbox = groups[0]._runtime._endpoint._sends.outbox(1)
 
         def kill() -> None:
             wait_until(lambda: outbox.bytes_over(victims[0]) > 0)

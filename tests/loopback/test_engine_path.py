@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from engine_relay import Relay, narrow, straight
 from engine_support import ConnectionUp, Node, connected, engines, over, pair, pytest_generate_tests, relayed
-from patience import wait_until
+from patience import best_of, wait_until
 
 from transport.engine.base import ConnectionStatistics, EngineSettings, SendDone
 
@@ -17,6 +19,7 @@ __all__ = ["engines", "pytest_generate_tests"]
 
 NATIVE, PURE = ("native", "native"), ("aioquic", "aioquic")
 ECT_0, CE = 2, 3  # RFC 3168
+SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104  # linux/udp.h
 MTU_LEAST, MTU_FULL = 1200, EngineSettings().datagram_bytes
 MTU_GROWN = MTU_FULL - 16  # and more: native's packets have no rest behind their whole cipher blocks
 
@@ -37,6 +40,45 @@ class MarkingRelay(Relay):
         for out in (self._front, self._back):
             out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, CE if ecn == ECT_0 and self.congested else ecn)
         return data, sender
+
+
+class PieceRelay(Relay):
+    """Takes datagrams as the kernel joins them, and has it cut them again on the far side: UDP's GRO and GSO."""
+
+    def __init__(self, server: tuple[str, int]) -> None:
+        self.pieces = self.datagrams = 0
+        self._size = 0
+        super().__init__(server, straight)
+
+    def _take(self, sock: socket.socket) -> tuple[bytes, tuple[str, int]]:
+        sock.setsockopt(SOL_UDP, UDP_GRO, 1)
+        data, extra, _, sender = sock.recvmsg(65536, 64)
+        self._size = int.from_bytes(extra[0][2][:2], sys.byteorder) if extra else len(data)
+        if sock is self._front:
+            self.pieces, self.datagrams = self.pieces + 1, self.datagrams - (-len(data) // self._size)
+        for out in (self._front, self._back):
+            out.setsockopt(SOL_UDP, UDP_SEGMENT, self._size)
+        return data, sender
+
+
+@over(NATIVE)
+def test_many_packets_go_in_one_call_and_come_in_one() -> None:
+    """Of an ordinary transfer, with a path behind it that joins and cuts as a network card does."""
+    with pair() as (a, b):
+        relay = PieceRelay(b.address)
+        try:
+            a.dial(b, through=relay)
+            b.take(ConnectionUp)
+            up = a.take(ConnectionUp).connection
+
+            def packets_a_call() -> float:
+                relay.pieces = relay.datagrams = 0
+                move(a, b, up, 4_000_000)
+                return relay.datagrams / relay.pieces
+
+            best_of(packets_a_call, lambda found: found >= 3)
+        finally:
+            relay.close()
 
 
 @contextmanager
@@ -114,3 +156,12 @@ def test_an_engine_without_marks_says_so() -> None:
         move(a, b, up)
         assert relay.seen == {0}
         assert now(a, up).ecn_ce_reports is None
+
+
+@over(NATIVE)
+def test_sockets_get_the_room_that_a_burst_needs() -> None:
+    """100 ms of a fast link are megabytes; the kernel gives what it allows, and counts twice of that."""
+    allowed = int(Path("/proc/sys/net/core/rmem_max").read_text())
+    with connected() as (a, b, _, _):
+        for node in (a, b):
+            assert node.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= 2 * min(allowed, 8 * 2**20)

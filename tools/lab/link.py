@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from tools.lab import wire
 from tools.lab.kernel import LabError, ip_batch, qdiscs, tc_batch
 from tools.lab.model import LinkSpec, check_delay, check_loss, check_rate
 from tools.lab.plan import LinkPlan
+from tools.lab.spoil import Spoiling
 
 if TYPE_CHECKING:
     from tools.lab.lab import Lab
@@ -95,6 +96,18 @@ class Link:
         """Change the share of frames lost at random, each way; 1.0 cuts the link and keeps the carrier."""
         check_loss(f"link.{self.name}.loss", loss)
         self._set_path(loss=loss)
+
+    def set_spoiling(self, spoiling: Spoiling) -> None:
+        """Double, hold up, cut or spoil shares of the UDP datagrams, each way, on a link that the relay carries."""
+        if self.medium != "relay":
+            reason = f'{self.medium} carries it; declare it with carrier="relay"'
+            raise ConfigurationError(f"link.{self.name}.spoiling", spoiling, reason)
+        self._lab.relay_request({"op": "set", "link": self.name, "spoiling": asdict(spoiling)})
+
+    def spoiled(self) -> dict[str, dict[str, int]]:
+        """How many datagrams were spoiled since the lab came up, by the sending node and `Spoiling`'s field."""
+        lanes = self._lab.relay_request({"op": "status"})["links"][self.name]
+        return {end: lane["spoiled"] for end, lane in zip(self.ends, lanes, strict=True)}
 
     def down(self) -> None:
         """Unplug both ends: both nodes lose the carrier."""

@@ -4,7 +4,7 @@ One process and one loop for all links of a lab. It runs inside the lab's wires 
 (they vanish with it), and takes orders on a Unix socket, one JSON object a packet:
 
     {"op": "add", "link": "a-r", "taps": ["t1a", "t1b"], "delay_s": 0.002, "loss": 0.0, "seed": 1}
-    {"op": "set", "link": "a-r", "delay_s": 0.01}            any of delay_s, loss
+    {"op": "set", "link": "a-r", "delay_s": 0.01}            any of delay_s, loss, spoiling (`spoil.Spoiling`'s fields)
     {"op": "status"}
 
 and answers {"ok": true, ...} or {"ok": false, "error": "..."}.
@@ -31,7 +31,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from hive_qos.errors import ConfigurationError
 from tools.lab.delay import DelayLine
+from tools.lab.spoil import Spoiler, Spoiling
 
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
@@ -45,11 +47,12 @@ _FRAME_BYTES_MAX = 2048
 
 @dataclass(slots=True)
 class _Lane:
-    """One direction: read here, hold, write there."""
+    """One direction: read here, spoil, hold, write there."""
 
     link: str
     target_fd: int
     line: DelayLine
+    spoiler: Spoiler
 
 
 class Relay:
@@ -86,7 +89,7 @@ class Relay:
                 if lane is None:
                     self._control(fd)
                 else:
-                    _read_all(fd, lane.line, arrived_s=arrived_s)
+                    _read_all(fd, lane, arrived_s=arrived_s)
             self._busy = False
             until_s = now_s + min(half_s, _TICK_S_MAX)
             for lane in self._every_lane:
@@ -126,14 +129,15 @@ class Relay:
                     return {"ok": True, "links": self._status(), "cpu_s": time.process_time()}
                 case other:
                     return {"ok": False, "error": f"no such operation {other!r}"}
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ConfigurationError, ValueError, KeyError, TypeError, OSError) as error:
             return {"ok": False, "error": f"{type(error).__name__}: {error}"}
 
     def _add(self, request: dict[str, Any]) -> None:
         one, two = (open_tap(name) for name in request["taps"])
         for part, (source, target) in enumerate(((one, two), (two, one))):
-            line = DelayLine(delay_s=request["delay_s"], loss=request["loss"], seed=request["seed"] * 2 + part)
-            self._lanes[source] = _Lane(request["link"], target, line)
+            seed = request["seed"] * 2 + part
+            line = DelayLine(delay_s=request["delay_s"], loss=request["loss"], seed=seed)
+            self._lanes[source] = _Lane(request["link"], target, line, Spoiler(seed=seed))
             self._epoll.register(source, select.EPOLLIN)
         self._changed()
 
@@ -141,9 +145,11 @@ class Relay:
         lanes = [lane for lane in self._lanes.values() if lane.link == request["link"]]
         if not lanes:
             raise KeyError(request["link"])
+        spoiling = Spoiling(**request["spoiling"]) if "spoiling" in request else None
         for lane in lanes:
             lane.line.delay_s = float(request.get("delay_s", lane.line.delay_s))
             lane.line.loss = float(request.get("loss", lane.line.loss))
+            lane.spoiler.spoiling = spoiling or lane.spoiler.spoiling
         self._changed()
 
     def _changed(self) -> None:
@@ -163,15 +169,19 @@ class Relay:
                     "lost_frames": line.lost_frames,
                     "overrun_frames": line.overrun_frames,
                     "queued_bytes": line.queued_bytes,
+                    "spoiled": lane.spoiler.done,
                 }
             )
         return links
 
 
-def _read_all(fd: int, line: DelayLine, *, arrived_s: float) -> None:
+def _read_all(fd: int, lane: _Lane, *, arrived_s: float) -> None:
+    push, spoiler = lane.line.push, None if lane.spoiler.idle else lane.spoiler
     try:
         for _ in range(_BATCH_FRAMES):
-            line.push(os.read(fd, _FRAME_BYTES_MAX), now_s=arrived_s)
+            frame = os.read(fd, _FRAME_BYTES_MAX)
+            for one in (frame,) if spoiler is None else spoiler.pass_on(frame):
+                push(one, now_s=arrived_s)
     except BlockingIOError:
         pass  # the device has no more: the ordinary end of a batch
 

@@ -167,7 +167,7 @@ class Network:
         flows.latest_s = np.where(heard, sample, flows.latest_s)
         flows.smooth_s = np.where(heard, flows.smooth_s + SMOOTH * (sample - flows.smooth_s), flows.smooth_s)
         flows.least_s = np.where(heard, np.minimum(flows.least_s, sample), flows.least_s)
-        flows.way_s = np.where(heard, flows.base_s / 2 + queued_s, flows.way_s)
+        flows.way_s = flows.base_s / 2 + queued_s  # a transport asks for it ten times a second, sending or not
 
     def _offer(self) -> None:
         flows = self.flows

@@ -1,4 +1,4 @@
-"""Connections, mailboxes and sockets of the engine, all of it in the engine's thread.
+"""Connections and sockets of the engine, all of it in the engine's thread; what they carry is `Operations`.
 
 In a turn of the loop each socket gives up to `READ_MAX` datagrams, then timers run, then each connection sends at most
 a batch of packets, compute before bulk. So a turn takes a few milliseconds, whatever queues.
@@ -7,7 +7,6 @@ a batch of packets, compute before bulk. So a turn takes a few milliseconds, wha
 from __future__ import annotations
 
 import contextlib
-import heapq
 import itertools
 import select
 from collections.abc import Callable, Sequence
@@ -16,11 +15,12 @@ from typing import Any
 from aioquic.quic.events import ConnectionIdIssued, ConnectionIdRetired
 from cryptography.x509 import Certificate
 
-from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
+from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
 from transport.engine.aioquic_connection import CID_BYTES, HiveConnection
 from transport.engine.aioquic_dial import Endpoint, configuration_of, read_first_packet
 from transport.engine.aioquic_loop import Loop
+from transport.engine.aioquic_operations import Operations
 from transport.engine.arguments import called, dialled, endpoint_numbered
 from transport.engine.base import (
     DEAD_AFTER_S,
@@ -30,14 +30,10 @@ from transport.engine.base import (
     ConnectionUp,
     EngineSettings,
     Event,
-    OperationFailed,
-    SendDone,
     Trust,
 )
 from transport.engine.incoming import code_name
 from transport.engine.link import Link
-from transport.engine.mailbox import Mailbox, lost
-from transport.engine.streams import Post, SendStream
 from transport.engine.udp import UdpPort
 from transport.wire.errors import WireCode
 from transport.wire.hello import HelloKey
@@ -62,10 +58,12 @@ class Core(Loop):
         self._by_number: dict[int, Link] = {}
         self._by_cid: dict[bytes, Link] = {}
         self._lingering: dict[bytes, tuple[bytes, float]] = {}
-        self._mailboxes: dict[str, Mailbox] = {}
-        self._floors: dict[str, int] = {}
-        self._sends: dict[int, tuple[Link, SendStream]] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self.operations = Operations(
+            store_bytes_max=settings.unexpected_bytes_max,
+            links=self._by_number,
+            emit=self._emit,
+            clock=lambda: self._now,
+        )
 
     def close_descriptors(self) -> None:
         for endpoint in self._endpoints.values():
@@ -90,8 +88,9 @@ class Core(Loop):
 
     def _next_at(self) -> float | None:
         times = [link.timer_at for link in self._links if link.timer_at is not None]
-        if self._deadlines:
-            times.append(self._deadlines[0][0])
+        deadline_at = self.operations.next_deadline_at()
+        if deadline_at is not None:
+            times.append(deadline_at)
         return min(times, default=None)
 
     def _held_up(self, lost_s: float) -> None:
@@ -166,8 +165,8 @@ class Core(Loop):
             streams_max=settings.streams_max,
             message_bytes_max=settings.message_bytes_max,
             judge=lambda chain: self._judge(link, chain),
-            on_sent=self._sent,
-            on_stopped=self._stopped,
+            on_sent=self.operations.sent,
+            on_stopped=self.operations.stopped,
             on_control=link.on_control,
             original_destination_connection_id=original_cid,
         )
@@ -202,20 +201,10 @@ class Core(Loop):
         )
         job = str(link.peer_hello.get(HelloKey.JOB, ""))
         link.connection.incoming.begin(
-            self._mailbox(link.peer), job=job, account=link.identity[1], connection=link.number
+            self.operations.mailbox(link.peer), job=job, account=link.identity[1], connection=link.number
         )
 
-    def _mailbox(self, peer: str) -> Mailbox:
-        mailbox = self._mailboxes.get(peer)
-        if mailbox is None:
-            mailbox = self._mailboxes[peer] = Mailbox(
-                peer, store_bytes_max=self.settings.unexpected_bytes_max, emit=self._events_append
-            )
-            for group, before_step in self._floors.items():
-                mailbox.discard(group=group, before_step=before_step)
-        return mailbox
-
-    def _events_append(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         self._events.append(event)
 
     def _collect(self, link: Link) -> None:
@@ -250,21 +239,11 @@ class Core(Loop):
         reason = "the connection was closed here" if link.closed_here else "the peer said goodbye"
         if isinstance(error, (ConnectionLostError, PeerError)):
             reason = error.reason
-        for operation, stream in list(link.sends.items()):
-            self._sends.pop(operation, None)
-            stream.release()
-            self._events.append(OperationFailed(operation, ConnectionLostError(link.peer, reason)))
-        link.sends.clear()
+        self.operations.lose_sends(link, reason)
         self._events.append(ConnectionDown(link.number, link.peer, error, link.attempt))
-        if link.number is None:
-            return
-        del self._by_number[link.number]
-        mailbox = self._mailboxes[link.peer]
-        mailbox.disconnected(link.connection.incoming)
-        if not any(other.peer == link.peer for other in self._by_number.values()):
-            mailbox.fail_posts(lost(link.peer, reason))
-            if mailbox.idle:
-                del self._mailboxes[link.peer]
+        if link.number is not None:
+            del self._by_number[link.number]
+            self.operations.lose_posts(link, reason)
 
     # Datagrams out, timers
 
@@ -293,17 +272,7 @@ class Core(Loop):
             if due is not None and due <= now:
                 link.connection.handle_timer(now)
                 self._collect(link)
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, operation = heapq.heappop(self._deadlines)
-            if operation in self._sends:
-                link, stream = self._sends[operation]
-                error = TimedOutError(
-                    f"sending to {link.peer}",
-                    timeout_s=stream.timeout_s,
-                    bytes_done=stream.acked,
-                    bytes_total=stream.total,
-                )
-                self._abandon(operation, WireCode.DEADLINE_PASSED, error)
+        self.operations.expire(now)
 
     def _shrink(self, endpoint: Endpoint) -> None:
         """The path takes less than we send: go down to what every QUIC path takes (RFC 9000 14)."""
@@ -342,7 +311,7 @@ class Core(Loop):
             connection.incoming._allow_streams()
         for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
             del self._lingering[cid]
-        self.snapshot = {number: link.statistics() for number, link in self._by_number.items()}
+        self.snapshot = {number: link.statistics(now_s=now) for number, link in self._by_number.items()}
         carried_bits_per_s = dict.fromkeys(self._endpoints, 0)
         for number, measured in self.snapshot.items():
             carried_bits_per_s[self._by_number[number].endpoint] += measured.delivery_rate_bits_per_s
@@ -407,52 +376,6 @@ class Core(Loop):
         link.connection.connect(address, self._now)
         link.timer_at = self._now
 
-    def send(self, number: int, stream: SendStream, deadline_s: float | None) -> None:
-        """Queue a message."""
-        link = self._by_number.get(number)
-        if link is None:
-            stream.release()
-            error = ConnectionLostError(f"connection {number}", "it has ended or never was")
-            self._events.append(OperationFailed(stream.operation, error))
-            return
-        length, accepted = stream.total - len(stream.prefix), link.message_bytes_max
-        if length > accepted:
-            stream.release()
-            too_long = PeerError(link.peer, f"accepts messages of {accepted} bytes; this has {length}")
-            self._events.append(OperationFailed(stream.operation, too_long))
-            return
-        link.sends[stream.operation] = stream
-        self._sends[stream.operation] = (link, stream)
-        if deadline_s is not None:
-            heapq.heappush(self._deadlines, (self._now + deadline_s, stream.operation))
-        link.connection.outgoing.submit(stream)
-        link.timer_at = self._now
-
-    def post(self, post: Post) -> None:
-        """Wait for a message."""
-        self._mailbox(post.peer).post(post)
-        self._wake_peer(post.peer)
-
-    def cancel(self, operation: int) -> None:
-        """End a send or a post."""
-        if operation in self._sends:
-            link, _ = self._sends[operation]
-            self._abandon(operation, WireCode.CANCELLED, CancelledError(f"the send to {link.peer} was cancelled here"))
-            return
-        for mailbox in self._mailboxes.values():
-            if mailbox.cancel(operation):
-                self._wake_peer(mailbox.peer)
-                return
-
-    def discard(self, group: str, before_step: int) -> None:
-        """Forget a group's earlier steps."""
-        self._floors[group] = max(before_step, self._floors.pop(group, 0))
-        if len(self._floors) > 1024:
-            del self._floors[next(iter(self._floors))]
-        for mailbox in self._mailboxes.values():
-            mailbox.discard(group=group, before_step=before_step)
-            self._wake_peer(mailbox.peer)
-
     def disconnect(self, number: int, wire_code: int, reason: str) -> None:
         """Close one connection."""
         link = self._by_number.get(number)
@@ -464,40 +387,8 @@ class Core(Loop):
             link.connection.close(error_code=wire_code, reason_phrase=reason[:500])
             self._end(link)
 
-    # Ends of operations
-
-    def _sent(self, stream: SendStream) -> None:
-        found = self._sends.pop(stream.operation, None)
-        stream.release()
-        if found is not None:
-            del found[0].sends[stream.operation]
-            self._events.append(SendDone(stream.operation))
-
-    def _stopped(self, stream: SendStream, code: int) -> None:
-        found = self._sends.pop(stream.operation, None)
-        if found is not None:
-            link = found[0]
-            del link.sends[stream.operation]
-            reason = f"refused the message with {code_name(code)}"
-            error: TransportError = PeerError(link.peer, reason, wire_code=code)
-            if code in (WireCode.CANCELLED, WireCode.DISCARDED):
-                error = CancelledError(f"{link.peer} {reason}")
-            self._events.append(OperationFailed(stream.operation, error))
-
-    def _abandon(self, operation: int, code: WireCode, error: TransportError) -> None:
-        link, stream = self._sends.pop(operation)
-        del link.sends[operation]
-        link.connection.outgoing.give_up(stream, code)
-        link.timer_at = self._now
-        self._events.append(OperationFailed(operation, error))
-
-    def _wake_peer(self, peer: str) -> None:
-        for link in self._by_number.values():
-            if link.peer == peer:
-                link.timer_at = self._now
-
     def _say_goodbye(self) -> None:
-        self._fail_operations(CancelledError("the engine was closed here"))
+        self.operations.fail_all(CancelledError("the engine was closed here"))
         for link in list(self._links):
             link.closed_here = True
             link.connection.close(error_code=WireCode.NO_ERROR, reason_phrase="goodbye")
@@ -509,14 +400,4 @@ class Core(Loop):
             link.ended = True
             self._events.append(ConnectionDown(link.number, link.peer, error, link.attempt))
         self._links.clear()
-        self._fail_operations(error)
-
-    def _fail_operations(self, error: TransportError) -> None:
-        for operation, (_, stream) in self._sends.items():
-            stream.release()
-            self._events.append(OperationFailed(operation, error))
-        self._sends.clear()
-        for link in self._links:
-            link.sends.clear()
-        for mailbox in self._mailboxes.values():
-            mailbox.fail_posts(lambda: error)
+        self.operations.fail_all(error)

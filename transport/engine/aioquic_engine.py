@@ -122,22 +122,22 @@ class AioquicEngine(Engine):
             priority=level_of(priority),
             timeout_s=deadline_s or 0.0,
         )
-        self._core.command(lambda: self._core.send(connection, stream, deadline_s))
+        self._core.command(lambda: self._core.operations.send(connection, stream, deadline_s))
         return stream.operation
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         self._check_open()
         post = Post(operation=next(self._numbers), peer=peer, key=key, buffer=flat(buffer, writable=True))
-        self._core.command(lambda: self._core.post(post))
+        self._core.command(lambda: self._core.operations.post(post))
         return post.operation
 
     def cancel(self, operation: int) -> None:
         self._check_open()
-        self._core.command(lambda: self._core.cancel(operation))
+        self._core.command(lambda: self._core.operations.cancel(operation))
 
     def discard(self, *, group: str, before_step: int) -> None:
         self._check_open()
-        self._core.command(lambda: self._core.discard(group, before_step))
+        self._core.command(lambda: self._core.operations.discard(group, before_step))
 
     def statistics(self) -> Mapping[int, ConnectionStatistics]:
         self._check_open()

@@ -130,9 +130,12 @@ class Link:
             return ConnectionLostError(self.peer, said)
         return PeerError(self.peer, said, wire_code=event.error_code)
 
-    def statistics(self) -> ConnectionStatistics:
-        """What the connection measured."""
+    def statistics(self, *, now_s: float) -> ConnectionStatistics:
+        """What the connection measured; where nothing comes nothing is delivered, which only the clock tells."""
         recovery = self.connection.recovery
+        if recovery.bytes_in_flight == 0:
+            recovery.delivery.on_limited()
+        recovery.delivery.update(now_s=now_s)
         least = recovery.rtt_window.least_s
         return ConnectionStatistics(
             peer=self.peer,

@@ -407,7 +407,7 @@ def _error(failure: tuple[Any, ...]) -> TransportError:
 def _chain(certificates: Sequence[bytes]) -> list[x509.Certificate]:
     try:
         return [x509.load_der_x509_certificate(one) for one in certificates]
-    except (ValueError, x509.InvalidVersion) as error:
+    except Exception as error:  # whatever a library raises for what a peer made up, warnings among it
         raise WireError(WireCode.CERTIFICATE_UNTRUSTED, f"its certificate cannot be read: {error}") from error
 
 

@@ -81,6 +81,7 @@ impl Driver {
             if let Some(connection) = state.connections.get(&handle) {
                 let mut shared = connection.lock();
                 shared.deadline = None;
+                shared.answering.time_out(now);
                 connection.with(&mut shared, |shared, stack| {
                     stack.handle_timeout(now);
                     shared.path.look(stack, None);
@@ -142,7 +143,7 @@ impl Driver {
 
     /// Read, let the tasks have their turn, send.
     fn turn(&mut self, cx: &mut Context<'_>, state: &mut State) {
-        self.look |= !self.due.is_empty(); // acknowledgements come while we send
+        self.look |= !self.stepped_back && !self.due.is_empty(); // acknowledgements come while we send
         self.read(cx, state);
         let now = Instant::now();
         self.time_out(now, state);
@@ -183,8 +184,7 @@ impl Driver {
         let Some((deadline, _)) = self.deadlines.first().copied() else {
             return false;
         };
-        // One that is armed for an earlier time stays: what has been put off is looked at once too often.
-        if self.alarm_at.is_none_or(|at| deadline < at) {
+        if self.alarm_at != Some(deadline) {
             self.alarm.as_mut().reset(deadline.into());
             self.alarm_at = Some(deadline);
         }

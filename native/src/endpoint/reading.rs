@@ -65,6 +65,9 @@ impl Driver {
                     None => {}
                 }
             }
+            if let Some((.., shared)) = &mut held {
+                shared.answering.came(found.len, found.stride);
+            }
         });
         drop(held);
         self.look = matches!(read, Read::Full);

@@ -28,6 +28,8 @@ const LUMP_SLOW: Duration = Duration::from_micros(2500);
 /// A pair is acknowledged at once.
 const SEGMENTS_MIN: usize = 2;
 const LUMPS_A_TURN: usize = 2;
+/// How many streams of ours a connection has that sends nothing: its hello's.
+const STREAMS_IDLE: usize = 1;
 
 impl Driver {
     /// Send of what is due, each connection in its turn; false where the kernel has no room.
@@ -46,8 +48,10 @@ impl Driver {
                 continue;
             };
             let mut shared = connection.lock();
-            let mut more = true;
-            for _ in 0..LUMPS_A_TURN {
+            let receives = connection.with(&mut shared, |_, stack| stack.streams().send_streams() <= STREAMS_IDLE);
+            let waits = shared.answering.wait(receives == Some(true), Instant::now());
+            let mut more = waits.is_none();
+            for _ in 0..if more { LUMPS_A_TURN } else { 0 } {
                 let made = connection.with(&mut shared, |shared, stack| {
                     self.faults.fault("stack");
                     self.packets.clear();
@@ -73,6 +77,7 @@ impl Driver {
             }
             shared.due = more;
             let deadline = connection.with(&mut shared, |_, stack| stack.poll_timeout()).flatten();
+            let deadline = deadline.into_iter().chain(waits).min();
             if deadline != shared.deadline {
                 if let Some(before) = std::mem::replace(&mut shared.deadline, deadline) {
                     self.deadlines.remove(&(before, handle.0));

@@ -31,36 +31,37 @@ pub enum Code {
     CountedAsGone = 0x43,
 }
 
+const NAMES: [(Code, &str); 25] = [
+    (Code::NoError, "NO_ERROR"),
+    (Code::Internal, "INTERNAL"),
+    (Code::ProtocolViolation, "PROTOCOL_VIOLATION"),
+    (Code::HeaderInvalid, "HEADER_INVALID"),
+    (Code::HeaderTooLarge, "HEADER_TOO_LARGE"),
+    (Code::VersionUnsupported, "VERSION_UNSUPPORTED"),
+    (Code::DtypeUnknown, "DTYPE_UNKNOWN"),
+    (Code::LengthMismatch, "LENGTH_MISMATCH"),
+    (Code::MessageTooLong, "MESSAGE_TOO_LONG"),
+    (Code::CodecUnknown, "CODEC_UNKNOWN"),
+    (Code::HelloInvalid, "HELLO_INVALID"),
+    (Code::CertificateMissing, "CERTIFICATE_MISSING"),
+    (Code::CertificateUntrusted, "CERTIFICATE_UNTRUSTED"),
+    (Code::CertificateExpired, "CERTIFICATE_EXPIRED"),
+    (Code::RoleRefused, "ROLE_REFUSED"),
+    (Code::PeerUnexpected, "PEER_UNEXPECTED"),
+    (Code::JobMismatch, "JOB_MISMATCH"),
+    (Code::Cancelled, "CANCELLED"),
+    (Code::DeadlinePassed, "DEADLINE_PASSED"),
+    (Code::Discarded, "DISCARDED"),
+    (Code::BufferTooSmall, "BUFFER_TOO_SMALL"),
+    (Code::TooManyConnections, "TOO_MANY_CONNECTIONS"),
+    (Code::HandshakeTimeout, "HANDSHAKE_TIMEOUT"),
+    (Code::Dead, "DEAD"),
+    (Code::CountedAsGone, "COUNTED_AS_GONE"),
+];
+
 /// The name of an application error code, for people.
 pub fn code_name(code: u64) -> String {
-    const NAMES: [(u64, &str); 25] = [
-        (0x00, "NO_ERROR"),
-        (0x01, "INTERNAL"),
-        (0x10, "PROTOCOL_VIOLATION"),
-        (0x11, "HEADER_INVALID"),
-        (0x12, "HEADER_TOO_LARGE"),
-        (0x13, "VERSION_UNSUPPORTED"),
-        (0x14, "DTYPE_UNKNOWN"),
-        (0x15, "LENGTH_MISMATCH"),
-        (0x16, "MESSAGE_TOO_LONG"),
-        (0x17, "CODEC_UNKNOWN"),
-        (0x18, "HELLO_INVALID"),
-        (0x20, "CERTIFICATE_MISSING"),
-        (0x21, "CERTIFICATE_UNTRUSTED"),
-        (0x22, "CERTIFICATE_EXPIRED"),
-        (0x23, "ROLE_REFUSED"),
-        (0x24, "PEER_UNEXPECTED"),
-        (0x25, "JOB_MISMATCH"),
-        (0x30, "CANCELLED"),
-        (0x31, "DEADLINE_PASSED"),
-        (0x32, "DISCARDED"),
-        (0x33, "BUFFER_TOO_SMALL"),
-        (0x40, "TOO_MANY_CONNECTIONS"),
-        (0x41, "HANDSHAKE_TIMEOUT"),
-        (0x42, "DEAD"),
-        (0x43, "COUNTED_AS_GONE"),
-    ];
-    match NAMES.iter().find(|(number, _)| *number == code) {
+    match NAMES.iter().find(|(number, _)| *number as u64 == code) {
         Some((_, name)) => format!("{name} (0x{code:02x})"),
         None => format!("0x{code:02x}"),
     }

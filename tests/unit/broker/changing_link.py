@@ -10,6 +10,7 @@ for itself. Steps of 2 ms; chunks of three packets. Nothing here knows the broke
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections import deque
 from collections.abc import Callable
@@ -139,6 +140,19 @@ class Host:
         self.plan: dict[str, tuple[float, float]] = {}
         self.capacity = 0.0
         self.out = Direction()
+        self.stalls = random.Random(seed + 77)
+        self.stalled = (-1.0, -1.0)
+
+    def reads_at(self, now_s: float, every_s: float) -> float:
+        """When a program here gets to what arrives now: at once, unless the host is busy, for 50 to 150 ms a time."""
+        if not every_s:
+            return now_s
+        while self.stalled[1] <= now_s:
+            start_s = max(0.0, self.stalled[1]) + self.stalls.expovariate(1 / every_s)
+            self.stalled = (start_s, start_s + self.stalls.uniform(0.05, 0.15))
+            if start_s > now_s:
+                break
+        return self.stalled[1] if self.stalled[0] <= now_s else now_s
 
     def enqueue(self, traffic_class: str, item: Item) -> None:
         self.leaves[traffic_class].append(item)
@@ -187,7 +201,8 @@ class Changing:
     """The whole of it.
 
     `rate` gives the link's rate at a time, both ways; `window_bytes` what training may have on its way; `burst_bytes`
-    of an all_reduce, in two parts of which the second waits for the peer's first; `noise_s` on what clocks say.
+    of an all_reduce, in two parts of which the second waits for the peer's first; `noise_s` on what clocks say;
+    `stall_every_s` how long it is from one time to the next, on average, that a busy host holds up what arrives.
     """
 
     policy: Policy
@@ -199,6 +214,7 @@ class Changing:
     flows: int = 4
     announce: bool = True
     noise_s: float = 0.01
+    stall_every_s: float = 0.0
     shift_s: float = 0.0
     seed: int = 1
     now_s: float = 0.0
@@ -222,6 +238,8 @@ class Changing:
         self.wake_s = 1.0
         self.began_s = 0.0
         self.periods: list[float] = []
+        self.later: list[tuple[float, int, Callable[[float], None]]] = []
+        self.held_up = 0
 
     def run(self, until_s: float) -> Changing:
         for host in (self.a, self.b):
@@ -230,6 +248,8 @@ class Changing:
         while self.now_s < until_s:
             self.now_s += STEP_S
             steps += 1
+            while self.later and self.later[0][0] <= self.now_s:
+                heapq.heappop(self.later)[2](self.now_s)
             changed = self._train()
             for host, other in ((self.a, self.b), (self.b, self.a)):
                 self._offer(host, other)
@@ -300,9 +320,11 @@ class Changing:
             sender.acknowledged(size, sent_s, now_s)
 
         def arrive(now_s: float) -> None:
-            if sender.traffic_class == "compute":
-                other.received_bytes += size
-            other.out.push(Item(ACK_BYTES, acknowledged), now_s)
+            if sender.traffic_class != "compute":
+                other.out.push(Item(ACK_BYTES, acknowledged), now_s)
+                return
+            other.received_bytes += size
+            self._read(other, lambda at_s: other.out.push(Item(ACK_BYTES, acknowledged), at_s), now_s)
 
         def drop(now_s: float) -> None:
             other.out.push(Item(ACK_BYTES, lambda at_s: sender.lost(size, at_s)), now_s)
@@ -313,6 +335,14 @@ class Changing:
         asked_s = self.now_s
         back = Item(SMALL_BYTES, lambda now_s: self.echoes.append((asked_s, now_s - asked_s - TRIP_S)))
         self.a.out.push(Item(SMALL_BYTES, lambda now_s: self.b.out.push(back, now_s)), self.now_s)
+
+    def _read(self, host: Host, then: Callable[[float], None], now_s: float) -> None:
+        at_s = host.reads_at(now_s, self.stall_every_s)
+        if at_s <= now_s:
+            then(now_s)
+        else:
+            self.held_up += 1
+            heapq.heappush(self.later, (at_s, self.held_up, then))
 
     def _report(self, host: Host, other: Host) -> None:
         """What a session reports, and its question to the peer's clock, which waits in the host's own queue, too."""
@@ -336,9 +366,12 @@ class Changing:
 
             return take
 
-        def arrive(now_s: float) -> None:
+        def read(now_s: float) -> None:
             way = (asked_s, now_s + late_s - asked_s + CLOCKS_APART_S)
             other.out.push(Item(SMALL_BYTES, answered(way)), now_s)
+
+        def arrive(now_s: float) -> None:
+            self._read(other, read, now_s)
 
         host.enqueue("compute", Item(SMALL_BYTES, arrive))
 

@@ -30,6 +30,7 @@ WIRE = 1.0456
 LOOK_S = 0.02
 CLOCKS_APART_S = 1_234.5
 QUIET_S = 0.05
+QUEUE_S = 0.02
 """How long a program is quiet before it says that its burst is over."""
 
 
@@ -65,10 +66,12 @@ class Inflow:
     burst_bytes: int = 4_000_000
     comes: Callable[[int], float] = lambda step: 1.0  # the part of an announced burst that comes
     pace_bits_per_s: float = 100e6
+    grows_per_s: float = 0.0  # training's window, and so its pace, while it sends and no queue stands; halved by one
     one_way_s: float = 0.002
     holds_take_s: float = 0.008
     controlled: bool = True
     forecast: bool = True
+    deadline_s: float = 1.0
     announces: bool = True
     beside: Callable[[float], tuple[Burst, ...]] = lambda now_s: ()  # what others announce, who send nothing
     changes: tuple[tuple[float, float], ...] = ()  # (when, what the link carries from then on)
@@ -140,6 +143,8 @@ class Inflow:
                     fifo[0] = (total * (1 - share), [bits * (1 - share) for bits in parts])
             self.delay_s = queued / self.link_bits_per_s
             self.delays.append((now_s, self.delay_s))
+            if self.grows_per_s and burst_s is not None and left > 1:
+                self._follow_the_queue()
             if burst_s is not None and left <= 1 and not any(parts[0] > 0.5 for _, parts in fifo):
                 self.steps.append(now_s - step_at_s)
                 step_at_s = now_s
@@ -159,6 +164,11 @@ class Inflow:
             due_s = now_s + decision.again_s if decision.again_s is not None else 1e9
             self._ask(decision, now_s)
         return self
+
+    def _follow_the_queue(self) -> None:
+        """Training's congestion window: up while nothing is in its way, down by a half in 0.1 s of a queue."""
+        change = self.grows_per_s if self.delay_s < QUEUE_S else -5.0
+        self.pace_bits_per_s = min(self.link_bits_per_s, max(1e6, self.pace_bits_per_s * (1 + change * STEP_S)))
 
     def _look(self) -> bool:
         """Whether what leaves crosses what the last decision watches for; a look every `LOOK_S`, while it does."""
@@ -183,7 +193,7 @@ class Inflow:
             age_s = self.now_s - self.begun[-1]
             period_s = self.begun[-1] - self.begun[-2] if len(self.begun) > 1 and self.forecast else None
             next_s = None if period_s is None else max(0.0, period_s - age_s)
-            bursts = (Burst("job", step, self.burst_bytes, age_s, 1.0 - age_s, next_s),)
+            bursts = (Burst("job", step, self.burst_bytes, age_s, self.deadline_s - age_s, next_s),)
         bursts += self.beside(self.now_s)
         trip_s = 2 * self.one_way_s + self.delay_s + noise_s
         brokers_s = trip_s if int(self.now_s * 10) % 4 == 0 else None  # as often as a message goes

@@ -158,3 +158,14 @@ def test_all_mistakes_are_reported_at_once_with_their_values() -> None:
 def test_the_default_floor_gives_way_to_a_smaller_guarantee() -> None:
     policy = load(HEAD + '[class.storage]\nguarantee = "1 %"')
     assert policy.class_policy("storage").floor == Share(fraction=0.01)
+
+
+def test_a_file_of_nothing_but_mistakes_is_answered_in_a_page() -> None:
+    keys = "".join(f'"\\u001b[2J{number}" = 1\n' for number in range(3_000))
+    with pytest.raises(ConfigurationErrors) as caught:
+        load(f'version = 1\n{keys}[[interface]]\nname = "eth0"\n')
+    text = str(caught.value)
+    assert "more mistakes" in text
+    assert text.count("\n") <= 100
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert len(caught.value.problems) == 3_000

@@ -10,7 +10,7 @@ from broker.config import EGRESS_BITS_PER_S_MIN, MATCH_RULES_MAX, ConfigurationE
 from broker.daemon.shapes import CAPACITY_BITS_PER_S_MIN, RATE_BITS_PER_S_MIN, rules_of, shape_of
 from broker.decide import decide
 from broker.model import ClassAllocation, InterfaceAllocation, Measurements, Reason, State
-from broker.plan import ClassNeeds, plan
+from broker.plan import ClassNeeds, plan, promises_of
 from broker.policy import CLASS_NAMES, Policy
 from shaping.model import Capabilities, InterfaceShape
 from shaping.tree import desired_tree
@@ -51,7 +51,8 @@ def allocated(policy: Policy, capacity_bits_per_s: int, *, waiting: bool) -> Int
     """What the plan gives at a capacity that was measured, with everybody or nobody wanting all of it."""
     wanted = capacity_bits_per_s if waiting else 0
     needs = [ClassNeeds(entry, wanted, waiting, waiting, wanted, 0) for entry in policy.classes]
-    plans = plan(needs, capacity_bits_per_s=capacity_bits_per_s, remote=True, bursts=())
+    promised = promises_of(policy.classes, capacity_bits_per_s)
+    plans = plan(needs, promised=promised, capacity_bits_per_s=capacity_bits_per_s, remote=True, bursts=())
     reason = Reason("test", "")
     return InterfaceAllocation(
         "eth0", "egress", capacity_bits_per_s, "measured", reason,

@@ -134,6 +134,51 @@ def test_training_that_never_uses_more_than_a_quarter_leaves_storage_the_rest() 
     assert world.of_leftover >= 0.8
 
 
+@pytest.mark.parametrize("deadline_s", [0.3, 1.0])
+@pytest.mark.parametrize(("pace_bits_per_s", "grows_per_s"), [(3e6, 2.0), (10e6, 0.7), (20e6, 0.7)])
+def test_a_window_that_starts_small_grows_as_fast_beside_a_flood_as_on_an_idle_link(
+    pace_bits_per_s: float, grows_per_s: float, deadline_s: float
+) -> None:
+    def trains(*storage: Storage) -> Inflow:
+        return Inflow(
+            POLICY, list(storage), burst_bytes=2_500_000, pause_s=0.14, pace_bits_per_s=pace_bits_per_s,
+            grows_per_s=grows_per_s, deadline_s=deadline_s,
+        ).run(12)  # fmt: skip
+
+    alone, flooded = trains(), trains(Storage("10.0.0.3"))
+    slow = [sum(step_s > 1.15 * alone.step_s for step_s in world.steps) for world in (alone, flooded)]
+    assert slow[1] <= slow[0] + 1, (alone.steps[:10], flooded.steps[:10])
+    assert flooded.of_leftover >= 0.8
+
+
+@pytest.mark.parametrize("part", [0.0, 0.02, 0.05, 0.1, 0.2, 0.28])
+def test_who_announces_a_terabyte_and_trickles_takes_little_more_than_he_sends(part: float) -> None:
+    world = Inflow(
+        POLICY, [Storage("10.0.0.3")], burst_bytes=10**12, deadline_s=3600.0, pace_bits_per_s=part * LINK
+    ).run(20)  # fmt: skip
+    assert world.of_leftover >= 0.9
+
+
+@pytest.mark.parametrize("part", [0.05, 0.1, 0.2])
+def test_who_trickles_in_small_bursts_does_not_keep_storage_away(part: float) -> None:
+    size = int(part * LINK * 0.4 / 8)
+    slow = Inflow(POLICY, [Storage("10.0.0.3")], burst_bytes=size, pause_s=0.05, pace_bits_per_s=part * LINK).run(20)
+    assert len(slow.steps) > 30
+    assert slow.of_leftover >= 0.85
+
+
+@pytest.mark.parametrize("every_s", [0.25, 0.5, 1.0])
+def test_a_liar_whose_bursts_alternate_with_an_honest_jobs_leaves_storage_its_guarantee(every_s: float) -> None:
+    """His are measured by the other's bytes, so they keep their credit; the guarantee bounds what he takes."""
+    world = Inflow(
+        POLICY, [Storage("10.0.0.3")], pause_s=0.3,
+        beside=lambda now_s: (Burst("z", int(now_s / every_s), 4_000_000, now_s % every_s, 1.0, uid=1001),),
+    ).run(20)  # fmt: skip
+    guarantee_bits_per_s = 0.2 * HELD_TO
+    owed_bits = 0.03 * guarantee_bits_per_s * 60  # before it is made good
+    assert world.storage_bits >= 20 * guarantee_bits_per_s - owed_bits
+
+
 def test_a_job_whose_bursts_never_come_loses_its_privilege_and_gets_it_back() -> None:
     world = Inflow(POLICY, [Storage("10.0.0.3")], comes=lambda step: 0.0 if step <= 12 else 1.0, pause_s=0.3).run(14)
     begun = world.begun

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from broker import passage, signals
 from broker.model import CLASS_NAMES, ClassSample, FlowSample
+from broker.passage import Passage
 from broker.state import ArrivalState, SignalState, TickState
 
 TICK_S = 0.1
@@ -21,6 +22,10 @@ def ticks(rates: Sequence[float]) -> tuple[TickState, ...]:
         TickState((number + 1) * TICK_S, TICK_S, rate * TICK_S, 0.0, 0, 0, 0, (0,) * 4, (0.0,) * 4)
         for number, rate in enumerate(rates)
     )
+
+
+def read(heard: Sequence[ArrivalState], left: Sequence[TickState], *, since_s: float, now_s: float) -> Passage | None:
+    return passage.middle(passage.by_peer(heard, left, since_s=since_s, now_s=now_s).values())
 
 
 def arrivals(rates: Sequence[float], carried: float, *, first_s: float = 0.3, peer: str = "p") -> list[ArrivalState]:
@@ -43,7 +48,7 @@ def test_whatever_is_sent_into_a_standing_queue_what_it_carries_is_found(carried
     rates = [part * carried for part in parts]
     heard = arrivals(rates, carried)
     assert min(entry.wait_s for entry in heard) > passage.STANDING_S
-    found = passage.read(heard, ticks(rates), since_s=0.0, now_s=len(rates) * TICK_S)
+    found = read(heard, ticks(rates), since_s=0.0, now_s=len(rates) * TICK_S)
     assert found is not None
     assert found.carried_bits_per_s == pytest.approx(carried, rel=0.01)
 
@@ -58,7 +63,7 @@ def test_the_wait_of_what_leaves_now_counts_what_has_left_since_the_last_sample(
     now_s = len(rates) * TICK_S
     queued = (0.3 + TICK_S * sum(part - 1.0 for part in (*parts, *later))) * carried
     heard = arrivals(rates, carried)[: len(parts)]
-    found = passage.read(heard, ticks(rates), since_s=0.0, now_s=now_s)
+    found = read(heard, ticks(rates), since_s=0.0, now_s=now_s)
     assert found is not None
     most_s = max(entry.wait_s for entry in heard) + passage.FULL_S
     assert found.wait_s == pytest.approx(min(max(0.0, queued / carried), most_s), abs=0.005)
@@ -67,7 +72,7 @@ def test_the_wait_of_what_leaves_now_counts_what_has_left_since_the_last_sample(
 def test_a_peer_that_stalled_took_in_far_more_than_was_sent_so_nobody_is_blamed() -> None:
     """For 0.4 s it reads nothing and then everything: each wait is 0.1 s shorter than the one before."""
     heard = [ArrivalState("p", 0.05 + number * TICK_S, 0.4 - number * TICK_S) for number in range(4)]
-    found = passage.read(heard, ticks([20e6] * 5), since_s=0.0, now_s=0.5)
+    found = read(heard, ticks([20e6] * 5), since_s=0.0, now_s=0.5)
     assert found is not None
     assert found.carried_bits_per_s > 10 * 20e6
 
@@ -77,7 +82,7 @@ def test_what_a_full_buffer_dropped_does_not_count_as_carried() -> None:
     rates = [90e6, 90e6, 90e6, 90e6, 0.0, 0.0]
     waits = [0.1, 0.3, 0.33, 0.33, 0.28, 0.18]
     heard = [ArrivalState("p", (number + 0.5) * TICK_S, wait_s) for number, wait_s in enumerate(waits)]
-    found = passage.read(heard, ticks(rates), since_s=0.0, now_s=0.6)
+    found = read(heard, ticks(rates), since_s=0.0, now_s=0.6)
     assert found is not None
     assert found.carried_bits_per_s <= 33e6
     assert found.wait_s <= 0.33 + passage.FULL_S
@@ -86,27 +91,55 @@ def test_what_a_full_buffer_dropped_does_not_count_as_carried() -> None:
 def test_where_no_queue_stands_nothing_is_said() -> None:
     rates = [20e6] * 6
     heard = [ArrivalState("p", (number + 0.5) * TICK_S, 0.004) for number in range(6)]
-    assert passage.read(heard, ticks(rates), since_s=0.0, now_s=0.6) is None
-    assert passage.read([], ticks(rates), since_s=0.0, now_s=0.6) is None
+    assert read(heard, ticks(rates), since_s=0.0, now_s=0.6) is None
+    assert read([], ticks(rates), since_s=0.0, now_s=0.6) is None
 
 
 def test_samples_that_are_old_or_alone_say_nothing() -> None:
     rates = [60e6] * 20
     heard = arrivals(rates[:4], 30e6)
-    assert passage.read(heard[:1], ticks(rates), since_s=0.0, now_s=0.2) is None
-    assert passage.read(heard, ticks(rates), since_s=0.0, now_s=heard[-1].left_s + passage.AGE_S_MAX + 0.01) is None
-    assert passage.read(heard, ticks(rates), since_s=1.0, now_s=1.1) is None
+    assert read(heard[:1], ticks(rates), since_s=0.0, now_s=0.2) is None
+    assert read(heard, ticks(rates), since_s=0.0, now_s=heard[-1].left_s + passage.AGE_S_MAX + 0.01) is None
+    assert read(heard, ticks(rates), since_s=1.0, now_s=1.1) is None
 
 
-def test_of_several_peers_the_one_towards_which_most_was_carried_counts() -> None:
-    """One has a slow link of its own: cutting to that would take the uplink from all."""
+def test_of_three_peers_the_middle_one_counts() -> None:
+    """One has a slow link of its own, or says so: cutting to that would take the uplink from all. Another says that all
+    arrives: the uplink would stay full."""
     rates = [45e6] * 6
-    heard = sorted(
-        [*arrivals(rates, 30e6, peer="near"), *arrivals(rates, 10e6, peer="slow")], key=lambda entry: entry.left_s
-    )
-    found = passage.read(heard, ticks(rates), since_s=0.0, now_s=0.6)
+    said = {"lies": 90e6, "near": 30e6, "slow": 10e6}
+    heard = [entry for peer, carried in said.items() for entry in arrivals(rates, carried, peer=peer)]
+    found = read(heard, ticks(rates), since_s=0.0, now_s=0.6)
     assert found is not None
     assert found.carried_bits_per_s == pytest.approx(30e6, rel=0.02)
+
+
+def test_of_two_peers_neither_has_its_way_alone() -> None:
+    rates = [45e6] * 6
+    heard = [*arrivals(rates, 30e6, peer="near"), *arrivals(rates, 10e6, peer="slow")]
+    found = read(heard, ticks(rates), since_s=0.0, now_s=0.6)
+    assert found is not None
+    assert found.carried_bits_per_s == pytest.approx(20e6, rel=0.05)
+
+
+def test_a_peer_that_says_much_takes_nothing_from_what_is_kept_of_others() -> None:
+    kept: tuple[ArrivalState, ...] = ()
+    for number in range(20):
+        now_s = (number + 1) * TICK_S
+        chatty = [ArrivalState("chatty", now_s - TICK_S + one * 0.005, 0.05) for one in range(20)]
+        kept = passage.kept(kept, [*chatty, ArrivalState("other", now_s - 0.05, 0.05)], now_s=now_s)
+    of_each = [[entry.left_s for entry in kept if entry.peer == peer] for peer in ("chatty", "other")]
+    assert all(len(left) <= passage.OF_PEER_MAX for left in of_each)
+    assert len(of_each[1]) >= 19
+    assert all(left == sorted(left) for left in of_each)
+
+
+def test_new_names_move_nobody_out_and_what_is_kept_is_bounded() -> None:
+    first = passage.kept((), [ArrivalState("b", 0.1, 0.05)], now_s=0.1)
+    more = passage.kept(first, [ArrivalState(f"a{number}", 0.2, 0.05) for number in range(100)], now_s=0.2)
+    assert more[0].peer == "b"
+    assert len({entry.peer for entry in more}) == passage.PEERS_MAX
+    assert passage.kept(more, (), now_s=0.2 + passage.KEPT_S) == ()
 
 
 def heard_behind(backlog_bytes: int) -> tuple[ArrivalState, ...]:
@@ -123,7 +156,7 @@ def heard_behind(backlog_bytes: int) -> tuple[ArrivalState, ...]:
         )  # fmt: skip
         state = signals.observe(
             state, now_s=TICK_S * number, flows=[sample], classes=classes, sent_bits=sent_bits, received_bits=0.0,
-            dropped_packets=0, elapsed_s=TICK_S, loaded=True,
+            dropped_packets=0, elapsed_s=TICK_S, loaded=True, rate_bits_per_s=40_000_000,
         )  # fmt: skip
     return state.arrivals
 

@@ -82,7 +82,9 @@ def test_debug_shows_where_an_error_comes_from(monkeypatch: pytest.MonkeyPatch) 
         (["ca", "issue", "n", "--directory", "/nonexistent"], 3, "ca init"),
     ],
 )
-def test_commands_fail_by_kind(argv: list[str], expected: int, says: str) -> None:
+def test_commands_fail_by_kind(argv: list[str], expected: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Beside a broker's cgroups `run` would do without its socket, and become `true`: the end of all tests, with code 0.
+    monkeypatch.setattr("broker.daemon.cgroups.mount_point", lambda: None)
     result = RUN.invoke(app, argv)
     assert result.exit_code == expected, result.output
     assert says in result.output
@@ -171,3 +173,10 @@ def test_a_watched_status_that_goes_into_a_pipe_is_one_table_after_another(monke
     assert result.exit_code == ExitCode.INTERRUPTED
     assert "eth1" in result.stdout
     assert "eth2" in result.stdout
+
+
+def test_no_command_takes_the_place_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.cli.run_command._enter", lambda traffic_class, path: None)
+    result = RUN.invoke(app, ["run", "--class", "storage", "--", "true"])
+    assert isinstance(result.exception, AssertionError)
+    assert "would have become" in str(result.exception)

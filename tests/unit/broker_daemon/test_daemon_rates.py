@@ -32,6 +32,7 @@ class Someone:
     rates: bool = True
     job: str = "j"
     told: list[dict[str, Any]] = field(default_factory=list)
+    told_bits_per_s: dict[str, int] = field(default_factory=dict)
 
     @property
     def machine(self) -> Machine:
@@ -90,6 +91,7 @@ def test_a_session_is_told_once_its_peers_are_known_and_again_once_a_second() ->
     assert one.told == [{"op": "rate", "class": "compute", "bits_per_s": CAPACITY, "valid_s": VALID_S}]
     host.tell(later_s=0.5)
     assert len(one.told) == 1
+    assert one.told_bits_per_s == {"compute": CAPACITY}, "what the status shows of it"
     host.tell(later_s=REPEAT_S)
     assert rates(one) == [CAPACITY, CAPACITY]
     assert VALID_S > 2 * REPEAT_S

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from broker.daemon.rhythm import LINKS_S, PEERS_S, URGENT_S, Moment, Occasions, Rhythm
+from broker.daemon.rhythm import LINKS_S, PEERS_S, URGENT_S, WAIT, Moment, Occasions, Rhythm
 
 TICK_S = 0.1
 
@@ -88,3 +89,27 @@ def test_ticks_that_were_missed_are_counted_and_not_made_up_for() -> None:
     one.decided(Moment.TICK, began_s=10.1, ended_s=10.45, tick_s=TICK_S)
     assert one.late_ticks == 3
     assert one.due_s(Occasions()) == pytest.approx(10.5)
+
+
+def test_a_tick_waits_for_a_burst_that_is_expected_and_is_made_with_it() -> None:
+    one = rhythm()
+    expected = Occasions(expected_s=10.115)
+    assert one.due_s(expected) == pytest.approx(10.0 + (1 + WAIT) * TICK_S)
+    assert one.moment(expected, now_s=10.11) is None
+    assert one.moment(replace(expected, announced=True), now_s=10.117) is Moment.TICK
+
+
+def test_a_tick_does_not_wait_for_what_is_too_far_ahead_or_over() -> None:
+    for expected_s in (10.1 + WAIT * TICK_S, 10.05):
+        assert rhythm().due_s(Occasions(expected_s=expected_s)) == 10.0 + TICK_S
+
+
+def test_a_tick_that_waited_in_vain_waits_again_only_after_something_was_announced() -> None:
+    one = rhythm()
+    late_s = 10.0 + (1 + WAIT) * TICK_S
+    assert one.moment(Occasions(expected_s=10.12), now_s=late_s) is Moment.TICK
+    one.decided(Moment.TICK, began_s=late_s, ended_s=late_s, tick_s=TICK_S)
+    assert one.due_s(Occasions(expected_s=10.21)) == pytest.approx(10.2)
+    assert one.late_ticks == 0
+    one.decided(Moment.SOON, began_s=10.15, ended_s=10.15, tick_s=TICK_S)
+    assert one.due_s(Occasions(expected_s=10.26)) == pytest.approx(10.25 + WAIT * TICK_S)

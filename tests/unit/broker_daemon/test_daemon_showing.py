@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from broker.daemon import showing
-from broker.daemon.showing import SHOW_S, Showing
+from broker.daemon.showing import SHARED_S, SHOW_S, Showing
 from broker.daemon.status import Snapshot
 
 
@@ -16,8 +16,13 @@ def snapshot(name: str) -> Snapshot:
     return cast(Snapshot, name)
 
 
+def later() -> float:
+    """So late that nothing is shared any more."""
+    return 1000.0
+
+
 def test_what_nobody_asks_for_is_shown_once_a_second() -> None:
-    one = Showing(lambda: None)
+    one = Showing(lambda: None, clock=later)
     assert not one.due(now_s=10.0)  # nothing was decided yet
     one.outdate()
     assert one.due(now_s=10.0)
@@ -29,7 +34,7 @@ def test_what_nobody_asks_for_is_shown_once_a_second() -> None:
 
 def test_who_asks_wakes_the_loop_and_gets_the_newest_decision() -> None:
     asked = threading.Event()
-    one = Showing(asked.set)
+    one = Showing(asked.set, clock=later)
     one.outdate()
     one.show(snapshot("old"), now_s=10.0)
     one.outdate()
@@ -45,7 +50,7 @@ def test_who_asks_wakes_the_loop_and_gets_the_newest_decision() -> None:
 
 def test_what_is_new_already_is_not_made_again() -> None:
     wakes: list[None] = []
-    one = Showing(lambda: wakes.append(None))
+    one = Showing(lambda: wakes.append(None), clock=later)
     one.outdate()
     one.show(snapshot("new"), now_s=10.0)
     assert one.ask() == "new"
@@ -55,10 +60,33 @@ def test_what_is_new_already_is_not_made_again() -> None:
 
 def test_a_loop_that_hangs_leaves_what_was_shown_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(showing, "WAIT_S", 0.01)
-    one = Showing(lambda: None)
+    one = Showing(lambda: None, clock=later)
     assert one.ask() is None
     one.outdate()
     assert one.ask() is None
     one.show(snapshot("old"), now_s=10.0)
     one.outdate()
     assert one.ask() == "old"
+
+
+def test_however_often_somebody_asks_the_loop_is_woken_once_a_tick() -> None:
+    wakes: list[None] = []
+    one = Showing(lambda: wakes.append(None), clock=lambda: 10.0 + SHARED_S / 2)
+    one.outdate()
+    one.show(snapshot("shared"), now_s=10.0)
+    one.outdate()
+    assert [one.ask() for _ in range(100)] == ["shared"] * 100
+    assert not wakes
+    assert not one.due(now_s=10.0 + SHARED_S / 2)
+
+
+def test_after_a_reload_nobody_sees_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showing, "WAIT_S", 0.01)
+    wakes: list[None] = []
+    one = Showing(lambda: wakes.append(None), clock=lambda: 10.0)
+    one.outdate()
+    one.show(snapshot("before"), now_s=10.0)
+    one.hurry()
+    one.outdate()
+    one.ask()
+    assert wakes

@@ -13,13 +13,16 @@ from rich.console import Console
 from broker.cli.status_table import render
 from broker.config import load
 from broker.daemon.flows import PassedSocket
-from broker.daemon.status import DaemonInfo, GuardInfo, SegmentInfo, SessionInfo, Snapshot, document, metrics
+from broker.daemon.sock_diag import TcpConnection
+from broker.daemon.status import DaemonInfo, GuardInfo, HostLoad, SegmentInfo, SessionInfo, Snapshot, document, metrics
 from broker.daemon.text import printable
 from broker.decide import decide
 from broker.model import (
     Alarm,
+    Allocation,
     Burst,
     ClassSample,
+    DestinationAllocation,
     FlowSample,
     InterfaceSample,
     JobSample,
@@ -28,7 +31,9 @@ from broker.model import (
     PresenceAllocation,
     Reason,
     ScheduleInForce,
+    SenderSample,
     State,
+    Watch,
 )
 from shaping.model import JOB_MINOR
 
@@ -83,6 +88,79 @@ def test_the_document_is_json_and_counts_a_job_once() -> None:
     (interface,) = value["interfaces"]
     assert interface["shaped"] is True
     assert (interface["gso_max_segs"], interface["gso_reason"]["code"]) == (4, "gso-piece-time")
+
+
+def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
+    policy = load('version = 1\n[[interface]]\nname = "eth0"\ningress = "auto"\n')
+    sender = SenderSample("10.0.0.9", "storage", 10**6, 0.01, rtt_s=0.002, broker="yes", broker_rtt_s=0.003)
+    sample = InterfaceSample(
+        "eth0", 10**9, 0.02, tuple(ClassSample(name, 0) for name in ("control", "compute", "storage", "other")),
+        received_bytes=7 * 10**9, pace_bits_per_s=5, senders=(sender,),
+    )  # fmt: skip
+    measurements = Measurements((sample,))
+    decision = decide(now_s=0.0, state=State(), measurements=measurements, policy=policy)
+    now = replace(
+        snapshot(), policy=policy, measurements=measurements,
+        decision=replace(decision, watches=(Watch("eth0", 30_000_000, rising=True),)),
+        sessions=(SessionInfo("s-1", "transport", "train", 1, 0, told_bits_per_s={"compute": 9_000_000}),),
+    )  # fmt: skip
+    value = json.loads(json.dumps(document(now)))
+    out, way_in = value["interfaces"]
+    assert out["measured"] == {"link_bits_per_s": 10**9, "counters_age_s": 0.02}
+    assert (out["direction"], way_in["direction"]) == ("egress", "ingress")
+    measured = way_in["measured"]
+    assert (measured["received_bytes"], measured["pace_bits_per_s"]) == (7 * 10**9, 5)
+    (shown,) = measured["senders"]
+    assert (shown["address"], shown["class"], shown["broker"]) == ("10.0.0.9", "storage", "yes")
+    assert (shown["rtt_s"], shown["broker_rtt_s"], shown["receive_rtt_s"]) == (0.002, 0.003, None)
+    assert way_in["watch"] == {"bits_per_s": 30_000_000, "rising": True}
+    assert value["sessions"][0]["told_bits_per_s"] == {"compute": 9_000_000}
+    gone = replace(now, measurements=Measurements(), segments={})
+    assert [entry["measured"] for entry in document(gone)["interfaces"]] == [None, None]
+
+
+def test_every_connection_has_a_reason_its_own_or_that_of_where_it_goes_or_of_its_class() -> None:
+    def storage(peer: str) -> FlowSample:
+        return FlowSample(f"tcp/873/{peer}:5", peer, "storage", "tcp-info", age_s=0.0)
+
+    def connection(peer: str) -> tuple[TcpConnection, str]:
+        shown = TcpConnection(
+            ("10.0.0.1", 873), (peer, 5), uid=0, inode=7, classid=0, dscp=0, rtt_s=0.01, rtt_s_min=None, acked_bytes=1,
+            received_bytes=1, sent_segments=1, retransmitted_segments=0, delivery_rate_bits_per_s=8,
+            application_limited=False, unacked_segments=0, cgroup_id=99,
+        )  # fmt: skip
+        return shown, "storage"
+
+    now = snapshot()
+    (sample,) = now.measurements.interfaces
+    (entry,) = now.decision.allocation.interfaces
+    nameless = FlowSample("s-2/10.0.0.9:4", "10.0.0.9", "compute", "report", age_s=0.1)
+    held = DestinationAllocation("10.0.0.3", "storage", 1, 2, Reason("held-for-peer", "as asked"))
+    measured = replace(sample, flows=(*sample.flows, nameless, storage("10.0.0.2"), storage("10.0.0.3")))
+    peers = ("10.0.0.2", "10.0.0.3", "10.0.0.4")
+    now = replace(
+        now,
+        measurements=Measurements((measured,)),
+        decision=replace(now.decision, allocation=Allocation((replace(entry, destinations=(held,)),))),
+        tcp=tuple(connection(peer) for peer in peers),
+    )
+
+    def codes(value: Snapshot) -> dict[str, str | None]:
+        found = {flow["flow"]: flow for flow in document(value)["flows"] if flow["kind"] != "socket"}
+        return {name: flow["reason"]["code"] if flow["reason"] else None for name, flow in found.items()}
+
+    classes = {one.name: one.reason.code for one in entry.classes}
+    expected = {
+        "s-1/10.0.0.2:4": "idle",
+        "s-2/10.0.0.9:4": classes["compute"],
+        "tcp/873/10.0.0.2:5": classes["storage"],
+        "tcp/873/10.0.0.3:5": "held-for-peer",
+        "tcp/873/10.0.0.4:5": classes["storage"],
+    }
+    assert codes(now) == expected
+    two = replace(now, decision=replace(now.decision, allocation=Allocation((entry, replace(entry, name="eth1")))))
+    assert codes(two)["tcp/873/10.0.0.4:5"] is None, "nobody knows by which of two it goes"
+    assert codes(two)["tcp/873/10.0.0.2:5"] == classes["storage"]
 
 
 def test_jobs_connections_and_schedules_are_shown_with_what_they_get_and_why() -> None:
@@ -209,6 +287,16 @@ def test_a_document_of_another_version_is_shown_as_far_as_it_goes(value: dict[st
     text = shown(value)
     assert text
     assert "\x1b" not in text
+
+
+def test_the_load_of_the_host_is_shown_and_what_is_not_known_is_null() -> None:
+    unknown = document(snapshot())["load"]
+    assert unknown == {"processors_used": None, "memory_available_bytes": None, "daemon_memory_bytes": None}
+    known = replace(snapshot(), load=HostLoad(0.25, 8 * 10**9, 42_000_000))
+    assert document(known)["load"]["daemon_memory_bytes"] == 42_000_000
+    assert b"hive_qos_host_processors_used 0.25" in metrics(known)
+    assert b"hive_qos_memory_bytes 4.2e+07" in metrics(known)
+    assert b"hive_qos_memory_bytes" not in metrics(snapshot())
 
 
 def test_metrics_carry_rates_and_counters_of_every_class() -> None:

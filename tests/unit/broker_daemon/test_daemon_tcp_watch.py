@@ -12,7 +12,7 @@ from broker.daemon.flows import FlowTable
 from broker.daemon.log import open_log
 from broker.daemon.matching import Matching
 from broker.daemon.sock_diag import TcpConnection
-from broker.daemon.tcp_watch import ALL_MAX, BRINGING_MAX, FOLLOWED_MAX, TcpWatch
+from broker.daemon.tcp_watch import ALL_MAX, BRINGING_MAX, FOLLOWED_MAX, LIST_S, TcpWatch
 
 MATCHING = Matching(
     load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n[class.storage]\nmatch = [{ port = 873 }]\n')
@@ -32,7 +32,7 @@ class Kernel:
     """What there is, and what was asked for."""
 
     def __init__(self, connections: Sequence[TcpConnection]) -> None:
-        self.connections, self.asked, self.lists = connections, set[int](), 0
+        self.connections, self.asked, self.lists, self.questions = connections, set[int](), 0, 0
 
     def pages(self, *, clock: Callable[[], float]) -> Iterator[list[TcpConnection]]:
         self.lists += 1
@@ -41,6 +41,7 @@ class Kernel:
 
     def single(self, chosen: Sequence[TcpConnection], *, clock: Callable[[], float]) -> Iterator[list[TcpConnection]]:
         self.asked = {one.inode for one in chosen}
+        self.questions += 1
         yield [one._replace(at_s=clock()) for one in chosen]
 
 
@@ -60,6 +61,29 @@ def test_of_few_connections_all_are_known(monkeypatch: pytest.MonkeyPatch) -> No
     flows = watched(monkeypatch, kernel)
     assert flows.tcp_count == len(flows.tcp_connections()) == ALL_MAX
     assert not kernel.asked
+
+
+def test_a_handful_are_asked_for_by_themselves_at_every_tick_and_listed_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A list is a walk through all of the kernel's table, however few there are."""
+    kernel = Kernel([connection(number) for number in range(4)])
+    flows = watched(monkeypatch, kernel, seconds=10 * LIST_S)
+    assert kernel.asked == set(range(4))
+    assert kernel.lists <= 11 < kernel.questions
+    assert len(flows.tcp_connections()) == 4
+
+
+def test_a_new_one_of_a_handful_is_seen_with_the_next_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel([connection(number) for number in range(3)])
+    monkeypatch.setattr(tcp_watch, "tcp_pages", kernel.pages)
+    monkeypatch.setattr(tcp_watch, "tcp_asked", kernel.single)
+    watch, flows = TcpWatch(log=open_log(), clock=lambda: 0.0), FlowTable()
+    for tick in range(8):
+        watch.look(flows, matching=MATCHING, now_s=tick * LIST_S / 4)
+        if not tick:
+            kernel.connections = [*kernel.connections, connection(3)]
+    assert len(flows.tcp_connections()) == flows.tcp_count == 4
 
 
 def test_of_many_those_that_matter_are_followed_and_those_that_bring_most(monkeypatch: pytest.MonkeyPatch) -> None:

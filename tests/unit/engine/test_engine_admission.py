@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from transport.engine.admission import (
     LINKS_PER_NAME_MAX,
@@ -13,8 +15,9 @@ from transport.engine.admission import (
     identity_of,
     message_bytes_accepted,
 )
+from transport.wire.cbor import decode_map, encode_map
 from transport.wire.errors import WireCode, WireError
-from transport.wire.hello import APPLICATION_KEY_MIN, HelloKey, LimitKey
+from transport.wire.hello import APPLICATION_KEY_MIN, TEXT_BYTES_MAX, HelloKey, LimitKey
 
 RUN = {HelloKey.VERSION: 1, HelloKey.JOB: "job", HelloKey.RUN: b"run"}
 
@@ -68,3 +71,33 @@ def test_a_peer_that_names_no_limit_accepts_what_can_be_written() -> None:
     assert message_bytes_accepted({}) == 2**62 - 1
     assert message_bytes_accepted({HelloKey.LIMITS: {LimitKey.MESSAGE_BYTES: 2**64 - 1}}) == 2**62 - 1
     assert message_bytes_accepted({HelloKey.LIMITS: {LimitKey.MESSAGE_BYTES: 1000}}) == 1000
+
+
+scalars = st.one_of(
+    st.integers(-(2**63), 2**64 - 1),
+    st.text(max_size=300),
+    st.binary(max_size=80),
+    st.booleans(),
+    st.none(),
+    st.floats(),
+)
+values = st.one_of(
+    scalars, st.lists(scalars, max_size=70), st.dictionaries(st.integers(0, 3), scalars, max_size=4),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.dictionaries(st.sampled_from([*range(8), 63, 64, 65, 900]), values, max_size=8), st.booleans())
+def test_any_hello_that_can_be_read_is_let_in_or_refused_and_what_it_says_fits(
+    said: dict[int, object], of_this_run: bool
+) -> None:
+    """Whatever else were raised would end the engine, for this runs where every peer's events are told."""
+    hello = decode_map(encode_map({**said, **RUN} if of_this_run else said))
+    try:
+        admit_hello(RUN, hello)
+    except WireError:
+        return
+    assert 0 <= message_bytes_accepted(hello) < 2**62
+    rank = identity_of("peer", hello, bulk=False)[1]
+    assert rank is None or isinstance(rank, int)
+    assert len(f"{hello.get(HelloKey.JOB, '')}".encode()) <= TEXT_BYTES_MAX

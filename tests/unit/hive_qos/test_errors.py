@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 
+import pytest
+
 from hive_qos import errors
 
 
@@ -29,6 +31,17 @@ def test_the_code_survives_where_only_the_text_does() -> None:
 def test_a_configuration_error_names_key_value_and_reason() -> None:
     error = errors.ConfigurationError("class.storage.guarantee", "120 %", "cannot be above 100 %")
     assert str(error) == "[configuration] class.storage.guarantee = '120 %': cannot be above 100 %"
+
+
+@pytest.mark.parametrize(
+    "hostile", ["x\x1b[2J\x1b]0;owned\x07\r\n", "y" * 10_240, "\u202egnp.exe\u2066", "\ud800", "z" * 2**20]
+)
+def test_what_stands_in_a_file_cannot_paint_and_is_no_book(hostile: str) -> None:
+    text = str(errors.ConfigurationError(f"class.{hostile}", {hostile: [hostile]}, "unknown key"))
+    assert text.isprintable()
+    assert len(text) < 500
+    assert text.endswith("unknown key")
+    assert len(str(errors.ConfigurationError("broker.toml", 1, hostile))) < 1_100
 
 
 def test_a_timeout_says_how_far_it_came() -> None:

@@ -10,19 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shaping_contract import MBIT, make_shape
 
+from shaping.attributes import attribute_map
 from shaping.bpf import instruction, load_64
 from shaping.cgroup import find_mount
 from shaping.codec import (
     TC_H_ROOT,
-    attributes_of,
     decode_class,
-    decode_counters,
     decode_filter,
     decode_leaf,
     decode_object,
     decode_root,
     encode_operation,
-    encode_segments,
     options_to_give_back,
 )
 from shaping.model import (
@@ -93,31 +91,10 @@ def test_a_codepoint_filter_is_blind_to_the_congestion_bits() -> None:
 
 def test_htbs_reported_version_is_given_back_as_the_one_that_it_takes() -> None:
     reported = bytes.fromhex("18000200110003000c00000020000000000000002a00000008000500e8030000")
-    given_back = dict(attributes_of(options_to_give_back("htb", reported), 0))
+    given_back = attribute_map(options_to_give_back("htb", reported))
     assert struct.unpack("=IIIII", given_back[2]) == (3, 12, 0x20, 0, 0)
     assert struct.unpack("=I", given_back[5]) == (1000,)
     assert options_to_give_back("tbf", reported) == reported
-
-
-def test_counters_prefer_the_wide_packet_count_and_keep_signed_tokens() -> None:
-    def attribute(kind: int, payload: bytes) -> bytes:
-        return struct.pack("=HH", 4 + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
-
-    statistics = (
-        attribute(1, struct.pack("=QI", 5_000_000_000, 7) + bytes(4))
-        + attribute(8, struct.pack("=Q", 2**33))
-        + attribute(3, struct.pack("=IIIII", 3, 4500, 2, 0, 9))
-        + attribute(4, struct.pack("=IIIii", 10, 20, 0, -5, 6))
-    )
-    found = decode_counters(b"beside" + statistics + b"beside", 6, 6 + len(statistics))
-    assert (found.sent_bytes, found.sent_packets) == (5_000_000_000, 2**33)
-    assert (found.backlog_packets, found.backlog_bytes, found.dropped_packets, found.overlimits) == (3, 4500, 2, 9)
-    assert (found.lends, found.borrows, found.tokens, found.ctokens) == (10, 20, -5, 6)
-
-
-@given(st.binary(max_size=200), st.integers(0, 210))
-def test_walking_attributes_ends_whatever_the_bytes(data: bytes, offset: int) -> None:
-    assert sum(len(payload) + 4 for _, payload in attributes_of(data, offset)) <= max(0, len(data) - offset)
 
 
 def test_every_jump_of_a_program_lands_inside_it() -> None:
@@ -153,11 +130,3 @@ def test_a_64_bit_constant_keeps_both_halves() -> None:
 )
 def test_cgroup_v2_is_found_wherever_it_is_mounted(text: str, found: str | None) -> None:
     assert find_mount(text) == (Path(found) if found else None)
-
-
-def test_a_limit_of_segments_names_the_group_as_it_is_and_changes_no_flag() -> None:
-    request = encode_segments(2, interface_index=7, group=3)
-    family, kind, index, flags, change = struct.unpack_from("=BxHiII", request.body)
-    assert (family, kind, index, flags, change) == (0, 0, 7, 0, 0)
-    attributes = {key: struct.unpack("=I", value)[0] for key, value in attributes_of(request.body, 16)}
-    assert attributes == {40: 2, 27: 3}  # IFLA_GSO_MAX_SEGS, IFLA_GROUP (linux/if_link.h)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from typer.testing import CliRunner
 
 from broker.config import load as load_policy
 from broker.record import replay
+from tools.simulate.__main__ import DEFAULT as SITES
 from tools.simulate.__main__ import NO_POLICY, app
-from tools.simulate.scenario import Change, parse
+from tools.simulate.scenario import Change, load, parse
 from tools.simulate.world import Outcome, simulate
 
 POLICY = load_policy(NO_POLICY)
@@ -83,6 +85,25 @@ def test_the_recordings_of_simulated_hosts_replay_to_the_same_bytes(tmp_path: Pa
         assert found.ticks > 100
         assert found.first_difference is None
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_two_hundred_hosts_that_hold_each_other_back_take_seconds_and_what_they_recorded_replays(
+    tmp_path: Path,
+) -> None:
+    what = replace(load(SITES), seconds=0.6)
+    began_s = time.process_time()
+    outcome = simulate(what, "leased", policy=POLICY, record=tmp_path)
+    assert time.process_time() - began_s < 60, "seconds of processor time: less than ten on a core of today"
+    hosts = sorted(tmp_path.iterdir())
+    assert len(hosts) == 200
+    assert outcome.decisions >= 200 * 5
+    held = 0
+    for number, path in enumerate(hosts):
+        lines = path.read_text().splitlines()
+        held += any('"leases":[{' in line for line in lines)
+        if number % 10 == 0:
+            assert replay(lines).first_difference is None, path.name
+    assert held > 10, "brokers asked each other"
 
 
 def test_a_report_of_all_controls_comes_as_json(tmp_path: Path) -> None:

@@ -1,0 +1,205 @@
+"""The loop: sleep until something is due, decide, apply, record, show. One thread, until it is told to stop.
+
+selector --packets--> sessions --hub--> flows, bursts
+tick: counters, flows, bursts -> decide (pure) -> plant.apply -> recorder, snapshot -> HTTP threads
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable
+
+from broker.client.mailbox import Wake
+from broker.daemon.control import Control, Wishes
+from broker.daemon.deciding import Decided
+from broker.daemon.http_api import HttpApi
+from broker.daemon.hub import SessionHub
+from broker.daemon.in_force import InForce
+from broker.daemon.notify import Notifier
+from broker.daemon.parts import Given, Parts
+from broker.daemon.reloads import Reloads
+from broker.daemon.rhythm import Moment, Occasions, Rhythm
+from broker.daemon.sessions import SessionServer
+from broker.daemon.showing import Showing
+from broker.guard import BEATS_WITHIN_S
+
+
+class Loop:
+    """Serves sessions and readers, and keeps the kernel to what is decided.
+
+    Args:
+        beat: tells the guard that we live.
+        shaping: one line on what is shaped now, for the supervisor.
+    """
+
+    def __init__(
+        self,
+        given: Given,
+        parts: Parts,
+        in_force: InForce,
+        *,
+        wishes: Wishes,
+        wake: Wake,
+        control: Control,
+        showing: Showing,
+        reloads: Reloads,
+        notifier: Notifier,
+        beat: Callable[[], None],
+        shaping: Callable[[], str],
+    ) -> None:
+        self._given, self._parts, self._in_force = given, parts, in_force
+        self._wishes, self._wake, self._control, self._showing = wishes, wake, control, showing
+        self._reloads, self._notifier, self._beat, self._shaping = reloads, notifier, beat, shaping
+        self._clock = given.clock
+        self._links_changed = False
+        self._made: Decided | None = None
+        self._tick_s_max = 0.0
+
+    def serve(self) -> None:
+        """Open the sockets, say that we are ready, and go round until told to stop."""
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            selector.register(self._wake.reader, selectors.EVENT_READ, self._wake.clear)
+            selector.register(self._parts.link_events, selectors.EVENT_READ, self._hear_of_links)
+            self._open_sessions()
+            try:
+                self._beat()
+                self._rhythm = Rhythm(tick_s=self._in_force.policy.daemon.tick_s, now_s=self._clock())
+                self._tick(between=False)
+                self._show(self._clock())
+                self._serve_readers()
+            finally:
+                self._sessions.close()
+
+    def _open_sessions(self) -> None:
+        given, parts, policy = self._given, self._parts, self._in_force.policy
+        self._hub = SessionHub(
+            flows=parts.flows,
+            bursts=parts.bursts,
+            jobs=parts.jobs,
+            needs=parts.needs,
+            clock=self._clock,
+            interface_of=parts.interface_of,
+            cgroup_mount=parts.own_cgroups.mount,
+            mark=given.mark,
+            authority=lambda: self._in_force.authority,
+            reclassify=lambda: parts.plant.classify(at_once=True),
+            settle=lambda: self._tick(between=True),
+            log=given.log,
+            mark_minor=parts.plant.mark_minor,
+        )
+        self._sessions = SessionServer(
+            path=policy.daemon.session_socket,
+            selector=self._selector,
+            authority=lambda: self._in_force.authority,
+            host=socket.gethostname(),
+            hub=self._hub,
+            log=given.log,
+            clock=self._clock,
+        )
+
+    def _serve_readers(self) -> None:
+        daemon = self._in_force.policy.daemon
+        api = HttpApi(
+            path=daemon.api_socket,
+            snapshot=self._showing.ask,
+            authority=lambda: self._in_force.authority,
+            ask=self._control.ask,
+        )
+        try:
+            self._notifier.ready(self._shaping())
+            names = ",".join(sorted(self._parts.plant.names))
+            self._given.log.info("ready", interfaces=names, socket=daemon.session_socket)
+            self._go_round()
+        finally:
+            api.close()
+
+    def _go_round(self) -> None:
+        paces, watchdog_s = self._parts.paces, self._clock()
+        while not self._wishes.stop:
+            self._beat()
+            wake_s = min(self._rhythm.due_s(self._occasions()), paces.next_s, self._clock() + BEATS_WITHIN_S)
+            for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
+                key.data()  # one whose session an earlier one of this round has ended does nothing
+            policy = self._in_force.policy
+            self._reloads.heed()
+            if self._in_force.policy is not policy:
+                self._showing.hurry()
+            paces.look()
+            now_s = self._clock()
+            occasions = self._occasions()
+            moment = self._rhythm.moment(occasions, now_s=now_s)
+            if moment is not None:
+                self._decide_at(moment, now_s, asked=occasions.asked and not occasions.announced)
+            self._show(now_s)
+            if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
+                watchdog_s = now_s
+                self._notifier.watchdog()
+
+    def _occasions(self) -> Occasions:
+        return Occasions(
+            announced=self._hub.urgent or self._parts.paces.crossed,
+            asked=self._parts.neighbours.urgent,
+            links=self._links_changed,
+            again_s=self._parts.deciding.again_s,
+            expected_s=self._hub.habits.expected_s(now_s=self._clock()),
+        )
+
+    def _decide_at(self, moment: Moment, now_s: float, *, asked: bool) -> None:
+        parts, policy = self._parts, self._in_force.policy
+        if moment is Moment.LINKS:
+            self._links_changed = False
+            parts.routes.forget()
+            parts.roster.follow(policy)
+        elif moment is Moment.TICK:
+            self._sessions.housekeeping()
+            if self._given.going_first is not None:
+                self._given.going_first.look()
+            parts.neighbours.look(now_s=now_s)
+            parts.probes.go(policy.probe, interface_of=parts.interface_of, now_s=now_s)
+        self._tick(between=moment is Moment.SOON, asked=asked)
+        self._rhythm.decided(moment, began_s=now_s, ended_s=self._clock(), tick_s=policy.daemon.tick_s)
+
+    def _hear_of_links(self) -> None:
+        heard = self._parts.link_events.heard()
+        self._parts.ingress_plant.hear(heard)
+        self._links_changed |= self._parts.roster.concerned(heard, self._in_force.policy)
+
+    def _tick(self, *, between: bool, asked: bool = False) -> None:
+        parts, policy = self._parts, self._in_force.policy
+        started_s = self._clock()
+        made = parts.deciding.decide(policy, between=between, asked=asked)
+        decision, sessions = made.decision, self._sessions.sessions
+        self._hub.answer(decision.credits, sessions)
+        parts.rates.tell(decision.allocation, sessions.values(), interface_of=parts.interface_of, now_s=made.now_s)
+        if parts.recorder is not None:
+            parts.recorder.write(
+                now_s=made.now_s,
+                before=made.before,
+                measurements=made.measurements,
+                decision=decision,
+                policy=policy,
+            )
+        self._tick_s_max = max(self._tick_s_max * 0.999, self._clock() - started_s)
+        if not between:
+            parts.publishing.look(now_s=made.now_s)
+        self._made = made
+        self._showing.outdate()
+
+    def _show(self, now_s: float) -> None:
+        """Put together what readers see, where that is due."""
+        made = self._made
+        if made is None or not self._showing.due(now_s=now_s):
+            return
+        snapshot = self._parts.publishing.snapshot(
+            made.decision,
+            measurements=made.measurements,
+            policy=self._in_force.policy,
+            sessions=self._sessions.sessions,
+            now_s=made.now_s,
+            ticks=self._parts.deciding.ticks,
+            late_ticks=self._rhythm.late_ticks,
+            tick_s_max=self._tick_s_max,
+        )
+        self._showing.show(snapshot, now_s=now_s)

@@ -1,0 +1,225 @@
+"""What a daemon is made of, and who knows whom. Making the parts touches nothing in the kernel.
+
+told by sessions      flows, bursts, needs, jobs, rates
+looked at             routes, links, link events, traffic, paces
+acted through         plant, ingress plant, roster, probes, neighbours
+of every decision     deciding, publishing, recorder
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.daemon import cgroups
+from broker.daemon.bursts import BurstBook
+from broker.daemon.configurations import Configurations
+from broker.daemon.deciding import Deciding
+from broker.daemon.earlier_sockets import EarlierSockets
+from broker.daemon.flows import FlowTable
+from broker.daemon.going_first import GoingFirst
+from broker.daemon.guardian import Guardian
+from broker.daemon.ingress_plant import IngressPlant
+from broker.daemon.job_book import JobBook
+from broker.daemon.link_events import LinkEvents
+from broker.daemon.links import Links, Routes, Traffic
+from broker.daemon.log import Log
+from broker.daemon.measuring import Measuring
+from broker.daemon.needs import NeedBook
+from broker.daemon.neighbours import Neighbours
+from broker.daemon.netlink import Kernel as Netlink
+from broker.daemon.own_cgroups import OwnCgroups
+from broker.daemon.pace_watch import PaceWatch
+from broker.daemon.plant import Plant
+from broker.daemon.probes import Probes
+from broker.daemon.publishing import Publishing
+from broker.daemon.rates import RateBook
+from broker.daemon.recorder import Recorder
+from broker.daemon.roster import Roster
+from broker.daemon.tcp_watch import TcpWatch
+from broker.model import Policy
+from shaping.journal import Journal
+from shaping.kernel_api import Classifier, Kernel
+from shaping.model import DSCP, JOB_MINOR
+from shaping.shaper import Shaper
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a daemon is handed, and does not make itself.
+
+    Args:
+        kernel: the kernel side.
+        classifier: enforces rules on cgroups and users; None where this host cannot.
+        mark: how a passed socket gets its class.
+        guardian, going_first: as `Daemon`.
+        clock: monotonic seconds.
+    """
+
+    kernel: Kernel
+    classifier: Classifier | None
+    mark: Callable[..., None]
+    guardian: Guardian | None
+    going_first: GoingFirst | None
+    log: Log
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """For the loop's thread. `interface_of` names the shaped interface towards an address."""
+
+    netlink: Netlink
+    routes: Routes
+    links: Links
+    link_events: LinkEvents
+    traffic: Traffic
+    paces: PaceWatch
+    flows: FlowTable
+    bursts: BurstBook
+    needs: NeedBook
+    jobs: JobBook
+    rates: RateBook
+    plant: Plant
+    ingress_plant: IngressPlant
+    roster: Roster
+    probes: Probes
+    neighbours: Neighbours
+    own_cgroups: OwnCgroups
+    deciding: Deciding
+    publishing: Publishing
+    recorder: Recorder | None
+    interface_of: Callable[[str], str | None]
+
+    def put_back(self) -> tuple[str, ...]:
+        """Take away what was built, and put back what was there before. Returns what went wrong."""
+        self.ingress_plant.close()
+        return (*self.plant.close(), *self.own_cgroups.remove())
+
+    def close(self) -> None:
+        """Release files and sockets, those of the neighbours aside."""
+        if self.recorder is not None:
+            self.recorder.close()
+        self.netlink.close()
+        self.link_events.close()
+        self.traffic.close()
+        self.probes.close()
+
+
+def compose(
+    given: Given,
+    policy: Policy,
+    *,
+    journal: Journal,
+    configurations: Configurations,
+    take_over: bool,
+    rebuild: bool,
+    earlier_sockets: bool,
+) -> Parts:
+    """Make the parts for a policy to start with. Arguments as of `daemon.Options`."""
+    log, clock = given.log, given.clock
+    netlink = Netlink()
+    routes, links, traffic = Routes(netlink), Links(), Traffic()
+    paces = PaceWatch(traffic.sent_bytes, clock=clock)
+    flows, bursts, needs = FlowTable(), BurstBook(), NeedBook()
+    jobs, neighbours = JobBook(len(JOB_MINOR)), Neighbours()
+    recorder = Recorder(policy.daemon.record_file, log=log) if policy.daemon.record_file else None
+    shaper = Shaper(given.kernel, journal, classifier=given.classifier)
+    plant = Plant(shaper, log=log, clock=clock, take_over=take_over, rebuild=rebuild)
+    ingress_plant = IngressPlant(shaper, log=log, clock=clock)
+    probes = Probes(mark=marking_control(given.mark, plant), log=log, clock=clock)
+    roster = Roster(plant, kernel=given.kernel, journal=journal, links=links, slots=jobs.slots, log=log, clock=clock)
+    own_cgroups = OwnCgroups(wanted=given.classifier is not None, log=log)
+    cgroup_mount = cgroups.mount_point()
+    earlier = _earlier_sockets(given, plant, cgroup_mount=cgroup_mount) if earlier_sockets else None
+
+    def interface_of(address: str) -> str | None:
+        return routes.interface_towards(address, shaped=plant.names, now_s=clock())
+
+    measuring = Measuring(
+        plant=plant,
+        links=links,
+        traffic=traffic,
+        paces=paces,
+        flows=flows,
+        bursts=bursts,
+        needs=needs,
+        jobs=jobs,
+        neighbours=neighbours,
+        probes=probes,
+        interface_of=interface_of,
+        clock=clock,
+    )
+    deciding = Deciding(
+        measuring=measuring,
+        plant=plant,
+        roster=roster,
+        ingress_plant=ingress_plant,
+        neighbours=neighbours,
+        paces=paces,
+        tcp_watch=TcpWatch(log=log, clock=clock),
+        flows=flows,
+        earlier=earlier,
+        own_cgroups=own_cgroups,
+        clock=clock,
+    )
+    publishing = Publishing(
+        plant=plant,
+        ingress_plant=ingress_plant,
+        roster=roster,
+        flows=flows,
+        jobs=jobs,
+        neighbours=neighbours,
+        probes=probes,
+        configurations=configurations,
+        guardian=given.guardian,
+        going_first=given.going_first,
+        earlier=earlier,
+        recorder=recorder,
+        cgroup_mount=cgroup_mount,
+        started_s=clock(),
+    )
+    return Parts(
+        netlink=netlink,
+        routes=routes,
+        links=links,
+        link_events=LinkEvents(),
+        traffic=traffic,
+        paces=paces,
+        flows=flows,
+        bursts=bursts,
+        needs=needs,
+        jobs=jobs,
+        rates=RateBook(flows),
+        plant=plant,
+        ingress_plant=ingress_plant,
+        roster=roster,
+        probes=probes,
+        neighbours=neighbours,
+        own_cgroups=own_cgroups,
+        deciding=deciding,
+        publishing=publishing,
+        recorder=recorder,
+        interface_of=interface_of,
+    )
+
+
+def marking_control(mark: Callable[..., None], plant: Plant) -> Callable[[socket.socket], None]:
+    """How a socket of the daemon's own gets the class `control`."""
+
+    def mark_control(own: socket.socket) -> None:
+        mark(own, minor=plant.mark_minor("control"), dscp=DSCP["control"])
+
+    return mark_control
+
+
+def _earlier_sockets(given: Given, plant: Plant, *, cgroup_mount: str | None) -> EarlierSockets:
+    return EarlierSockets(
+        mount=Path(cgroup_mount) if cgroup_mount is not None else None,
+        mark=given.mark,
+        remember=given.classifier.remember if given.classifier is not None else lambda *_: False,
+        log=given.log,
+        mark_minor=plant.mark_minor,
+    )

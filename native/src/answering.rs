@@ -1,0 +1,124 @@
+//! Whether what has come is acknowledged at once, or with what comes next.
+//!
+//! To send an acknowledgement and to be woken by it costs both sides as much as a dozen packets. Where a connection only
+//! receives, and much, every second lump is enough:
+//! - A lump is most of what the kernel joins, and its last packet is full: the sender has more. The end of a send is
+//!   acknowledged at once, for whoever sent it waits for that; so is all on paths of less than 0.8 Gbit/s (`LUMP`).
+//! - An acknowledgement waits for one lump, no longer than `WAIT`. Where it waited in vain, the sender had nothing more
+//!   or may send no more before it hears of that: nothing waits for `PROMPT` then.
+
+use std::time::{Duration, Instant};
+
+/// Of the 64 KiB that the kernel joins at most.
+const LUMP_BYTES_MIN: usize = 48 << 10;
+/// The next lump takes half of that at 1 Gbit/s.
+const WAIT: Duration = Duration::from_millis(1);
+const PROMPT: Duration = Duration::from_millis(100);
+
+#[derive(Default)]
+pub struct Answering {
+    /// Lumps that have come since something was sent, if nothing else has happened.
+    lumps: Option<u32>,
+    until: Option<Instant>,
+    prompt_until: Option<Instant>,
+}
+
+impl Answering {
+    /// A piece has come, which is one datagram or several of `stride` bytes.
+    pub fn came(&mut self, bytes: usize, stride: usize) {
+        let lump = bytes >= LUMP_BYTES_MIN && bytes.is_multiple_of(stride);
+        self.lumps = self.lumps.filter(|_| lump).map(|lumps| lumps + 1);
+    }
+
+    /// There may be something else to send.
+    pub fn hurry(&mut self) {
+        self.lumps = None;
+    }
+
+    /// A deadline has come, of this or of something else.
+    pub fn time_out(&mut self, now: Instant) {
+        if self.until.is_some_and(|until| until <= now) {
+            self.prompt_until = Some(now + PROMPT);
+        }
+        self.hurry();
+    }
+
+    /// Whether to wait before something is sent, and until when. None: it is sent now.
+    ///
+    /// `receives`: this side has nothing to send.
+    pub fn wait(&mut self, receives: bool, now: Instant) -> Option<Instant> {
+        if receives && self.lumps == Some(1) && self.prompt_until.is_none_or(|until| until <= now) {
+            let until = *self.until.get_or_insert(now + WAIT);
+            if now < until {
+                return Some(until);
+            }
+        }
+        (self.lumps, self.until) = (Some(0), None);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACKET: usize = 1451;
+    const LUMP: usize = 42 * PACKET;
+
+    fn sending(now: Instant) -> Answering {
+        let mut answering = Answering::default();
+        assert_eq!(answering.wait(true, now), None);
+        answering
+    }
+
+    #[test]
+    fn every_second_lump_is_acknowledged_while_nothing_else_is_sent() {
+        let now = Instant::now();
+        let mut answering = sending(now);
+        for _ in 0..3 {
+            answering.came(LUMP, PACKET);
+            assert_eq!(answering.wait(true, now), Some(now + WAIT));
+            answering.came(LUMP, PACKET);
+            assert_eq!(answering.wait(true, now + WAIT / 2), None);
+        }
+        answering.came(LUMP, PACKET);
+        assert_eq!(answering.wait(false, now), None);
+    }
+
+    #[test]
+    fn what_may_be_the_end_of_a_send_is_acknowledged_at_once() {
+        let now = Instant::now();
+        for pieces in [
+            vec![LUMP + 1],
+            vec![PACKET],
+            vec![20 * PACKET],
+            vec![LUMP, PACKET],
+            vec![41, LUMP],
+        ] {
+            let mut answering = sending(now);
+            for piece in &pieces {
+                answering.came(*piece, PACKET);
+            }
+            assert_eq!(answering.wait(true, now), None, "{pieces:?}");
+        }
+        let mut answering = sending(now);
+        answering.came(LUMP, PACKET);
+        answering.hurry();
+        assert_eq!(answering.wait(true, now), None);
+    }
+
+    #[test]
+    fn nothing_waits_for_a_while_where_it_was_in_vain() {
+        let now = Instant::now();
+        let mut answering = sending(now);
+        answering.came(LUMP, PACKET);
+        let until = answering.wait(true, now).unwrap();
+        assert_eq!(answering.wait(true, until - WAIT / 4), Some(until)); // looked at for another reason
+        answering.time_out(until);
+        for (at, waits) in [(until, false), (until + PROMPT / 2, false), (until + PROMPT, true)] {
+            assert_eq!(answering.wait(true, at), None);
+            answering.came(LUMP, PACKET);
+            assert_eq!(answering.wait(true, at).is_some(), waits);
+        }
+    }
+}

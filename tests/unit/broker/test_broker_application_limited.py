@@ -1,0 +1,53 @@
+"""Who has nothing more to send says nothing of what the network takes: only those with more to send count."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.config import load
+from broker.decide import decide
+from broker.model import CLASS_NAMES, ClassSample, FlowSample, InterfaceAllocation, InterfaceSample, Measurements, State
+
+POLICY = load('version = 1\n[[interface]]\nname = "a"\negress = "40 Mbit/s"\n')
+RATE, WIRE = 15e6, 1.0456
+PATH_S, MORE_S = 0.010, 0.020
+"""A round trip, and what stands elsewhere from then on: less than bloat, more than nothing."""
+
+
+def decided(*, application_limited: bool, seconds: float = 12.0, from_s: float = 6.0) -> list[InterfaceAllocation]:
+    """Storage to two hosts at less than half of the link; the shaper is never what limits."""
+    state, found, sent = State(), [], 0.0
+    for tick in range(1, int(seconds * 10) + 1):
+        now_s, sent = tick / 10, sent + RATE / 80
+        flows = tuple(
+            FlowSample(
+                f"tcp/873/{peer}", peer, "storage", "tcp-info", 0.0,
+                rtt_s=PATH_S + (MORE_S if now_s > from_s else 0.0), rtt_s_min=PATH_S,
+                delivered_bytes=int(sent / 2 / WIRE), sent_packets=int(sent / 2 / 1514), lost_packets=0,
+                delivery_rate_bits_per_s=int(RATE / 2), application_limited=application_limited,
+            )
+            for peer in ("10.0.0.2", "10.0.0.3")
+        )  # fmt: skip
+        classes = tuple(ClassSample(name, int(sent) if name == "storage" else 0) for name in CLASS_NAMES)
+        sample = InterfaceSample("a", None, 0.0, classes, flows, received_bytes=0)
+        decision = decide(now_s=now_s, state=state, measurements=Measurements((sample,)), policy=POLICY)
+        state = decision.state
+        found.append(decision.allocation.interfaces[0])
+    return found
+
+
+def test_a_rate_that_the_application_chose_is_not_taken_for_what_the_network_carries() -> None:
+    assert {entry.capacity_bits_per_s for entry in decided(application_limited=True)} == {38_800_000}
+    assert {entry.capacity_source for entry in decided(application_limited=True)} == {"configured"}
+
+
+def test_the_same_rate_of_who_has_more_to_send_is() -> None:
+    found = decided(application_limited=False)
+    assert min(entry.capacity_bits_per_s for entry in found) < 30_000_000
+    assert "capped-by-delay" in {entry.capacity_reason.code for entry in found}
+
+
+@pytest.mark.parametrize("application_limited", [True, False])
+def test_without_a_queue_neither_lowers_anything(application_limited: bool) -> None:
+    found = decided(application_limited=application_limited, from_s=1e9)
+    assert {entry.capacity_bits_per_s for entry in found} == {38_800_000}
