@@ -350,12 +350,15 @@ mod tests {
             (60, 50, 50),
         ];
         for (at, rtt, least) in told {
-            state.note_rtt(Duration::from_millis(rtt), began + Duration::from_secs(at));
+            state.note_rtt(
+                Duration::from_millis(rtt).as_secs_f64(),
+                began + Duration::from_secs(at),
+            );
             assert_eq!(state.told.rtt_min, Duration::from_millis(least), "after {at} s");
             assert_eq!(state.told.rtt_latest, Duration::from_millis(rtt));
         }
         state.begin_path(12_000);
-        state.note_rtt(Duration::from_millis(90), began + Duration::from_secs(61));
+        state.note_rtt(0.090, began + Duration::from_secs(61));
         assert_eq!(state.told.rtt_min, Duration::from_millis(90), "of another path");
     }
 
