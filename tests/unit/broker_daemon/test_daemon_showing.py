@@ -91,5 +91,5 @@ def test_after_a_reload_nobody_sees_what_was_before(monkeypatch: pytest.MonkeyPa
     assert wakes
     assert one.due(now_s=10.0)
     one.show(snapshot("after"), now_s=10.0)
-    assert one.ask() == "after"
+    assert one.ask() == snapshot("after")
     assert not one.due(now_s=10.0 + 2 * SHOW_S)
