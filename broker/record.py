@@ -3,6 +3,9 @@
 A recording is text: a header line with the policy and the state it starts from, then one line a decision. A decision is
 a function of these alone, so that a replay needs nothing else; the memory between ticks is rebuilt on the way and is
 not written. A new header may come at any place (a new file, a new policy) and starts from the state that stands in it.
+
+Versions write more and more keys. A line of an earlier one is compared by the keys that it has, with their very bytes:
+whether this version decides the same is what one wants to know of it, not that it now says more.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from broker.codec import dumps, from_json
 from broker.decide import decide
@@ -42,10 +46,15 @@ class _Tick:
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay found: decisions replayed, and the number (from 1) of the first line that came out otherwise."""
+    """What a replay found: decisions replayed, and the number (from 1) of the first line that came out otherwise.
+
+    `earlier` of the decisions lack keys that are written today: an earlier version recorded them, and they were
+    compared by the keys that they have.
+    """
 
     ticks: int
     first_difference: int | None
+    earlier: int = 0
 
 
 def header_line(*, policy: Policy, state: State) -> str:
@@ -74,14 +83,14 @@ def tick_line(*, now_s: float, measurements: Measurements, decision: Decision) -
 
 
 def replay(lines: Iterable[str]) -> Replay:
-    """Decide again what a recording decided and compare the bytes.
+    """Decide again what a recording decided and compare the bytes; of an earlier version those of the keys it wrote.
 
     Raises:
         ValueError: not a recording, or one without a decision; names the line.
     """
     header: _Header | None = None
     state = State()
-    ticks = 0
+    ticks = earlier = 0
     for number, raw in enumerate(lines, start=1):
         line = raw.rstrip("\n")
         try:
@@ -98,11 +107,26 @@ def replay(lines: Iterable[str]) -> Replay:
         decision = decide(now_s=tick.now_s, state=state, measurements=tick.measurements, policy=header.policy)
         state = decision.state
         ticks += 1
-        if tick_line(now_s=tick.now_s, measurements=tick.measurements, decision=decision) != line:
-            return Replay(ticks=ticks, first_difference=number)
+        again = tick_line(now_s=tick.now_s, measurements=tick.measurements, decision=decision)
+        if again == line:
+            continue
+        whole = json.loads(again)
+        known = _only_keys_of(data, whole)
+        earlier += known != whole
+        if dumps(known) != line:
+            return Replay(ticks=ticks, first_difference=number, earlier=earlier)
     if not ticks:
         raise ValueError("there is no decision in it")
-    return Replay(ticks=ticks, first_difference=None)
+    return Replay(ticks=ticks, first_difference=None, earlier=earlier)
+
+
+def _only_keys_of(recorded: Any, again: Any) -> Any:
+    """What came out again, without the keys that the recording has not where it has the others."""
+    if isinstance(recorded, dict) and isinstance(again, dict):
+        return {name: _only_keys_of(recorded[name], value) for name, value in again.items() if name in recorded}
+    if isinstance(recorded, list) and isinstance(again, list) and len(recorded) == len(again):
+        return [_only_keys_of(*both) for both in zip(recorded, again, strict=True)]
+    return again
 
 
 def _read_header(data: object) -> _Header:

@@ -7,6 +7,7 @@ kind are flags (nested, network byte order), not part of it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 _HEADER = struct.Struct("=HH")  # length, kind
 _header_at = _HEADER.unpack_from
@@ -31,6 +32,20 @@ def attribute_map(data: bytes, offset: int = 0, *, last: int = -1) -> dict[int, 
             break
         offset += (length + 3) & ~3
     return found
+
+
+def attribute_places(data: bytes, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """Kind, begin and end of each value between `begin` and `end`, in their order; of a kind that comes twice, both.
+
+    Stops at one that does not fit, as `attribute_map`.
+    """
+    end = len(data) if end is None else end
+    while begin + _HEADER.size <= end:
+        length, kind = _header_at(data, begin)
+        if length < _HEADER.size or begin + length > end:
+            break
+        yield kind & 0x3FFF, begin + _HEADER.size, begin + length
+        begin += (length + 3) & ~3
 
 
 def pack_attribute(kind: int, payload: bytes) -> bytes:

@@ -8,14 +8,16 @@ included; where the headers are others, it is looked at anew.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from operator import itemgetter
 
-from shaping.attributes import attribute_map
+from shaping.attributes import attribute_places
 from shaping.model import ClassCounters
 
 _TCA_STATS2 = 7
 _BASIC, _QUEUE, _APP, _PKT64 = 1, 3, 4, 8
 _HEADER = struct.Struct("=HH")
+_KIND = 0x3FFF  # without its flags
 _TCMSG_BYTES, _HANDLE_AT = 20, 8
 _FIELDS = {
     _BASIC: ("QI", ("bytes", "packets")),
@@ -43,9 +45,16 @@ def decode_class_counters(_: int, body: bytes) -> tuple[int, ClassCounters]:
 
 
 class _Layout:
-    """Where everything is in messages of one length."""
+    """Where everything is in messages of one length.
 
-    def __init__(self, body: bytes, places: dict[int, int]) -> None:
+    Args:
+        places: by kind where the value begins, of those in `_FIELDS`; one at least.
+
+    Raises:
+        ValueError: no attribute of that kind is there.
+    """
+
+    def __init__(self, body: bytes, places: Mapping[int, int]) -> None:
         names, headers, form, end = ["handle"], [], f"={_HANDLE_AT}xI", _HANDLE_AT + 4
         for kind, place in sorted(places.items(), key=lambda entry: entry[1]):
             packed, fields = _FIELDS[kind]
@@ -56,8 +65,11 @@ class _Layout:
         self.unpack = struct.Struct(form).unpack_from
         self.headers = itemgetter(*headers)
         self.expected = self.headers(self.unpack(body))
+        if [kind & _KIND for kind in self.expected[1::2]] != sorted(places, key=places.__getitem__):
+            raise ValueError(f"a class' statistics are not where they were looked for: {self.expected}")
         where = {name: number for number, name in enumerate(names)}
-        where["packets"] = where.get("wide packets", where["packets"])  # the 32-bit one wraps after an hour at 1 M/s
+        if "wide packets" in where:  # the 32-bit one wraps after an hour at 1 M/s
+            where["packets"] = where["wide packets"]
         self.counted = itemgetter(*(where.get(name, len(names)) for name in _COUNTED))
 
 
@@ -68,14 +80,9 @@ _LAYOUTS_MAX = 32
 
 def _looked_at(body: bytes) -> tuple[int, ClassCounters]:
     """Find the places, remember them, and decode."""
-    attributes = attribute_map(body, _TCMSG_BYTES, last=_TCA_STATS2)
-    statistics = attributes[_TCA_STATS2]
-    begin = _TCMSG_BYTES + sum(_padded(len(value)) for kind, value in attributes.items() if kind != _TCA_STATS2) + 4
-    places, place = {}, begin
-    for kind, value in attribute_map(statistics).items():
-        if kind in _FIELDS:
-            places[kind] = place + 4
-        place += _padded(len(value))
+    places = _places(body)
+    if not places:
+        return struct.unpack_from("=I", body, _HANDLE_AT)[0], _make(ClassCounters, (0,) * len(_COUNTED))
     layout = _Layout(body, places)
     if len(_layouts) >= _LAYOUTS_MAX:
         _layouts.clear()
@@ -84,6 +91,17 @@ def _looked_at(body: bytes) -> tuple[int, ClassCounters]:
     return values[0], _make(ClassCounters, layout.counted((*values, 0)))
 
 
-def _padded(value_bytes: int) -> int:
-    """What an attribute takes with its header."""
-    return (value_bytes + 4 + 3) & ~3
+def _places(body: bytes) -> dict[int, int]:
+    """Where the values begin of what is counted, by kind; without those that are shorter than they should be.
+
+    Kinds that nobody asks for may come more than once: where a kernel wants 64-bit values at multiples of 8, it puts an
+    empty attribute of one and the same kind in front of each (nla_put_64bit, TCA_STATS_PAD).
+    """
+    for outer, begin, end in attribute_places(body, _TCMSG_BYTES):
+        if outer == _TCA_STATS2:
+            return {
+                kind: place
+                for kind, place, value_end in attribute_places(body, begin, end)
+                if kind in _FIELDS and value_end - place >= struct.calcsize(f"={_FIELDS[kind][0]}")
+            }
+    return {}

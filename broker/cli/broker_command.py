@@ -161,6 +161,8 @@ def replay(
 ) -> None:
     """Decide again what a recording decided, and compare byte by byte.
 
+    What an earlier version recorded is compared by the keys that it wrote.
+
     \b
     Example:
       hive-qos replay /var/lib/hive-qos/decisions.jsonl
@@ -177,11 +179,18 @@ def replay(
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
     elif result.first_difference is None:
-        typer.echo(f"{result.ticks} decisions replayed; all the same")
+        typer.echo(f"{result.ticks} decisions replayed; all the same{_of_earlier_versions(result.earlier)}")
     else:
-        typer.echo(f"line {result.first_difference} comes out otherwise (of {result.ticks} decisions)")
+        what = f"line {result.first_difference} comes out otherwise (of {result.ticks} decisions)"
+        typer.echo(f"{what}{_of_earlier_versions(result.earlier)}")
     if result.first_difference is not None:
         raise typer.Exit(ExitCode.FOUND)
+
+
+def _of_earlier_versions(decisions: int) -> str:
+    if not decisions:
+        return ""
+    return f"; {decisions} of an earlier version, which recorded less, are compared by what it recorded"
 
 
 def _warn_of_absent(policy: Policy) -> None:

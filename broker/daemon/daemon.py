@@ -191,6 +191,7 @@ class Daemon:
             wishes=self._wishes,
             control=control,
             force=in_force.put,
+            done=self._showing.hurry,
             shaping=self._shaping,
             patience=self._ask_patience,
             notifier=self._notifier,

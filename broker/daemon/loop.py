@@ -122,10 +122,7 @@ class Loop:
             wake_s = min(self._rhythm.due_s(self._occasions()), paces.next_s, self._clock() + BEATS_WITHIN_S)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
-            policy = self._in_force.policy
             self._reloads.heed()
-            if self._in_force.policy is not policy:
-                self._showing.hurry()
             paces.look()
             now_s = self._clock()
             occasions = self._occasions()

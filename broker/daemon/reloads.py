@@ -30,6 +30,7 @@ class Reloads:
 
     Args:
         force: the daemon's way to make a policy hold.
+        done: called after each of these, taken or not, before anybody is answered: who then looks sees what holds now.
         shaping: one line on what is shaped now, for the supervisor.
         patience: asks the guard for patience: files are synchronised, which a busy disk makes long.
     """
@@ -41,12 +42,14 @@ class Reloads:
         wishes: Wishes,
         control: Control,
         force: Force,
+        done: Callable[[], None],
         shaping: Callable[[], str],
         patience: Callable[[], None],
         notifier: Notifier,
         log: Log,
     ) -> None:
-        self._configurations, self._wishes, self._control, self._force = configurations, wishes, control, force
+        self._configurations, self._wishes, self._control = configurations, wishes, control
+        self._force, self._done = force, done
         self._shaping, self._patience, self._notifier, self._log = shaping, patience, notifier, log
 
     def heed(self) -> None:
@@ -56,20 +59,21 @@ class Reloads:
             self.reload()
         while (request := self._control.take()) is not None:
             self._patience()
-            if request.what == "reload":
-                request.answers.put(self.reload(trial_s=request.trial_s))
-            else:
-                request.answers.put(self._confirm())
+            answer = self.reload(trial_s=request.trial_s) if request.what == "reload" else self._confirm()
+            request.answers.put(answer)
         former = self._configurations.overdue()
         if former is not None:
             self._force(former, whatever=True)
+            self._done()
 
     def _confirm(self) -> Answer:
         try:
-            done = self._configurations.confirm()
+            confirmed = self._configurations.confirm()
         except ConfigurationError as problem:
             return Answer(409, str(problem))
-        return Answer(200, "confirmed") if done else Answer(409, "nothing is on trial")
+        finally:
+            self._done()
+        return Answer(200, "confirmed") if confirmed else Answer(409, "nothing is on trial")
 
     def reload(self, *, trial_s: float | None = None) -> Answer:
         """Take the file's configuration, or say why not."""
@@ -84,5 +88,6 @@ class Reloads:
             answer = Answer(200, self._configurations.taken(trial_s=trial_s))
             names = ",".join(sorted(entry.name for entry in policy.interfaces))
             self._log.info("reload", interfaces=names, note=answer.text)
+        self._done()
         self._notifier.ready(self._shaping())
         return answer

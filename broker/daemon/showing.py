@@ -51,7 +51,7 @@ class Showing:
 
     def hurry(self) -> None:
         """For the loop: what was shown is not to be shared any more, whoever asks next sees what comes next."""
-        self._shown_s = float("-inf")
+        self._outdated, self._shown_s = True, float("-inf")
 
     def show(self, snapshot: Snapshot, *, now_s: float) -> None:
         """For the loop: this is what holds now."""

@@ -44,6 +44,11 @@ class Sliced:
         if self._pass is None:
             self._due_s = min(self._due_s, self._began_s + self._cost_s / share)
 
+    def space(self, interval_s: float) -> None:
+        """The next pass begins no sooner than this after the last one's begin, where nobody hastens it."""
+        if self._pass is None:
+            self._due_s = max(self._due_s, self._began_s + interval_s * EARLY)
+
     def wait(self, until_s: float) -> None:
         """Give up the pass under way; the next one begins no sooner."""
         self._pass, self._due_s = None, until_s

@@ -38,9 +38,7 @@ _HEAD = struct.Struct("=IHHII")
 _BASE = struct.Struct("=BB2x4x16s16sIQ4xIIII")  # struct inet_diag_msg, without its ports
 _PORTS = struct.Struct("!HH")
 _BASE_BYTES = 72
-_TCP_INFO = struct.Struct(
-    "=7xB12xII40xI20xI4xI16xQQ12xIIIQ"
-)  # struct tcp_info of linux/tcp.h, up to tcpi_delivery_rate
+_TCP_INFO = struct.Struct("=7xB12xI44xI20xI4xI16xQQ12xIIIQ")  # struct tcp_info of linux/tcp.h, up to tcpi_delivery_rate
 _U16, _U32, _U64 = struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
 _RECEIVE_BYTES = 1 << 17
 _TIMEOUT_S = 1.0
@@ -76,7 +74,6 @@ class TcpConnection(NamedTuple):
     retransmitted_segments: int
     delivery_rate_bits_per_s: int
     application_limited: bool
-    unacked_segments: int
     waiting_bytes: int = 0
     cgroup_id: int = 0
     at_s: float = 0.0
@@ -320,7 +317,7 @@ def read_connection(body: memoryview, at_s: float = 0.0) -> TcpConnection | None
     if info is None:  # it closes, and has none any more
         return None
     (
-        limited, segment_bytes, unacked, rtt_us, receive_rtt_us, retransmitted, acked, received, rtt_us_min, arrived,
+        limited, segment_bytes, rtt_us, receive_rtt_us, retransmitted, acked, received, rtt_us_min, arrived,
         sent, rate
     ) = _TCP_INFO.unpack_from(body, info)  # fmt: skip
     return TcpConnection(
@@ -333,7 +330,6 @@ def read_connection(body: memoryview, at_s: float = 0.0) -> TcpConnection | None
         retransmitted,
         8 * rate,
         bool(limited & 1),
-        unacked,
         waiting,
         cgroup_id,
         at_s,

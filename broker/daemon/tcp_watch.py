@@ -3,9 +3,10 @@
 A list takes the kernel through its whole table of connections, 2 MB on most machines, however few there are. So up to
 `ASKED_MAX` connections are asked for by themselves, as often as `SHARE` allows: ten of them at almost every tick; the
 list, which shows new ones, is read every `LIST_S`. Up to `ALL_MAX` are all listed with their TCP_INFO, as often as
-`SHARE` allows and at least once a second. Of more, the list is read as often as `SHARE` allows (1,000: every 3 s,
-10,000: every 25 s), and between two lists the `FOLLOWED_MAX` that matter are asked for by themselves, once a second:
-`flows.importance` says which, and those that bring most. All of it goes in slices, so that no tick waits for a list.
+`SHARE` allows (a hundred: three times a second) and at least once a second. Of more, the list is read as often as
+`SHARE` allows (1,000: every 3 s, 10,000: every 25 s), and between two lists the `FOLLOWED_MAX` that matter are asked
+for by themselves, once a second: `flows.importance` says which, and those that bring most. All of it goes in slices, so
+that no tick waits for a list.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class TcpWatch:
 
     def __init__(self, *, log: Log, clock: Callable[[], float]) -> None:
         self._log, self._clock = log, clock
-        self._few = Sliced(self._list, share=SHARE, interval_s_min=LIST_S, interval_s_max=SECOND_S, slice_s=SLICE_S)
+        self._few = Sliced(
+            self._list, share=SHARE, interval_s_min=INTERVAL_S_MIN, interval_s_max=SECOND_S, slice_s=SLICE_S
+        )
         self._asking = Sliced(
             self._follow, share=SHARE, interval_s_min=INTERVAL_S_MIN, interval_s_max=SECOND_S, slice_s=SLICE_S
         )
@@ -65,7 +68,10 @@ class TcpWatch:
             if self._many:
                 self._all.go(now_s=now_s)
                 self._following.go(now_s=now_s)
-            elif not self._few.go(now_s=now_s) and not self._few.under_way and 0 < len(self._chosen) <= ASKED_MAX:
+            elif self._few.go(now_s=now_s):
+                if len(self._chosen) <= ASKED_MAX:  # between two lists they are asked for, or there are none
+                    self._few.space(LIST_S)
+            elif not self._few.under_way and 0 < len(self._chosen) <= ASKED_MAX:
                 self._asking.go(now_s=now_s)
         except OSError as problem:
             self._log.warning("sock_diag", error=str(problem), note="TCP connections are not measured")

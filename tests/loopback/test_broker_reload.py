@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def test_a_reload_takes_a_good_configuration_and_keeps_the_last_good_one(running
     running.daemon.reload()
     wait_until(lambda: "eth9" in str(running.status()["alarms"]))
     assert running.kernel.observe("eth7") is not None
+
+
+def test_who_asks_after_a_reload_was_answered_is_not_shown_the_former_policy(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.daemon.showing.WAIT_S", 30.0)  # however busy the machine is
+    for rate in range(30, 40):
+        running.write(CONFIGURATION.replace("40 Mbit/s", f"{rate} Mbit/s"))
+        http.fetch("/v1/policy", socket_path=running.api)  # so that there is something fresh to be shared
+        http.post("/v1/reload", socket_path=running.api)
+        policy = json.loads(http.fetch("/v1/policy", socket_path=running.api))
+        assert policy["interfaces"][0]["egress_bits_per_s"] == rate * 10**6
 
 
 def test_a_reload_that_the_kernel_does_not_take_leaves_the_last_good_one_and_an_alarm(

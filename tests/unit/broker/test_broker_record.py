@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from control_loop import Controlled
@@ -12,10 +13,11 @@ from fluid_link import World, quic, tcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.codec import dumps
 from broker.config import load
 from broker.decide import decide
 from broker.model import CLASS_NAMES, Burst, ClassSample, InterfaceSample, Measurements, Need, Policy, State, from_json
-from broker.record import header_line, replay, tick_line
+from broker.record import Replay, header_line, replay, tick_line
 
 
 @pytest.fixture
@@ -37,6 +39,34 @@ def test_a_changed_measurement_is_found_at_its_line(recording: list[str]) -> Non
     tick["allocation"]["interfaces"][0]["classes"][2]["rate_bits_per_s"] += 1
     recording[500] = json.dumps(tick, separators=(",", ":"), ensure_ascii=False)
     assert replay(recording).first_difference == 501
+
+
+def without(value: Any, names: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {name: without(inner, names) for name, inner in value.items() if name not in names}
+    return [without(inner, names) for inner in value] if isinstance(value, list) else value
+
+
+def as_an_earlier_version(line: str) -> str:
+    """What came with later versions is not in it: in a decision, and in what it was made from."""
+    return dumps(without(json.loads(line), {"again_s", "watches", "segments", "verdicts"}))
+
+
+def test_a_recording_of_an_earlier_version_is_compared_by_the_keys_that_it_has(recording: list[str]) -> None:
+    earlier = [recording[0], *map(as_an_earlier_version, recording[1:200])]
+    assert earlier[1:] != recording[1:200]
+    assert replay(earlier) == Replay(ticks=199, first_difference=None, earlier=199)
+    assert replay([*earlier, recording[200]]) == Replay(ticks=200, first_difference=None, earlier=199)
+    tick = json.loads(earlier[150])
+    tick["allocation"]["interfaces"][0]["classes"][2]["rate_bits_per_s"] += 1
+    assert replay([*earlier[:150], dumps(tick)]) == Replay(ticks=150, first_difference=151, earlier=150)
+
+
+def test_keys_that_are_not_known_and_other_bytes_of_the_same_values_are_differences(recording: list[str]) -> None:
+    tick = json.loads(recording[1])
+    for line in (dumps({**tick, "more": 1}), json.dumps(tick, ensure_ascii=False)):
+        assert replay([recording[0], line]) == Replay(ticks=1, first_difference=2)
+        assert replay([recording[0], as_an_earlier_version(recording[1])[:-1] + " }"]).first_difference == 2
 
 
 def test_a_file_that_is_no_recording_is_refused_with_its_line(recording: list[str]) -> None:

@@ -18,7 +18,7 @@ def connection(arrived: int, *, at_s: float, port: int = 5000, address: str = SE
     return TcpConnection(
         local=("10.0.0.1", 4873), remote=(address, port), uid=0, inode=1, classid=0, dscp=0, rtt_s=0.01,
         rtt_s_min=0.005, acked_bytes=0, received_bytes=0, sent_segments=0, retransmitted_segments=0,
-        delivery_rate_bits_per_s=0, application_limited=False, unacked_segments=0, at_s=at_s,
+        delivery_rate_bits_per_s=0, application_limited=False, at_s=at_s,
         arrived_segments=arrived, segment_bytes=10,
     )  # fmt: skip
 

@@ -181,7 +181,7 @@ def tcp(**fields: object) -> TcpConnection:
         "local": ("10.0.0.1", 5000), "remote": ("10.0.0.9", 4000), "uid": 1000, "inode": 1, "classid": 0, "dscp": 0,
         "rtt_s": 0.01, "rtt_s_min": 0.005, "acked_bytes": 1, "received_bytes": 2, "sent_segments": 1,
         "retransmitted_segments": 0, "delivery_rate_bits_per_s": 8, "application_limited": False,
-        "unacked_segments": 0, **fields,
+        **fields,
     }  # fmt: skip
     return TcpConnection(**given)  # type: ignore[arg-type]
 

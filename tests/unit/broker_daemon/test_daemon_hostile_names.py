@@ -41,7 +41,7 @@ def connection(inode: int = 7) -> TcpConnection:
     return TcpConnection(
         ("10.0.0.1", 1), ("10.0.0.2", 2), uid=0, inode=inode, classid=0, dscp=0, rtt_s=0.01, rtt_s_min=None,
         acked_bytes=1, received_bytes=1, sent_segments=1, retransmitted_segments=0, delivery_rate_bits_per_s=8,
-        application_limited=False, unacked_segments=0, cgroup_id=99,
+        application_limited=False, cgroup_id=99,
     )  # fmt: skip
 
 

@@ -13,9 +13,10 @@ from broker.daemon import pages
 from broker.daemon.pages import AT_ONCE, DESCRIPTION, PATHS, Pages, encoded
 from broker.daemon.status import Snapshot
 
+KEYS = st.text() | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=False)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=2 * AT_ONCE) | st.dictionaries(st.text(), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=2 * AT_ONCE) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=60,
 )
 
@@ -23,6 +24,11 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_pieces_make_the_bytes_that_json_makes_of_the_whole(value: Any) -> None:
     assert encoded(value) == json.dumps(value).encode()
+
+
+def test_a_name_that_json_does_not_take_is_refused() -> None:
+    with pytest.raises(TypeError, match="keys must be"):
+        encoded({(1, 2): 3})
 
 
 def test_no_call_encodes_more_than_a_few_flows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_every_connection_has_a_reason_its_own_or_that_of_where_it_goes_or_of_it
         shown = TcpConnection(
             ("10.0.0.1", 873), (peer, 5), uid=0, inode=7, classid=0, dscp=0, rtt_s=0.01, rtt_s_min=None, acked_bytes=1,
             received_bytes=1, sent_segments=1, retransmitted_segments=0, delivery_rate_bits_per_s=8,
-            application_limited=False, unacked_segments=0, cgroup_id=99,
+            application_limited=False, cgroup_id=99,
         )  # fmt: skip
         return shown, "storage"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -11,8 +12,9 @@ from broker.daemon import tcp_watch
 from broker.daemon.flows import FlowTable
 from broker.daemon.log import open_log
 from broker.daemon.matching import Matching
+from broker.daemon.slices import Sliced
 from broker.daemon.sock_diag import TcpConnection
-from broker.daemon.tcp_watch import ALL_MAX, BRINGING_MAX, FOLLOWED_MAX, LIST_S, TcpWatch
+from broker.daemon.tcp_watch import ALL_MAX, ASKED_MAX, BRINGING_MAX, FOLLOWED_MAX, LIST_S, TcpWatch
 
 MATCHING = Matching(
     load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n[class.storage]\nmatch = [{ port = 873 }]\n')
@@ -23,7 +25,7 @@ def connection(number: int, *, port: int = 873, acked: int = 0, received: int = 
     return TcpConnection(
         local=("10.0.0.1", 1000 + number), remote=("10.0.0.2", port), uid=0, inode=number, classid=0, dscp=0,
         rtt_s=0.01, rtt_s_min=None, acked_bytes=acked, received_bytes=received, sent_segments=0,
-        retransmitted_segments=0, delivery_rate_bits_per_s=0, application_limited=False, unacked_segments=0,
+        retransmitted_segments=0, delivery_rate_bits_per_s=0, application_limited=False,
         waiting_bytes=waiting, question=number.to_bytes(4, "big"),
     )  # fmt: skip
 
@@ -72,6 +74,44 @@ def test_a_handful_are_asked_for_by_themselves_at_every_tick_and_listed_now_and_
     assert kernel.asked == set(range(4))
     assert kernel.lists <= 11 < kernel.questions
     assert len(flows.tcp_connections()) == 4
+
+
+@pytest.fixture
+def no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks cost nothing, so that their least intervals alone count."""
+    monkeypatch.setattr(tcp_watch, "Sliced", partial(Sliced, cpu_clock=lambda: 0.0))
+
+
+@pytest.mark.usefixtures("no_cost")
+def test_those_that_are_too_many_to_be_asked_singly_are_listed_as_often_as_a_handful_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their round trips are what delay is told by: every half second is the worst interval for that."""
+    for count in (ASKED_MAX, ASKED_MAX + 1, 190):
+        kernel = Kernel([connection(number) for number in range(count)])
+        watched(monkeypatch, kernel, seconds=10 * LIST_S)
+        assert 45 <= kernel.lists + kernel.questions <= 51
+        assert (kernel.questions == 0) == (count > ASKED_MAX)
+        assert kernel.lists <= 11 or count > ASKED_MAX
+
+
+@pytest.mark.usefixtures("no_cost")
+def test_where_there_are_none_the_kernels_table_is_walked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel([])
+    watched(monkeypatch, kernel, seconds=10 * LIST_S)
+    assert 9 <= kernel.lists <= 11
+    assert not kernel.questions
+
+
+@pytest.mark.usefixtures("no_cost")
+def test_a_handful_is_listed_sooner_where_that_is_hastened(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel([connection(0)])
+    monkeypatch.setattr(tcp_watch, "tcp_pages", kernel.pages)
+    watch, flows = TcpWatch(log=open_log(), clock=lambda: 0.0), FlowTable()
+    for tick in range(4):
+        watch.hasten()
+        watch.look(flows, matching=MATCHING, now_s=tick * LIST_S / 5)
+    assert kernel.lists == 4
 
 
 def test_a_new_one_of_a_handful_is_seen_with_the_next_list(monkeypatch: pytest.MonkeyPatch) -> None:
