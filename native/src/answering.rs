@@ -2,10 +2,16 @@
 //!
 //! To send an acknowledgement and to be woken by it costs both sides as much as a dozen packets. Where a connection only
 //! receives, and much, every second lump is enough:
-//! - A lump is most of what the kernel joins, and its last packet is full: the sender has more. The end of a send is
-//!   acknowledged at once, for whoever sent it waits for that; so is all on paths of less than 0.8 Gbit/s (`LUMP`).
+//! - A lump is most of what the kernel joins, and its last packet is full: the sender has more. A send that ends with a
+//!   short packet is acknowledged at once, for whoever sent it waits for that; so is all on paths that carry less than a lump
+//!   in 2.5 ms (`LUMP_SLOW`), and on one that is in use alone less than 0.8 Gbit/s (`LUMP`).
 //! - An acknowledgement waits for one lump, no longer than `WAIT`. Where it waited in vain, the sender had nothing more
 //!   or may send no more before it hears of that: nothing waits for `PROMPT` then.
+//!
+//! A peer asks for prompt acknowledgements with its first packet of data (draft-ietf-quic-ack-frequency). quinn-proto
+//! 0.11.19 does not repeat that where it is lost: what was to be sent again is overwritten by whether the wish has changed.
+//! Lone packets would be acknowledged after 25 ms for as long as the connection lives. So where streams bring something
+//! and no wish has come, a PING goes with the acknowledgement, which takes it along at once.
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +27,9 @@ pub struct Answering {
     lumps: Option<u32>,
     until: Option<Instant>,
     prompt_until: Option<Instant>,
+    asked: bool,
+    /// Frames of streams that had come when it was looked last.
+    streams: u64,
 }
 
 impl Answering {
@@ -28,6 +37,18 @@ impl Answering {
     pub fn came(&mut self, bytes: usize, stride: usize) {
         let lump = bytes >= LUMP_BYTES_MIN && bytes.is_multiple_of(stride);
         self.lumps = self.lumps.filter(|_| lump).map(|lumps| lumps + 1);
+    }
+
+    /// Whether the peer's wish for prompt acknowledgements has come.
+    pub fn is_asked(&self) -> bool {
+        self.asked
+    }
+
+    /// So many wishes and frames of streams have come; whether to answer at once though nobody asked for it.
+    pub fn unasked(&mut self, wishes: u64, streams: u64) -> bool {
+        self.asked = wishes > 0;
+        let before = std::mem::replace(&mut self.streams, streams);
+        !self.asked && streams > before
     }
 
     /// There may be something else to send.
@@ -105,6 +126,15 @@ mod tests {
         answering.came(LUMP, PACKET);
         answering.hurry();
         assert_eq!(answering.wait(true, now), None);
+    }
+
+    #[test]
+    fn what_streams_bring_is_answered_at_once_until_the_peer_has_asked_for_that() {
+        let mut answering = Answering::default();
+        assert!(answering.unasked(0, 1));
+        assert!(!answering.unasked(0, 1)); // a ping of the peer, or an acknowledgement
+        assert!(answering.unasked(0, 2) && !answering.is_asked());
+        assert!(!answering.unasked(1, 3) && answering.is_asked());
     }
 
     #[test]

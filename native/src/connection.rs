@@ -107,6 +107,16 @@ struct Wishes {
     close: Option<(VarInt, Bytes)>,
 }
 
+impl Wishes {
+    fn any(&self) -> bool {
+        self.moved
+            || self.new_keys
+            || self.receive_window.is_some()
+            || self.uni_streams.is_some()
+            || self.close.is_some()
+    }
+}
+
 /// What the driver and the tasks share.
 pub struct State {
     /// None: it panicked.
@@ -398,9 +408,25 @@ impl Connection {
         self.0.touched.add(self.0.handle);
     }
 
+    /// Acknowledge at once what a peer sends whose wish for that is not known.
+    pub fn answer_unasked(&self, state: &mut State) {
+        if state.answering.is_asked() {
+            return;
+        }
+        self.with(state, |state, stack| {
+            let frames = stack.stats().frame_rx;
+            if state.answering.unasked(frames.ack_frequency, frames.stream) {
+                stack.ping();
+            }
+        });
+    }
+
     /// Do what others wish.
     pub fn grant(&self, state: &mut State) {
         let wishes = std::mem::take(&mut *locked(&self.0.wishes));
+        if wishes.any() {
+            state.answering.hurry();
+        }
         let close = wishes.close.filter(|_| state.ended.is_none());
         let closing = close.is_some();
         self.with(state, |_, stack| {

@@ -104,3 +104,32 @@ def rough(seed: int) -> Fate:
         return [data, *held]
 
     return fate
+
+
+def first_data_lost(count: int) -> Fate:
+    """Loses the first packets with a short header, whichever way they go, also those that lie behind others in one."""
+    left = count
+
+    def fate(data: bytes) -> list[bytes]:
+        nonlocal left
+        kept = data[: _long_headers_end(data)] if left else data
+        left -= len(kept) < len(data)
+        return [kept] if kept else []
+
+    return fate
+
+
+def _long_headers_end(data: bytes) -> int:
+    """Where the packets of the handshake end in a datagram (RFC 9000 17.2)."""
+    end = 0
+    while end < len(data) and data[end] & 0x80:
+        initial = not data[end] & 0x30
+        at = end + 5
+        for _ in range(2):  # the connection ids
+            at += 1 + data[at]
+        for _ in range(2 if initial else 1):  # the token of an initial packet is passed over; then all that follows
+            size = 1 << (data[at] >> 6)
+            length = int.from_bytes(data[at : at + size]) & ((1 << (8 * size - 2)) - 1)
+            at += size + length
+        end = at
+    return end

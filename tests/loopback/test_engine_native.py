@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import queue
 import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -14,12 +16,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from engine_relay import narrow, straight
+from engine_relay import first_data_lost, narrow, straight
 from engine_support import (
     QUICK,
     Announced,
     ConnectionDown,
     ConnectionUp,
+    Node,
     connected,
     engines,
     over,
@@ -247,3 +250,23 @@ def test_the_thread_of_events_has_one_state_in_python_for_all_batches() -> None:
             assert heard.get(timeout=LIMIT_S) == batch
     finally:
         engine.close()
+
+
+def alone_s(node: Node, other: Node, connection: int, *, tag: int) -> float:
+    """How long a small message takes until its sender knows that it has arrived, while nothing else is under way."""
+    other.post(node.name, None, tag=tag)
+    began_s = time.monotonic()
+    node.outcome(node.send(connection, b"a small one", tag=tag))
+    return time.monotonic() - began_s
+
+
+@over(NATIVE)
+def test_a_send_ends_promptly_though_the_wish_for_that_was_lost() -> None:
+    """Which goes with the first packet of data each way; a lone packet is else acknowledged after 25 ms, for ever."""
+    with relayed(first_data_lost(6)) as (a, b, up, down, _):
+        for way in ((a, b, up), (b, a, down)):
+            tags = itertools.count()
+            best_of(
+                lambda way=way, tags=tags: statistics.median(alone_s(*way, tag=next(tags)) for _ in range(20)),  # type: ignore[misc]
+                lambda median_s: median_s < 0.02,
+            )

@@ -32,6 +32,7 @@ impl Driver {
         let mut held: Option<(ConnectionHandle, &Connection, MutexGuard<'_, connection::State>)> = None;
         let read = self.inbox.read(socket, |found, mut data| {
             let now = *now.get_or_insert_with(Instant::now);
+            let mut of = 0; // connections
             while !data.is_empty() {
                 let datagram = data.split_to(found.stride.min(data.len()));
                 let ecn = found.ecn.map(|ecn| match ecn {
@@ -44,9 +45,15 @@ impl Driver {
                 match endpoint.handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer) {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                         if held.as_ref().is_none_or(|(of, ..)| *of != handle) {
-                            drop(held.take()); // no more than one at a time
+                            if let Some((.., mut before)) = held.take()
+                                && of > 0
+                            {
+                                before.answering.hurry();
+                            } // and no more than one is held at a time
                             held = connections.get(&handle).map(|one| (handle, one, one.lock()));
+                            of += 1;
                         }
+                        of = of.max(1);
                         if let Some((_, connection, shared)) = &mut held {
                             connection.with(shared, |shared, stack| {
                                 stack.handle_event(event);
@@ -65,8 +72,10 @@ impl Driver {
                     None => {}
                 }
             }
-            if let Some((.., shared)) = &mut held {
-                shared.answering.came(found.len, found.stride);
+            match &mut held {
+                Some((.., shared)) if of == 1 => shared.answering.came(found.len, found.stride),
+                Some((.., shared)) if of > 1 => shared.answering.hurry(),
+                _ => {}
             }
         });
         drop(held);
