@@ -59,6 +59,8 @@ pub struct Rate {
     pub bytes_per_s: AtomicU64,
     /// It may carry more, for there was less to send.
     pub limited: AtomicBool,
+    /// Something was delivered in the last span.
+    pub used: AtomicBool,
 }
 
 impl Default for Rate {
@@ -66,6 +68,7 @@ impl Default for Rate {
         Self {
             bytes_per_s: AtomicU64::new(0),
             limited: AtomicBool::new(true),
+            used: AtomicBool::new(false),
         }
     }
 }
@@ -116,6 +119,7 @@ impl Measure {
             self.rate
                 .limited
                 .store(state.told.application_limited, Ordering::Relaxed);
+            self.rate.used.store(state.told.rate_bits_per_s > 0, Ordering::Relaxed);
         }
     }
 

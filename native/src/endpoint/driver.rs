@@ -43,7 +43,7 @@ pub struct Driver {
     alarm: Pin<Box<Sleep>>,
     alarm_at: Option<Instant>,
     fitted: Instant,
-    /// What the paths of all connections have delivered of late, in bytes a second.
+    /// What the paths that are in use have delivered of late, in bytes a second: those that may share the link.
     pub(super) rate: u64,
     pub(super) faults: Arc<EventQueue>,
 }
@@ -111,6 +111,7 @@ impl Driver {
                 }
             }
             connection.grant(&mut shared);
+            connection.answer_unasked(&mut shared);
             woken |= connection.settle(&mut shared);
             if shared.stack.is_none() {
                 // The peer is answered with a stateless reset from now on (RFC 9000 10.3), as for a connection of before.
@@ -170,12 +171,22 @@ impl Driver {
         }
         self.fitted = now;
         let (mut rate, mut limited) = (0, true);
+        self.rate = 0;
         for connection in state.connections.values() {
-            let path = connection.lock().rate.clone();
-            rate += path.bytes_per_s.load(Ordering::Relaxed);
+            let (path, on_link) = {
+                let shared = connection.lock();
+                (
+                    shared.rate.clone(),
+                    !shared.path.remote().ip().to_canonical().is_loopback(),
+                )
+            };
+            let most = path.bytes_per_s.load(Ordering::Relaxed);
+            rate += most;
             limited &= path.limited.load(Ordering::Relaxed);
+            if on_link && path.used.load(Ordering::Relaxed) {
+                self.rate += most;
+            }
         }
-        self.rate = rate;
         self.socket.fit(rate, limited);
     }
 
