@@ -51,7 +51,10 @@ def say(line: str) -> None:
     """Tell whoever installs: also past pip, which without -v keeps to itself what a build that went well says."""
     print(line, file=sys.stderr)
     if not sys.stderr.isatty():
-        with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:  # there may be none
+        with (
+            contextlib.suppress(OSError),
+            open("/dev/tty", "w", errors="backslashreplace") as terminal,
+        ):  # there may be none
             terminal.write(f"\r{line}\n")
 
 

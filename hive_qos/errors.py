@@ -52,7 +52,7 @@ class ConfigurationError(HiveError):
     code = "configuration"
 
     def __init__(self, key: str, value: object, reason: str) -> None:
-        super().__init__(f"{_plain(key)} = {_plain(_shown(value))}: {_cut(reason, REASON_LENGTH_MAX)}")
+        super().__init__(f"{_plain(key)} = {_plain(_shown(value))}: {_plain(reason, REASON_LENGTH_MAX, lines=True)}")
         self.key = key
         self.value = value
         self.reason = reason
@@ -70,15 +70,14 @@ def _shown(value: object) -> str:
         return "(too large to show)"
 
 
-def _plain(text: str) -> str:
-    """Without what would paint on a terminal, and not endless: in a file a key may be any text, too."""
-    start = text[: KEY_LENGTH_MAX + 1]
-    clean = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in start)
-    return _cut(clean, KEY_LENGTH_MAX)
-
-
-def _cut(text: str, length_max: int) -> str:
-    return text if len(text) <= length_max else text[: length_max - 1] + "…"
+def _plain(text: str, length_max: int = KEY_LENGTH_MAX, *, lines: bool = False) -> str:
+    """Without what would paint on a terminal, and not endless: a key of a file may be any text, and reasons quote."""
+    start = text[: length_max + 1]
+    clean = "".join(
+        char if char.isprintable() or (lines and char == "\n") else char.encode("unicode_escape").decode()
+        for char in start
+    )
+    return clean if len(clean) <= length_max else clean[: length_max - 1] + "…"
 
 
 class TransportError(HiveError):

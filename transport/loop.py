@@ -25,7 +25,8 @@ class Loop:
 
     Args:
         name: of the thread.
-        tick: called between items with the monotonic time; returns when it wants to be called next.
+        tick: called between items with the monotonic time, and once behind the last; returns when it wants to be called
+            next, which may be as much later as what comes in quick succession waits for it.
     """
 
     def __init__(self, name: str, tick: Callable[[float], float]) -> None:
@@ -54,6 +55,7 @@ class Loop:
 
     def _run(self) -> None:
         wake_s = rested_s = 0.0
+        ticked = True
         while True:
             left_s = min(max(wake_s - time.monotonic(), 0.0), IDLE_S)
             try:
@@ -61,10 +63,13 @@ class Loop:
             except queue.Empty:
                 item = _nothing
             if item is None:
+                if not ticked:
+                    self._wake_s()
                 return
             self._guard(item)
             now_s = time.monotonic()
-            if now_s >= min(wake_s, rested_s):
+            ticked = now_s >= min(wake_s, rested_s)
+            if ticked:
                 wake_s, rested_s = self._wake_s(), now_s + TICK_S_MIN
             else:
                 wake_s = min(wake_s, rested_s)

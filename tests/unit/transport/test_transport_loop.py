@@ -46,6 +46,22 @@ def test_a_tick_follows_everything_that_happened() -> None:
     loop.stop(timeout_s=LIMIT_S)
 
 
+def test_what_was_given_last_has_its_tick_before_the_thread_ends() -> None:
+    for _ in range(20):
+        happened: list[str] = []
+
+        def tick(now_s: float, happened: list[str] = happened) -> float:
+            happened.append("tick")
+            return math.inf
+
+        loop = Loop("loop", tick)
+        loop.start()
+        wait_until(lambda happened=happened: "tick" in happened)  # type: ignore[misc]
+        loop.call(lambda happened=happened: happened.append("item"))  # type: ignore[misc]
+        loop.stop(timeout_s=LIMIT_S)
+        assert happened[-1] == "tick", happened
+
+
 def test_a_tick_comes_when_it_asked_for_it() -> None:
     asked_s: list[float] = []
     came_s: list[float] = []
