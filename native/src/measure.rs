@@ -377,6 +377,7 @@ mod tests {
             measure.close_span(&mut state, began + RATE_SPAN * spans);
             let rate = measure.rate.bytes_per_s.load(Ordering::Relaxed);
             assert_eq!(rate, [0, 10_000_000, 10_000_000, 9_700_000][spans as usize]);
+            assert_eq!(measure.rate.used.load(Ordering::Relaxed), bytes > 0, "span {spans}");
         }
     }
 }
