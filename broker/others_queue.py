@@ -6,11 +6,11 @@ carries: one such cut took 97 Mbit/s to 19, and sixteen seconds of probing gave 
 
     A queue that nobody fills shrinks by a second a second. Between two packets before which we sent less than `SILENT`
     of our rate, a wait that shrinks by less than half of that is filled by others, and booked as theirs.
-    From then on only what a wait exceeds it by counts. It goes as it came: no later wait is shorter than theirs;
-    and with the last packet that showed it for theirs, when we have sent for `BELIEVED_S` since.
+    From then on only what a wait exceeds it by counts. It goes as it came: no later wait is shorter than theirs. And
+    it is theirs for `BELIEVED_S` after the last packet that showed it, no longer.
 
-To send less would not shorten such a queue, and what we add to it shows, because then it grows. But in a full buffer it
-cannot: there our queue replaces theirs, and the wait stays. So nothing is theirs for longer than a burst.
+To send less would not shorten such a queue, and what we add to it shows, because then it grows. But a full buffer
+cannot grow: there our queue replaces theirs, and the wait stays. So what we have sent into for long is ours.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from broker.passage import Left
 from broker.state import FlowState, TickState
 
 QUEUE_S = 0.03
-"""As bloat (broker.capacity_cut): less is no reason for a cut, and noise, booked, would come off every queue of ours."""
+"""As bloat (broker.capacity_cut): less is no reason for a cut, and noise, booked, comes off every queue of ours."""
 SILENT, SILENT_S_MAX = 0.05, 0.3
 """Of our rate: acknowledgements of what comes in, and small messages, are less. Over at most three questions before a
 packet: over a pause of seconds, in which nothing is asked, what a burst began with is little."""

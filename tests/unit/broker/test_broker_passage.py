@@ -97,8 +97,13 @@ def test_when_packets_arrived_is_the_same_whoever_the_queue_is_said_to_belong_to
     found = read(heard, ticks([40e6] * 6), since_s=0.0, now_s=0.6)
     assert found is not None
     assert found.carried_bits_per_s == pytest.approx(40e6)
-    ours = read(heard[:3], ticks([40e6] * 3), since_s=0.0, now_s=0.25)
-    assert ours is None or ours.wait_s <= 0.02 + passage.FULL_S
+
+
+def test_a_drain_does_not_wait_for_others() -> None:
+    heard = [ArrivalState("p", (number + 0.5) * TICK_S, 0.02, 0.18) for number in range(6)]
+    found = read(heard, ticks([40e6] * 6), since_s=0.0, now_s=0.6)
+    assert found is not None
+    assert found.wait_s == pytest.approx(0.02, abs=0.001)
 
 
 def test_where_no_queue_stands_nothing_is_said() -> None:
