@@ -36,7 +36,8 @@ def theirs(own: Sequence[float], others: Sequence[float], link: float, *, buffer
 def test_what_fills_while_we_send_nothing_is_all_theirs_and_goes_as_it_came() -> None:
     heard = theirs([0] * 10 + [50e6] * 4 + [50e6] * 12, [140e6] * 14 + [0] * 12, 100e6)
     waits, others = ([pair[index] for pair in heard] for index in (0, 1))
-    assert others[:10] == waits[:10]
+    assert waits[0] < others_queue.QUEUE_S < waits[1]
+    assert others[:10] == [0.0, *waits[1:10]]
     assert waits[9] > 0.35
     assert others[10:14] == [others[9]] * 4, "of what is sent into it only the growth is ours"
     assert others[-1] == waits[-1] == 0
