@@ -21,7 +21,8 @@ from broker.passage import Left
 from broker.state import FlowState, TickState
 
 QUEUE_S = 0.03
-"""As bloat (broker.capacity_cut): less is no reason for a cut, and noise, booked, comes off every queue of ours."""
+"""As bloat (broker.capacity_cut): less is no reason for a cut, and noise, booked, comes off every queue of ours. Two
+packets in a row have to wait so long, for one may have waited for a busy host; after a pause, one."""
 SILENT, SILENT_S_MAX = 0.05, 0.3
 """Of our rate: acknowledgements of what comes in, and small messages, are less. Over at most three questions before a
 packet: over a pause of seconds, in which nothing is asked, what a burst began with is little."""
@@ -46,10 +47,14 @@ def others_s(
         rate_bits_per_s: that this host may send at.
     """
     apart_s = left_s - before.way_at_s if before.way_at_s is not None else 0.0
-    fills = wait_s >= QUEUE_S and wait_s > before.way_wait_s - SHRINKS * apart_s
-    if fills and apart_s >= APART_S_MIN:
-        silent_s = min(apart_s, SILENT_S_MAX)
-        if Left(ticks).between(left_s - silent_s, left_s) < SILENT * rate_bits_per_s * silent_s:
-            return wait_s, left_s
+    silent_s = min(apart_s, SILENT_S_MAX)
+    stood = apart_s > silent_s or before.way_wait_s >= QUEUE_S
+    fills = stood and wait_s >= max(QUEUE_S, before.way_wait_s - SHRINKS * apart_s)
+    if fills and apart_s >= APART_S_MIN and _is_silent(ticks, left_s, silent_s, rate_bits_per_s):
+        return wait_s, left_s
     believed = left_s - before.others_at_s <= BELIEVED_S
     return min(before.others_s, wait_s) if believed else 0.0, before.others_at_s
+
+
+def _is_silent(ticks: Sequence[TickState], left_s: float, silent_s: float, rate_bits_per_s: int) -> bool:
+    return Left(ticks).between(left_s - silent_s, left_s) < SILENT * rate_bits_per_s * silent_s
