@@ -111,7 +111,7 @@ def cut(
     deep = passed is not None and passed.deepest_s >= passage.DEEP_S
     if passed is not None:
         target = (CUT_TO_DEEP if deep else CUT_TO_THROUGH) * passed.carried_bits_per_s
-    elif not (limited or now.pressed):
+    elif not (limited or now.wanting):
         # what an application sent that had little to send says nothing of what the network carries, but that it does
         target = max(CUT_BLIND * rate, now.tx_bits_per_s)
     elif now.through_bits_per_s is not None:
@@ -159,14 +159,14 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
     if state.moved_by == "loss" or state.cut_s is None:
         return state
     until_s, failed = state.drain_until_s, state.failed_bits_per_s
-    since, _ = carried(state, since_s=state.cut_s, now_s=now_s)
+    since, stalled = carried(state, since_s=state.cut_s, now_s=now_s)
     if since is not None and since.span_s >= SURE_SPAN_S:
         failed = int(since.carried_bits_per_s)
     elif passed is not None:
         failed = min(failed, int(passed.carried_bits_per_s))
     if passed is not None:
         until_s = min(state.cut_s + DRAIN_S_LONGEST, now_s + passed.wait_s / (1 - DRAIN_FACTOR))
-    elif any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):
+    elif not stalled and any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):
         until_s = now_s
     if failed != state.failed_bits_per_s:
         lowest, most = CUT_MOST_SEEN * state.cut_from_bits_per_s, CUT_LEAST * state.cut_from_bits_per_s

@@ -177,7 +177,7 @@ def _of_peer(arrivals: Sequence[ArrivalState], left: Left, *, now_s: float) -> P
     if not rates:
         return None
     carried = min(rates)
-    wait_s = last.arrived_s + (left.until(now_s) - points[-1][2]) / carried - now_s
+    wait_s = last.left_s + last.wait_s + (left.until(now_s) - points[-1][2]) / carried - now_s
     return Passage(carried, whole_s, min(max(0.0, wait_s), deepest_s + FULL_S), deepest_s)
 
 

@@ -88,14 +88,16 @@ class Signals:
 
     Fields: `excess_s` the middle one of the destinations, the fresh one-way ones where there are some, None where
     nobody says anything; `baseline_s` the shortest baseline; `pressed` whether another class than compute has more to
-    send than the network takes; `through_bits_per_s` what arrives, on the wire's scale, None where reports do not
-    cover the traffic; `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the
-    last second; `flows` how many connections were heard of lately.
+    send than the network takes; `wanting` whether any class had, since the oldest signal that speaks of a queue;
+    `through_bits_per_s` what arrives, on the wire's scale, None where reports do not cover the traffic;
+    `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the last second;
+    `flows` how many connections were heard of lately.
     """
 
     excess_s: float | None
     baseline_s: float
     pressed: bool
+    wanting: bool
     through_bits_per_s: float | None
     tx_bits_per_s: float
     lost_packets: int
@@ -131,7 +133,7 @@ def observe(
     excess: dict[tuple[str, bool], Span] = {}
     asked: dict[str, float] = {}
     arrivals: list[ArrivalState] = []
-    pressed_s = state.pressed_s
+    pressed_s, wanting_s = state.pressed_s, state.wanting_s
     lost = sent = 0
     for sample in _chosen(flows):
         before, at_s = known.get(sample.key) or FlowState(sample.key), now_s - sample.age_s
@@ -146,8 +148,9 @@ def observe(
         if after is before:  # no new sample of either kind
             continue
         compute = sample.traffic_class == "compute"
-        if not compute and not sample.application_limited:
-            pressed_s = now_s
+        if not sample.application_limited:
+            wanting_s = now_s
+            pressed_s = pressed_s if compute else now_s
         two_way = _is_two_way(sample, ticks, at_s=at_s)
         if not two_way:
             more_sent, more_lost = _packets(before, after)
@@ -167,6 +170,7 @@ def observe(
         ticks=tuple(ticks),
         arrivals=passage.kept(state.arrivals, arrivals, now_s=now_s),
         pressed_s=pressed_s,
+        wanting_s=wanting_s,
         one_way_s=now_s if any(not two_way for _, two_way in excess) else state.one_way_s,
         received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(ticks, now_s=now_s)),
     )
@@ -183,6 +187,7 @@ def read(state: SignalState, *, now_s: float) -> Signals:
         excess_s=latest[len(latest) // 2] if latest else None,
         baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
         pressed=state.pressed_s is not None and state.pressed_s > now_s - PRESSED_S,
+        wanting=state.wanting_s is not None and state.wanting_s > now_s - ACTIVE_S,
         through_bits_per_s=through_bits_per_s(state, now_s=now_s) if state.covered > COVERED_MIN else None,
         tx_bits_per_s=tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S),
         lost_packets=lost,
@@ -436,15 +441,19 @@ def _way_there(
         return after, None, None
     excess_s = baseline.over(after.way_least_s, sample.one_way_s)
     wait_s = max(0.0, excess_s - min(own_s))
-    theirs_s = others_queue.others_s(before, wait_s, left_s=sent_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s)
-    after = replace(after, way_wait_s=wait_s, others_s=theirs_s)
+    theirs_s, shown_s = others_queue.others_s(
+        before, wait_s, left_s=sent_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s
+    )
+    after = replace(after, way_wait_s=wait_s, others_s=theirs_s, others_at_s=shown_s)
     excess_s -= theirs_s
     trusted = max(own_s) <= QUEUE_TRUSTED_S
     span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s))) if trusted else None
-    return after, span, _arrival(sample.peer, sent_s, excess_s, index, ticks)
+    return after, span, _arrival(sample.peer, sent_s, excess_s, theirs_s, index, ticks)
 
 
-def _arrival(peer: str, sent_s: float, excess_s: float, index: int, ticks: Sequence[TickState]) -> ArrivalState | None:
+def _arrival(
+    peer: str, sent_s: float, excess_s: float, theirs_s: float, index: int, ticks: Sequence[TickState]
+) -> ArrivalState | None:
     """When a packet left here and how long it waited elsewhere; None where it is not known how long it waited here."""
     before = [tick for tick in ticks if tick.at_s <= sent_s][-1:]
     after = [tick for tick in ticks if tick.at_s > sent_s][:1]
@@ -456,7 +465,7 @@ def _arrival(peer: str, sent_s: float, excess_s: float, index: int, ticks: Seque
         mean_s = (1 - part) * here_s[0] + part * here_s[1]
     else:
         mean_s = here_s[0]
-    return ArrivalState(peer, sent_s + mean_s, max(0.0, excess_s - mean_s))
+    return ArrivalState(peer, sent_s + mean_s, max(0.0, excess_s - mean_s), theirs_s)
 
 
 def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) -> bool:

@@ -143,8 +143,9 @@ class FlowState:
 
     `points` are (time, delivered bytes, sent packets, lost packets), oldest first. `minimum_s` is the transport's own
     minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent, `way_wait_s` how
-    long it waited elsewhere, `others_s` what of that is a queue of others (`broker.others_queue`); `way_least_s` are
-    (start, least one-way delay) of the last parts of the window over which that baseline is taken, oldest first.
+    long it waited elsewhere, `others_s` what of that is a queue of others (`broker.others_queue`), as one sent at
+    `others_at_s` showed; `way_least_s` are (start, least one-way delay) of the last parts of the window over which that
+    baseline is taken, oldest first.
     """
 
     key: str
@@ -155,6 +156,7 @@ class FlowState:
     way_least_s: tuple[tuple[float, float], ...] = ()
     way_wait_s: float = 0.0
     others_s: float = 0.0
+    others_at_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -175,16 +177,18 @@ class DestinationState:
 
 @dataclass(frozen=True)
 class ArrivalState:
-    """One packet whose way was measured: when it left our queue, and how long it then waited elsewhere."""
+    """One packet whose way was measured: when it left our queue, how long it then waited elsewhere, and how much longer
+    in a queue of others."""
 
     peer: str
     left_s: float
     wait_s: float
+    others_s: float = 0.0
 
     @property
     def arrived_s(self) -> float:
         """When it arrived, but for the way without a queue, which is the same for all."""
-        return self.left_s + self.wait_s
+        return self.left_s + self.wait_s + self.others_s
 
 
 @dataclass(frozen=True)
@@ -205,9 +209,9 @@ class TickState:
 @dataclass(frozen=True)
 class SignalState:
     """The memory of the signals. `wire_ratio` is wire bits a delivered bit; `covered` how sure that is, 0 to 1;
-    `pressed_s` when another class than compute last had more to send than the network took; `one_way_s` when a one-way
-    signal last came; `received_bits_per_s_max` the most that came in, slowly forgotten; delay that was measured before
-    `ignore_before_s` does not count."""
+    `pressed_s` when another class than compute last had more to send than the network took, `wanting_s` when any had;
+    `one_way_s` when a one-way signal last came; `received_bits_per_s_max` the most that came in, slowly forgotten;
+    delay that was measured before `ignore_before_s` does not count."""
 
     flows: tuple[FlowState, ...] = ()
     destinations: tuple[DestinationState, ...] = ()
@@ -215,6 +219,7 @@ class SignalState:
     wire_ratio: float = 1.04
     covered: float = 0.0
     pressed_s: float | None = None
+    wanting_s: float | None = None
     one_way_s: float | None = None
     received_bits_per_s_max: float = 0.0
     ignore_before_s: float = 0.0

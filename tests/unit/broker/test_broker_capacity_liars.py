@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker import capacity
+from broker import capacity, capacity_cut
 from broker.capacity import Counters
 from broker.model import CLASS_NAMES, ClassSample, FlowSample
-from broker.state import CapacityState
+from broker.state import ArrivalState, CapacityState, SignalState, TickState
 
 TICK_S, FULL, HALF, FALL_S = 0.1, 40e6, 20e6, 12.0
 Says = Callable[[float, float], float]
@@ -95,3 +95,23 @@ def test_one_of_two_peers_that_says_less_was_carried_does_not_push_the_rate_far_
     rates = rates_of([honest, says_twice], falls=True)
     assert max(rate for at_s, rate in rates if at_s > FALL_S + 2) <= 23  # a probe is up to a tenth too much
     assert min(rate for _, rate in rates) >= 12
+
+
+@pytest.mark.parametrize(("waits", "lasts"), [((0.4, 0.3, 0.2, 0.1), True), ((0.004, 0.003, 0.002, 0.001), False)])
+def test_a_drain_goes_on_as_long_as_its_only_peer_stalls_and_ends_when_it_sees_no_queue(
+    waits: Sequence[float], lasts: bool
+) -> None:
+    """Cut at 10 s; of what left since, a packet each tick arrived at once with the others, or without any wait."""
+    ticks = tuple(
+        TickState(9 + number * TICK_S, TICK_S, 9e6 * TICK_S, 0.0, 0, 0, 0, (0,) * 4, (0.0,) * 4) for number in range(16)
+    )
+    arrivals = tuple(ArrivalState("p", 10.05 + number * TICK_S, wait_s) for number, wait_s in enumerate(waits))
+    state = CapacityState(
+        base_bits_per_s=int(FULL), rate_bits_per_s=18_000_000, changed_s=10.8, hold_s=1.0, cut_s=10.0,
+        cut_from_bits_per_s=20_000_000, drain_until_s=10.8, moved_by="delay", failed_bits_per_s=19_000_000,
+        signals=SignalState(ticks=ticks, arrivals=arrivals),
+    )  # fmt: skip
+    now_s = 10.5
+    passed, stalled = capacity_cut.carried(state, since_s=0.0, now_s=now_s)
+    assert (passed, stalled) == (None, frozenset({"p"} if lasts else ()))
+    assert capacity_cut.drain(state, passed, now_s=now_s).drain_until_s == (10.8 if lasts else now_s)

@@ -27,8 +27,8 @@ def theirs(own: Sequence[float], others: Sequence[float], link: float, *, buffer
         queued = min(buffer_s * link, max(0.0, queued + (mine + its - link) * TICK_S))
         ticks.append(TickState((number + 1) * TICK_S, TICK_S, mine * TICK_S, 0.0, 0, 0, 0, (0,) * 4, (0.0,) * 4))
         left_s, wait_s = (number + 0.5) * TICK_S, (before + queued) / 2 / link
-        part_s = others_queue.others_s(flow, wait_s, left_s=left_s, ticks=ticks, rate_bits_per_s=RATE)
-        flow = replace(flow, way_at_s=left_s, way_wait_s=wait_s, others_s=part_s)
+        part_s, at_s = others_queue.others_s(flow, wait_s, left_s=left_s, ticks=ticks, rate_bits_per_s=RATE)
+        flow = replace(flow, way_at_s=left_s, way_wait_s=wait_s, others_s=part_s, others_at_s=at_s)
         found.append([wait_s, part_s])
     return found
 
@@ -36,7 +36,8 @@ def theirs(own: Sequence[float], others: Sequence[float], link: float, *, buffer
 def test_what_fills_while_we_send_nothing_is_all_theirs_and_goes_as_it_came() -> None:
     heard = theirs([0] * 10 + [50e6] * 4 + [50e6] * 12, [140e6] * 14 + [0] * 12, 100e6)
     waits, others = ([pair[index] for pair in heard] for index in (0, 1))
-    assert others[:10] == waits[:10]
+    assert waits[0] < others_queue.QUEUE_S < waits[1]
+    assert others[:10] == [0.0, 0.0, *waits[2:10]], "from the second packet on that it holds up"
     assert waits[9] > 0.35
     assert others[10:14] == [others[9]] * 4, "of what is sent into it only the growth is ours"
     assert others[-1] == waits[-1] == 0
@@ -57,6 +58,32 @@ def test_a_queue_of_our_own_is_never_taken_for_theirs(own: list[float], link: fl
     ours. A packet halfway through a tick in which we began meets what came before."""
     heard = theirs(own, [0.0] * len(own), link * RATE)
     assert all(part_s <= TICK_S / 2 for _, part_s in heard)
+
+
+def test_the_noise_of_a_busy_host_is_no_queue_of_others() -> None:
+    for before_s, wait_s, theirs_s in ((0.02, 0.02, 0), (0.002, 0.12, 0), (0.04, 0.02, 0), (0.04, 0.04, 0.04)):
+        flow = FlowState("f", way_at_s=0.9, way_wait_s=before_s)
+        assert others_queue.others_s(flow, wait_s, left_s=1.0, ticks=silent(1.0), rate_bits_per_s=RATE)[0] == theirs_s
+
+
+def silent(until_s: float, *last_bits: float) -> list[TickState]:
+    """Two seconds of ticks in which nothing left, but for the last ones."""
+    bits = [0.0] * (20 - len(last_bits)) + list(last_bits)
+    ends_s = [until_s - (19 - number) * TICK_S for number in range(20)]
+    return [
+        TickState(at_s, TICK_S, left, 0.0, 0, 0, 0, (0,) * 4, (0.0,) * 4)
+        for at_s, left in zip(ends_s, bits, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("pause_s", [0.1, 1.0, 9.0])
+def test_after_a_pause_however_long_a_packet_behind_our_own_burst_waits_in_our_own_queue(pause_s: float) -> None:
+    """Nothing is asked in a pause, so the packet before is old: the burst's beginning is little over all of it."""
+    flow = FlowState("f", way_at_s=20.0 - pause_s, way_wait_s=0.1 if pause_s < 0.3 else 0.0)
+    ticks = silent(20.05, 97e5)
+    assert others_queue.others_s(flow, 0.1, left_s=20.0, ticks=ticks, rate_bits_per_s=RATE)[0] == 0
+    first_s = 19.95  # as the burst begins
+    assert others_queue.others_s(flow, 0.1, left_s=first_s, ticks=ticks, rate_bits_per_s=RATE) == (0.1, first_s)
 
 
 Wait = Callable[[float], float]
@@ -95,6 +122,22 @@ def test_a_receiver_that_others_flood_is_no_reason_to_cut_our_own_way_out() -> N
     """The burst begins at 2.85 s behind 92 ms of others' packets, and is held up by them until they have passed."""
     states = decided(lambda now_s: 95e6 if now_s > 2.85 else 0.0, flooded, seconds=5)
     assert {state.rate_bits_per_s for state in states} == {RATE}
+
+
+def stays(now_s: float) -> float:
+    """From 1 s on the peer's buffer of 200 ms fills, and is full from 3 s on."""
+    return min(0.2, max(0.0, 0.1 * (now_s - 1)))
+
+
+def test_a_burst_of_a_second_is_sent_through_a_flood_that_lasts() -> None:
+    states = decided(lambda now_s: 40e6 if 2.85 < now_s % 6 < 3.85 else 0.0, stays, seconds=30)
+    assert {state.rate_bits_per_s for state in states} == {RATE}
+
+
+def test_when_our_own_queue_replaces_theirs_in_a_full_buffer_our_own_way_out_is_cut() -> None:
+    """What others stop sending we send: the wait stays, and so does what the link carries."""
+    states = decided(lambda now_s: 40e6 if now_s > 2.85 else 0.0, stays, seconds=5)
+    assert 30e6 < states[-1].rate_bits_per_s < 42e6
 
 
 @pytest.mark.parametrize("begins_s", [0.0, 0.8])

@@ -88,6 +88,24 @@ def test_what_a_full_buffer_dropped_does_not_count_as_carried() -> None:
     assert found.wait_s <= 0.33 + passage.FULL_S
 
 
+def test_when_packets_arrived_is_the_same_whoever_the_queue_is_said_to_belong_to() -> None:
+    """A full buffer of 0.2 s, of which 0.18 s count as others' until they do not any more."""
+    heard = [
+        ArrivalState("p", (number + 0.5) * TICK_S, wait_s, 0.2 - wait_s)
+        for number, wait_s in enumerate((0.02, 0.02, 0.02, 0.2, 0.2, 0.2))
+    ]
+    found = read(heard, ticks([40e6] * 6), since_s=0.0, now_s=0.6)
+    assert found is not None
+    assert found.carried_bits_per_s == pytest.approx(40e6)
+
+
+def test_a_drain_does_not_wait_for_others() -> None:
+    heard = [ArrivalState("p", (number + 0.5) * TICK_S, 0.02, 0.18) for number in range(6)]
+    found = read(heard, ticks([40e6] * 6), since_s=0.0, now_s=0.6)
+    assert found is not None
+    assert found.wait_s == pytest.approx(0.02, abs=0.001)
+
+
 def test_where_no_queue_stands_nothing_is_said() -> None:
     rates = [20e6] * 6
     heard = [ArrivalState("p", (number + 0.5) * TICK_S, 0.004) for number in range(6)]
