@@ -33,9 +33,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from broker import baseline
+from broker.connection_signals import FLOW_STALE_S
 from broker.model import FlowSample, SenderSample
 from broker.plan import LENDER
-from broker.signals import FLOW_STALE_S, SLOW_APART_S, SLOW_S, VOTE_S
+from broker.signals import SLOW_APART_S, SLOW_S, VOTE_S
 from broker.state import SignalState
 from broker.way_in_state import Series, SourceState, VoiceState, WayInState
 

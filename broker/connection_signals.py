@@ -1,0 +1,170 @@
+"""What the samples of one connection tell: how long they waited elsewhere, what it sent and lost, what it delivered.
+
+Which of that is a queue elsewhere, and of several connections and destinations together, `broker.signals` says; there
+is also what else lengthens a round trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from broker import baseline, others_queue
+from broker.model import FlowSample
+from broker.policy import CLASS_NAMES
+from broker.state import ArrivalState, FlowState, TickState
+
+PROBE = "probe"
+"""The source of samples that were asked for: each answer is a new round trip, however small."""
+PACKET_BYTES = 1_600
+"""One packet that waits is not a queue: a class that has nothing more to send leaves at no rate worth the name."""
+PROGRESS_BYTES = 3_000
+"""Acknowledged since the last sample for its round trip to be a new one: two packets."""
+QUEUE_TRUSTED_S = 0.12
+"""Up to here our own queue can be subtracted: a leaf holds 50 ms at capacity (docs/shaping.md), twice that at half of
+it."""
+QUEUE_SHORT_S = 0.03
+"""Above this our own queue is not known well enough to say when a packet left it: at 97 Mbit/s training has 7 ms."""
+QUEUE_LOOK_BACK_S = 0.25
+"""A sample may be a tick old, and the queue was read at another instant: two and a half ticks."""
+QUEUE_JOINED_S = 0.12
+"""A packet joined our queue one round trip before its acknowledgement; a tick either way."""
+BASELINE_RISE = 0.001
+"""Per sample and only while the link is not loaded (cake-autorate's value): a longer path is learned in minutes."""
+FLOW_STALE_S = 1.5
+"""TCP_INFO comes once a second on busy hosts; half as much again."""
+
+Span: TypeAlias = tuple[float, float]
+"""Excess delay in seconds, at least and at most: it is not known to which instant of our own queue a sample belongs."""
+
+
+def is_known(flow: FlowState, *, at_s: float) -> bool:
+    """Whether a sample of that time was taken in already: its age is counted up until there is a new one."""
+    return bool(flow.points) and at_s <= flow.points[-1][0] + 0.005
+
+
+def round_trip(
+    before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState], loaded: bool
+) -> tuple[FlowState, Span | None]:
+    """Take in one connection's sample; its excess delay, at least and at most, where the sample has one to give."""
+    at_s = now_s - sample.age_s
+    if is_known(before, at_s=at_s):
+        return before, None
+    delivered = sample.delivered_bytes or 0
+    point = (at_s, delivered, sample.sent_packets or 0, sample.lost_packets or 0)
+    old = [entry for entry in before.points if entry[0] > now_s - FLOW_STALE_S]
+    if old and delivered < old[-1][1]:
+        old = []  # the counters began anew: another connection under the same name
+    after = replace(before, points=(*old[-12:], point))
+    rtt_s = _rtt_s(sample)
+    progress = bool(before.points) and delivered - before.points[-1][1] >= (
+        1 if sample.source == PROBE else PROGRESS_BYTES
+    )
+    if rtt_s is None or not (progress or before.baseline_s is None):
+        return after, None
+    index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
+    since_s = at_s - rtt_s - QUEUE_LOOK_BACK_S
+    own_s = [tick.queue_s[index] for tick in ticks if tick.at_s >= min(since_s, now_s)]
+    baseline_s = _baseline(before, sample, rtt_s=rtt_s, loaded=loaded)
+    after = replace(after, baseline_s=baseline_s, minimum_s=sample.rtt_s_min)
+    if not progress or max(own_s) > QUEUE_TRUSTED_S:
+        return after, None
+    joined_s = at_s - rtt_s
+    then_s = [tick.queue_s[index] for tick in ticks if abs(tick.at_s - joined_s) <= QUEUE_JOINED_S] or own_s
+    return after, (max(0.0, rtt_s - baseline_s - max(own_s)), max(0.0, rtt_s - baseline_s - min(then_s)))
+
+
+def one_way(
+    before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState], rate_bits_per_s: int
+) -> tuple[FlowState, Span | None, ArrivalState | None]:
+    """Take in one connection's one-way sample; its excess delay, at least and at most, and when it arrived, where there
+    is a new one. Of both the part that is a queue of others is taken off."""
+    if sample.one_way_s is None or sample.one_way_age_s is None:
+        return before, None, None
+    sent_s = now_s - sample.age_s - sample.one_way_age_s
+    if before.way_at_s is not None and sent_s <= before.way_at_s + 0.005:
+        return before, None, None
+    after = replace(
+        before, way_at_s=sent_s, way_least_s=baseline.booked(before.way_least_s, sample.one_way_s, at_s=sent_s)
+    )
+    index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
+    near = [tick for tick in ticks if sent_s - QUEUE_JOINED_S <= tick.at_s <= sent_s + QUEUE_LOOK_BACK_S]
+    own_s = [tick.queue_s[index] for tick in near]
+    if not own_s:
+        return after, None, None
+    excess_s = baseline.over(after.way_least_s, sample.one_way_s)
+    wait_s = max(0.0, excess_s - min(own_s))
+    theirs_s, shown_s = others_queue.others_s(
+        before, wait_s, left_s=sent_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s
+    )
+    after = replace(after, way_wait_s=wait_s, others_s=theirs_s, others_at_s=shown_s)
+    excess_s -= theirs_s
+    trusted = max(own_s) <= QUEUE_TRUSTED_S
+    span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s))) if trusted else None
+    return after, span, _arrival(sample.peer, sent_s, excess_s, theirs_s, index, ticks)
+
+
+def packets(before: FlowState, after: FlowState) -> tuple[int, int]:
+    """Packets that a connection sent and lost between its last sample and this tick's, if this tick has one."""
+    if not before.points or after.points[-1] is before.points[-1]:
+        return 0, 0
+    _, _, sent_before, lost_before = before.points[-1]
+    _, _, sent, lost = after.points[-1]
+    return max(0, sent - sent_before), max(0, lost - lost_before)
+
+
+def delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
+    """A connection's delivery rate over a window that ends now, whenever its samples were taken."""
+    if len(flow.points) < 2 or flow.points[-1][0] < now_s - FLOW_STALE_S or flow.points[-1][1] == flow.points[0][1]:
+        return 0.0
+    return max(0.0, (_delivered(flow, now_s) - _delivered(flow, now_s - window_s)) * 8 / window_s)
+
+
+def _arrival(
+    peer: str, sent_s: float, excess_s: float, theirs_s: float, index: int, ticks: Sequence[TickState]
+) -> ArrivalState | None:
+    """When a packet left here and how long it waited elsewhere; None where it is not known how long it waited here."""
+    before = [tick for tick in ticks if tick.at_s <= sent_s][-1:]
+    after = [tick for tick in ticks if tick.at_s > sent_s][:1]
+    here_s = [tick.queue_s[index] if tick.backlog_bytes[index] > PACKET_BYTES else 0.0 for tick in (*before, *after)]
+    if max(here_s) > QUEUE_SHORT_S:
+        return None
+    if len(here_s) == 2:
+        part = (sent_s - before[0].at_s) / (after[0].at_s - before[0].at_s)
+        mean_s = (1 - part) * here_s[0] + part * here_s[1]
+    else:
+        mean_s = here_s[0]
+    return ArrivalState(peer, sent_s + mean_s, max(0.0, excess_s - mean_s), theirs_s)
+
+
+def _rtt_s(sample: FlowSample) -> float | None:
+    known = [value for value in (sample.rtt_latest_s, sample.rtt_s) if value is not None and value > 0]
+    return min(known) if known else None
+
+
+def _baseline(before: FlowState, sample: FlowSample, *, rtt_s: float, loaded: bool) -> float:
+    """Falls at once, rises slowly and only without load; the transport's own minimum counts when it is a new one."""
+    if before.baseline_s is None:
+        known = sample.rtt_s_min if before.minimum_s is None and sample.rtt_s_min else rtt_s
+        return min(known, rtt_s)
+    baseline_s = min(before.baseline_s, rtt_s)
+    if sample.rtt_s_min and (before.minimum_s is None or sample.rtt_s_min < before.minimum_s):
+        baseline_s = min(baseline_s, sample.rtt_s_min)
+    if not loaded:
+        baseline_s += BASELINE_RISE * (rtt_s - baseline_s)
+    return baseline_s
+
+
+def _delivered(flow: FlowState, at_s: float) -> float:
+    """The connection's counter at a time: between samples a straight line, after the last one at its last rate."""
+    points = flow.points
+    left = points[0]
+    if at_s <= left[0]:
+        return float(left[1])
+    end = left
+    for point in points[1:]:
+        left, end = end, point
+        if point[0] >= at_s:
+            break
+    return left[1] + (end[1] - left[1]) * (at_s - left[0]) / max(end[0] - left[0], 0.01)
