@@ -75,6 +75,7 @@ def test_both_sockets_of_a_rank_are_marked_each_for_its_own_and_so_are_those_of_
     new, length = old.rpartition("::" if six else ".")[0] + ("::77" if six else ".77"), 64 if six else 24
     before = broker.sent_bytes("compute")
     with running(lab, tmp_path, [("a", engine), ("b", engine)], six=six, broker=broker.sessions) as programs:
+        last: dict[tuple[str, int], int] = {}
         for address in (old, new):
             if address == new:
                 replace(a, f"{old}/{length}", f"{new}/{length}")
@@ -85,10 +86,11 @@ def test_both_sockets_of_a_rank_are_marked_each_for_its_own_and_so_are_those_of_
                     for one in programs:
                         one.rounds(2)
                     seen = codepoints(sock)
-                last = {where[1]: codes[-1] for where, codes in seen.items() if where[0] == address}
-                return len(last) == 2 and set(last.values()) == MARKS
+                last.update((where, codes[-1]) for where, codes in seen.items())
+                here = {where[1]: codes[-1] for where, codes in seen.items() if where[0] == address}
+                return len(here) == 2 and set(here.values()) == MARKS
 
-            wait_until(marked)
+            wait_until(marked, what=last.items)
         for one in programs:
             one.end()
     wait_until(lambda: broker.sent_bytes("compute") - before > 1_000_000, what=broker.status)
