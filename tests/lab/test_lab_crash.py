@@ -149,7 +149,9 @@ def test_a_lab_of_another_version_is_shown_in_a_line_and_taken_down(place: Path)
     state = json.loads(path.read_text())
     state["description"]["nodes"][0]["colour"] = "red"
     state["mood"] = "good"
-    path.write_text(json.dumps(state))
+    draft = path.with_suffix(".new")  # in one step, as the program does: the guard reads it at this very moment
+    draft.write_text(json.dumps(state))
+    draft.replace(path)
     status = lab("status")
     assert f"lab {state['id']} (two-hosts)" in status
     assert "of another version of this program; it can only be taken down" in status
