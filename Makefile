@@ -3,9 +3,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock native/src/*.rs)
+NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock) $(shell find native/src -name '*.rs')
 
-.PHONY: setup demo bench bench-broker test test-native fuzz sanitize check crate format unit loopback lab wheel clean
+.PHONY: setup demo bench bench-broker test test-native test-pythons fuzz sanitize check crate format unit loopback lab wheel clean
 
 setup: $(VENV)/.setup-done
 
@@ -55,6 +55,10 @@ crate: setup
 # Every test of engines and transport over the native engine too, and over the two mixed pairs; torch over native.
 test-native: setup
 	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback tests/lab/test_transport_moves_between_links.py
+
+# The wheel, an install, tests and a recording of this Python on others: PYTHONS="trixie forky python3.12" and the like.
+test-pythons: setup wheel
+	@bash tools/pythons.sh $(BIN)/python dist $(PYTHONS)
 
 # Whatever reads a peer's bytes, for FUZZ_S seconds a target.
 fuzz: setup

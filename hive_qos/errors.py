@@ -20,6 +20,8 @@ only the text) can be told apart by program.
 
 from __future__ import annotations
 
+from hive_qos.text import printable
+
 
 class HiveError(Exception):
     """Anything that hive-qos raises on purpose. Catch this to catch them all."""
@@ -52,14 +54,15 @@ class ConfigurationError(HiveError):
     code = "configuration"
 
     def __init__(self, key: str, value: object, reason: str) -> None:
-        super().__init__(f"{_plain(key)} = {_plain(_shown(value))}: {_plain(reason, REASON_LENGTH_MAX, lines=True)}")
+        shown_key, shown_value = (printable(text, length_max=KEY_LENGTH_MAX) for text in (key, _shown(value)))
+        super().__init__(f"{shown_key} = {shown_value}: {printable(reason, length_max=REASON_LENGTH_MAX, lines=True)}")
         self.key = key
         self.value = value
         self.reason = reason
 
 
 KEY_LENGTH_MAX, REASON_LENGTH_MAX = 200, 1000
-"""As shown: a file of a mebibyte may be one name."""
+"""As shown: a file of a mebibyte may be one name, and reasons quote."""
 
 
 def _shown(value: object) -> str:
@@ -68,16 +71,6 @@ def _shown(value: object) -> str:
         return repr(value)
     except (ValueError, RecursionError):
         return "(too large to show)"
-
-
-def _plain(text: str, length_max: int = KEY_LENGTH_MAX, *, lines: bool = False) -> str:
-    """Without what would paint on a terminal, and not endless: a key of a file may be any text, and reasons quote."""
-    start = text[: length_max + 1]
-    clean = "".join(
-        char if char.isprintable() or (lines and char == "\n") else char.encode("unicode_escape").decode()
-        for char in start
-    )
-    return clean if len(clean) <= length_max else clean[: length_max - 1] + "…"
 
 
 class TransportError(HiveError):

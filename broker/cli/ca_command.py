@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from broker.cli.exits import EPILOG, guarded
-from broker.daemon.text import printable
 from hive_qos.errors import ConfigurationError
+from hive_qos.text import printable
 
 app = typer.Typer(
     help="Make the cluster's certificate authority, and certificates for its nodes.",

@@ -21,8 +21,8 @@ import typer
 from broker import client
 from broker.cli.exits import ExitCode
 from broker.daemon import cgroups
-from broker.daemon.text import printable
 from hive_qos.errors import BrokerError, HiveError
+from hive_qos.text import printable
 
 Verdict = Literal["good", "note", "bad"]
 

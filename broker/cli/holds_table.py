@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from broker.daemon.text import printable
+from hive_qos.text import printable
 from hive_qos.units import format_rate
 
 SHOWN_MAX = 20

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.cli.holds_table import render_holds
-from broker.daemon.text import printable
+from hive_qos.text import printable
 from hive_qos.units import format_rate, format_size
 
 JOBS_SHOWN_MAX = 20

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 ANSWER_S_MAX = 4.0
 """A request lives 5 s in all; a reload takes milliseconds."""
 REQUESTS_MAX = 16
-"""As many as `http_api` serves at once."""
+"""`http_api` serves as many at once."""
 
 
 @dataclass

@@ -23,13 +23,13 @@ from typing import Any
 from broker import precedence
 from broker.client.mailbox import Wake
 from broker.daemon.authority import Authority, Right, peer_of
-from broker.daemon.control import Answer, Request
+from broker.daemon.control import REQUESTS_MAX, Answer, Request
 from broker.daemon.pages import DESCRIPTION, JSON, PATHS, Pages
 from broker.daemon.runtime import listen
 from broker.daemon.status import Snapshot
 from hive_qos import __version__
 
-REQUESTS_AT_ONCE = 16
+REQUESTS_AT_ONCE = REQUESTS_MAX
 REQUEST_TIMEOUT_S = 5.0
 LOOK_S = 0.1
 """How often it is looked for requests whose time is up. While there is none the server sleeps."""

@@ -13,7 +13,7 @@ import threading
 import traceback
 from typing import Any, Protocol, TextIO
 
-from broker.daemon.text import printable
+from hive_qos.text import printable
 
 _PRIORITY = {"error": 3, "warning": 4, "info": 6, "debug": 7}
 """syslog(3) levels, which systemd reads as `<N>` at the start of a line (sd-daemon(3))."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from broker.daemon.descriptors import command_of, processes, sockets_of
 from broker.daemon.slices import Sliced
 from broker.daemon.sock_diag import TcpConnection
-from broker.daemon.text import printable
+from hive_qos.text import printable
 
 SHARE, SLICE_S = 0.003, 0.002
 WALK_S = 2.0

@@ -74,9 +74,8 @@ def pieces(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         yield "{"
         for number, (name, inner) in enumerate(value.items()):
-            yield (", " if number else "") + json.dumps({name: 0})[
-                1:-2
-            ]  # with what json makes of names that are no text
+            # in a document, so that names which are no text become what json makes of them
+            yield (", " if number else "") + json.dumps({name: 0})[1:-2]
             yield from pieces(inner)
         yield "}"
     elif isinstance(value, list):

@@ -15,7 +15,6 @@ from broker.daemon.flow_reasons import FlowReasons
 from broker.daemon.flows import PassedSocket
 from broker.daemon.origins import NOBODY, Origin
 from broker.daemon.sock_diag import TcpConnection
-from broker.daemon.text import printable
 from broker.model import (
     Alarm,
     Decision,
@@ -32,6 +31,7 @@ from broker.model import (
 )
 from broker.peers.report import PeerStatus
 from hive_qos import __version__
+from hive_qos.text import printable
 from shaping.model import JOB_MINOR, show_classid
 
 SCHEMA = 1

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from broker.daemon.log import Log
-from broker.daemon.text import printable
 from broker.holds import Hold, Lease, Verdict
 from broker.model import Alarm
 from broker.peers import wire
@@ -36,6 +35,7 @@ from broker.peers.report import PeerStatus
 from broker.policy import PeersPolicy
 from broker.reasons import Reason
 from hive_qos.errors import PeerError
+from hive_qos.text import printable
 from transport.engine.base import ConnectionDown, ConnectionStatistics, ConnectionUp, OperationFailed, Received
 from transport.identity import ConfiguredIdentity
 from transport.wire.errors import WireCode, WireError
@@ -108,12 +108,12 @@ class PeerChannel:
         askable = [hold for hold in plainly if is_askable(hold.address)]
         others = [address for address in map(plain, reach) if is_askable(address)]
         self._asking.want(askable, reach=others, now_s=now_s)
+        self._send_due(now_s)  # before anything that may wait
         self._keep_house(now_s)
         for address in self._asking.dials(now_s=now_s):
             attempt = self._carrier.dial(address)
             if attempt is not None:
                 self._attempts[attempt] = address
-        self._send_due(now_s)
 
     def leases(self) -> tuple[Lease, ...]:
         """What others have asked of us and is in force."""
@@ -162,7 +162,7 @@ class PeerChannel:
             found[address] = PeerStatus(address, state=self._asking.state(address, now_s=now_s))
         measured, leases = self._carrier.measured(), self._book.leases(now_s=now_s)
         asked = self._asking.held(now_s=now_s)
-        for one in self._connections:
+        for one in self._connections.in_use():
             statistics = measured.get(one.number)
             found[one.address] = PeerStatus(
                 address=one.address,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.daemon.log import Log
-from broker.daemon.text import printable
+from hive_qos.text import printable
 
 KNOWN_MAX = 64
 SHOWN_S = 600.0

@@ -137,17 +137,17 @@ def with_payload(frame: bytes, payload: bytes) -> bytes:
     if frame[ip] >> 4 == 4:
         struct.pack_into("!H", header, ip + 2, udp - ip + length)
         struct.pack_into("!H", header, ip + 10, 0)
-        struct.pack_into("!H", header, ip + 10, _checksum(header[ip:udp]))
+        struct.pack_into("!H", header, ip + 10, internet_checksum(header[ip:udp]))
         pseudo = header[ip + 12 : ip + 20] + struct.pack("!HH", _UDP, length)
     else:
         struct.pack_into("!H", header, ip + 4, length)
         pseudo = header[ip + 8 : ip + 40] + struct.pack("!II", length, _UDP)
-    checksum = _checksum(pseudo + header[udp:] + payload) or 0xFFFF  # 0 would say that there is none
+    checksum = internet_checksum(pseudo + header[udp:] + payload) or 0xFFFF  # 0 would say that there is none
     struct.pack_into("!H", header, udp + 6, checksum)
     return bytes(header) + payload
 
 
-def _checksum(data: bytes | bytearray) -> int:
+def internet_checksum(data: bytes | bytearray) -> int:
     """The internet checksum (RFC 1071): all 16-bit words, carries added at the end, inverted."""
     even = bytes(data) + bytes(len(data) % 2)
     total: int = sum(struct.unpack(f"!{len(even) // 2}H", even))

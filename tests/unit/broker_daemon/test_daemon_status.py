@@ -15,7 +15,6 @@ from broker.config import load
 from broker.daemon.flows import PassedSocket
 from broker.daemon.sock_diag import TcpConnection
 from broker.daemon.status import DaemonInfo, GuardInfo, HostLoad, SegmentInfo, SessionInfo, Snapshot, document, metrics
-from broker.daemon.text import printable
 from broker.decide import decide
 from broker.model import (
     Alarm,
@@ -35,6 +34,7 @@ from broker.model import (
     State,
     Watch,
 )
+from hive_qos.text import printable
 from shaping.model import JOB_MINOR
 
 POLICY = load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n')

@@ -1,0 +1,18 @@
+"""Makes text from outside safe to print: names of jobs, clients, addresses and keys may hold anything."""
+
+from __future__ import annotations
+
+
+def printable(text: str, *, length_max: int = 256, lines: bool = False) -> str:
+    """Escape control and other unprintable characters, and cut what is longer than `length_max`.
+
+    Args:
+        text: of any length: what would be cut anyway is not looked at.
+        length_max: in characters of the result.
+        lines: line breaks stay.
+    """
+    clean = "".join(
+        char if char.isprintable() or (lines and char == "\n") else char.encode("unicode_escape").decode()
+        for char in text[: length_max + 1]
+    )
+    return clean if len(clean) <= length_max else clean[: length_max - 1] + "…"
