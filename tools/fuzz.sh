@@ -29,7 +29,7 @@ cargo build --quiet --locked --release --target "$host" --target-dir ../target/f
 
 # Python keeps what it allocates at its start, and a terabyte may be asked for and refused; its own allocator would hide a use after free of what it lends.
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc
-if (($#)); then targets=("$@"); else targets=(header mail); fi
+if (($#)); then targets=("$@"); else targets=(header incoming mail connection); fi
 for target in "${targets[@]}"; do
   found="$root/out/fuzz/$target"
   mkdir -p "$found"

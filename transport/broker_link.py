@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from broker.client import Session, SessionState
 from transport.bursts import BurstTracker
@@ -20,6 +21,8 @@ REPORT_S = 0.1
 """The broker decides ten times a second."""
 ACTIVE_BYTES, ACTIVE_S = 3_000, 2.0
 """Two packets between two reports are traffic; a step of training has gaps shorter than two seconds."""
+AGAIN_S = 0.005
+"""To look again after somebody who announces; that takes a tenth of a millisecond."""
 
 
 class BrokerLink:
@@ -42,6 +45,7 @@ class BrokerLink:
         self._paths = paths
         self._rank_of = rank_of
         self._activity: dict[int, tuple[int, float]] = {}
+        self._announcing = threading.RLock()  # a signal's handler may call a collective in the middle of another
         self._bursts = BurstTracker()
         self._next_report_s = 0.0
         self._marked: list[socket.socket] = []
@@ -76,10 +80,15 @@ class BrokerLink:
         """Gradients go over this endpoint of the engine."""
         self._compute = compute
 
-    def collective_begins(self, now_s: float, bytes_by_destination: Mapping[str, int]) -> None:
-        """A collective begins that sends so much to each address."""
-        announcement = self._bursts.begun(now_s, bytes_by_destination)
-        if announcement is not None:
+    def collective_begins(self, now_s: float, collective: Hashable, bytes_by_destination: Mapping[str, int]) -> None:
+        """A collective begins that sends so much to each address. From any thread.
+
+        Whatever this raises, an interrupt among it: `collective_ends` is to be called.
+        """
+        with self._announcing:
+            announcement = self._bursts.begun(now_s, collective, bytes_by_destination)
+            if announcement is None:
+                return
             self._session.announce(
                 step=announcement.step,
                 bytes_by_destination=announcement.bytes_by_destination,
@@ -87,16 +96,16 @@ class BrokerLink:
                 next_s=announcement.next_s,
             )
 
-    def collective_ends(self, now_s: float) -> None:
-        """One of those has ended."""
-        self._bursts.ended(now_s)
+    def collective_ends(self, now_s: float, collective: Hashable) -> None:
+        """One has ended; said again, or of one that never began, it changes nothing. From any thread.
+
+        It waits for nobody: who announces may have been interrupted by a handler that waits for the transport's thread.
+        """
+        self._bursts.ended(now_s, collective)
 
     def tick(self, now_s: float, engine: Engine | None) -> float:
         """Report what is due; returns when to be called next."""
-        over = self._bursts.tick(now_s)
-        if over is not None:
-            self._session.announce_end(step=over)
-        wake_s = self._bursts.next_wake_s()
+        wake_s = self._tell_end(now_s)
         if engine is None or (self._session.state is not SessionState.CONNECTED and not self._given):
             return wake_s
         if now_s >= self._next_report_s:
@@ -106,6 +115,18 @@ class BrokerLink:
             if self._session.state is SessionState.CONNECTED:
                 self._measure(engine.statistics(), now_s)
         return min(wake_s, self._next_report_s)
+
+    def _tell_end(self, now_s: float) -> float:
+        """Before the beginning of the next burst is told; returns when to look again."""
+        if not self._announcing.acquire(blocking=False):  # `collective_ends` says why it is not waited for
+            return now_s + AGAIN_S
+        try:
+            over = self._bursts.tick(now_s)
+            if over is not None:
+                self._session.announce_end(step=over)
+            return self._bursts.next_wake_s()
+        finally:
+            self._announcing.release()
 
     def _pass_rate(self, engine: Engine) -> None:
         """Give the engine the rate that holds now, again and again as it wants it, and take it away where it ends."""

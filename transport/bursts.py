@@ -7,7 +7,7 @@ destination; when more comes than was announced, the difference is announced too
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 PAUSE_S = 0.05
@@ -38,7 +38,7 @@ class BurstTracker:
     """Watches the collectives of one endpoint."""
 
     step: int = 0
-    _open: int = 0
+    _open: set[Hashable] = field(default_factory=set)
     _running: bool = False
     _begun_s: float = 0.0
     _idle_since_s: float = 0.0
@@ -48,9 +48,9 @@ class BurstTracker:
     _bytes: dict[str, int] = field(default_factory=dict)
     _announced: dict[str, int] = field(default_factory=dict)
 
-    def begun(self, now_s: float, bytes_by_destination: Mapping[str, int]) -> Announcement | None:
+    def begun(self, now_s: float, collective: Hashable, bytes_by_destination: Mapping[str, int]) -> Announcement | None:
         """A collective begins that will send so many bytes to each address; what to announce, if anything."""
-        self._open += 1
+        self._open.add(collective)
         if not self._running:
             if sum(bytes_by_destination.values()) < STEPS_BYTES_MIN:
                 return None
@@ -74,10 +74,14 @@ class BurstTracker:
         next_s = None if self._period_s is None else max(self._begun_s + self._period_s - now_s, 0.0)
         return Announcement(self.step, missing, deadline_s, next_s)
 
-    def ended(self, now_s: float) -> None:
-        """One collective that `begun` was told of has ended."""
-        self._open -= 1
-        self._idle_since_s = now_s
+    def ended(self, now_s: float, collective: Hashable) -> None:
+        """A collective has ended; one that `begun` was not told of, or that has ended before, changes nothing.
+
+        Other threads may be in `begun` meanwhile, which adds to what is open and reads nothing that is written here.
+        """
+        if collective in self._open:
+            self._idle_since_s = now_s
+            self._open.discard(collective)
 
     def tick(self, now_s: float) -> int | None:
         """The number of the burst that has just turned out to be over, once."""

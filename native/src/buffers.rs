@@ -22,9 +22,12 @@ struct Borrowed {
 }
 
 // SAFETY: the memory behind `address` belongs to the exporter, which `buffer` keeps alive and in place, whatever thread
-// looks at it; `buffer` itself is only moved, and given to the event thread, which drops it with the GIL held.
+// looks at it: a view is counted by whom it was taken from, not by thread. `buffer` itself may be moved and dropped
+// anywhere (it is `Send`): its drop attaches to the interpreter first, and does nothing where that is gone. The event
+// thread is where that happens, for it waits for the GIL so that no other has to.
 unsafe impl Send for Borrowed {}
-// SAFETY: `&Borrowed` gives out the address and the length, and both never change.
+// SAFETY: `&Borrowed` gives out the address and the length, and both never change. What is read and written through
+// the address is for `Piece` and `Posted` to prove.
 unsafe impl Sync for Borrowed {}
 
 impl Borrowed {
@@ -100,9 +103,11 @@ impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: `piece` checked that the range lies within the buffer, whose bytes lie next to each other from
         // `address` on, as `Borrowed::new` checked, and live as long as `payload`: the memory is mapped and
-        // initialised, and no length is more than `isize::MAX`, for Python's are not. Python code may write to it at
-        // the same time, against the rules of the engine. Nothing is decided by these bytes, and each is read once for
-        // each packet that it is copied into, so that such a race changes what is sent and nothing else.
+        // initialised, and no length is more than `isize::MAX`, for Python's are not. The caller may write to it at the
+        // same time, or have posted it to be received into, against the rules of the engine. Nothing is decided by these
+        // bytes, and each is read once for each packet that it is copied into, so that such a race changes what is sent
+        // and nothing else. When the process ends the threads that read are joined while there is an interpreter
+        // (`atexit`); where that was not reached, the exporter is still there, for the view of it was never given back.
         unsafe { std::slice::from_raw_parts(self.payload.borrowed.address.add(self.start), self.length) }
     }
 }
@@ -115,7 +120,8 @@ impl Drop for Piece {
     }
 }
 
-/// A buffer lent for receiving. Whoever owns this value is the only one that writes.
+/// A buffer lent for receiving. Whoever owns this value is the only one here that writes there, unless the caller has
+/// posted the same memory twice: two messages are mixed there then.
 pub struct Posted {
     borrowed: Borrowed,
 }
@@ -138,7 +144,8 @@ impl Posted {
         assert!(at <= self.len() && bytes.len() <= self.len() - at);
         // SAFETY: the range lies within the buffer, as was just checked; the buffer is writable, as `new` checked,
         // contiguous, as `Borrowed::new` did, and lives as long as `self`. `bytes` came from the network into memory of
-        // ours, which nobody can post, so the two do not overlap.
+        // ours, which nobody can post, so the two do not overlap. No reference to these bytes is made: whoever reads or
+        // writes them meanwhile, against the rules of the engine, finds other bytes there and nothing else.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.borrowed.address.add(at), bytes.len());
         }

@@ -35,3 +35,7 @@ pub fn factory(
         _ => None,
     }
 }
+
+#[cfg(test)]
+#[path = "pacing_tests.rs"]
+mod pacing_tests;

@@ -97,7 +97,7 @@ struct Told {
 }
 
 /// What others want of the stack, from the driver's next look on.
-#[derive(Default)]
+#[derive(Default, PartialEq)]
 struct Wishes {
     receive_window: Option<VarInt>,
     uni_streams: Option<VarInt>,
@@ -105,16 +105,6 @@ struct Wishes {
     moved: bool,
     new_keys: bool,
     close: Option<(VarInt, Bytes)>,
-}
-
-impl Wishes {
-    fn any(&self) -> bool {
-        self.moved
-            || self.new_keys
-            || self.receive_window.is_some()
-            || self.uni_streams.is_some()
-            || self.close.is_some()
-    }
 }
 
 /// What the driver and the tasks share.
@@ -424,9 +414,10 @@ impl Connection {
     /// Do what others wish.
     pub fn grant(&self, state: &mut State) {
         let wishes = std::mem::take(&mut *locked(&self.0.wishes));
-        if wishes.any() {
-            state.answering.hurry();
+        if wishes == Wishes::default() {
+            return;
         }
+        state.answering.hurry();
         let close = wishes.close.filter(|_| state.ended.is_none());
         let closing = close.is_some();
         self.with(state, |_, stack| {

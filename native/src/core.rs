@@ -19,6 +19,7 @@ use crate::guard::locked;
 use crate::mail::Post;
 use crate::outgoing::Message;
 use crate::settings::Settings;
+use crate::slice;
 use crate::thread::Thread;
 use crate::tls::Identity;
 use crate::wire::Key;
@@ -88,6 +89,7 @@ impl Core {
         let events = thread::Builder::new().name("hive-events".to_owned()).spawn({
             let engine = Arc::downgrade(&engine);
             move || {
+                let _ = slice::ask(slice::URGENT); // it works without
                 let broke = |why: &str| {
                     if let Some(engine) = engine.upgrade() {
                         engine.broke(why);
@@ -146,7 +148,7 @@ impl Core {
             }
             let thread = &running.threads[running.endpoints];
             running.endpoints += 1;
-            // SAFETY: the Python side holds the socket object until `close` has returned.
+            // SAFETY: the Python side holds the socket object until `close` has returned, which lets go of the socket.
             unsafe {
                 self.engine
                     .add_endpoint(thread, number, descriptor, identity, hello.into(), bulk)
@@ -251,12 +253,14 @@ impl Core {
         level: usize,
         deadline_s: Option<f64>,
     ) -> PyResult<()> {
+        // Before the payload is lent: from then on only the event thread lets go of it.
+        let deadline = deadline_s.map(|after_s| seconds(after_s.max(0.0))).transpose()?;
         let message = Message {
             operation,
             header: Bytes::from(header),
             payload: payload.map(|buffer| Payload::new(buffer, self.engine.events.clone())),
             level,
-            deadline: deadline_s.map(|after_s| seconds(after_s.max(0.0))).transpose()?,
+            deadline,
         };
         py.detach(|| self.engine.send(connection, message));
         Ok(())
@@ -379,8 +383,10 @@ impl Core {
     fn close(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
         let timeout = seconds(timeout_s.max(0.0))?;
         py.detach(|| {
-            let running = locked(&self.running).take();
-            let Some(Running { threads, events, .. }) = running else {
+            // Who calls this a second time waits here until the threads of the network have ended: the sockets are closed
+            // after it. They never wait for the event thread, which may be that one.
+            let mut running = locked(&self.running);
+            let Some(Running { threads, events, .. }) = running.take() else {
                 return Ok(());
             };
             let (finished, done) = mpsc::channel();
@@ -390,16 +396,18 @@ impl Core {
                 let _ = finished.send(()); // nobody may wait any more
             });
             let _ = done.recv_timeout(timeout); // what takes longer is cut off: everything has been told to end
-            for thread in threads.into_iter().map(Thread::end).collect::<Vec<_>>() {
-                thread
-                    .join()
-                    .map_err(|_| PyRuntimeError::new_err("a thread of the network failed"))?;
-            }
+            let ending: Vec<_> = threads.into_iter().map(Thread::end).collect();
+            let failed = ending.into_iter().filter_map(|thread| thread.join().err()).count();
+            self.engine.let_go();
+            drop(running);
             self.engine.events.end();
             if thread::current().id() != events.thread().id() {
                 events
                     .join()
                     .map_err(|_| PyRuntimeError::new_err("the event thread failed"))?;
+            }
+            if failed > 0 {
+                return Err(PyRuntimeError::new_err("a thread of the network failed"));
             }
             Ok(())
         })

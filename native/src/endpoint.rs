@@ -115,7 +115,7 @@ impl Endpoint {
             next_socket: Mutex::default(),
             dialled: Notify::new(),
         });
-        let driver = Driver::new(shared.clone(), socket, faults.clone());
+        let driver = Driver::new(shared.clone(), socket, bulk, faults.clone());
         (Self { shared, faults }, driver)
     }
 

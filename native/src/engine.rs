@@ -22,12 +22,14 @@ use crate::settings::Settings;
 use crate::thread::{Thread, cpu_seconds};
 use crate::wire::Code;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub use self::serving::{endpoint_config, transport};
 pub use self::tick::LinkStatistics;
 
 const GOODBYE_WITHIN: Duration = Duration::from_millis(300);
 
-/// A send under way: over which connection, and how to end it.
-type Sending = (Arc<Link>, oneshot::Sender<Failure>);
+/// A send whose end has not been told: over which connection, and how to end it, once.
+type Sending = (Arc<Link>, Option<oneshot::Sender<Failure>>);
 
 pub struct Engine {
     pub settings: Settings,
@@ -59,6 +61,7 @@ impl Engine {
             snapshot: Mutex::default(),
         });
         engine.spawn(tick::tick(engine.clone()));
+        engine.spawn(tick::flush(engine.events.clone()));
         Ok((engine, first))
     }
 
@@ -102,6 +105,8 @@ impl Engine {
             drop(message); // let go of the payload first
             self.events.push(Event::Failed { operation, failure });
         };
+        // Held until it is listed: `let_go` takes the connections first, and then what is listed.
+        let mut sends = locked(&self.sends);
         let link = self
             .link(connection)
             .filter(|link| link.is(Stage::Up) && !link.closing());
@@ -125,7 +130,8 @@ impl Engine {
             return fail(message, failure);
         }
         let (abort, aborted) = oneshot::channel();
-        locked(&self.sends).insert(operation, (link.clone(), abort));
+        sends.insert(operation, (link.clone(), Some(abort)));
+        drop(sends);
         link.send(message, aborted);
     }
 
@@ -146,12 +152,15 @@ impl Engine {
 
     /// End a send or a post.
     pub fn cancel(&self, operation: u64) {
-        let sending = locked(&self.sends).remove(&operation);
-        if let Some((link, abort)) = sending {
-            let text = format!("the send to {} was cancelled here", link.peer());
-            let _ = abort.send(Failure::Cancelled(text)); // it may have ended meanwhile
-        } else {
+        let mut sends = locked(&self.sends);
+        let Some((link, abort)) = sends.get_mut(&operation) else {
+            drop(sends);
             self.mail.cancel(operation);
+            return;
+        };
+        if let Some(abort) = abort.take() {
+            let text = format!("the send to {} was cancelled here", link.peer());
+            let _ = abort.send(Failure::Cancelled(text)); // it may be about to end
         }
     }
 
@@ -180,8 +189,8 @@ impl Engine {
     /// Fail every operation and close every connection.
     pub fn end(&self, code: Code, failure: Failure, say: &str) {
         self.over.store(true, Ordering::SeqCst);
-        for (_, abort) in std::mem::take(&mut *locked(&self.sends)).into_values() {
-            let _ = abort.send(failure.clone()); // it may have ended meanwhile
+        for abort in locked(&self.sends).values_mut().filter_map(|(_, abort)| abort.take()) {
+            let _ = abort.send(failure.clone()); // it may be about to end
         }
         self.mail.fail_all(&failure);
         let links: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
@@ -210,11 +219,7 @@ impl Engine {
     /// Say goodbye and wait a moment until that has been sent and everything has told its end.
     pub async fn finish(&self) {
         let living: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
-        self.end(
-            Code::NoError,
-            Failure::Cancelled("the engine was closed here".to_owned()),
-            "goodbye",
-        );
+        self.end_for_good();
         let until = Instant::now() + GOODBYE_WITHIN;
         let said = |link: &Arc<Link>| {
             let stats = link.connection().and_then(|connection| connection.stats());
@@ -227,4 +232,36 @@ impl Engine {
             served.endpoint.close(0u32.into(), b"goodbye");
         }
     }
+
+    /// The threads have ended, perhaps before `finish` had or had begun: what they have not told is told here, and the
+    /// sockets are not ours any more.
+    pub fn let_go(&self) {
+        self.end_for_good();
+        let links = std::mem::take(&mut *locked(&self.links));
+        let mut down = Vec::with_capacity(links.len());
+        for link in links.into_values() {
+            let peer = link.peer();
+            self.mail.disconnected(&peer, link.number, None);
+            down.push((link.number, peer));
+        }
+        locked(&self.endpoints).clear();
+        // With the last that knows a connection goes what it has of payloads: before their ends are told.
+        let operations: Vec<u64> = std::mem::take(&mut *locked(&self.sends)).into_keys().collect();
+        for operation in operations {
+            let failure = closed_here();
+            self.events.push(Event::Failed { operation, failure });
+        }
+        for (link, peer) in down {
+            let (peer, failure) = (peer.to_string(), None);
+            self.events.push(Event::Down { link, peer, failure });
+        }
+    }
+
+    fn end_for_good(&self) {
+        self.end(Code::NoError, closed_here(), "goodbye");
+    }
+}
+
+fn closed_here() -> Failure {
+    Failure::Cancelled("the engine was closed here".to_owned())
 }

@@ -5,12 +5,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use pyo3::buffer::PyBuffer;
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::guard::{locked, words_of};
 use crate::memory::Memory;
-use crate::wire::{self, Header};
+use crate::wire::{self, Header, Key};
 
 /// Why an operation or a connection ended.
 #[derive(Clone, Debug)]
@@ -98,6 +99,8 @@ impl Event {
 #[derive(Default)]
 struct Waiting {
     events: Vec<Event>,
+    /// The event thread was woken for these, or need not be.
+    called: bool,
     ended: bool,
     chains: usize,
 }
@@ -112,11 +115,24 @@ pub struct EventQueue {
 }
 
 impl EventQueue {
+    /// A buffer that is to be let go of wakes nobody: what ends the operation that it was lent to mostly follows at once.
     pub fn push(&self, event: Event) {
         let mut waiting = self.lock();
         waiting.chains += usize::from(matches!(event, Event::Chain { .. }));
+        let call = !matches!(event, Event::Release(_)) && !std::mem::replace(&mut waiting.called, true);
         waiting.events.push(event);
-        if waiting.events.len() == 1 {
+        drop(waiting); // who is woken takes it
+        if call {
+            self.some.notify_one();
+        }
+    }
+
+    /// Have delivered what waits, where nothing followed it: to be called now and then.
+    pub fn flush(&self) {
+        let mut waiting = self.lock();
+        let call = !waiting.events.is_empty() && !std::mem::replace(&mut waiting.called, true);
+        drop(waiting);
+        if call {
             self.some.notify_one();
         }
     }
@@ -135,14 +151,12 @@ impl EventQueue {
     /// Wait for a batch; None when it has ended and nothing is left.
     fn take(&self) -> Option<Vec<Event>> {
         let mut waiting = self.lock();
-        while waiting.events.is_empty() {
-            if waiting.ended {
-                return None;
-            }
+        while !waiting.called && !waiting.ended {
             waiting = self.some.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
-        waiting.chains = 0;
-        Some(std::mem::take(&mut waiting.events))
+        (waiting.called, waiting.chains) = (false, 0);
+        let batch = std::mem::take(&mut waiting.events);
+        (!batch.is_empty()).then_some(batch)
     }
 
     /// Where tests may have asked for a panic; nothing in an ordinary build.
@@ -177,7 +191,8 @@ pub fn deliver_all(queue: &EventQueue, deliver: Py<PyAny>, broke: impl Fn(&str))
     let mut deliver = Some(deliver);
     // Python keeps the state of a thread as long as one of these is not released. Without, every batch would make one: its
     // stack is mapped and unmapped, which stops the other threads for a moment.
-    // SAFETY: the interpreter is there while this thread is attached.
+    // SAFETY: the interpreter is there while this thread is attached. What this counts is given back below, and keeps
+    // only the state of this thread: between batches it is not attached, and holds nobody up.
     let kept = Python::try_attach(|_| unsafe { ffi::PyGILState_Ensure() });
     while let Some(batch) = queue.take() {
         let attached = Python::try_attach(|py| {
@@ -188,7 +203,8 @@ pub fn deliver_all(queue: &EventQueue, deliver: Py<PyAny>, broke: impl Fn(&str))
             Some(Ok(())) => {}
             Some(Err(why)) => broke(&why),
             None => {
-                // The interpreter is going away: nobody listens any more, and what is Python's must not be touched.
+                // The interpreter is going away, with this thread's state: nobody listens any more, and what is Python's
+                // must not be touched. Buffers and objects of the batch notice that by themselves.
                 std::mem::forget(deliver.take());
                 return;
             }
@@ -337,6 +353,39 @@ fn tell_header(py: Python<'_>, header: Header) -> PyResult<Bound<'_, PyTuple>> {
     PyTuple::new(py, fields)
 }
 
+/// Write a `transport.wire.header.Header` as a stream begins with one; None where Python's own writer has to.
+#[pyfunction]
+pub fn write_header<'py>(py: Python<'py>, header: &Bound<'py, PyAny>) -> Option<Bound<'py, PyBytes>> {
+    let header = hear_header(header).ok()??;
+    wire::encode_header(&header).map(|written| PyBytes::new(py, &written))
+}
+
+/// None where it says something that this engine's headers have no field for.
+fn hear_header(header: &Bound<'_, PyAny>) -> PyResult<Option<Header>> {
+    let py = header.py();
+    let key = Key {
+        kind: header.getattr(intern!(py, "kind"))?.extract()?,
+        group: header.getattr(intern!(py, "group"))?.extract()?,
+        step: header.getattr(intern!(py, "step"))?.extract()?,
+        bucket: header.getattr(intern!(py, "bucket"))?.extract()?,
+        attempt: header.getattr(intern!(py, "attempt"))?.extract()?,
+        epoch: header.getattr(intern!(py, "epoch"))?.extract()?,
+        tag: header.getattr(intern!(py, "tag"))?.extract()?,
+    };
+    let codec: u64 = header.getattr(intern!(py, "codec"))?.extract()?;
+    let header = Header {
+        key,
+        job: header.getattr(intern!(py, "job"))?.extract()?,
+        dtype: header.getattr(intern!(py, "dtype"))?.extract()?,
+        shape: header.getattr(intern!(py, "shape"))?.extract()?,
+        length: header.getattr(intern!(py, "length"))?.extract()?,
+        weight: header.getattr(intern!(py, "weight"))?.extract()?,
+        contributors: header.getattr(intern!(py, "contributors"))?.extract()?,
+        call: header.getattr(intern!(py, "call"))?.extract()?,
+    };
+    Ok((codec == 0).then_some(header))
+}
+
 /// Read a header as a stream begins with one, for tests that hold this reader against the one in Python.
 ///
 /// Gives None while bytes are missing, (fields, where the payload begins), or (code, reason) where it is refused.
@@ -357,7 +406,47 @@ pub fn read_header<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Option<Bound<'
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use pyo3::types::PyByteArray;
+
     use super::*;
+
+    #[test]
+    fn a_buffer_is_let_go_of_with_what_follows_it_or_when_the_queue_is_flushed() {
+        let queue = Arc::new(EventQueue::default());
+        let (told, batches) = mpsc::channel();
+        let events = thread::spawn({
+            let queue = queue.clone();
+            move || {
+                while let Some(batch) = queue.take() {
+                    told.send(batch.len()).unwrap();
+                }
+            }
+        });
+        Python::initialize();
+        let release = |queue: &EventQueue| {
+            let lent = Python::attach(|py| PyBuffer::get(&PyByteArray::new(py, b"lent")));
+            queue.push(Event::Release(lent.unwrap()));
+        };
+        let patience = Duration::from_secs(20);
+        for _ in 0..3 {
+            release(&queue);
+            queue.push(Event::SendDone(1));
+            assert_eq!(batches.recv_timeout(patience), Ok(2));
+            release(&queue);
+            assert!(batches.recv_timeout(Duration::from_millis(20)).is_err());
+            queue.flush();
+            queue.flush();
+            assert_eq!(batches.recv_timeout(patience), Ok(1));
+        }
+        release(&queue);
+        queue.end();
+        assert_eq!(batches.recv_timeout(patience), Ok(1));
+        events.join().unwrap();
+    }
 
     #[test]
     fn certificates_that_nobody_has_looked_at_are_counted() {

@@ -10,9 +10,8 @@ use crate::link::{Link, Stage};
 use crate::mail::{Next, Slot};
 use crate::streams::{ReadError, RecvStream};
 use crate::tally::Counted;
-use crate::wire::{self, Code, HEADER_BYTES_MAX, Violation, code_name};
+use crate::wire::{Code, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, Violation, code_name};
 
-const FRAME_HELLO: u64 = 0;
 /// Read at once: about 45 KB of full packets, copied while they are in the cache.
 const CHUNKS: usize = 32;
 
@@ -32,40 +31,27 @@ pub async fn listen(link: Arc<Link>) {
 }
 
 async fn listen_to_control(link: Arc<Link>, mut stream: RecvStream) {
-    let mut greeted = false;
-    let mut data = Vec::new();
+    let mut reader = ControlReader::default();
     let violation = loop {
-        match stream.read_chunk(HEADER_BYTES_MAX).await {
-            Ok(Some(chunk)) => data.extend_from_slice(&chunk),
+        let piece = match stream.read_chunk(HEADER_BYTES_MAX).await {
+            Ok(Some(piece)) => piece,
             Ok(None) => break Violation::new(Code::ProtocolViolation, "ended its control stream"),
             Err(ReadError::Reset(_)) => {
                 break Violation::new(Code::ProtocolViolation, "reset its control stream");
             }
             Err(ReadError::Lost) => return,
-        }
-        if let Err(violation) = read_frames(&link, &mut data, &mut greeted) {
+        };
+        let hello = |body: &[u8]| {
+            link.engine.events.push(Event::Hello {
+                link: link.number,
+                body: body.to_vec(),
+            });
+        };
+        if let Err(violation) = reader.take(&piece, hello) {
             break violation;
         }
     };
     link.violated(violation);
-}
-
-fn read_frames(link: &Link, data: &mut Vec<u8>, greeted: &mut bool) -> Result<(), Violation> {
-    let mut at = 0;
-    while let Some((kind, start, end)) = wire::split_frame(&data[at..])? {
-        if kind == FRAME_HELLO {
-            if std::mem::replace(greeted, true) {
-                return Err(Violation::new(Code::ProtocolViolation, "said hello twice"));
-            }
-            link.engine.events.push(Event::Hello {
-                link: link.number,
-                body: data[at + start..at + end].to_vec(),
-            });
-        }
-        at += end;
-    }
-    data.drain(..at);
-    Ok(())
 }
 
 /// Receive one message.
@@ -97,26 +83,20 @@ async fn receive(link: Arc<Link>, mut stream: RecvStream, _counted: Counted) {
 }
 
 /// A message's header and what came with it; None where the stream ended for no fault of the peer's.
-async fn read_header(stream: &mut RecvStream) -> Result<Option<(wire::Header, Bytes)>, Violation> {
-    let mut data = Vec::new();
+async fn read_header(stream: &mut RecvStream) -> Result<Option<(Header, Bytes)>, Violation> {
+    let mut reader = HeaderReader::default();
     loop {
-        let chunk = match stream.read_chunk(HEADER_BYTES_MAX).await {
-            Ok(Some(chunk)) => chunk,
+        let piece = match stream.read_chunk(HEADER_BYTES_MAX).await {
+            Ok(Some(piece)) => piece,
             Ok(None) => {
                 return Err(Violation::new(Code::LengthMismatch, "a stream ended within its header"));
             }
             Err(_) => return Ok(None),
         };
-        let whole = if data.is_empty() {
-            chunk
-        } else {
-            [&data[..], &chunk].concat().into()
-        };
-        if let Some((start, end)) = wire::split_header(&whole)? {
-            let header = wire::decode_header(&whole[start..end])?;
-            return Ok(Some((header, whole.slice(end..))));
+        let found = reader.take(piece)?;
+        if found.is_some() {
+            return Ok(found);
         }
-        data = whole.to_vec();
     }
 }
 

@@ -7,7 +7,7 @@
 //! - `endpoint` drives the protocol: it moves the packets of one socket; `connection` and `streams` are what tasks see of
 //!   that, `path` where a peer is, `answering` when it hears that something has come.
 //! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
-//!   the GIL. `wire` reads what peers send; `tls`, `socket`, `congestion` (with `bbr`, `delay_bound`
+//!   the GIL. `wire` reads what peers send; `tls`, `socket` (with `sender` and `watch`), `congestion` (with `bbr`, `delay_bound`
 //!   and `rate`) and `measure` say what they are, with what they share: `acks` and `base`.
 //! - `guard` is where panics end.
 
@@ -26,6 +26,7 @@ mod events;
 #[cfg(feature = "faults")]
 mod faults;
 mod gate;
+mod giving_way;
 mod guard;
 mod incoming;
 mod link;
@@ -33,15 +34,21 @@ mod mail;
 mod measure;
 mod memory;
 mod outgoing;
+#[cfg(any(test, feature = "fuzzing"))]
+mod pair;
 mod path;
 mod rate;
 mod sender;
 mod settings;
+mod slice;
 mod socket;
+#[cfg(any(test, feature = "fuzzing"))]
+mod specimen;
 mod streams;
 mod tally;
 mod thread;
 mod tls;
+mod watch;
 pub mod wire;
 
 /// What the targets in `fuzz/` feed.
@@ -50,15 +57,23 @@ pub mod inside {
     pub use crate::buffers::Posted;
     pub use crate::events::{Arrived, Event, EventQueue, Failure};
     pub use crate::mail::{Channel, Mail, Next, Post, Slot};
+    pub use crate::pair::{DIALS, IS_DIALLED, Pair};
+    pub use crate::settings::Settings;
+    pub mod specimen {
+        pub use crate::specimen::{PROTOCOL, crypto};
+    }
 }
 
 use pyo3::prelude::*;
 
-#[pymodule]
+/// `gil_used`: a build for an interpreter that can do without the GIL makes it take it, for nobody has tried this there.
+/// Wheels are abi3's, which such an interpreter does not load; others than the first interpreter of a process PyO3 refuses.
+#[pymodule(gil_used = true)]
 fn hive_qos_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("CONGESTION", congestion::NAMES)?;
     module.add_function(wrap_pyfunction!(events::read_header, module)?)?;
+    module.add_function(wrap_pyfunction!(events::write_header, module)?)?;
     module.add_class::<core::Core>()?;
     module.add_class::<memory::Memory>()
 }

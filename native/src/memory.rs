@@ -14,8 +14,8 @@ pub struct Memory {
     capacity: usize,
 }
 
-// SAFETY: the memory is owned by this object alone and freed when it is; what happens in it is Python's business, as
-// with a bytearray.
+// SAFETY: the memory is owned by this object alone and freed when it is, on whatever thread; Rust neither reads nor
+// writes it any more, and what happens in it is Python's business, as with a bytearray.
 unsafe impl Send for Memory {}
 // SAFETY: as above; the fields never change.
 unsafe impl Sync for Memory {}

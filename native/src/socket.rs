@@ -4,16 +4,18 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
-use tokio::io::unix::AsyncFd;
 
+use crate::guard::locked;
 use crate::sender::Sender;
+use crate::watch::Watch;
 
 /// 100 ms at 1 Gbit/s are 12 MB; the kernel grants less to the unprivileged, silently.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
@@ -40,17 +42,9 @@ const LARGE_BYTES: usize = 8192;
 const COPIED_BYTES_MAX: usize = 2048;
 const ROOMS_MAX: usize = 16;
 
-#[derive(Debug)]
-struct Descriptor(RawFd);
-
-impl AsRawFd for Descriptor {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
-}
-
 pub struct Socket {
-    io: AsyncFd<Descriptor>,
+    descriptor: RawFd,
+    watch: Mutex<Watch>,
     state: UdpSocketState,
     sender: Sender,
     send_buffer_bytes: AtomicUsize,
@@ -69,11 +63,12 @@ impl Socket {
         // A smaller buffer than asked for still works.
         let _ = state.set_recv_buffer_size(UdpSockRef::from(&borrowed), RECEIVE_BUFFER_BYTES);
         let _ = state.set_send_buffer_size(UdpSockRef::from(&borrowed), SEND_BUFFER_BYTES);
-        // SAFETY: the caller keeps the descriptor open, and `Descriptor` never changes.
-        let io = unsafe { AsyncFd::register(Descriptor(descriptor)) }?;
+        // SAFETY: the caller keeps the descriptor open.
+        let watch = unsafe { Watch::new(descriptor) }?;
         let sender = Sender::new(borrowed, state.max_gso_segments());
         Ok(Self {
-            io,
+            descriptor,
+            watch: Mutex::new(watch),
             state,
             sender,
             send_buffer_bytes: AtomicUsize::new(SEND_BUFFER_BYTES),
@@ -82,13 +77,15 @@ impl Socket {
 
     fn borrow(&self) -> BorrowedFd<'_> {
         // SAFETY: `adopt` was promised that the descriptor outlives `self`.
-        unsafe { BorrowedFd::borrow_raw(self.io.get_ref().0) }
+        unsafe { BorrowedFd::borrow_raw(self.descriptor) }
     }
 
-    /// Keep the send buffer as short as the rate of its paths, in bytes a second, allows.
+    /// Keep the send buffer as short as the rate of its paths, in bytes a second, allows. To be called now and then, before
+    /// the task waits.
     ///
     /// `limited`: they may carry more, so the buffer does not become shorter.
     pub fn fit(&self, rate: u64, limited: bool) {
+        locked(&self.watch).relax();
         let wanted = (rate as f64 * SEND_BUFFER.as_secs_f64()) as usize;
         let wanted = wanted.clamp(SEND_BUFFER_BYTES_MIN, SEND_BUFFER_BYTES);
         let is = self.send_buffer_bytes.load(Ordering::Relaxed);
@@ -108,9 +105,8 @@ impl Socket {
             if self.sender.send(self.borrow(), transmit).is_ok() {
                 return true;
             }
-            match self.io.poll_write_ready(cx) {
-                Poll::Ready(Ok(mut room)) => room.clear_ready(), // from before: ask again for what comes from here on
-                Poll::Ready(Err(_)) | Poll::Pending => return false,
+            if !locked(&self.watch).poll_room(cx) {
+                return false;
             }
         }
     }
@@ -122,13 +118,7 @@ impl Socket {
 
     /// Whether something has come since it was asked last; otherwise the task is woken when it does.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> bool {
-        match self.io.poll_read_ready(cx) {
-            Poll::Ready(Ok(mut guard)) => {
-                guard.clear_ready();
-                true
-            }
-            Poll::Ready(Err(_)) | Poll::Pending => false,
-        }
+        locked(&self.watch).poll_some(cx)
     }
 
     pub fn may_fragment(&self) -> bool {
@@ -223,7 +213,8 @@ impl Inbox {
         if let Some(mut room) = self.rooms.pop_front() {
             room.clear();
             if room.try_reclaim(ROOM_BYTES) {
-                // SAFETY: the room has so much capacity, and it was made with all of its memory initialised.
+                // SAFETY: nobody else has a part of it and it begins where it was made, with so much capacity, all of it
+                // initialised (`zeroed`): to reclaim moves nothing and allocates nothing.
                 unsafe { room.set_len(ROOM_BYTES) };
                 return room;
             }

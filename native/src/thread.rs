@@ -29,7 +29,8 @@ impl Thread {
             let _ = runtime.block_on(ended); // told, or given up
         })?;
         let mut clock = 0;
-        // SAFETY: the thread runs, for nothing has told it to end.
+        // SAFETY: the thread may have ended, but was neither joined nor detached, for `running` has not been dropped: what
+        // it is known by is still its own.
         let failed = unsafe { libc::pthread_getcpuclockid(running.as_pthread_t(), &mut clock) };
         if failed != 0 {
             return Err(std::io::Error::from_raw_os_error(failed));
@@ -51,7 +52,7 @@ impl Thread {
 
 /// What a thread's clock shows; None where the thread has ended.
 pub fn cpu_seconds(clock: libc::clockid_t) -> Option<f64> {
-    // SAFETY: plain numbers, which the call fills in.
+    // SAFETY: all zeroes are a valid `timespec`, which consists of plain numbers.
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
     // SAFETY: `time` is there to be written.
     let failed = unsafe { libc::clock_gettime(clock, &mut time) } != 0;

@@ -6,9 +6,13 @@
 mod cbor;
 mod code;
 mod header;
+mod pieces;
+mod write;
 
 pub use self::code::{Code, Violation, code_name};
 pub use self::header::{Header, Key, decode_header};
+pub use self::pieces::{ControlReader, HeaderReader};
+pub use self::write::encode_header;
 
 /// Longest header or control frame.
 pub const HEADER_BYTES_MAX: usize = 4096;

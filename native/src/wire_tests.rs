@@ -1,5 +1,7 @@
 //! The protocol's test vectors, as `docs/wire-protocol.md` has them, and bytes that are spoiled.
 
+use bytes::Bytes;
+
 use super::cbor::decode_map;
 use super::header::{DIMENSIONS_MAX, NAME_BYTES_MAX};
 use super::*;
@@ -157,4 +159,36 @@ fn the_protocols_codes_are_these_and_no_others() {
         codes += 1;
     }
     assert_eq!(codes, (0..256).filter(|code| code_name(*code).contains('(')).count());
+}
+
+#[test]
+fn streams_are_read_alike_however_they_are_cut() {
+    let behind = [7; 10];
+    for line in vectors("header") {
+        let stream = [&bytes_of(field(line, "wire"))[..], &behind].concat();
+        for size in 1..=stream.len() {
+            let mut reader = HeaderReader::default();
+            let mut at = 0;
+            let (_, first) = stream
+                .chunks(size)
+                .find_map(|piece| {
+                    at += piece.len();
+                    reader.take(Bytes::copy_from_slice(piece)).unwrap()
+                })
+                .unwrap();
+            assert_eq!(first, behind[..behind.len() + at - stream.len()], "{size}: {line}");
+        }
+    }
+    let wire = bytes_of(field(vectors("control")[0], "wire"));
+    let (_, start, end) = split_frame(&wire).unwrap().unwrap();
+    let stream = [&[33, 3, 1, 2, 3], &wire[..], &[33]].concat();
+    for size in 1..=stream.len() {
+        let (mut reader, mut hellos) = (ControlReader::default(), Vec::new());
+        for piece in stream.chunks(size) {
+            reader.take(piece, |hello| hellos.push(hello.to_vec())).unwrap();
+        }
+        assert_eq!((hellos, reader.kept()), (vec![wire[start..end].to_vec()], 1));
+        let twice = reader.take(&[&[0], &wire[..]].concat(), |_| panic!("it is refused"));
+        assert_eq!(twice.unwrap_err().code, Code::ProtocolViolation);
+    }
 }

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -271,6 +272,18 @@ def relayed(fate: Fate, **options: Any) -> Iterator[tuple[Node, Node, int, int, 
             relay.close()
 
 
+def connected_to_program(node: Node, other: subprocess.Popen[str]) -> int:
+    """The connection to a node "b" in a process of its own, which prints its pin and its port and reads ours."""
+    assert other.stdin is not None
+    assert other.stdout is not None
+    pin, port = other.stdout.readline().split()
+    node.serve(Trust(pins={bytes.fromhex(pin): "b"}))
+    other.stdin.write(node.identity.pin.hex() + "\n")
+    other.stdin.flush()
+    node.engine.connect(node.endpoint, ("127.0.0.1", int(port)), expected_peer="b")
+    return node.take(ConnectionUp).connection
+
+
 __all__ = [
     "EACH",
     "QUICK",
@@ -280,6 +293,7 @@ __all__ = [
     "Node",
     "bound_socket",
     "connected",
+    "connected_to_program",
     "engines",
     "key",
     "need",

@@ -1,21 +1,31 @@
-"""Whatever bytes come, both engines' readers say the same of them: value for value, or the same code."""
+"""Whatever bytes come, both engines' readers say the same of them: value for value, or the same code.
+
+Their writers of headers write the same bytes, or Rust's leaves it to Python's to say what is wrong.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hive_qos.errors import MisuseError
+from transport.engine.arguments import message_of
 from transport.wire.errors import WireError
-from transport.wire.header import Header, Kind, decode_header, split_header
+from transport.wire.header import Header, Kind, decode_header, encode_header, split_header
 from transport.wire.varint import encode_varint
 
 hive_qos_native: Any = pytest.importorskip("hive_qos_native", reason="the native engine is not built here")
+from transport.engine.native_engine import _encoded  # noqa: E402 - where there is one
+
 PROTOCOL = Path(__file__).parents[2] / "docs" / "wire-protocol.md"
 VECTORS = [json.loads(line) for line in PROTOCOL.read_text("utf-8").splitlines() if line.startswith('{"kind"')]
 """Whole headers of the protocol, to begin with."""
@@ -147,3 +157,81 @@ def test_lengths_at_the_edges_are_read_alike() -> None:
     for size in (0, 1, 63, 64, 4095, 4096, 4097, 16384, 2**30, 2**62 - 1):
         for rest in (b"", b"\xa2\x00\x01\x0b\x00", bytes(5000)):
             agree(encode_varint(size) + rest)
+
+
+numbers = st.one_of(st.integers(0, 70000), st.integers(-1, 2**64), st.sampled_from([23, 24, 255, 256, 65536, 2**32]))
+words = st.one_of(st.just(""), st.text(max_size=130))
+
+
+@settings(deadline=None, max_examples=1500)
+@given(
+    st.builds(
+        Header,
+        kind=st.sampled_from(Kind),
+        job=words,
+        group=words,
+        epoch=numbers,
+        step=numbers,
+        bucket=numbers,
+        attempt=numbers,
+        tag=numbers,
+        dtype=st.sampled_from(["", "", "float32", "float3"]),
+        shape=st.lists(st.integers(0, 70000), max_size=3).map(tuple),
+        length=numbers,
+        weight=st.sampled_from([1.0, 1.0, 1.0, 0.5]),
+        contributors=st.binary(max_size=60),
+        call=words,
+    ),
+    st.booleans(),
+)
+def test_headers_are_written_alike_or_left_to_python(header: Header, fits: bool) -> None:
+    if fits:
+        header = replace(header, length=math.prod(header.shape) * (4 if header.dtype == "float32" else 1))
+    written = hive_qos_native.write_header(header)
+    try:
+        expected = encode_header(header)
+    except WireError:
+        assert written is None
+    else:
+        assert written == expected or (written is None and header.weight != 1.0)
+
+
+odd_numbers = st.one_of(
+    numbers,
+    st.integers(0, 2**63 - 1).map(np.int64),
+    st.integers(0, 2**64 - 1).map(np.uint64),
+    st.sampled_from([True, np.True_, 4.0, np.float64(4), "4", None, [4]]),
+    st.just(np.array([4])),
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    st.builds(
+        Header,
+        kind=st.sampled_from([*Kind, 2, 7, np.int64(1), True]),
+        step=odd_numbers,
+        tag=odd_numbers,
+        shape=st.one_of(st.just(()), st.tuples(odd_numbers), st.sampled_from([[4], "4", np.array([4])])),
+        length=st.sampled_from([4, 4, np.int64(4), 4.0]),
+        weight=st.sampled_from([1.0, 1, 0.5, np.float32(1), True, "1"]),
+        contributors=st.sampled_from([b"", b"x", bytearray(b"x"), [1], np.array([1], dtype=np.uint8)]),
+    )
+)
+def test_whatever_callers_say_both_engines_send_the_same_or_refuse_it_alike(header: Header) -> None:
+    def sent(**encode: Any) -> Any:
+        try:
+            return message_of(header, memoryview(b"four"), **encode)
+        except MisuseError as error:
+            return str(error)
+
+    assert sent(encode=_encoded) == sent()
+
+
+def test_what_messages_ordinarily_say_is_not_left_to_python() -> None:
+    for header in (
+        Header(Kind.CONTROL),
+        Header(Kind.POINT_TO_POINT, group="flow", step=70_000, length=2**21),
+        Header(Kind.COLLECTIVE, job="j" * 128, group="g" * 128, dtype="float32", shape=(2, 3), length=24, call="sum"),
+    ):
+        assert hive_qos_native.write_header(header) == encode_header(header)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from engine_relay import rough
 from engine_support import (
+    ENDS,
+    ConnectionDown,
     connected,
     engines,
     over,
@@ -123,6 +125,31 @@ def test_everything_lent_is_given_back_when_the_engine_or_the_connection_ends(en
         gc.collect()
         assert not [one for one in watched if one() is not None]
         assert b.engine is not None
+
+
+@over(NATIVE)
+def test_however_short_the_goodbye_every_operation_ends_and_all_that_was_lent_is_given_back() -> None:
+    for _ in range(20):
+        with connected(settings=EngineSettings(unexpected_bytes_max=2**20)) as (a, _b, up, _):
+            lent = [bytearray(3_000_000) for _ in range(8)]
+            sends = [a.send(up, one, tag=tag) for tag, one in enumerate(lent[:4])]
+            posts = [a.post("b", one, tag=tag) for tag, one in enumerate(lent[4:])]
+            a.engine.close(timeout_s=0)
+            for operation in sends + posts:
+                outcome = a.found_outcome(operation)
+                assert isinstance(outcome, OperationFailed), outcome
+            assert not [event for event in a.events if isinstance(event, ENDS)], "an end was told twice"
+            assert a.find(ConnectionDown) is not None
+            assert all(is_free(one) for one in lent), "something is still lent"
+
+
+@over(NATIVE)
+def test_a_send_that_is_refused_at_the_call_lends_nothing() -> None:
+    with connected() as (a, _b, up, _):
+        payload = bytearray(1000)
+        with pytest.raises(ValueError, match="inf s"):
+            a.send(up, payload, deadline_s=float("inf"))
+        grow(payload)
 
 
 @over(NATIVE)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_support import ConnectionDown, ConnectionUp, Node, engines, over, pytest_generate_tests
+from engine_support import ConnectionDown, Node, connected_to_program, engines, over, pytest_generate_tests
 from patience import LIMIT_S
 
 from transport import FileRendezvous, Group, Settings
-from transport.engine.base import Received, SendDone, Trust
+from transport.engine.base import Received, SendDone
 
 __all__ = ["engines", "pytest_generate_tests"]
 
@@ -66,15 +66,9 @@ def test_a_minute_without_the_interpreter_stalls_no_transfer_and_is_no_death(tmp
     a = Node("a")
     command = [sys.executable, "-W", "ignore", "-c", HELD, str(tmp_path), str(SIZE), str(HOLD_S)]
     held = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert held.stdin is not None
     assert held.stdout is not None
     try:
-        pin, port = held.stdout.readline().split()
-        a.serve(Trust(pins={bytes.fromhex(pin): "b"}))
-        held.stdin.write(a.identity.pin.hex() + "\n")
-        held.stdin.flush()
-        a.engine.connect(a.endpoint, ("127.0.0.1", int(port)), expected_peer="b")
-        up = a.take(ConnectionUp).connection
+        up = connected_to_program(a, held)
         settings = Settings(listen="127.0.0.1", broker="off", engine="native", job_secret=b"s")
         group = Group.connect(FileRendezvous(str(tmp_path)), rank=0, world_size=2, settings=settings)
         post = a.post("b", bytearray(SIZE))

@@ -11,15 +11,15 @@ import pytest
 from engine_support import (
     QUICK,
     ConnectionDown,
-    ConnectionUp,
     Node,
+    connected_to_program,
     engines,
     over,
     pytest_generate_tests,
 )
 from patience import LIMIT_S
 
-from transport.engine.base import SendDone, Trust
+from transport.engine.base import SendDone
 
 __all__ = ["engines", "pytest_generate_tests"]
 
@@ -162,15 +162,9 @@ def test_a_host_whose_interpreter_is_held_moves_its_messages_and_does_not_look_d
     other = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert other.stdin is not None
     assert other.stdout is not None
     try:
-        pin, port = other.stdout.readline().split()
-        a.serve(Trust(pins={bytes.fromhex(pin): "b"}))
-        other.stdin.write(a.identity.pin.hex() + "\n")
-        other.stdin.flush()
-        a.engine.connect(a.endpoint, ("127.0.0.1", int(port)), expected_peer="b")
-        up = a.take(ConnectionUp).connection
+        up = connected_to_program(a, other)
         assert other.stdout.readline() == "holding\n"
         # All of it is acknowledged by a process in which no line of Python runs: four times its patience.
         sent = a.send(up, bytes(60_000_000))

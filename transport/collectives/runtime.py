@@ -55,7 +55,7 @@ class Runtime:
         self.rank = rank
         self._world = world
         self._settings = settings
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may close the group in the middle of a call
         self._groups: dict[str, Membership] = {}
         self._order = itertools.count()
         self._lost: dict[int, str] = {}
@@ -219,14 +219,21 @@ class Runtime:
         self._check_process()
         with self._lock:
             self._check_open()
-            number = next(self._groups[call.site.group].numbers)
-            work = Work(f"{call.operation.name.lower().replace('_', '-')} {number} of group {call.site.group}")
-            now_s = time.monotonic()
-            self._loop.call(
-                lambda: self._tasks.start(
-                    call, number=number, work=work, began_s=now_s, timeout_s=timeout_s, priority=priority
+            group = call.site.group
+            number = next(self._groups[group].numbers)
+            try:
+                work = Work(f"{call.operation.name.lower().replace('_', '-')} {number} of group {group}")
+                now_s = time.monotonic()
+                planned = self._tasks.plan(call, number=number)
+                self._call_open(
+                    lambda: self._tasks.start(
+                        call, planned, number=number, work=work, began_s=now_s, timeout_s=timeout_s, priority=priority
+                    )
                 )
-            )
+            except BaseException:  # an interrupt, perhaps after the operation has begun: the others must not wait
+                self._tasks.end_announcement(group, number)
+                self._loop.call(lambda: self._tasks.give_up(group, number, "the call was interrupted"))
+                raise
         return work
 
     def give_up(self, group: str, reason: str) -> None:
@@ -235,7 +242,7 @@ class Runtime:
         with self._lock:
             self._check_open()
             number = next(self._groups[group].numbers)
-            self._loop.call(lambda: self._tasks.give_up(group, number, reason))
+            self._call_open(lambda: self._tasks.give_up(group, number, reason))
 
     def send(self, group: str, rank: int, tag: int, tensor: object, *, timeout_s: float, priority: Priority) -> Work:
         """Begin to send to a rank of the endpoint."""
@@ -270,7 +277,13 @@ class Runtime:
             except Exception as error:  # noqa: BLE001 - this message ends, others go on
                 self._post.fail(letter, unforeseen(letter.work.what, error))
 
-        self._loop.call(guarded)
+        self._call_open(guarded)
+
+    def _call_open(self, item: Callable[[], None]) -> None:
+        """Run `item` in the loop. Raises where a signal's handler has closed this since it was looked at: then nobody
+        may run it, and its operation would never end. After the item is in the queue, `close` ends the operation."""
+        self._loop.call(item)
+        self._check_open()
 
     def abort_group(self, name: str, reason: str) -> None:
         """End everything under way in a group with `CancelledError`, here and on its other members."""

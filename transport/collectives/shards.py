@@ -33,11 +33,12 @@ def cut_shards(elems: int, weights: Sequence[float]) -> tuple[tuple[int, int], .
     Raises:
         ValueError: a weight is negative or all are zero.
     """
-    total = sum(weights)
+    sums = list(itertools.accumulate(weights, initial=0.0))
+    total = sums[-1]  # and not sum(), which rounds otherwise from Python 3.12 on: ranks may run different ones
     if total <= 0 or min(weights) < 0:
         raise ValueError(f"weights must not be negative and not all zero: {list(weights)}")
     cuts = [0]
-    for reached in itertools.accumulate(weights):
+    for reached in sums[1:]:
         share = reached / total
         cuts.append(elems if share >= 1.0 else max(int(elems * share) // ALIGN_ELEMS * ALIGN_ELEMS, cuts[-1]))
     last = max(i for i, weight in enumerate(weights) if weight > 0)

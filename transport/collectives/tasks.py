@@ -95,35 +95,63 @@ class Tasks:
         self._done: OrderedDict[Key, Words] = OrderedDict()
         self._found_late: dict[str, HiveError] = {}
 
+    def plan(self, call: Call, *, number: int) -> Schedule | Exception:
+        """Make the schedule of a call that got its number from its group, and announce it. In the caller's thread:
+        others make room while the loop's wakes up, which on busy processors takes milliseconds.
+
+        What is known to fail is not announced: who announces and does not send loses the broker's trust.
+
+        Returns:
+            What `start` is to get: the schedule, or why there is none.
+        """
+        key = (call.site.group, number)
+        try:
+            schedule = call.plan(number, max(self._chunk_bytes // call.item_bytes, 1))
+            ranks = self._groups[call.site.group].ranks
+            if not self._known_to_fail(key, ranks):
+                self._broker.collective_begins(time.monotonic(), key, self._bytes_by_destination(call, schedule, ranks))
+        except Exception as cause:  # noqa: BLE001 - the operation fails by it, where all others do
+            return cause
+        return schedule
+
+    def end_announcement(self, group: str, number: int) -> None:
+        """Of an operation that was planned, or was about to be, and may never begin. From any thread."""
+        self._broker.collective_ends(time.monotonic(), (group, number))
+
     def start(
-        self, call: Call, *, number: int, work: Work, began_s: float, timeout_s: float, priority: Priority
+        self,
+        call: Call,
+        planned: Schedule | Exception,
+        *,
+        number: int,
+        work: Work,
+        began_s: float,
+        timeout_s: float,
+        priority: Priority,
     ) -> None:
-        """Begin a call that got its number from its group."""
+        """Begin a call that was planned."""
         key = (call.site.group, number)
         group = self._groups[call.site.group]
         group.begun = number + 1
         early = self._early.pop(key, {})
         given_up = self._given_up.pop(key, None)
         if self._endpoint.closing:
-            work.finish(error=CancelledError(f"{work.what}: the transport was closed"))
+            self._do_not_begin(key, work, CancelledError(f"{work.what}: the transport was closed"))
             return
         if given_up is not None:
-            work.finish(error=self._error_of(given_up, group))
+            self._do_not_begin(key, work, self._error_of(given_up, group))
             return
         late = self._found_late.pop(call.site.group, None)
         if late is not None:
-            work.finish(error=late)
+            self._do_not_begin(key, work, late)
             self._tell_others(key, group.ranks, late, disagrees=True)
             return
-        told = False
         try:
-            schedule = call.plan(number, max(self._chunk_bytes // call.item_bytes, 1))
-            # First of all: while others make room, this side makes its buffers.
-            self._broker.collective_begins(time.monotonic(), self._bytes_by_destination(call, schedule, group.ranks))
-            told = True
+            if isinstance(planned, Exception):
+                raise planned
             task = Task(
                 call,
-                schedule,
+                planned,
                 links=self._endpoint,
                 ranks=group.ranks,
                 number=number,
@@ -135,10 +163,8 @@ class Tasks:
                 on_end=self._ended,
             )
         except Exception as cause:  # noqa: BLE001 - no memory for what is received, or a mistake of ours
-            if told:
-                self._broker.collective_ends(time.monotonic())
             error = unforeseen(work.what, cause)
-            work.finish(error=error)
+            self._do_not_begin(key, work, error)
             self._tell_others(key, group.ranks, error)
             return
         self._running[key] = task
@@ -146,9 +172,18 @@ class Tasks:
             task.check(rank, header)
         task.start()
 
+    def _do_not_begin(self, key: Key, work: Work, error: HiveError) -> None:
+        self._broker.collective_ends(time.monotonic(), key)
+        work.finish(error=error)
+
     def give_up(self, group: str, number: int, reason: str) -> None:
-        """Do not begin an operation that got its number; it fails on the other members."""
+        """Do not begin an operation that got its number, or end it if it has begun; it fails on the other members."""
         key = (group, number)
+        if not self._not_begun(key):
+            task = self._running.get(key)
+            if task is not None:
+                task.fail(CancelledError(f"{task.work.what}: {reason}"))
+            return
         self._groups[group].begun = number + 1
         self._early.pop(key, None)
         self._given_up.pop(key, None)
@@ -220,7 +255,7 @@ class Tasks:
         key = (task.call.site.group, task.number)
         del self._running[key]
         self._return_s.pop(key, None)
-        self._broker.collective_ends(time.monotonic())
+        self._broker.collective_ends(time.monotonic(), key)
         if self._endpoint.closing:
             return
         if task.error is None:
@@ -247,6 +282,15 @@ class Tasks:
         """Whether this rank may still begin an operation; its group may not have been made here yet."""
         group = self._groups.get(key[0])
         return group is None or key[1] >= group.begun
+
+    def _known_to_fail(self, key: Key, ranks: tuple[int, ...]) -> bool:
+        """As far as a caller's thread can see; `start` and the task decide."""
+        return (
+            self._endpoint.closing
+            or key in self._given_up
+            or key[0] in self._found_late
+            or any(rank != self._endpoint.rank and self._endpoint.peers.error(rank) is not None for rank in ranks)
+        )
 
     def _error_of(self, given_up: GivenUp, group: Membership) -> HiveError:
         """What this rank raises when another one has given up; ranks are those of the group."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cryptography import x509
@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
 from transport.engine.base import Address, Buffer, Credentials, EngineSettings, Priority, Trust
+from transport.engine.header_values import plain_header
 from transport.wire.errors import WireError
 from transport.wire.header import Header, encode_header
 from transport.wire.hello import PROTOCOL_VERSION, PROTOCOLS, FrameType, HelloKey, LimitKey, encode_frame
@@ -143,18 +144,21 @@ def flat(buffer: Buffer | None, *, writable: bool) -> Buffer | None:
     return view
 
 
-def message_of(header: Header, payload: Buffer | None) -> tuple[bytes, Buffer | None]:
-    """What goes out on a stream: the encoded header, and the payload where there is any.
+def message_of(
+    header: Header, payload: Buffer | None, *, encode: Callable[[Header], bytes] = encode_header
+) -> tuple[bytes, Buffer | None]:
+    """What goes out on a stream: the header as `encode` writes it, and the payload where there is any.
 
     Raises:
         MisuseError: payload and header do not fit together, or the header cannot be written.
     """
+    header = plain_header(header)
     data = flat(payload, writable=False)
     length = 0 if data is None else len(data)
     if header.length != length:
         raise MisuseError(f"the header says {header.length} bytes, the payload has {length}")
     try:
-        prefix = encode_header(header)
+        prefix = encode(header)
     except WireError as error:
         raise MisuseError(f"a header that the peer would refuse: {error.reason}") from error
     return prefix, data if length else None

@@ -60,7 +60,7 @@ from transport.engine.base import (
 )
 from transport.wire.cbor import decode_map
 from transport.wire.errors import WireCode, WireError
-from transport.wire.header import Header, Kind, MatchKey
+from transport.wire.header import Header, Kind, MatchKey, encode_header, header_of
 from transport.wire.hello import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
 
 MOVES_MAX = 128
@@ -224,7 +224,7 @@ class NativeEngine(Engine):
         deadline_s: float | None = None,
     ) -> int:
         self._check_open()
-        prefix, data = message_of(header, payload)
+        prefix, data = message_of(header, payload, encode=_encoded)
         operation = next(self._numbers)
         self._core.send(operation, connection, prefix, data, level_of(priority), deadline_s)
         return operation
@@ -386,8 +386,14 @@ class _Snapshot(Mapping[int, ConnectionStatistics]):
         return len(self._told)
 
 
+def _encoded(header: Header) -> bytes:
+    """As `encode_header` writes it, in half the time where the header says nothing out of the ordinary."""
+    written: bytes | None = _native.write_header(header)
+    return encode_header(header) if written is None else written
+
+
 def _header(fields: tuple[Any, ...]) -> Header:
-    return Header(Kind(fields[0]), *fields[1:])
+    return header_of(Kind(fields[0]), *fields[1:])
 
 
 def _error(failure: tuple[Any, ...]) -> TransportError:

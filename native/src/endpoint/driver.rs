@@ -16,6 +16,7 @@ use tokio::time::{Sleep, sleep_until};
 
 use super::{Shared, State};
 use crate::events::EventQueue;
+use crate::giving_way::GivingWay;
 use crate::guard::locked;
 use crate::socket::{Inbox, Socket};
 
@@ -43,13 +44,15 @@ pub struct Driver {
     alarm: Pin<Box<Sleep>>,
     alarm_at: Option<Instant>,
     fitted: Instant,
+    /// Of bulk.
+    giving_way: Option<GivingWay>,
     /// What the paths that are in use have delivered of late, in bytes a second: those that may share the link.
     pub(super) rate: u64,
     pub(super) faults: Arc<EventQueue>,
 }
 
 impl Driver {
-    pub(super) fn new(shared: Arc<Shared>, socket: Arc<Socket>, faults: Arc<EventQueue>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, socket: Arc<Socket>, bulk: bool, faults: Arc<EventQueue>) -> Self {
         Self {
             shared,
             socket,
@@ -66,6 +69,7 @@ impl Driver {
             alarm: Box::pin(sleep_until(tokio::time::Instant::now())),
             alarm_at: None,
             fitted: Instant::now(),
+            giving_way: bulk.then(GivingWay::default),
             rate: 0,
         }
     }
@@ -233,6 +237,10 @@ impl Future for Driver {
         }
         if state.guarded(|state| this.turn(cx, state)).is_err() {
             cx.waker().wake_by_ref();
+        }
+        drop(state); // for whoever has the processor meanwhile
+        if let Some(giving_way) = &mut this.giving_way {
+            giving_way.turn_ended();
         }
         Poll::Pending
     }

@@ -19,6 +19,8 @@ use crate::guard::{self, Task, locked};
 use crate::link::{Link, Stage, remote_name};
 use crate::measure::{Measure, ObservedFactory};
 use crate::rate::EndpointRate;
+use crate::settings::Settings;
+use crate::slice;
 use crate::socket::Socket;
 use crate::thread::Thread;
 use crate::tls::{Identity, Limits};
@@ -67,12 +69,7 @@ impl Engine {
             unsafe { Socket::adopt(descriptor) }?
         };
         let server = ServerConfig::with_crypto(identity.server.clone());
-        let mut config = EndpointConfig::default();
-        // What we can take in, which is also what the peer may probe the path for.
-        let taken = self.settings.datagram_bytes.max(DATAGRAM_BYTES_TAKEN_MIN);
-        config
-            .max_udp_payload_size(taken)
-            .expect("more than QUIC's least, as the settings are");
+        let config = endpoint_config(&self.settings);
         let (endpoint, mut driver) = {
             let _runtime = thread.enter();
             Endpoint::new(socket, config, server, bulk, self.events.clone())
@@ -89,10 +86,14 @@ impl Engine {
         });
         locked(&self.endpoints).insert(number, served.clone());
         let events = self.events.clone();
-        let drive = poll_fn(move |cx| {
-            events.fault("driver");
-            Pin::new(&mut driver).poll(cx)
-        });
+        let drive = async move {
+            let _ = slice::ask(if bulk { slice::BULK } else { slice::URGENT }); // it works without
+            poll_fn(move |cx| {
+                events.fault("driver");
+                Pin::new(&mut driver).poll(cx)
+            })
+            .await
+        };
         guard::spawn(&served.thread, Task::Engine(self.clone()), drive);
         let accepts = accept(self.clone(), served.clone());
         guard::spawn(&served.thread, Task::Engine(self.clone()), accepts);
@@ -174,26 +175,45 @@ impl Engine {
     }
 
     fn transport(&self, served: &Served, measure: &Arc<Measure>) -> Arc<TransportConfig> {
-        let settings = &self.settings;
-        let inner = congestion::factory(&settings.congestion, served.bulk, &served.rate, &measure.pace)
-            .expect("the name was checked when the engine began");
-        let limits = Limits {
-            stream_window_bytes: settings.stream_window_bytes(),
-            first_window_bytes: settings.window_bytes().min(BEFORE_HELLO_BYTES_MAX) as u32,
-            streams_max: settings.streams_max,
-            datagram_bytes: settings.datagram_bytes,
-            keep_alive: settings.keep_alive,
-            // A second line of defence; the tick is the first.
-            idle: Duration::from_secs(30).max(2 * settings.dead_after),
-        };
-        Arc::new(limits.transport(Arc::new(ObservedFactory {
-            inner,
-            measure: measure.clone(),
-            // BBR keeps its window at twice of what it uses; a rate is followed whatever is used.
-            follows_use: served.bulk || !["bbr", congestion::RATE].contains(&settings.congestion.as_str()),
-            fills_window: !served.bulk && settings.congestion == "bbr",
-        })))
+        transport(&self.settings, served.bulk, &served.rate, measure)
     }
+}
+
+pub fn endpoint_config(settings: &Settings) -> EndpointConfig {
+    let mut config = EndpointConfig::default();
+    // What we can take in, which is also what the peer may probe the path for.
+    let taken = settings.datagram_bytes.max(DATAGRAM_BYTES_TAKEN_MIN);
+    config
+        .max_udp_payload_size(taken)
+        .expect("more than QUIC's least, as the settings are");
+    config
+}
+
+/// What a connection of ours is like; `measure` hears how it goes.
+pub fn transport(
+    settings: &Settings,
+    bulk: bool,
+    rate: &Arc<EndpointRate>,
+    measure: &Arc<Measure>,
+) -> Arc<TransportConfig> {
+    let inner = congestion::factory(&settings.congestion, bulk, rate, &measure.pace)
+        .expect("the name was checked when the engine began");
+    let limits = Limits {
+        stream_window_bytes: settings.stream_window_bytes(),
+        first_window_bytes: settings.window_bytes().min(BEFORE_HELLO_BYTES_MAX) as u32,
+        streams_max: settings.streams_max,
+        datagram_bytes: settings.datagram_bytes,
+        keep_alive: settings.keep_alive,
+        // A second line of defence; the tick is the first.
+        idle: Duration::from_secs(30).max(2 * settings.dead_after),
+    };
+    Arc::new(limits.transport(Arc::new(ObservedFactory {
+        inner,
+        measure: measure.clone(),
+        // BBR keeps its window at twice of what it uses; a rate is followed whatever is used.
+        follows_use: bulk || !["bbr", congestion::RATE].contains(&settings.congestion.as_str()),
+        fills_window: !bulk && settings.congestion == "bbr",
+    })))
 }
 
 async fn accept(engine: Arc<Engine>, served: Arc<Served>) {

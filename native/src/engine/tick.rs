@@ -1,10 +1,11 @@
-//! Ten times a second: what every connection measured, and whether its peer still lives.
+//! Ten times a second: what every connection measured, whether its peer still lives, and which buffers can be let go of.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Engine;
+use crate::events::EventQueue;
 use crate::guard::locked;
 use crate::link::{Link, Stage};
 use crate::measure::Measured;
@@ -49,6 +50,14 @@ pub(super) async fn tick(engine: Arc<Engine>) {
     }
 }
 
+/// Let go of buffers that no event follows, until the thread ends: also in an engine that broke.
+pub(super) async fn flush(events: Arc<EventQueue>) {
+    loop {
+        tokio::time::sleep(TICK).await;
+        events.flush();
+    }
+}
+
 fn statistics_of(link: &Link) -> Option<LinkStatistics> {
     let stats = link.connection()?.stats()?;
     Some(LinkStatistics {
@@ -64,4 +73,63 @@ fn statistics_of(link: &Link) -> Option<LinkStatistics> {
         path_mtu_bytes: stats.path.current_mtu,
         measured: link.measure.read(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use pyo3::buffer::PyBuffer;
+    use pyo3::prelude::*;
+    use pyo3::types::{PyByteArray, PyList};
+
+    use super::*;
+    use crate::events::{Event, deliver_all};
+    use crate::settings::Settings;
+    use crate::specimen;
+
+    #[test]
+    fn a_buffer_that_no_event_follows_is_let_go_of_also_in_an_engine_that_broke() {
+        Python::initialize();
+        let settings = Settings {
+            unexpected_bytes_max: 1 << 20,
+            message_bytes_max: 1 << 20,
+            streams_max: 64,
+            keep_alive: Duration::from_secs(1),
+            dead_after: Duration::from_secs(2),
+            handshake_timeout: Duration::from_secs(10),
+            datagram_bytes: 1452,
+            congestion: "cubic".to_owned(),
+            protocol: specimen::PROTOCOL.to_owned(),
+        };
+        let queue = Arc::new(EventQueue::default());
+        let (engine, network) = Engine::start(settings, queue.clone()).unwrap();
+        let deliver = Python::attach(|py| PyList::empty(py).getattr("append").unwrap().unbind());
+        let events = thread::spawn({
+            let queue = queue.clone();
+            move || deliver_all(&queue, deliver, |why| panic!("{why}"))
+        });
+        // Twice when it has broken: what is done every tenth of a second may be done once more.
+        for broken in [false, true, true] {
+            if broken {
+                engine.broke("of a test");
+            }
+            let lent = Python::attach(|py| {
+                let lent = PyByteArray::new(py, b"lent");
+                queue.push(Event::Release(PyBuffer::get(&lent).unwrap()));
+                lent.unbind()
+            });
+            let since = Instant::now();
+            while Python::attach(|py| lent.bind(py).resize(5)).is_err() {
+                assert!(
+                    since.elapsed() < Duration::from_secs(20),
+                    "still lent; broken: {broken}"
+                );
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        network.end().join().unwrap();
+        queue.end();
+        events.join().unwrap();
+    }
 }

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
+from enum import IntEnum
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
@@ -29,6 +32,7 @@ from transport.wire.hello import HelloKey, LimitKey
 
 SETTINGS = EngineSettings()
 HEADER = Header(kind=Kind.CONTROL, length=4)
+FOUR = memoryview(b"four")
 
 
 @pytest.fixture
@@ -102,6 +106,47 @@ def test_a_message_is_its_header_and_the_payload_that_the_header_says() -> None:
         message_of(HEADER, None)
     with pytest.raises(MisuseError, match="a header that the peer would refuse"):
         message_of(replace(HEADER, length=0, group="g" * 200), None)
+
+
+class Small(IntEnum):
+    FIVE = 5
+
+
+@pytest.mark.parametrize("five", [np.int64(5), np.uint64(5), np.int8(5), Small.FIVE], ids=repr)
+def test_whatever_is_an_integer_is_written_as_one(five: Any) -> None:
+    fields = ("epoch", "step", "bucket", "attempt", "tag")
+    for name in fields:
+        assert message_of(replace(HEADER, **{name: five}), FOUR) == message_of(replace(HEADER, **{name: 5}), FOUR)
+    said = replace(HEADER, length=five, shape=(five, np.int64(1)), kind=np.int64(Kind.BULK), weight=np.float32(1))
+    meant = replace(HEADER, length=5, shape=(5, 1), kind=Kind.BULK)
+    assert message_of(said, memoryview(b"fives")) == message_of(meant, memoryview(b"fives"))
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 4.0, np.float64(4), "4", None, np.array([4]), [4]], ids=repr)
+@pytest.mark.parametrize("name", ["epoch", "step", "bucket", "attempt", "tag", "codec", "length", "shape", "kind"])
+def test_what_is_no_integer_is_refused_by_the_name_of_its_field(name: str, value: Any) -> None:
+    with pytest.raises(MisuseError, match=rf"a header's {name} must be an integer; this is {type(value).__name__}"):
+        message_of(replace(HEADER, **{name: (value,) if name == "shape" else value}), FOUR)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[(name, value) for name in ("job", "group", "dtype", "call") for value in (b"x", 1, None, np.dtype("int8"))],
+        *[("shape", value) for value in (4, "4", np.array([4]), None)],
+        *[("contributors", value) for value in ("x", 4, [4], np.array([4], dtype=np.uint8), None)],
+        *[("weight", value) for value in (True, "1", None, np.array([1.0]))],
+    ],
+    ids=repr,
+)
+def test_a_field_of_another_type_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(MisuseError, match=rf"a header's {name} must be"):
+        message_of(replace(HEADER, **{name: value}), FOUR)
+
+
+def test_a_kind_that_is_none_is_refused() -> None:
+    with pytest.raises(MisuseError, match=r"kind is one of .*; 7 is none"):
+        message_of(replace(HEADER, kind=7), FOUR)  # type: ignore[arg-type]
 
 
 def test_every_priority_is_served_behind_the_control_stream_and_before_the_next() -> None:

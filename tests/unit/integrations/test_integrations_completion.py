@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 from patience import wait_until
@@ -24,7 +25,7 @@ def test_jobs_that_wait_for_each_other_in_a_long_chain_all_end() -> None:
         links[i].set()
 
     for i in range(39):
-        threads.run(lambda i=i: waiter(i))  # type: ignore[misc]
+        threads.run(partial(waiter, i))
     threads.run(links[39].set)
     assert links[0].wait(30)
     assert all(results)

@@ -9,9 +9,9 @@ MB = 10**6
 
 def step(tracker: BurstTracker, now_s: float, buckets: list[int], took_s: float = 0.4) -> list:
     """One training step: buckets at intervals of 10 ms, all done after `took_s`; the announcements made."""
-    made = [tracker.begun(now_s + 0.01 * i, {"10.0.0.2": size}) for i, size in enumerate(buckets)]
-    for _ in buckets:
-        tracker.ended(now_s + took_s)
+    made = [tracker.begun(now_s + 0.01 * i, i, {"10.0.0.2": size}) for i, size in enumerate(buckets)]
+    for i in range(len(buckets)):
+        tracker.ended(now_s + took_s, i)
     assert tracker.tick(now_s + took_s + PAUSE_S / 2) is None
     assert tracker.tick(now_s + took_s + PAUSE_S) == tracker.step
     assert tracker.tick(now_s + took_s + 1.0) is None
@@ -44,10 +44,24 @@ def test_a_burst_that_grows_is_announced_by_the_difference():
 
 def test_barriers_begin_no_burst():
     tracker = BurstTracker()
-    assert tracker.begun(10.0, {"10.0.0.2": 0}) is None
-    tracker.ended(10.1)
+    assert tracker.begun(10.0, 0, {"10.0.0.2": 0}) is None
+    tracker.ended(10.1, 0)
     assert tracker.tick(20.0) is None
     assert tracker.next_wake_s() == float("inf")
+
+
+def test_an_end_counts_once_and_only_for_what_began():
+    tracker = BurstTracker()
+    tracker.begun(10.0, "one", {"10.0.0.2": MB})
+    tracker.begun(10.0, "other", {"10.0.0.2": MB})
+    tracker.ended(10.1, "one")
+    tracker.ended(10.2, "one")
+    tracker.ended(10.3, "nobody")
+    assert tracker.tick(11.0) is None
+    tracker.ended(11.0, "other")
+    tracker.ended(20.0, "other")
+    assert tracker.next_wake_s() == 11.0 + PAUSE_S
+    assert tracker.tick(11.0 + PAUSE_S) == 1
 
 
 def test_a_long_pause_says_nothing_of_the_period():

@@ -48,7 +48,7 @@ def test_an_operation_that_fails_unexpectedly_ends_on_all_ranks_and_the_next_one
     assert all("MemoryError: no memory" in str(one) for one in results)
     assert world.run(lambda group: group.allreduce(np.ones(30_000, "f4")).wait(30)) == [None, None]
     # The broker was told that each began; one that is never over would hold storage back until its deadline.
-    wait_until(lambda: all(group._runtime._broker._bursts._open == 0 for group in world.groups))
+    wait_until(lambda: all(not group._runtime._broker._bursts._open for group in world.groups))
 
 
 def test_a_result_that_cannot_be_unpacked_ends_its_operation(make_world, monkeypatch):

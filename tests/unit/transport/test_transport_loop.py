@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import threading
 import time
+from functools import partial
 
 from patience import LIMIT_S, wait_until
 
@@ -56,8 +58,8 @@ def test_what_was_given_last_has_its_tick_before_the_thread_ends() -> None:
 
         loop = Loop("loop", tick)
         loop.start()
-        wait_until(lambda happened=happened: "tick" in happened)  # type: ignore[misc]
-        loop.call(lambda happened=happened: happened.append("item"))  # type: ignore[misc]
+        wait_until(partial(operator.contains, happened, "tick"))
+        loop.call(partial(happened.append, "item"))
         loop.stop(timeout_s=LIMIT_S)
         assert happened[-1] == "tick", happened
 

@@ -1,0 +1,70 @@
+//! An identity for tests, whose key everybody knows: RFC 8032 7.1, the first test.
+//!
+//! The key is Ed25519's, whose signatures are all of one length, so that the packets of a handshake are too.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use quinn_proto::crypto::{ClientConfig, ServerConfig};
+
+use crate::tls::Identity;
+
+pub const PROTOCOL: &str = "hive-tensor/1";
+const SECRET: [u8; 32] = [
+    0x9d, 0x61, 0xb1, 0x9d, 0xef, 0xfd, 0x5a, 0x60, 0xba, 0x84, 0x4a, 0xf4, 0x92, 0xec, 0x2c, 0xc4, 0x44, 0x49, 0xc5,
+    0x69, 0x7b, 0x32, 0x69, 0x19, 0x70, 0x3b, 0xac, 0x03, 0x1c, 0xae, 0x7f, 0x60,
+];
+const PUBLIC: [u8; 32] = [
+    0xd7, 0x5a, 0x98, 0x01, 0x82, 0xb1, 0x0a, 0xb7, 0xd5, 0x4b, 0xfe, 0xd3, 0xc9, 0x64, 0x07, 0x3a, 0x0e, 0xe1, 0x72,
+    0xf3, 0xda, 0xa6, 0x23, 0x25, 0xaf, 0x02, 0x1a, 0x68, 0xf7, 0x07, 0x51, 0x1a,
+];
+const INTEGER: u8 = 0x02;
+const BITS: u8 = 0x03;
+const OCTETS: u8 = 0x04;
+const TIME: u8 = 0x17;
+const SEQUENCE: u8 = 0x30;
+const VERSION: u8 = 0xa0;
+
+/// The cryptography of one who dials and of one who is dialled, both of this key, who have not met before.
+pub fn crypto() -> (Arc<dyn ClientConfig>, Arc<dyn ServerConfig>) {
+    let identity = Identity::new(vec![certificate()], key(), PROTOCOL).expect("it is a good one");
+    let anybody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+    (identity.client_for(anybody, None), identity.server.clone())
+}
+
+/// What DER says of one thing, which is shorter than 256 bytes.
+fn der(tag: u8, content: &[u8]) -> Vec<u8> {
+    let length = content.len() as u8;
+    let long: &[u8] = if length < 128 { &[] } else { &[0x81] };
+    [&[tag], long, &[length], content].concat()
+}
+
+fn algorithm() -> Vec<u8> {
+    der(SEQUENCE, &der(0x06, &[0x2b, 0x65, 0x70])) // id-Ed25519, RFC 8410
+}
+
+/// In PKCS 8.
+fn key() -> Vec<u8> {
+    let secret = der(OCTETS, &der(OCTETS, &SECRET));
+    der(SEQUENCE, &[der(INTEGER, &[0]), algorithm(), secret].concat())
+}
+
+/// A certificate of the key, which nobody has signed: who it is of is not judged here.
+fn certificate() -> Vec<u8> {
+    let bits = |bytes: &[u8]| der(BITS, &[&[0], bytes].concat());
+    let nobody = der(SEQUENCE, &[]);
+    let times = [der(TIME, b"260101000000Z"), der(TIME, b"360101000000Z")].concat();
+    let tbs = [
+        der(VERSION, &der(INTEGER, &[2])),
+        der(INTEGER, &[1]),
+        algorithm(),
+        nobody.clone(),
+        der(SEQUENCE, &times),
+        nobody,
+        der(SEQUENCE, &[algorithm(), bits(&PUBLIC)].concat()),
+    ];
+    der(
+        SEQUENCE,
+        &[der(SEQUENCE, &tbs.concat()), algorithm(), bits(&[0; 64])].concat(),
+    )
+}

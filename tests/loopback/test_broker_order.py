@@ -1,0 +1,77 @@
+"""In which order a decision is brought about: what others wait for comes first. Real parts over a kernel in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.config import load
+from broker.daemon.configurations import Configurations, Source
+from broker.daemon.log import open_log
+from broker.daemon.parts import Given, Parts, compose
+from broker.holds import Hold
+from broker.policy import Policy
+from shaping.fake import FakeKernel
+from shaping.journal import Journal
+
+
+def text(egress: str) -> str:
+    return f'version = 1\n[[interface]]\nname = "eth0"\negress = "{egress}"\ningress = "auto"\n'
+
+
+def policy(egress: str) -> Policy:
+    return load(text(egress))
+
+
+class Kernel(FakeKernel):
+    """Notes when it is written to."""
+
+    def __init__(self, order: list[str]) -> None:
+        super().__init__(("eth0",))
+        self._order = order
+
+    def apply(self, interface: str, operations: Sequence[Any]) -> None:
+        self._order.append("kernel")
+        super().apply(interface, operations)
+
+
+def made(tmp_path: Path, order: list[str]) -> Parts:
+    given = Given(
+        kernel=Kernel(order), classifier=None, mark=lambda *_, **__: None, guardian=None, going_first=None,
+        log=open_log(), clock=time.monotonic,
+    )  # fmt: skip
+    source = Source(read=lambda: text("20 Mbit/s"), parse=load, state_dir=str(tmp_path))
+    return compose(
+        given, policy("20 Mbit/s"), journal=Journal(tmp_path), configurations=Configurations(source, log=given.log),
+        take_over=False, rebuild=False, earlier_sockets=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        pytest.param(False, ["others", "kernel"], id="a burst: who is asked"),
+        pytest.param(True, ["kernel", "others"], id="a lease: what was asked for"),
+    ],
+)
+def test_what_somebody_waits_for_is_done_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool, expected: list[str]
+) -> None:
+    order: list[str] = []
+    parts = made(tmp_path, order)
+    try:
+        parts.deciding.attach_all(policy("20 Mbit/s"))
+        order.clear()
+
+        def ask(_: Sequence[Hold]) -> None:
+            order.append("others")
+
+        monkeypatch.setattr(parts.neighbours, "ask", ask)
+        parts.deciding.decide(policy("10 Mbit/s"), between=True, asked=asked)
+        assert order == expected
+    finally:
+        parts.close()
