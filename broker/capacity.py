@@ -24,6 +24,7 @@ nothing; so here a cut needs load, a bound, and is not made from an application 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -151,7 +152,7 @@ def estimate(
     if counters is None or counters.elapsed_s <= 0:
         return _give(state, source, reasons.SignalsMissing(state.rate_bits_per_s), now_s=now_s)
     shaper = _shaper_rate(state, now_s=now_s - counters.elapsed_s)
-    load = sum(counters.sent_bits) / counters.elapsed_s / shaper
+    load = math.fsum(counters.sent_bits) / counters.elapsed_s / shaper
     seen = signals.observe(
         state.signals, now_s=now_s, flows=flows, classes=counters.classes, sent_bits=counters.sent_bits,
         received_bits=counters.received_bits, dropped_packets=counters.dropped_packets,
@@ -177,6 +178,18 @@ def estimate(
     elif may_raise(state, now, now_s=now_s):
         state = raised(state, now_s=now_s)
     return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)
+
+
+def at_rest(state: CapacityState, *, now_s: float) -> bool:
+    """Whether nothing is under way or suspected, so that this need not be estimated at every reading: the rate is the
+    link's, no connection sees a queue elsewhere, hardly a packet was lost."""
+    if state.rate_bits_per_s < state.base_bits_per_s or now_s < max(state.drain_until_s, state.blameless_until_s):
+        return False
+    for entry in state.signals.destinations:
+        last_s, least_s, _ = entry.excess[-1]
+        if last_s > now_s - signals.ACTIVE_S and least_s > (DELAY_S if entry.two_way else QUIET_DELAY_S):
+            return False
+    return signals.read(state.signals, now_s=now_s).lost_packets < LOSS_SENT_MIN
 
 
 def _blamed(

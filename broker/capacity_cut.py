@@ -48,7 +48,8 @@ FOUND_AFTER_S = 0.2
 the soonest: so a queue of D seconds means at most D / 0.2 too much, whatever acknowledgements say."""
 PROBE_BACK, PROBE_BACK_UNTOLD = 0.96, 0.9
 """A failed probe costs at most a twenty-fifth of what was there before it, and a tenth where arrivals are not
-known."""
+known; and nothing of a rate that stood without a queue, for a host that holds packets up makes probes fail one after
+the other."""
 LIMITED = 0.9
 """The shaper was the limit in a tick that used 90 % of it."""
 DELAY_S = 0.030
@@ -209,7 +210,8 @@ def least(state: CapacityState) -> int:
 def _back_to(state: CapacityState) -> tuple[float, float]:
     """The least and the most that a probe which failed leaves."""
     before = state.rate_before_raise_bits_per_s
-    return (PROBE_BACK if passage.is_told(state.signals.arrivals) else PROBE_BACK_UNTOLD) * before, before
+    back = PROBE_BACK if passage.is_told(state.signals.arrivals) else PROBE_BACK_UNTOLD
+    return max(back * before, min(before, state.stood_bits_per_s)), before
 
 
 def _through_since_the_drain(state: CapacityState, *, now_s: float) -> float:

@@ -27,6 +27,9 @@ was carried at the last cut a raise has to prove itself, and 12 % over it the ba
 overshoots by 60 ms of queue."""
 CONFIRM_S = 0.5
 """Full for so long, a raise of 3 % has made 15 ms of queue: above `PROBE_DELAY_S`."""
+STOOD_OF, STOOD_LATE = 5, 0.25
+"""A rate stood if of at least five packets at most a quarter met a queue: a host that holds packets up for 150 ms
+delays two, one whose bursts are too much half of them."""
 RAISE_LOSS = 0.01
 """No probe while more than 1 % is lost on the way: a lossy Wi-Fi stays below, a full short buffer does not."""
 
@@ -65,6 +68,7 @@ def raised(state: CapacityState, *, now_s: float) -> CapacityState:
         state,
         rate_bits_per_s=min(state.base_bits_per_s, int(rate * (1 + step))),
         rate_before_raise_bits_per_s=rate,
+        stood_bits_per_s=_stood(state),
         raised_s=now_s,
         changed_s=now_s,
         hold_s=BUSY_S,
@@ -73,6 +77,15 @@ def raised(state: CapacityState, *, now_s: float) -> CapacityState:
         busy_s=0.0,
         moved_by="raise",
     )
+
+
+def _stood(state: CapacityState) -> int:
+    """The last rate at which packets met no queue while nothing more was tried; 0: it made one, or nobody tells."""
+    if state.moved_by == "raise":
+        return state.stood_bits_per_s
+    waits_s = [entry.wait_s for entry in state.signals.arrivals if entry.left_s >= state.changed_s + SEEN_AFTER_S]
+    late = sum(wait_s > PROBE_DELAY_S for wait_s in waits_s)
+    return state.rate_bits_per_s if len(waits_s) >= STOOD_OF and late <= STOOD_LATE * len(waits_s) else 0
 
 
 def _confirmed(state: CapacityState, *, heard: bool) -> bool:

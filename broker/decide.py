@@ -18,16 +18,15 @@ one stands, so that the kernel is not written to for nothing. Inputs are sorted 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker import (
     bursts,
     capacity,
     credit,
-    demand,
+    earlier,
     forecast,
-    guarantee,
     held,
     infeasible,
     jobs,
@@ -37,14 +36,13 @@ from broker import (
     schedule,
     segments,
 )
-from broker.holds import Hold, Verdict
-from broker.ingress import decide_ingress
+from broker.holds import Hold, Ready, Verdict
+from broker.ingress import Inflow, decide_ingress
 from broker.ingress_state import IngressState
 from broker.model import (
     Alarm,
     Allocation,
     ClassAllocation,
-    ClassSample,
     Credit,
     Decision,
     InterfaceAllocation,
@@ -53,8 +51,9 @@ from broker.model import (
     SegmentAllocation,
 )  # fmt: skip
 from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises_of
-from broker.policy import CLASS_NAMES, ClassPolicy, InterfacePolicy, Policy
+from broker.policy import InterfacePolicy, Policy
 from broker.promised import in_force
+from broker.reading import Reading
 from broker.schedule import Holding
 from broker.state import AppliedState, ClassState, InterfaceState, PresenceState, State
 from broker.way_in_delay import WayOut, queue_on_the_way_out
@@ -62,8 +61,6 @@ from hive_qos.units import format_rate
 
 DEAD_BAND = 0.02
 """Part of the capacity by which a class' figure has to move before the kernel is written to (control.md: 2 %)."""
-COUNTERS_STALE_S = 0.5
-"""Five ticks without counters: throughput and backlog are not known any more."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +110,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             out=_way_out(ways_out[entry.name], now_s=now_s),
             interface=entry,
             policy=policy,
+            trained=ways_out[entry.name].state.jobs,
         )
         for entry in policy.interfaces
         if entry.ingress
@@ -139,6 +137,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
         again_s=min((time_s for time_s in soon if time_s is not None), default=None),
         watches=tuple(inflow.watch for inflow in inflows if inflow.watch is not None),
+        ready=tuple(_beside_others(ready, inflow, inflows) for inflow in inflows for ready in inflow.ready),
     )
 
 
@@ -151,6 +150,12 @@ def _way_out(outcome: _Outcome, *, now_s: float) -> WayOut:
         load=used / max(1, allocation.capacity_bits_per_s),
         excess_s=queue_on_the_way_out(known.signals if known is not None else None, now_s=now_s),
     )
+
+
+def _beside_others(ready: Ready, own: Inflow, inflows: Sequence[Inflow]) -> Ready:
+    """What is ready for a burst through one interface, with what is asked for because of the others."""
+    others = [hold for inflow in inflows if inflow is not own for hold in inflow.holds]
+    return replace(ready, holds=_one_each([*ready.holds, *others]))
 
 
 def _one_each(holds: list[Hold]) -> tuple[Hold, ...]:
@@ -166,7 +171,9 @@ def _interface(
     *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
     hours: tuple[Holding, ...],
 ) -> _Outcome:  # fmt: skip
-    read = _Reading(now_s=now_s, state=state, sample=sample)
+    decided_on_s = state.counters_s
+    state = earlier.taken_in(state, sample, interface=interface, policy=policy, hours=hours, now_s=now_s)
+    read = Reading(now_s=now_s, state=state, sample=sample)
     seen = sample or InterfaceSample(interface.name)  # of one that is not there nothing was seen
     leased = held.leased(seen.leases)
     read.waits_elsewhere(held.waiting_bytes(seen.destinations, leased))
@@ -236,7 +243,7 @@ def _interface(
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(AppliedState(entry.name, entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in plans),
-        job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
+        job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_since(decided_on_s), now_s=now_s),
         presence=people,
         held=holding_back.states,
         segments=limited,
@@ -273,96 +280,6 @@ def _interface(
     return _Outcome(after, allocation, credits, alarms, holding_back.verdicts, again_s if estimate.unsettled else None)
 
 
-class _Reading:
-    """One tick's counters next to the last tick's; everything is None where it cannot be known."""
-
-    def __init__(self, *, now_s: float, state: InterfaceState, sample: InterfaceSample | None) -> None:
-        self.now_s = now_s
-        self.before = {entry.name: entry for entry in state.classes}
-        self.present = sample is not None
-        age_s = sample.counters_age_s if sample is not None else None
-        self.read_s = None if age_s is None else now_s - age_s
-        self.fresh = age_s is not None and age_s < COUNTERS_STALE_S
-        new = self.read_s is not None and (state.counters_s is None or self.read_s > state.counters_s)
-        self.counters_s = self.read_s if new else state.counters_s
-        earlier_s = state.counters_s
-        self.elapsed_s = self.read_s - earlier_s if new and self.read_s is not None and earlier_s is not None else None
-        self.received_bytes = sample.received_bytes if sample is not None else None
-        self.received_before = state.received_bytes
-        self.samples: dict[str, ClassSample] = {}
-        if sample is not None and self.fresh:
-            self.samples = {entry.name: entry for entry in sample.classes}
-        self.elsewhere_bytes = 0
-
-    def waits_elsewhere(self, held_bytes: int) -> None:
-        """Of the lender's backlog, take off what waits because another broker asked for it: our link is not short."""
-        entry = self.samples.get(LENDER)
-        if entry is not None and held_bytes:
-            self.elsewhere_bytes = min(held_bytes, entry.backlog_bytes)
-            self.samples[LENDER] = replace(entry, backlog_bytes=entry.backlog_bytes - self.elsewhere_bytes)
-
-    def _before(self, name: str) -> ClassState:
-        return self.before.get(name) or ClassState(name)
-
-    def sent_bytes(self, name: str) -> int:
-        """The counter of a class, the last known one where there is none."""
-        found = self.samples.get(name)
-        return found.sent_bytes if found else self._before(name).sent_bytes
-
-    def counters(self) -> capacity.Counters | None:
-        """All classes' counters since the last tick; None where they are not fresh, or began anew."""
-        if self.elapsed_s is None or not self.fresh:
-            return None
-        classes = tuple(self.samples.get(name) or ClassSample(name, 0) for name in CLASS_NAMES)
-        sent, dropped = [], 0
-        for entry in classes:
-            before = self._before(entry.name)
-            rate = demand.rate_of(before, entry, elapsed_s=self.elapsed_s) if entry.name in self.samples else 0.0
-            if rate is None:
-                return None
-            sent.append(rate * self.elapsed_s)
-            dropped += max(0, entry.dropped_packets - before.dropped_packets) if entry.name in self.samples else 0
-        received: float | None = None
-        if self.received_bytes is not None and self.received_before is not None:
-            received = max(0, self.received_bytes - self.received_before) * 8.0
-        return capacity.Counters(classes, tuple(sent), dropped, self.elapsed_s, received)
-
-    def needs(
-        self, entry: ClassPolicy, guarantee_bits_per_s: int, ceiling_bits_per_s: int, floor_bits_per_s: int, *,
-        limit: reasons.Reasoned | None, announced: list[tuple[int, float]], declared: needs.Declared | None,
-    ) -> tuple[ClassState, ClassNeeds]:  # fmt: skip
-        """Take in a class' counters and say what it needs."""
-        before, sample = self._before(entry.name), self.samples.get(entry.name)
-        observed = before
-        waiting = sample is not None and sample.backlog_bytes >= demand.BACKLOG_BYTES_MIN
-        if sample is not None:
-            rate = demand.rate_of(before, sample, elapsed_s=self.elapsed_s)
-            observed = demand.observe(before, sample, elapsed_s=self.elapsed_s, now_s=self.now_s)
-            if rate is not None and self.elapsed_s is not None and entry.name == LENDER:
-                observed = guarantee.account(
-                    observed, received_bits=rate * self.elapsed_s, guarantee_bits_per_s=guarantee_bits_per_s,
-                    window_s=entry.guarantee_window_s, elapsed_s=self.elapsed_s, waiting=waiting, now_s=self.now_s,
-                )  # fmt: skip
-        wants = demand.demand_bits_per_s(
-            observed, backlog_bytes=sample.backlog_bytes if sample else None, ceiling_bits_per_s=ceiling_bits_per_s,
-            floor_bits_per_s=floor_bits_per_s, announced=announced,
-            declared_bits_per_s=declared.wants_bits_per_s(ceiling_bits_per_s) if declared else None,
-        )  # fmt: skip
-        owed_per_s = guarantee.owed_bits(observed) / entry.guarantee_window_s
-        return observed, ClassNeeds(
-            policy=entry,
-            demand_bits_per_s=wants,
-            waiting=waiting,
-            sending=(observed.throughput_bits_per_s or 0.0) >= demand.SENDING_BITS_PER_S,
-            repay_bits_per_s=guarantee.repay_rate_bits_per_s(
-                observed, guarantee_bits_per_s=guarantee_bits_per_s, window_s=entry.guarantee_window_s
-            ),
-            received_bits_per_s=max(0, int(guarantee_bits_per_s - owed_per_s)),
-            limit=limit,
-            at_risk=declared.at_risk(guarantee_bits_per_s) if declared else None,
-        )
-
-
 def _with_dead_band(
     plans: tuple[ClassPlan, ...], state: InterfaceState, rate: int, *, fresh: bool
 ) -> tuple[ClassPlan, ...]:
@@ -387,7 +304,7 @@ def _with_dead_band(
     return tuple(stands)
 
 
-def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, read: _Reading) -> ClassAllocation:
+def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, read: Reading) -> ClassAllocation:
     sample = read.samples.get(entry.name)
     throughput = observed.throughput_bits_per_s if read.fresh else None
     return ClassAllocation(
@@ -408,7 +325,7 @@ def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, 
 
 
 def _alarms(
-    name: str, read: _Reading, estimate: capacity.CapacityEstimate, promised: Mapping[str, Promises]
+    name: str, read: Reading, estimate: capacity.CapacityEstimate, promised: Mapping[str, Promises]
 ) -> tuple[Alarm, ...]:
     if not read.present:  # what its capacity would be concerns nobody
         return (Alarm("interface-missing", name, "it is not there; it is shaped when it appears"),)

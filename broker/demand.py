@@ -8,6 +8,7 @@ burst counts with the rate that it needs: bytes left by the time left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -83,5 +84,5 @@ def demand_bits_per_s(
     if not known or (backlog_bytes or 0) >= BACKLOG_BYTES_MIN:
         return ceiling_bits_per_s
     usage = USAGE_HEADROOM * max(observed.usage_bits_per_s, default=0.0)
-    declared = sum(left_bytes * 8 / max(left_s, 0.001) for left_bytes, left_s in announced)
+    declared = math.fsum(left_bytes * 8 / max(left_s, 0.001) for left_bytes, left_s in announced)
     return int(min(ceiling_bits_per_s, max(usage, declared, floor_bits_per_s)))

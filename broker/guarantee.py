@@ -17,6 +17,7 @@ of a second: there it is 0.86.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TypeVar
 
@@ -56,7 +57,7 @@ def account(
     promised = PROMISE_MARGIN * guarantee_bits_per_s * elapsed_s
     if waiting:
         parts = (parts[0] + promised - received_bits, *parts[1:])
-    owed = sum(parts)
+    owed = math.fsum(parts)
     at_risk = owed > AT_RISK * guarantee_bits_per_s * window_s
     repaying = guarantee_bits_per_s > 0 and (at_risk or (state.repaying and owed > 0))
     return replace(state, owed_bits=parts, owed_end_s=end_s, repaying=repaying)
@@ -64,7 +65,7 @@ def account(
 
 def owed_bits(state: ClassState | Account) -> float:
     """What it is owed over its window; negative when it got more than its promise."""
-    return sum(state.owed_bits)
+    return math.fsum(state.owed_bits)
 
 
 def repay_rate_bits_per_s(state: ClassState | Account, *, guarantee_bits_per_s: int, window_s: float) -> int:

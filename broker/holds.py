@@ -34,6 +34,21 @@ class Hold:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """What to ask for at once when a burst of this job begins, before the decision that follows from it.
+
+    Fields: `interface` the one through which the burst goes; `uid`, `job` whose it is; `bytes_min` what it announces
+    there at least; `holds` all that is wanted of others then, as `broker.model.Decision` has it.
+    """
+
+    interface: str
+    uid: int
+    job: str
+    bytes_min: int
+    holds: tuple[Hold, ...]
+
+
+@dataclass(frozen=True)
 class Lease:
     """What another broker has asked of us and is still in force; whether it is kept is for the decision to say.
 

@@ -11,7 +11,8 @@ wait for nothing.
     over      when come reaches 0.97 of what the last bursts brought, by announced byte (their median)
 
 A burst that is past its deadline is followed as long as it is passed in, a second at most (`broker.model.Burst`): what
-still comes of it is training's, and counted as the rest's it would shorten the holds for the next bursts.
+still comes of it is training's, and counted as the rest's it would shorten the holds for the next bursts. One that is
+past it when it is first seen is followed where it is new, so that a deadline of 0 s is judged as any other.
 
 Where a burst has not been announced, `others` is what comes beside storage, smoothed. TCP counts what it has in order,
 so a lost packet makes storage look slow and then fast: both signs are averaged, over most of a second.
@@ -39,6 +40,9 @@ WINDOW_S_MIN = 0.05
 FRESH_S = 0.02
 WINDOW_S_STALE = 0.2
 EXTRAPOLATED_S_MAX = 0.3
+NEW_S = 0.1
+"""One that is no older is followed though its deadline is over: others may have been asked to hold back the moment it
+was announced, so that it has to be judged, whatever deadline it has."""
 FORGET_SENDER_S = 5.0
 REFUSED_S_MAX = 2.0
 """A broker that has refused for longer than a lease lasts is as good as none."""
@@ -80,7 +84,9 @@ def follow(
     )  # fmt: skip
     beside = _beside(state, now_s=now_s)
     known = {_burst(burst): burst for burst in state.bursts}
-    under_way = (burst for burst in bursts if burst.remaining_s > 0 or _burst(burst) in known)
+    under_way = (
+        burst for burst in bursts if burst.remaining_s > 0 or burst.age_s < NEW_S or _burst(burst) in known
+    )  # fmt: skip
     current = sorted(under_way, key=_burst)[:BURSTS_MAX]
     present = {_burst(burst) for burst in current}
     changed = present != known.keys()

@@ -20,19 +20,30 @@ it to the others, and what nobody wants is spread over all, so that whoever begi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker import guarantee, inbound, ingress_reasons, ingress_shown, observed, reasons, way_in_capacity
+from broker import (
+    guarantee,
+    held_here,
+    inbound,
+    ingress_reasons,
+    ingress_shown,
+    observed,
+    ready_holds,
+    reasons,
+    way_in_capacity,
+)
 from broker.allocate import Claim, allocate
 from broker.bursts import START_S, USED_MIN, start_s
 from broker.capacity_cut import DRAIN_FACTOR
-from broker.holds import Hold
+from broker.holds import Hold, Ready
 from broker.ingress_state import InboundBurstState, IngressState, SenderState
 from broker.model import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
 from broker.plan import LENDER, Promises, promises
 from broker.policy import InterfacePolicy, Policy
-from broker.state import BurstState
+from broker.state import BurstState, JobState
 from broker.way_in_delay import HELD_FOR_S, WayOut
 
 IDLE_S = 10.0
@@ -73,11 +84,12 @@ class Inflow:
     alarms: tuple[Alarm, ...]
     again_s: float | None
     watch: Watch | None = None
+    ready: tuple[Ready, ...] = ()
 
 
 def decide_ingress(
     *, now_s: float, state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState],
-    out: WayOut, interface: InterfacePolicy, policy: Policy,
+    out: WayOut, interface: InterfacePolicy, policy: Policy, trained: Sequence[JobState] = (),
 ) -> Inflow:  # fmt: skip
     """Decide what storage may send towards one interface.
 
@@ -89,8 +101,11 @@ def decide_ingress(
         out: what is known of the other way.
         interface: its policy; `ingress` is set.
         policy: the classes' promises.
+        trained: what is known of jobs that send through the interface, as this tick leaves it.
     """
     senders = sample.senders if sample is not None else ()
+    arriving = sample.arriving if sample is not None else ()
+    state = replace(state, here=held_here.follow(state.here, arriving, now_s=now_s))
     estimate = _capacity(state, sample, interface, out, now_s=now_s)
     rate, source = estimate.rate_bits_per_s, estimate.source
     before = state = replace(state, capacity=estimate.state)
@@ -125,15 +140,22 @@ def decide_ingress(
     state = replace(
         state,
         allowance_bits_per_s=allowance or 0,
-        senders=tuple(
-            _allowed(entry, allowed.get(entry.address, 0), here=in_kernel, now_s=now_s) for entry in state.senders
-        ),
+        senders=tuple(_allowed(entry, allowed.get(entry.address, 0), now_s=now_s) for entry in state.senders),
     )
     again = [
         inbound.look_again_s(state, now_s=now_s, lead_s=lead_s, capacity_bits_per_s=rate) if allowance else None,
         observed.quiet_in_s(state.observed, now_s=now_s),
     ]
     close = _look_closely(state, rate, now_s=now_s)
+
+    def ready(job: JobState) -> Ready:
+        room = max(own.floor, owed, _never_used([(job.uid, job.job)], state, rate))
+        begins = ingress_reasons.BurstBegins(job.job, min(room, own.ceiling))
+        parts = _divide(state.senders, told, begins.rate_bits_per_s, own.floor, in_kernel=in_kernel)
+        least_bytes = ready_holds.bytes_min(rate)
+        return Ready(interface.name, job.uid, job.job, least_bytes, _holds(parts, told, rate, begins))
+
+    jobs = ready_holds.jobs(state, trained, capacity_bits_per_s=rate, now_s=now_s) if allowed else ()
     return Inflow(
         state=state,
         allocation=ingress_shown.allocation(
@@ -151,14 +173,17 @@ def decide_ingress(
         ),
         again_s=min((time_s for time_s in again if time_s is not None), default=None),
         watch=observed.watch(interface.name, state.observed, slower_bits_per_s=slower) if close else None,
+        ready=tuple(ready(job) for job in jobs),
     )
 
 
 def _capacity(
     state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, out: WayOut, *, now_s: float
 ) -> way_in_capacity.WayInEstimate:
-    held_s = {entry.address: entry.held_s for entry in state.senders if entry.held_s is not None}
-    lately = frozenset(address for address, at_s in held_s.items() if now_s - at_s < HELD_FOR_S)
+    lately = frozenset(
+        entry.address for entry in state.senders if entry.held_s is not None and now_s - entry.held_s < HELD_FOR_S
+    )
+    here = _wants_ifb(state, interface, now_s=now_s)
     return way_in_capacity.estimate(
         now_s=now_s,
         state=state.capacity,
@@ -167,14 +192,16 @@ def _capacity(
         flows=sample.flows if sample is not None else (),
         senders=sample.senders if sample is not None else (),
         held=lately,
-        limited=any(_limited(entry) for entry in state.senders) or _limited_here(state, interface, now_s=now_s),
+        limited=any(_limited(entry) for entry in state.senders) or (here and _limited_here(state)),
         out=out,
+        holding=here or any(entry.allowed_bits_per_s for entry in state.senders),
+        here=held_here.waits_s(state.here, now_s=now_s),
     )
 
 
-def _allowed(sender: SenderState, allowed: int, *, here: bool, now_s: float) -> SenderState:
-    """With an IFB of ours, what it holds back waits in it, as at a sender that holds itself back."""
-    return replace(sender, allowed_bits_per_s=allowed, held_s=now_s if allowed or here else sender.held_s)
+def _allowed(sender: SenderState, allowed: int, *, now_s: float) -> SenderState:
+    sender = replace(sender, allowed_bits_per_s=allowed)
+    return replace(sender, held_s=now_s) if _limited(sender) else sender
 
 
 def _allowance(
@@ -237,7 +264,7 @@ def _look_closely(state: IngressState, rate: int, *, now_s: float) -> bool:
         return False
     if observed.is_announced(state.observed, state.announced_s):
         return False
-    return sum(entry.most_bits_per_s for entry in state.senders) >= STORED_MIN * rate
+    return math.fsum(entry.most_bits_per_s for entry in state.senders) >= STORED_MIN * rate
 
 
 def _believed(bursts: Sequence[Burst], credited: Sequence[BurstState]) -> tuple[Burst, ...]:
@@ -263,11 +290,16 @@ def _unused_by(coming: Sequence[InboundBurstState], state: IngressState, rate: i
     (first, *_), others = coming, max(0.0, state.others_bits_per_s)
     if first.uid == observed.USER and now_s - first.started_s >= LONG_S:
         return max(0, int(rate - PEAK_ROOM * first.peak_bits_per_s - others))
-    jobs = sorted({(burst.uid, burst.job) for burst in coming})
+    return _never_used(sorted({(burst.uid, burst.job) for burst in coming}), state, rate)
+
+
+def _never_used(jobs: Sequence[tuple[int, str]], state: IngressState, rate: int) -> int:
+    """What jobs (by user and name) have never used in their last bursts, likewise."""
     peaks = [inbound.peak_bits_per_s(state, uid, job) for uid, job in jobs]
     if any(peak is None or peak > PEAK_LOW * rate for peak in peaks):
         return 0
-    return max(0, int(rate - PEAK_ROOM * sum(peak for peak in peaks if peak is not None) - others))
+    others = max(0.0, state.others_bits_per_s)
+    return max(0, int(rate - PEAK_ROOM * math.fsum(peak for peak in peaks if peak is not None) - others))
 
 
 def _limited(sender: SenderState) -> bool:
@@ -276,10 +308,12 @@ def _limited(sender: SenderState) -> bool:
     return sender.allowed_bits_per_s > 0 and used >= LIMITED * sender.allowed_bits_per_s
 
 
-def _limited_here(state: IngressState, interface: InterfacePolicy, *, now_s: float) -> bool:
-    """Whether storage would bring more if an IFB of ours let it."""
-    brings = sum(entry.rate_bits_per_s for entry in state.senders)
-    return _wants_ifb(state, interface, now_s=now_s) and brings >= LIMITED * state.allowance_bits_per_s > 0
+def _limited_here(state: IngressState) -> bool:
+    """Whether storage would bring more if an IFB of ours let it: some of it waits there, or it brings all it may."""
+    if held_here.wait_s(state.here, LENDER) > 0:
+        return True
+    brings = math.fsum(entry.rate_bits_per_s for entry in state.senders)
+    return brings >= LIMITED * state.allowance_bits_per_s > 0
 
 
 def _judged(sender: SenderState, might: bool, elapsed_s: float) -> SenderState:

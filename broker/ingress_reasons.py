@@ -49,6 +49,18 @@ class BurstComes:
 
 
 @dataclass(frozen=True)
+class BurstBegins:
+    """A burst of training was announced a moment ago, and what the decision before had made ready is asked for."""
+
+    code: ClassVar[str] = "burst-begins"
+    job: str
+    rate_bits_per_s: int
+
+    def text(self) -> str:
+        return f"a burst of job {self.job} begins: storage sends us at most {format_rate(self.rate_bits_per_s)}"
+
+
+@dataclass(frozen=True)
 class BurstSeen:
     """Training comes in that announced nothing; storage keeps its guarantee, or what that training does not use."""
 

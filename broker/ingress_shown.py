@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from broker import ingress_reasons, reasons
@@ -37,7 +38,7 @@ def allocation(
         ceil = max(kept, min(own.ceiling, allowance or own.ceiling)) if storage else max(kept, own.ceiling)
         throughput: int | None = None
         if storage:
-            throughput = int(sum(sender.rate_bits_per_s for sender in state.senders))
+            throughput = int(math.fsum(sender.rate_bits_per_s for sender in state.senders))
         elif entry.name == "compute" and state.bursts and state.training_bits_per_s is not None:
             throughput = int(state.training_bits_per_s)
         classes.append(

@@ -104,6 +104,21 @@ class ObservedState:
 
 
 @dataclass(frozen=True)
+class HereState:
+    """What waits of one class in an IFB of ours (`broker.held_here`).
+
+    Fields: `read_s` and `sent_bytes` the reading from which the next rate is taken, `rate_bits_per_s` the last one;
+    `waits` (when, seconds) lately, oldest first.
+    """
+
+    traffic_class: str
+    read_s: float
+    sent_bytes: int
+    rate_bits_per_s: float = 0.0
+    waits: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class IngressState:
     """The way in of one interface.
 
@@ -113,7 +128,8 @@ class IngressState:
     burst, None before it was measured; `training_s` when a burst was last announced or seen, `announced_s` when one
     that was announced and is believed last explained what training sends; `brokerless_s` when storage last came from a
     host where no broker holds it back; `allowance_bits_per_s` what storage may send towards us, 0 while nothing is
-    held; `observed` bursts that were not announced; `capacity` what the way in carries (`broker.way_in_capacity`).
+    held; `observed` bursts that were not announced; `capacity` what the way in carries (`broker.way_in_capacity`);
+    `here` what waits in an IFB of ours.
     """
 
     name: str
@@ -135,6 +151,7 @@ class IngressState:
     announced_s: float | None = None
     observed: ObservedState = ObservedState()
     capacity: WayInState | None = None
+    here: tuple[HereState, ...] = ()
 
 
 @dataclass(frozen=True)

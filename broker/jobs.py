@@ -13,6 +13,7 @@ not fit into their class' guarantee are scaled like those of classes, with an al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -191,7 +192,7 @@ def _of_class(known: Sequence[_Known], entry: ClassAllocation, offered_bits_per_
     shares = allocate(
         [_claim(one, one.demand_bits_per_s) for one in known], capacity_bits_per_s=offered_bits_per_s
     ).rates_bits_per_s
-    total_weight = sum(one.policy.weight for one in known if _counts(one))
+    total_weight = math.fsum(one.policy.weight for one in known if _counts(one))
     made = []
     for one, rate, share in zip(known, rates, shares, strict=True):
         throughput = one.use.use.throughput_bits_per_s

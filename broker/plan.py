@@ -129,12 +129,17 @@ def _rates(needs: Sequence[ClassNeeds], promised: Mapping[str, Promises], capaci
     wanted = []
     for need in needs:
         own = promised[need.policy.name]
-        above = min(own.guarantee, need.demand_bits_per_s)
-        if need.policy.name == LENDER:
-            above = max(need.repay_bits_per_s, own.guarantee if need.at_risk else 0)
-        want = min(max(own.floor, above), own.ceiling)
+        want = wanted_bits_per_s(need, own)
         wanted.append(Claim(1.0, own.floor, want, own.ceiling, want))
     return list(allocate(wanted, capacity_bits_per_s=capacity_bits_per_s).rates_bits_per_s)
+
+
+def wanted_bits_per_s(need: ClassNeeds, own: Promises) -> int:
+    """The rate that a class is given where all fit: its floor, and above it what it wants of its promise now."""
+    above = min(own.guarantee, need.demand_bits_per_s)
+    if need.policy.name == LENDER:
+        above = max(need.repay_bits_per_s, own.guarantee if need.at_risk else 0)
+    return min(max(own.floor, above), own.ceiling)
 
 
 def _reason(

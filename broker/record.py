@@ -17,7 +17,7 @@ from typing import Any
 
 from broker.codec import dumps, from_json
 from broker.decide import decide
-from broker.holds import Hold, Verdict
+from broker.holds import Hold, Ready, Verdict
 from broker.model import Alarm, Allocation, Credit, Decision, Measurements, Policy, State, Watch
 
 RECORD_VERSION = 1
@@ -42,6 +42,7 @@ class _Tick:
     verdicts: tuple[Verdict, ...] = ()
     again_s: float | None = None
     watches: tuple[Watch, ...] = ()
+    ready: tuple[Ready, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def tick_line(*, now_s: float, measurements: Measurements, decision: Decision) -
             verdicts=decision.verdicts,
             again_s=decision.again_s,
             watches=decision.watches,
+            ready=decision.ready,
         )
     )
 

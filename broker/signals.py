@@ -19,6 +19,7 @@ Destinations vote: more than half of those that have anything to say (both, of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -333,7 +334,7 @@ def _tick(
     return TickState(
         at_s=now_s,
         elapsed_s=elapsed_s,
-        sent_bits=sum(sent_bits),
+        sent_bits=math.fsum(sent_bits),
         received_bits=received_bits,
         lost_packets=0,
         sent_packets=0,

@@ -23,7 +23,7 @@ Where nobody, or one sender alone, tells how long packets take, the configured r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker import ingress_reasons, reasons, way_in_delay
@@ -41,7 +41,7 @@ from broker.capacity_cut import (
 from broker.capacity_probe import PROBE_DELAY_S, PROBE_STEP_MAX
 from broker.model import FlowSample, InterfaceSample, SenderSample
 from broker.policy import InterfacePolicy
-from broker.way_in_delay import VOICES_MIN, Verdict, WayOut
+from broker.way_in_delay import NOTHING_HERE, VOICES_MIN, Verdict, WayOut
 from broker.way_in_state import WayInState
 
 HEADROOM = 0.95
@@ -67,6 +67,9 @@ DISPUTED_S = 3.0
 moment later; but whoever always says so, forbids nothing."""
 USED = 0.8
 """Storage is held to 0.95 of the capacity and what comes is 0.9 of that at least, when it is what limits."""
+SHOWN_S, SHOWN = 0.6, 1.15
+"""A raise goes no further than 15 % over what came in the busiest tenth of the last 0.6 s: storage may be held to
+its floor meanwhile, for a burst, and then nothing shows whether the raise before was right."""
 NEAR = 1.04
 """Up to 4 % over what the last queue said steps stay small."""
 LOAD_MIN = 0.05
@@ -101,6 +104,7 @@ def base_rate(policy: InterfacePolicy, sample: InterfaceSample | None) -> tuple[
 def estimate(
     *, now_s: float, state: WayInState | None, base: tuple[int, str], received_bytes: int | None,
     flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str], limited: bool, out: WayOut,
+    holding: bool | None = None, here: Mapping[str, float] = NOTHING_HERE,
 ) -> WayInEstimate:  # fmt: skip
     """Estimate what the way in can carry now.
 
@@ -110,7 +114,9 @@ def estimate(
         base: from `base_rate`.
         received_bytes: the interface's counter; None where it was not read, and then the last capacity stands.
         flows, senders: as measured, in any order.
-        held: the addresses that are held back, or were a moment ago.
+        held: the addresses that a hold limits, or did a moment ago.
+        holding: whether anybody is held back, by a hold or by an IFB of ours; None: whoever is in `held`.
+        here: class to how long its packets wait in that IFB.
         limited: whether storage that is held uses all that it may.
         out: the other direction.
     """
@@ -119,7 +125,7 @@ def estimate(
         state = WayInState(rate, rate, changed_s=now_s, heard_s=now_s)
     before_s = state.came[-1][0] if state.came else now_s
     state = _count(state, received_bytes, now_s=now_s)
-    state = way_in_delay.hear(state, flows=flows, senders=senders, held=held, out=out, now_s=now_s)
+    state = way_in_delay.hear(state, flows=flows, senders=senders, held=held, out=out, now_s=now_s, here=here)
     busy_s = state.busy_s + now_s - before_s if limited and now_s >= state.drain_until_s else 0.0
     state = replace(state, busy_s=busy_s)
     raised = state.moved_by == "raise" and now_s - state.changed_s <= PROBE_WATCH_S
@@ -127,7 +133,7 @@ def estimate(
     settled = now_s >= max(state.drain_until_s, state.blameless_until_s)
     load_min = LOAD_MIN * rate if source != "fallback" else 0.0
     if said.queue and settled and now_s - max(state.changed_s, state.drain_until_s) >= CUT_REFRACTORY_S:
-        state = _queue(state, said, holding=bool(held), load_min=load_min, now_s=now_s)
+        state = _queue(state, said, holding=bool(held) if holding is None else holding, load_min=load_min, now_s=now_s)
     elif not said.queue and state.rate_bits_per_s < rate:
         state = _more(state, said, now_s=now_s)
     if said.queue or said.clear or not state.came or now_s - before_s > FORGET_S:
@@ -237,15 +243,33 @@ def _more(state: WayInState, said: Verdict, *, now_s: float) -> WayInState:
     if now_s - max(state.changed_s, state.drain_until_s) < (DISPUTED_S if said.disputed else pause_s):
         return state
     step = state.step or PROBE_STEP
+    rate = min(
+        state.base_bits_per_s, int(state.rate_bits_per_s * (1 + step)), int(SHOWN * _busiest(state, now_s=now_s))
+    )
+    if rate <= state.rate_bits_per_s:
+        return state
     gentle = state.rate_bits_per_s < NEAR * state.failed_bits_per_s
     return replace(
         state,
-        rate_bits_per_s=min(state.base_bits_per_s, int(state.rate_bits_per_s * (1 + step))),
+        rate_bits_per_s=rate,
         changed_s=now_s,
         moved_by="raise",
         busy_s=0.0,
         step=PROBE_STEP if gentle else min(PROBE_STEP_MAX, 2 * step),
     )
+
+
+def _busiest(state: WayInState, *, now_s: float) -> float:
+    """The highest rate at which anything came lately, over a tenth of a second or nearly."""
+    most, last = 0.0, None
+    for at_s, bits in state.came:
+        if at_s < now_s - SHOWN_S:
+            continue
+        if last is None:
+            last = at_s, bits
+        elif at_s - last[0] >= PART_S:
+            most, last = max(most, (bits - last[1]) / (at_s - last[0])), (at_s, bits)
+    return most
 
 
 def _forgotten(state: WayInState, *, now_s: float) -> WayInState:

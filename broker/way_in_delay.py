@@ -6,8 +6,10 @@ Three things tell of it:
              ten times a second or more. Only changes mean anything.
     broker/  the round trip to the sender's broker. Its packets go first at both ends (class control), so what is in it
              stands on the way: towards us, or from us.
-    tcp/     the receiver's side of storage's TCP (tcpi_rcv_rtt). While we hold its sender back it includes the queue
-             that we asked for, and says nothing.
+    tcp/     the receiver's side of storage's TCP (tcpi_rcv_rtt). While a hold of ours is what limits its sender it
+             includes the queue that we asked for, and says nothing.
+
+What waits in an IFB of ours, our own kernel's counters say: that is taken off all that comes through it.
 
 The two directions are told apart so: what the way out's own signals say of a queue there is taken off a round trip;
 where they say nothing and our own way out is loaded, a round trip does not count.
@@ -21,19 +23,21 @@ What is measured decides against what is told:
 
     queue   two see one and none surely sees none. Two measured ones are enough, whatever programs say; one measured
             needs a told one, and nobody's word against both
-    clear   a measured one surely sees none, and not two measured ones see a queue: one may have a slow link of his own.
-            Where nothing is measured, programs' word is enough that all see none
+    clear   a measured one surely sees none, no such one's last sample is late, and not two measured ones see a queue:
+            one may have a slow link of his own. Where nothing is measured, programs' word is enough that all see none
 
 Otherwise nobody knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from broker import baseline
 from broker.connection_signals import FLOW_STALE_S
+from broker.held_here import TRUSTED_S
 from broker.model import FlowSample, SenderSample
 from broker.plan import LENDER
 from broker.signals import SLOW_APART_S, SLOW_S, VOTE_S
@@ -48,6 +52,7 @@ NEW_S = 0.005
 LOADED = 0.5
 """Of the way out. Above it, a round trip says nothing unless the way out itself says what is in it."""
 SOURCES_MAX, REMEMBERED = 64, 8
+NOTHING_HERE: Mapping[str, float] = MappingProxyType({})
 HELD_FOR_S = 0.5
 """After a hold the sender's own queue is still in what its connections measure: TCP smooths over some round trips."""
 
@@ -65,9 +70,10 @@ class WayOut:
 @dataclass(frozen=True)
 class Verdict:
     """`queue` whether one stands in front of our link, `clear` whether surely none does; `disputed` whether anybody,
-    alone or by a program's word, sees one; `excess_s` of those that see one, the middle of them; `since_s` and
-    `until_s` from when to when all of them saw it; `seen_by` how many do, `heard` how many say anything, be it now this
-    and now that."""
+    alone or by a program's word, sees one, or saw one in half of the last samples; programs are not asked where two
+    measured ones are sure that there is none; `excess_s` of those that see one,
+    the middle of them; `since_s` and `until_s` from when to when all of them saw it; `seen_by` how many do, `heard` how
+    many say anything, be it now this and now that."""
 
     queue: bool
     clear: bool
@@ -91,19 +97,21 @@ def queue_on_the_way_out(state: SignalState | None, *, now_s: float) -> float | 
 
 def hear(
     state: WayInState, *, flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str],
-    out: WayOut, now_s: float,
+    out: WayOut, now_s: float, here: Mapping[str, float] = NOTHING_HERE,
 ) -> WayInState:  # fmt: skip
     """Take in a tick's samples.
 
     Args:
-        held: the addresses that we have held back lately.
+        held: the addresses that a hold of ours has limited lately.
+        here: class to how long its packets wait in an IFB of ours.
     """
     samples: list[tuple[str, str, float, float, float]] = []  # key, sender, when, value, what else is in it
     for flow in flows:
-        if flow.way_in_s is not None and flow.way_in_age_s is not None and flow.age_s < FLOW_STALE_S:
-            samples.append(
-                (f"{REPORTED}{flow.key}", flow.peer, now_s - flow.age_s - flow.way_in_age_s, flow.way_in_s, 0.0)
-            )
+        waits_s = here.get(flow.traffic_class, 0.0)
+        if flow.way_in_s is None or flow.way_in_age_s is None or flow.age_s >= FLOW_STALE_S or waits_s > TRUSTED_S:
+            continue
+        at_s = now_s - flow.age_s - flow.way_in_age_s
+        samples.append((f"{REPORTED}{flow.key}", flow.peer, at_s, flow.way_in_s, waits_s))
     explained = out.excess_s if out.excess_s is not None else 0.0 if out.load < LOADED else None
     for sender in senders:
         if explained is None or sender.traffic_class != LENDER:
@@ -111,9 +119,10 @@ def hear(
         if sender.broker_rtt_s is not None:
             at_s = now_s - sender.broker_rtt_age_s
             samples.append((f"broker/{sender.address}", sender.address, at_s, sender.broker_rtt_s, explained))
-        if sender.receive_rtt_s is not None and sender.address not in held:
+        waits_s = here.get(LENDER, 0.0)
+        if sender.receive_rtt_s is not None and sender.address not in held and waits_s <= TRUSTED_S:
             at_s = now_s - sender.age_s
-            samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, explained))
+            samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, explained + waits_s))
     known = {entry.key: entry for entry in state.sources}
     told: dict[str, tuple[float, float]] = {}
     measured: dict[str, tuple[float, float]] = {}
@@ -150,15 +159,23 @@ def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
             votes.high.append(series)
         elif sees is not None:
             votes.low += 1
+            votes.late += series[-1][1] > threshold_s
     enough = len(measured.high) >= VOICES_MIN
     high = measured.high if enough else [*measured.high, *told.high]
     low = measured.low + (0 if enough else told.low)
-    clear = not enough if measured.low else not measured.high and told.low > 0 and not told.high
+    nobody = not measured.high and not told.high and told.low > 0 and not told.late
+    clear = not enough and not measured.late if measured.low else nobody
+    sure = measured.low - measured.late >= VOICES_MIN
+    doubtful = any(
+        _is_doubtful(series, threshold_s=threshold_s, now_s=now_s)
+        for voice in state.voices
+        for series in ((voice.measured,) if sure else voice.both)
+    )
     excess_s = sorted(next(wait_s for _, wait_s in reversed(series) if wait_s > threshold_s) for series in high)
     return Verdict(
         queue=len(high) >= VOICES_MIN and len(measured.high) > 0 and not low,
         clear=clear,
-        disputed=len(measured.high) + len(told.high) > 0,
+        disputed=len(measured.high) > 0 or (len(told.high) > 0 and not sure) or doubtful,
         excess_s=excess_s[len(high) // 2] if high else 0.0,
         since_s=max((_since_s(series, threshold_s=threshold_s) for series in high), default=0.0),
         until_s=min((series[-1][0] for series in high), default=now_s),
@@ -169,14 +186,21 @@ def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
 
 @dataclass
 class _Votes:
-    """The series of those who see a queue, and how many see none."""
+    """The series of those who see a queue, how many see none, and of how many of these the last sample was late."""
 
     high: list[Series] = field(default_factory=list)
     low: int = 0
+    late: int = 0
 
 
 def _is_heard(voice: VoiceState, *, now_s: float) -> bool:
-    return any(series and series[-1][0] > now_s - SLOW_S for series in (voice.told, voice.measured))
+    return any(series and series[-1][0] > now_s - SLOW_S for series in voice.both)
+
+
+def _is_doubtful(series: Series, *, threshold_s: float, now_s: float) -> bool:
+    """Whether half of the last samples tell of a queue, so that nobody knows."""
+    fresh = [seconds for at_s, seconds in series[-OF:] if at_s > now_s - VOTE_S]
+    return len(fresh) > 1 and 2 * sum(seconds > threshold_s for seconds in fresh) >= len(fresh)
 
 
 def _sees(series: Series, *, threshold_s: float, now_s: float) -> bool | None:

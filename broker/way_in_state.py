@@ -33,6 +33,11 @@ class VoiceState:
     told: Series = ()
     measured: Series = ()
 
+    @property
+    def both(self) -> tuple[Series, Series]:
+        """Told and measured."""
+        return self.told, self.measured
+
 
 @dataclass(frozen=True)
 class WayInState:

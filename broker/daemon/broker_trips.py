@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from broker.peers.report import PeerStatus
 
-MEASURE_S = 0.25
-"""A round trip is new with every message that goes: two a second while storage is held, one a second else."""
+MEASURE_S = 0.1
+"""A round trip is new with every message that goes: at least five a second while storage is held, one a second else.
+How old one may be is known to this: a tick."""
 
 
 class BrokerTrip(NamedTuple):

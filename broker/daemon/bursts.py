@@ -40,15 +40,22 @@ class BurstBook:
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._entries.values())
 
+    def of_user(self, uid: int) -> int:
+        """How many bursts of a user are under way."""
+        return len(self._of_user.get(uid, ()))
+
     def announce(
         self, session: str, burst: Announce, *, uid: int, now_s: float, interface_of: Callable[[str], str | None]
-    ) -> None:
+    ) -> Mapping[str, int]:
         """Enter one burst, or add to it: who says a step again has more of it than he thought. Of too many of a session
         or a user, the oldest gives way.
 
         Args:
             uid: whose session it is.
             interface_of: the shaped interface towards an address, or None where it is not one of ours.
+
+        Returns:
+            The bytes of the whole burst through each interface.
         """
         before = self._take(session, burst.job, burst.step)
         by_interface = dict(before.bytes_by_interface) if before else {}
@@ -74,6 +81,7 @@ class BurstBook:
             deadline_s=now_s + burst.deadline_s,
             next_s=None if burst.next_s is None else now_s + burst.next_s,
         )
+        return by_interface
 
     def end(self, session: str, *, job: str, step: int) -> bool:
         """Take a burst out; False when there was none."""

@@ -1,7 +1,9 @@
 """One decision and its application: measure, decide, ask other brokers, write to the kernel.
 
+    a burst is announced  ask others for what the last decision made ready (`broker.daemon.asking_ahead`)
     tick, announcement*   look at TCP -> measure -> decide -> ask others -> egress -> answer others -> ingress
-    another one asks      measure -> decide -> ask others -> egress -> answer others -> ingress -> look at TCP
+    another one asks      measure -> decide -> egress -> ask others -> answer others -> ingress -> look at TCP
+    a tick that reads     rules and their sockets, and a look at TCP that is under way, as at every tick
 
 Who sends to us, and how much came before a burst, is asked of TCP (half a millisecond with few connections, up to three
 with many). What another broker's lease gets does not depend on that, so it does not wait for it; and (*) where no way
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker.daemon.asking_ahead import AskingAhead
 from broker.daemon.earlier_sockets import EarlierSockets
 from broker.daemon.flows import FlowTable
 from broker.daemon.ingress_plant import IngressPlant
@@ -22,6 +25,7 @@ from broker.daemon.neighbours import Neighbours
 from broker.daemon.own_cgroups import OwnCgroups
 from broker.daemon.pace_watch import PaceWatch
 from broker.daemon.plant import Plant
+from broker.daemon.resting import Readings
 from broker.daemon.roster import Roster
 from broker.daemon.shapes import rules_of
 from broker.daemon.tcp_watch import TcpWatch
@@ -62,6 +66,7 @@ class Deciding:
         roster: Roster,
         ingress_plant: IngressPlant,
         neighbours: Neighbours,
+        readings: Readings,
         paces: PaceWatch,
         tcp_watch: TcpWatch,
         flows: FlowTable,
@@ -71,9 +76,11 @@ class Deciding:
     ) -> None:
         self._measuring, self._plant, self._roster, self._ingress_plant = measuring, plant, roster, ingress_plant
         self._neighbours, self._paces, self._tcp_watch, self._flows = neighbours, paces, tcp_watch, flows
+        self._readings = readings
         self._earlier, self._own_cgroups, self._clock = earlier, own_cgroups, clock
         self._state = State()
         self._matching: Matching | None = None
+        self.ahead = AskingAhead(neighbours.ask, clock=clock)
         self.ticks = 0
         self.again_s: float | None = None
         """When the last decision wants to be made again, whatever happens."""
@@ -97,33 +104,53 @@ class Deciding:
         """
         if looks_first(policy, between=between, asked=asked):
             self._look_at_tcp(policy)
-        measurements = self._measuring.measure(policy, fresh_s=COUNTERS_FRESH_S if between else 0.0)
+        fresh_s = COUNTERS_FRESH_S if between or self._readings.news else 0.0
+        measurements = self._measuring.measure(policy, fresh_s=fresh_s)
         now_s, before = self._clock(), self._state
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=policy)
         self._state = decision.state
         self.ticks += 1
         self.again_s = None if decision.again_s is None else now_s + decision.again_s
-        self._neighbours.ask(decision)
+        first, second = self._ask_others, self._apply_egress
+        for act in (second, first) if asked else (first, second):
+            act(decision, policy)
+        self._neighbours.answer(decision)
+        self.ahead.know(decision.ready, made_s=now_s)
         self._paces.want(decision.watches)
         if decision.holds:
             self._tcp_watch.hasten()  # how much of what comes is storage?
-        self._roster.apply(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)
-        self._neighbours.answer(decision)
         self._ingress_plant.check()
         self._ingress_plant.apply(
             decision.allocation, policy=policy, passed=self._flows.passed.values(), present=self._plant.names
         )
+        self._keep_rules(policy, now_s=now_s, urgent=between)
+        if asked:
+            self._look_at_tcp(policy)
+        self._readings.decided(decision, measurements, policy=policy, now_s=now_s)
+        return Decided(now_s, before, measurements, decision)
+
+    def keep_up(self, policy: Policy) -> None:
+        """At a tick that only reads: what is done in slices goes on as at every tick, and so does what is looked for
+        by time. Each returns at once where nothing of it is due or under way."""
+        self._keep_rules(policy, now_s=self._clock(), urgent=False)
+        if self._tcp_watch.under_way:
+            self._look_at_tcp(policy)
+
+    def _keep_rules(self, policy: Policy, *, now_s: float, urgent: bool) -> None:
         classified = self._plant.classify()
         if self._earlier is not None:
             self._earlier.look(
                 lambda: rules_of(policy, class_cgroups=self._own_cgroups.paths),
                 classified=classified,
                 now_s=now_s,
-                urgent=between,
+                urgent=urgent,
             )
-        if asked:
-            self._look_at_tcp(policy)
-        return Decided(now_s, before, measurements, decision)
+
+    def _ask_others(self, decision: Decision, _: Policy) -> None:
+        self._neighbours.ask(decision.holds)
+
+    def _apply_egress(self, decision: Decision, policy: Policy) -> None:
+        self._roster.apply(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)
 
     def _look_at_tcp(self, policy: Policy) -> None:
         if self._matching is None or self._matching.policy is not policy:

@@ -22,9 +22,11 @@ class FlowReasons:
         self._interfaces = {flow.key: entry.name for entry in measurements.interfaces for flow in entry.flows}
         self._only = ways_out[0].name if len(ways_out) == 1 else None
         self._held = {
-            (entry.name, one.traffic_class, one.address): one.reason for entry in ways_out for one in entry.destinations
+            (entry.name, one.traffic_class, one.address): to_json(one.reason)
+            for entry in ways_out
+            for one in entry.destinations
         }
-        self._classes = {(entry.name, one.name): one.reason for entry in ways_out for one in entry.classes}
+        self._classes = {(entry.name, one.name): to_json(one.reason) for entry in ways_out for one in entry.classes}
 
     def of(self, flow: str, *, traffic_class: str, peer: str) -> dict[str, Any]:
         """As it is shown; nothing is known of one that may go through any of several interfaces."""
@@ -34,4 +36,4 @@ class FlowReasons:
         interface, reason = self._interfaces.get(flow, self._only), None
         if interface is not None:
             reason = self._held.get((interface, traffic_class, peer)) or self._classes.get((interface, traffic_class))
-        return {"share_bits_per_s": None, "reason": to_json(reason)}
+        return {"share_bits_per_s": None, "reason": reason}

@@ -6,6 +6,7 @@ therefore at most `SAMPLES_MAX` an interface, storage and compute before the res
 
 from __future__ import annotations
 
+import collections
 import heapq
 import itertools
 import math
@@ -64,6 +65,8 @@ class FlowTable:
         self._jobs: dict[str, str] = {}
         self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
         self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
+        self._replaced: collections.deque[tuple[str, _Reported]] = collections.deque(maxlen=SAMPLES_MAX)
+        self._taken_s = -math.inf
         self._sampled: dict[str, list[tuple[FlowSample, float]]] | None = None
         self.tcp_count = 0
         self.tcp_shown: tuple[tuple[TcpConnection, str], ...] = ()
@@ -102,6 +105,8 @@ class FlowTable:
         for connection in connections:
             key = (connection.peer, connection.port)
             before = mine.pop(key, None)
+            if before is not None and before.at_s > self._taken_s:
+                self._replaced.append((session, before))
             delivered = _delivered(before, connection)
             sent_s = now_s if delivered >= SENDS_BYTES else before.sent_s if before is not None else -math.inf
             mine[key] = _Reported(connection, now_s, sent_s)
@@ -144,9 +149,8 @@ class FlowTable:
     ) -> Mapping[str, tuple[FlowSample, ...]]:
         """What the decision shall see of each shaped interface, with ages as of now."""
         found: dict[str, list[FlowSample]] = {}
-        each = max(SAMPLES_PER_SESSION_MIN, SAMPLES_MAX // max(1, len(self._reported)))
         for session, connections in self._reported.items():
-            for entry in itertools.islice(reversed(connections.values()), each):  # the freshest
+            for entry in itertools.islice(reversed(connections.values()), self._each()):  # the freshest
                 if now_s - entry.at_s > FORGET_S:
                     break
                 interface = interface_of(entry.connection.peer)
@@ -156,9 +160,34 @@ class FlowTable:
             self._sampled = self._sample_tcp(interface_of)
         for through, sampled in self._sampled.items():
             found.setdefault(through, []).extend(
-                _aged(sample, max(0.0, now_s - at_s)) for sample, at_s in sampled if now_s - at_s <= FORGET_S
+                sample.aged(max(0.0, now_s - at_s)) for sample, at_s in sampled if now_s - at_s <= FORGET_S
             )
         return {interface: tuple(samples[:SAMPLES_MAX]) for interface, samples in found.items()}
+
+    def taken(self, *, now_s: float) -> None:
+        """A decision has seen all that was reported until now."""
+        self._replaced.clear()
+        self._taken_s = now_s
+
+    def replaced(
+        self, *, interface_of: Callable[[str], str | None], now_s: float
+    ) -> Mapping[str, tuple[FlowSample, ...]]:
+        """The last reports since `taken` that others of their connections have replaced, by interface."""
+        return self._by_interface(self._replaced, interface_of=interface_of, now_s=now_s)
+
+    def reported_since(
+        self, since_s: float, *, interface_of: Callable[[str], str | None], now_s: float
+    ) -> Mapping[str, tuple[FlowSample, ...]]:
+        """The last report of each connection that has reported since a time, by interface; as many as `samples`."""
+        each = self._each()
+        fresh = (
+            (session, entry)
+            for session, connections in self._reported.items()
+            for entry in itertools.takewhile(
+                lambda one: one.at_s > since_s, itertools.islice(reversed(connections.values()), each)
+            )
+        )
+        return self._by_interface(fresh, interface_of=interface_of, now_s=now_s)
 
     def senders(
         self, *, interface_of: Callable[[str], str | None], now_s: float
@@ -181,6 +210,24 @@ class FlowTable:
             if now_s - entry.at_s <= FORGET_S
         }
         return found.pop() if len(found) == 1 else None
+
+    def _by_interface(
+        self,
+        entries: Iterable[tuple[str, _Reported]],
+        *,
+        interface_of: Callable[[str], str | None],
+        now_s: float,
+    ) -> dict[str, tuple[FlowSample, ...]]:
+        found: dict[str, list[FlowSample]] = {}
+        for session, entry in entries:
+            interface = interface_of(entry.connection.peer)
+            if interface is not None and len(found.setdefault(interface, [])) < SAMPLES_MAX:
+                found[interface].append(_of_report(session, self.job_of(session), entry, now_s))
+        return {interface: tuple(samples) for interface, samples in found.items()}
+
+    def _each(self) -> int:
+        """Connections of one session that are looked at, so that each session has some."""
+        return max(SAMPLES_PER_SESSION_MIN, SAMPLES_MAX // max(1, len(self._reported)))
 
     def _sample_tcp(self, interface_of: Callable[[str], str | None]) -> dict[str, list[tuple[FlowSample, float]]]:
         """The connections of the last look that the decision shall see, each with the time of the look."""
@@ -210,13 +257,6 @@ def _delivered(before: _Reported | None, connection: Connection) -> int:
     """What a connection delivered since its last report; 0 without one, and where it counts anew."""
     delivered, earlier = connection.delivered_bytes, before.connection.delivered_bytes if before is not None else None
     return max(0, delivered - earlier) if delivered is not None and earlier is not None else 0
-
-
-def _aged(sample: FlowSample, age_s: float) -> FlowSample:
-    """The same with another age: as `dataclasses.replace`, which takes ten times as long, 64 times a tick."""
-    made = object.__new__(FlowSample)
-    made.__dict__.update(sample.__dict__, age_s=age_s)
-    return made
 
 
 def _of_report(session: str, job: str, entry: _Reported, now_s: float) -> FlowSample:

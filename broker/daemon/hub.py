@@ -4,11 +4,13 @@ thread."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 
 from broker.allowance import Allowances
+from broker.bursts import BURSTS_PER_USER_MAX
 from broker.daemon import cgroups
 from broker.daemon.authority import Authority, Peer
 from broker.daemon.bursts import BurstBook
@@ -46,9 +48,11 @@ class SessionHub:
         authority: the rights in force now.
         reclassify: puts the rules on cgroups in force again, at once.
         settle: decides and applies, at once.
+        fail: ends a session of which something went wrong just now, as `SessionServer.fail`.
+        ask_ahead: `broker.daemon.asking_ahead.AskingAhead.announced`.
 
-    `urgent` says that a burst began or ended since the last `answer`: decide now, not at the next tick. `habits` knows
-    when the next one may.
+    `urgent` says that a burst began or ended since the last `answer`: decide now, not at the next tick; `changed` that
+    the next tick has to decide: somebody came, went, announced or declared. `habits` knows when the next burst may.
     """
 
     def __init__(
@@ -65,12 +69,19 @@ class SessionHub:
         authority: Callable[[], Authority],
         reclassify: Callable[[], object],
         settle: Callable[[], None],
+        fail: Callable[[Session], None],
         log: Log,
         mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
+        ask_ahead: Callable[[int, str, Mapping[str, int]], bool] = lambda *_: False,
     ) -> None:
         self._authority, self._reclassify, self._mark_minor = authority, reclassify, mark_minor
-        self._settle = settle
-        self.urgent = False
+        self._settle, self._fail = settle, fail
+        self.urgent = self.changed = False
+        self._ask_ahead = ask_ahead
+        self._asked = False
+        """Others were asked because of a burst that no decision has seen yet. Until one has, nothing takes a burst
+        away; what would, and all that comes after it, waits in `_later`."""
+        self._later: list[tuple[Session, Callable[[], None]]] = []
         self._jobs, self.habits = jobs, Habits()
         self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
         self._interface_of = interface_of
@@ -119,6 +130,7 @@ class SessionHub:
         """The slot of the leaf for a session's socket. A new one gets its rate before its first packet: HTB books a
         packet as time at the rate of the moment, and at a spare leaf's rate that is ten seconds."""
         known, peer = self._jobs.slots(), session.peer
+        self.changed = True
         slot = self._jobs.register(session.name, job=session.job, traffic_class=traffic_class, uid=peer.uid)
         if slot is not None and session.job not in known and self._soon.take(peer.uid, now_s=self._clock()):
             self._settle()
@@ -129,6 +141,10 @@ class SessionHub:
 
         Only for the job that the session's hello named: each name starts with the credit of a first burst.
         """
+        crowded = self._bursts.of_user(session.peer.uid) >= BURSTS_PER_USER_MAX  # more than a decision looks at
+        if self._asked and (self._later or crowded):
+            self._later.append((session, functools.partial(self.announce, session, message)))
+            return
         if message.job != session.job:
             text = f"this session announces for the job of its hello, {session.job!r}, alone"
             session.send(error("bad-field", text, number=message.number).message)
@@ -137,15 +153,19 @@ class SessionHub:
         if refusal is not None:
             session.send(refusal.message)
             return
-        now_s = self._clock()
-        self._bursts.announce(session.name, message, uid=session.peer.uid, now_s=now_s, interface_of=self._interface_of)
-        self.habits.began(session.name, step=message.step, next_s=message.next_s, now_s=now_s)
+        now_s, uid, job, step = self._clock(), session.peer.uid, message.job, message.step
+        size_bytes = self._bursts.announce(session.name, message, uid=uid, now_s=now_s, interface_of=self._interface_of)
+        if self._decide_soon(uid) and self._bursts.of_user(uid) == 1 and self._ask_ahead(uid, job, size_bytes):
+            self._asked = True
+        self.habits.began(session.name, step=step, next_s=message.next_s, now_s=now_s)
         if message.number is not None:
             self._waiting.append((session.name, message))
-        self._decide_soon(session.peer.uid)
 
     def announce_end(self, session: Session, message: AnnounceEnd) -> None:
         """Take a burst out."""
+        if self._asked:
+            self._later.append((session, functools.partial(self.announce_end, session, message)))
+            return
         self.habits.ended(session.name, step=message.step, now_s=self._clock())
         if self._bursts.end(session.name, job=message.job, step=message.step):
             self._decide_soon(session.peer.uid)
@@ -160,6 +180,7 @@ class SessionHub:
         if refusal is not None:
             return refusal
         self._needs.declare(session.name, message, uid=uid, now_s=self._clock(), interface_of=self._interface_of)
+        self.changed = True
         if message.replicas_at_risk:
             self._decide_soon(uid)
         return Reply({"op": "noted", "id": message.number})
@@ -224,17 +245,27 @@ class SessionHub:
 
     def gone(self, session: Session) -> None:
         """Forget a session. Its bursts no longer hold anybody back; its sockets keep their marks until they close."""
+        if self._asked:
+            self._later.append((session, functools.partial(self.gone, session)))
+            return
         self._flows.forget(session.name)
         self._jobs.forget(session.name)
         self._needs.forget(session.name)
         self.habits.forget(session.name)
+        self.changed = True
         if self._bursts.forget(session.name):
             self._decide_soon(session.peer.uid)
 
-    def _decide_soon(self, uid: int) -> None:
-        """Decide before the next tick, if this user has not had that too often; many that come together cost one."""
+    def _decide_soon(self, uid: int) -> bool:
+        """Decide before the next tick, if this user has not had that too often; many that come together cost one.
+
+        Returns:
+            Whether it is so.
+        """
+        self.changed = True
         if not self.urgent:
             self.urgent = self._soon.take(uid, now_s=self._clock())
+        return self.urgent
 
     def _too_many(self, session: Session, count: int, *, number: int | None) -> Reply | None:
         """The refusal of a message with more destinations than its user may still name."""
@@ -245,7 +276,7 @@ class SessionHub:
 
     def answer(self, credits: Iterable[Credit], sessions: Mapping[str, Session]) -> None:
         """Tell who announced what the decision made of it."""
-        self.urgent = False
+        self.urgent = self.changed = False
         waiting, self._waiting = self._waiting, []
         granted: dict[tuple[int, str, int], int] = {}
         for credit in credits:
@@ -256,6 +287,12 @@ class SessionHub:
             if session is not None:
                 size_bytes = granted.get((session.peer.uid, message.job, message.step), 0)
                 session.send({"op": "credited", "id": message.number, "bytes": size_bytes})
+        self._asked, later, self._later = False, self._later, []
+        for session, go_on in later:
+            try:
+                go_on()
+            except Exception:  # noqa: BLE001 - what waited of one session ends that one, as if it had not waited
+                self._fail(session)
 
 
 def _endpoint(sock: socket.socket) -> str:

@@ -13,7 +13,8 @@ from broker.daemon.flows import PassedSocket
 from broker.daemon.link_events import Heard
 from broker.daemon.log import Log
 from broker.daemon.shapes import classes_of, rules_of, worth_changing
-from broker.model import Alarm, Allocation, InterfaceAllocation, Policy
+from broker.model import Alarm, Allocation, ClassSample, InterfaceAllocation, Policy
+from broker.policy import CLASS_NAMES
 from hive_qos.errors import HiveError
 from shaping.ifb import is_ours
 from shaping.model import IngressShape, Rule
@@ -50,6 +51,20 @@ class IngressPlant:
         """Take away what a former daemon may have left. Before anything is attached."""
         for name in interfaces:
             self._detach(name)
+
+    def read(self, interface: str) -> tuple[ClassSample, ...] | None:
+        """The class counters of an interface's IFB; none where there is none, None where they cannot be read now."""
+        entry = self._held.get(interface)
+        if entry is None or not entry.attached:
+            return ()
+        try:
+            counted = self._shaper.ingress_counters(interface).classes
+        except (HiveError, OSError):  # the next look at the IFB says what is wrong with it
+            return None
+        return tuple(
+            ClassSample(name, counted[name].sent_bytes, counted[name].backlog_bytes, counted[name].dropped_packets)
+            for name in CLASS_NAMES
+        )
 
     def apply(
         self, allocation: Allocation, *, policy: Policy, passed: Iterable[PassedSocket], present: frozenset[str]

@@ -1,7 +1,8 @@
 """The loop: sleep until something is due, decide, apply, record, show. One thread, until it is told to stop.
 
 selector --packets--> sessions --hub--> flows, bursts
-tick: counters, flows, bursts -> decide (pure) -> plant.apply -> recorder, snapshot -> HTTP threads
+tick: counters -> news, or the last decision is 0.4 s old?
+      then counters, flows, bursts -> decide (pure) -> plant.apply -> recorder, snapshot -> HTTP threads
 """
 
 from __future__ import annotations
@@ -86,8 +87,10 @@ class Loop:
             authority=lambda: self._in_force.authority,
             reclassify=lambda: parts.plant.classify(at_once=True),
             settle=lambda: self._tick(between=True),
+            fail=lambda session: self._sessions.fail(session),
             log=given.log,
             mark_minor=parts.plant.mark_minor,
+            ask_ahead=parts.deciding.ahead.announced,
         )
         self._sessions = SessionServer(
             path=policy.daemon.session_socket,
@@ -127,6 +130,8 @@ class Loop:
             now_s = self._clock()
             occasions = self._occasions()
             moment = self._rhythm.moment(occasions, now_s=now_s)
+            if moment is Moment.TICK and self._may_rest(occasions):
+                moment = Moment.READ
             if moment is not None:
                 self._decide_at(moment, now_s, asked=occasions.asked and not occasions.announced)
             self._show(now_s)
@@ -143,19 +148,33 @@ class Loop:
             expected_s=self._hub.habits.expected_s(now_s=self._clock()),
         )
 
+    def _may_rest(self, occasions: Occasions) -> bool:
+        """Read the counters, where nothing else asks for a decision; whether that is enough for this tick."""
+        if occasions.announced or occasions.asked or occasions.again_s is not None or self._hub.changed:
+            return False
+        if any(session.machine.hello.rates for session in self._sessions.sessions.values()):
+            return False  # what they are told follows what others want, tick by tick
+        policy = self._in_force.policy
+        return self._parts.readings.suffices(policy, tick_s=policy.daemon.tick_s)
+
     def _decide_at(self, moment: Moment, now_s: float, *, asked: bool) -> None:
         parts, policy = self._parts, self._in_force.policy
         if moment is Moment.LINKS:
             self._links_changed = False
             parts.routes.forget()
             parts.roster.follow(policy)
-        elif moment is Moment.TICK:
+        elif moment in (Moment.TICK, Moment.READ):
             self._sessions.housekeeping()
+        if moment is Moment.TICK:
             if self._given.going_first is not None:
                 self._given.going_first.look()
             parts.neighbours.look(now_s=now_s)
             parts.probes.go(policy.probe, interface_of=parts.interface_of, now_s=now_s)
-        self._tick(between=moment is Moment.SOON, asked=asked)
+        if moment is Moment.READ:
+            parts.deciding.keep_up(policy)
+            parts.publishing.look(now_s=now_s)
+        else:
+            self._tick(between=moment is Moment.SOON, asked=asked)
         self._rhythm.decided(moment, began_s=now_s, ended_s=self._clock(), tick_s=policy.daemon.tick_s)
 
     def _hear_of_links(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from broker.daemon.bursts import BurstBook
 from broker.daemon.flows import FlowTable
+from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
 from broker.daemon.links import Links, Traffic
 from broker.daemon.needs import EVERYWHERE, NeedBook
@@ -14,6 +15,7 @@ from broker.daemon.neighbours import Neighbours
 from broker.daemon.pace_watch import PaceWatch
 from broker.daemon.plant import Plant
 from broker.daemon.probes import Probes
+from broker.daemon.resting import Readings
 from broker.daemon.wall_clock import WallClocks
 from broker.model import InterfaceSample, Measurements, Policy
 
@@ -30,6 +32,7 @@ class Measuring:
         self,
         *,
         plant: Plant,
+        ingress_plant: IngressPlant,
         links: Links,
         traffic: Traffic,
         paces: PaceWatch,
@@ -39,13 +42,14 @@ class Measuring:
         jobs: JobBook,
         neighbours: Neighbours,
         probes: Probes,
+        readings: Readings,
         interface_of: Callable[[str], str | None],
         clock: Callable[[], float],
     ) -> None:
-        self._plant, self._links = plant, links
+        self._plant, self._ingress_plant, self._links = plant, ingress_plant, links
         self._traffic, self._paces = traffic, paces
         self._flows, self._bursts, self._needs, self._jobs = flows, bursts, needs, jobs
-        self._neighbours, self._probes = neighbours, probes
+        self._neighbours, self._probes, self._readings = neighbours, probes, readings
         self._interface_of, self._clock = interface_of, clock
         self._wall_clocks = WallClocks()
 
@@ -60,10 +64,12 @@ class Measuring:
         wanted = any(entry.ingress for entry in policy.interfaces)
         senders = self._neighbours.senders(self._flows, wanted=wanted, interface_of=self._interface_of, now_s=now_s)
         leases = self._neighbours.leases(interface_of=self._interface_of)
+        replaced = self._flows.replaced(interface_of=self._interface_of, now_s=now_s)
         interfaces = []
         for entry in policy.interfaces:
             if entry.name in self._plant.names:
                 samples, age_s = self._plant.read(entry.name, fresh_s=fresh_s)
+                earlier = self._readings.earlier(entry.name, now_s=self._clock())
                 interfaces.append(
                     InterfaceSample(
                         name=entry.name,
@@ -80,6 +86,9 @@ class Measuring:
                         destinations=self._plant.destinations(entry.name),
                         leases=leases.get(entry.name, ()),
                         pace_bits_per_s=self._paces.pace_bits_per_s(entry.name),
+                        earlier=earlier,
+                        earlier_flows=replaced.get(entry.name, ()) if earlier else (),
+                        arriving=self._ingress_plant.read(entry.name),
                     )
                 )
         wall = self._wall_clocks.read(entry.timezone for entry in policy.schedules)

@@ -6,7 +6,7 @@ names no `[peers]` there is no channel: then nobody can be asked, and nobody ask
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from broker.daemon.arrivals import ArrivalBook
@@ -15,7 +15,7 @@ from broker.daemon.channel_opening import ChannelOpening
 from broker.daemon.flows import FlowTable
 from broker.daemon.own_certificate import OwnCertificate
 from broker.daemon.status import HoldsInfo
-from broker.holds import HELD_CLASS, Lease
+from broker.holds import HELD_CLASS, Hold, Lease
 from broker.model import Alarm, Decision, SenderSample
 
 if TYPE_CHECKING:  # a QUIC stack is megabytes, and who names no [peers] needs none
@@ -114,10 +114,10 @@ class Neighbours:
                 found[interface] = (*found.get(interface, ()), lease)
         return found
 
-    def ask(self, decision: Decision) -> None:
-        """Ask others for what was decided, at once; and keep a way open to all who share storage with us."""
+    def ask(self, holds: Sequence[Hold]) -> None:
+        """Ask others for all of this, at once; and keep a way open to all who share storage with us."""
         if self._channel is not None:
-            self._channel.want(decision.holds, reach=self._arrivals.addresses(HELD_CLASS))
+            self._channel.want(holds, reach=self._arrivals.addresses(HELD_CLASS))
 
     def answer(self, decision: Decision) -> None:
         """Say what became of what was asked of us. After the kernel has it: who measures is not told too early."""

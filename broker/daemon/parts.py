@@ -1,7 +1,7 @@
 """What a daemon is made of, and who knows whom. Making the parts touches nothing in the kernel.
 
 told by sessions      flows, bursts, needs, jobs, rates
-looked at             routes, links, link events, traffic, paces
+looked at             routes, links, link events, traffic, paces, readings
 acted through         plant, ingress plant, roster, probes, neighbours
 of every decision     deciding, publishing, recorder
 """
@@ -37,6 +37,7 @@ from broker.daemon.probes import Probes
 from broker.daemon.publishing import Publishing
 from broker.daemon.rates import RateBook
 from broker.daemon.recorder import Recorder
+from broker.daemon.resting import Readings
 from broker.daemon.roster import Roster
 from broker.daemon.tcp_watch import TcpWatch
 from broker.model import Policy
@@ -88,6 +89,7 @@ class Parts:
     probes: Probes
     neighbours: Neighbours
     own_cgroups: OwnCgroups
+    readings: Readings
     deciding: Deciding
     publishing: Publishing
     recorder: Recorder | None
@@ -138,8 +140,10 @@ def compose(
     def interface_of(address: str) -> str | None:
         return routes.interface_towards(address, shaped=plant.names, now_s=clock())
 
+    readings = Readings(plant=plant, traffic=traffic, flows=flows, interface_of=interface_of, clock=clock)
     measuring = Measuring(
         plant=plant,
+        ingress_plant=ingress_plant,
         links=links,
         traffic=traffic,
         paces=paces,
@@ -149,6 +153,7 @@ def compose(
         jobs=jobs,
         neighbours=neighbours,
         probes=probes,
+        readings=readings,
         interface_of=interface_of,
         clock=clock,
     )
@@ -158,6 +163,7 @@ def compose(
         roster=roster,
         ingress_plant=ingress_plant,
         neighbours=neighbours,
+        readings=readings,
         paces=paces,
         tcp_watch=TcpWatch(log=log, clock=clock),
         flows=flows,
@@ -199,6 +205,7 @@ def compose(
         probes=probes,
         neighbours=neighbours,
         own_cgroups=own_cgroups,
+        readings=readings,
         deciding=deciding,
         publishing=publishing,
         recorder=recorder,

@@ -51,6 +51,8 @@ class Moment(enum.Enum):
     LINKS = enum.auto()
     """A tick, after a look at the links."""
     TICK = enum.auto()
+    READ = enum.auto()
+    """A tick at which counters were read, and the decision may wait (`broker.daemon.resting`)."""
     SOON = enum.auto()
     """A decision between two ticks."""
 
@@ -83,11 +85,13 @@ class Rhythm:
 
     def decided(self, moment: Moment, *, began_s: float, ended_s: float, tick_s: float) -> None:
         """It has been done. Ticks that were missed meanwhile are not made up for."""
-        self._last_s, self._tick_s = began_s, tick_s
+        self._tick_s = tick_s
+        if moment is not Moment.READ:
+            self._last_s = began_s
         if moment is Moment.SOON:
             self._waits = True
             self._next_s = max(self._next_s, min(began_s + tick_s, self._ticked_s + PUT_OFF * tick_s))
-        elif moment is Moment.TICK:
+        elif moment in (Moment.TICK, Moment.READ):
             self._ticked_s, self._waits = began_s, began_s < self._next_s + WAIT * tick_s
             missed = int((ended_s - self._next_s) / tick_s)
             self.late_ticks += missed

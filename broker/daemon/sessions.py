@@ -157,6 +157,13 @@ class SessionServer:
                 session.send(error("no-hello", text).message)
                 self._end(session, "no-hello", text)
 
+    def fail(self, session: Session) -> None:
+        """End a session of which a message brought about the exception that is handled now, and log that."""
+        self._log.error("session failed", session=session.name, uid=session.peer.uid, exc_info=True)
+        if not session.closed:
+            session.send(error("internal", "the broker made a mistake with this message; see its log").message)
+            self._end(session, "internal", "a mistake of ours")
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
@@ -205,9 +212,7 @@ class SessionServer:
         try:
             self._read_packets(session)
         except Exception:  # noqa: BLE001 - whatever one client brings about ends its session, never the daemon
-            self._log.error("session failed", session=session.name, uid=session.peer.uid, exc_info=True)
-            session.send(error("internal", "the broker made a mistake with this message; see its log").message)
-            self._end(session, "internal", "a mistake of ours")
+            self.fail(session)
 
     def _read_packets(self, session: Session) -> None:
         for _ in range(PACKETS_PER_WAKE):

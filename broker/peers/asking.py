@@ -2,7 +2,8 @@
 
 Rules
 - What is new or has changed is asked at once, over whatever connection there is to that address, or over the next.
-- A lease is asked for again when half of it is over; what is not wanted any more is released.
+- A lease is asked for again when half of it is over, those of `PROMPT` addresses five times a second; what is not
+  wanted any more is released.
 - Where nobody answers, the next attempt waits: 1 s, twice as long each time, at most `RETRY_S_MAX`.
 - At most `ASKS_PER_S` an address, so that a peer never has to hold us back.
 
@@ -26,6 +27,10 @@ KNOWN_MAX = 256
 RETRY_S_MIN, RETRY_S_MAX = 1.0, 60.0
 DIALS_MAX = 8
 """Handshakes under way at once towards addresses where nothing is asked yet: each costs milliseconds of CPU."""
+PROMPT, PROMPT_S = 4, 0.15
+"""At every second tick. Each message is a round trip measured, and whether a queue stands in front of our link is seen
+by few as well as by all (`broker.way_in_delay`): two that agree are enough, and four are two where others lose packets.
+"""
 SHORT_LIFE_S = 5.0
 """A connection that lived for less did not work: the next one waits, or two brokers would dial each other for ever."""
 ASKS_PER_S, ASKS_AT_ONCE = 30.0, 10.0
@@ -153,9 +158,13 @@ class Asking:
                 release = Release(number=self._number(), traffic_class=held.hold.traffic_class)
                 out.append(Outgoing(held.hold.address, release))
         self._gone.clear()
-        for (address, _), held in self._held.items():
+        for place, ((address, _), held) in enumerate(sorted(self._held.items())):
             contact = self._contacts[address]
-            if contact.reached and _is_due(held, now_s=now_s) and contact.allowance.take(now_s=now_s):
+            if (
+                contact.reached
+                and _is_due(held, prompt=place < PROMPT, now_s=now_s)
+                and contact.allowance.take(now_s=now_s)
+            ):
                 out.append(Outgoing(address, self._ask(held, now_s=now_s)))
         return out
 
@@ -247,11 +256,12 @@ class Asking:
         contact.retry_at_s = now_s + min(RETRY_S_MAX, RETRY_S_MIN * 2 ** min(contact.failures - 1, 10))
 
 
-def _is_due(held: _Held, *, now_s: float) -> bool:
+def _is_due(held: _Held, *, prompt: bool, now_s: float) -> bool:
     asked, hold = held.asked, held.hold
     if asked is None:
         return True
     wanted, before = (
         (one.rate_bits_per_s, one.capacity_bits_per_s, one.lease_s) for one in (hold, asked)
     )  # a reason that reads differently is no change
-    return wanted != before or now_s >= held.asked_at_s + asked.lease_s / 2
+    again_s = min(PROMPT_S, asked.lease_s / 2) if prompt else asked.lease_s / 2
+    return wanted != before or now_s >= held.asked_at_s + again_s

@@ -62,6 +62,11 @@ class Connections:
         """The oldest to an address, and to a peer there where one is named."""
         return next((one for one in self if one.address == address and peer in (None, one.peer)), None)
 
+    def in_use(self) -> list[Connection]:
+        """Of each address the one that messages to it go over, as `to` gives it: what another one measures is no
+        message's, but what keeps it alive, once a second."""
+        return list({one.address: one for one in reversed(list(self))}.values())
+
     def knows(self, peer: str) -> bool:
         """Whether there is any to a peer."""
         return any(one.peer == peer for one in self)

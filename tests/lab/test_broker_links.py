@@ -196,7 +196,7 @@ def test_a_link_that_comes_back_at_another_speed_is_shaped_at_that(lab: Lab, mon
                 def extra() -> dict[str, Any]:
                     return dict(broker.status()["interfaces"][1])
 
-                wait_until(lambda: extra()["capacity_bits_per_s"] == mbit * 970_000, what=broker.status)  # noqa: B023
+                wait_until(lambda: extra()["capacity_bits_per_s"] == mbit * 970_000, what=broker.status)  # noqa: B023 - waited for here
                 assert extra()["capacity_source"] == "link"
                 assert extra()["measured"]["link_bits_per_s"] == mbit * 1_000_000
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from broker.daemon.log import open_log
 from broker.daemon.probes import SILENT_S, Probes
 from broker.policy import ProbePolicy
 from tools.lab import Lab
+from tools.lab.spoil import internet_checksum
 
 BOTH = ProbePolicy(("127.0.0.1", "::1"), 0.01)
 LINK_BITS_PER_S = 8_000_000
@@ -34,14 +34,6 @@ while (now_s := time.monotonic()) < begin_s + 120:
         sent += 1
     time.sleep(0.002)
 """
-
-
-def checksum(packet: bytes) -> int:
-    """The internet checksum (RFC 1071) of an even number of bytes."""
-    total = sum(struct.unpack(f"!{len(packet) // 2}H", packet))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +106,7 @@ def test_a_reply_with_other_bytes_or_said_twice_counts_for_nothing(lab: Lab) -> 
     def say(payload: bytes) -> None:
         number = asking._sockets[4].socket.getsockname()[1]
         empty = HEADER.pack(REPLY[4], 0, 0, number, 1) + payload
-        raw.sendto(HEADER.pack(REPLY[4], 0, checksum(empty), number, 1) + payload, ("127.0.0.1", 0))
+        raw.sendto(HEADER.pack(REPLY[4], 0, internet_checksum(empty), number, 1) + payload, ("127.0.0.1", 0))
 
     def go() -> None:
         asking.go(settings, interface_of=lambda address: "lo", now_s=time.monotonic())

@@ -94,7 +94,7 @@ def test_off_leaves_the_device_alone_and_a_reload_changes_it(broker: Broker) -> 
     for configuration, wanted in ((CONFIGURATION, 2), (OFF, GSO_SEGMENTS_MAX)):
         (broker.folder / "broker.toml").write_text(configuration)
         broker.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: limit(broker) == wanted, what=broker.status, limit_s=LIMIT_S)  # noqa: B023
+        wait_until(lambda: limit(broker) == wanted, what=broker.status, limit_s=LIMIT_S)  # noqa: B023 - waited for here
 
 
 def test_a_limit_that_somebody_takes_away_is_set_again(broker: Broker) -> None:

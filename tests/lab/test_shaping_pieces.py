@@ -115,7 +115,7 @@ def test_a_living_connection_follows_every_change(shaper: Shaper, bench: Bench, 
             else:
                 low, high = (segments - 1) * FRAME_BYTES, segments * FRAME_BYTES
                 # What waited when the limit came is as long as it was: up to the queue's length of it, 100 ms.
-                wait_until(lambda: low < bytes_a_piece(shaper) <= high, what=lambda: bytes_a_piece(shaper))  # noqa: B023
+                wait_until(lambda: low < bytes_a_piece(shaper) <= high, what=lambda: bytes_a_piece(shaper))  # noqa: B023 - waited for here
 
 
 def test_a_class_that_borrows_waits_for_a_frame_or_two_of_tcp_and_not_for_64_kib(shaper: Shaper, bench: Bench) -> None:

@@ -100,8 +100,8 @@ def test_renewals_hold_and_when_the_asker_is_gone_its_lease_ends_by_itself(both:
     a.hold(B_HOST, lease_s=1.0)
     until(lambda: b.leases, a, b)
     first = b.leases[0].number
-    until(lambda: b.leases and b.leases[0].number >= first + 3, a, b)
-    assert b.leases[0].age_s > 1.0, "longer than any one lease"
+    until(lambda: b.leases and b.leases[0].age_s > 1.0, a, b)  # longer than any one lease
+    assert b.leases[0].number >= first + 2
     a.close()
     until(lambda: not b.leases, b)
     assert b.channel.brokers()[A_HOST] != "yes"

@@ -26,6 +26,7 @@ PACKET_BYTES = 1_514
 CHUNK_BYTES = 3 * PACKET_BYTES
 ACK_BYTES, SMALL_BYTES = 90, 150
 CLOCKS_APART_S = -12_345.0
+STALL_S = (0.05, 0.15)
 TRIP_S = 0.002
 BUFFER_BYTES = 1_250_000
 
@@ -139,20 +140,23 @@ class Host:
         self.rates: list[tuple[float, int]] = []
         self.plan: dict[str, tuple[float, float]] = {}
         self.capacity = 0.0
+        self.reason = ""
         self.out = Direction()
         self.stalls = random.Random(seed + 77)
         self.stalled = (-1.0, -1.0)
 
     def reads_at(self, now_s: float, every_s: float) -> float:
         """When a program here gets to what arrives now: at once, unless the host is busy, for 50 to 150 ms a time."""
-        if not every_s:
-            return now_s
-        while self.stalled[1] <= now_s:
+        while every_s and self.stalled[1] <= now_s:
             start_s = max(0.0, self.stalled[1]) + self.stalls.expovariate(1 / every_s)
-            self.stalled = (start_s, start_s + self.stalls.uniform(0.05, 0.15))
+            self.stalled = (start_s, start_s + self.stalls.uniform(*STALL_S))
             if start_s > now_s:
                 break
-        return self.stalled[1] if self.stalled[0] <= now_s else now_s
+        return self.stalled[1] if self.stalled[0] <= now_s < self.stalled[1] else now_s
+
+    def stall(self, now_s: float) -> None:
+        """Hold up what arrives from now on."""
+        self.stalled = (now_s, now_s + self.stalls.uniform(*STALL_S))
 
     def enqueue(self, traffic_class: str, item: Item) -> None:
         self.leaves[traffic_class].append(item)
@@ -190,7 +194,7 @@ class Host:
         self.lines.append(tick_line(now_s=now_s, measurements=measured, decision=decision))
         self.state, self.decision = decision.state, decision
         (interface,) = decision.allocation.interfaces
-        self.capacity = interface.capacity_bits_per_s
+        self.capacity, self.reason = interface.capacity_bits_per_s, interface.capacity_reason.code
         self.plan = {entry.name: (entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in interface.classes}
         self.again_s = 1e9 if decision.again_s is None else now_s + decision.again_s
         self.rates.append((now_s, interface.capacity_bits_per_s))
@@ -202,7 +206,8 @@ class Changing:
 
     `rate` gives the link's rate at a time, both ways; `window_bytes` what training may have on its way; `burst_bytes`
     of an all_reduce, in two parts of which the second waits for the peer's first; `noise_s` on what clocks say;
-    `stall_every_s` how long it is from one time to the next, on average, that a busy host holds up what arrives.
+    `stall_every_s` how long it is from one time to the next, on average, that a busy host holds up what arrives, for
+    50 to 150 ms; `stalls_after_probe_s` how long after either host tries more both do, too, from `stalls_from_s` on.
     """
 
     policy: Policy
@@ -215,6 +220,8 @@ class Changing:
     announce: bool = True
     noise_s: float = 0.01
     stall_every_s: float = 0.0
+    stalls_after_probe_s: tuple[float, ...] = ()
+    stalls_from_s: float = 0.0
     shift_s: float = 0.0
     seed: int = 1
     now_s: float = 0.0
@@ -263,16 +270,23 @@ class Changing:
                     self._report(host, other)
                 if self.now_s >= host.next_tick_s:
                     host.next_tick_s += TICK_S
-                    self._tcp_info(host)
-                    host.decide(self._bursts(host), self.now_s)
+                    self._decide(host)
                 elif changed or self.now_s >= host.again_s:
-                    self._tcp_info(host)
-                    host.decide(self._bursts(host), self.now_s)
+                    self._decide(host)
             if steps % 10 == 0:
                 rate = self.rate(self.now_s) / 8
                 self.queues.append((self.now_s, self.a.out.bytes / rate, self.b.out.bytes / rate))
                 self.carried.append((self.now_s, self.a.out.carried_bytes))
         return self
+
+    def _decide(self, host: Host) -> None:
+        self._tcp_info(host)
+        before = host.capacity
+        host.decide(self._bursts(host), self.now_s)
+        if self.now_s >= self.stalls_from_s and host.reason == "probing" and host.capacity > before:
+            for entry in (self.a, self.b):
+                for after_s in self.stalls_after_probe_s:
+                    self._later(self.now_s + after_s, entry.stall)
 
     def _train(self) -> bool:
         ranks = [self.a.senders[0], self.b.senders[0]]
@@ -341,8 +355,11 @@ class Changing:
         if at_s <= now_s:
             then(now_s)
         else:
-            self.held_up += 1
-            heapq.heappush(self.later, (at_s, self.held_up, then))
+            self._later(at_s, then)
+
+    def _later(self, at_s: float, then: Callable[[float], None]) -> None:
+        self.held_up += 1
+        heapq.heappush(self.later, (at_s, self.held_up, then))
 
     def _report(self, host: Host, other: Host) -> None:
         """What a session reports, and its question to the peer's clock, which waits in the host's own queue, too."""

@@ -1,7 +1,8 @@
 """A link towards a host in virtual time: a training peer and storage hosts with faster links meet in one FIFO.
 
 A step is a pause and a burst that the host announces; it sends as much as comes. Storage takes what its holds leave
-it, and without holds as much as keeps the FIFO full. Chunks of a millisecond. Nothing here knows the broker's law.
+it, and without holds as much as keeps the FIFO full; or, with a window, what that leaves it. Where the decision shapes
+what arrives, storage passes a second FIFO, the IFB's. Chunks of a millisecond. Nothing here knows the broker's law.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ CLOCKS_APART_S = 1_234.5
 QUIET_S = 0.05
 QUEUE_S = 0.02
 """How long a program is quiet before it says that its burst is over."""
+PACKET_BITS, FLOWS = 1514 * 8, 4
+HERE_S, HERE_BITS_MIN = 0.05, 128 * 8 * 1024
+"""What storage's leaf of an IFB holds."""
 
 
 @dataclass
 class Storage:
-    """One storage host: `wants_bits_per_s` at most, `uncontrolled` that much where nobody holds it."""
+    """One storage host: `wants_bits_per_s` at most. With `window_bits` what it has on its way is bounded: the bound
+    grows by `FLOWS` packets a round trip, and falls to 0.7 with a loss."""
 
     address: str
     wants_bits_per_s: float = 1e9
@@ -45,6 +50,20 @@ class Storage:
     held: deque[tuple[float, float]] = field(default_factory=deque)  # (in force from, rate)
     rate_bits_per_s: float | None = None
     arrived_bits: float = 0.0
+    window_bits: float | None = None
+    lost: bool = False
+    blamed_s: float = 0.0
+
+    def breathes(self, now_s: float, trip_s: float) -> float:
+        """What its window lets it send now."""
+        if self.window_bits is None:
+            return 1e12
+        if self.lost and now_s >= self.blamed_s + trip_s:
+            self.window_bits, self.blamed_s = max(PACKET_BITS, 0.7 * self.window_bits), now_s
+        elif not self.lost:
+            self.window_bits += FLOWS * PACKET_BITS * STEP_S / trip_s
+        self.lost = False
+        return self.window_bits / trip_s
 
     def sends(self, now_s: float) -> float:
         while self.held and self.held[0][0] <= now_s:
@@ -86,6 +105,9 @@ class Inflow:
     training_bits: float = 0.0
     delay_s: float = 0.0  # of the FIFO, now
     delays: list[tuple[float, float]] = field(default_factory=list)
+    here_s: float = 0.0  # how long storage waits in the IFB, now
+    _here: deque[tuple[Storage, float]] = field(default_factory=deque)
+    _passed_bits: float = 0.0
     _paces: list[tuple[float, float]] = field(default_factory=list)  # (when, bits that had left), as the daemon looks
 
     def run(self, until_s: float) -> Inflow:
@@ -116,10 +138,13 @@ class Inflow:
                 quiet_from_s, urgent = None, self.announces
             # what arrives at the FIFO in this millisecond
             offered = [min(left, self.pace_bits_per_s * STEP_S)] if burst_s is not None else [0.0]
-            offered += [sender.sends(now_s) * STEP_S for sender in self.senders]
+            trip_s = 2 * self.one_way_s + self.delay_s + self.here_s
+            offered += [min(sender.sends(now_s), sender.breathes(now_s, trip_s)) * STEP_S for sender in self.senders]
             room = self.buffer_s * self.link_bits_per_s - queued + self.link_bits_per_s * STEP_S
             part = min(1.0, room / max(1.0, sum(offered)))
             chunk = [bits * part for bits in offered]
+            for sender in self.senders if part < 1.0 else ():
+                sender.lost = True
             if sum(chunk):
                 fifo.append((sum(chunk), chunk))
                 queued += sum(chunk)
@@ -135,12 +160,12 @@ class Inflow:
                 came += total * share
                 self.training_bits += gone[0]
                 for sender, bits in zip(self.senders, gone[1:], strict=True):
-                    sender.arrived_bits += bits
-                    self.storage_bits += bits
+                    self._here.append((sender, bits))
                 if share >= 1.0:
                     fifo.popleft()
                 else:
                     fifo[0] = (total * (1 - share), [bits * (1 - share) for bits in parts])
+            self._pass_on()
             self.delay_s = queued / self.link_bits_per_s
             self.delays.append((now_s, self.delay_s))
             if self.grows_per_s and burst_s is not None and left > 1:
@@ -164,6 +189,28 @@ class Inflow:
             due_s = now_s + decision.again_s if decision.again_s is not None else 1e9
             self._ask(decision, now_s)
         return self
+
+    def _pass_on(self) -> None:
+        """What storage brought waits in the IFB for its class' rate; where there is none, it is there."""
+        shaped = [entry for entry in self.decisions[-1].allocation.ingress if entry.in_kernel] if self.decisions else []
+        rate = 1e12
+        if shaped:
+            rate = next(entry.ceil_bits_per_s for entry in shaped[0].classes if entry.name == "storage")
+            waiting, most = sum(bits for _, bits in self._here), max(HERE_BITS_MIN, HERE_S * rate)
+            while waiting > most:
+                sender, bits = self._here.pop()
+                waiting, sender.lost = waiting - bits, True
+        budget = rate * STEP_S
+        while self._here and budget > 0:
+            sender, bits = self._here.popleft()
+            gone = min(bits, budget)
+            budget -= gone
+            self._passed_bits += gone
+            sender.arrived_bits += gone
+            self.storage_bits += gone
+            if gone < bits:
+                self._here.appendleft((sender, bits - gone))
+        self.here_s = sum(bits for _, bits in self._here) / rate
 
     def _follow_the_queue(self) -> None:
         """Training's congestion window: up while nothing is in its way, down by a half in 0.1 s of a queue."""
@@ -206,7 +253,7 @@ class Inflow:
                 2 * self.one_way_s,
                 sender.broker,
                 broker_rtt_s=brokers_s if sender.broker == "yes" else None,
-                receive_rtt_s=trip_s + (0.3 if (sender.rate_bits_per_s or 1e12) < 1e12 else 0.0),
+                receive_rtt_s=trip_s + self.here_s + (0.3 if (sender.rate_bits_per_s or 1e12) < 1e12 else 0.0),
             )
             for sender in self.senders
             if self.now_s >= sender.from_s
@@ -221,8 +268,15 @@ class Inflow:
             "a", int(self.told_bits_per_s or 0) or None, 0.0, classes, flows, bursts=bursts,
             received_bytes=int(came / 8), senders=senders,
             pace_bits_per_s=self._pace_bits_per_s(),
+            arriving=self._arriving(),
         )  # fmt: skip
         return Measurements((sample,))
+
+    def _arriving(self) -> tuple[ClassSample, ...]:
+        if not self.decisions or not self.decisions[-1].allocation.ingress[0].in_kernel:
+            return ()
+        waiting = int(sum(bits for _, bits in self._here) / 8)
+        return (ClassSample("storage", int(self._passed_bits / 8), waiting),)
 
     def _ask(self, decision: Decision, now_s: float) -> None:
         held: Mapping[str, int] = {hold.address: hold.rate_bits_per_s for hold in decision.holds}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from inflow_link import Inflow, Storage
 
-from broker import way_in_capacity
+from broker import way_in_capacity, way_in_delay
 from broker.config import load
 from broker.decide import decide
 from broker.model import (
@@ -21,7 +21,7 @@ from broker.model import (
 )
 from broker.record import header_line, replay, tick_line
 from broker.way_in_delay import WayOut
-from broker.way_in_state import WayInState
+from broker.way_in_state import VoiceState, WayInState
 
 LINK = 100_000_000
 POLICY = load('version = 1\n[[interface]]\nname = "a"\ningress = "100 Mbit/s"\n')
@@ -46,14 +46,17 @@ def capacities(world: Inflow, from_s: float, to_s: float) -> list[float]:
     return [way_in(one).capacity_bits_per_s / HEADROOM for one in during]
 
 
-@pytest.fixture(scope="module", params=["trains", "silent", "stores"])
+@pytest.fixture(scope="module", params=["trains", "silent", "stores", "one stores"])
 def changing(request: pytest.FixtureRequest) -> Inflow:
-    """A link that falls to less than a third and rises again: training that announces or not, or storage alone."""
+    """A link that falls to less than a third and rises again: training that announces or not, or storage alone; or of
+    one host alone, beside training whose clocks are the second voice."""
     senders = [Storage("10.0.0.3"), Storage("10.0.0.4")]
+    if request.param == "one stores":
+        senders = [Storage("10.0.0.3")]
     if request.param == "stores":
         senders = [Storage("10.0.0.3", 140e6), Storage("10.0.0.4", 140e6)]
     pause_s = 100.0 if request.param == "stores" else 0.2
-    announces = request.param == "trains"
+    announces = request.param in ("trains", "one stores")
     return Inflow(POLICY, senders, changes=CHANGES, announces=announces, pause_s=pause_s, burst_bytes=1_000_000).run(16)
 
 
@@ -70,6 +73,22 @@ def test_a_rise_is_followed_within_five_seconds(changing: Inflow) -> None:
     risen = capacities(changing, RISE_S + 5.0, 16.0)
     assert min(risen) >= 0.85 * 70e6
     assert max(risen) <= 1.15 * 70e6
+
+
+@pytest.mark.parametrize(("training_bits_per_s", "risen_bits_per_s"), [(100e6, 0.85 * 70e6), (20e6, 1.1 * 30e6)])
+def test_on_an_ifb_a_change_is_followed_by_what_tcp_says_beyond_what_waits_here(
+    training_bits_per_s: float, risen_bits_per_s: float
+) -> None:
+    """No sender has a broker; what waits in the IFB is in every round trip of theirs. A rise is followed as far as what
+    comes shows it: TCP, which loses at the start of each burst, does not come back to the link's rate in a pause."""
+    senders = [Storage(f"10.0.0.{number}", broker="no", window_bits=4e5) for number in (3, 4)]
+    changes = (8.0, 30e6), (18.0, 70e6)
+    world = Inflow(POLICY, senders, changes=changes, burst_bytes=1_000_000, pace_bits_per_s=training_bits_per_s).run(26)
+    assert min(capacities(world, 2.0, 8.0)) >= 0.9 * LINK
+    assert max(capacities(world, 9.5, 18.0)) <= 1.01 * way_in_capacity.SHOWN * 30e6
+    assert min(capacities(world, 9.5, 18.0)) >= 0.75 * 30e6
+    assert min(capacities(world, 23.0, 26.0)) >= risen_bits_per_s
+    assert max(capacities(world, 23.0, 26.0)) <= 1.01 * way_in_capacity.SHOWN * 70e6
 
 
 def test_a_steady_link_keeps_what_is_configured_whatever_floods_it() -> None:
@@ -329,6 +348,47 @@ def test_a_raise_waits_until_storage_is_what_limits_and_somebody_sees_no_queue()
         found = ticks.go(1.0, comes=40e6, ways={"b": 0.08}, brokers={"c": 0.08}).rate_bits_per_s
         later = ticks.go(4.0, comes=0.95 * found, ways=ways, limited=limited).rate_bits_per_s
         assert (later > found) is raised
+
+
+def found_lower(ways: dict[str, float]) -> tuple[Ticks, int]:
+    """A way in that was found to carry 40 Mbit/s by two brokers' word, beside what programs tell."""
+    ticks = Ticks()
+    calm = {"b": 0.005, "c": 0.005}
+    ticks.go(2.0, comes=40e6, ways=dict.fromkeys(ways, 0.005), brokers=calm)
+    ticks.go(1.0, comes=40e6, ways=dict.fromkeys(ways, 0.08), brokers=dict.fromkeys(calm, 0.08))
+    return ticks, ticks.estimate.rate_bits_per_s
+
+
+def test_where_two_measured_ones_are_sure_that_there_is_no_queue_a_program_slows_no_raise() -> None:
+    """What a sender's own shaper holds back makes its clocks late, too."""
+    ticks, found = found_lower({"d": 0.08})
+    later = ticks.go(2.5, comes=0.95 * found, ways={"d": 0.2}, brokers={"b": 0.005, "c": 0.005}, limited=True)
+    assert later.rate_bits_per_s > 1.02 * found, "raised before the 3 s for which a doubt is waited for"
+
+
+def test_a_raise_goes_no_further_than_what_came_shows() -> None:
+    ticks, found = found_lower({})
+    later = ticks.go(6.0, comes=36e6, brokers={"b": 0.005, "c": 0.005}, limited=True)
+    assert found < later.rate_bits_per_s <= 1.01 * HEADROOM * way_in_capacity.SHOWN * 36e6
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "clear", "disputed"),
+    [
+        ((0.0, 0.0, 0.0, 0.0), True, False),
+        ((0.0, 0.0, 0.0, 0.02), False, False),
+        ((0.02, 0.02, 0.0, 0.0), True, True),
+        ((0.02, 0.02, 0.02, 0.0), False, True),
+        ((0.0, 0.02, 0.02, 0.02), False, True),
+    ],
+)
+def test_nobody_is_sure_whose_last_sample_was_late_and_half_of_them_late_is_doubt(
+    waits_s: tuple[float, ...], clear: bool, disputed: bool
+) -> None:
+    series = tuple((1.0 + place / 10, seconds) for place, seconds in enumerate(waits_s))
+    state = WayInState(LINK, LINK, voices=(VoiceState("b", measured=series),))
+    said = way_in_delay.verdict(state, threshold_s=0.012, now_s=1.4)
+    assert (said.queue, said.clear, said.disputed) == (False, clear, disputed)
 
 
 def test_counters_that_go_back_or_are_missing_change_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What is sent to whom and when: at once, again at half of the lease, released when gone, and not to a deaf address."""
+"""What is sent to whom and when: at once, again while it is wanted, released when gone, and not to a deaf address."""
 
 from __future__ import annotations
 
@@ -42,14 +42,28 @@ def asking() -> Asking:
     return asking
 
 
-def test_nothing_is_repeated_before_half_of_the_lease_and_then_it_is(asking: Asking) -> None:
-    for now_s in (0.1, 0.3, 0.49):
+def test_a_few_are_asked_again_five_times_a_second_and_the_rest_at_half_of_the_lease() -> None:
+    asking = Asking()
+    holds = [replace(HOLD, address=f"10.0.0.{number}") for number in range(2, 8)]
+    for hold in holds:
+        asking.reached(hold.address, now_s=0.0)
+    times: dict[str, list[float]] = {}
+    for tick in range(10):
+        asking.want(holds, now_s=tick / 10)
+        for one in asking.messages(now_s=tick / 10):
+            times.setdefault(one.address, []).append(tick / 10)
+    assert [times[hold.address] for hold in holds[:4]] == 4 * [[0.0, 0.2, 0.4, 0.6, 0.8]]
+    assert [times[hold.address] for hold in holds[4:]] == 2 * [[0.0, 0.5]]
+
+
+def test_nothing_is_repeated_before_its_time_and_then_it_is(asking: Asking) -> None:
+    for now_s in (0.05, 0.1, 0.14):
         asking.want([replace(HOLD, reason=Reason("burst", f"{1 - now_s:.1f} s more"))], now_s=now_s)
         assert sent(asking, now_s) == [], "another wording is no change"
-    (again,) = sent(asking, 0.5)
+    (again,) = sent(asking, 0.2)
     assert isinstance(again, Ask)
     assert again.number == 2
-    assert sent(asking, 0.6) == []
+    assert sent(asking, 0.3) == []
 
 
 @pytest.mark.parametrize("change", [{"rate_bits_per_s": 1}, {"capacity_bits_per_s": 1}, {"lease_s": 2.0}], ids=str)

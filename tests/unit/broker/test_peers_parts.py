@@ -106,6 +106,14 @@ def test_the_oldest_connection_to_an_address_is_used_and_the_other_when_it_is_go
     assert connections.to("10.0.0.2") is None
 
 
+def test_of_each_address_the_connection_counts_that_messages_go_over() -> None:
+    connections = Connections()
+    for number, address in ((1, "10.0.0.1"), (2, "10.0.0.2"), (3, "10.0.0.1")):
+        connections.add(connection(number, address=address))
+    assert sorted(one.number for one in connections.in_use()) == [1, 2]
+    assert all(connections.to(one.address) is one for one in connections.in_use())
+
+
 def test_who_dialled_closes_what_has_served_and_nothing_that_is_needed() -> None:
     connections = Connections()
     ours, theirs = connection(1), connection(2, dialled=False)

@@ -13,6 +13,7 @@ from broker.daemon.ingress_plant import RETRY_S, IngressPlant
 from broker.daemon.log import open_log
 from broker.decide import decide
 from broker.model import Allocation, InterfaceAllocation, Measurements, State
+from broker.policy import CLASS_NAMES
 from hive_qos.errors import KernelRejectedError
 from shaping.fake import FakeKernel
 from shaping.journal import Journal
@@ -107,3 +108,11 @@ def _halved(way_in: InterfaceAllocation) -> InterfaceAllocation:
         for one in way_in.classes
     )
     return replace(way_in, capacity_bits_per_s=way_in.capacity_bits_per_s // 2, classes=classes)
+
+
+def test_what_waits_in_an_ifb_is_read_while_it_stands_and_nothing_else(host: Host) -> None:
+    assert [entry.name for entry in host.plant.read("eth0") or ()] == list(CLASS_NAMES)
+    assert host.plant.read("eth9") == ()
+    host.kernel.delete_ifb("hqifb1")
+    assert host.plant.read("eth0") is None
+    assert host.plant.alarms() == (), "the next look at the IFB says what is wrong with it"

@@ -113,3 +113,27 @@ def test_a_tick_that_waited_in_vain_waits_again_only_after_something_was_announc
     assert one.late_ticks == 0
     one.decided(Moment.SOON, began_s=10.15, ended_s=10.15, tick_s=TICK_S)
     assert one.due_s(Occasions(expected_s=10.26)) == pytest.approx(10.25 + WAIT * TICK_S)
+
+
+def test_a_tick_that_only_reads_is_a_tick_and_no_decision() -> None:
+    one = rhythm()
+    one.decided(Moment.READ, began_s=10.1, ended_s=10.101, tick_s=TICK_S)
+    assert one.due_s(Occasions()) == pytest.approx(10.2)
+    assert one.due_s(Occasions(announced=True)) == 10.0 + URGENT_S, "the last decision was before it: at once"
+    assert one.moment(Occasions(asked=True), now_s=10.102) is Moment.SOON
+    one.decided(Moment.SOON, began_s=10.102, ended_s=10.103, tick_s=TICK_S)
+    assert one.due_s(Occasions()) == pytest.approx(10.202)
+
+
+def test_reads_that_were_missed_are_counted_and_not_made_up_for() -> None:
+    one = rhythm()
+    one.decided(Moment.READ, began_s=10.1, ended_s=10.45, tick_s=TICK_S)
+    assert one.late_ticks == 3
+    assert one.due_s(Occasions()) == pytest.approx(10.5)
+
+
+def test_a_read_that_waited_for_a_burst_in_vain_waits_again_only_after_something_was_announced() -> None:
+    one = rhythm()
+    late_s = 10.0 + (1 + WAIT) * TICK_S
+    one.decided(Moment.READ, began_s=late_s, ended_s=late_s, tick_s=TICK_S)
+    assert one.due_s(Occasions(expected_s=10.21)) == pytest.approx(10.2)

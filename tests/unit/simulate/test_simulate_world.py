@@ -72,6 +72,36 @@ def test_an_uplink_that_falls_is_found_from_outside() -> None:
     assert statistics.median(late) < 1.15 * (0.3 + 8e6 / (LINK / 2))
 
 
+ONE_SENDER = """
+version = 1
+seconds = "20 s"
+[[site]]
+name = "store"
+hosts = 1
+link = "80 Mbit/s"
+[[site]]
+name = "home"
+hosts = 1
+link = "100 Mbit/s"
+buffer = "200 ms"
+changes = [{ at = "2 s", uplink = "30 Mbit/s" }]
+[[copy]]
+from = "store/0"
+to = "home/0"
+streams = 4
+"""
+
+
+def test_one_sender_alone_empties_the_queue_in_front_of_a_receiver_by_the_law_for_his_own_way_out() -> None:
+    """It takes two senders to find what a way in carries; one is held by what he finds of his way out."""
+    outcomes = {name: run(ONE_SENDER, name) for name in ("none", "leased")}
+    delays_s = {name: sorted(outcome.uplink_delay_s) for name, outcome in outcomes.items()}
+    loaded = {name: found[int(0.95 * len(found))] for name, found in delays_s.items()}  # one of four queues is loaded
+    assert loaded["none"] > 0.15
+    assert loaded["leased"] < 0.04
+    assert outcomes["leased"].delivered_bits["storage"] > 0.85 * 30e6 * 15
+
+
 def test_the_same_scenario_gives_the_same_outcome() -> None:
     first, second = run(TWO_HOSTS, "brokered"), run(TWO_HOSTS, "brokered")
     assert replace(first, wall_s=0.0) == replace(second, wall_s=0.0)
