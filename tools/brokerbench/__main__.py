@@ -104,13 +104,14 @@ def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequ
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.brokerbench import changes, changing, faults, holding, jobs, many_flows, shares
+    from tools.brokerbench import changes, changing, faults, holding, jobs, many_flows, shares, way_in
 
     return {
         "sender": lambda run: shares.measure(run, "sender"),
         "receiver": lambda run: shares.measure(run, "receiver"),
         "remote": lambda run: shares.measure(run, "remote"),
         "capacity": changing.measure,
+        "way-in": way_in.measure,
         "jobs": jobs.measure,
         "changes": changes.measure,
         "flows": many_flows.measure,

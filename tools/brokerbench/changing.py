@@ -7,8 +7,7 @@ are ICMP echoes over the same link, there and back; nobody classified them, so t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run, turned
@@ -24,19 +23,24 @@ def measure(run: Run) -> None:
     scene = scenes.sender(settings, name=SCENARIO)
     job = Job(name=JOB, compute_s=settings.compute_s, payload_bytes=payload_bytes(settings, scene.rate_bits_per_s))
 
-    def on_step(name: str, record: Mapping[str, Any]) -> None:
-        run.show(f"{SCENARIO}: step {record['step']:4d}  {record['step_s']:.2f} s")
-
-    with Stage(scene, settings, jobs=[job], on_step=on_step, watch=("a", scene.target_address)) as stage:
+    with Stage(
+        scene, settings, jobs=[job], on_step=run.shows_steps(SCENARIO), watch=("a", scene.target_address)
+    ) as stage:
         for number in run.rounds(SCENARIO, settings.capacity_rounds):
             for condition in turned(settings.variants, number):
                 if not run.in_time:
                     run.write("failure", SCENARIO, what=condition, error="no time was left")
                     return
-                _block(run, stage, condition, number)
+                crossed = (scene.sampled[0], stage.lab["r"].interface_on("a"), scenes.RECEIVED)
+                block(run, stage, SCENARIO, condition, number, crossed=crossed)
 
 
-def _block(run: Run, stage: Stage, condition: str, number: int) -> None:
+def block(run: Run, stage: Stage, scenario: str, condition: str, number: int, *, crossed: Sequence[object]) -> None:
+    """One condition in one round: the scene's bottleneck has one rate after the other.
+
+    Args:
+        crossed: the counter of what crosses it: node, interface, column.
+    """
     settings, scene = run.settings, stage.scene
     link = stage.lab.links[scene.bottleneck]
     stage.enter(condition)
@@ -56,13 +60,13 @@ def _block(run: Run, stage: Stage, condition: str, number: int) -> None:
     stage.leave(condition)
     run.write(
         "block",
-        SCENARIO,
+        scenario,
         condition=condition,
         round=number,
         parts=parts,
-        crossed=[scene.sampled[0], stage.lab["r"].interface_on("a"), scenes.RECEIVED],
+        crossed=list(crossed),
         cpu_s={"begin": begin_cpu_s, "end": end_cpu_s},
-        decisions=run.keep_decisions(stage, tag=f"{SCENARIO}-{condition}-{number}"),
+        decisions=run.keep_decisions(stage, tag=f"{scenario}-{condition}-{number}"),
         **seen,
     )
-    run.say(f"{SCENARIO}: round {number + 1}: {condition:9} {len(seen['steps'][JOB]) // 2} steps")
+    run.say(f"{scenario}: round {number + 1}: {condition:9} {len(seen['steps'][JOB]) // 2} steps")

@@ -3,7 +3,8 @@
 Capacity
 - followed: from the change of the link's rate until the capacity that the sender's broker decided was at most the new
   rate (fall; and at least 0.3 of it, for the queue is drained first) or at least 0.9 of 97 % of it (rise), and stayed
-  so for a second, longer than a drain lasts. Without a broker nothing follows.
+  so for a second, longer than a drain lasts. Without a broker nothing follows, and who did not follow the fall has
+  nothing to rise from.
 - settled: a part of the block from 4 s after its start, 3 s after the fall, 6 s after the rise on: the time that the
   goal gives for following, and what it takes to drain what has gathered until then.
 - delay: of echoes that were asked in settled time, there and back over the changing link, 95th percentile.
@@ -39,12 +40,21 @@ GUARANTEES = {"storage": 0.2, "training": 0.6}
 TRAINING_HOST = "a"
 
 
-def capacity(records: Sequence[Record]) -> dict[str, Figures]:
-    """The figures of the capacity scenario, by condition."""
+def capacity(
+    records: Sequence[Record], *, host: str = TRAINING_HOST, figure: str = "capacity_bits_per_s"
+) -> dict[str, Figures]:
+    """The figures of the capacity scenario, by condition.
+
+    Args:
+        host: whose broker has to follow. figure: of its ticks, that tells what it takes the link for.
+    """
     found = {}
     for condition, blocks in _by_condition(records):
-        fall = [_followed(block, 1) for block in blocks]
-        rise = [_followed(block, 2) for block in blocks]
+        fall = [_followed(block, 1, host=host, figure=figure) for block in blocks]
+        rise = [
+            None if fell is None else _followed(block, 2, host=host, figure=figure)
+            for block, fell in zip(blocks, fall, strict=True)
+        ]
         parts = {name: _part(blocks, place) for place, name in enumerate(PARTS)}
         delays = [parts[name]["delay_s"] for name in ("fall", "rise") if parts[name]["delay_s"] is not None]
         found[condition] = {
@@ -61,12 +71,12 @@ def capacity(records: Sequence[Record]) -> dict[str, Figures]:
     return found
 
 
-def _followed(block: Record, place: int) -> float | None:
-    ticks, part = block["decisions"].get(TRAINING_HOST, []), block["parts"][place]
+def _followed(block: Record, place: int, *, host: str, figure: str) -> float | None:
+    ticks, part = block["decisions"].get(host, []), block["parts"][place]
     rate = part["rate_bits_per_s"]
     low, high = (FALL_BAND[0] * rate, FALL_BAND[1] * rate) if place == 1 else (RISE_SHARE * SHAPED_SHARE * rate, 1e15)
     times = [tick["t_s"] for tick in ticks if tick["t_s"] <= part["end_s"]]
-    values = [tick["capacity_bits_per_s"] for tick in ticks if tick["t_s"] <= part["end_s"]]
+    values = [tick[figure] for tick in ticks if tick["t_s"] <= part["end_s"]]
     return followed_within(times, values, change_s=part["begin_s"], low=low, high=high, hold_s=FOLLOWED_S)
 
 
@@ -78,19 +88,31 @@ def _worst(found: Sequence[float | None]) -> Figures | None:
     return {"median": statistics.median(followed), "high": max(followed), "missed": len(found) - len(followed)}
 
 
+def settled(block: Record, place: int) -> tuple[float, float]:
+    """The settled time of a part of a block."""
+    part = block["parts"][place]
+    return part["begin_s"] + SETTLED_AFTER_S[place], part["end_s"]
+
+
+def steps_s(block: Record, place: int) -> list[float]:
+    """The steps that began and ended in it."""
+    begin_s, end_s = settled(block, place)
+    return [
+        step["step_s"]
+        for step in block["steps"]["training"]
+        if step["rank"] == 0 and begin_s <= step["start_s"] and step["end_s"] <= end_s
+    ]
+
+
 def _part(blocks: Sequence[Record], place: int) -> Figures:
     trips, used_bytes, could_bytes, steps = [], 0.0, 0.0, []
     for block in blocks:
         part = block["parts"][place]
-        interval = (part["begin_s"] + SETTLED_AFTER_S[place], part["end_s"])
+        interval = settled(block, place)
         trips += [trip_s for t_s, trip_s in block["echoes"] if interval[0] <= t_s <= interval[1]]
         used_bytes += counter_of(block, block["crossed"]).delta(interval)
         could_bytes += part["rate_bits_per_s"] / 8 * (interval[1] - interval[0])
-        steps += [
-            step["step_s"]
-            for step in block["steps"]["training"]
-            if step["rank"] == 0 and interval[0] <= step["start_s"] and step["end_s"] <= interval[1]
-        ]
+        steps += steps_s(block, place)
     return {
         "rate_bits_per_s": blocks[0]["parts"][place]["rate_bits_per_s"],
         "delay_s": percentile(trips, 0.95) if trips else None,

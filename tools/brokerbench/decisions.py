@@ -9,7 +9,8 @@ from typing import Any
 
 
 def ticks(recording: Path) -> list[dict[str, Any]]:
-    """One entry a tick: time, and of the first interface the capacity, why, and storage's rate and ceil.
+    """One entry a tick: time, and of the first interface the capacity, why, and storage's rate and ceil; of its way in
+    the capacity and why, None where nobody looks after that.
 
     A tick that was cut off at the recording's end, and one without an interface, is left out.
     """
@@ -25,6 +26,8 @@ def ticks(recording: Path) -> list[dict[str, Any]]:
                 continue
             interface = tick["allocation"]["interfaces"][0]
             storage = next(each for each in interface["classes"] if each["name"] == "storage")
+            ways_in = tick["allocation"].get("ingress", ())
+            way_in = ways_in[0] if ways_in else None
             found.append(
                 {
                     "t_s": tick["now_s"],
@@ -33,6 +36,8 @@ def ticks(recording: Path) -> list[dict[str, Any]]:
                     "storage_rate_bits_per_s": storage["rate_bits_per_s"],
                     "storage_ceil_bits_per_s": storage["ceil_bits_per_s"],
                     "storage_why": storage["reason"]["code"],
+                    "way_in_bits_per_s": way_in and way_in["capacity_bits_per_s"],
+                    "way_in_why": way_in and way_in["capacity_reason"]["code"],
                 }
             )
     return found

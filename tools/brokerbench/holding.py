@@ -7,8 +7,6 @@ way takes is measured by echoes while nothing else is on the link, and taken off
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run
@@ -32,14 +30,11 @@ def measure(run: Run) -> None:
     size = payload_bytes(settings, scene.rate_bits_per_s)
     job = Job(name=JOB, compute_s=settings.compute_s, payload_bytes=size, irregular=True)
 
-    def on_step(name: str, record: Mapping[str, Any]) -> None:
-        run.show(f"{SCENARIO}: step {record['step']:4d}  {record['step_s']:.2f} s")
-
     with Stage(
         scene,
         settings,
         jobs=[job],
-        on_step=on_step,
+        on_step=run.shows_steps(SCENARIO),
         watch=("b", scene.lab[FLOODER].address),
         watch_classes=FLOODER,
     ) as stage:

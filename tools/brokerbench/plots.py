@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tools.brokerbench.table import TITLES
+from tools.brokerbench.variants import HERE
 
 COLOURS = {
     "idle": "#5b8c5a", "none": "#c8553d", "static": "#e3a857", "priority": "#9a8fb0", "quiet": "#7fa3d1",
@@ -73,13 +74,16 @@ def bar(axes: Axes, place: float, name: str, middle: float, *, low: float, high:
 
 def _capacity(found: Mapping[str, Any]) -> Figure:
     """Delay of people and use of the link, part by part."""
+    width = 0.8 / len(found)
     figure, (delay, used) = plt.subplots(1, 2, figsize=(10.4, 4.2), layout="constrained")
     for place, (name, figures) in enumerate(found.items()):
         for number, part in enumerate(figures["parts"].values()):
-            at = number + (place - (len(found) - 1) / 2) * 0.16
+            at = number + (place - (len(found) - 1) / 2) * width
             for axes, value in ((delay, part["delay_s"] and 1e3 * part["delay_s"]), (used, part["used"])):
                 if value is not None:
-                    axes.bar(at, value, 0.15, color=COLOURS.get(name, OTHER), label=name if not number else None)
+                    colour, hatch = COLOURS.get(name.removesuffix(HERE), OTHER), "//" if name.endswith(HERE) else None
+                    label = name if not number else None
+                    axes.bar(at, value, 0.94 * width, color=colour, hatch=hatch, label=label)
     labels = [f"{part['rate_bits_per_s'] / 1e6:g} Mbit/s" for part in next(iter(found.values()))["parts"].values()]
     for axes in (delay, used):
         axes.set_xticks(range(len(labels)), labels)
@@ -176,6 +180,7 @@ DRAWN: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = {
     "receiver": _shares,
     "remote": _shares,
     "capacity": _capacity,
+    "way-in": _capacity,
     "jobs": _jobs,
     "changes": _changes,
     "flows": _flows,

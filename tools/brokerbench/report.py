@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tools.brokerbench import changing_figures, failing_figures, figures
+from tools.brokerbench import changing_figures, failing_figures, figures, way_in_figures
 from tools.brokerbench.records import Record, read
 from tools.brokerbench.settings import SCENARIOS
 
@@ -22,6 +22,7 @@ FIGURES: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Any]]] = {
     "receiver": figures.shares,
     "remote": figures.shares,
     "capacity": changing_figures.capacity,
+    "way-in": way_in_figures.way_in,
     "jobs": changing_figures.jobs,
     "changes": failing_figures.changes,
     "flows": failing_figures.flows,
@@ -78,8 +79,9 @@ def goals(scenarios: Mapping[str, Mapping[str, Any]]) -> list[Goal]:
                 found.append((f"{scenario}: step of idle, 95th percentile", ratio.get("p95"), "at_most", p95))
             of_left = ours.get("storage_of_left", {}).get("all")
             found.append((f"{scenario}: storage of what is left", of_left, "at_least", storage))
-    if "capacity" in scenarios:
-        found += _capacity_goals(scenarios["capacity"].get("brokered", {}))
+    for scenario in ("capacity", "way-in"):
+        if scenario in scenarios:
+            found += _capacity_goals(scenario, scenarios[scenario].get("brokered", {}))
     if "changes" in scenarios:
         found += _change_goals(scenarios["changes"])
     if "flows" in scenarios:
@@ -128,15 +130,15 @@ def _fault_goals(found: Mapping[str, Any]) -> list[Goal]:
     return goals
 
 
-def _capacity_goals(ours: Mapping[str, Any]) -> list[Goal]:
+def _capacity_goals(scenario: str, ours: Mapping[str, Any]) -> list[Goal]:
     def worst(name: str) -> float | None:
         """The largest over the rounds; never having followed is worse than any bound."""
         found = ours.get(name)
         return None if not ours else math.inf if found is None or found["missed"] else float(found["high"])
 
     return [
-        ("capacity: a fall is followed, s", worst("fall_s"), "at_most", 1.5),
-        ("capacity: a rise is followed, s", worst("rise_s"), "at_most", 5.0),
-        ("capacity: delay of people once settled, 95th percentile, s", ours.get("delay_s"), "at_most", 0.03),
-        ("capacity: used once settled", ours.get("used"), "at_least", 0.9),
+        (f"{scenario}: a fall is followed, s", worst("fall_s"), "at_most", 1.5),
+        (f"{scenario}: a rise is followed, s", worst("rise_s"), "at_most", 5.0),
+        (f"{scenario}: delay of people once settled, 95th percentile, s", ours.get("delay_s"), "at_most", 0.03),
+        (f"{scenario}: used once settled", ours.get("used"), "at_least", 0.9),
     ]

@@ -65,6 +65,14 @@ class Run:
             self.write("failure", scenario, what=what, error=str(error))
             self.say(f"{scenario}: {what}: {error}")
 
+    def shows_steps(self, scenario: str) -> Callable[[str, Mapping[str, Any]], None]:
+        """What shows each step of a scenario's one job as it ends."""
+
+        def on_step(name: str, record: Mapping[str, Any]) -> None:
+            self.show(f"{scenario}: step {record['step']:4d}  {record['step_s']:.2f} s")
+
+        return on_step
+
     def keep_decisions(self, stage: Stage, *, tag: str) -> Mapping[str, list[dict[str, Any]]]:
         """What each broker decided in a block, in short; the recordings themselves go beside the records."""
         found = {}

@@ -6,6 +6,8 @@
                          +==1000== s
     remote     a ==100== r --40-- q ==100== b    a -> s      a slow link behind, which nobody was told of
                                   +===100== s
+    way in     a ==100== r ==100== b     storage s, t -> b   the link of b changes its rate, and nobody is told
+                         +==1000== s, t
 
 Training is between a and b. What each host's administrator, and its broker's configuration, takes its uplink for is
 `believed_bits_per_s`; in the remote scene it is wrong.
@@ -39,7 +41,7 @@ class Scene:
 
     Args:
         bottleneck: name of the link where training and storage meet.
-        flooder, target: where storage comes from and goes to. target_address: at its end.
+        flooders, target: where storage comes from and goes to. target_address: at its end.
         believed_bits_per_s: of each host that is shaped.
         inbound_bits_per_s: of each host whose broker looks after the way in, too.
         compute: what of training has crossed the bottleneck (before it, where a host's own link is the last one).
@@ -51,7 +53,7 @@ class Scene:
     lab: Lab
     bottleneck: str
     rate_bits_per_s: int
-    flooder: str
+    flooders: tuple[str, ...]
     target: str
     target_address: str
     believed_bits_per_s: Mapping[str, int]
@@ -72,7 +74,7 @@ def sender(settings: Settings, *, name: str = "sender") -> Scene:
         lab=lab,
         bottleneck="a-r",
         rate_bits_per_s=rate,
-        flooder="a",
+        flooders=("a",),
         target="s",
         target_address=lab["s"].address,
         believed_bits_per_s={"a": rate, "b": rate},
@@ -98,10 +100,34 @@ def receiver(settings: Settings, *, name: str = "receiver", times: int = 10, del
         lab=lab,
         bottleneck="b-r",
         rate_bits_per_s=rate,
-        flooder="s",
+        flooders=("s",),
         target="b",
         target_address=lab["b"].address,
         believed_bits_per_s={"a": rate, "b": rate, "s": times * rate},
+        inbound_bits_per_s={"b": rate},
+        compute=Counter(node="r", interface=lab["r"].interface_on("a"), column=RECEIVED),
+        storage=None,
+        sampled=("r", "b"),
+    )
+
+
+def way_in(settings: Settings, *, name: str, times: int = 10) -> Scene:
+    """The bottleneck is the way in of a host to which two others store, over links of ten (`times`) times its rate."""
+    lab = _hosts(name, "abst", routers="r")
+    rate = settings.rate_bits_per_s
+    for host in "ab":
+        lab.link(host, "r", rate_bits_per_s=rate, buffer_s=settings.buffer_s)
+    for host in "st":
+        lab.link(host, "r", rate_bits_per_s=times * rate, buffer_s=settings.buffer_s)
+    return Scene(
+        name=name,
+        lab=lab,
+        bottleneck="b-r",
+        rate_bits_per_s=rate,
+        flooders=("s", "t"),
+        target="b",
+        target_address=lab["b"].address,
+        believed_bits_per_s={"a": rate, "b": rate, "s": times * rate, "t": times * rate},
         inbound_bits_per_s={"b": rate},
         compute=Counter(node="r", interface=lab["r"].interface_on("a"), column=RECEIVED),
         storage=None,
@@ -124,7 +150,7 @@ def remote(settings: Settings) -> Scene:
         lab=lab,
         bottleneck="far",
         rate_bits_per_s=slow,
-        flooder="a",
+        flooders=("a",),
         target="s",
         target_address=lab["s"].address,
         believed_bits_per_s={"a": rate, "b": rate},

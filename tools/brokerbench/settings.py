@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hive_qos.errors import ConfigurationError
 
 MBIT = 1_000_000
-SCENARIOS = ("sender", "receiver", "remote", "capacity", "jobs", "changes", "flows", "faults", "hold")
-"""In the order of a run; the numbers of docs/performance.md."""
+SCENARIOS = ("sender", "receiver", "remote", "capacity", "way-in", "jobs", "changes", "flows", "faults", "hold")
+"""In the order of a run."""
 
 IDLE = "idle"
 VARIANTS = ("none", "static", "priority", "quiet", "brokered")
@@ -38,7 +38,7 @@ class Settings:
         flood_s: storage has the link to itself for so long before training goes on: TCP has left slow start.
         variants: that take turns.
         capacity_rates: of the changing link, one after the other. capacity_parts_s: how long each.
-        capacity_rounds: turns of the variants there.
+        capacity_rounds: turns of the variants there, and where the way in changes.
         jobs_s: how long two jobs and storage share the link. jobs_rounds: turns.
         changes: of a shaped tree under paced datagrams. flow_count: connections that a broker watches, and
             flow_count_s, for how long.

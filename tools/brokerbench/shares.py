@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run, turned
@@ -33,10 +32,7 @@ def measure(run: Run, scenario: str) -> None:
     scene = SCENES[scenario](settings)
     job = Job(name=JOB, compute_s=settings.compute_s, payload_bytes=payload_bytes(settings, scene.rate_bits_per_s))
 
-    def on_step(name: str, record: Mapping[str, Any]) -> None:
-        run.show(f"{scenario}: step {record['step']:4d}  {record['step_s']:.2f} s")
-
-    with Stage(scene, settings, jobs=[job], on_step=on_step) as stage:
+    with Stage(scene, settings, jobs=[job], on_step=run.shows_steps(scenario)) as stage:
         for number in run.rounds(scenario, settings.rounds):
             for condition in turned(settings.conditions, number):
                 if not run.in_time:

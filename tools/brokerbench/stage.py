@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Self
 from tools.brokerbench import peering, variants
 from tools.brokerbench.programs import flood
 from tools.brokerbench.scenes import TRAINERS, Scene
-from tools.brokerbench.settings import Settings
+from tools.brokerbench.settings import IDLE, Settings
 from tools.measure.brokers import Brokers, Seat, configuration, group_of
 from tools.measure.crew import Crew, MeasureError
 from tools.measure.programs import close_input, environment, python, start
@@ -223,18 +223,18 @@ class Stage:
         for crew in self.crews.values():
             crew.tell({"announce": condition != "quiet"})
         variants.install(self.scene, self.lab, condition)
-        if condition in variants.OURS:
-            self.brokers.start()
+        if variants.is_ours(condition):
+            self.brokers.start(variants.brokers_of(self.scene, condition))
             if self._jobs:
                 self.brokers.wait_for_sessions(TRAINERS, count=len(self._jobs))
-        if condition != "idle":
+        if condition != IDLE:
             self.start_storage()
             self.wait(self.settings.flood_s)
 
     def leave(self, condition: str) -> None:
         """Undo it."""
         self.stop_storage()
-        if condition in variants.OURS:
+        if variants.is_ours(condition):
             self.brokers.stop()
         variants.uninstall(self.scene, self.lab, condition)
 
@@ -244,7 +244,8 @@ class Stage:
         send += ["--busy", str(self.settings.flows_busy), "--rate", str(self.settings.flows_bits_per_s)]
         argv = python("tools.brokerbench.programs.flood", *send)
         with (self.work / "flood.log").open("ab") as log:
-            self._loads.append(start(self.lab[self.scene.flooder], argv, log=log, user=self.settings.user))
+            for host in self.scene.flooders:
+                self._loads.append(start(self.lab[host], argv, log=log, user=self.settings.user))
 
     def stop_storage(self) -> None:
         """End storage."""

@@ -20,11 +20,12 @@ TITLES = {
     "receiver": "2  Bottleneck at the receiver's link, flooded from a link ten times faster",
     "remote": "3  Remote bottleneck of unknown rate with a deep buffer",
     "capacity": "4  A link that falls to a third and rises again",
-    "jobs": "5  Two jobs and storage",
-    "changes": "6  Many changes",
-    "flows": "7  Many flows",
-    "faults": "8  Faults",
-    "hold": "9  Holds between brokers",
+    "way-in": "5  A way in that falls to a third and rises again",
+    "jobs": "6  Two jobs and storage",
+    "changes": "7  Many changes",
+    "flows": "8  Many flows",
+    "faults": "9  Faults",
+    "hold": "10  Holds between brokers",
 }
 
 
@@ -138,6 +139,12 @@ _CAPACITY: list[Column] = [
     ("step, s", _of_parts("step_s", number)),
     ("CPU idle", lambda f: number(f["idle_share"])),
 ]
+_WAY_IN: list[Column] = [
+    *_CAPACITY[:-2],
+    ("step, of idle", _of_parts("of_idle", number)),
+    ("storage, Mbit/s", _of_parts("storage_bits_per_s", lambda rate: number(rate and rate / 1e6, 0))),
+    _CAPACITY[-1],
+]
 _JOBS: list[Column] = [
     ("small job", lambda f: format_rate(f["got_bits_per_s"]["small"])),
     ("large job", lambda f: format_rate(f["got_bits_per_s"]["large"])),
@@ -183,6 +190,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     "receiver": _SHARES,
     "remote": _SHARES,
     "capacity": _CAPACITY,
+    "way-in": _WAY_IN,
     "jobs": _JOBS,
     "changes": _CHANGES,
     "flows": _FLOWS,

@@ -30,16 +30,18 @@ class FixedTree:
         storage_share: rate of storage's class, of the shaped rate; training's class has the rest.
         borrowing: whether each may have what the other leaves.
         port: of storage, at either end.
+        shaped_share: of the link's rate, that he gives out.
     """
 
     rate_bits_per_s: int
     storage_share: float
     borrowing: bool
     port: int
+    shaped_share: float = SHAPED_SHARE
 
     def commands(self, interface: str) -> list[list[str]]:
         """The tc command lines, in order."""
-        ceiling = int(self.rate_bits_per_s * SHAPED_SHARE)
+        ceiling = int(self.rate_bits_per_s * self.shaped_share)
         storage = int(ceiling * self.storage_share)
         tree = ["tc", "class", "add", "dev", interface, "parent"]
         bucket = str(max(BUCKET_BYTES_MIN, int(self.rate_bits_per_s * BUCKET_S / 8)))

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from tools.brokerbench import changing_figures, failing_figures, report
+from tools.brokerbench import changing_figures, failing_figures, report, scenes, variants
 from tools.brokerbench.figures import Figures
+from tools.brokerbench.settings import Settings
+from tools.brokerbench.way_in import conditions
+from tools.measure import fixed_inbound
 
 MBIT = 1_000_000
 
@@ -77,6 +80,51 @@ def test_a_round_that_never_follows_misses_the_goal() -> None:
     goals = {goal["name"]: goal for goal in found["goals"]}
     assert found["scenarios"]["capacity"]["brokered"]["fall_s"]["missed"] == 1
     assert goals["capacity: a fall is followed, s"]["passed"] is False
+    assert found["scenarios"]["capacity"]["brokered"]["rise_s"]["missed"] == 1, "it had nothing to rise from"
+
+
+def way_in(condition: str, step_s: float, ticks: list[tuple[float, int]]) -> dict[str, Any]:
+    """As `changing`, with a step in each settled second, storage's sink, and what the receiver takes its way in for."""
+    record = changing(condition, [])
+    record["scenario"], record["kind"] = "way-in", "block"
+    rows = [(t_s, {"capacity_bits_per_s": 97 * MBIT, "way_in_bits_per_s": rate * MBIT}) for t_s, rate in ticks]
+    record["decisions"] = {"b": [{"t_s": t_s, **row} for t_s, row in rows]} if rows else {}
+    starts = (10.0, 12.0, 30.0, 32.0, 50.0, 52.0)
+    record["steps"] = {"training": [step(0, n, at_s, at_s + step_s) for n, at_s in enumerate(starts)]}
+    record["sink"] = [[float(t_s), 1448_000 * t_s] for t_s in range(61)]
+    return record
+
+
+def test_the_way_in_is_followed_by_the_receiver_and_steps_are_compared_part_by_part() -> None:
+    followed = every_tick((0, 95), (21.0, 28), (43.0, 66))
+    records = [way_in("idle", 0.5, []), way_in("brokered", 0.6, followed), way_in("brokered, IFB", 0.9, followed)]
+    report_ = report.compute([], records)
+    found = report_["scenarios"]["way-in"]
+    assert found["idle"]["fall_s"] is None
+    assert (found["brokered"]["fall_s"]["median"], found["brokered"]["rise_s"]["median"]) == (
+        pytest.approx(1.0),
+        pytest.approx(3.0),
+    )
+    assert [part["of_idle"] for part in found["brokered, IFB"]["parts"].values()] == 3 * [pytest.approx(1.8)]
+    assert found["brokered"]["parts"]["fall"]["storage_bits_per_s"] == pytest.approx(8 * 1514_000)
+    goals = [goal["name"] for goal in report_["goals"]]
+    assert len(goals) == 4, "what is done at the receiver alone has none"
+    assert all(name.startswith("way-in: ") for name in goals)
+
+
+def test_a_round_of_the_way_in_has_each_of_the_chosen_variants_once() -> None:
+    chosen = Settings(variants=("none", "priority", "brokered"))
+    assert conditions(chosen) == ("idle", "none", "brokered", "priority, IFB", "brokered, IFB")
+    scene = scenes.way_in(Settings(), name="way-in")
+    assert variants.brokers_of(scene, "brokered") == ("a", "b", "s", "t")
+    assert variants.brokers_of(scene, "brokered, IFB") == ("a", "b")
+    assert [variants.is_ours(name) for name in conditions(chosen)] == [False, False, True, False, True]
+
+
+def test_an_administrators_tree_for_what_arrives_stays_at_92_percent_of_the_link() -> None:
+    tree = fixed_inbound.tree(rate_bits_per_s=100 * MBIT, storage_share=0.2, borrowing=False, port=8731)
+    (root,) = (command for command in tree.commands("x") if "1:1" in command and "class" in command and "1:" in command)
+    assert root[root.index("ceil") + 1] == "92000000bit"
 
 
 def two_jobs(small_steps: int, large_steps: int) -> dict[str, Any]:

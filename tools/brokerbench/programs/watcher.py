@@ -3,12 +3,14 @@
     python -m tools.brokerbench.programs.watcher --output FILE
 
 Writes a JSON line for each: when, which class (its minor), rate and ceil. Nothing is polled: the kernel says so itself.
+It goes before ordinary programs on the processor, so that its own waiting is not taken for the daemon's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import select
 import socket
 import struct
@@ -66,6 +68,7 @@ def main() -> None:
         options.output.open("a") as out,
     ):
         sock.bind((0, RTMGRP_TC))
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         while ending.in_time:
             ready = select.select([sock, ending.descriptor], [], [], 1.0)[0]
             if ending.descriptor in ready and ending.closed():
