@@ -23,6 +23,7 @@ from transport.engine.arguments import (
     check_socket,
     flat,
     full_hello,
+    key_of,
     level_of,
     message_of,
     read_credentials,
@@ -127,7 +128,8 @@ class AioquicEngine(Engine):
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         self._check_open()
-        post = Post(operation=next(self._numbers), peer=peer, key=key, buffer=flat(buffer, writable=True))
+        key, view = key_of(peer, key), flat(buffer, writable=True)
+        post = Post(operation=next(self._numbers), peer=peer, key=key, buffer=view)
         self._core.command(lambda: self._core.operations.post(post))
         return post.operation
 

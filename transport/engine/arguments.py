@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
 from transport.engine.base import Address, Buffer, Credentials, EngineSettings, Priority, Trust
-from transport.engine.header_values import plain_header
+from transport.engine.header_values import plain_header, plain_key
 from transport.wire.errors import WireError
-from transport.wire.header import Header, encode_header
+from transport.wire.header import Header, MatchKey, check_key, encode_header
 from transport.wire.hello import PROTOCOL_VERSION, PROTOCOLS, FrameType, HelloKey, LimitKey, encode_frame
 
 E = TypeVar("E")
@@ -162,6 +162,22 @@ def message_of(
     except WireError as error:
         raise MisuseError(f"a header that the peer would refuse: {error.reason}") from error
     return prefix, data if length else None
+
+
+def key_of(peer: str, key: MatchKey) -> MatchKey:
+    """The key of a post to `peer` in plain values, as some message may have it.
+
+    Raises:
+        MisuseError: no message can have it, or no peer can be called that.
+    """
+    if not isinstance(peer, str):
+        raise MisuseError(f"a peer's name must be text; this is {type(peer).__name__}")
+    key = plain_key(key)
+    try:
+        check_key(key)
+    except WireError as error:
+        raise MisuseError(f"a key that no message can have: {error.reason}") from error
+    return key
 
 
 def level_of(priority: Priority) -> int:

@@ -291,6 +291,13 @@ class Engine(abc.ABC):
         """Take the next message with this key from this peer, into `buffer`, or into memory of the engine (None).
 
         A message that is longer than the buffer fails the operation with `PeerError` and is discarded.
+
+        Args:
+            key: its integers may be whatever Python takes as an index, numpy's among them, but not bool; within the
+                bounds of a header's fields.
+
+        Raises:
+            MisuseError: no message can have this key.
         """
 
     @abc.abstractmethod

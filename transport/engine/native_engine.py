@@ -36,6 +36,7 @@ from transport.engine.arguments import (
     endpoint_numbered,
     flat,
     full_hello,
+    key_of,
     level_of,
     message_of,
     read_credentials,
@@ -231,16 +232,12 @@ class NativeEngine(Engine):
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         self._check_open()
-        view = flat(buffer, writable=True)
+        key, view = key_of(peer, key), flat(buffer, writable=True)
         operation = next(self._numbers)
         if view is not None:
             self._posted[operation] = view
         fields = (int(key.kind), key.group, key.step, key.bucket, key.attempt, key.epoch, key.tag)
-        try:
-            self._core.post(operation, peer, fields, view)
-        except (OverflowError, TypeError) as error:
-            self._posted.pop(operation, None)
-            raise MisuseError(f"a key that no message can have: {error}") from error
+        self._core.post(operation, peer, fields, view)
         return operation
 
     def cancel(self, operation: int) -> None:
