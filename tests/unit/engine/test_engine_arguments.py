@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from dataclasses import replace
@@ -17,6 +18,7 @@ from transport.engine.arguments import (
     check_endpoint,
     check_open,
     check_settings,
+    deadline_of,
     dialled,
     endpoint_numbered,
     flat,
@@ -178,6 +180,19 @@ def test_a_group_that_is_no_text_and_a_kind_that_is_none_are_refused_in_a_key_to
         key_of("b", MatchKey(Kind.CONTROL, group=1))  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match=r"a key's kind is one of .*; 7 is none"):
         key_of("b", MatchKey(7))  # type: ignore[arg-type]
+
+
+def test_a_deadline_is_a_number_of_seconds_to_come_or_none() -> None:
+    assert deadline_of(None) is None
+    for said, meant in ((0, 0.0), (1.5, 1.5), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (1e9, 1e9)):
+        seconds = deadline_of(said)  # type: ignore[arg-type]
+        assert (seconds, type(seconds)) == (meant, float)
+    for wrong in (math.inf, -math.inf, math.nan, -0.001, 1e10, 10**400):
+        with pytest.raises(MisuseError, match="a deadline"):
+            deadline_of(wrong)
+    for no_number in (True, "1", np.array([1.0])):
+        with pytest.raises(MisuseError, match="a deadline must be a number"):
+            deadline_of(no_number)  # type: ignore[arg-type]
 
 
 def test_every_priority_is_served_behind_the_control_stream_and_before_the_next() -> None:
