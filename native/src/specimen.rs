@@ -4,14 +4,18 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use quinn_proto::crypto::{ClientConfig, ServerConfig};
 
+use crate::mail::Channel;
 use crate::settings::Settings;
 use crate::tls::Identity;
 
 const PROTOCOL: &str = "hive-tensor/1";
+/// Of a `Path`.
+pub const STREAM_WINDOW_BYTES: u64 = 1 << 16;
 const SECRET: [u8; 32] = [
     0x9d, 0x61, 0xb1, 0x9d, 0xef, 0xfd, 0x5a, 0x60, 0xba, 0x84, 0x4a, 0xf4, 0x92, 0xec, 0x2c, 0xc4, 0x44, 0x49, 0xc5,
     0x69, 0x7b, 0x32, 0x69, 0x19, 0x70, 0x3b, 0xac, 0x03, 0x1c, 0xae, 0x7f, 0x60,
@@ -40,6 +44,42 @@ pub fn settings(congestion: &str) -> Settings {
         datagram_bytes: 1452,
         congestion: congestion.to_owned(),
         protocol: PROTOCOL.to_owned(),
+    }
+}
+
+/// A connection without a network, of which only what the mail asks of it is kept.
+#[derive(Default)]
+pub struct Path {
+    pub number: u64,
+    pub account: String,
+    pub widened: AtomicI64,
+    pub closed: AtomicBool,
+    pub ended: AtomicBool,
+}
+
+impl Channel for Path {
+    fn id(&self) -> u64 {
+        self.number
+    }
+
+    fn account(&self) -> String {
+        self.account.clone()
+    }
+
+    fn stream_window(&self) -> u64 {
+        STREAM_WINDOW_BYTES
+    }
+
+    fn widen(&self, bytes: i64) {
+        self.widened.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    fn close_doors(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    fn ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
     }
 }
 
