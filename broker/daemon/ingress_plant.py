@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from broker.daemon.flows import PassedSocket
 from broker.daemon.link_events import Heard
 from broker.daemon.log import Log
+from broker.daemon.samples import samples_of
 from broker.daemon.shapes import classes_of, rules_of, worth_changing
 from broker.model import Alarm, Allocation, ClassSample, InterfaceAllocation, Policy
-from broker.policy import CLASS_NAMES
 from hive_qos.errors import HiveError
 from shaping.ifb import is_ours
 from shaping.model import IngressShape, Rule
@@ -58,13 +58,10 @@ class IngressPlant:
         if entry is None or not entry.attached:
             return ()
         try:
-            counted = self._shaper.ingress_counters(interface).classes
+            counters = self._shaper.ingress_counters(interface)
         except (HiveError, OSError):  # the next look at the IFB says what is wrong with it
             return None
-        return tuple(
-            ClassSample(name, counted[name].sent_bytes, counted[name].backlog_bytes, counted[name].dropped_packets)
-            for name in CLASS_NAMES
-        )
+        return samples_of(counters.classes)
 
     def apply(
         self, allocation: Allocation, *, policy: Policy, passed: Iterable[PassedSocket], present: frozenset[str]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from broker.daemon.log import Log
+from broker.daemon.samples import samples_of
 from broker.daemon.shapes import worth_applying
 from broker.model import Alarm, ClassSample, DestinationSample
-from broker.policy import CLASS_NAMES
 from hive_qos.errors import HiveError
 from shaping.model import HELD_NAME, ClassCounters, InterfaceShape, SegmentState
 from shaping.shaper import Shaper
@@ -144,18 +144,7 @@ class Plant:
             except (HiveError, OSError) as problem:
                 self._lost(entry, "counters-unreadable", str(problem))
             else:
-                entry.samples = tuple(
-                    ClassSample(
-                        name=name,
-                        sent_bytes=counters.classes[name].sent_bytes,
-                        backlog_bytes=counters.classes[name].backlog_bytes,
-                        dropped_packets=counters.classes[name].dropped_packets,
-                        overlimits=counters.classes[name].overlimits,
-                        sent_packets=counters.classes[name].sent_packets,
-                    )
-                    for name in CLASS_NAMES
-                    if name in counters.classes
-                )
+                entry.samples = samples_of(counters.classes)
                 entry.leaves = counters.jobs
                 entry.destinations = tuple(
                     DestinationSample(address, HELD_NAME, counted.sent_bytes, counted.backlog_bytes)

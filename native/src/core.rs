@@ -119,9 +119,10 @@ impl Core {
         self.engine.number()
     }
 
-    /// Have an object delivered in its place among the events.
-    fn echo(&self, object: Py<PyAny>) {
-        self.engine.events.push(Event::Echo(object));
+    /// Have an object delivered in its place among the events. False after the end: as of all that returns whether, what
+    /// is not taken has no event.
+    fn echo(&self, object: Py<PyAny>) -> bool {
+        self.engine.events.push(Event::Echo(object))
     }
 
     /// Serve a UDP socket; the caller keeps it open until `close` has returned.
@@ -185,7 +186,7 @@ impl Core {
         self.engine.set_rate(endpoint, bits_per_s);
     }
 
-    /// Dial; ends in "chain" or "down" with this number.
+    /// Dial; ends in "chain" or "down" with this number. Whether it is taken.
     #[pyo3(signature = (endpoint, number, host, port, scope, expected))]
     #[expect(clippy::too_many_arguments, reason = "an address has three parts")]
     fn connect(
@@ -197,10 +198,9 @@ impl Core {
         port: u16,
         scope: u32,
         expected: Option<&str>,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let remote = address(host, port, scope)?;
-        py.detach(|| self.engine.connect(endpoint, number, remote, expected));
-        Ok(())
+        Ok(py.detach(|| self.engine.connect(endpoint, number, remote, expected)))
     }
 
     /// The peer's certificate is good.
@@ -241,6 +241,7 @@ impl Core {
         });
     }
 
+    /// Whether it is taken.
     #[pyo3(signature = (operation, connection, header, payload, level, deadline_s))]
     #[expect(clippy::too_many_arguments, reason = "what a message is")]
     fn send(
@@ -252,9 +253,9 @@ impl Core {
         payload: Option<PyBuffer<u8>>,
         level: usize,
         deadline_s: Option<f64>,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         // Before the payload is lent: from then on only the event thread lets go of it.
-        let deadline = deadline_s.map(|after_s| seconds(after_s.max(0.0))).transpose()?;
+        let deadline = deadline_s.map(seconds).transpose()?;
         let message = Message {
             operation,
             header: Bytes::from(header),
@@ -262,11 +263,10 @@ impl Core {
             level,
             deadline,
         };
-        py.detach(|| self.engine.send(connection, message));
-        Ok(())
+        Ok(py.detach(|| self.engine.send(connection, message)))
     }
 
-    /// `key` is kind, group, step, bucket, attempt, epoch, tag.
+    /// `key` is kind, group, step, bucket, attempt, epoch, tag. Whether it is taken.
     #[pyo3(signature = (operation, peer, key, buffer))]
     fn post(
         &self,
@@ -275,7 +275,7 @@ impl Core {
         peer: &str,
         key: (u8, String, u64, u64, u64, u64, u64),
         buffer: Option<PyBuffer<u8>>,
-    ) {
+    ) -> bool {
         let (kind, group, step, bucket, attempt, epoch, tag) = key;
         let post = Post {
             operation,
@@ -290,7 +290,7 @@ impl Core {
             },
             buffer: buffer.map(|buffer| Posted::new(buffer, self.engine.events.clone())),
         };
-        py.detach(|| self.engine.mail.post(peer, post));
+        py.detach(|| self.engine.mail.post(peer, post))
     }
 
     fn cancel(&self, py: Python<'_>, operation: u64) {

@@ -98,12 +98,12 @@ impl Engine {
         was_up && !links.values().any(|other| other.is(Stage::Up) && other.peer() == peer)
     }
 
-    /// Send one message over a connection.
-    pub fn send(self: &Arc<Self>, connection: u64, message: Message) {
+    /// Send one message over a connection. False where the engine has ended for good: nobody will be told how it ends.
+    pub fn send(self: &Arc<Self>, connection: u64, message: Message) -> bool {
         let operation = message.operation;
         let fail = |message: Message, failure: Failure| {
             drop(message); // let go of the payload first
-            self.events.push(Event::Failed { operation, failure });
+            self.events.push(Event::Failed { operation, failure })
         };
         // Held until it is listed: `let_go` takes the connections first, and then what is listed.
         let mut sends = locked(&self.sends);
@@ -115,6 +115,7 @@ impl Engine {
                 peer: format!("connection {connection}"),
                 reason: "it has ended or never was".to_owned(),
             };
+            drop(sends);
             return fail(message, failure);
         };
         let (length, accepted) = (
@@ -127,12 +128,14 @@ impl Engine {
                 reason: format!("accepts messages of {accepted} bytes; this has {length}"),
                 code: 0,
             };
+            drop(sends);
             return fail(message, failure);
         }
         let (abort, aborted) = oneshot::channel();
         sends.insert(operation, (link.clone(), Some(abort)));
         drop(sends);
         link.send(message, aborted);
+        true
     }
 
     pub fn forget_send(&self, operation: u64) {

@@ -105,7 +105,7 @@ struct Waiting {
     chains: usize,
 }
 
-/// Events in the order in which they happened. Pushing never blocks and never needs the GIL.
+/// Events in the order in which they happened. Until the end pushing never blocks and never needs the GIL.
 #[derive(Default)]
 pub struct EventQueue {
     waiting: Mutex<Waiting>,
@@ -116,8 +116,15 @@ pub struct EventQueue {
 
 impl EventQueue {
     /// A buffer that is to be let go of wakes nobody: what ends the operation that it was lent to mostly follows at once.
-    pub fn push(&self, event: Event) {
+    ///
+    /// False after `end`: nobody is told of it, and what it holds of Python's is let go of here.
+    pub fn push(&self, event: Event) -> bool {
         let mut waiting = self.lock();
+        if waiting.ended {
+            drop(waiting); // who has the GIL must not wait for it
+            drop(event);
+            return false;
+        }
         waiting.chains += usize::from(matches!(event, Event::Chain { .. }));
         let call = !matches!(event, Event::Release(_)) && !std::mem::replace(&mut waiting.called, true);
         waiting.events.push(event);
@@ -125,6 +132,7 @@ impl EventQueue {
         if call {
             self.some.notify_one();
         }
+        true
     }
 
     /// Have delivered what waits, where nothing followed it: to be called now and then.
@@ -446,6 +454,22 @@ mod tests {
         queue.end();
         assert_eq!(batches.recv_timeout(patience), Ok(1));
         events.join().unwrap();
+    }
+
+    #[test]
+    fn what_comes_after_the_end_is_refused_and_what_it_holds_let_go_of() {
+        Python::initialize();
+        let queue = EventQueue::default();
+        assert!(queue.push(Event::SendDone(1)));
+        queue.end();
+        let lent = Python::attach(|py| PyByteArray::new(py, b"lent").unbind());
+        let buffer = Python::attach(|py| PyBuffer::get(lent.bind(py)).unwrap());
+        assert!(Python::attach(|py| lent.bind(py).resize(5)).is_err());
+        assert!(!queue.push(Event::Release(buffer)));
+        Python::attach(|py| lent.bind(py).resize(5)).unwrap();
+        assert!(!queue.push(Event::SendDone(2)));
+        assert_eq!(queue.take().map(|batch| batch.len()), Some(1));
+        assert!(queue.take().is_none());
     }
 
     #[test]

@@ -56,11 +56,10 @@ pub mod wire;
 pub mod inside {
     pub use crate::buffers::Posted;
     pub use crate::events::{Arrived, Event, EventQueue, Failure};
-    pub use crate::mail::{Channel, Mail, Next, Post, Slot};
+    pub use crate::mail::{Mail, Next, Post, Slot};
     pub use crate::pair::{DIALS, IS_DIALLED, Pair};
-    pub use crate::settings::Settings;
     pub mod specimen {
-        pub use crate::specimen::{PROTOCOL, crypto};
+        pub use crate::specimen::{Path, STREAM_WINDOW_BYTES, crypto, settings};
     }
 }
 

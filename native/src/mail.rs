@@ -96,9 +96,16 @@ impl Mail {
         slot
     }
 
-    /// Wait for a message, or take one that waits.
-    pub fn post(&self, peer: &str, post: Post) {
+    /// Wait for a message, or take one that waits. False where the engine has ended for good: nobody will be told how it
+    /// ends.
+    pub fn post(&self, peer: &str, post: Post) -> bool {
         let mut boxes = self.lock();
+        if let Some(failure) = boxes.over.clone() {
+            drop(boxes);
+            let operation = post.operation;
+            drop(post); // let go of the buffer first
+            return self.fail(operation, failure);
+        }
         let mailbox = boxes.mailbox(peer);
         let entry = (mailbox.peer.clone(), post.key.clone());
         let operation = post.operation;
@@ -107,6 +114,7 @@ impl Mail {
         } else {
             boxes.open.remove(&operation);
         }
+        true
     }
 
     /// Every byte of a message and its end are there.
@@ -152,8 +160,8 @@ impl Mail {
         locked(&self.boxes)
     }
 
-    fn fail(&self, operation: u64, failure: Failure) {
-        self.events.push(Event::Failed { operation, failure });
+    fn fail(&self, operation: u64, failure: Failure) -> bool {
+        self.events.push(Event::Failed { operation, failure })
     }
 
     fn tell_received(&self, operation: u64, slot: &Slot, destination: Destination) {

@@ -1,48 +1,13 @@
-//! Who gets which message, without a network: a channel that only counts.
+//! Who gets which message, without a network: with channels that only count.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::slot::OVERHEAD_BYTES;
 use super::*;
+use crate::specimen::{Path, STREAM_WINDOW_BYTES as WINDOW};
 use crate::wire::Key;
 
 const STORE: u64 = 1 << 20;
-const WINDOW: u64 = 1 << 16;
-
-#[derive(Default)]
-struct Path {
-    number: u64,
-    account: String,
-    widened: AtomicI64,
-    closed: AtomicBool,
-    ended: AtomicBool,
-}
-
-impl Channel for Path {
-    fn id(&self) -> u64 {
-        self.number
-    }
-
-    fn account(&self) -> String {
-        self.account.clone()
-    }
-
-    fn stream_window(&self) -> u64 {
-        WINDOW
-    }
-
-    fn widen(&self, bytes: i64) {
-        self.widened.fetch_add(bytes, Ordering::SeqCst);
-    }
-
-    fn close_doors(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-    }
-
-    fn ended(&self) -> bool {
-        self.ended.load(Ordering::SeqCst)
-    }
-}
 
 struct Bench {
     mail: Mail,

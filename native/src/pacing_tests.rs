@@ -7,7 +7,6 @@ use bytes::Bytes;
 use quinn_proto::{Connection, Dir, StreamId, VarInt};
 
 use crate::pair::{DIALS, IS_DIALLED, Pair};
-use crate::settings::Settings;
 use crate::specimen;
 
 const DELAY: Duration = Duration::from_millis(20);
@@ -35,17 +34,7 @@ struct Run {
 
 impl Run {
     fn new(congestion: &str) -> Self {
-        let settings = Settings {
-            unexpected_bytes_max: 64 << 20,
-            message_bytes_max: 1 << 40,
-            streams_max: 64,
-            keep_alive: Duration::from_secs(1),
-            dead_after: Duration::from_secs(2),
-            handshake_timeout: Duration::from_secs(10),
-            datagram_bytes: 1452,
-            congestion: congestion.to_owned(),
-            protocol: specimen::PROTOCOL.to_owned(),
-        };
+        let settings = specimen::settings(congestion);
         let (dials, is_dialled) = specimen::crypto();
         let mut pair = Pair::new(&settings, DELAY, dials, is_dialled);
         pair.run(pair.now + 10 * ROUND, |_, _, _| vec![Duration::ZERO]);

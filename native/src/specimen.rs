@@ -1,15 +1,21 @@
-//! An identity for tests, whose key everybody knows: RFC 8032 7.1, the first test.
+//! What an engine of a test is like, and an identity for it whose key everybody knows: RFC 8032 7.1, the first test.
 //!
 //! The key is Ed25519's, whose signatures are all of one length, so that the packets of a handshake are too.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
 
 use quinn_proto::crypto::{ClientConfig, ServerConfig};
 
+use crate::mail::Channel;
+use crate::settings::Settings;
 use crate::tls::Identity;
 
-pub const PROTOCOL: &str = "hive-tensor/1";
+const PROTOCOL: &str = "hive-tensor/1";
+/// Of a `Path`.
+pub const STREAM_WINDOW_BYTES: u64 = 1 << 16;
 const SECRET: [u8; 32] = [
     0x9d, 0x61, 0xb1, 0x9d, 0xef, 0xfd, 0x5a, 0x60, 0xba, 0x84, 0x4a, 0xf4, 0x92, 0xec, 0x2c, 0xc4, 0x44, 0x49, 0xc5,
     0x69, 0x7b, 0x32, 0x69, 0x19, 0x70, 0x3b, 0xac, 0x03, 0x1c, 0xae, 0x7f, 0x60,
@@ -24,6 +30,58 @@ const OCTETS: u8 = 0x04;
 const TIME: u8 = 0x17;
 const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xa0;
+
+/// As `EngineSettings` in `transport/engine/base.py` has them by itself, between two native engines; but few streams, so
+/// that tests come to where there are no more.
+pub fn settings(congestion: &str) -> Settings {
+    Settings {
+        unexpected_bytes_max: 64 << 20,
+        message_bytes_max: 1 << 40,
+        streams_max: 64,
+        keep_alive: Duration::from_secs(1),
+        dead_after: Duration::from_secs(2),
+        handshake_timeout: Duration::from_secs(10),
+        datagram_bytes: 1452,
+        congestion: congestion.to_owned(),
+        protocol: PROTOCOL.to_owned(),
+    }
+}
+
+/// A connection without a network, of which only what the mail asks of it is kept.
+#[derive(Default)]
+pub struct Path {
+    pub number: u64,
+    pub account: String,
+    pub widened: AtomicI64,
+    pub closed: AtomicBool,
+    pub ended: AtomicBool,
+}
+
+impl Channel for Path {
+    fn id(&self) -> u64 {
+        self.number
+    }
+
+    fn account(&self) -> String {
+        self.account.clone()
+    }
+
+    fn stream_window(&self) -> u64 {
+        STREAM_WINDOW_BYTES
+    }
+
+    fn widen(&self, bytes: i64) {
+        self.widened.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    fn close_doors(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    fn ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+}
 
 /// The cryptography of one who dials and of one who is dialled, both of this key, who have not met before.
 pub fn crypto() -> (Arc<dyn ClientConfig>, Arc<dyn ServerConfig>) {

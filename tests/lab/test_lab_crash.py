@@ -108,6 +108,16 @@ def test_owner_and_guard_killed_together_are_cleaned_up_by_down_all(place: Path)
     wait_until(lambda: leftovers(place) == [], what=lambda: leftovers(place))
 
 
+def test_a_state_that_cannot_be_read_does_not_keep_the_guard_from_taking_the_lab_down(place: Path) -> None:
+    owner = start_lab(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    wait_until_up(owner)
+    (path,) = place.glob("*/state.json")
+    path.write_text(path.read_text()[:40])
+    owner.kill()
+    owner.wait()
+    wait_until(lambda: leftovers(place) == [], what=lambda: leftovers(place))
+
+
 def test_the_command_makes_uses_changes_and_takes_down_a_lab(place: Path) -> None:
     def lab(*words: str, status: int = 0) -> str:
         done = subprocess.run(

@@ -52,10 +52,10 @@ WITH_NATIVE = ALL_NATIVE or (
 )
 """Whether there are native cases at all: where the engine is built, and where it has to be, `need` fails them."""
 NATIVE_ALWAYS = (
-    "test_engine_connections", "test_engine_identity", "test_engine_messages", "test_engine_native",
-    "test_engine_native_lent", "test_engine_native_process", "test_transport_groups",
+    "test_engine_closing", "test_engine_connections", "test_engine_identity", "test_engine_messages",
+    "test_engine_native", "test_engine_native_lent", "test_engine_native_process", "test_transport_groups",
 )  # fmt: skip
-"""What of the native engine every run of the suite tries: messages, connections, certificates, lending, groups."""
+"""What of the native engine every run tries: messages, connections, certificates, lending, closing, groups."""
 _ALL = [("aioquic", "aioquic"), ("native", "native"), ("aioquic", "native"), ("native", "aioquic")]
 PAIRS = _ALL if WITH_NATIVE else _ALL[:1]
 EACH = PAIRS[:2]

@@ -1,6 +1,7 @@
 """Whatever bytes come, both engines' readers say the same of them: value for value, or the same code.
 
-Their writers of headers write the same bytes, or Rust's leaves it to Python's to say what is wrong.
+Their writers of headers write the same bytes, or Rust's leaves it to Python's to say what is wrong; and they refuse the
+same arguments in the same words.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hive_qos.errors import MisuseError
+from transport.engine import create_engine
 from transport.engine.arguments import message_of
+from transport.engine.base import Engine, EngineSettings, Event, OperationFailed, Priority
 from transport.wire.errors import WireError
-from transport.wire.header import Header, Kind, decode_header, encode_header, split_header
+from transport.wire.header import Header, Kind, MatchKey, decode_header, encode_header, split_header
 from transport.wire.varint import encode_varint
 
 hive_qos_native: Any = pytest.importorskip("hive_qos_native", reason="the native engine is not built here")
@@ -226,6 +231,72 @@ def test_whatever_callers_say_both_engines_send_the_same_or_refuse_it_alike(head
             return str(error)
 
     assert sent(encode=_encoded) == sent()
+
+
+@contextmanager
+def unconnected() -> Iterator[list[tuple[Engine, list[Event]]]]:
+    """An engine of each kind, and what it tells."""
+    made: list[tuple[Engine, list[Event]]] = []
+    try:
+        for name in ("aioquic", "native"):
+            events: list[Event] = []
+            made.append((create_engine(name, EngineSettings(), events.extend), events))
+        yield made
+    finally:
+        for engine, _ in made:
+            engine.close()
+
+
+def ends_of(call: Callable[[Engine], int]) -> Any:
+    """How an operation ends when the engine is closed behind it, or why it is refused: by both engines alike."""
+    ends = []
+    with unconnected() as engines:
+        for engine, events in engines:
+            try:
+                operation = call(engine)
+            except MisuseError as error:
+                ends.append(str(error))
+            else:
+                engine.close()
+                ends.append([event.operation == operation for event in events if isinstance(event, OperationFailed)])
+    assert ends[0] == ends[1]
+    return ends[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "taken"),
+    [
+        (MatchKey(Kind.CONTROL, "g", 1, 2, 3, 4, 5), True),
+        (MatchKey(np.int64(1), "g", np.uint64(2**64 - 1), tag=np.int32(4)), True),
+        *[
+            (MatchKey(Kind.CONTROL, tag=tag), False)
+            for tag in (True, np.True_, 1.0, "1", -1, 2**64, np.int64(-1), None)
+        ],
+        *[(MatchKey(kind), False) for kind in (True, 7, 256, "1")],
+        *[(MatchKey(Kind.CONTROL, group=group), False) for group in ("g" * 129, "\ud800", b"g", None)],
+    ],
+    ids=repr,
+)
+def test_both_engines_take_the_same_keys(key: Any, taken: bool) -> None:
+    end = ends_of(lambda engine: engine.post("b", key, None))
+    assert (end == [True]) == taken, end
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "taken"),
+    [
+        *[(deadline_s, True) for deadline_s in (None, 0, 0.0, 0.5, 1e9, np.float64(2), np.int64(2))],
+        *[(deadline_s, False) for deadline_s in (math.inf, -math.inf, math.nan, -1.0, -1e-9, 1e10, 1e300)],
+        *[(deadline_s, False) for deadline_s in (True, "1", [1.0], np.array([1.0]))],
+    ],
+    ids=repr,
+)
+def test_both_engines_take_the_same_deadlines(deadline_s: Any, taken: bool) -> None:
+    def send(engine: Engine) -> int:
+        return engine.send(1, Header(Kind.CONTROL), None, priority=Priority.CONTROL, deadline_s=deadline_s)
+
+    end = ends_of(send)
+    assert (end == [True]) == taken, end
 
 
 def test_what_messages_ordinarily_say_is_not_left_to_python() -> None:

@@ -13,8 +13,12 @@ import sys
 import time
 
 from tools.lab import state
+from tools.lab.kernel import LabError
 
 _SETTLE_S = 0.1
+_READ_AGAIN_S = 0.1
+_READS_MAX = 10
+"""Somebody may just be writing the state; one that cannot be read for a second never will."""
 
 
 class _Asked(BaseException):
@@ -27,7 +31,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _ask)
     try:
         _wait_for_end_of(owner_pid)
-        while (now := state.read(lab_id)) is not None and now.owner.pid == os.getpid():
+        while (now := _state_of(lab_id)) is not None and now.owner.pid == os.getpid():
             signal.pause()
     except _Asked:
         pass
@@ -50,6 +54,17 @@ def _wait_for_end_of(pid: int) -> None:
             select.select([fd], (), ())
     finally:
         os.close(fd)
+
+
+def _state_of(lab_id: str) -> state.LabState | None:
+    """What is written about the lab; None where it is gone, or stays unreadable: then only its id is left to go by."""
+    for left in reversed(range(_READS_MAX)):
+        try:
+            return state.read(lab_id)
+        except (LabError, OSError):
+            if left:
+                time.sleep(_READ_AGAIN_S)
+    return None
 
 
 def _ask(*_: object) -> None:

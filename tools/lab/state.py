@@ -104,15 +104,21 @@ def write(state: LabState) -> None:
 
 
 def read(lab_id: str) -> LabState | None:
-    """What is written about a lab; None when it is gone. What another version wrote besides is left out."""
+    """What is written about a lab; None when it is gone. What another version wrote besides is left out.
+
+    Raises:
+        LabError: it is there and cannot be understood: not ours wrote it, and perhaps not yet to its end.
+    """
     try:
         raw = json.loads((directory_of(lab_id) / "state.json").read_text())
+        raw["owner"] = Process(**raw["owner"])
+        raw["guard"] = Process(**raw["guard"]) if raw.get("guard") else None
+        known = {one.name for one in fields(LabState)}
+        return LabState(**{name: value for name, value in raw.items() if name in known})
     except FileNotFoundError:
         return None
-    raw["owner"] = Process(**raw["owner"])
-    raw["guard"] = Process(**raw["guard"]) if raw.get("guard") else None
-    known = {one.name for one in fields(LabState)}
-    return LabState(**{name: value for name, value in raw.items() if name in known})
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise LabError(f"lab {lab_id}: its state.json cannot be read: {error!r}") from error
 
 
 def all_labs() -> list[LabState]:
@@ -130,12 +136,13 @@ def namespaces_of(lab_id: str) -> list[str]:
 
 
 def tear_down(lab_id: str) -> None:
-    """Take down everything of a lab: processes, namespaces, files. Safe to repeat, and to run twice at once.
+    """Take down everything of a lab: processes, namespaces, files. Safe to repeat, and to run twice at once. The id
+    suffices, where what is written about the lab cannot be read.
 
     Raises:
         LabError: a process does not die within 5 s, or a namespace cannot be removed.
     """
-    state = read(lab_id)
+    state = _read_if_possible(lab_id)
     with _locked(lab_id):
         _kill_inside(lab_id)
         names = namespaces_of(lab_id)
@@ -175,7 +182,7 @@ def processes_inside(lab_id: str) -> list[int]:
         with contextlib.suppress(OSError):
             status = os.stat(NAMESPACES / name)
             inodes.add((status.st_dev, status.st_ino))
-    state = read(lab_id)
+    state = _read_if_possible(lab_id)
     spared = {os.getpid()} | ({state.owner.pid} if state else set())
     found: list[int] = []
     for entry in os.listdir("/proc"):
@@ -186,6 +193,13 @@ def processes_inside(lab_id: str) -> list[int]:
             if (status.st_dev, status.st_ino) in inodes:
                 found.append(int(entry))
     return found
+
+
+def _read_if_possible(lab_id: str) -> LabState | None:
+    try:
+        return read(lab_id)
+    except LabError:
+        return None
 
 
 def _kill_inside(lab_id: str) -> None:

@@ -220,8 +220,12 @@ class Runtime:
         with self._lock:
             self._check_open()
             group = call.site.group
-            number = next(self._groups[group].numbers)
+            membership = self._groups[group]
+            # Taken without a call, for an interrupt comes at one: between taking a number and knowing it, where nobody
+            # would tell the others not to wait for that operation.
+            number = membership.next_number
             try:
+                membership.next_number = number + 1
                 work = Work(f"{call.operation.name.lower().replace('_', '-')} {number} of group {group}")
                 now_s = time.monotonic()
                 planned = self._tasks.plan(call, number=number)
@@ -241,7 +245,9 @@ class Runtime:
         self._check_process()
         with self._lock:
             self._check_open()
-            number = next(self._groups[group].numbers)
+            membership = self._groups[group]
+            number = membership.next_number
+            membership.next_number = number + 1
             self._call_open(lambda: self._tasks.give_up(group, number, reason))
 
     def send(self, group: str, rank: int, tag: int, tensor: object, *, timeout_s: float, priority: Priority) -> Work:

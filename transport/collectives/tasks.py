@@ -7,13 +7,12 @@ rank has not begun yet is remembered until it does.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError
@@ -46,7 +45,7 @@ class Membership:
     """A group: its members, the number of its next operation, and how many of them have begun here."""
 
     ranks: tuple[int, ...]
-    numbers: Iterator[int] = field(default_factory=itertools.count)
+    next_number: int = 0
     begun: int = 0
 
 

@@ -21,8 +21,11 @@ from transport.engine.arguments import (
     check_rate,
     check_settings,
     check_socket,
+    check_taken,
+    deadline_of,
     flat,
     full_hello,
+    key_of,
     level_of,
     message_of,
     read_credentials,
@@ -101,7 +104,7 @@ class AioquicEngine(Engine):
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()
         attempt = next(self._numbers)
-        self._core.command(lambda: self._core.connect(endpoint, remote, expected_peer, attempt))
+        check_taken(self._core.command(lambda: self._core.connect(endpoint, remote, expected_peer, attempt)))
         return attempt
 
     def send(
@@ -114,6 +117,7 @@ class AioquicEngine(Engine):
         deadline_s: float | None = None,
     ) -> int:
         self._check_open()
+        deadline_s = deadline_of(deadline_s)
         prefix, data = message_of(header, payload)
         stream = SendStream(
             operation=next(self._numbers),
@@ -122,13 +126,14 @@ class AioquicEngine(Engine):
             priority=level_of(priority),
             timeout_s=deadline_s or 0.0,
         )
-        self._core.command(lambda: self._core.operations.send(connection, stream, deadline_s))
+        check_taken(self._core.command(lambda: self._core.operations.send(connection, stream, deadline_s)))
         return stream.operation
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         self._check_open()
-        post = Post(operation=next(self._numbers), peer=peer, key=key, buffer=flat(buffer, writable=True))
-        self._core.command(lambda: self._core.operations.post(post))
+        key, view = key_of(peer, key), flat(buffer, writable=True)
+        post = Post(operation=next(self._numbers), peer=peer, key=key, buffer=view)
+        check_taken(self._core.command(lambda: self._core.operations.post(post)))
         return post.operation
 
     def cancel(self, operation: int) -> None:

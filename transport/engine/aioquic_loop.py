@@ -52,13 +52,21 @@ class Loop(abc.ABC):
         for poller in (self._epoll, self._calls):
             poller.register(self._wake_read, select.EPOLLIN)
 
-    def command(self, action: Callable[[], None]) -> None:
-        """Have the thread do something; from any thread."""
+    def command(self, action: Callable[[], None]) -> bool:
+        """Have the thread do something; from any thread. False where it has ended meanwhile: it will never be done."""
         self._commands.append(action)
+        if self.over:
+            # The thread takes all that came before `over` could be seen; of what came since, nobody knows but us.
+            try:
+                self._commands.remove(action)
+            except ValueError:
+                return True  # taken all the same
+            return False
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(OSError):  # closed: the engine has ended, and `over` says so
+            with contextlib.suppress(OSError):  # closed: the engine has ended, and has taken this
                 self._wake_write.send(b"\0")
+        return True
 
     def finish(self) -> None:
         """End the thread after this turn."""
@@ -74,14 +82,19 @@ class Loop(abc.ABC):
         try:
             while not self._finishing:
                 self._turn()
-            while self._commands:
-                self._commands.popleft()()
+            self._obey()
             self._say_goodbye()
             error: TransportError = CancelledError("the engine was closed here")
         except Exception as failure:  # noqa: BLE001 - whatever it is, every operation has to end and the log has to say why
             _log.exception("the transport engine failed; all its connections are lost")
             error = ConnectionLostError("everybody", f"the engine of this process failed: {failure!r}")
         self.over = True
+        # What was asked for until now has its end, too. From here on `command` refuses.
+        while self._commands:
+            try:
+                self._obey()
+            except Exception:  # noqa: BLE001 - of an engine that failed: the next may still be done
+                _log.exception("what was asked of the transport engine at its end failed")
         self._fail_everything(error)
         self._hand_over()
         self.close_descriptors()
@@ -126,8 +139,7 @@ class Loop(abc.ABC):
             self._held_up(now - self._now)
         self._now = now
         self._woken = False  # before the commands are taken: one that comes later wakes us again
-        while self._commands:  # before reading: what the caller said first counts first
-            self._commands.popleft()()
+        self._obey()  # before reading: what the caller said first counts first
         for descriptor, mask in ready:
             if descriptor == self._wake_read.fileno():
                 with contextlib.suppress(BlockingIOError):
@@ -142,6 +154,14 @@ class Loop(abc.ABC):
             self._ticked_at = now
             self._tick(now)
         self._hand_over()
+
+    def _obey(self) -> None:
+        while self._commands:
+            try:
+                action = self._commands.popleft()
+            except IndexError:  # `command` has taken it back
+                return
+            action()
 
     def _wait_s(self) -> float:
         if self._commands:

@@ -16,14 +16,16 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
 from transport.engine.base import Address, Buffer, Credentials, EngineSettings, Priority, Trust
-from transport.engine.header_values import plain_header
+from transport.engine.header_values import plain_header, plain_key, plain_number
 from transport.wire.errors import WireError
-from transport.wire.header import Header, encode_header
+from transport.wire.header import Header, MatchKey, check_key, encode_header
 from transport.wire.hello import PROTOCOL_VERSION, PROTOCOLS, FrameType, HelloKey, LimitKey, encode_frame
 
 E = TypeVar("E")
 DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX = 1200, 65000
 """QUIC asks the first of every path (RFC 9000 14); no UDP datagram is much longer than the second."""
+DEADLINE_S_MAX = 1e9
+"""Thirty years, which every clock and timer below can add to its time."""
 CONTROL_STREAM_LEVEL = 0
 """In which order streams are served; the priorities follow (`level_of`)."""
 
@@ -36,7 +38,16 @@ def check_open(*, process: int, closed: bool) -> None:
     """
     if os.getpid() != process:
         raise MisuseError(f"this engine belongs to process {process}; a forked child must open its own")
-    if closed:
+    check_taken(not closed)
+
+
+def check_taken(taken: bool) -> None:
+    """Hold a call to an engine that was open against whether it was still taken: another thread may have closed it.
+
+    Raises:
+        MisuseError: it did not, and nothing comes of the call.
+    """
+    if not taken:
         raise MisuseError("the engine is closed")
 
 
@@ -162,6 +173,36 @@ def message_of(
     except WireError as error:
         raise MisuseError(f"a header that the peer would refuse: {error.reason}") from error
     return prefix, data if length else None
+
+
+def key_of(peer: str, key: MatchKey) -> MatchKey:
+    """The key of a post to `peer` in plain values, as some message may have it.
+
+    Raises:
+        MisuseError: no message can have it, or no peer can be called that.
+    """
+    if not isinstance(peer, str):
+        raise MisuseError(f"a peer's name must be text; this is {type(peer).__name__}")
+    key = plain_key(key)
+    try:
+        check_key(key)
+    except WireError as error:
+        raise MisuseError(f"a key that no message can have: {error.reason}") from error
+    return key
+
+
+def deadline_of(deadline_s: float | None) -> float | None:
+    """Seconds until a send's deadline; None where it has none.
+
+    Raises:
+        MisuseError: not a number from 0 to `DEADLINE_S_MAX`.
+    """
+    if deadline_s is None:
+        return None
+    seconds = plain_number("a deadline", deadline_s)
+    if not 0 <= seconds <= DEADLINE_S_MAX:
+        raise MisuseError(f"a deadline in {seconds:g} s; it must be 0 to {DEADLINE_S_MAX:g} s, or None for no deadline")
+    return seconds
 
 
 def level_of(priority: Priority) -> int:

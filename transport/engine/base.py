@@ -12,7 +12,8 @@ Rules that both engines keep
   posts they were for wait on, for the peer may send again over another connection. When the last connection to a peer
   has ended, every post for that peer fails with `ConnectionLostError`. A post for a peer never connected waits.
 - A peer that resets the stream of a message fails the post which that message had taken, with `CancelledError`.
-- A wrong argument or a closed engine raises `MisuseError` at the call, before anything is started.
+- A wrong argument or a closed engine raises `MisuseError` at the call, before anything is started; so does a call that
+  `close` overtakes in another thread, if the engine does not take it any more.
 - Messages are matched by (authenticated peer, `MatchKey`), whatever connection they come over: a connection may be
   replaced by another one to the same peer while operations wait. Two messages with the same key from the same peer are
   delivered in the order in which they were completed.
@@ -283,7 +284,12 @@ class Engine(abc.ABC):
         Args:
             header: its `length` must be the payload's.
             payload: borrowed until this operation's event.
-            deadline_s: seconds from now after which the stream is reset and the operation fails with `TimedOutError`.
+            deadline_s: seconds from now, 0 to 1e9, after which the stream is reset and the operation fails with
+                `TimedOutError`; at once with 0. None: no deadline.
+
+        Raises:
+            MisuseError: the header cannot be written or does not fit the payload, or the deadline is no such number:
+                infinite, not a number (nan), or past (negative).
         """
 
     @abc.abstractmethod
@@ -291,6 +297,13 @@ class Engine(abc.ABC):
         """Take the next message with this key from this peer, into `buffer`, or into memory of the engine (None).
 
         A message that is longer than the buffer fails the operation with `PeerError` and is discarded.
+
+        Args:
+            key: its integers may be whatever Python takes as an index, numpy's among them, but not bool; within the
+                bounds of a header's fields.
+
+        Raises:
+            MisuseError: no message can have this key.
         """
 
     @abc.abstractmethod

@@ -1,6 +1,7 @@
-"""What callers may say in a header, made into the plain values that both engines write alike.
+"""What callers may say in a header, or in the key that has to match one, made into the plain values that both engines
+read alike.
 
-Knows no bounds: those are `transport.wire.header.check_header`'s.
+Knows no bounds: those are `transport.wire.header`'s.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from hive_qos.errors import MisuseError
-from transport.wire.header import Header, Kind
+from transport.wire.header import Header, Kind, MatchKey
 
-_INTEGERS = ("epoch", "step", "bucket", "attempt", "tag", "codec", "length")
+_KEY_INTEGERS = ("epoch", "step", "bucket", "attempt", "tag")
+_INTEGERS = (*_KEY_INTEGERS, "codec", "length")
 _TEXTS = ("job", "group", "dtype", "call")
 
 
@@ -38,46 +40,78 @@ def plain_header(header: Header) -> Header:
     return _made_plain(header)
 
 
-def _made_plain(header: Header) -> Header:
-    plain: dict[str, Any] = {name: _integer(name, getattr(header, name)) for name in _INTEGERS}
-    number = _integer("kind", header.kind)
+def plain_key(key: MatchKey) -> MatchKey:
+    """The key itself where all its values are plain, otherwise one that says the same; by the rule of `plain_header`.
+
+    Raises:
+        MisuseError: a field is of another type; the text names it.
+    """
+    if (
+        type(key.kind) is Kind
+        and str is type(key.group)
+        and int is type(key.epoch) is type(key.step) is type(key.bucket) is type(key.attempt) is type(key.tag)
+    ):
+        return key
+    plain: dict[str, Any] = {name: plain_integer(f"a key's {name}", getattr(key, name)) for name in _KEY_INTEGERS}
+    return replace(key, kind=_kind("key", key.kind), group=_text("a key's group", key.group), **plain)
+
+
+def plain_integer(called: str, value: Any) -> int:
+    """An integer of any library as Python's own; not bool.
+
+    Raises:
+        MisuseError: it is none; the text calls it `called`.
+    """
+    if isinstance(value, bool):
+        raise _wrong(called, "an integer", value)
     try:
-        plain["kind"] = Kind(number)
-    except ValueError as error:
-        raise MisuseError(f"a header's kind is one of transport.wire.header.Kind; {number} is none") from error
+        return operator.index(value)
+    except TypeError as error:
+        raise _wrong(called, "an integer", value) from error
+
+
+def plain_number(called: str, value: Any) -> float:
+    """A number of any library as a float, by `__float__`. Text and arrays are not numbers, though some have that.
+
+    Raises:
+        MisuseError: it is none; the text calls it `called`.
+    """
+    if isinstance(value, bool) or getattr(value, "shape", ()) != ():
+        raise _wrong(called, "a number", value)
+    try:
+        return float(value.__float__())
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise _wrong(called, "a number", value) from error
+
+
+def _made_plain(header: Header) -> Header:
+    plain: dict[str, Any] = {name: plain_integer(f"a header's {name}", getattr(header, name)) for name in _INTEGERS}
+    plain["kind"] = _kind("header", header.kind)
     for name in _TEXTS:
-        text = getattr(header, name)
-        if not isinstance(text, str):
-            raise _wrong(name, "text", text)
-        plain[name] = str(text)
+        plain[name] = _text(f"a header's {name}", getattr(header, name))
     if not isinstance(header.shape, (tuple, list)):
-        raise _wrong("shape", "a tuple of integers", header.shape)
-    plain["shape"] = tuple(_integer("shape", size) for size in header.shape)
-    plain["weight"] = _weight(header.weight)
+        raise _wrong("a header's shape", "a tuple of integers", header.shape)
+    plain["shape"] = tuple(plain_integer("a header's shape", size) for size in header.shape)
+    plain["weight"] = plain_number("a header's weight", header.weight)
     if not isinstance(header.contributors, (bytes, bytearray, memoryview)):
-        raise _wrong("contributors", "bytes", header.contributors)
+        raise _wrong("a header's contributors", "bytes", header.contributors)
     plain["contributors"] = bytes(header.contributors)
     return replace(header, **plain)
 
 
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool):
-        raise _wrong(name, "an integer", value)
+def _kind(whose: str, value: Any) -> Kind:
+    number = plain_integer(f"a {whose}'s kind", value)
     try:
-        return operator.index(value)
-    except TypeError as error:
-        raise _wrong(name, "an integer", value) from error
+        return Kind(number)
+    except ValueError as error:
+        raise MisuseError(f"a {whose}'s kind is one of transport.wire.header.Kind; {number} is none") from error
 
 
-def _weight(value: Any) -> float:
-    """Numbers of other libraries are floats by `__float__`; text and arrays are not numbers, though some have that."""
-    if isinstance(value, bool) or getattr(value, "shape", ()) != ():
-        raise _wrong("weight", "a number", value)
-    try:
-        return float(value.__float__())
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise _wrong("weight", "a number", value) from error
+def _text(called: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong(called, "text", value)
+    return str(value)
 
 
-def _wrong(name: str, wanted: str, value: object) -> MisuseError:
-    return MisuseError(f"a header's {name} must be {wanted}; this is {type(value).__name__}, {repr(value)[:60]}")
+def _wrong(called: str, wanted: str, value: object) -> MisuseError:
+    return MisuseError(f"{called} must be {wanted}; this is {type(value).__name__}, {repr(value)[:60]}")

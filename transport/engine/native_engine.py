@@ -32,10 +32,13 @@ from transport.engine.arguments import (
     check_rate,
     check_settings,
     check_socket,
+    check_taken,
+    deadline_of,
     dialled,
     endpoint_numbered,
     flat,
     full_hello,
+    key_of,
     level_of,
     message_of,
     read_credentials,
@@ -197,7 +200,7 @@ class NativeEngine(Engine):
             served = endpoint_numbered(self._endpoints, endpoint, peer=name)
             address = dialled(served.sock, remote, peer=name)
         except ConnectionLostError as error:
-            self._core.echo(ConnectionDown(None, name, error, attempt))
+            check_taken(self._core.echo(ConnectionDown(None, name, error, attempt)))
             return attempt
         host, port = address[0].partition("%")[0], address[1]
         scope = address[3] if len(address) > 2 else 0
@@ -211,7 +214,10 @@ class NativeEngine(Engine):
             expected_peer=expected_peer,
             peer=name,
         )
-        self._core.connect(endpoint, number, host, port, scope, expected_peer)
+        taken = self._core.connect(endpoint, number, host, port, scope, expected_peer)
+        if not taken:
+            del self._links[number]
+        check_taken(taken)
         return attempt
 
     def send(
@@ -224,23 +230,23 @@ class NativeEngine(Engine):
         deadline_s: float | None = None,
     ) -> int:
         self._check_open()
+        deadline_s = deadline_of(deadline_s)
         prefix, data = message_of(header, payload, encode=_encoded)
         operation = next(self._numbers)
-        self._core.send(operation, connection, prefix, data, level_of(priority), deadline_s)
+        check_taken(self._core.send(operation, connection, prefix, data, level_of(priority), deadline_s))
         return operation
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         self._check_open()
-        view = flat(buffer, writable=True)
+        key, view = key_of(peer, key), flat(buffer, writable=True)
         operation = next(self._numbers)
         if view is not None:
             self._posted[operation] = view
         fields = (int(key.kind), key.group, key.step, key.bucket, key.attempt, key.epoch, key.tag)
-        try:
-            self._core.post(operation, peer, fields, view)
-        except (OverflowError, TypeError) as error:
+        taken = self._core.post(operation, peer, fields, view)
+        if not taken:
             self._posted.pop(operation, None)
-            raise MisuseError(f"a key that no message can have: {error}") from error
+        check_taken(taken)
         return operation
 
     def cancel(self, operation: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,12 +204,7 @@ def check_header(header: Header) -> None:
     Raises:
         WireError: the first bound that it breaks.
     """
-    for name in _TEXT_KEYS:
-        if len(getattr(header, name).encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
-            raise WireError(WireCode.HEADER_INVALID, f"{name} is longer than {NAME_BYTES_MAX} bytes")
-    for name in (*_INT_KEYS, "length"):
-        if not 0 <= getattr(header, name) <= U64_MAX:
-            raise WireError(WireCode.HEADER_INVALID, f"{name} is not an unsigned 64-bit integer")
+    _check_bounds(header, texts=_TEXT_KEYS, integers=(*_INT_KEYS, "length"))
     if not (math.isfinite(header.weight) and header.weight >= 0):
         raise WireError(WireCode.HEADER_INVALID, "weight is not a finite number of at least 0")
     if len(header.contributors) > CONTRIBUTORS_BYTES_MAX:
@@ -230,6 +225,28 @@ def check_header(header: Header) -> None:
                 WireCode.LENGTH_MISMATCH,
                 f"shape {header.shape} of {header.dtype or 'bytes'} is {wanted} bytes, length says {header.length}",
             )
+
+
+def check_key(key: MatchKey) -> None:
+    """Hold a key against the bounds that `check_header` has for it: no message could match another.
+
+    Raises:
+        WireError: the first bound that it breaks.
+    """
+    _check_bounds(key, texts=("group",), integers=_INT_KEYS)
+    try:
+        key.group.encode()
+    except UnicodeEncodeError as error:
+        raise WireError(WireCode.HEADER_INVALID, f"group is not UTF-8: {error}") from error
+
+
+def _check_bounds(values: Header | MatchKey, *, texts: Iterable[str], integers: Iterable[str]) -> None:
+    for name in texts:
+        if len(getattr(values, name).encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
+            raise WireError(WireCode.HEADER_INVALID, f"{name} is longer than {NAME_BYTES_MAX} bytes")
+    for name in integers:
+        if not 0 <= getattr(values, name) <= U64_MAX:
+            raise WireError(WireCode.HEADER_INVALID, f"{name} is not an unsigned 64-bit integer")
 
 
 def _typed(fields: Mapping[int, Any], key: int, name: str, wanted: type, default: Any = None) -> Any:

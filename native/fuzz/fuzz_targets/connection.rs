@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use bytes::{Bytes, BytesMut};
-use hive_qos_native::inside::{DIALS, IS_DIALLED, Pair, Settings, specimen};
+use hive_qos_native::inside::{DIALS, IS_DIALLED, Pair, specimen};
 use libfuzzer_sys::fuzz_target;
 use quinn_proto::crypto::{
     self, CryptoError, ExportKeyingMaterialError, HeaderKey, KeyPair, Keys, PacketKey, Session, UnsupportedVersion,
@@ -306,17 +306,7 @@ fn work(stack: &mut Connection, turn: u32) {
 }
 
 fn drive(input: Input) {
-    let settings = Settings {
-        unexpected_bytes_max: 64 << 20,
-        message_bytes_max: 1 << 40,
-        streams_max: 64,
-        keep_alive: Duration::from_secs(1),
-        dead_after: Duration::from_secs(2),
-        handshake_timeout: Duration::from_secs(10),
-        datagram_bytes: 1452,
-        congestion: CONGESTION[usize::from(input.congestion) % CONGESTION.len()].to_owned(),
-        protocol: specimen::PROTOCOL.to_owned(),
-    };
+    let settings = specimen::settings(CONGESTION[usize::from(input.congestion) % CONGESTION.len()]);
     let plan = |mut steps: Vec<Spoil>| {
         steps.reverse();
         Arc::new(Mutex::new(Plan(steps)))

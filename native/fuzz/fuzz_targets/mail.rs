@@ -5,11 +5,12 @@
 #![no_main]
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 
 use arbitrary::Arbitrary;
-use hive_qos_native::inside::{Arrived, Channel, Event, EventQueue, Failure, Mail, Next, Post, Posted, Slot};
+use hive_qos_native::inside::specimen::{Path, STREAM_WINDOW_BYTES as WINDOW};
+use hive_qos_native::inside::{Arrived, Event, EventQueue, Failure, Mail, Next, Post, Posted, Slot};
 use hive_qos_native::wire::{Header, Key};
 use libfuzzer_sys::fuzz_target;
 use pyo3::buffer::PyBuffer;
@@ -17,7 +18,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyByteArrayMethods};
 
 const STORE: u64 = 1 << 20;
-const WINDOW: u64 = 1 << 16;
 const FIRST_BYTES_MAX: usize = 4096;
 const STEPS_MAX: usize = 200;
 
@@ -64,40 +64,6 @@ enum Step {
     Discard { before_step: u8 },
     /// `late`: its readers notice after the mail has been told.
     Down { path: u8, late: bool },
-}
-
-struct Path {
-    number: u64,
-    account: String,
-    widened: AtomicI64,
-    closed: AtomicBool,
-    ended: AtomicBool,
-}
-
-impl Channel for Path {
-    fn id(&self) -> u64 {
-        self.number
-    }
-
-    fn account(&self) -> String {
-        self.account.clone()
-    }
-
-    fn stream_window(&self) -> u64 {
-        WINDOW
-    }
-
-    fn widen(&self, bytes: i64) {
-        self.widened.fetch_add(bytes, Ordering::SeqCst);
-    }
-
-    fn close_doors(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-    }
-
-    fn ended(&self) -> bool {
-        self.ended.load(Ordering::SeqCst)
-    }
 }
 
 /// One stream and what its reader has read.
@@ -189,9 +155,7 @@ impl<'py> World<'py> {
         let path = Arc::new(Path {
             number: self.operations * 8 + at as u64,
             account: (at / 2).to_string(),
-            widened: AtomicI64::new(0),
-            closed: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
+            ..Path::default()
         });
         if at < self.paths.len() {
             self.paths[at] = path;

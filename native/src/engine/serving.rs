@@ -142,19 +142,21 @@ impl Engine {
         }
     }
 
-    /// Dial.
-    pub fn connect(self: &Arc<Self>, endpoint: u64, number: u64, remote: SocketAddr, expected: Option<&str>) {
+    /// Dial. False where the engine has ended for good: nobody will be told how it ends.
+    pub fn connect(self: &Arc<Self>, endpoint: u64, number: u64, remote: SocketAddr, expected: Option<&str>) -> bool {
         let served = locked(&self.endpoints).get(&endpoint).cloned();
         let name = expected.map_or_else(|| remote_name(remote), str::to_owned);
-        let Some(served) = served else {
-            return self.events.push(Event::Down {
+        let fail = |reason: String| {
+            let (peer, lost) = (name.clone(), name.clone());
+            let failure = Some(Failure::Lost { peer: lost, reason });
+            self.events.push(Event::Down {
                 link: number,
-                peer: name.clone(),
-                failure: Some(Failure::Lost {
-                    peer: name,
-                    reason: format!("there is no endpoint {endpoint}"),
-                }),
-            });
+                peer,
+                failure,
+            })
+        };
+        let Some(served) = served else {
+            return fail(format!("there is no endpoint {endpoint}"));
         };
         let measure = Measure::new();
         let mut config = ClientConfig::new(served.identity.client_for(remote, expected));
@@ -165,13 +167,22 @@ impl Engine {
         if let Some(expected) = expected {
             link.set_peer(expected);
         }
-        locked(&self.links).insert(number, link.clone());
+        {
+            // Before the end they are told of it, for `end` and `let_go` look here when it is known.
+            let mut links = locked(&self.links);
+            if self.over() {
+                drop(links);
+                return fail("the engine has ended".to_owned());
+            }
+            links.insert(number, link.clone());
+        }
         link.dial(move || {
             // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
             let name = remote.ip().to_string();
             let connection = served.endpoint.connect(config, remote, &name, rate);
             connection.map_err(|error| format!("{name} cannot be dialled from this socket: {error}"))
         });
+        true
     }
 
     fn transport(&self, served: &Served, measure: &Arc<Measure>) -> Arc<TransportConfig> {

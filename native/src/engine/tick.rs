@@ -85,25 +85,13 @@ mod tests {
 
     use super::*;
     use crate::events::{Event, deliver_all};
-    use crate::settings::Settings;
     use crate::specimen;
 
     #[test]
     fn a_buffer_that_no_event_follows_is_let_go_of_also_in_an_engine_that_broke() {
         Python::initialize();
-        let settings = Settings {
-            unexpected_bytes_max: 1 << 20,
-            message_bytes_max: 1 << 20,
-            streams_max: 64,
-            keep_alive: Duration::from_secs(1),
-            dead_after: Duration::from_secs(2),
-            handshake_timeout: Duration::from_secs(10),
-            datagram_bytes: 1452,
-            congestion: "cubic".to_owned(),
-            protocol: specimen::PROTOCOL.to_owned(),
-        };
         let queue = Arc::new(EventQueue::default());
-        let (engine, network) = Engine::start(settings, queue.clone()).unwrap();
+        let (engine, network) = Engine::start(specimen::settings("cubic"), queue.clone()).unwrap();
         let deliver = Python::attach(|py| PyList::empty(py).getattr("append").unwrap().unbind());
         let events = thread::spawn({
             let queue = queue.clone();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::slot::Slot;
 use crate::buffers::Posted;
+use crate::events::Failure;
 use crate::wire::Key;
 
 /// A buffer that waits for a message; None is memory of the engine.
@@ -71,6 +72,8 @@ pub(super) struct Boxes {
     pub(super) floors: HashMap<String, (u64, u64)>,
     /// Of messages and rules, so that it is known which was first.
     pub(super) numbers: u64,
+    /// Why every post fails from now on: the engine has ended.
+    pub(super) over: Option<Failure>,
 }
 
 impl Boxes {

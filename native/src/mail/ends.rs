@@ -117,9 +117,10 @@ impl Mail {
         self.withdraw(&mut boxes, operation, Failure::Cancelled(text))
     }
 
-    /// End every post: the engine ends.
+    /// End every post, and those that come later: the engine ends.
     pub fn fail_all(&self, failure: &Failure) {
         let mut boxes = self.lock();
+        boxes.over = Some(failure.clone());
         let mut open: Vec<u64> = boxes.open.keys().copied().collect();
         open.sort_unstable();
         for operation in open {

@@ -11,12 +11,15 @@ import pytest
 from broker.config import load
 from broker.daemon.ingress_plant import RETRY_S, IngressPlant
 from broker.daemon.log import open_log
+from broker.daemon.plant import Plant
+from broker.daemon.shapes import shape_of
 from broker.decide import decide
 from broker.model import Allocation, InterfaceAllocation, Measurements, State
 from broker.policy import CLASS_NAMES
 from hive_qos.errors import KernelRejectedError
 from shaping.fake import FakeKernel
 from shaping.journal import Journal
+from shaping.model import ClassCounters, InterfaceCounters
 from shaping.shaper import Shaper
 
 NAMES = ("eth0", "eth1", "eth2")
@@ -28,8 +31,8 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self.kernel, self.now_s = FakeKernel(NAMES), 0.0
-        shaper = Shaper(self.kernel, Journal(folder))
-        self.plant = IngressPlant(shaper, log=open_log(), clock=lambda: self.now_s)
+        self.shaper = Shaper(self.kernel, Journal(folder))
+        self.plant = IngressPlant(self.shaper, log=open_log(), clock=lambda: self.now_s)
         decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
         self.wanted = Allocation(
             interfaces=decided.interfaces,
@@ -116,3 +119,22 @@ def test_what_waits_in_an_ifb_is_read_while_it_stands_and_nothing_else(host: Hos
     host.kernel.delete_ifb("hqifb1")
     assert host.plant.read("eth0") is None
     assert host.plant.alarms() == (), "the next look at the IFB says what is wrong with it"
+
+
+def test_whatever_was_counted_is_told_of_both_directions_alike(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = {
+        name: ClassCounters(
+            sent_bytes=1000 + at, sent_packets=10 + at, dropped_packets=at, overlimits=5, backlog_bytes=3
+        )
+        for at, name in enumerate(CLASS_NAMES)
+    }
+    shaper = host.shaper
+    out = Plant(shaper, log=open_log(), clock=lambda: host.now_s)
+    out.attach(shape_of(host.wanted.interfaces[0], rules=()))
+    told = InterfaceCounters("eth0", classes=counted, direct_packets=None)
+    monkeypatch.setattr(shaper, "counters", lambda *_, **__: told)
+    monkeypatch.setattr(shaper, "ingress_counters", lambda _: told)
+    samples = host.plant.read("eth0")
+    assert samples == out.read("eth0", fresh_s=0.0)[0]
+    assert samples is not None
+    assert (samples[1].name, samples[1].sent_packets, samples[1].overlimits) == (CLASS_NAMES[1], 11, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from dataclasses import replace
@@ -17,17 +18,19 @@ from transport.engine.arguments import (
     check_endpoint,
     check_open,
     check_settings,
+    deadline_of,
     dialled,
     endpoint_numbered,
     flat,
     full_hello,
+    key_of,
     level_of,
     message_of,
     read_credentials,
 )
 from transport.engine.base import Credentials, EngineSettings, Priority, Trust
 from transport.identity import ephemeral_identity
-from transport.wire.header import Header, Kind
+from transport.wire.header import Header, Kind, MatchKey
 from transport.wire.hello import HelloKey, LimitKey
 
 SETTINGS = EngineSettings()
@@ -147,6 +150,49 @@ def test_a_field_of_another_type_is_refused_by_its_name(name: str, value: Any) -
 def test_a_kind_that_is_none_is_refused() -> None:
     with pytest.raises(MisuseError, match=r"kind is one of .*; 7 is none"):
         message_of(replace(HEADER, kind=7), FOUR)  # type: ignore[arg-type]
+
+
+def test_a_key_is_made_plain_and_holds_no_more_than_a_header() -> None:
+    said = MatchKey(np.int64(Kind.BULK), "g" * 128, *(np.uint64(2**64 - 1),) * 5)  # type: ignore[arg-type]
+    meant = MatchKey(Kind.BULK, "g" * 128, *(2**64 - 1,) * 5)
+    assert key_of("b", said) == meant
+    assert type(key_of("b", said).kind) is Kind
+    assert key_of("b", meant) is meant
+    for wrong in (-1, 2**64):
+        with pytest.raises(MisuseError, match="no message can have: step is not an unsigned 64-bit integer"):
+            key_of("b", replace(meant, step=wrong))
+    for group, why in (("g" * 129, "group is longer than 128 bytes"), ("\ud800", "group is not UTF-8")):
+        with pytest.raises(MisuseError, match=f"no message can have: {why}"):
+            key_of("b", replace(meant, group=group))
+    with pytest.raises(MisuseError, match="a peer's name must be text; this is bytes"):
+        key_of(b"b", meant)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 4.0, "4", None, np.array([4])], ids=repr)
+@pytest.mark.parametrize("name", ["kind", "epoch", "step", "bucket", "attempt", "tag"])
+def test_what_is_no_integer_is_refused_in_a_key_too(name: str, value: Any) -> None:
+    with pytest.raises(MisuseError, match=rf"a key's {name} must be an integer; this is {type(value).__name__}"):
+        key_of("b", replace(MatchKey(Kind.CONTROL), **{name: value}))
+
+
+def test_a_group_that_is_no_text_and_a_kind_that_is_none_are_refused_in_a_key_too() -> None:
+    with pytest.raises(MisuseError, match="a key's group must be text; this is int"):
+        key_of("b", MatchKey(Kind.CONTROL, group=1))  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match=r"a key's kind is one of .*; 7 is none"):
+        key_of("b", MatchKey(7))  # type: ignore[arg-type]
+
+
+def test_a_deadline_is_a_number_of_seconds_to_come_or_none() -> None:
+    assert deadline_of(None) is None
+    for said, meant in ((0, 0.0), (1.5, 1.5), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (1e9, 1e9)):
+        seconds = deadline_of(said)  # type: ignore[arg-type]
+        assert (seconds, type(seconds)) == (meant, float)
+    for wrong in (math.inf, -math.inf, math.nan, -0.001, 1e10, 10**400):
+        with pytest.raises(MisuseError, match="a deadline"):
+            deadline_of(wrong)
+    for no_number in (True, "1", np.array([1.0])):
+        with pytest.raises(MisuseError, match="a deadline must be a number"):
+            deadline_of(no_number)  # type: ignore[arg-type]
 
 
 def test_every_priority_is_served_behind_the_control_stream_and_before_the_next() -> None:

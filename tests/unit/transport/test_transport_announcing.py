@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import nullcontext, suppress
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -153,6 +156,36 @@ def test_an_interrupt_while_it_is_announced_gives_the_operation_up(make_world, m
     with pytest.raises(CancelledError, match=r"rank 0 gave up: .*the call was interrupted"):
         world.groups[1].allreduce(np.ones(30_000)).wait(60)
     assert works_and_is_announced(world, heard)
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_an_interrupt_at_any_call_of_a_start_leaves_no_number_that_nobody_is_told_of(make_world, turn):
+    """Python looks for signals when a call of C's returns, `next` among them: this does at one after another."""
+    world = make_world(2)
+    runtime = world.groups[0]._runtime
+    start = type(runtime).start.__code__
+    left = turn
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if frame.f_code is start and event == "c_return":
+            left -= 1
+            if left < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        work = world.groups[0].allreduce(np.ones(30_000))
+    except KeyboardInterrupt:
+        work = None
+    finally:
+        sys.setprofile(None)
+    if work is None and runtime._tasks._groups["w"].next_number == 0:
+        work = world.groups[0].allreduce(np.ones(30_000))  # it had no number yet
+    other = world.groups[1].allreduce(np.ones(30_000))
+    with nullcontext() if work is not None else suppress(CancelledError):  # it may have begun all the same
+        other.wait(5)
 
 
 def test_an_interrupt_after_the_operation_was_handed_over_ends_it(make_world, monkeypatch):

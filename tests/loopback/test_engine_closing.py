@@ -1,0 +1,72 @@
+"""Whoever calls while another thread closes the engine: what is taken has its end, and what is not is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from engine_support import ENDS, ConnectionDown, ConnectionUp, Node, connected, engines, over, pytest_generate_tests
+from patience import LIMIT_S
+
+from hive_qos.errors import MisuseError
+
+__all__ = ["engines", "pytest_generate_tests"]
+SOLE = (("aioquic", "aioquic"), ("native", "native"))
+"""Only one engine closes; the other does not matter."""
+CALLS: dict[str, Callable[[Node, int], int]] = {
+    "send": lambda node, up: node.send(up, bytearray(100_000)),
+    "post": lambda node, _: node.post("b", bytearray(10)),
+    "connect": lambda node, _: node.engine.connect(node.endpoint, node.address, expected_peer="b"),
+    "connect-from-nowhere": lambda node, _: node.engine.connect(99, node.address, expected_peer="b"),
+}
+
+
+@over(*SOLE)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_close_overtakes_is_refused(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected() as (a, _b, up, _):
+        real = a.engine._check_open  # type: ignore[attr-defined]
+
+        def close_behind() -> None:
+            real()
+            a.engine.close()
+
+        monkeypatch.setattr(a.engine, "_check_open", close_behind)
+        with pytest.raises(MisuseError, match="the engine is closed"):
+            CALLS[call](a, up)
+
+
+@over(*SOLE)
+def test_whatever_threads_call_while_an_engine_is_closed_ends_once_or_is_refused() -> None:
+    for turn in range(20):
+        with connected() as (a, _b, up, _):
+            taken: list[tuple[str, int]] = []
+            wrong: list[BaseException] = []
+            begun = threading.Barrier(len(CALLS) + 1)
+
+            def work(call: str, node: Node = a, up: int = up, begun: threading.Barrier = begun) -> None:
+                begun.wait(LIMIT_S)
+                try:
+                    while True:
+                        taken.append((call, CALLS[call](node, up)))  # noqa: B023 - joined in this turn
+                except MisuseError:
+                    pass
+                except BaseException as error:  # noqa: BLE001 - shown below
+                    wrong.append(error)  # noqa: B023 - joined in this turn
+
+            threads = [threading.Thread(target=work, args=(call,)) for call in CALLS]
+            for thread in threads:
+                thread.start()
+            begun.wait(LIMIT_S)
+            a.engine.close(timeout_s=0 if a.engine.name == "native" and turn % 2 else 2.0)
+            for thread in threads:
+                thread.join(LIMIT_S)
+            assert not wrong
+            ends = Counter(event.operation for event in a.events if isinstance(event, ENDS))
+            attempts = Counter(event.attempt for event in a.events if isinstance(event, (ConnectionDown, ConnectionUp)))
+            for call, number in taken:
+                told = attempts if call.startswith("connect") else ends
+                assert told[number] >= 1, f"turn {turn}: {call} {number} has no end"
+                assert call.startswith("connect") or told[number] == 1, f"turn {turn}: {call} {number} ended twice"
