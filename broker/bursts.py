@@ -9,11 +9,12 @@ on the side of training.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from broker import credit, forecast, reasons
 from broker.model import Burst, Credit, InterfaceSample
+from broker.replacing import replace
 from broker.state import BurstState, InterfaceState, JobState
 
 USED_MIN, START_S = 0.3, 0.3

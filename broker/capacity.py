@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from broker import passage, reasons, signals
@@ -47,6 +47,7 @@ from broker.capacity_cut import (
 from broker.capacity_probe import PROBE_DELAY_S, may_raise, raised
 from broker.model import ClassSample, FlowSample, InterfaceSample
 from broker.policy import InterfacePolicy
+from broker.replacing import replace
 from broker.state import CapacityState
 
 HEADROOM = 0.97

@@ -12,9 +12,9 @@ what the cut was made from, and the drain ends when they find no queue.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from broker import passage, signals
+from broker.replacing import replace
 from broker.state import CapacityState
 
 CUTS = ("delay", "probe", "loss")

@@ -8,10 +8,10 @@ Past it such a packet makes steps 6 %; surely past it they double, to 20 %, one 
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 from broker import passage, signals
 from broker.capacity_cut import PROBE_STEP
+from broker.replacing import replace
 from broker.state import CapacityState
 
 BUSY_S = 0.3

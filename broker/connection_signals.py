@@ -7,12 +7,12 @@ is also what else lengthens a round trip.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from broker import baseline, others_queue
 from broker.model import FlowSample
 from broker.policy import CLASS_NAMES
+from broker.replacing import replace
 from broker.state import ArrivalState, FlowState, TickState
 
 PROBE = "probe"

@@ -20,9 +20,10 @@ has to send half of what he claims. Storage's account is made good for all of it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker.model import Alarm
+from broker.replacing import replace
 from broker.state import BurstState, JobState, UserState
 
 CREDIT_FACTOR = 2

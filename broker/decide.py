@@ -19,7 +19,7 @@ one stands, so that the kernel is not written to for nothing. Inputs are sorted 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import (
     bursts,
@@ -54,6 +54,7 @@ from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises_
 from broker.policy import InterfacePolicy, Policy
 from broker.promised import in_force
 from broker.reading import Reading
+from broker.replacing import replace
 from broker.schedule import Holding
 from broker.state import AppliedState, ClassState, InterfaceState, PresenceState, State
 from broker.way_in_delay import WayOut, queue_on_the_way_out

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from broker.model import ClassSample
+from broker.replacing import replace
 from broker.state import ClassState
 
 USAGE_SLOT_S = 1.0

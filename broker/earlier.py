@@ -8,7 +8,6 @@ so each reading is booked at its own time, with the reports that were known by t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from broker import capacity, held, infeasible, presence
 from broker.model import EarlierSample, FlowSample, InterfaceSample
@@ -16,6 +15,7 @@ from broker.plan import promises_of
 from broker.policy import InterfacePolicy, Policy
 from broker.promised import in_force
 from broker.reading import COUNTERS_STALE_S, Reading
+from broker.replacing import replace
 from broker.schedule import Holding
 from broker.state import InterfaceState
 

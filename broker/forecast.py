@@ -14,11 +14,12 @@ costs storage its lead and 50 ms, once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import reasons
 from broker.credit import CREDIT_FACTOR, is_barred
 from broker.model import Burst, FlowSample
+from broker.replacing import replace
 from broker.state import JobState
 
 GOOD_IN_A_ROW = 3

@@ -18,10 +18,10 @@ of a second: there it is 0.86.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TypeVar
 
 from broker.ingress_state import Account
+from broker.replacing import replace
 from broker.state import ClassState
 
 Owed = TypeVar("Owed", ClassState, Account)

@@ -22,7 +22,7 @@ is not what our own link keeps waiting.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import guarantee, ingress_reasons, reasons, signals
 from broker.demand import BACKLOG_BYTES_MIN
@@ -31,6 +31,7 @@ from broker.ingress_state import HeldState
 from broker.model import DestinationAllocation, DestinationSample, FlowSample
 from broker.plan import promises
 from broker.policy import ClassPolicy
+from broker.replacing import replace
 from broker.state import SignalState
 
 DESTINATIONS_MAX = 8

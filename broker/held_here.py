@@ -9,10 +9,10 @@ wait of the last `LOOK_BACK_S` counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from broker.ingress_state import HereState
 from broker.model import ClassSample
+from broker.replacing import replace
 
 LOOK_BACK_S = 0.3
 """A round trip of a queue of 200 ms, and a tick."""

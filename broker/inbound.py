@@ -21,13 +21,13 @@ so a lost packet makes storage look slow and then fast: both signs are averaged,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from broker.bursts import BURSTS_MAX, JOBS_MAX, JOBS_PER_USER_MAX, USED_MIN, of_each_user
 from broker.ingress_state import InboundBurstState, InboundJobState, IngressState, SenderState
 from broker.model import Burst, SenderSample
 from broker.observed import USER as OBSERVED
 from broker.plan import LENDER
+from broker.replacing import replace
 
 WIRE_PER_PAYLOAD = 1.05
 """Of TCP in frames of 1514 bytes: 1514 / 1448, and a little for what is sent twice."""

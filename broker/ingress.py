@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import (
     guarantee,
@@ -43,6 +43,7 @@ from broker.ingress_state import InboundBurstState, IngressState, SenderState
 from broker.model import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
 from broker.plan import LENDER, Promises, promises
 from broker.policy import InterfacePolicy, Policy
+from broker.replacing import replace
 from broker.state import BurstState, JobState
 from broker.way_in_delay import HELD_FOR_S, WayOut
 

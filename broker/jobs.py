@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from broker import demand, reasons, signals
@@ -33,6 +33,7 @@ from broker.model import (
 )  # fmt: skip
 from broker.offer import offered_bits_per_s
 from broker.policy import JobPolicy
+from broker.replacing import replace
 from broker.state import ClassState, JobUseState, SignalState
 from hive_qos.units import format_rate
 

@@ -15,10 +15,9 @@ keeps its guarantee in it (`broker.ingress`), not just its floor.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from broker.ingress_state import ObservedState
 from broker.model import Burst, InterfaceSample, Watch
+from broker.replacing import replace
 
 USER, JOB = -1, ""
 """Whose these bursts are: no user has this number."""

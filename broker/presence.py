@@ -17,11 +17,11 @@ example telemetry. So its effect is mild, policy decides on it, and it is off un
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from broker import reasons
 from broker.model import ClassSample, PresenceAllocation
 from broker.policy import ClassPolicy, PresencePolicy, Share
+from broker.replacing import replace
 from broker.state import PresenceState
 
 SLOT_S = 0.5

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from broker import capacity, demand, guarantee, needs, reasons
 from broker.model import ClassSample, InterfaceSample
 from broker.plan import LENDER, ClassNeeds
 from broker.policy import CLASS_NAMES, ClassPolicy
+from broker.replacing import replace
 from broker.state import ClassState, InterfaceState
 
 COUNTERS_STALE_S = 0.5

@@ -11,7 +11,7 @@ with all that was read meanwhile (broker.earlier).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import baseline, capacity, demand, infeasible, presence
 from broker.capacity_cut import DELAY_S
@@ -21,6 +21,7 @@ from broker.plan import Promises, promises_of, wanted_bits_per_s
 from broker.policy import ClassPolicy, InterfacePolicy, Policy
 from broker.promised import in_force
 from broker.reading import Reading
+from broker.replacing import replace
 from broker.schedule import holding
 from broker.state import FlowState, InterfaceState
 

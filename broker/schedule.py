@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import reasons
 from broker.model import Alarm, ScheduleInForce, WallClock, ZoneClock
 from broker.policy import ClassOverride, ClassPolicy, SchedulePolicy, Share
+from broker.replacing import replace
 
 DAY_S = 86_400
 MONDAY = 3

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import passage
 from broker.connection_signals import (
@@ -36,6 +36,7 @@ from broker.connection_signals import (
     round_trip,
 )
 from broker.model import ClassSample, FlowSample
+from broker.replacing import replace
 from broker.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
 
 HISTORY_S = 2.0

@@ -24,7 +24,7 @@ Where nobody, or one sender alone, tells how long packets take, the configured r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker import ingress_reasons, reasons, way_in_delay
 from broker.capacity import BASE_BITS_PER_S_MIN, FALLBACK_BITS_PER_S
@@ -41,6 +41,7 @@ from broker.capacity_cut import (
 from broker.capacity_probe import PROBE_DELAY_S, PROBE_STEP_MAX
 from broker.model import FlowSample, InterfaceSample, SenderSample
 from broker.policy import InterfacePolicy
+from broker.replacing import replace
 from broker.way_in_delay import NOTHING_HERE, VOICES_MIN, Verdict, WayOut
 from broker.way_in_state import WayInState
 

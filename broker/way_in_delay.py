@@ -32,7 +32,7 @@ Otherwise nobody knows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from broker import baseline
@@ -40,6 +40,7 @@ from broker.connection_signals import FLOW_STALE_S
 from broker.held_here import TRUSTED_S
 from broker.model import FlowSample, SenderSample
 from broker.plan import LENDER
+from broker.replacing import replace
 from broker.signals import SLOW_APART_S, SLOW_S, VOTE_S
 from broker.state import SignalState
 from broker.way_in_state import Series, SourceState, VoiceState, WayInState

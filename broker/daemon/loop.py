@@ -133,7 +133,7 @@ class Loop:
             if moment is Moment.TICK and self._may_rest(occasions):
                 moment = Moment.READ
             if moment is not None:
-                self._decide_at(moment, now_s, asked=occasions.asked and not occasions.announced)
+                self._decide_at(moment, now_s, occasions)
             self._show(now_s)
             if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
                 watchdog_s = now_s
@@ -146,6 +146,7 @@ class Loop:
             links=self._links_changed,
             again_s=self._parts.deciding.again_s,
             expected_s=self._hub.habits.expected_s(now_s=self._clock()),
+            rests=self._parts.readings.rests,
         )
 
     def _may_rest(self, occasions: Occasions) -> bool:
@@ -157,8 +158,9 @@ class Loop:
         policy = self._in_force.policy
         return self._parts.readings.suffices(policy, tick_s=policy.daemon.tick_s)
 
-    def _decide_at(self, moment: Moment, now_s: float, *, asked: bool) -> None:
+    def _decide_at(self, moment: Moment, now_s: float, occasions: Occasions) -> None:
         parts, policy = self._parts, self._in_force.policy
+        asked = occasions.asked and not occasions.announced
         if moment is Moment.LINKS:
             self._links_changed = False
             parts.routes.forget()
@@ -175,7 +177,9 @@ class Loop:
             parts.publishing.look(now_s=now_s)
         else:
             self._tick(between=moment is Moment.SOON, asked=asked)
-        self._rhythm.decided(moment, began_s=now_s, ended_s=self._clock(), tick_s=policy.daemon.tick_s)
+        self._rhythm.decided(
+            moment, began_s=now_s, ended_s=self._clock(), tick_s=policy.daemon.tick_s, rested=occasions.rests
+        )
 
     def _hear_of_links(self) -> None:
         heard = self._parts.link_events.heard()

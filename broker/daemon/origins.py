@@ -2,7 +2,8 @@
 
 The cgroup's number comes with the connection; its path is the directory with that inode number. The process takes a
 walk through /proc/*/fd, about 3 µs a descriptor: so it is asked for connections that matter alone, in slices, once, and
-again after `LIFE_S` because a socket can change hands.
+again after `LIFE_S` because a socket can change hands. Which connections matter changes, most of them among those of
+the same few programs: so all sockets are remembered of a process that was found to hold one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ LIFE_S = 120.0
 AT_ONCE = 32
 WANTED_MAX = 320
 """Connections whose process is looked for."""
+HOLDERS_MAX = 4096
+"""Sockets whose process is remembered: a few programs with a thousand connections each. 0.4 MB."""
 CGROUPS_MAX = 8192
 CGROUPS_WALK_S = 5.0
 LOST_S = 60.0
@@ -74,7 +77,6 @@ class Origins:
             if wanted != self._wanted:
                 self._wanted = wanted
                 self._cgroup_ids = frozenset(wanted.values())
-                self._holders = {inode: entry for inode, entry in self._holders.items() if inode in wanted}
                 self._show()
             self._lacks = bool(self._missing())
         found = self._cgroups.look(self._cgroup_ids, now_s=now_s)
@@ -91,27 +93,48 @@ class Origins:
         return {inode for inode in first if inode not in self._holders or now_s - self._holders[inode][1] > LIFE_S}
 
     def _walk(self) -> Iterator[None]:
+        self._forget()
         missing, began_s = self._missing(), self._now_s
         had = {pid for pid, _ in self._holders.values() if pid is not None}
         for pid in [*had, *(pid for pid in processes(self._proc) if pid not in had)]:
+            found: set[int] = set()
+            others: list[int] = []
             try:
                 for number, (_, inode) in enumerate(sockets_of(pid, self._proc)):
                     if inode in missing:
-                        missing.discard(inode)
-                        self._holders[inode] = (pid, began_s)
-                        self._commands[pid] = command_of(pid, self._proc)
+                        found.add(inode)
+                    elif len(others) < HOLDERS_MAX:
+                        others.append(inode)
                     if number % AT_ONCE == AT_ONCE - 1:
                         yield
             except PermissionError:
                 continue
+            if found:
+                missing -= found
+                self._hold(pid, found, others, began_s=began_s)
             if not missing:
                 break
             yield
         self._holders.update((inode, (None, began_s)) for inode in missing)
 
-    def _show(self) -> None:
+    def _hold(self, pid: int, found: set[int], others: list[int], *, began_s: float) -> None:
+        """Remember whose the sockets of a process are: those that were looked for, and as many others as fit."""
+        self._commands[pid] = command_of(pid, self._proc)
+        self._holders.update(dict.fromkeys(found, (pid, began_s)))
+        room = max(0, HOLDERS_MAX - len(self._holders))
+        self._holders.update(dict.fromkeys(others[:room], (pid, began_s)))
+
+    def _forget(self) -> None:
+        """Drop what nobody has asked for since it was found so long ago that it would be looked for again."""
+        self._holders = {
+            inode: entry
+            for inode, entry in self._holders.items()
+            if inode in self._wanted or (entry[0] is not None and self._now_s - entry[1] <= LIFE_S)
+        }
         pids = {pid for pid, _ in self._holders.values()}
         self._commands = {pid: command for pid, command in self._commands.items() if pid in pids}
+
+    def _show(self) -> None:
         made: dict[tuple[int | None, int], Origin] = {}  # many connections are of one process
         known = {}
         for inode, cgroup_id in self._wanted.items():

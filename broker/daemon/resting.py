@@ -70,6 +70,11 @@ class Readings:
         self._read_s, self.news = now_s, False
         self._wall_s = self._utc_s() - self._clock()
 
+    @property
+    def rests(self) -> bool:
+        """The last decision follows nothing from tick to tick, and no reading since has said that it has to."""
+        return self._until_s > float("-inf")
+
     def suffices(self, policy: Policy, *, tick_s: float) -> bool:
         """At a tick: read the counters; whether that is all there is to do, and the decision may wait.
 

@@ -2,7 +2,8 @@
 
 A decision between two ticks rests on counters as fresh as a tick's, so the next tick comes a whole interval after it:
 with a burst's announcement and its end every 0.36 s that is 11 decisions a second and not 15. Once in `PUT_OFF`
-intervals there is a tick all the same, for what is done at ticks alone.
+intervals there is a tick all the same, for what is done at ticks alone; where nothing is followed from tick to tick, in
+`PUT_OFF_RESTING`.
 
 A tick that is due just before a burst is expected to begin or end waits for that, or there would be two decisions one
 after the other, twice in each step: 14 a second. It waits `WAIT` of an interval at most, and does not wait again
@@ -23,8 +24,14 @@ PEERS_S = 0.001
 """The same for what other brokers ask: the channel lets few changes a second of each be as urgent as that."""
 PUT_OFF = 2
 """Intervals from one tick to the next, at most."""
+PUT_OFF_RESTING = 3
+"""The same where the decision rests (`broker.rest`): after a pause of less than an interval between two bursts a tick
+would else come just after the decision on the second. Storage's TCP is looked at more often than at rest (0.4 s)."""
 WAIT = 0.3
 """Of an interval: 30 ms. Steps of one job differ by less; counters are read ten times a second all the same."""
+WAIT_RESTING = 0.5
+"""The same where the decision rests: then a tick would only read. What it would have found is found 50 ms later at
+most, once, by the decision that it waits for."""
 LINKS_S = 0.02
 """Links are looked at so soon after they changed, and not more often: a rename is three events, a storm is hundreds."""
 
@@ -35,7 +42,7 @@ class Occasions:
 
     Fields: `announced`, a burst began or ended, or looks so; `asked`, another broker asked for something or let go;
     `links`, an interface came, went or was renamed; `again_s`, when the last decision wants to be made again, whatever
-    happens; `expected_s`, when a burst is expected to begin or end.
+    happens; `expected_s`, when a burst is expected to begin or end; `rests`, the last decision follows nothing.
     """
 
     announced: bool = False
@@ -43,6 +50,7 @@ class Occasions:
     links: bool = False
     again_s: float | None = None
     expected_s: float | None = None
+    rests: bool = False
 
 
 class Moment(enum.Enum):
@@ -83,22 +91,31 @@ class Rhythm:
             return Moment.TICK
         return Moment.SOON if soon else None
 
-    def decided(self, moment: Moment, *, began_s: float, ended_s: float, tick_s: float) -> None:
-        """It has been done. Ticks that were missed meanwhile are not made up for."""
+    def decided(
+        self, moment: Moment, *, began_s: float, ended_s: float, tick_s: float, rested: bool = False
+    ) -> None:  # fmt: skip
+        """It has been done. Ticks that were missed meanwhile are not made up for.
+
+        Args:
+            rested: what `Occasions.rests` was when it became due.
+        """
         self._tick_s = tick_s
         if moment is not Moment.READ:
             self._last_s = began_s
         if moment is Moment.SOON:
             self._waits = True
-            self._next_s = max(self._next_s, min(began_s + tick_s, self._ticked_s + PUT_OFF * tick_s))
+            most = PUT_OFF_RESTING if rested else PUT_OFF
+            self._next_s = max(self._next_s, min(began_s + tick_s, self._ticked_s + most * tick_s))
         elif moment in (Moment.TICK, Moment.READ):
-            self._ticked_s, self._waits = began_s, began_s < self._next_s + WAIT * tick_s
+            self._ticked_s, self._waits = began_s, began_s < self._next_s + _wait(rested) * tick_s
             missed = int((ended_s - self._next_s) / tick_s)
             self.late_ticks += missed
             self._next_s += (missed + 1) * tick_s
+            if self._waits:
+                self._next_s = max(self._next_s, began_s + tick_s)
 
     def _tick_due_s(self, occasions: Occasions) -> float:
-        late_s = self._next_s + WAIT * self._tick_s
+        late_s = self._next_s + _wait(occasions.rests) * self._tick_s
         expected_s = occasions.expected_s
         near = expected_s is not None and self._next_s - SLACK_S <= expected_s < late_s
         return late_s if near and self._waits else self._next_s
@@ -111,3 +128,7 @@ class Rhythm:
         if occasions.again_s is not None:
             due_s = min(due_s, max(occasions.again_s, self._last_s + URGENT_S))
         return min(due_s, self._last_s + PEERS_S) if occasions.asked else due_s
+
+
+def _wait(rests: bool) -> float:
+    return WAIT_RESTING if rests else WAIT

@@ -45,7 +45,7 @@ class Bench:
 
 def test_a_tick_that_reads_keeps_up_what_goes_in_slices_and_decides_nothing() -> None:
     bench = Bench()
-    bench.loop._decide_at(Moment.READ, 0.2, asked=False)
+    bench.loop._decide_at(Moment.READ, 0.2, Occasions())
     assert bench.done == ["housekeeping", "keep up", "origins"]
 
 

@@ -88,6 +88,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def test_three_ticks_read_and_the_fourth_decides_with_what_they_read(host: Host) -> None:
+    assert host.readings.rests
     assert [host.tick() for _ in range(4)] == [True, True, True, False]
     kept = host.readings.earlier("eth0", now_s=host.now_s)
     assert [entry.age_s for entry in kept] == pytest.approx([3 * TICK_S, 2 * TICK_S, TICK_S])
@@ -153,6 +154,7 @@ def test_a_report_of_delay_ends_the_rest_with_counters_that_serve_the_decision(h
     report(0.2, 18_000)
     assert not host.tick(tick_s=TICK_S / 2)
     assert host.readings.news
+    assert not host.readings.rests, "the tick that waits for a burst waits no longer than where something is followed"
 
 
 def test_reports_that_were_replaced_since_a_decision_are_kept_and_no_others() -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
 import pytest
 
-from broker.daemon.rhythm import LINKS_S, PEERS_S, URGENT_S, WAIT, Moment, Occasions, Rhythm
+from broker.daemon.rhythm import (
+    LINKS_S,
+    PEERS_S,
+    PUT_OFF_RESTING,
+    URGENT_S,
+    WAIT,
+    WAIT_RESTING,
+    Moment,
+    Occasions,
+    Rhythm,
+)
 
 TICK_S = 0.1
 
@@ -137,3 +148,49 @@ def test_a_read_that_waited_for_a_burst_in_vain_waits_again_only_after_something
     late_s = 10.0 + (1 + WAIT) * TICK_S
     one.decided(Moment.READ, began_s=late_s, ended_s=late_s, tick_s=TICK_S)
     assert one.due_s(Occasions(expected_s=10.21)) == pytest.approx(10.2)
+
+
+def test_where_the_decision_rests_a_tick_waits_longer_for_a_burst() -> None:
+    expected = Occasions(expected_s=10.14)
+    assert rhythm().due_s(expected) == pytest.approx(10.1)
+    assert rhythm().due_s(replace(expected, rests=True)) == pytest.approx(10.0 + (1 + WAIT_RESTING) * TICK_S)
+    assert rhythm().moment(replace(expected, rests=True), now_s=10.13) is None
+
+
+def test_the_next_tick_comes_a_whole_interval_after_one_that_was_made_with_its_burst() -> None:
+    one = rhythm()
+    one.decided(Moment.TICK, began_s=10.14, ended_s=10.141, tick_s=TICK_S, rested=True)
+    assert one.due_s(Occasions()) == pytest.approx(10.24)
+    assert one.due_s(Occasions(expected_s=10.25)) == pytest.approx(10.24 + WAIT * TICK_S), "it did not wait in vain"
+    assert one.late_ticks == 0
+
+
+def test_where_the_decision_rests_others_between_ticks_put_one_off_for_longer() -> None:
+    one = rhythm()
+    for number in range(1, 60):
+        at_s = 10.0 + number * URGENT_S
+        one.decided(Moment.SOON, began_s=at_s, ended_s=at_s, tick_s=TICK_S, rested=True)
+    assert one.due_s(Occasions()) == pytest.approx(10.0 + PUT_OFF_RESTING * TICK_S)
+
+
+@pytest.mark.parametrize(("burst_s", "reads"), [(0.06, 2), (0.14, 1), (0.22, 1), (0.27, 2), (0.33, 2)])
+def test_a_step_with_one_burst_costs_few_ticks_besides_its_two_decisions(burst_s: float, reads: int) -> None:
+    """As the loop does it, with steps of 0.36 s that are foreseen to some milliseconds; nothing is left unread."""
+    one, now_s, done, times_s = rhythm(), 10.0, [], [10.0]
+    for place, event_s in enumerate(10.36 + 0.36 * step + part for step in range(100) for part in (0.0, burst_s)):
+        expected = Occasions(expected_s=event_s, rests=True)
+        comes_s = event_s + 0.004 * (place % 3)
+        while one.due_s(expected) < comes_s:
+            now_s = max(now_s, one.due_s(expected))
+            one.decided(Moment.READ, began_s=now_s, ended_s=now_s + 0.001, tick_s=TICK_S, rested=True)
+            done.append(Moment.READ)
+            times_s.append(now_s)
+        announced = replace(expected, announced=True)
+        now_s = max(comes_s, one.due_s(announced))
+        moment = one.moment(announced, now_s=now_s)
+        assert moment in (Moment.SOON, Moment.TICK)
+        one.decided(moment, began_s=now_s, ended_s=now_s + 0.003, tick_s=TICK_S, rested=True)
+        times_s.append(now_s)
+    assert len(done) <= 100 * reads + 5
+    assert max(after - before for before, after in itertools.pairwise(times_s)) <= (1 + WAIT_RESTING) * TICK_S + 1e-6
+    assert one.late_ticks == 0
