@@ -145,7 +145,8 @@ class FlowState:
     minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent, `way_wait_s` how
     long it waited elsewhere, `others_s` what of that is a queue of others (`broker.others_queue`), as one sent at
     `others_at_s` showed; `way_least_s` are (start, least one-way delay) of the last parts of the window over which that
-    baseline is taken, oldest first.
+    baseline is taken, oldest first. `owed_packets` is how many new ones it has to send before what it loses counts
+    again.
     """
 
     key: str
@@ -157,6 +158,7 @@ class FlowState:
     way_wait_s: float = 0.0
     others_s: float = 0.0
     others_at_s: float = 0.0
+    owed_packets: int = 0
 
 
 @dataclass(frozen=True)
