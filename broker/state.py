@@ -234,10 +234,11 @@ class CapacityState:
 
     Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `drain_until_s` until when
     half of it is used, so that a queue elsewhere empties; `cut_s`, `raised_s`, `changed_s` when it last moved; `hold_s`
-    and `step` of the next probe, `failed_bits_per_s` what came through at the last cut; `busy_s` how long the shaper
-    has been the limit since the last move, `free_s` how long it has not been; the `episode_*` fields tell whether delay
-    follows our rate; `blameless_until_s` until when it is believed not to; `stood_bits_per_s` what
-    made no queue before the last raises, 0 where that is not known.
+    and `step` of the next probe, `failed_bits_per_s` what came through at the last cut, as mended while it drained,
+    `cut_carried_bits_per_s` as the cut had it, 0 where that is not known; `busy_s` how long the shaper has been the
+    limit since the last move, `free_s` how long it has not been; the `episode_*` fields tell whether delay follows our
+    rate; `blameless_until_s` until when it is believed not to; `stood_bits_per_s` what made no queue before the last
+    raises, 0 where that is not known.
     """
 
     base_bits_per_s: int
@@ -262,6 +263,7 @@ class CapacityState:
     fallen_s: float | None = None
     blameless_until_s: float = 0.0
     stood_bits_per_s: int = 0
+    cut_carried_bits_per_s: int = 0
     moved_by: str = ""
     moved_excess_s: float = 0.0
     moved_baseline_s: float = 0.0
