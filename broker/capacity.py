@@ -83,7 +83,8 @@ LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
 """5 % lost on the way in a second (StormGuard's lower step), and at least so many packets, is a queue too short to show
 delay: not where arrivals tell of one."""
 LOSS_SETTLE_S = 1.0
-"""After a cut, losses of before are still being found and reported: a second, the window in which they are counted."""
+"""After a cut, losses of before are still being found and reported; those count that come half a second after it and
+later (`broker.signals.LOSS_LAG_S`), and are looked at over as long again."""
 UNSETTLED_S = 2.0
 """For so long after a cut or a raise a queue may stand elsewhere, where no priority helps: storage makes room for
 bursts. While the shaper is what limits, raises come more often than that; so it does for as long as the bottleneck is

@@ -6,7 +6,8 @@ packets arrived, acknowledgements tell, and then a cut is bounded: they come all
 back has a queue of its own.
 
 While the queue drains it is measured on: packets that leave now meet no full buffer, so what they say counts more than
-what the cut was made from, and the drain ends when they find no queue.
+what the cut was made from, and the drain ends when they find no queue. What a packet said that the next one shows to
+have been held up at the peer is taken back, up to what the cut was made from.
 """
 
 from __future__ import annotations
@@ -76,9 +77,11 @@ def carried(
     state: CapacityState, *, since_s: float, now_s: float
 ) -> tuple[passage.Passage | None, frozenset[str]]:  # fmt: skip
     """What peers say was carried of what left since a time, None where nobody does; and which of them had stalled."""
-    heard = passage.by_peer(state.signals.arrivals, state.signals.ticks, since_s=since_s, now_s=now_s)
     before = state.cut_from_bits_per_s if state.cut_s is not None and now_s - state.cut_s <= DRAIN_S_LONGEST else 0
     most = SURELY_MORE * max(state.rate_bits_per_s, before)
+    heard = passage.by_peer(
+        state.signals.arrivals, state.signals.ticks, since_s=since_s, now_s=now_s, most_bits_per_s=most
+    )
     stalled = frozenset(peer for peer, entry in heard.items() if entry is not None and entry.carried_bits_per_s > most)
     return passage.middle([entry for peer, entry in heard.items() if peer not in stalled]), stalled
 
@@ -146,6 +149,7 @@ def cut(
         back_off_s=back_off_s,
         step=PROBE_STEP,
         failed_bits_per_s=failed,
+        cut_carried_bits_per_s=failed,
         surely_more_bits_per_s=int((UNSURE if deep else SURE) * failed),
         busy_s=0.0,
         episode_cuts=state.episode_cuts + 1,
@@ -164,7 +168,7 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
     if since is not None and since.span_s >= SURE_SPAN_S:
         failed = int(since.carried_bits_per_s)
     elif passed is not None:
-        failed = min(failed, int(passed.carried_bits_per_s))
+        failed = min(state.cut_carried_bits_per_s or failed, int(passed.carried_bits_per_s))
     if passed is not None:
         until_s = min(state.cut_s + DRAIN_S_LONGEST, now_s + passed.wait_s / (1 - DRAIN_FACTOR))
     elif not stalled and any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):

@@ -35,6 +35,10 @@ BASELINE_RISE = 0.001
 FLOW_STALE_S = 1.5
 """TCP_INFO comes once a second on busy hosts; half as much again."""
 
+LOSS_FRESH = 10
+"""A first window (RFC 6928) of new packets, before which what a connection lost may be of before the last cut: what is
+repeated goes before what is new."""
+
 Span: TypeAlias = tuple[float, float]
 """Excess delay in seconds, at least and at most: it is not known to which instant of our own queue a sample belongs."""
 
@@ -105,13 +109,19 @@ def one_way(
     return after, span, _arrival(sample.peer, sent_s, excess_s, theirs_s, index, ticks)
 
 
-def packets(before: FlowState, after: FlowState) -> tuple[int, int]:
-    """Packets that a connection sent and lost between its last sample and this tick's, if this tick has one."""
+def packets(before: FlowState, after: FlowState, *, since_s: float) -> tuple[FlowState, int, int]:
+    """Packets that a connection sent and lost between its last sample and this tick's, if this tick has one, as far as
+    they tell of what left since a time; and what it is to be remembered by."""
     if not before.points or after.points[-1] is before.points[-1]:
-        return 0, 0
-    _, _, sent_before, lost_before = before.points[-1]
+        return after, 0, 0
+    at_s, _, sent_before, lost_before = before.points[-1]
     _, _, sent, lost = after.points[-1]
-    return max(0, sent - sent_before), max(0, lost - lost_before)
+    more_sent, more_lost = max(0, sent - sent_before), max(0, lost - lost_before)
+    if at_s < since_s:
+        return replace(after, owed_packets=LOSS_FRESH), 0, 0
+    if before.owed_packets:
+        return replace(after, owed_packets=max(0, before.owed_packets - max(0, more_sent - more_lost))), 0, 0
+    return after, more_sent, more_lost
 
 
 def delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:

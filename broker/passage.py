@@ -18,11 +18,13 @@ what has left since the last sample has to pass at C, too.
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from typing import TypeAlias
 
 from broker.state import ArrivalState, TickState
 
@@ -40,6 +42,8 @@ FULL_S = 0.05
 """By so much a wait may exceed the longest that was seen: what was dropped at a full buffer does not wait."""
 SPAN_S_LEAST = 0.02
 """For packets that left well apart and arrived together."""
+HELD_UP_S = 0.02
+"""By so much sooner than what left between them can pass: twice the noise of busy hosts (10 ms)."""
 AGE_S_MAX = 1.5
 """As old as a destination's signals may be (broker.signals)."""
 KEPT_S = 2.0
@@ -50,6 +54,9 @@ ones than this say nothing more. Two seconds of ten a second of each peer, and o
 known: 160 in all, which cost less than a fifth of a millisecond to read."""
 TOLD_MIN = 5
 """Arrivals of two seconds: a peer that is asked ten times a second says twenty, unless our own queue is long."""
+
+Point: TypeAlias = tuple[float, float, float]
+"""Of a packet when it left, when it arrived, and how many bits had left by then."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +92,9 @@ def kept(
 
 
 def by_peer(
-    arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, since_s: float, now_s: float
-) -> dict[str, Passage | None]:
+    arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, since_s: float, now_s: float,
+    most_bits_per_s: float = math.inf,
+) -> dict[str, Passage | None]:  # fmt: skip
     """Say of each peer what the network carried while its packets stood in a queue, None where they stand in none;
     nothing of who knows too little.
 
@@ -95,6 +103,7 @@ def by_peer(
         ticks: what left, as far back as the arrivals.
         since_s: what left before then does not count.
         now_s: the tick's time.
+        most_bits_per_s: more cannot have been carried.
     """
     found: dict[str, Passage | None] = {}
     left: Left | None = None
@@ -106,7 +115,7 @@ def by_peer(
             found[peer] = None
             continue
         left = left or Left(ticks)
-        passage = _of_peer(own, left, now_s=now_s)
+        passage = _of_peer(own, left, now_s=now_s, most_bits_per_s=most_bits_per_s)
         if passage is not None:
             found[peer] = passage
     return found
@@ -152,7 +161,9 @@ class Left:
         return self.until(to_s) - self.until(from_s)
 
 
-def _of_peer(arrivals: Sequence[ArrivalState], left: Left, *, now_s: float) -> Passage | None:
+def _of_peer(
+    arrivals: Sequence[ArrivalState], left: Left, *, now_s: float, most_bits_per_s: float
+) -> Passage | None:  # fmt: skip
     last = arrivals[-1]
     standing = [last]
     for entry in reversed(arrivals[:-1]):
@@ -160,12 +171,41 @@ def _of_peer(arrivals: Sequence[ArrivalState], left: Left, *, now_s: float) -> P
             break
         standing.append(entry)
     standing.reverse()
-    deepest_s = max(entry.wait_s for entry in standing)
     whole_s = last.arrived_s - standing[0].arrived_s
-    least_s = SPAN_S_MIN if deepest_s >= DEEP_S else SHALLOW_SPAN_S_MIN
     points = [(entry.left_s, entry.arrived_s, left.until(entry.left_s)) for entry in standing]
+    prompt = _prompt(points, most_bits_per_s)
+    carried = _carried(prompt)
+    if not carried:  # it was the peer that stalled
+        prompt, carried = points, _carried(points)
+    if not carried:
+        return None
+    deepest_s = _deepest_s(prompt)
+    wait_s = last.left_s + last.wait_s + (left.until(now_s) - points[-1][2]) / carried - now_s
+    return Passage(carried, whole_s, min(max(0.0, wait_s), deepest_s + FULL_S), deepest_s)
+
+
+def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:
+    """The packets that were not held up at the peer: after one that was, the next arrives sooner than what left between
+    them can pass."""
+    kept = [points[-1]]
+    for point in reversed(points[:-1]):
+        _, arrived_s, bits = point
+        if kept[-1][1] - arrived_s >= (kept[-1][2] - bits) / most_bits_per_s - HELD_UP_S:
+            kept.append(point)
+    kept.reverse()
+    return kept
+
+
+def _deepest_s(points: Sequence[Point]) -> float:
+    return max(arrived_s - left_s for left_s, arrived_s, _ in points)
+
+
+def _carried(points: Sequence[Point]) -> float:
+    """What was carried between these packets; 0 where they are too close to tell."""
+    whole_s = points[-1][1] - points[0][1]
+    deep = _deepest_s(points) >= DEEP_S
     pairs = [(points[0], points[-1])]
-    if deepest_s >= DEEP_S:
+    if deep:
         apart_s = max(STRETCH_S, whole_s / 2)
         pairs += [
             (first, second)
@@ -173,17 +213,12 @@ def _of_peer(arrivals: Sequence[ArrivalState], left: Left, *, now_s: float) -> P
             for second in points[number + 1 :]
             if second[1] - first[1] >= apart_s
         ]
-    rates = [rate for first, second in pairs if (rate := _between(first, second, least_s)) > 0]
-    if not rates:
-        return None
-    carried = min(rates)
-    wait_s = last.left_s + last.wait_s + (left.until(now_s) - points[-1][2]) / carried - now_s
-    return Passage(carried, whole_s, min(max(0.0, wait_s), deepest_s + FULL_S), deepest_s)
+    least_s = SPAN_S_MIN if deep else SHALLOW_SPAN_S_MIN
+    return min((rate for first, second in pairs if (rate := _between(first, second, least_s)) > 0), default=0.0)
 
 
-def _between(first: tuple[float, float, float], second: tuple[float, float, float], least_s: float) -> float:
-    """What was carried between two packets (when they left, when they arrived, what had left by then); 0 where they are
-    too close to tell."""
+def _between(first: Point, second: Point, least_s: float) -> float:
+    """What was carried between two packets; 0 where they are too close to tell."""
     span_s = second[1] - first[1]
     if max(span_s, second[0] - first[0]) < least_s:
         return 0.0

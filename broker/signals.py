@@ -67,6 +67,10 @@ COVERED_MIN = 0.5
 """Delivery is trusted when the ratio was plausible in most of the recent ticks."""
 ARRIVAL_S, ARRIVED = 1.0, 0.97
 """A second: several round trips, so that acknowledgements have come back; 3 % is what the ratio is known to."""
+LOSS_LAG_S = 0.5
+"""What was lost before a cut's drain ended is found by the packets after it, or when a timer of 0.2 to 0.4 s runs out.
+TCP counts a loss when it sends again, which while a burst goes first is as late as that is long: so besides, a
+connection's losses count once it has sent new packets (`broker.connection_signals.LOSS_FRESH`)."""
 LOSS_PACKETS_MIN, LOSS_PART = 3, 0.01
 """One or two packets in a second, or less than 1 %, are lost on any link, or only thought lost."""
 
@@ -131,18 +135,19 @@ def observe(
             continue
         after, both_ways = round_trip(before, sample, now_s=now_s, ticks=ticks, loaded=loaded)
         after, way_there, arrival = one_way(after, sample, now_s=now_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s)
-        kept.append(after)
         if arrival is not None:
             arrivals.append(arrival)
         if after is before:  # no new sample of either kind
+            kept.append(after)
             continue
+        after, more_sent, more_lost = packets(before, after, since_s=state.ignore_before_s)
+        kept.append(after)
         compute = sample.traffic_class == "compute"
         if not sample.application_limited:
             wanting_s = now_s
             pressed_s = pressed_s if compute else now_s
         two_way = _is_two_way(sample, ticks, at_s=at_s)
         if not two_way:
-            more_sent, more_lost = packets(before, after)
             sent, lost = sent + more_sent, lost + more_lost
         if way_there is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
             _note(excess, (sample.peer, False), way_there)
@@ -415,8 +420,10 @@ def _destinations(
 
 
 def _loss(state: SignalState, *, now_s: float) -> tuple[int, int]:
-    """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count."""
-    since_s = max(now_s - 1.0, state.ignore_before_s)
+    """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count, nor what
+    was sent before the end of the last cut's drain."""
+    cut = state.ignore_before_s > 0
+    since_s = max(now_s - 1.0, state.ignore_before_s + LOSS_LAG_S) if cut else now_s - 1.0
     lost = sent = dropped = 0
     for tick in state.ticks:
         dropped += tick.dropped_packets

@@ -145,7 +145,8 @@ class FlowState:
     minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent, `way_wait_s` how
     long it waited elsewhere, `others_s` what of that is a queue of others (`broker.others_queue`), as one sent at
     `others_at_s` showed; `way_least_s` are (start, least one-way delay) of the last parts of the window over which that
-    baseline is taken, oldest first.
+    baseline is taken, oldest first. `owed_packets` is how many new ones it has to send before what it loses counts
+    again.
     """
 
     key: str
@@ -157,6 +158,7 @@ class FlowState:
     way_wait_s: float = 0.0
     others_s: float = 0.0
     others_at_s: float = 0.0
+    owed_packets: int = 0
 
 
 @dataclass(frozen=True)
@@ -232,10 +234,11 @@ class CapacityState:
 
     Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `drain_until_s` until when
     half of it is used, so that a queue elsewhere empties; `cut_s`, `raised_s`, `changed_s` when it last moved; `hold_s`
-    and `step` of the next probe, `failed_bits_per_s` what came through at the last cut; `busy_s` how long the shaper
-    has been the limit since the last move, `free_s` how long it has not been; the `episode_*` fields tell whether delay
-    follows our rate; `blameless_until_s` until when it is believed not to; `stood_bits_per_s` what
-    made no queue before the last raises, 0 where that is not known.
+    and `step` of the next probe, `failed_bits_per_s` what came through at the last cut, as mended while it drained,
+    `cut_carried_bits_per_s` as the cut had it, 0 where that is not known; `busy_s` how long the shaper has been the
+    limit since the last move, `free_s` how long it has not been; the `episode_*` fields tell whether delay follows our
+    rate; `blameless_until_s` until when it is believed not to; `stood_bits_per_s` what made no queue before the last
+    raises, 0 where that is not known.
     """
 
     base_bits_per_s: int
@@ -260,6 +263,7 @@ class CapacityState:
     fallen_s: float | None = None
     blameless_until_s: float = 0.0
     stood_bits_per_s: int = 0
+    cut_carried_bits_per_s: int = 0
     moved_by: str = ""
     moved_excess_s: float = 0.0
     moved_baseline_s: float = 0.0

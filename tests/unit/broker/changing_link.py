@@ -33,7 +33,10 @@ BUFFER_BYTES = 1_250_000
 
 @dataclass
 class Sender:
-    """One connection: a window, what waits in its host, and what has been acknowledged."""
+    """One connection: a window, what waits in its host, and what has been acknowledged.
+
+    TCP counts a loss when it sends again, which while training goes first may be late; our transport when it finds it.
+    """
 
     key: str
     peer: str
@@ -47,6 +50,7 @@ class Sender:
     delivered_bytes: int = 0
     sent_packets: int = 0
     lost_packets: int = 0
+    repeat_packets: int = 0
     latest_s: float = 0.0
     smooth_s: float | None = None
     least_s: float = 9.0
@@ -58,6 +62,16 @@ class Sender:
         room = min(self.window_bytes - self.inflight_bytes, self.local_bytes_max - self.local_bytes, CHUNK_BYTES)
         room = min(room, self.left_bytes)
         return int(room) if room >= PACKET_BYTES or 0 < room == self.left_bytes else 0
+
+    def sent(self, size: int) -> None:
+        count = max(1, size // PACKET_BYTES)
+        again = min(count, self.repeat_packets)
+        self.inflight_bytes += size
+        self.local_bytes += size
+        self.left_bytes -= size
+        self.sent_packets += count
+        self.lost_packets += again
+        self.repeat_packets -= again
 
     def acknowledged(self, size: int, sent_s: float, now_s: float) -> None:
         used = self.inflight_bytes >= 0.5 * self.window_bytes
@@ -73,7 +87,10 @@ class Sender:
     def lost(self, size: int, now_s: float) -> None:
         self.inflight_bytes -= size
         self.left_bytes += size
-        self.lost_packets += max(1, size // PACKET_BYTES)
+        if self.traffic_class == "storage":
+            self.repeat_packets += max(1, size // PACKET_BYTES)
+        else:
+            self.lost_packets += max(1, size // PACKET_BYTES)
         if now_s >= self.recover_s:
             self.window_bytes = max(2.0 * PACKET_BYTES, 0.7 * self.window_bytes)
             self.threshold_bytes = self.window_bytes
@@ -94,6 +111,7 @@ class Direction:
     """One direction of the link: a FIFO in front of a rate, then a delay."""
 
     def __init__(self) -> None:
+        self.buffer_bytes = BUFFER_BYTES
         self.queue: deque[Item] = deque()
         self.bytes = 0
         self.credit = 0.0
@@ -101,7 +119,7 @@ class Direction:
         self.coming: deque[tuple[float, Item]] = deque()
 
     def push(self, item: Item, now_s: float) -> None:
-        if self.bytes + item.size > BUFFER_BYTES:
+        if self.bytes + item.size > self.buffer_bytes:
             item.drop(now_s)
             return
         self.queue.append(item)
@@ -138,6 +156,7 @@ class Host:
         self.again_s = 1e9
         self.decision: Decision | None = None
         self.rates: list[tuple[float, int]] = []
+        self.reasons: list[tuple[float, str]] = []
         self.plan: dict[str, tuple[float, float]] = {}
         self.capacity = 0.0
         self.reason = ""
@@ -198,20 +217,23 @@ class Host:
         self.plan = {entry.name: (entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in interface.classes}
         self.again_s = 1e9 if decision.again_s is None else now_s + decision.again_s
         self.rates.append((now_s, interface.capacity_bits_per_s))
+        self.reasons.append((now_s, self.reason))
 
 
 @dataclass
 class Changing:
     """The whole of it.
 
-    `rate` gives the link's rate at a time, both ways; `window_bytes` what training may have on its way; `burst_bytes`
-    of an all_reduce, in two parts of which the second waits for the peer's first; `noise_s` on what clocks say;
-    `stall_every_s` how long it is from one time to the next, on average, that a busy host holds up what arrives, for
-    50 to 150 ms; `stalls_after_probe_s` how long after either host tries more both do, too, from `stalls_from_s` on.
+    `rate` gives the link's rate at a time, both ways; `buffer_bytes` what fits in front of it; `window_bytes` what
+    training may have on its way; `burst_bytes` of an all_reduce, in two parts of which the second waits for the peer's
+    first; `noise_s` on what clocks say; `stall_every_s` how long it is from one time to the next, on average, that a
+    busy host holds up what arrives, for 50 to 150 ms; `stalls_after_probe_s` how long after either host tries more both
+    do, too, from `stalls_from_s` on.
     """
 
     policy: Policy
     rate: Callable[[float], float]
+    buffer_bytes: int = BUFFER_BYTES
     window_bytes: float = 1_200_000.0
     burst_bytes: int = 2_600_000
     parts: int = 1
@@ -240,6 +262,8 @@ class Changing:
         ]
         self.a = Host("a", [ranks[0], *flood], policy=self.policy, seed=self.seed)
         self.b = Host("b", [ranks[1]], policy=self.policy, seed=self.seed + 1000)
+        for host in (self.a, self.b):
+            host.out.buffer_bytes = self.buffer_bytes
         self.step_number = 0
         self.part = 0  # 0: computes; 1, 2: parts of the all_reduce
         self.wake_s = 1.0
@@ -322,10 +346,7 @@ class Changing:
     def _offer(self, host: Host, other: Host) -> None:
         for sender in host.senders:
             while size := sender.offer():
-                sender.inflight_bytes += size
-                sender.local_bytes += size
-                sender.left_bytes -= size
-                sender.sent_packets += max(1, size // PACKET_BYTES)
+                sender.sent(size)
                 host.enqueue(sender.traffic_class, self._data(host, other, sender, size, self.now_s))
 
     def _data(self, host: Host, other: Host, sender: Sender, size: int, sent_s: float) -> Item:

@@ -9,6 +9,7 @@ import pytest
 from broker import capacity, capacity_cut
 from broker.capacity import Counters
 from broker.model import CLASS_NAMES, ClassSample, FlowSample
+from broker.passage import Passage
 from broker.state import ArrivalState, CapacityState, SignalState, TickState
 
 TICK_S, FULL, HALF, FALL_S = 0.1, 40e6, 20e6, 12.0
@@ -115,3 +116,16 @@ def test_a_drain_goes_on_as_long_as_its_only_peer_stalls_and_ends_when_it_sees_n
     passed, stalled = capacity_cut.carried(state, since_s=0.0, now_s=now_s)
     assert (passed, stalled) == (None, frozenset({"p"} if lasts else ()))
     assert capacity_cut.drain(state, passed, now_s=now_s).drain_until_s == (10.8 if lasts else now_s)
+
+
+@pytest.mark.parametrize(("carried", "failed"), [(9.8e6, 9.8e6), (15e6, 10e6), (6e6, 6e6)])
+def test_a_drain_takes_back_what_a_packet_said_that_had_been_held_up(carried: float, failed: float) -> None:
+    """Cut for 10 Mbit/s; one late packet had made 7.5 of it. What is heard then counts, up to what the cut was for."""
+    state = CapacityState(
+        base_bits_per_s=20_000_000, rate_bits_per_s=7_125_000, changed_s=10.8, hold_s=1.0, cut_s=10.0,
+        cut_from_bits_per_s=20_000_000, drain_until_s=10.8, moved_by="delay", failed_bits_per_s=7_500_000,
+        cut_carried_bits_per_s=10_000_000,
+    )  # fmt: skip
+    after = capacity_cut.drain(state, Passage(carried, 0.5, 0.1, 0.2), now_s=10.4)
+    assert after.failed_bits_per_s == failed
+    assert after.rate_bits_per_s == pytest.approx(0.95 * failed)

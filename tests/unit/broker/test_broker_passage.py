@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -75,6 +76,28 @@ def test_a_peer_that_stalled_took_in_far_more_than_was_sent_so_nobody_is_blamed(
     found = read(heard, ticks([20e6] * 5), since_s=0.0, now_s=0.5)
     assert found is not None
     assert found.carried_bits_per_s > 10 * 20e6
+
+
+@pytest.mark.parametrize("place", [2, 3])
+def test_a_packet_that_was_held_up_at_the_peer_says_nothing_once_the_next_has_come(place: int) -> None:
+    """20 Mbit/s over a link of 10, and what waits drains at 5: the next packet came sooner than 20 Mbit/s can."""
+    rates, carried = [20e6, 20e6, 20e6, 20e6, 5e6], 10e6
+    heard = arrivals(rates, carried, first_s=0.03)
+    held = [replace(entry, wait_s=entry.wait_s + 0.14 * (number == place)) for number, entry in enumerate(heard)]
+    found = passage.by_peer(held, ticks(rates), since_s=0.0, now_s=0.5, most_bits_per_s=1.1 * 20e6)["p"]
+    assert found is not None
+    assert found.carried_bits_per_s == pytest.approx(carried, rel=0.01)
+    assert found.deepest_s == pytest.approx(max(entry.wait_s for entry in heard), abs=0.1)
+    believed = passage.by_peer(held, ticks(rates), since_s=0.0, now_s=0.5)["p"]
+    assert believed is not None
+    assert believed.carried_bits_per_s < 0.87 * carried
+
+
+def test_a_peer_that_holds_up_all_packets_has_still_stalled() -> None:
+    heard = [ArrivalState("p", 0.05 + number * TICK_S, 0.4 - number * TICK_S) for number in range(4)]
+    found = passage.by_peer(heard, ticks([20e6] * 5), since_s=0.0, now_s=0.5, most_bits_per_s=22e6)["p"]
+    assert found is not None
+    assert found.carried_bits_per_s > 22e6
 
 
 def test_what_a_full_buffer_dropped_does_not_count_as_carried() -> None:

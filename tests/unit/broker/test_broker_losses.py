@@ -1,0 +1,67 @@
+"""What is lost on the way counts, but not after a cut what was lost before it, whenever that is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from changing_link import Changing
+
+from broker import signals
+from broker.config import load
+from broker.model import CLASS_NAMES, ClassSample, FlowSample
+from broker.state import SignalState
+
+TICK_S, CUT_S, DRAINED_S = 0.1, 3.0, 3.4
+MOST = 0.05
+
+
+def lost_fractions(packets: Sequence[tuple[int, int]]) -> list[float]:
+    """What counts as lost, tick by tick, of a connection that sent and lost so many packets in each; a cut comes at
+    `CUT_S`, its drain ends at `DRAINED_S`."""
+    state, found, sent, lost = SignalState(), [], 0, 0
+    for number, (more_sent, more_lost) in enumerate(packets, start=1):
+        now_s = number * TICK_S
+        sent, lost = sent + more_sent, lost + more_lost
+        flow = FlowSample(
+            key="tcp/873/10.0.0.3", peer="10.0.0.3", traffic_class="storage", source="tcp-info", age_s=0.0, rtt_s=0.01,
+            rtt_s_min=0.01, delivered_bytes=1_448 * (sent - lost), sent_packets=sent, lost_packets=lost,
+        )  # fmt: skip
+        state = signals.observe(
+            state, now_s=now_s, flows=[flow], classes=[ClassSample(name, 0, 0) for name in CLASS_NAMES],
+            sent_bits=[12_000.0 * more_sent] * len(CLASS_NAMES), received_bits=0.0, dropped_packets=0,
+            elapsed_s=TICK_S, loaded=True, rate_bits_per_s=10_000_000,
+        )  # fmt: skip
+        if abs(now_s - CUT_S) < 1e-9:
+            state = signals.forget(state, before_s=DRAINED_S)
+        found.append(signals.read(state, now_s=now_s).lost_fraction)
+    return found
+
+
+def test_losses_count_until_a_cut_and_those_that_are_found_in_half_a_second_after_its_drain_do_not() -> None:
+    found = lost_fractions([(50, 10)] * 38 + [(50, 0)] * 20)
+    assert found[28] == pytest.approx(0.2)
+    assert max(found[30:]) == 0.0
+
+
+def test_losses_that_are_repeated_late_because_a_burst_goes_first_do_not_count() -> None:
+    """As measured: one packet a tick while training sends for a second, then 34 that were all lost before the cut."""
+    found = lost_fractions([(50, 0)] * 34 + [(1, 1)] * 10 + [(34, 34), (65, 12)] + [(50, 0)] * 10)
+    assert max(found) <= MOST
+
+
+def test_losses_of_what_was_sent_after_a_cut_count_soon() -> None:
+    found = lost_fractions([(50, 10)] * 60)
+    assert max(found[30:38]) == 0.0
+    assert found[39] == pytest.approx(0.2)
+
+
+def test_a_fall_that_overflows_a_buffer_is_not_cut_a_second_time_for_what_was_lost_before() -> None:
+    """A link of 20 Mbit/s falls to 10. A second after the first cut, to 0.97 of what it carries, came one to 0.64."""
+    policy = load('version = 1\n[[interface]]\nname = "a"\negress = "20 Mbit/s"\n')
+    world = Changing(
+        policy, lambda at_s: 20e6 if at_s < 5.39 else 10e6, buffer_bytes=250_000, window_bytes=300_000.0,
+        burst_bytes=600_000, parts=2, think_s=0.25, flows=1, seed=3,
+    )  # fmt: skip
+    world.run(10.0)
+    assert 8.5e6 <= min(rate for at_s, rate in world.a.rates if at_s > 6.5) <= 10e6
