@@ -42,6 +42,9 @@ FULL_S = 0.05
 """By so much a wait may exceed the longest that was seen: what was dropped at a full buffer does not wait."""
 SPAN_S_LEAST = 0.02
 """For packets that left well apart and arrived together."""
+UNHEARD_S = 0.25
+"""Whether a queue stood between two packets of which the second left so long after the first had arrived, nobody knows:
+two samples and a half."""
 HELD_UP_S = 0.02
 """By so much sooner than what left between them can pass: twice the noise of busy hosts (10 ms)."""
 AGE_S_MAX = 1.5
@@ -168,6 +171,8 @@ def _of_peer(
     standing = [last]
     for entry in reversed(arrivals[:-1]):
         if entry.wait_s < STANDING_S or last.arrived_s - entry.arrived_s > SPAN_S_MAX or entry.left_s < left.since_s:
+            break
+        if standing[-1].left_s - entry.arrived_s > UNHEARD_S:
             break
         standing.append(entry)
     standing.reverse()

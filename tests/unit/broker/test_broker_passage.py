@@ -136,6 +136,17 @@ def test_where_no_queue_stands_nothing_is_said() -> None:
     assert read([], ticks(rates), since_s=0.0, now_s=0.6) is None
 
 
+def test_a_packet_that_waits_long_after_a_queue_was_last_seen_is_not_of_the_same_queue() -> None:
+    """Nothing is heard for 0.5 s after a drain, in which hardly anything leaves; then a busy host holds one packet up.
+    It made 6.3 Mbit/s of a link of 10, which cost a fall six seconds."""
+    heard = [ArrivalState("p", left_s, 0.2) for left_s in (0.15, 0.25, 0.35)]
+    rates = [10e6] * 4 + [0.0] * 4 + [8e6] * 2
+    late = [*heard, ArrivalState("p", 0.95, 0.037)]
+    assert passage.by_peer(late, ticks(rates), since_s=0.0, now_s=1.0) == {}
+    soon = [*heard, ArrivalState("p", 0.75, 0.037)]
+    assert passage.by_peer(soon, ticks(rates), since_s=0.0, now_s=1.0)["p"] is not None
+
+
 def test_samples_that_are_old_or_alone_say_nothing() -> None:
     rates = [60e6] * 20
     heard = arrivals(rates[:4], 30e6)
