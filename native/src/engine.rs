@@ -247,8 +247,10 @@ impl Engine {
             self.mail.disconnected(&peer, link.number, None);
             down.push((link.number, peer));
         }
+        self.mail.clear();
         locked(&self.endpoints).clear();
-        // With the last that knows a connection goes what it has of payloads: before their ends are told.
+        // The messages that waited, and what is listed here, were the last that knew the connections: with these goes what
+        // they have of payloads, before its end is told.
         let operations: Vec<u64> = std::mem::take(&mut *locked(&self.sends)).into_keys().collect();
         for operation in operations {
             let failure = closed_here();
@@ -268,3 +270,7 @@ impl Engine {
 fn closed_here() -> Failure {
     Failure::Cancelled("the engine was closed here".to_owned())
 }
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

@@ -4,8 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::slot::OVERHEAD_BYTES;
 use super::*;
-use crate::specimen::{Path, STREAM_WINDOW_BYTES as WINDOW};
-use crate::wire::Key;
+use crate::specimen::{Path, STREAM_WINDOW_BYTES as WINDOW, header, key};
 
 const STORE: u64 = 1 << 20;
 
@@ -26,17 +25,7 @@ impl Bench {
     }
 
     fn arrive(&self, path: &Arc<Path>, tag: u64, length: u64) -> Arc<Slot> {
-        let header = Header {
-            key: key(tag),
-            job: String::new(),
-            dtype: String::new(),
-            shape: Vec::new(),
-            length,
-            weight: 1.0,
-            contributors: Vec::new(),
-            call: String::new(),
-        };
-        self.mail.arrived(&self.peer, header, path.clone())
+        self.mail.arrived(&self.peer, header(tag, length), path.clone())
     }
 
     fn post(&self, operation: u64, tag: u64) {
@@ -63,18 +52,6 @@ impl Bench {
                 _ => None,
             })
             .collect()
-    }
-}
-
-fn key(tag: u64) -> Key {
-    Key {
-        kind: 2,
-        group: String::new(),
-        step: 0,
-        bucket: 0,
-        attempt: 0,
-        epoch: 0,
-        tag,
     }
 }
 
@@ -229,6 +206,28 @@ fn a_connection_that_has_ended_brings_nothing_that_a_post_could_wait_for() {
     assert!(again.write(b"ok"));
     bench.mail.completed(&again);
     assert_eq!(bench.told(), [(1, Some(b"ok".to_vec()))]);
+}
+
+#[test]
+fn mail_that_is_cleared_keeps_no_connection_and_takes_no_post() {
+    let bench = Bench::new();
+    let path = path(1);
+    let known = Arc::downgrade(&path);
+    for (tag, whole) in [(1, true), (2, false)] {
+        let slot = bench.arrive(&path, tag, 2);
+        assert!(slot.write(b"ok"));
+        if whole {
+            bench.mail.completed(&slot);
+        }
+    }
+    drop(path);
+    bench.mail.fail_all(&Failure::Cancelled("over".to_owned()));
+    assert!(known.upgrade().is_some());
+    bench.mail.clear();
+    assert!(known.upgrade().is_none(), "what nobody took keeps its connection");
+    assert_eq!(bench.mail.held("a"), 0);
+    bench.post(1, 1);
+    assert_eq!(bench.told(), [(1, None)]);
 }
 
 #[test]

@@ -12,6 +12,8 @@ use quinn_proto::crypto::{ClientConfig, ServerConfig};
 use crate::mail::Channel;
 use crate::settings::Settings;
 use crate::tls::Identity;
+#[cfg(test)]
+use crate::wire::{Header, Key};
 
 const PROTOCOL: &str = "hive-tensor/1";
 /// Of a `Path`.
@@ -83,9 +85,38 @@ impl Channel for Path {
     }
 }
 
+/// What a message of so many bytes says of itself.
+#[cfg(test)]
+pub fn header(tag: u64, length: u64) -> Header {
+    Header {
+        key: key(tag),
+        job: String::new(),
+        dtype: String::new(),
+        shape: Vec::new(),
+        length,
+        weight: 1.0,
+        contributors: Vec::new(),
+        call: String::new(),
+    }
+}
+
+/// What a post for such a message has to say.
+#[cfg(test)]
+pub fn key(tag: u64) -> Key {
+    Key {
+        kind: 2,
+        group: String::new(),
+        step: 0,
+        bucket: 0,
+        attempt: 0,
+        epoch: 0,
+        tag,
+    }
+}
+
 /// The cryptography of one who dials and of one who is dialled, both of this key, who have not met before.
 pub fn crypto() -> (Arc<dyn ClientConfig>, Arc<dyn ServerConfig>) {
-    let identity = Identity::new(vec![certificate()], key(), PROTOCOL).expect("it is a good one");
+    let identity = Identity::new(vec![certificate()], private_key(), PROTOCOL).expect("it is a good one");
     let anybody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
     (identity.client_for(anybody, None), identity.server.clone())
 }
@@ -102,7 +133,7 @@ fn algorithm() -> Vec<u8> {
 }
 
 /// In PKCS 8.
-fn key() -> Vec<u8> {
+fn private_key() -> Vec<u8> {
     let secret = der(OCTETS, &der(OCTETS, &SECRET));
     der(SEQUENCE, &[der(INTEGER, &[0]), algorithm(), secret].concat())
 }

@@ -128,6 +128,13 @@ impl Mail {
         }
     }
 
+    /// Let go of all that waits, and so of the connections that it came over, which hold the engine: it has ended, and
+    /// nobody takes it any more.
+    pub fn clear(&self) {
+        let gone = std::mem::take(&mut self.lock().by_peer);
+        drop(gone); // behind the lock: connections may go with it
+    }
+
     /// Drop waiting messages of a group's earlier steps, and those that come later.
     pub fn discard(&self, group: &str, before_step: u64) {
         let mut boxes = self.lock();
