@@ -105,7 +105,8 @@ impl Engine {
             drop(message); // let go of the payload first
             self.events.push(Event::Failed { operation, failure })
         };
-        // Held until it is listed: `let_go` takes the connections first, and then what is listed.
+        // Held until the message is its task's, or gone: `let_go` takes the connections first, then tells the end of all that
+        // is listed, and nothing of what was lent may be left then.
         let mut sends = locked(&self.sends);
         let link = self
             .link(connection)
@@ -133,8 +134,8 @@ impl Engine {
         }
         let (abort, aborted) = oneshot::channel();
         sends.insert(operation, (link.clone(), Some(abort)));
-        drop(sends);
         link.send(message, aborted);
+        drop(sends);
         true
     }
 

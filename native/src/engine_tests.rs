@@ -8,6 +8,8 @@ use super::*;
 use crate::measure::Measure;
 use crate::specimen;
 
+const OPERATION: u64 = 7;
+
 fn start() -> (Arc<Engine>, Thread) {
     Engine::start(specimen::settings("cubic"), Arc::default()).unwrap()
 }
@@ -31,6 +33,16 @@ fn connect(engine: &Arc<Engine>, thread: &Thread) -> Arc<Link> {
     link
 }
 
+fn message(header: Bytes, deadline: Option<Duration>) -> Message {
+    Message {
+        operation: OPERATION,
+        header,
+        payload: None,
+        level: 1,
+        deadline,
+    }
+}
+
 #[test]
 fn a_closed_engine_is_freed_although_a_message_waits_that_nobody_took() {
     let (engine, thread) = start();
@@ -44,4 +56,51 @@ fn a_closed_engine_is_freed_although_a_message_waits_that_nobody_took() {
     let left = Arc::downgrade(&engine);
     drop(engine);
     assert!(left.upgrade().is_none(), "it keeps itself alive");
+}
+
+/// What is sent, which notes when it is let go of whether the list of sends was held then.
+struct Watched {
+    engine: Arc<Engine>,
+    held: Arc<AtomicBool>,
+}
+
+impl AsRef<[u8]> for Watched {
+    fn as_ref(&self) -> &[u8] {
+        b"watched"
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.held.store(self.engine.sends.try_lock().is_err(), Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_send_that_close_overtakes_is_let_go_of_before_its_end_can_be_told() {
+    let (engine, thread) = start();
+    let link = connect(&engine, &thread);
+    thread.end().join().unwrap(); // as `close` does: from here on `let_go` tells how sends end
+    let held = Arc::new(AtomicBool::new(false));
+    let watched = Watched {
+        engine: engine.clone(),
+        held: held.clone(),
+    };
+    assert!(engine.send(link.number, message(Bytes::from_owner(watched), None)));
+    assert!(
+        held.load(Ordering::SeqCst),
+        "`let_go` might have told its end while it was still lent"
+    );
+    engine.let_go();
+    let told = engine.events.drain();
+    let ends = told.iter().filter(|event| {
+        matches!(
+            event,
+            Event::Failed {
+                operation: OPERATION,
+                ..
+            }
+        )
+    });
+    assert_eq!(ends.count(), 1);
 }
