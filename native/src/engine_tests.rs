@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::measure::Measure;
-use crate::specimen;
+use crate::{outgoing, specimen};
 
 const OPERATION: u64 = 7;
 
@@ -103,4 +103,27 @@ fn a_send_that_close_overtakes_is_let_go_of_before_its_end_can_be_told() {
         )
     });
     assert_eq!(ends.count(), 1);
+}
+
+#[test]
+fn a_deadline_of_no_time_has_passed_before_the_send_begins() {
+    let (engine, thread) = start();
+    let link = connect(&engine, &thread);
+    link.stage.send_replace(Stage::Ended); // what begins on it is lost at once
+    let (_abort, aborted) = oneshot::channel();
+    let send = outgoing::send(link, message(Bytes::new(), Some(Duration::ZERO)), aborted);
+    thread.handle.block_on(send);
+    let told = engine.events.drain();
+    let [
+        Event::Failed {
+            operation: OPERATION,
+            failure,
+        },
+    ] = &told[..]
+    else {
+        panic!("{} events, none of which may be its end", told.len());
+    };
+    assert!(matches!(failure, Failure::TimedOut { .. }), "{failure:?}");
+    thread.end().join().unwrap();
+    engine.let_go();
 }

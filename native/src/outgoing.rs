@@ -62,6 +62,7 @@ pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Fa
     let mut stream = None;
     let deadline = async {
         match message.deadline {
+            Some(after) if after.is_zero() => {} // at once: a timer lets the message begin first
             Some(after) => tokio::time::sleep(after).await,
             None => std::future::pending().await,
         }

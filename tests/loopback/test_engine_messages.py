@@ -193,6 +193,18 @@ def test_a_deadline_fails_the_send_and_says_how_far_it_came() -> None:
         best_of(failed, lambda error: error.bytes_done > 0, windows=3)  # nothing, where the engine was held up
 
 
+def test_a_deadline_of_no_time_has_passed_before_anything_is_sent() -> None:
+    with connected() as (a, b, up, _):
+        posts = [b.post("a", None, tag=tag) for tag in range(50)]
+        for tag in range(50):
+            error = a.outcome(a.send(up, b"late", tag=tag, deadline_s=0)).error
+            assert isinstance(error, TimedOutError)
+            assert (error.timeout_s, error.bytes_done) == (0, 0)
+        a.send(up, b"behind them", tag=50)
+        assert b.outcome(b.post("a", None, tag=50)).payload == b"behind them"
+        assert not [post for post in posts if b.found_outcome(post) is not None]
+
+
 def test_a_message_longer_than_its_buffer_fails_and_the_connection_lives() -> None:
     with connected() as (a, b, up, _):
         post = b.post("a", bytearray(10))
