@@ -125,7 +125,7 @@ impl Core {
         self.engine.events.push(Event::Echo(object))
     }
 
-    /// Serve a UDP socket; the caller keeps it open until `close` has returned.
+    /// Serve a UDP socket; the caller keeps it open until `close` has returned. Whether it is taken: not after that.
     #[expect(clippy::too_many_arguments, reason = "what an endpoint is, each by its name")]
     fn add_endpoint(
         &self,
@@ -136,13 +136,13 @@ impl Core {
         key: Vec<u8>,
         hello: Vec<u8>,
         bulk: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let identity =
             Identity::new(certificates, key, &self.engine.settings.protocol).map_err(PyValueError::new_err)?;
-        py.detach(|| {
+        let taken = py.detach(|| -> std::io::Result<bool> {
             let mut running = locked(&self.running);
             let Some(running) = running.as_mut() else {
-                return Ok(()); // closed meanwhile
+                return Ok(false); // closed meanwhile
             };
             if running.endpoints == running.threads.len() {
                 running.threads.push(Thread::start()?);
@@ -153,20 +153,27 @@ impl Core {
             unsafe {
                 self.engine
                     .add_endpoint(thread, number, descriptor, identity, hello.into(), bulk)
-            }
+            }?;
+            Ok(true)
         })?;
-        Ok(())
+        Ok(taken)
     }
 
-    /// Go on with another UDP socket; the caller keeps both open until `close` has returned.
+    /// Go on with another UDP socket; the caller keeps both open until `close` has returned. Whether it is taken: not after
+    /// that.
     ///
     /// `moving`: connections that live on at the new address; their path is a new one.
-    fn rebind(&self, py: Python<'_>, endpoint: u64, descriptor: RawFd, moving: Vec<u64>) -> PyResult<()> {
-        py.detach(|| {
+    fn rebind(&self, py: Python<'_>, endpoint: u64, descriptor: RawFd, moving: Vec<u64>) -> PyResult<bool> {
+        let taken = py.detach(|| -> std::io::Result<bool> {
+            // Held, so that `close` does not return while the socket is being taken.
+            let running = locked(&self.running);
+            if running.is_none() {
+                return Ok(false); // closed meanwhile
+            }
             // SAFETY: the Python side holds the socket object until `close` has returned.
             unsafe { self.engine.rebind(endpoint, descriptor, &moving) }
         })?;
-        Ok(())
+        Ok(taken)
     }
 
     /// Whom an endpoint believes has changed.

@@ -83,7 +83,10 @@ class AioquicEngine(Engine):
         )
         if bulk:
             self._bulk.add(endpoint.number)
-        self._core.command(lambda: self._core.add_endpoint(endpoint))
+        taken = self._core.command(lambda: self._core.add_endpoint(endpoint))
+        if not taken:
+            sock.close()
+        check_taken(taken)
         return endpoint.number
 
     def set_trust(self, endpoint: int, trust: Trust) -> None:
@@ -94,7 +97,10 @@ class AioquicEngine(Engine):
         self._check_open()
         check_socket(sock)
         port = UdpPort(sock)
-        self._core.command(lambda: self._core.rebind(endpoint, port))
+        taken = self._core.command(lambda: self._core.rebind(endpoint, port))
+        if not taken:
+            sock.close()
+        check_taken(taken)
 
     def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
         self._check_open()

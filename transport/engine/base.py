@@ -13,7 +13,7 @@ Rules that both engines keep
   has ended, every post for that peer fails with `ConnectionLostError`. A post for a peer never connected waits.
 - A peer that resets the stream of a message fails the post which that message had taken, with `CancelledError`.
 - A wrong argument or a closed engine raises `MisuseError` at the call, before anything is started; so does a call that
-  `close` overtakes in another thread, if the engine does not take it any more.
+  `close` overtakes in another thread, if the engine does not take it any more; a socket that came with it is closed.
 - Messages are matched by (authenticated peer, `MatchKey`), whatever connection they come over: a connection may be
   replaced by another one to the same peer while operations wait. Two messages with the same key from the same peer are
   delivered in the order in which they were completed.

@@ -79,11 +79,13 @@ _living: weakref.WeakSet[NativeEngine] = weakref.WeakSet()
 
 @dataclass
 class _Endpoint:
+    """`sock` is the one in use; `sockets` are all that are closed at the end."""
+
     sock: socket.socket
     trust: Trust
     hello: Mapping[int, object]
     bulk: bool
-    replaced: list[socket.socket] = field(default_factory=list)
+    sockets: list[socket.socket]
 
 
 @dataclass
@@ -145,10 +147,10 @@ class NativeEngine(Engine):
         own = full_hello(hello, engine=self.name, settings=self.settings, features=[ACK_FREQUENCY])
         number = next(self._numbers)
         sock.setblocking(False)
-        # Known before it is served: somebody may dial at once.
-        self._endpoints[number] = _Endpoint(sock=sock, trust=trust, hello=own, bulk=bulk)
+        # Known before it is served: somebody may dial at once, and whenever `close` comes, it closes what was taken.
+        self._endpoints[number] = _Endpoint(sock=sock, trust=trust, hello=own, bulk=bulk, sockets=[sock])
         try:
-            self._core.add_endpoint(
+            taken = self._core.add_endpoint(
                 number,
                 sock.fileno(),
                 [certificate.public_bytes(Encoding.DER) for certificate in certificates],
@@ -159,6 +161,9 @@ class NativeEngine(Engine):
         except ValueError as error:
             del self._endpoints[number]
             raise MisuseError(f"credentials cannot be used: {error}") from error
+        if not taken:
+            sock.close()
+        check_taken(taken)
         return number
 
     def set_trust(self, endpoint: int, trust: Trust) -> None:
@@ -171,16 +176,20 @@ class NativeEngine(Engine):
         self._check_open()
         check_socket(sock)
         served = self._endpoints.get(endpoint)
-        if served is None or len(served.replaced) >= MOVES_MAX:
+        if served is None or len(served.sockets) > MOVES_MAX:
             raise MisuseError(f"endpoint {endpoint} cannot go on with this socket")
         sock.setblocking(False)
         ours = [(number, link) for number, link in list(self._links.items()) if link.endpoint == endpoint]
         moving = [number for number, link in ours if link.up and link.attempt is not None]
+        served.sockets.append(sock)  # before it is taken, as above
         try:
-            self._core.rebind(endpoint, sock.fileno(), moving)
+            taken = self._core.rebind(endpoint, sock.fileno(), moving)
         except OSError as error:
+            served.sockets.remove(sock)
             raise MisuseError(f"endpoint {endpoint} cannot go on with this socket: {error}") from error
-        served.replaced.append(served.sock)
+        if not taken:
+            sock.close()
+        check_taken(taken)
         served.sock = sock
         for number, _ in ours:
             if number not in moving:
@@ -280,8 +289,8 @@ class NativeEngine(Engine):
         check_open(process=self._process, closed=self._closed or self._core.over)
 
     def _close_sockets(self) -> None:
-        for endpoint in self._endpoints.values():
-            for sock in (*endpoint.replaced, endpoint.sock):
+        for endpoint in list(self._endpoints.values()):  # copies: other threads may still call, and are refused
+            for sock in list(endpoint.sockets):
                 sock.close()
 
     # What Rust tells, on the event thread.

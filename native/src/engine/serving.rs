@@ -100,13 +100,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Serve another socket instead; connections of `moving` know that their path is a new one.
+    /// Serve another socket instead; connections of `moving` know that their path is a new one. False where there is no such
+    /// endpoint.
     ///
     /// # Safety
     /// The descriptor stays open until the engine is closed, and so does the one before.
-    pub unsafe fn rebind(&self, endpoint: u64, descriptor: RawFd, moving: &[u64]) -> std::io::Result<()> {
+    pub unsafe fn rebind(&self, endpoint: u64, descriptor: RawFd, moving: &[u64]) -> std::io::Result<bool> {
         let Some(served) = locked(&self.endpoints).get(&endpoint).cloned() else {
-            return Ok(()); // the engine is being closed
+            return Ok(false);
         };
         let socket = {
             let _runtime = served.thread.enter();
@@ -117,7 +118,7 @@ impl Engine {
             link.measure.restart();
         }
         served.endpoint.rebind(socket);
-        Ok(())
+        Ok(true)
     }
 
     /// Whom an endpoint believes has changed: no session of before is resumed.
