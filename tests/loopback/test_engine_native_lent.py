@@ -13,6 +13,7 @@ import pytest
 from engine_relay import rough
 from engine_support import (
     ENDS,
+    Announced,
     ConnectionDown,
     connected,
     engines,
@@ -141,6 +142,19 @@ def test_however_short_the_goodbye_every_operation_ends_and_all_that_was_lent_is
                 assert isinstance(outcome, OperationFailed), outcome
             assert not [event for event in a.events if isinstance(event, ENDS)], "an end was told twice"
             assert a.find(ConnectionDown) is not None
+            assert all(is_free(one) for one in lent), "something is still lent"
+
+
+@over(NATIVE)
+def test_a_message_that_nobody_took_keeps_nothing_that_was_lent_beside_it() -> None:
+    for _ in range(10):
+        with connected(settings=EngineSettings(unexpected_bytes_max=2**20)) as (a, b, up, back):
+            b.send(back, b"nobody takes it")
+            a.take(Announced)
+            lent = [bytearray(3_000_000) for _ in range(4)]
+            sends = [a.send(up, one, tag=tag) for tag, one in enumerate(lent)]
+            a.engine.close(timeout_s=0)
+            assert all(isinstance(a.found_outcome(send), OperationFailed) for send in sends)
             assert all(is_free(one) for one in lent), "something is still lent"
 
 
