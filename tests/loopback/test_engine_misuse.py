@@ -27,6 +27,8 @@ def test_misuse_is_told_at_the_call() -> None:
             b.engine.post("a", key(0), memoryview(b"read-only"))
         with pytest.raises(MisuseError, match="contiguous"):
             b.engine.post("a", key(0), memoryview(bytearray(8))[::2])
+        with pytest.raises(MisuseError, match="name must be UTF-8"):
+            b.engine.post("\ud800", key(0), None)
         header = Header(kind=Kind.CONTROL, group="g" * 200)
         with pytest.raises(MisuseError, match="would refuse"):
             a.engine.send(up, header, None, priority=Priority.CONTROL)

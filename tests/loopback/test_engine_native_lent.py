@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -156,6 +157,23 @@ def test_a_message_that_nobody_took_keeps_nothing_that_was_lent_beside_it() -> N
             a.engine.close(timeout_s=0)
             assert all(isinstance(a.found_outcome(send), OperationFailed) for send in sends)
             assert all(is_free(one) for one in lent), "something is still lent"
+
+
+@over(NATIVE)
+def test_a_post_whose_call_raises_lends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected() as (a, _b, _up, _):
+        engine, buffer = a.engine, bytearray(10)
+
+        def interrupted(*_: object) -> bool:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_core", SimpleNamespace(over=False, post=interrupted))
+            with pytest.raises(KeyboardInterrupt):
+                a.post("b", buffer)
+        assert engine._posted == {}  # type: ignore[attr-defined]
+        gc.collect()
+        grow(buffer)
 
 
 @over(NATIVE)

@@ -183,6 +183,10 @@ def key_of(peer: str, key: MatchKey) -> MatchKey:
     """
     if not isinstance(peer, str):
         raise MisuseError(f"a peer's name must be text; this is {type(peer).__name__}")
+    try:
+        peer.encode()
+    except UnicodeEncodeError as error:
+        raise MisuseError(f"a peer's name must be UTF-8; this is {repr(peer)[:60]}") from error
     key = plain_key(key)
     try:
         check_key(key)

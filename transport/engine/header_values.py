@@ -110,7 +110,7 @@ def _kind(whose: str, value: Any) -> Kind:
 def _text(called: str, value: Any) -> str:
     if not isinstance(value, str):
         raise _wrong(called, "text", value)
-    return str(value)
+    return str.__str__(value)  # what it says: `str` would ask a subclass, and an enumeration's shows a member's name
 
 
 def _wrong(called: str, wanted: str, value: object) -> MisuseError:

@@ -252,9 +252,12 @@ class NativeEngine(Engine):
         if view is not None:
             self._posted[operation] = view
         fields = (int(key.kind), key.group, key.step, key.bucket, key.attempt, key.epoch, key.tag)
-        taken = self._core.post(operation, peer, fields, view)
-        if not taken:
-            self._posted.pop(operation, None)
+        taken = False
+        try:
+            taken = self._core.post(operation, peer, fields, view)
+        finally:
+            if not taken:
+                self._posted.pop(operation, None)
         check_taken(taken)
         return operation
 

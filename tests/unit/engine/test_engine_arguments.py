@@ -6,7 +6,7 @@ import math
 import os
 import socket
 from dataclasses import replace
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,19 @@ def test_whatever_is_an_integer_is_written_as_one(five: Any) -> None:
     assert message_of(said, memoryview(b"fives")) == message_of(meant, memoryview(b"fives"))
 
 
+class Word(str, Enum):  # noqa: UP042 - StrEnum shows what it says; this one shows its name
+    FLOAT = "float32"
+
+
+def test_a_text_of_another_class_is_written_as_what_it_says() -> None:
+    for name in ("job", "group", "dtype", "call"):
+        said, meant = replace(HEADER, **{name: Word.FLOAT}), replace(HEADER, **{name: "float32"})
+        assert message_of(said, FOUR) == message_of(meant, FOUR)
+    plain = key_of("b", MatchKey(Kind.CONTROL, group=Word.FLOAT))
+    assert plain == MatchKey(Kind.CONTROL, group="float32")
+    assert type(plain.group) is str
+
+
 @pytest.mark.parametrize("value", [True, np.True_, 4.0, np.float64(4), "4", None, np.array([4]), [4]], ids=repr)
 @pytest.mark.parametrize("name", ["epoch", "step", "bucket", "attempt", "tag", "codec", "length", "shape", "kind"])
 def test_what_is_no_integer_is_refused_by_the_name_of_its_field(name: str, value: Any) -> None:
@@ -166,6 +179,8 @@ def test_a_key_is_made_plain_and_holds_no_more_than_a_header() -> None:
             key_of("b", replace(meant, group=group))
     with pytest.raises(MisuseError, match="a peer's name must be text; this is bytes"):
         key_of(b"b", meant)  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match=r"a peer's name must be UTF-8; this is '\\ud800'"):
+        key_of("\ud800", meant)
 
 
 @pytest.mark.parametrize("value", [True, np.True_, 4.0, "4", None, np.array([4])], ids=repr)
