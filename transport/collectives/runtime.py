@@ -234,9 +234,11 @@ class Runtime:
                         call, planned, number=number, work=work, began_s=now_s, timeout_s=timeout_s, priority=priority
                     )
                 )
-            except BaseException:  # an interrupt, perhaps after the operation has begun: the others must not wait
-                self._tasks.end_announcement(group, number)
+            except BaseException:
+                # An interrupt, perhaps after the operation has begun: the others must not wait. So they come first: the
+                # rest may be interrupted, too.
                 self._loop.call(lambda: self._tasks.give_up(group, number, "the call was interrupted"))
+                self._tasks.end_announcement(group, number)
                 raise
         return work
 
@@ -246,9 +248,13 @@ class Runtime:
         with self._lock:
             self._check_open()
             membership = self._groups[group]
-            number = membership.next_number
-            membership.next_number = number + 1
-            self._call_open(lambda: self._tasks.give_up(group, number, reason))
+            number = membership.next_number  # as in `start`
+            try:
+                membership.next_number = number + 1
+                self._call_open(lambda: self._tasks.give_up(group, number, reason))
+            except BaseException:  # an interrupt, perhaps before it was handed over; a second time nothing comes of it
+                self._loop.call(lambda: self._tasks.give_up(group, number, reason))
+                raise
 
     def send(self, group: str, rank: int, tag: int, tensor: object, *, timeout_s: float, priority: Priority) -> Work:
         """Begin to send to a rank of the endpoint."""

@@ -210,6 +210,44 @@ def test_an_interrupt_after_the_operation_was_handed_over_ends_it(make_world, mo
     assert works_and_is_announced(world, heard)
 
 
+def test_an_interrupt_while_an_interrupted_call_is_given_up_keeps_nobody_waiting(make_world, monkeypatch):
+    world = make_world(2)
+    heard = Heard(world.groups[0])
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(heard._link._session, "announce", interrupted)
+    monkeypatch.setattr(world.groups[0]._runtime._tasks, "end_announcement", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        world.groups[0].allreduce(np.ones(30_000))
+    monkeypatch.undo()
+    with pytest.raises(CancelledError, match=r"rank 0 gave up: .*the call was interrupted"):
+        world.groups[1].allreduce(np.ones(30_000)).wait(5)
+
+
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_an_interrupt_while_a_rank_gives_up_leaves_no_number_that_nobody_is_told_of(
+    make_world, monkeypatch, handed_over
+):
+    world = make_world(2)
+    runtime = world.groups[0]._runtime
+    real = runtime._call_open
+
+    def interrupted(item: Callable[[], None]) -> None:
+        if handed_over:
+            real(item)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime, "_call_open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        world.groups[0].give_up("a test")
+    monkeypatch.undo()
+    with pytest.raises(CancelledError, match=r"rank 0 gave up: .*a test"):
+        world.groups[1].allreduce(np.ones(30_000)).wait(5)
+    world.results(lambda group: group.allreduce(np.ones(3)).wait(60))  # which has a number of its own
+
+
 def test_an_announcement_that_fails_fails_its_operation_and_no_other(make_world, monkeypatch):
     world = make_world(2)
     heard = Heard(world.groups[0])
