@@ -59,6 +59,15 @@ def start_lab(**options: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, start_new_session=True, **options)
 
 
+def lab(*words: str, status: int = 0) -> str:
+    """What a command says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.lab", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
 def wait_until_up(owner: subprocess.Popen[bytes]) -> None:
     assert owner.stdout is not None
     assert b"is up" in owner.stdout.readline()
@@ -119,13 +128,6 @@ def test_a_state_that_cannot_be_read_does_not_keep_the_guard_from_taking_the_lab
 
 
 def test_the_command_makes_uses_changes_and_takes_down_a_lab(place: Path) -> None:
-    def lab(*words: str, status: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "tools.lab", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == status, done.stderr
-        return done.stdout + done.stderr
-
     assert "is up: a, b, s, r" in lab("up", str(TWO_HOSTS))
     assert lab("exec", "a", "--", "python3", "-c", "import socket; print(socket.gethostbyname('s'))") == "10.42.3.1\n"
     assert lab("exec", "--user", "nobody", "a", "--", "id", "-un") == "nobody\n"
@@ -147,13 +149,6 @@ def test_the_command_makes_uses_changes_and_takes_down_a_lab(place: Path) -> Non
 
 
 def test_a_lab_of_another_version_is_shown_in_a_line_and_taken_down(place: Path) -> None:
-    def lab(*words: str, status: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "tools.lab", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == status, done.stderr
-        return done.stdout + done.stderr
-
     lab("up", str(TWO_HOSTS))
     (path,) = place.glob("*/state.json")
     state = json.loads(path.read_text())
@@ -168,6 +163,31 @@ def test_a_lab_of_another_version_is_shown_in_a_line_and_taken_down(place: Path)
     assert "colour" in json.loads(lab("status", "--json"))["labs"][0]["error"]
     assert lab("exec", "a", "--", "true", status=1).count("\n") == 1
     assert "is down" in lab("down")
+
+
+def watches_its_owner(guard: int) -> bool:
+    for link in Path(f"/proc/{guard}/fd").iterdir():
+        try:
+            if "pidfd" in os.readlink(link):
+                return True
+        except OSError:
+            continue  # closed meanwhile
+    return False
+
+
+def test_a_detached_lab_that_cannot_be_read_blocks_no_other_and_goes_with_its_guard_by_its_id(place: Path) -> None:
+    lab("up", str(TWO_HOSTS))
+    (path,) = place.glob("*/state.json")
+    state = json.loads(path.read_text())
+    wait_until(lambda: not watches_its_owner(state["guard"]["pid"]))  # it has seen that the lab is its own now
+    path.write_text(path.read_text()[:40])
+    said = lab("up", str(TWO_HOSTS))
+    assert "is up" in said
+    assert f"`python -m tools.lab down {state['id']}` takes it down" in said
+    assert "(two-hosts), owner" in lab("status")
+    assert f"lab {state['id']} is down" in lab("down", state["id"])
+    assert "is down" in lab("down")
+    wait_until(lambda: leftovers(place) == [], what=lambda: leftovers(place))
 
 
 INTERRUPTED = """

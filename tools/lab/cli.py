@@ -126,6 +126,10 @@ def _down(options: argparse.Namespace, words: list[str]) -> int:
         print(f"lab {lab_id}: its owner was dead; taken down")
     if options.all:
         chosen = [known for known in state.all_labs() if known.detached]
+    elif options.lab in state.all_ids() and not _is_readable(options.lab):
+        state.tear_down(options.lab)
+        print(f"lab {options.lab} is down")
+        chosen = []
     elif options.lab is not None or not swept:
         chosen = [_choose(options.lab)]
     else:
@@ -203,6 +207,15 @@ def _choose(wanted: str | None) -> LabState:
     if wanted is not None:
         raise ConfigurationError("lab", wanted, "no lab of this id or name is up")
     raise LabError("no lab is up")
+
+
+def _is_readable(lab_id: str) -> bool:
+    """Whether it can be seen whose a lab is; otherwise who names it by its id has to know."""
+    try:
+        state.read(lab_id)
+    except LabError:
+        return False
+    return True
 
 
 def _is_elsewhere(known: LabState) -> bool:

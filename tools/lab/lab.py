@@ -306,7 +306,7 @@ class Lab:
 
     def _begin(self) -> None:
         state.sweep()
-        taken = {found.id for found in state.all_labs()}
+        taken = set(state.all_ids())
         fresh = iter(lambda: uuid.uuid4().hex[:4], "")
         lab_id = next(new for new in fresh if new not in taken and not state.namespaces_of(new))
         self._state = LabState(id=lab_id, name=self.description.name, owner=Process.of(os.getpid()))

@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -107,7 +109,7 @@ def read(lab_id: str) -> LabState | None:
     """What is written about a lab; None when it is gone. What another version wrote besides is left out.
 
     Raises:
-        LabError: it is there and cannot be understood: not ours wrote it, and perhaps not yet to its end.
+        LabError: it is there and cannot be read, or not understood: not ours wrote it, and perhaps not yet to its end.
     """
     try:
         raw = json.loads((directory_of(lab_id) / "state.json").read_text())
@@ -117,15 +119,26 @@ def read(lab_id: str) -> LabState | None:
         return LabState(**{name: value for name, value in raw.items() if name in known})
     except FileNotFoundError:
         return None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise LabError(f"lab {lab_id}: its state.json cannot be read: {error!r}") from error
 
 
-def all_labs() -> list[LabState]:
-    """Every lab that is written down, by id."""
+def all_ids() -> list[str]:
+    """The id of every lab that is written down, readable or not."""
     root = state_root()
-    ids = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(".")) if root.is_dir() else []
-    return [state for state in (read(lab_id) for lab_id in ids) if state is not None]
+    return sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(".")) if root.is_dir() else []
+
+
+def all_labs() -> list[LabState]:
+    """Every lab that is written down, by id. One that cannot be read keeps nobody from the others: it is left out, with
+    a line on stderr that says how to take it down, for nobody can see whether its owner lives."""
+    found = []
+    for lab_id in all_ids():
+        try:
+            found.append(read(lab_id))
+        except LabError as error:
+            _say_once(f"{error}; `python -m tools.lab down {lab_id}` takes it down")
+    return [state for state in found if state is not None]
 
 
 def namespaces_of(lab_id: str) -> list[str]:
@@ -200,6 +213,12 @@ def _read_if_possible(lab_id: str) -> LabState | None:
         return read(lab_id)
     except LabError:
         return None
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    """For whoever is at the terminal: one command looks at all labs more than once."""
+    print(f"lab: {line}", file=sys.stderr)
 
 
 def _kill_inside(lab_id: str) -> None:
