@@ -232,9 +232,9 @@ def _blamed(
         return "delay"
     if passed is not None or stalled:
         return ""
-    lost = now.lost_packets
+    lost = now.lost_since_packets
     settled = state.cut_s is None or now_s - state.changed_s >= LOSS_SETTLE_S
-    if settled and now.lost_fraction >= LOSS_FRACTION and lost >= LOSS_SENT_MIN:
+    if settled and now.lost_since_fraction >= LOSS_FRACTION and lost >= LOSS_SENT_MIN:
         return "loss"
     return ""
 

@@ -38,6 +38,8 @@ FLOW_STALE_S = 1.5
 LOSS_FRESH = 10
 """A first window (RFC 6928) of new packets, before which what a connection lost may be of before the last cut: what is
 repeated goes before what is new."""
+OWED_S = 2.0
+"""After a drain: who sends so little that it has not sent them by then will not, and what it loses counts again."""
 
 Span: TypeAlias = tuple[float, float]
 """Excess delay in seconds, at least and at most: it is not known to which instant of our own queue a sample belongs."""
@@ -109,19 +111,32 @@ def one_way(
     return after, span, _arrival(sample.peer, sent_s, excess_s, theirs_s, index, ticks)
 
 
-def packets(before: FlowState, after: FlowState, *, since_s: float) -> tuple[FlowState, int, int]:
-    """Packets that a connection sent and lost between its last sample and this tick's, if this tick has one, as far as
-    they tell of what left since a time; and what it is to be remembered by."""
+def packets(before: FlowState, after: FlowState) -> tuple[int, int]:
+    """Packets that a connection sent and lost between its last sample and this tick's, if this tick has one."""
     if not before.points or after.points[-1] is before.points[-1]:
-        return after, 0, 0
-    at_s, _, sent_before, lost_before = before.points[-1]
+        return 0, 0
+    _, _, sent_before, lost_before = before.points[-1]
     _, _, sent, lost = after.points[-1]
-    more_sent, more_lost = max(0, sent - sent_before), max(0, lost - lost_before)
-    if at_s < since_s:
-        return replace(after, owed_packets=LOSS_FRESH), 0, 0
-    if before.owed_packets:
-        return replace(after, owed_packets=max(0, before.owed_packets - max(0, more_sent - more_lost))), 0, 0
-    return after, more_sent, more_lost
+    return max(0, sent - sent_before), max(0, lost - lost_before)
+
+
+def counted_since(before: FlowState, after: FlowState, *, since_s: float) -> tuple[FlowState, bool]:
+    """Whether what a connection lost between its last sample and this tick's was sent after a time, 0 for always; and
+    what it is to be remembered by: it owes `LOSS_FRESH` new packets from then on."""
+    if since_s <= 0 or after.points[-1:] == before.points[-1:]:
+        return after, True
+    at_s = after.points[-1][0]
+    if at_s >= since_s + OWED_S:
+        return (replace(after, owed_packets=0) if after.owed_packets else after), True
+    if before.points and before.points[-1][0] >= since_s:
+        owed, part = before.owed_packets, 1.0
+    else:  # not known before, or then
+        from_s = before.points[-1][0] if before.points else at_s
+        owed, part = LOSS_FRESH, max(0.0, at_s - since_s) / (at_s - from_s) if at_s > from_s else 0.0
+    if not owed:
+        return after, True
+    sent, lost = packets(before, after)
+    return replace(after, owed_packets=max(0, owed - int(part * max(0, sent - lost)))), False
 
 
 def delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:

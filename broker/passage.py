@@ -44,7 +44,7 @@ SPAN_S_LEAST = 0.02
 """For packets that left well apart and arrived together."""
 UNHEARD_S = 0.25
 """Whether a queue stood between two packets of which the second left so long after the first had arrived, nobody knows:
-two samples and a half."""
+two samples and a half. It did where what left meanwhile is more than could pass."""
 HELD_UP_S = 0.02
 """By so much sooner than what left between them can pass: twice the noise of busy hosts (10 ms)."""
 AGE_S_MAX = 1.5
@@ -58,8 +58,8 @@ known: 160 in all, which cost less than a fifth of a millisecond to read."""
 TOLD_MIN = 5
 """Arrivals of two seconds: a peer that is asked ten times a second says twenty, unless our own queue is long."""
 
-Point: TypeAlias = tuple[float, float, float]
-"""Of a packet when it left, when it arrived, and how many bits had left by then."""
+Point: TypeAlias = tuple[float, float, float, float]
+"""Of a packet when it left, when it arrived, how many bits had left by then, and how long it waited for ours."""
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,15 @@ def _of_peer(
     for entry in reversed(arrivals[:-1]):
         if entry.wait_s < STANDING_S or last.arrived_s - entry.arrived_s > SPAN_S_MAX or entry.left_s < left.since_s:
             break
-        if standing[-1].left_s - entry.arrived_s > UNHEARD_S:
+        later = standing[-1]
+        if later.left_s - entry.arrived_s > UNHEARD_S and (
+            entry.left_s + entry.wait_s + left.between(entry.left_s, later.left_s) / most_bits_per_s < later.left_s
+        ):
             break
         standing.append(entry)
     standing.reverse()
     whole_s = last.arrived_s - standing[0].arrived_s
-    points = [(entry.left_s, entry.arrived_s, left.until(entry.left_s)) for entry in standing]
+    points = [(entry.left_s, entry.arrived_s, left.until(entry.left_s), entry.wait_s) for entry in standing]
     prompt = _prompt(points, most_bits_per_s)
     carried = _carried(prompt)
     if not carried:  # it was the peer that stalled
@@ -194,7 +197,7 @@ def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:
     them can pass."""
     kept = [points[-1]]
     for point in reversed(points[:-1]):
-        _, arrived_s, bits = point
+        _, arrived_s, bits, _ = point
         if kept[-1][1] - arrived_s >= (kept[-1][2] - bits) / most_bits_per_s - HELD_UP_S:
             kept.append(point)
     kept.reverse()
@@ -202,7 +205,7 @@ def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:
 
 
 def _deepest_s(points: Sequence[Point]) -> float:
-    return max(arrived_s - left_s for left_s, arrived_s, _ in points)
+    return max(wait_s for *_, wait_s in points)
 
 
 def _carried(points: Sequence[Point]) -> float:

@@ -29,6 +29,7 @@ from broker.connection_signals import (
     PROBE,
     QUEUE_LOOK_BACK_S,
     Span,
+    counted_since,
     delivery,
     is_known,
     one_way,
@@ -83,8 +84,9 @@ class Signals:
     nobody says anything; `baseline_s` the shortest baseline; `pressed` whether another class than compute has more to
     send than the network takes; `wanting` whether any class had, since the oldest signal that speaks of a queue;
     `through_bits_per_s` what arrives, on the wire's scale, None where reports do not cover the traffic;
-    `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the last second;
-    `flows` how many connections were heard of lately.
+    `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the last second, and
+    `lost_since_packets` and `lost_since_fraction` those of them that were sent after the last cut's drain; `flows` how
+    many connections were heard of lately.
     """
 
     excess_s: float | None
@@ -95,6 +97,8 @@ class Signals:
     tx_bits_per_s: float
     lost_packets: int
     lost_fraction: float
+    lost_since_packets: int
+    lost_since_fraction: float
     flows: int
 
 
@@ -127,7 +131,7 @@ def observe(
     asked: dict[str, float] = {}
     arrivals: list[ArrivalState] = []
     pressed_s, wanting_s = state.pressed_s, state.wanting_s
-    lost = sent = 0
+    lost = sent = lost_since = sent_since = 0
     for sample in _chosen(flows):
         before, at_s = known.get(sample.key) or FlowState(sample.key), now_s - sample.age_s
         if sample.one_way_s is None and is_known(before, at_s=at_s):  # of many TCP connections most, in most ticks
@@ -140,7 +144,8 @@ def observe(
         if after is before:  # no new sample of either kind
             kept.append(after)
             continue
-        after, more_sent, more_lost = packets(before, after, since_s=state.ignore_before_s)
+        more_sent, more_lost = packets(before, after)
+        after, counts = counted_since(before, after, since_s=state.ignore_before_s)
         kept.append(after)
         compute = sample.traffic_class == "compute"
         if not sample.application_limited:
@@ -149,6 +154,8 @@ def observe(
         two_way = _is_two_way(sample, ticks, at_s=at_s)
         if not two_way:
             sent, lost = sent + more_sent, lost + more_lost
+            if counts:
+                sent_since, lost_since = sent_since + more_sent, lost_since + more_lost
         if way_there is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
             _note(excess, (sample.peer, False), way_there)
             asked[sample.peer] = min(after.others_s, asked.get(sample.peer, after.others_s))
@@ -156,7 +163,9 @@ def observe(
             continue
         if compute or not two_way:  # else what training's samples tell, at most that there is no queue, is enough
             _note(excess, (sample.peer, two_way), both_ways)
-    ticks[-1] = replace(ticks[-1], lost_packets=lost, sent_packets=sent)
+    ticks[-1] = replace(
+        ticks[-1], lost_packets=lost, sent_packets=sent, lost_since_packets=lost_since, sent_since_packets=sent_since
+    )
     state = replace(
         state,
         flows=tuple(kept),
@@ -177,6 +186,7 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
     latest = sorted(entry.excess[-1][1] for entry in fresh or active)
     lost, sent = _loss(state, now_s=now_s)
+    lost_since, sent_since = _loss_since(state, now_s=now_s)
     return Signals(
         excess_s=latest[len(latest) // 2] if latest else None,
         baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
@@ -186,6 +196,8 @@ def read(state: SignalState, *, now_s: float) -> Signals:
         tx_bits_per_s=tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S),
         lost_packets=lost,
         lost_fraction=lost / sent if sent else 0.0,
+        lost_since_packets=lost_since,
+        lost_since_fraction=lost_since / sent_since if sent_since else 0.0,
         flows=sum(1 for flow in state.flows if flow.points and flow.points[-1][0] > now_s - FLOW_STALE_S),
     )
 
@@ -420,15 +432,24 @@ def _destinations(
 
 
 def _loss(state: SignalState, *, now_s: float) -> tuple[int, int]:
-    """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count, nor what
-    was sent before the end of the last cut's drain."""
-    cut = state.ignore_before_s > 0
-    since_s = max(now_s - 1.0, state.ignore_before_s + LOSS_LAG_S) if cut else now_s - 1.0
+    """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count."""
+    since_s = max(now_s - 1.0, state.ignore_before_s)
     lost = sent = dropped = 0
     for tick in state.ticks:
         dropped += tick.dropped_packets
         if tick.at_s > since_s:
             lost, sent = lost + tick.lost_packets, sent + tick.sent_packets
+    return max(0, lost - dropped), sent
+
+
+def _loss_since(state: SignalState, *, now_s: float) -> tuple[int, int]:
+    """The same of what was sent after the last cut's drain."""
+    since_s = max(now_s - 1.0, state.ignore_before_s + LOSS_LAG_S) if state.ignore_before_s > 0 else now_s - 1.0
+    lost = sent = dropped = 0
+    for tick in state.ticks:
+        dropped += tick.dropped_packets
+        if tick.at_s > since_s:
+            lost, sent = lost + tick.lost_since_packets, sent + tick.sent_since_packets
     return max(0, lost - dropped), sent
 
 

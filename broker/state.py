@@ -195,7 +195,8 @@ class ArrivalState:
 
 @dataclass(frozen=True)
 class TickState:
-    """One tick's counters: bits that left and came; packets lost, sent, dropped here; delay in each class' queue."""
+    """One tick's counters: bits that left and came; packets lost, sent, dropped here; delay in each class' queue; and
+    of the packets lost and sent those of connections that tell of what left since the last cut's drain."""
 
     at_s: float
     elapsed_s: float
@@ -206,6 +207,8 @@ class TickState:
     dropped_packets: int
     backlog_bytes: tuple[int, ...]
     queue_s: tuple[float, ...]
+    lost_since_packets: int = 0
+    sent_since_packets: int = 0
 
 
 @dataclass(frozen=True)

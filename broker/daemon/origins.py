@@ -118,11 +118,13 @@ class Origins:
         self._holders.update((inode, (None, began_s)) for inode in missing)
 
     def _hold(self, pid: int, found: set[int], others: list[int], *, began_s: float) -> None:
-        """Remember whose the sockets of a process are: those that were looked for, and as many others as fit."""
+        """Remember whose the sockets of a process are: those that were looked for, and as many others as fit. A child
+        inherits its parent's, which stay the parent's."""
         self._commands[pid] = command_of(pid, self._proc)
         self._holders.update(dict.fromkeys(found, (pid, began_s)))
         room = max(0, HOLDERS_MAX - len(self._holders))
-        self._holders.update(dict.fromkeys(others[:room], (pid, began_s)))
+        fresh = [inode for inode in others if self._holders.get(inode, _NOT_YET)[0] is None]
+        self._holders.update(dict.fromkeys(fresh[:room], (pid, began_s)))
 
     def _forget(self) -> None:
         """Drop what nobody has asked for since it was found so long ago that it would be looked for again."""

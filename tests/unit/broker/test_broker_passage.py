@@ -147,6 +147,25 @@ def test_a_packet_that_waits_long_after_a_queue_was_last_seen_is_not_of_the_same
     assert passage.by_peer(soon, ticks(rates), since_s=0.0, now_s=1.0)["p"] is not None
 
 
+def test_a_queue_that_what_left_must_have_fed_stood_though_nobody_was_heard() -> None:
+    """An honest peer that our own queue hides for 0.4 s in each burst has its say; else one that lies decides alone."""
+    heard = [ArrivalState("p", left_s, 0.04) for left_s in (0.15, 0.25, 0.35, 0.75)]
+    left = ticks([10e6] * 8)
+    most = {"since_s": 0.0, "now_s": 0.8, "most_bits_per_s": 10.5e6}
+    found = passage.by_peer(heard, left, **most)["p"]
+    assert found is not None
+    assert found.carried_bits_per_s == pytest.approx(10e6, rel=0.02)
+    assert passage.by_peer(heard, ticks([10e6] * 4 + [3e6] * 4), **most) == {}
+
+
+def test_a_queue_of_others_does_not_make_ours_a_deep_one() -> None:
+    heard = [ArrivalState("p", 0.05 + number * TICK_S, 0.02 + 0.02 * number, 0.12) for number in range(5)]
+    found = passage.by_peer(heard, ticks([97e6] * 5), since_s=0.0, now_s=0.5)["p"]
+    assert found is not None
+    assert found.deepest_s == pytest.approx(0.1)
+    assert passage.by_peer(heard[:3], ticks([97e6] * 3), since_s=0.0, now_s=0.3) == {}
+
+
 def test_samples_that_are_old_or_alone_say_nothing() -> None:
     rates = [60e6] * 20
     heard = arrivals(rates[:4], 30e6)

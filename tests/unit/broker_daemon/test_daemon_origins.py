@@ -23,6 +23,7 @@ class Host:
         self.sockets: dict[int, list[int]] = {}
         self.origins = Origins(None, proc=str(directory))
         monkeypatch.setattr(under_test, "sockets_of", self._sockets_of)
+        monkeypatch.setattr(under_test, "processes", lambda _: sorted(self.sockets))  # as /proc lists them
         self._now_s = 0.0
 
     def start(self, pid: int, command: str, sockets: range) -> None:
@@ -79,6 +80,12 @@ def test_a_socket_that_changed_hands_has_its_new_process_in_time(host: Host) -> 
     host.sockets[5].remove(101)
     host.sockets[6].append(101)
     assert host.commands_of(101, for_s=LIFE_S + 2 * WALK_S) == ["trainer"]
+
+
+def test_sockets_that_a_child_inherits_stay_the_parents(host: Host) -> None:
+    host.start(7, "parent", range(900, 901))
+    host.start(8, "child", range(900, 902))
+    assert host.commands_of(900, 901) == ["parent", "child"]
 
 
 def test_one_that_nobody_holds_is_looked_for_once_in_a_while(host: Host) -> None:
