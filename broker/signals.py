@@ -186,7 +186,7 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
     latest = sorted(entry.excess[-1][1] for entry in fresh or active)
     lost, sent = _loss(state, now_s=now_s)
-    lost_since, sent_since = _loss_since(state, now_s=now_s)
+    lost_since, sent_since = _loss(state, now_s=now_s, after_drain=True)
     return Signals(
         excess_s=latest[len(latest) // 2] if latest else None,
         baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
@@ -431,25 +431,19 @@ def _destinations(
     return tuple(known[key] for key in sorted(known))
 
 
-def _loss(state: SignalState, *, now_s: float) -> tuple[int, int]:
-    """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count."""
-    since_s = max(now_s - 1.0, state.ignore_before_s)
+def _loss(state: SignalState, *, now_s: float, after_drain: bool = False) -> tuple[int, int]:
+    """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count.
+
+    `after_drain`: of these what was sent after the last cut's drain.
+    """
+    lag_s = LOSS_LAG_S if after_drain and state.ignore_before_s > 0 else 0.0
+    since_s = max(now_s - 1.0, state.ignore_before_s + lag_s)
     lost = sent = dropped = 0
     for tick in state.ticks:
         dropped += tick.dropped_packets
         if tick.at_s > since_s:
-            lost, sent = lost + tick.lost_packets, sent + tick.sent_packets
-    return max(0, lost - dropped), sent
-
-
-def _loss_since(state: SignalState, *, now_s: float) -> tuple[int, int]:
-    """The same of what was sent after the last cut's drain."""
-    since_s = max(now_s - 1.0, state.ignore_before_s + LOSS_LAG_S) if state.ignore_before_s > 0 else now_s - 1.0
-    lost = sent = dropped = 0
-    for tick in state.ticks:
-        dropped += tick.dropped_packets
-        if tick.at_s > since_s:
-            lost, sent = lost + tick.lost_since_packets, sent + tick.sent_since_packets
+            lost += tick.lost_since_packets if after_drain else tick.lost_packets
+            sent += tick.sent_since_packets if after_drain else tick.sent_packets
     return max(0, lost - dropped), sent
 
 
