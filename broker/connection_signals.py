@@ -63,7 +63,7 @@ def round_trip(
     if old and delivered < old[-1][1]:
         old = []  # the counters began anew: another connection under the same name
     after = replace(before, points=(*old[-12:], point))
-    rtt_s = _rtt_s(sample)
+    rtt_s = least_rtt_s(sample)
     progress = bool(before.points) and delivered - before.points[-1][1] >= (
         1 if sample.source == PROBE else PROGRESS_BYTES
     )
@@ -163,7 +163,8 @@ def _arrival(
     return ArrivalState(peer, sent_s + mean_s, max(0.0, excess_s - mean_s), theirs_s)
 
 
-def _rtt_s(sample: FlowSample) -> float | None:
+def least_rtt_s(sample: FlowSample) -> float | None:
+    """The lesser of a sample's round trips, the last and the smoothed one; None where it has neither."""
     known = [value for value in (sample.rtt_latest_s, sample.rtt_s) if value is not None and value > 0]
     return min(known) if known else None
 

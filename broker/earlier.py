@@ -104,11 +104,11 @@ def _flows_then(
         if age_s < 0:
             later.append(flow)
         elif flow.key not in known or age_s < known[flow.key].age_s:
-            known[flow.key] = flow.aged(age_s)
+            known[flow.key] = replace(flow, age_s=age_s)
     before = {entry.key: entry for entry in state.capacity.signals.flows} if state.capacity is not None else {}
     for flow in later:
         if flow.key not in known and flow.key in before and before[flow.key].points:
             reported_s, delivered_bytes, *_ = before[flow.key].points[-1]
             age_s = max(0.0, at_s - reported_s)
-            known[flow.key] = flow.aged(age_s, delivered_bytes=delivered_bytes, one_way_s=None)
+            known[flow.key] = replace(flow, age_s=age_s, delivered_bytes=delivered_bytes, one_way_s=None)
     return tuple(known.values())

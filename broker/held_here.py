@@ -19,8 +19,6 @@ LOOK_BACK_S = 0.3
 APART_S_MIN = 0.05
 """Two readings that are nearer tell no rate: the IFB lets 64 KiB go at once."""
 WAIT_S_MAX = 10.0
-TRUSTED_S = 0.12
-"""Above it a wait is not known well enough to be taken off (as broker.connection_signals.QUEUE_TRUSTED_S)."""
 PACKET_BYTES = 3_000
 """Two packets that wait are no queue."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from broker import baseline, capacity, demand, infeasible, presence
 from broker.capacity_cut import DELAY_S
+from broker.connection_signals import least_rtt_s
 from broker.decide import DEAD_BAND
 from broker.model import Decision, FlowSample, InterfaceSample, Measurements
 from broker.plan import Promises, promises_of, wanted_bits_per_s
@@ -176,10 +177,10 @@ def _excess_s(before: FlowState, flow: FlowSample) -> tuple[float, float]:
     if flow.one_way_s is not None:
         least = before.way_least_s
         return (baseline.over(least, flow.one_way_s) if least else 0.0), capacity.QUIET_DELAY_S
-    trips = [value for value in (flow.rtt_latest_s, flow.rtt_s) if value]
-    if not trips or before.baseline_s is None:
+    rtt_s = least_rtt_s(flow)
+    if rtt_s is None or before.baseline_s is None:
         return 0.0, capacity.QUIET_DELAY_S
-    return min(trips) - before.baseline_s, DELAY_S if flow.traffic_class == TRAINS else capacity.QUIET_DELAY_S
+    return rtt_s - before.baseline_s, DELAY_S if flow.traffic_class == TRAINS else capacity.QUIET_DELAY_S
 
 
 def _own_queue_s(reading: Reading, name: str) -> float:

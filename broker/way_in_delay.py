@@ -36,8 +36,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from broker import baseline
-from broker.connection_signals import FLOW_STALE_S
-from broker.held_here import TRUSTED_S
+from broker.connection_signals import FLOW_STALE_S, QUEUE_TRUSTED_S
 from broker.model import FlowSample, SenderSample
 from broker.plan import LENDER
 from broker.replacing import replace
@@ -109,7 +108,12 @@ def hear(
     samples: list[tuple[str, str, float, float, float]] = []  # key, sender, when, value, what else is in it
     for flow in flows:
         waits_s = here.get(flow.traffic_class, 0.0)
-        if flow.way_in_s is None or flow.way_in_age_s is None or flow.age_s >= FLOW_STALE_S or waits_s > TRUSTED_S:
+        if (
+            flow.way_in_s is None
+            or flow.way_in_age_s is None
+            or flow.age_s >= FLOW_STALE_S
+            or waits_s > QUEUE_TRUSTED_S
+        ):
             continue
         at_s = now_s - flow.age_s - flow.way_in_age_s
         samples.append((f"{REPORTED}{flow.key}", flow.peer, at_s, flow.way_in_s, waits_s))
@@ -121,7 +125,7 @@ def hear(
             at_s = now_s - sender.broker_rtt_age_s
             samples.append((f"broker/{sender.address}", sender.address, at_s, sender.broker_rtt_s, explained))
         waits_s = here.get(LENDER, 0.0)
-        if sender.receive_rtt_s is not None and sender.address not in held and waits_s <= TRUSTED_S:
+        if sender.receive_rtt_s is not None and sender.address not in held and waits_s <= QUEUE_TRUSTED_S:
             at_s = now_s - sender.age_s
             samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, explained + waits_s))
     known = {entry.key: entry for entry in state.sources}

@@ -18,6 +18,7 @@ from broker.daemon.messages import Connection
 from broker.daemon.sock_diag import TcpConnection
 from broker.model import FlowSample
 from broker.policy import CLASS_NAMES
+from broker.replacing import replace
 
 SAMPLES_MAX = 128
 """Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
@@ -160,7 +161,7 @@ class FlowTable:
             self._sampled = self._sample_tcp(interface_of)
         for through, sampled in self._sampled.items():
             found.setdefault(through, []).extend(
-                sample.aged(max(0.0, now_s - at_s)) for sample, at_s in sampled if now_s - at_s <= FORGET_S
+                replace(sample, age_s=max(0.0, now_s - at_s)) for sample, at_s in sampled if now_s - at_s <= FORGET_S
             )
         return {interface: tuple(samples[:SAMPLES_MAX]) for interface, samples in found.items()}
 

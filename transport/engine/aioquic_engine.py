@@ -83,10 +83,7 @@ class AioquicEngine(Engine):
         )
         if bulk:
             self._bulk.add(endpoint.number)
-        taken = self._core.command(lambda: self._core.add_endpoint(endpoint))
-        if not taken:
-            sock.close()
-        check_taken(taken)
+        check_taken(self._core.command(lambda: self._core.add_endpoint(endpoint)), sock)
         return endpoint.number
 
     def set_trust(self, endpoint: int, trust: Trust) -> None:
@@ -97,10 +94,7 @@ class AioquicEngine(Engine):
         self._check_open()
         check_socket(sock)
         port = UdpPort(sock)
-        taken = self._core.command(lambda: self._core.rebind(endpoint, port))
-        if not taken:
-            sock.close()
-        check_taken(taken)
+        check_taken(self._core.command(lambda: self._core.rebind(endpoint, port)), sock)
 
     def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
         self._check_open()

@@ -41,13 +41,18 @@ def check_open(*, process: int, closed: bool) -> None:
     check_taken(not closed)
 
 
-def check_taken(taken: bool) -> None:
+def check_taken(taken: bool, sock: socket.socket | None = None) -> None:
     """Hold a call to an engine that was open against whether it was still taken: another thread may have closed it.
 
+    Args:
+        sock: what came with the call; closed where that was not taken.
+
     Raises:
-        MisuseError: it did not, and nothing comes of the call.
+        MisuseError: it was not, and nothing comes of the call.
     """
     if not taken:
+        if sock is not None:
+            sock.close()
         raise MisuseError("the engine is closed")
 
 

@@ -161,9 +161,7 @@ class NativeEngine(Engine):
         except ValueError as error:
             del self._endpoints[number]
             raise MisuseError(f"credentials cannot be used: {error}") from error
-        if not taken:
-            sock.close()
-        check_taken(taken)
+        check_taken(taken, sock)
         return number
 
     def set_trust(self, endpoint: int, trust: Trust) -> None:
@@ -187,9 +185,7 @@ class NativeEngine(Engine):
         except OSError as error:
             served.sockets.remove(sock)
             raise MisuseError(f"endpoint {endpoint} cannot go on with this socket: {error}") from error
-        if not taken:
-            sock.close()
-        check_taken(taken)
+        check_taken(taken, sock)
         served.sock = sock
         for number, _ in ours:
             if number not in moving:
