@@ -36,6 +36,7 @@ from broker import (
     schedule,
     segments,
 )
+from broker.booking import booked
 from broker.holds import Hold, Ready, Verdict
 from broker.ingress import Inflow, decide_ingress
 from broker.ingress_state import IngressState
@@ -50,13 +51,12 @@ from broker.model import (
     Measurements,
     SegmentAllocation,
 )  # fmt: skip
-from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises_of
+from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan
 from broker.policy import InterfacePolicy, Policy
-from broker.promised import in_force
 from broker.reading import Reading
 from broker.replacing import replace
 from broker.schedule import Holding
-from broker.state import AppliedState, ClassState, InterfaceState, PresenceState, State
+from broker.state import AppliedState, ClassState, InterfaceState, State
 from broker.way_in_delay import WayOut, queue_on_the_way_out
 from hive_qos.units import format_rate
 
@@ -178,18 +178,10 @@ def _interface(
     seen = sample or InterfaceSample(interface.name)  # of one that is not there nothing was seen
     leased = held.leased(seen.leases)
     read.waits_elsewhere(held.waiting_bytes(seen.destinations, leased))
-    estimate = capacity.estimate(
-        now_s=now_s,
-        state=state.capacity,
-        base=capacity.base_rate(interface, sample),
-        flows=held.not_held(seen.flows, leased),
-        counters=read.counters(),
-    )
+    own_flows = held.not_held(seen.flows, leased)
+    account = booked(read, state=state, sample=sample, flows=own_flows, interface=interface, policy=policy, hours=hours)
+    estimate, people, now = account.estimate, account.people, account.in_force
     rate = estimate.rate_bits_per_s
-    people = PresenceState()
-    if policy.presence.enabled:
-        people = presence.follow(state.presence, read.samples.get(presence.PEOPLE), read_s=read.read_s, now_s=now_s)
-    now = in_force(policy, hours, people, capacity_bits_per_s=rate)
     risks, declared = needs.follow(state.risks, seen.needs, now_s=now_s)
     holding_back = held.decide_held(
         now_s=now_s,
@@ -212,8 +204,7 @@ def _interface(
         state, seen.bursts, sent_bytes=read.sent_bytes("compute") if read.fresh else None,
         capacity_bits_per_s=rate, now_s=now_s,
     )  # fmt: skip
-    promised = promises_of(now.classes, rate)
-    kept = infeasible.kept(promised, rate)
+    promised, kept = account.promised, account.kept_bits_per_s
     for entry in now.classes:
         own = promised[entry.name]
         observed, need = read.needs(

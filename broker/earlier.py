@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker import capacity, held, infeasible, presence
+from broker import held
+from broker.booking import booked
 from broker.model import EarlierSample, FlowSample, InterfaceSample
-from broker.plan import promises_of
 from broker.policy import InterfacePolicy, Policy
-from broker.promised import in_force
 from broker.reading import COUNTERS_STALE_S, Reading
 from broker.replacing import replace
 from broker.schedule import Holding
@@ -48,35 +47,24 @@ def taken_in(
         if not known and APART_S_MIN < before_s < COUNTERS_STALE_S:
             flows = _flows_then(state, sample, at_s=at_s, now_s=now_s)
             then = _then(sample, entry, flows)
-            state = _booked(state, then, interface=interface, policy=policy, hours=hours, at_s=at_s)
+            state = _with(state, then, interface=interface, policy=policy, hours=hours, at_s=at_s)
     return state
 
 
-def _booked(
+def _with(
     state: InterfaceState, then: InterfaceSample, *, interface: InterfacePolicy, policy: Policy,
     hours: Sequence[Holding], at_s: float,
 ) -> InterfaceState:  # fmt: skip
     read = Reading(now_s=at_s, state=state, sample=then)
-    estimate = capacity.estimate(
-        now_s=at_s,
-        state=state.capacity,
-        base=capacity.base_rate(interface, then),
-        flows=then.flows,
-        counters=read.counters(),
-    )
-    people = state.presence
-    if policy.presence.enabled:
-        people = presence.follow(people, read.samples.get(presence.PEOPLE), read_s=read.read_s, now_s=at_s)
-    rate = estimate.rate_bits_per_s
-    classes = in_force(policy, hours, people, capacity_bits_per_s=rate).classes
-    kept = infeasible.kept(promises_of(classes, rate), rate)
+    account = booked(read, state=state, sample=then, flows=then.flows, interface=interface, policy=policy, hours=hours)
+    kept = account.kept_bits_per_s
     return replace(
         state,
         counters_s=read.counters_s,
         received_bytes=read.received_bytes,
-        classes=tuple(read.observed(entry, kept[entry.name]) for entry in classes),
-        capacity=estimate.state,
-        presence=people,
+        classes=tuple(read.observed(entry, kept[entry.name]) for entry in account.in_force.classes),
+        capacity=account.estimate.state,
+        presence=account.people,
     )
 
 

@@ -182,12 +182,11 @@ def _of_peer(
     whole_s = last.arrived_s - standing[0].arrived_s
     points = [(entry.left_s, entry.arrived_s, left.until(entry.left_s), entry.wait_s) for entry in standing]
     prompt = _prompt(points, most_bits_per_s)
-    carried = _carried(prompt)
+    carried, deepest_s = _carried(prompt)
     if not carried:  # it was the peer that stalled
-        prompt, carried = points, _carried(points)
+        carried, deepest_s = _carried(points)
     if not carried:
         return None
-    deepest_s = _deepest_s(prompt)
     wait_s = last.left_s + last.wait_s + (left.until(now_s) - points[-1][2]) / carried - now_s
     return Passage(carried, whole_s, min(max(0.0, wait_s), deepest_s + FULL_S), deepest_s)
 
@@ -204,14 +203,11 @@ def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:
     return kept
 
 
-def _deepest_s(points: Sequence[Point]) -> float:
-    return max(wait_s for *_, wait_s in points)
-
-
-def _carried(points: Sequence[Point]) -> float:
-    """What was carried between these packets; 0 where they are too close to tell."""
+def _carried(points: Sequence[Point]) -> tuple[float, float]:
+    """What was carried between these packets, 0 where they are too close to tell; and the longest that one waited."""
     whole_s = points[-1][1] - points[0][1]
-    deep = _deepest_s(points) >= DEEP_S
+    deepest_s = max(wait_s for *_, wait_s in points)
+    deep = deepest_s >= DEEP_S
     pairs = [(points[0], points[-1])]
     if deep:
         apart_s = max(STRETCH_S, whole_s / 2)
@@ -222,7 +218,8 @@ def _carried(points: Sequence[Point]) -> float:
             if second[1] - first[1] >= apart_s
         ]
     least_s = SPAN_S_MIN if deep else SHALLOW_SPAN_S_MIN
-    return min((rate for first, second in pairs if (rate := _between(first, second, least_s)) > 0), default=0.0)
+    rates = (_between(first, second, least_s) for first, second in pairs)
+    return min((rate for rate in rates if rate > 0), default=0.0), deepest_s
 
 
 def _between(first: Point, second: Point, least_s: float) -> float:
