@@ -57,7 +57,10 @@ def run(
     phases: Annotated[str, typer.Option(help="Which phases, in which order.")] = ",".join(DEFAULT.phases),
     width: Annotated[int, typer.Option(help="Width of the transformer.")] = DEFAULT.width,
     layers: Annotated[int, typer.Option(help="Its layers.")] = DEFAULT.layers,
-    batch: Annotated[int, typer.Option(help="Texts of a step on each host.")] = DEFAULT.batch,
+    batch: Annotated[int, typer.Option(help="Texts of a step on each host; 0: as many as --compute says.")] = (
+        DEFAULT.batch
+    ),
+    compute: Annotated[str, typer.Option(help="Computing of a step, about, where no batch is given.")] = "60 ms",
     user: Annotated[str, typer.Option(help="Who trains and copies.")] = DEFAULT.user,
     minutes_max: Annotated[float, typer.Option(help="The watchdog.")] = DEFAULT.run_seconds_max / 60,
 ) -> None:
@@ -81,6 +84,7 @@ def run(
             width=width,
             layers=layers,
             batch=batch,
+            compute_s=_parsed("compute", compute, parse_duration_s),
             user=user,
             run_seconds_max=60 * minutes_max,
         )

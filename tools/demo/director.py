@@ -148,7 +148,8 @@ class _Run:
         engine = f" ({hello['engine']} engine)" if hello["engine"] else ""
         self.talk.say(
             f"training {hello['parameters']:,} parameters over {self.settings.backend}{engine}: "
-            f"{hello['gradient_bytes'] / 1e6:.2f} MB of gradients a step, {hello['compute_s']:.3f} s of computing alone"
+            f"{hello['gradient_bytes'] / 1e6:.2f} MB of gradients a step; "
+            f"{hello['batch']} texts of a step on each host, {hello['compute_s']:.3f} s of computing alone"
         )
 
     # --- phases --------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def compute(records: Records) -> dict[str, Any]:
     counters = counters_of(records.counters, topology)
     phases = phase_figures(records.steps, counters, settings)
     loss = loss_figures(records.steps)
+    training = {key: value for key, value in records.last("ready").items() if key not in ("event", "t_s")}
     hashes = {entry["rank"]: entry["weights_sha256"] for entry in records.all("weights")}
     identical = len(hashes) == 2 and len(set(hashes.values())) == 1
     ended = records.last("end")
@@ -55,10 +56,10 @@ def compute(records: Records) -> dict[str, Any]:
             steps=records.steps, events=records.events, counters=counters, phases=phases, settings=settings
         ),
         "goals": goal_figures(phases, loss=loss, weights_identical=identical),
-        "training": {key: value for key, value in records.last("ready").items() if key not in ("event", "t_s")},
+        "training": training,
         "cores_used": cores_used(records.steps, records.events),
         "broker_resident_bytes_max": max((e["resident_bytes"] for e in records.all("broker-memory")), default=None),
-        "settings": settings,
+        "settings": {**settings, "batch": training.get("batch", settings["batch"])},
         "versions": records.last("settings").get("versions", {}),
         "definitions": DEFINITIONS,
     }

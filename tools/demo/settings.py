@@ -10,6 +10,12 @@ from hive_qos.errors import ConfigurationError
 
 ENGINES = ("auto", "native", "aioquic")
 
+TRIAL_BATCH = 32
+"""What is timed to choose a batch: enough that what a step costs whatever its batch does not count."""
+
+BATCH_MIN, BATCH_MAX = 4, 128
+"""Below, the loss of a step is mostly noise; above, memory is spent on a processor faster than there are."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -31,7 +37,12 @@ class Settings:
         rsyncs: parallel rsync processes.
         backend: of torch.distributed.
         engine: of the backend hive; auto is native where it is built, else aioquic. The report names it.
-        width, layers, heads, context, batch: the transformer and its input on each host.
+        width, layers, heads, context: the transformer and the bytes of a text.
+        batch: texts of a step on each host; 0 for as many as compute in about `compute_s`, chosen once, before the
+            first step. The report names it.
+        compute_s: what computing takes of a step then, both hosts at once. Gradients take 0.3 s to cross the link: the
+            step is mostly communication on a quick processor and on a slow one. While both hosts compute, two cores are
+            full, and what rsync takes of them lengthens the step, whatever its link: by a tenth of this time.
         learning_rate: of AdamW.
         corpus_bytes: how much of the standard library's source is read.
         user: who trains and who copies; an ordinary user.
@@ -46,7 +57,7 @@ class Settings:
     settling_steps: int = 2
     half_seconds_max: float = 60.0
     warm_up_steps: int = 12
-    check_rounds: int = 16
+    check_rounds: int = 20
     check_steps: int = 12
     storage_alone_s: float = 8.0
     rsyncs: int = 1
@@ -56,7 +67,8 @@ class Settings:
     layers: int = 2
     heads: int = 4
     context: int = 128
-    batch: int = 40
+    batch: int = 0
+    compute_s: float = 0.06
     learning_rate: float = 2e-3
     corpus_bytes: int = 4_000_000
     user: str = "nobody"
@@ -64,14 +76,16 @@ class Settings:
     phases: tuple[str, ...] = ("idle", "flooded", "static", "brokered")
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps_per_half", "rsyncs", "layers", "heads", "context", "batch", "width"):
+        for name in ("rounds", "steps_per_half", "rsyncs", "layers", "heads", "context", "width"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(name, getattr(self, name), "has to be at least 1")
-        for name in ("delay_s", "warm_up_steps", "check_rounds", "check_steps", "storage_alone_s"):
+        for name in ("delay_s", "warm_up_steps", "check_rounds", "check_steps", "storage_alone_s", "batch"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(name, getattr(self, name), "cannot be below 0, nor without end")
         if not 0 < self.run_seconds_max < math.inf:
             raise ConfigurationError("run_seconds_max", self.run_seconds_max, "the watchdog has to be above 0")
+        if not 0 < self.compute_s < math.inf:
+            raise ConfigurationError("compute_s", self.compute_s, "has to be above 0, and not without end")
         if not 0 <= self.settling_steps < self.steps_per_half:
             raise ConfigurationError("settling_steps", self.settling_steps, "has to leave steps to count")
         if self.width % self.heads:
@@ -85,3 +99,11 @@ class Settings:
     def as_record(self) -> dict[str, object]:
         """Give the values for `events.jsonl` and the report."""
         return {**dataclasses.asdict(self), "phases": list(self.phases)}
+
+
+def batch_for(*, compute_s: float, trial_s: float) -> int:
+    """Choose how many texts compute in `compute_s`, where `TRIAL_BATCH` of them took `trial_s`.
+
+    Computing grows with the texts; between `BATCH_MIN` and `BATCH_MAX` always.
+    """
+    return min(max(round(TRIAL_BATCH * compute_s / trial_s), BATCH_MIN), BATCH_MAX)

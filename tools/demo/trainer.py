@@ -30,6 +30,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from tools.demo.model import ByteTransformer, sample_batch
+from tools.demo.settings import TRIAL_BATCH, batch_for
 from tools.measure.grants import ControllerGoneError, Grants
 from transport.engine import find_engine
 
@@ -73,6 +74,12 @@ class Training:
             self.optimizer.zero_grad(set_to_none=True)
         return statistics.median(seconds)
 
+    def choose_batch(self, compute_s: float) -> None:
+        """Take as many texts as compute in `compute_s`: the same number on every rank, from the mean of their times."""
+        trial_s = torch.tensor([self.calibrate_compute_s()])
+        dist.all_reduce(trial_s)
+        self.batch = batch_for(compute_s=compute_s, trial_s=float(trial_s) / dist.get_world_size())
+
     def run(self) -> dict[str, object]:
         """Do one step and say what it took."""
         cpu_s = time.process_time()
@@ -113,7 +120,7 @@ def build(options: argparse.Namespace, rank: int) -> Training:
         optimizer=torch.optim.AdamW(ddp.parameters(), lr=options.learning_rate),
         corpus=torch.from_numpy(np.fromfile(Path(options.corpus), dtype=np.uint8)),
         generator=torch.Generator().manual_seed(1000 + rank),
-        batch=options.batch,
+        batch=options.batch or TRIAL_BATCH,
         context=options.context,
     )
 
@@ -125,6 +132,8 @@ def train(options: argparse.Namespace) -> None:
     dist.init_process_group(options.backend)
     try:
         training = build(options, rank)
+        if not options.batch:
+            training.choose_batch(options.compute_s)
         parameters = sum(parameter.numel() for parameter in training.model.parameters())
         grants.say(
             "hello",
@@ -133,6 +142,7 @@ def train(options: argparse.Namespace) -> None:
                 "pid": os.getpid(),
                 "parameters": parameters,
                 "gradient_bytes": 4 * parameters,
+                "batch": training.batch,
                 "compute_s": training.calibrate_compute_s(),
                 "torch": torch.__version__,
                 "engine": find_engine(os.environ["HIVE_ENGINE"]).name if options.backend == "hive" else None,
@@ -157,8 +167,10 @@ def main() -> None:
     parser.add_argument("--control", required=True, help="Unix socket of the controller")
     parser.add_argument("--corpus", required=True, help="file with the text")
     parser.add_argument("--backend", default="hive")
-    for name, value in (("width", 96), ("layers", 2), ("heads", 4), ("context", 128), ("batch", 6)):
+    for name, value in (("width", 96), ("layers", 2), ("heads", 4), ("context", 128)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--batch", type=int, default=6, help="texts of a step; 0: as many as --compute-s says")
+    parser.add_argument("--compute-s", type=float, default=0.06, help="computing of a step where the batch is 0")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     options = parser.parse_args()
     torch.set_num_threads(1)

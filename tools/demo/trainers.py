@@ -18,10 +18,10 @@ def start_trainer(
     lab: Lab, settings: Settings, rank: int, *, control: Path, corpus: Path, session_socket: str, log: BinaryIO
 ) -> subprocess.Popen[bytes]:
     """Start a rank's trainer; `session_socket` is its broker's, in every phase."""
-    shape = ("width", "layers", "heads", "context", "batch")
+    shape = ("width", "layers", "heads", "context", "batch", "compute_s")
     argv = python("tools.demo.trainer", "--control", str(control), "--corpus", str(corpus))
     argv += ["--backend", settings.backend, "--learning-rate", str(settings.learning_rate)]
-    argv += [part for name in shape for part in (f"--{name}", str(getattr(settings, name)))]
+    argv += [part for name in shape for part in (f"--{name.replace('_', '-')}", str(getattr(settings, name)))]
     node = lab[HOSTS[rank]]
     env = environment(
         RANK=str(rank),

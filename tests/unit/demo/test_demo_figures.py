@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import numpy as np
@@ -14,7 +15,7 @@ from tools.demo.checks import changes, known, middle
 from tools.demo.figures import Counters, cell, counted
 from tools.demo.fixed import tree
 from tools.demo.plan import make_plan
-from tools.demo.settings import Settings
+from tools.demo.settings import BATCH_MAX, BATCH_MIN, TRIAL_BATCH, Settings, batch_for
 from tools.measure.fixed import SHAPED_SHARE
 from tools.measure.sampler import parse_cpu, parse_interfaces
 from tools.measure.series import Series, percentile
@@ -133,12 +134,29 @@ def test_check_blocks_alternate_so_that_drift_cancels() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rounds": 0}, {"settling_steps": 99}, {"phases": ("idle", "magic")}, {"width": 97}, {"rsyncs": 0}]
+    "wrong",
+    [
+        {"rounds": 0},
+        {"settling_steps": 99},
+        {"phases": ("idle", "magic")},
+        {"width": 97},
+        {"rsyncs": 0},
+        {"batch": -1},
+        {"compute_s": 0.0},
+        {"compute_s": math.inf},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Settings(**wrong)  # type: ignore[arg-type]  # the point of the test
     assert next(iter(wrong)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("trial_s", "batch"), [(0.160, 12), (0.054, 36), (0.060, TRIAL_BATCH), (10.0, BATCH_MIN), (0.001, BATCH_MAX)]
+)
+def test_a_quicker_processor_gets_more_texts_so_that_computing_takes_as_long(trial_s: float, batch: int) -> None:
+    assert batch_for(compute_s=0.06, trial_s=trial_s) == batch
 
 
 def test_static_tree_never_promises_more_than_it_has() -> None:

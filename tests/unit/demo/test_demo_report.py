@@ -110,6 +110,14 @@ def test_different_weights_are_reported() -> None:
     assert [goal["passed"] for goal in report["goals"] if goal["name"].startswith("weights")] == [False]
 
 
+def test_settings_name_the_batch_that_was_chosen() -> None:
+    records = read(RUN)
+    assert compute(records)["settings"]["batch"] == 20  # as it was given
+    events = [{**event, "batch": 12} if event["event"] == "ready" else event for event in records.events]
+    report = compute(Records(records.steps, records.counters, events, records.status))
+    assert report["settings"]["batch"] == report["training"]["batch"] == 12
+
+
 def test_a_run_that_was_interrupted_is_reported_as_incomplete() -> None:
     records = read(RUN)
     events = [event for event in records.events if event["event"] not in ("end", "weights")]
