@@ -60,7 +60,7 @@ def run(
     batch: Annotated[int, typer.Option(help="Texts of a step on each host; 0: as many as --compute says.")] = (
         DEFAULT.batch
     ),
-    compute: Annotated[str, typer.Option(help="Computing of a step, about, where no batch is given.")] = "60 ms",
+    compute: Annotated[str, typer.Option(help="Computing of a step, about, where no batch is given.")] = "40 ms",
     user: Annotated[str, typer.Option(help="Who trains and copies.")] = DEFAULT.user,
     minutes_max: Annotated[float, typer.Option(help="The watchdog.")] = DEFAULT.run_seconds_max / 60,
 ) -> None:

@@ -68,7 +68,7 @@ class Settings:
     heads: int = 4
     context: int = 128
     batch: int = 0
-    compute_s: float = 0.06
+    compute_s: float = 0.04
     learning_rate: float = 2e-3
     corpus_bytes: int = 4_000_000
     user: str = "nobody"

@@ -63,8 +63,8 @@ class Training:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return float(loss.detach()), forward_s
 
-    def calibrate_compute_s(self) -> float:
-        """Median seconds of a step that communicates nothing; leaves weights and optimizer as they were."""
+    def time_computing_s(self) -> list[float]:
+        """Seconds of some steps that communicate nothing; leaves weights and optimizer as they were."""
         seconds = []
         for _ in range(CALIBRATION_STEPS):
             begin = time.monotonic()
@@ -72,11 +72,14 @@ class Training:
                 self.forward_and_backward()
             seconds.append(time.monotonic() - begin)
             self.optimizer.zero_grad(set_to_none=True)
-        return statistics.median(seconds)
+        return seconds
 
     def choose_batch(self, compute_s: float) -> None:
-        """Take as many texts as compute in `compute_s`: the same number on every rank, from the mean of their times."""
-        trial_s = torch.tensor([self.calibrate_compute_s()])
+        """Take as many texts as compute in `compute_s`: the same number on every rank, from the mean of their times.
+
+        Each one's least time counts: what other programs take of the processor meanwhile would make the batch smaller.
+        """
+        trial_s = torch.tensor([min(self.time_computing_s())])
         dist.all_reduce(trial_s)
         self.batch = batch_for(compute_s=compute_s, trial_s=float(trial_s) / dist.get_world_size())
 
@@ -143,7 +146,7 @@ def train(options: argparse.Namespace) -> None:
                 "parameters": parameters,
                 "gradient_bytes": 4 * parameters,
                 "batch": training.batch,
-                "compute_s": training.calibrate_compute_s(),
+                "compute_s": statistics.median(training.time_computing_s()),
                 "torch": torch.__version__,
                 "engine": find_engine(os.environ["HIVE_ENGINE"]).name if options.backend == "hive" else None,
             },
@@ -170,7 +173,7 @@ def main() -> None:
     for name, value in (("width", 96), ("layers", 2), ("heads", 4), ("context", 128)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--batch", type=int, default=6, help="texts of a step; 0: as many as --compute-s says")
-    parser.add_argument("--compute-s", type=float, default=0.06, help="computing of a step where the batch is 0")
+    parser.add_argument("--compute-s", type=float, default=0.04, help="computing of a step where the batch is 0")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     options = parser.parse_args()
     torch.set_num_threads(1)
