@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from engine_support import (
@@ -97,6 +98,30 @@ def test_a_call_that_close_overtakes_is_refused(call: str, monkeypatch: pytest.M
             CALLS[call](a, up)
         assert all(CLOSED_THERE)
         assert len(CLOSED_THERE) == (call in OF_SOCKETS)
+
+
+@over(*SOLE)
+@pytest.mark.parametrize("call", OF_SOCKETS)
+def test_a_socket_that_comes_to_a_closed_engine_is_closed(call: str) -> None:
+    with connected() as (a, _b, up, _):
+        a.engine.close()
+        with pytest.raises(MisuseError, match="the engine is closed"):
+            CALLS[call](a, up)
+        assert CLOSED_THERE == [True]
+
+
+@over(*SOLE)
+def test_a_socket_is_closed_too_where_the_rest_of_the_call_is_wrong() -> None:
+    with connected() as (a, _b, up, _):
+        nobody = Trust()
+        for credentials, trust in (
+            (a.credentials, nobody),
+            (replace(a.credentials, private_key_pem=b"nothing"), Trust(pins={a.identity.pin: "a"})),
+        ):
+            with another_socket() as sock, pytest.raises(MisuseError):
+                a.engine.add_endpoint(sock, credentials=credentials, trust=trust, hello={}, bulk=False)
+            assert sock.fileno() < 0
+        a.send(up, b"goes on")
 
 
 @over(*SOLE)

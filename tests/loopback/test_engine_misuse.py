@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from enum import Enum
 from typing import Any
 
 import pytest
-from engine_support import ConnectionDown, Node, connected, engines, key, over, pytest_generate_tests
+from engine_support import ConnectionDown, ConnectionUp, Node, connected, engines, key, over, pytest_generate_tests
 from patience import LIMIT_S
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
 from transport.engine import create_engine
-from transport.engine.base import EngineSettings, Priority
+from transport.engine.base import EngineSettings, Priority, Trust
 from transport.wire.header import Header, Kind
 
 __all__ = ["engines", "pytest_generate_tests"]
@@ -29,6 +30,11 @@ def test_misuse_is_told_at_the_call() -> None:
             b.engine.post("a", key(0), memoryview(bytearray(8))[::2])
         with pytest.raises(MisuseError, match="name must be UTF-8"):
             b.engine.post("\ud800", key(0), None)
+        with pytest.raises(MisuseError, match="name must be UTF-8"):
+            a.engine.connect(a.endpoint, b.address, expected_peer="\ud800")
+        assert len(getattr(a.engine, "_links", [up])) == 1, (
+            "the native engine keeps a connection that was never dialled"
+        )
         header = Header(kind=Kind.CONTROL, group="g" * 200)
         with pytest.raises(MisuseError, match="would refuse"):
             a.engine.send(up, header, None, priority=Priority.CONTROL)
@@ -36,6 +42,39 @@ def test_misuse_is_told_at_the_call() -> None:
         a.engine.close()
         with pytest.raises(MisuseError, match="closed"):
             a.send(up, b"x")
+
+
+class Called(str, Enum):  # noqa: UP042 - StrEnum is hashed as what it says; this one as its name
+    THE_OTHER = "b"
+
+
+@over(("aioquic", "aioquic"), ("native", "native"))
+def test_a_name_of_another_class_means_what_it_says() -> None:
+    a, b = Node("a"), Node("b")
+    try:
+        a.serve(Trust(pins={b.identity.pin: Called.THE_OTHER}))
+        b.serve(Trust(pins={a.identity.pin: "a"}))
+        a.engine.connect(a.endpoint, b.address, expected_peer=Called.THE_OTHER)
+        up, there = a.take(ConnectionUp), b.take(ConnectionUp).connection
+        assert (up.peer, type(up.peer)) == ("b", str)
+        for tag, name in enumerate((Called.THE_OTHER, "b")):
+            operation = a.engine.post(name, key(tag), None)
+            b.send(there, b"found", tag=tag)
+            assert a.outcome(operation).payload == b"found"
+    finally:
+        a.engine.close()
+        b.engine.close()
+
+
+def test_an_address_that_is_none_ends_the_attempt_and_nothing_else() -> None:
+    with connected() as (a, b, up, _):
+        for host in ("a" * 64, "\ud800", "192.0.2.1\ud800"):
+            attempt = a.engine.connect(a.endpoint, (host, 7), expected_peer="c")
+            down = a.take(ConnectionDown)
+            assert (down.attempt, down.connection, down.peer) == (attempt, None, "c")
+            assert "cannot be dialled from this socket" in str(down.error)
+        a.send(up, b"goes on")
+        assert b.outcome(b.post("a", None)).payload == b"goes on"
 
 
 def test_sending_over_a_connection_that_is_gone_fails_the_operation() -> None:

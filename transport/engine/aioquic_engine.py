@@ -25,9 +25,11 @@ from transport.engine.arguments import (
     deadline_of,
     flat,
     full_hello,
+    handed_over,
     key_of,
     level_of,
     message_of,
+    name_of,
     read_credentials,
 )
 from transport.engine.base import (
@@ -68,22 +70,23 @@ class AioquicEngine(Engine):
     def add_endpoint(
         self, sock: socket.socket, *, credentials: Credentials, trust: Trust, hello: Mapping[int, object], bulk: bool
     ) -> int:
-        self._check_open()
-        check_endpoint(sock, trust)
-        certificates, key = read_credentials(credentials)
-        own = full_hello(hello, engine=self.name, settings=self.settings)
-        endpoint = Endpoint(
-            number=next(self._numbers),
-            port=UdpPort(sock),
-            trust=trust,
-            hello=own,
-            bulk=bulk,
-            certificates=certificates,
-            key=key,
-        )
-        if bulk:
-            self._bulk.add(endpoint.number)
-        check_taken(self._core.command(lambda: self._core.add_endpoint(endpoint)), sock)
+        with handed_over(sock):
+            self._check_open()
+            check_endpoint(sock, trust)
+            certificates, key = read_credentials(credentials)
+            own = full_hello(hello, engine=self.name, settings=self.settings)
+            endpoint = Endpoint(
+                number=next(self._numbers),
+                port=UdpPort(sock),
+                trust=trust,
+                hello=own,
+                bulk=bulk,
+                certificates=certificates,
+                key=key,
+            )
+            if bulk:
+                self._bulk.add(endpoint.number)
+            check_taken(self._core.command(lambda: self._core.add_endpoint(endpoint)))
         return endpoint.number
 
     def set_trust(self, endpoint: int, trust: Trust) -> None:
@@ -91,10 +94,11 @@ class AioquicEngine(Engine):
         self._core.command(lambda: self._core.set_trust(endpoint, trust))
 
     def rebind(self, endpoint: int, sock: socket.socket) -> None:
-        self._check_open()
-        check_socket(sock)
-        port = UdpPort(sock)
-        check_taken(self._core.command(lambda: self._core.rebind(endpoint, port)), sock)
+        with handed_over(sock):
+            self._check_open()
+            check_socket(sock)
+            port = UdpPort(sock)
+            check_taken(self._core.command(lambda: self._core.rebind(endpoint, port)))
 
     def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
         self._check_open()
@@ -103,6 +107,7 @@ class AioquicEngine(Engine):
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()
+        expected_peer = None if expected_peer is None else name_of(expected_peer)
         attempt = next(self._numbers)
         check_taken(self._core.command(lambda: self._core.connect(endpoint, remote, expected_peer, attempt)))
         return attempt
@@ -131,7 +136,7 @@ class AioquicEngine(Engine):
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         self._check_open()
-        key, view = key_of(peer, key), flat(buffer, writable=True)
+        peer, key, view = name_of(peer), key_of(key), flat(buffer, writable=True)
         post = Post(operation=next(self._numbers), peer=peer, key=key, buffer=view)
         check_taken(self._core.command(lambda: self._core.operations.post(post)))
         return post.operation

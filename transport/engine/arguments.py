@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from cryptography import x509
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
 from transport.engine.base import Address, Buffer, Credentials, EngineSettings, Priority, Trust
-from transport.engine.header_values import plain_header, plain_key, plain_number
+from transport.engine.header_values import plain_header, plain_key, plain_number, plain_text
 from transport.wire.errors import WireError
 from transport.wire.header import Header, MatchKey, check_key, encode_header
 from transport.wire.hello import PROTOCOL_VERSION, PROTOCOLS, FrameType, HelloKey, LimitKey, encode_frame
@@ -41,19 +42,24 @@ def check_open(*, process: int, closed: bool) -> None:
     check_taken(not closed)
 
 
-def check_taken(taken: bool, sock: socket.socket | None = None) -> None:
+def check_taken(taken: bool) -> None:
     """Hold a call to an engine that was open against whether it was still taken: another thread may have closed it.
-
-    Args:
-        sock: what came with the call; closed where that was not taken.
 
     Raises:
         MisuseError: it was not, and nothing comes of the call.
     """
     if not taken:
-        if sock is not None:
-            sock.close()
         raise MisuseError("the engine is closed")
+
+
+@contextmanager
+def handed_over(sock: socket.socket) -> Iterator[None]:
+    """The call that a socket comes with: it is the engine's from here on, and closed where the call raises."""
+    try:
+        yield
+    except BaseException:
+        sock.close()
+        raise
 
 
 def check_settings(settings: EngineSettings, *, engine: str, controllers: Collection[str]) -> None:
@@ -180,18 +186,26 @@ def message_of(
     return prefix, data if length else None
 
 
-def key_of(peer: str, key: MatchKey) -> MatchKey:
-    """The key of a post to `peer` in plain values, as some message may have it.
+def name_of(peer: str) -> str:
+    """The name of a peer as plain text: one of another class may be hashed, and so not found, as something else.
 
     Raises:
-        MisuseError: no message can have it, or no peer can be called that.
+        MisuseError: no peer can be called that.
     """
-    if not isinstance(peer, str):
-        raise MisuseError(f"a peer's name must be text; this is {type(peer).__name__}")
+    name = plain_text("a peer's name", peer)
     try:
-        peer.encode()
+        name.encode()
     except UnicodeEncodeError as error:
         raise MisuseError(f"a peer's name must be UTF-8; this is {repr(peer)[:60]}") from error
+    return name
+
+
+def key_of(key: MatchKey) -> MatchKey:
+    """The key of a post in plain values, as some message may have it.
+
+    Raises:
+        MisuseError: no message can have it.
+    """
     key = plain_key(key)
     try:
         check_key(key)
@@ -244,6 +258,6 @@ def dialled(sock: socket.socket, remote: Address, *, peer: str) -> Any:
     flags = socket.AI_NUMERICHOST | (socket.AI_V4MAPPED if sock.family == socket.AF_INET6 else 0)
     try:
         return socket.getaddrinfo(*remote, family=sock.family, type=socket.SOCK_DGRAM, flags=flags)[0][4]
-    except OSError as error:
-        reason = f"{remote[0]} cannot be dialled from this socket: {error}"
+    except (OSError, OverflowError, TypeError, ValueError) as error:  # an address may be another rank's word
+        reason = f"{repr(remote[0])[:80]} cannot be dialled from this socket: {error}"
         raise ConnectionLostError(peer, reason) from error

@@ -13,7 +13,8 @@ Rules that both engines keep
   has ended, every post for that peer fails with `ConnectionLostError`. A post for a peer never connected waits.
 - A peer that resets the stream of a message fails the post which that message had taken, with `CancelledError`.
 - A wrong argument or a closed engine raises `MisuseError` at the call, before anything is started; so does a call that
-  `close` overtakes in another thread, if the engine does not take it any more; a socket that came with it is closed.
+  `close` overtakes in another thread, if the engine does not take it any more. A socket is the engine's as soon as it
+  comes with a call: where that raises, for whatever reason, it is closed.
 - Messages are matched by (authenticated peer, `MatchKey`), whatever connection they come over: a connection may be
   replaced by another one to the same peer while operations wait. Two messages with the same key from the same peer are
   delivered in the order in which they were completed.
@@ -226,6 +227,8 @@ class Engine(abc.ABC):
     ) -> int:
         """Serve a bound UDP socket, for dialling and for being dialled. The engine owns the socket from now on.
 
+        It closes it at its end, and at once where it raises.
+
         Args:
             sock: a bound, non-blocking UDP socket; its marks (TOS, priority) are somebody else's.
             hello: what to say of ourselves, by the keys of `docs/wire-protocol.md`.
@@ -238,7 +241,8 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def rebind(self, endpoint: int, sock: socket.socket) -> None:
-        """Go on with another socket, because the address of this host has changed. The engine owns it from now on.
+        """Go on with another socket, because the address of this host has changed. The engine owns it like one that is
+        added.
 
         Connections that this side dialled move: the peer hears from the new address and validates it, and both sides
         measure the new path afresh (RFC 9000 section 9). Only who dialled can move: connections that this side has

@@ -53,7 +53,7 @@ def plain_key(key: MatchKey) -> MatchKey:
     ):
         return key
     plain: dict[str, Any] = {name: plain_integer(f"a key's {name}", getattr(key, name)) for name in _KEY_INTEGERS}
-    return replace(key, kind=_kind("key", key.kind), group=_text("a key's group", key.group), **plain)
+    return replace(key, kind=_kind("key", key.kind), group=plain_text("a key's group", key.group), **plain)
 
 
 def plain_integer(called: str, value: Any) -> int:
@@ -84,11 +84,22 @@ def plain_number(called: str, value: Any) -> float:
         raise _wrong(called, "a number", value) from error
 
 
+def plain_text(called: str, value: Any) -> str:
+    """A text of any class as what it says: `str` would ask the class, and an enumeration's shows a member's name.
+
+    Raises:
+        MisuseError: it is none; the text calls it `called`.
+    """
+    if not isinstance(value, str):
+        raise _wrong(called, "text", value)
+    return str.__str__(value)
+
+
 def _made_plain(header: Header) -> Header:
     plain: dict[str, Any] = {name: plain_integer(f"a header's {name}", getattr(header, name)) for name in _INTEGERS}
     plain["kind"] = _kind("header", header.kind)
     for name in _TEXTS:
-        plain[name] = _text(f"a header's {name}", getattr(header, name))
+        plain[name] = plain_text(f"a header's {name}", getattr(header, name))
     if not isinstance(header.shape, (tuple, list)):
         raise _wrong("a header's shape", "a tuple of integers", header.shape)
     plain["shape"] = tuple(plain_integer("a header's shape", size) for size in header.shape)
@@ -105,12 +116,6 @@ def _kind(whose: str, value: Any) -> Kind:
         return Kind(number)
     except ValueError as error:
         raise MisuseError(f"a {whose}'s kind is one of transport.wire.header.Kind; {number} is none") from error
-
-
-def _text(called: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _wrong(called, "text", value)
-    return str.__str__(value)  # what it says: `str` would ask a subclass, and an enumeration's shows a member's name
 
 
 def _wrong(called: str, wanted: str, value: object) -> MisuseError:

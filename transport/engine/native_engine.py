@@ -38,9 +38,11 @@ from transport.engine.arguments import (
     endpoint_numbered,
     flat,
     full_hello,
+    handed_over,
     key_of,
     level_of,
     message_of,
+    name_of,
     read_credentials,
 )
 from transport.engine.base import (
@@ -141,27 +143,29 @@ class NativeEngine(Engine):
     def add_endpoint(
         self, sock: socket.socket, *, credentials: Credentials, trust: Trust, hello: Mapping[int, object], bulk: bool
     ) -> int:
-        self._check_open()
-        check_endpoint(sock, trust)
-        certificates, key = read_credentials(credentials)
-        own = full_hello(hello, engine=self.name, settings=self.settings, features=[ACK_FREQUENCY])
-        number = next(self._numbers)
-        sock.setblocking(False)
-        # Known before it is served: somebody may dial at once, and whenever `close` comes, it closes what was taken.
-        self._endpoints[number] = _Endpoint(sock=sock, trust=trust, hello=own, bulk=bulk, sockets=[sock])
-        try:
-            taken = self._core.add_endpoint(
-                number,
-                sock.fileno(),
-                [certificate.public_bytes(Encoding.DER) for certificate in certificates],
-                key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()),
-                encode_frame(FrameType.HELLO, own),
-                bulk,
-            )
-        except ValueError as error:
-            del self._endpoints[number]
-            raise MisuseError(f"credentials cannot be used: {error}") from error
-        check_taken(taken, sock)
+        with handed_over(sock):
+            self._check_open()
+            check_endpoint(sock, trust)
+            certificates, key = read_credentials(credentials)
+            own = full_hello(hello, engine=self.name, settings=self.settings, features=[ACK_FREQUENCY])
+            number = next(self._numbers)
+            sock.setblocking(False)
+            # Known before it is served: somebody may dial at once, and `close` closes whatever was taken until then.
+            self._endpoints[number] = _Endpoint(sock=sock, trust=trust, hello=own, bulk=bulk, sockets=[sock])
+            try:
+                taken = self._core.add_endpoint(
+                    number,
+                    sock.fileno(),
+                    [certificate.public_bytes(Encoding.DER) for certificate in certificates],
+                    key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()),
+                    encode_frame(FrameType.HELLO, own),
+                    bulk,
+                )
+            except (OSError, ValueError) as error:
+                del self._endpoints[number]
+                what = "credentials" if isinstance(error, ValueError) else "this socket"
+                raise MisuseError(f"{what} cannot be used: {error}") from error
+            check_taken(taken)
         return number
 
     def set_trust(self, endpoint: int, trust: Trust) -> None:
@@ -171,21 +175,22 @@ class NativeEngine(Engine):
             self._core.forget_sessions(endpoint)
 
     def rebind(self, endpoint: int, sock: socket.socket) -> None:
-        self._check_open()
-        check_socket(sock)
-        served = self._endpoints.get(endpoint)
-        if served is None or len(served.sockets) > MOVES_MAX:
-            raise MisuseError(f"endpoint {endpoint} cannot go on with this socket")
-        sock.setblocking(False)
-        ours = [(number, link) for number, link in list(self._links.items()) if link.endpoint == endpoint]
-        moving = [number for number, link in ours if link.up and link.attempt is not None]
-        served.sockets.append(sock)  # before it is taken, as above
-        try:
-            taken = self._core.rebind(endpoint, sock.fileno(), moving)
-        except OSError as error:
-            served.sockets.remove(sock)
-            raise MisuseError(f"endpoint {endpoint} cannot go on with this socket: {error}") from error
-        check_taken(taken, sock)
+        with handed_over(sock):
+            self._check_open()
+            check_socket(sock)
+            served = self._endpoints.get(endpoint)
+            if served is None or len(served.sockets) > MOVES_MAX:
+                raise MisuseError(f"endpoint {endpoint} cannot go on with this socket")
+            sock.setblocking(False)
+            ours = [(number, link) for number, link in list(self._links.items()) if link.endpoint == endpoint]
+            moving = [number for number, link in ours if link.up and link.attempt is not None]
+            served.sockets.append(sock)  # before it is taken, as above
+            try:
+                taken = self._core.rebind(endpoint, sock.fileno(), moving)
+            except OSError as error:
+                served.sockets.remove(sock)
+                raise MisuseError(f"endpoint {endpoint} cannot go on with this socket: {error}") from error
+            check_taken(taken)
         served.sock = sock
         for number, _ in ours:
             if number not in moving:
@@ -199,6 +204,7 @@ class NativeEngine(Engine):
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()
+        expected_peer = None if expected_peer is None else name_of(expected_peer)
         attempt = next(self._numbers)
         name = called(remote, expected_peer)
         try:
@@ -219,9 +225,12 @@ class NativeEngine(Engine):
             expected_peer=expected_peer,
             peer=name,
         )
-        taken = self._core.connect(endpoint, number, host, port, scope, expected_peer)
-        if not taken:
-            del self._links[number]
+        taken = False
+        try:
+            taken = self._core.connect(endpoint, number, host, port, scope, expected_peer)
+        finally:
+            if not taken:
+                del self._links[number]
         check_taken(taken)
         return attempt
 
@@ -243,7 +252,7 @@ class NativeEngine(Engine):
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         self._check_open()
-        key, view = key_of(peer, key), flat(buffer, writable=True)
+        peer, key, view = name_of(peer), key_of(key), flat(buffer, writable=True)
         operation = next(self._numbers)
         if view is not None:
             self._posted[operation] = view

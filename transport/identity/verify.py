@@ -77,7 +77,7 @@ def _judged(
 def _pinned(leaf: x509.Certificate, trust: Trust) -> VerifiedPeer | None:
     # A plain look-up will do: a pin is public, its timing tells nothing.
     name = trust.pins.get(pin_of(der_of(leaf)))
-    return None if name is None else VerifiedPeer(name=name, roles=frozenset(), pinned=True)
+    return None if name is None else VerifiedPeer(name=str.__str__(name), roles=frozenset(), pinned=True)
 
 
 def _certified(chain: Sequence[x509.Certificate], trust: Trust, *, now: datetime.datetime) -> VerifiedPeer:

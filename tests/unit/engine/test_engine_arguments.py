@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 from dataclasses import replace
 from enum import Enum, IntEnum
@@ -23,9 +24,11 @@ from transport.engine.arguments import (
     endpoint_numbered,
     flat,
     full_hello,
+    handed_over,
     key_of,
     level_of,
     message_of,
+    name_of,
     read_credentials,
 )
 from transport.engine.base import Credentials, EngineSettings, Priority, Trust
@@ -68,6 +71,15 @@ def test_an_endpoint_needs_a_udp_socket_and_somebody_to_believe(udp: socket.sock
         check_endpoint(udp, Trust())
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tcp, pytest.raises(MisuseError, match="UDP"):
         check_endpoint(tcp, Trust(pins={bytes(32): "a"}))
+
+
+def test_a_socket_is_closed_where_the_call_that_it_came_with_raises(udp: socket.socket) -> None:
+    with handed_over(udp):
+        pass
+    assert udp.fileno() >= 0
+    with pytest.raises(MisuseError), handed_over(udp):
+        check_endpoint(udp, Trust())
+    assert udp.fileno() < 0
 
 
 def test_credentials_are_read_or_refused() -> None:
@@ -133,7 +145,7 @@ def test_a_text_of_another_class_is_written_as_what_it_says() -> None:
     for name in ("job", "group", "dtype", "call"):
         said, meant = replace(HEADER, **{name: Word.FLOAT}), replace(HEADER, **{name: "float32"})
         assert message_of(said, FOUR) == message_of(meant, FOUR)
-    plain = key_of("b", MatchKey(Kind.CONTROL, group=Word.FLOAT))
+    plain = key_of(MatchKey(Kind.CONTROL, group=Word.FLOAT))
     assert plain == MatchKey(Kind.CONTROL, group="float32")
     assert type(plain.group) is str
 
@@ -168,33 +180,38 @@ def test_a_kind_that_is_none_is_refused() -> None:
 def test_a_key_is_made_plain_and_holds_no_more_than_a_header() -> None:
     said = MatchKey(np.int64(Kind.BULK), "g" * 128, *(np.uint64(2**64 - 1),) * 5)  # type: ignore[arg-type]
     meant = MatchKey(Kind.BULK, "g" * 128, *(2**64 - 1,) * 5)
-    assert key_of("b", said) == meant
-    assert type(key_of("b", said).kind) is Kind
-    assert key_of("b", meant) is meant
+    assert key_of(said) == meant
+    assert type(key_of(said).kind) is Kind
+    assert key_of(meant) is meant
     for wrong in (-1, 2**64):
         with pytest.raises(MisuseError, match="no message can have: step is not an unsigned 64-bit integer"):
-            key_of("b", replace(meant, step=wrong))
+            key_of(replace(meant, step=wrong))
     for group, why in (("g" * 129, "group is longer than 128 bytes"), ("\ud800", "group is not UTF-8")):
         with pytest.raises(MisuseError, match=f"no message can have: {why}"):
-            key_of("b", replace(meant, group=group))
+            key_of(replace(meant, group=group))
+
+
+def test_a_name_is_made_plain_and_is_text_that_can_be_written() -> None:
+    assert name_of("b") == "b"
+    assert (name_of(Word.FLOAT), type(name_of(Word.FLOAT))) == ("float32", str)
     with pytest.raises(MisuseError, match="a peer's name must be text; this is bytes"):
-        key_of(b"b", meant)  # type: ignore[arg-type]
+        name_of(b"b")  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match=r"a peer's name must be UTF-8; this is '\\ud800'"):
-        key_of("\ud800", meant)
+        name_of("\ud800")
 
 
 @pytest.mark.parametrize("value", [True, np.True_, 4.0, "4", None, np.array([4])], ids=repr)
 @pytest.mark.parametrize("name", ["kind", "epoch", "step", "bucket", "attempt", "tag"])
 def test_what_is_no_integer_is_refused_in_a_key_too(name: str, value: Any) -> None:
     with pytest.raises(MisuseError, match=rf"a key's {name} must be an integer; this is {type(value).__name__}"):
-        key_of("b", replace(MatchKey(Kind.CONTROL), **{name: value}))
+        key_of(replace(MatchKey(Kind.CONTROL), **{name: value}))
 
 
 def test_a_group_that_is_no_text_and_a_kind_that_is_none_are_refused_in_a_key_too() -> None:
     with pytest.raises(MisuseError, match="a key's group must be text; this is int"):
-        key_of("b", MatchKey(Kind.CONTROL, group=1))  # type: ignore[arg-type]
+        key_of(MatchKey(Kind.CONTROL, group=1))  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match=r"a key's kind is one of .*; 7 is none"):
-        key_of("b", MatchKey(7))  # type: ignore[arg-type]
+        key_of(MatchKey(7))  # type: ignore[arg-type]
 
 
 def test_a_deadline_is_a_number_of_seconds_to_come_or_none() -> None:
@@ -222,9 +239,9 @@ def test_who_cannot_be_dialled_is_named(udp: socket.socket) -> None:
     with pytest.raises(ConnectionLostError, match="there is no endpoint 4") as lost:
         endpoint_numbered({3: udp}, 4, peer="b")
     assert lost.value.peer == "b"
-    for host in ("::1", "localhost"):
-        with pytest.raises(ConnectionLostError, match=f"{host} cannot be dialled from this socket") as lost:
-            dialled(udp, (host, 7), peer="b")
+    for host, port in (("::1", 7), ("localhost", 7), ("a" * 64, 7), ("\ud800", 7), ("192.0.2.1", 2**64), (7, 7)):
+        with pytest.raises(ConnectionLostError, match=f"{re.escape(repr(host))} cannot be dialled from this") as lost:
+            dialled(udp, (host, port), peer="b")  # type: ignore[arg-type]
         assert lost.value.peer == "b"
 
 
