@@ -55,6 +55,10 @@ HEADERS = {
     "shape that overflows": (raw_header({0: 2, 8: "int8", 9: [2**32, 2**32], 11: 0}), WireCode.LENGTH_MISMATCH),
     "another job than its hello's": (raw_header({0: 2, 1: "other", 11: 0}), WireCode.JOB_MISMATCH),
     "more than is accepted": (raw_header({0: 2, 11: 2**30 + 1}), WireCode.MESSAGE_TOO_LONG),
+    "as long as a stream can be": (raw_header({0: 2, 11: 2**62 - 1}), WireCode.MESSAGE_TOO_LONG),
+    "longer than a stream can be": (raw_header({0: 2, 11: 2**62}), WireCode.MESSAGE_TOO_LONG),
+    "the longest that can be said": (raw_header({0: 2, 11: 2**64 - 1}), WireCode.MESSAGE_TOO_LONG),
+    "less than nothing": (raw_header({0: 2, 11: -1}), WireCode.HEADER_INVALID),
 }
 
 
