@@ -1,5 +1,6 @@
 //! The control of bulk state, which yields; its law and its numbers are those of `transport/engine/congestion.py`, but for
-//! the least queue: Python cannot tell a quarter of a millisecond from its own pauses.
+//! the least queue, for Python cannot tell a quarter of a millisecond from its own pauses, and for the base, whose freaks
+//! are within the queue that is allowed there.
 //!
 //! It keeps the queue that it makes itself near `max(0.25 ms, base / 4)` (after LEDBAT, RFC 6817, and LEDBAT++), so that a
 //! small message to the same peer does not wait behind it.
@@ -9,8 +10,11 @@
 //! - Below the target the window grows, by up to an eighth a round, above it shrinks by an eighth for each target that the
 //!   queue is too long, at most by half. The target is a quarter of the base or more, so that what was decided on before
 //!   the last round showed overshoots by less than a target, and it settles.
-//! - The base is the least round trip of two spans, and once a span the window is cut for a moment, lest a queue of our own
-//!   become part of the base.
+//! - The base is the mean round trip of a round, the least of two spans. The least of all their ten thousand round trips is a
+//!   freak that the least of a round's dozen does not come near: where round trips vary by a quarter of themselves (radio,
+//!   processors that are full) the difference passed for a queue, and bulk stood nearly still beside an empty link. In slow
+//!   start, which is short and makes bursts, it is the least of the round.
+//! - Once a span the window is cut for a moment, lest a queue of our own become part of the base.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -48,7 +52,10 @@ impl ControllerFactory for DelayBoundConfig {
 struct Round {
     began: Option<Instant>,
     least_s: f64,
+    sum_s: f64,
     samples: u32,
+    /// It began while the window was cut for the base.
+    drains: bool,
     acked: f64,
     /// Of those: while the application had no more.
     limited: f64,
@@ -58,7 +65,9 @@ impl Round {
     const NEW: Self = Self {
         began: None,
         least_s: f64::INFINITY,
+        sum_s: 0.0,
         samples: 0,
+        drains: false,
         acked: 0.0,
         limited: 0.0,
     };
@@ -98,30 +107,41 @@ impl DelayBound {
 
     /// Take what an acknowledgement told: the round trip, bytes, and how many of them the application limited.
     fn on_progress(&mut self, rtt_s: f64, acked: f64, limited: f64, now: Instant) {
-        self.base.add(rtt_s, now);
         self.keep_base(rtt_s, now);
-        if self.drain_until.is_some() {
-            return;
-        }
         let round = &mut self.round;
+        if round.began.is_none() {
+            round.drains = self.drain_until.is_some();
+        }
         let began = *round.began.get_or_insert(now);
         round.least_s = round.least_s.min(rtt_s);
+        round.sum_s += rtt_s;
         round.samples += 1;
         round.acked += acked;
         round.limited += limited;
-        if round.samples < ROUND_SAMPLES {
-            self.window_bytes += if self.slow_start { acked - limited } else { 0.0 };
+        // With a window that is cut there may be two in a round trip.
+        let enough = round.samples >= ROUND_SAMPLES || round.drains;
+        let whole = now.saturating_duration_since(began).as_secs_f64() >= rtt_s;
+        if enough && (self.slow_start || whole) {
+            let round = std::mem::replace(&mut self.round, Round::NEW);
+            self.end(&round, now);
+        }
+        if self.slow_start && self.drain_until.is_none() {
+            self.window_bytes += acked - limited;
+        }
+    }
+
+    /// A round is over: what it tells of the base, and of the queue.
+    fn end(&mut self, round: &Round, now: Instant) {
+        let mean_s = round.sum_s / f64::from(round.samples);
+        self.base.add(if self.slow_start { round.least_s } else { mean_s }, now);
+        if round.drains {
             return;
         }
-        let queue_s = round.least_s - self.base.least_s();
+        let queue_s = (round.least_s - self.base.least_s()).max(0.0);
         if self.slow_start {
             self.slow_start = queue_s < SLOW_START_TARGETS * self.target_s();
-            self.window_bytes += if self.slow_start { acked - limited } else { 0.0 };
-            self.round = Round::NEW;
-        } else if now.saturating_duration_since(began).as_secs_f64() >= rtt_s {
-            let limited = 2.0 * self.round.limited > self.round.acked;
-            self.round = Round::NEW;
-            self.judge(queue_s, limited);
+        } else {
+            self.judge(queue_s, 2.0 * round.limited > round.acked);
         }
     }
 
@@ -136,7 +156,7 @@ impl DelayBound {
         self.drain_until = self.drain_until.filter(|until| now < *until);
     }
 
-    /// End a round. The window does not grow while the application is what limits it (RFC 9002 7.8).
+    /// The window does not grow while the application is what limits it (RFC 9002 7.8).
     fn judge(&mut self, queue_s: f64, limited: bool) {
         let off_target = 1.0 - queue_s / self.target_s();
         if off_target < 0.0 {
