@@ -198,6 +198,7 @@ def _interface(
         storage=next(entry for entry in now.classes if entry.name == LENDER),
         capacity_bits_per_s=rate,
         replicas=declared.replicas,
+        late_s=held.late_s(seen.flows, seen.leases),
     )
     classes, wants = [], []
     state, active = bursts.follow(

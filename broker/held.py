@@ -14,15 +14,18 @@ more than the rest of the guarantee.
 
 The promise counts only while something waits to go there. A peer may call its link slower than it is, to owe us less;
 so it counts at least as what lately went there: what its connections delivered before it asked, and what was sent while
-it held us. That is forgotten only while it does not hold, or a hold would prove its own link slow. Each destination has
-its own account: a sender with a fast link of its own is not judged by that link, and what waits for a held destination
-is not what our own link keeps waiting.
+it held us. That is forgotten only while it does not hold, or a hold would prove its own link slow; or where our own
+connections find that link full for 0.3 s: down to what the peer says, or a quarter. For where a link has become slower
+storage was repaid by what it had carried before, and flooded it in bursts. Each destination has its own account: a
+sender with a fast link of its own is not judged by that link, and what waits for a held destination is not what our own
+link keeps waiting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from broker import guarantee, ingress_reasons, reasons, signals
 from broker.demand import BACKLOG_BYTES_MIN
@@ -39,8 +42,18 @@ DESTINATIONS_MAX = 8
 LINGER_S = 5.0
 """How long a leaf outlives its lease: what waits in it leaves in order, and the next burst finds it there."""
 RATE_BITS_PER_S_MIN = 64_000
+NOBODY_LATE: Mapping[str, float] = MappingProxyType({})
 MOST_DECAY_S = 60.0
 """The most that went to a destination is forgotten over a minute in which nobody holds it."""
+FULL_S, FULL_FOR_S, FULL_AGE_S = 0.06, 0.3, 0.3
+"""A link is full to which our connections take 60 ms longer than at best, beyond what they wait for in our own leaf:
+twice what counts as a queue elsewhere, for TCP smooths over some round trips. Measured at a fall from 100 to 30 Mbit/s:
+130 to 250 ms for half a second. Samples that are older say nothing."""
+LEAF_S = 0.5
+"""What a packet waited for in the leaf so long ago may still be in what TCP smooths."""
+LEFT_AT_ONCE = 0.25
+"""Of the most that went there: a fall to a quarter is believed at once, a deeper one where the queue stays. A host that
+lies about its link has to keep a real queue in front of it for as long, each time."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +101,22 @@ def delivered(
     return found
 
 
+def late_s(flows: Sequence[FlowSample], leases: Sequence[Lease]) -> Mapping[str, float]:
+    """How much longer than at best storage's connections to each address of a lease take, seconds: the middle one's."""
+    addresses = leased(leases)
+    waits: dict[str, list[float]] = {}
+    for flow in flows if addresses else ():
+        if flow.traffic_class != HELD_CLASS or flow.peer not in addresses or flow.age_s > FULL_AGE_S:
+            continue
+        if flow.rtt_s is not None and flow.rtt_s_min is not None:
+            waits.setdefault(flow.peer, []).append(flow.rtt_s - flow.rtt_s_min)
+    return {address: sorted(found)[(len(found) - 1) // 2] for address, found in waits.items()}
+
+
 def decide_held(
     *, now_s: float, states: Sequence[HeldState], leases: Sequence[Lease], samples: Sequence[DestinationSample],
     read_s: float | None, delivered_bits_per_s: Mapping[str, float], storage: ClassPolicy, capacity_bits_per_s: int,
-    replicas: int = 0,
+    replicas: int = 0, late_s: Mapping[str, float] = NOBODY_LATE,
 ) -> Holding:  # fmt: skip
     """Decide about the leases of one interface.
 
@@ -104,6 +129,7 @@ def decide_held(
         storage: the class' policy.
         capacity_bits_per_s: of our own way out.
         replicas: objects at risk that count now (`broker.needs`).
+        late_s: from the function of that name.
     """
     if not states and not leases:
         return Holding((), (), ())
@@ -130,6 +156,10 @@ def decide_held(
         entry = known.get(address) or HeldState(address, now_s)
         most = max(entry.sent_bits_per_s_max, delivered_bits_per_s.get(address, 0.0))
         entry = replace(entry, sent_bits_per_s_max=most)
+        if read_s is not None:
+            entry = _ask_the_link(
+                entry, counters.get(address), asked.get(address), late_s=late_s.get(address), now_s=now_s
+            )
         entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)
         rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s, replicas=replicas)
         floor = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s)).floor
@@ -169,6 +199,26 @@ def _link(entry: HeldState, lease: Lease | None, capacity_bits_per_s: int) -> in
     """The smaller of both links, where the peer's counts at least as what lately went there."""
     claimed = lease.capacity_bits_per_s if lease is not None else 0
     return min(capacity_bits_per_s, max(claimed, int(entry.sent_bits_per_s_max)))
+
+
+def _ask_the_link(
+    entry: HeldState, sample: DestinationSample | None, lease: Lease | None, *, late_s: float | None, now_s: float
+) -> HeldState:
+    """Forget what went there where our own connections find the link full: it may carry as little as its host says."""
+    if sample is None:
+        return entry
+    wait_s = 8 * sample.backlog_bytes / entry.rate_bits_per_s if entry.rate_bits_per_s else 0.0
+    waits = (*(one for one in entry.leaf_waits if one[0] > now_s - LEAF_S), (now_s, wait_s))
+    entry = replace(entry, leaf_waits=waits)
+    if lease is None or late_s is None or late_s - max(seconds for _, seconds in waits) < FULL_S:
+        return replace(entry, full_s=None)
+    if entry.full_s is None:
+        return replace(entry, full_s=now_s)
+    if now_s - entry.full_s < FULL_FOR_S:
+        return entry
+    most = entry.sent_bits_per_s_max
+    left = min(most, max(float(lease.capacity_bits_per_s), LEFT_AT_ONCE * most))
+    return replace(entry, full_s=now_s, sent_bits_per_s_max=left)
 
 
 def _count(

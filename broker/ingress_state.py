@@ -160,7 +160,8 @@ class HeldState:
 
     Fields: `seen_s` when a lease was last in force; `counter_s` and `sent_bytes` when the destination's counter was
     read last, and what it said; `sent_bits_per_s_max` the most that went there, slowly forgotten while no lease is
-    in force; `rate_bits_per_s` what is in force.
+    in force; `rate_bits_per_s` what is in force; `leaf_waits` (when, seconds) for how long packets waited in our own
+    leaf lately, oldest first; `full_s` since when our connections have found the link there full.
     """
 
     address: str
@@ -170,3 +171,5 @@ class HeldState:
     sent_bits_per_s_max: float = 0.0
     account: Account = Account()
     rate_bits_per_s: int = 0
+    leaf_waits: tuple[tuple[float, float], ...] = ()
+    full_s: float | None = None

@@ -183,6 +183,44 @@ def test_a_peer_that_calls_its_link_slower_than_it_takes_owes_by_what_it_took() 
     assert (sent - 20e6) * 8 / 60 > 2_000_000
 
 
+def raised_after_a_fall(late_s: float) -> tuple[set[str], float]:
+    """A peer whose part of its link was 47.5 Mbit/s says that it is 14.3, and holds us to its floor for most of each
+    second; for half a second from then on our connections take `late_s` longer than before. Why we did what we did in
+    the next 20 s, and after the first of them the most that might go there while it asked for the floor."""
+    state, sent, codes, most = State(), 0.0, set(), 0.0
+    for tick in range(260):
+        fallen = tick >= 60
+        part = 14_300_000 if fallen else 47_500_000
+        asks = part if tick % 5 == 0 else part // 50
+        flow = FlowSample(
+            "tcp/1", "10.0.0.1", "storage", "tcp-info", 0.0, rtt_s=late_s if 60 <= tick < 65 else 0.01, rtt_s_min=0.0
+        )
+        waiting = sample(lease(asks, number=tick, capacity=part), sent=int(sent), backlog=12_000)
+        decision = go(tick / 10, replace(waiting, flows=(flow,)), state)
+        state = decision.state
+        rate = there(decision).ceil_bits_per_s
+        sent += rate / 80
+        if fallen:
+            codes.add(there(decision).reason.code)
+        if tick >= 70 and asks < part:
+            most = max(most, rate)
+    return codes, most
+
+
+def test_a_link_that_our_own_connections_find_full_owes_by_what_its_host_says_from_then_on() -> None:
+    """Else storage is repaid by the old link, and floods the new one in the middle of bursts."""
+    codes, most = raised_after_a_fall(late_s=0.3)
+    assert "hold-raised" not in codes
+    assert most <= 1.1 * 14_300_000 / 50
+
+
+def test_a_link_that_is_only_said_to_be_slower_owes_by_what_it_took() -> None:
+    """What they wait longer is what waits in our own leaf: 12 kB at the floor of 47.5 Mbit/s are 0.1 s."""
+    codes, most = raised_after_a_fall(late_s=0.1)
+    assert "hold-raised" in codes
+    assert most >= 0.9 * 47_500_000 / 5
+
+
 def test_a_sender_with_a_faster_link_is_not_owed_by_that_link() -> None:
     decisions, _ = flood([1e9] * 100)
     storage = [
