@@ -6,7 +6,8 @@ where there is none, or it refuses, the kernel drops it here, on an IFB, when it
 
     nothing announced for 10 s      storage is free
     between bursts                  what others leave of 0.95 of the link: no queue stands there when a burst begins
-    a burst comes in                the floor (what training has never used, where that is more than half of the link)
+    a burst comes in                the floor (what training has never used, where that is more than half of the link;
+                                    after 0.3 s what it has not used so far, where no IFB holds storage)
     the burst is over, or does not  as between bursts, at once
     come after 0.3 s
     the next one is due             the floor, a round trip and 5 ms ahead, where the last forecasts were right
@@ -59,6 +60,8 @@ DRAIN_S = 0.005
 ROUND_TRIP_S_MAX = 0.2
 STORED_MIN = 0.05
 """Of our rate: storage that brings less than this is in nobody's way, and nothing is looked at between ticks for it."""
+SHOWN_BURST_S = 0.3
+"""An announced burst that lasts for longer has shown how fast it comes: as long as one is new (`broker.bursts`)."""
 LONG_S = 2.0
 """A burst that was not announced and lasts for longer has shown how fast it comes; a lease is no longer either."""
 LIMITED = 0.8
@@ -131,12 +134,13 @@ def decide_ingress(
     told = {entry.address: entry for entry in senders if entry.traffic_class == LENDER}
     lead_s = min(ROUND_TRIP_S_MAX, max((entry.rtt_s or 0.0 for entry in told.values()), default=0.0)) + DRAIN_S
     owed = guarantee.repay_rate_bits_per_s(state.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
+    in_kernel = _wants_ifb(state, interface, now_s=now_s)
     allowance, why = _allowance(
-        state, own, rate, owed=owed, window_s=window_s, lead_s=lead_s, draining=estimate.draining, now_s=now_s
+        state, own, rate, owed=owed, window_s=window_s, lead_s=lead_s, draining=estimate.draining, in_kernel=in_kernel,
+        now_s=now_s,
     )  # fmt: skip
     if source == "fallback":
         allowance, why = None, ingress_reasons.IngressUnknown()
-    in_kernel = _wants_ifb(state, interface, now_s=now_s)
     allowed = _divide(state.senders, told, allowance, own.floor, in_kernel=in_kernel)
     state = replace(
         state,
@@ -207,7 +211,7 @@ def _allowed(sender: SenderState, allowed: int, *, now_s: float) -> SenderState:
 
 def _allowance(
     state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, lead_s: float, draining: bool,
-    now_s: float,
+    in_kernel: bool, now_s: float,
 ) -> tuple[int | None, reasons.Reasoned]:  # fmt: skip
     """What all storage together may send towards us, None where it is free, and why."""
     if state.training_s is None or now_s - state.training_s > IDLE_S:
@@ -216,10 +220,10 @@ def _allowance(
     due = inbound.expected(state, now_s=now_s, lead_s=lead_s)
     why: reasons.Reasoned
     if coming and coming[0].uid == observed.USER:
-        room = max(own.guarantee, _unused_by(coming, state, rate, now_s=now_s))
+        room = max(own.guarantee, _unused_by(coming, state, rate, in_kernel=in_kernel, now_s=now_s))
         why = ingress_reasons.BurstSeen(room)
     elif coming:
-        room = max(own.floor, _unused_by(coming, state, rate, now_s=now_s))
+        room = max(own.floor, _unused_by(coming, state, rate, in_kernel=in_kernel, now_s=now_s))
         why = ingress_reasons.BurstComes(coming[0].job, coming[0].step, room)
     elif due is not None:
         room = own.floor
@@ -285,12 +289,17 @@ def _deserves_room(burst: InboundBurstState, state: IngressState, rate: int, *, 
     return now_s - burst.used_s < new_s
 
 
-def _unused_by(coming: Sequence[InboundBurstState], state: IngressState, rate: int, *, now_s: float) -> int:
-    """What training has never used in its last bursts, where that is more than half of the link; else nothing. Of one
-    that nobody announced and that goes on and on, what it has not used so far."""
-    (first, *_), others = coming, max(0.0, state.others_bits_per_s)
-    if first.uid == observed.USER and now_s - first.started_s >= LONG_S:
-        return max(0, int(rate - PEAK_ROOM * first.peak_bits_per_s - others))
+def _unused_by(
+    coming: Sequence[InboundBurstState], state: IngressState, rate: int, *, in_kernel: bool, now_s: float
+) -> int:
+    """What training has not used so far in bursts that go on; what it has never used in its last bursts, where that is
+    more than half of the link; else nothing. An IFB (`in_kernel`) lets nobody into an announced burst before its end:
+    what it drops of storage has passed the link, and made a queue there, which training's sender takes for its own."""
+    others = max(0.0, state.others_bits_per_s)
+    long_s = LONG_S if coming[0].uid == observed.USER else math.inf if in_kernel else SHOWN_BURST_S
+    if all(now_s - burst.started_s >= long_s for burst in coming):
+        peak = max(burst.peak_bits_per_s for burst in coming)  # of each what came of all
+        return max(0, int(rate - PEAK_ROOM * peak - others))
     return _never_used(sorted({(burst.uid, burst.job) for burst in coming}), state, rate)
 
 

@@ -48,7 +48,8 @@ class WayInState:
     before tells of a rate or a drain that is over; `changed_s` when the estimate was changed last, `moved_by` what
     changed it, `excess_s` how long packets waited then, `voices_seen` how many senders said so; `drain_until_s` until
     when storage is held to half, so that the queue goes away; `busy_s` for how long storage has used all that it might;
-    `step` of the next raise, `failed_bits_per_s` where the last one ended; `episode_rate_bits_per_s`,
+    `step` of the next raise, `stood_bits_per_s` the last rate that was no untried raise, `untried_s` when
+    the first raise since then was, `failed_bits_per_s` where the last one ended; `episode_rate_bits_per_s`,
     `episode_excess_s` (the least) and `episode_moves` (lower ones) since a queue was first seen, `blameless_until_s`
     until when no delay is believed; `heard_s` when it was last known whether a queue stands, or nothing came.
     """
@@ -67,6 +68,8 @@ class WayInState:
     drain_until_s: float = 0.0
     busy_s: float = 0.0
     step: float = 0.0
+    stood_bits_per_s: int = 0
+    untried_s: float = 0.0
     failed_bits_per_s: int = 0
     episode_rate_bits_per_s: int = 0
     episode_excess_s: float = 0.0

@@ -134,6 +134,15 @@ def test_training_that_never_uses_more_than_a_quarter_leaves_storage_the_rest() 
     assert world.of_leftover >= 0.8
 
 
+def test_a_long_burst_leaves_storage_what_training_does_not_use_of_it() -> None:
+    """Its sender's own way out carries 0.6 of our link: more than half, so that each burst begins with all of it."""
+    slow = {"pace_bits_per_s": 60e6, "burst_bytes": 6_000_000}
+    idle = Inflow(POLICY, [], **slow).run(8)  # type: ignore[arg-type]
+    world = Inflow(POLICY, [Storage("10.0.0.3")], **slow).run(8)  # type: ignore[arg-type]
+    assert world.step_s <= 1.02 * idle.step_s
+    assert world.of_leftover >= 0.62, "0.47 with storage at its floor until the burst is over"
+
+
 @pytest.mark.parametrize("deadline_s", [0.3, 1.0])
 @pytest.mark.parametrize(("pace_bits_per_s", "grows_per_s"), [(3e6, 2.0), (10e6, 0.7), (20e6, 0.7)])
 def test_a_window_that_starts_small_grows_as_fast_beside_a_flood_as_on_an_idle_link(
