@@ -50,6 +50,7 @@ class Letter:
     tag: int
     timeout_s: float
     deadline_s: float
+    payload: TensorView | None = None
     into: TensorView | None = None
     tickets: list[Ticket] = field(default_factory=list)
     error: HiveError | None = None
@@ -85,6 +86,7 @@ class PostOffice:
     def send(self, letter: Letter, rank: int, view: TensorView, *, priority: Priority, order: int) -> None:
         """Send a view to a rank."""
         self._letters[id(letter)] = letter
+        letter.payload = view
         number = self._sent.take((letter.group, letter.tag, rank))
         inline = view.data.nbytes <= INLINE_BYTES
         described = memoryview(json.dumps({"dtype": view.dtype, "shape": view.shape}).encode())
@@ -384,9 +386,14 @@ class PostOffice:
             return
         letter.ended = True
         del self._letters[id(letter)]
-        if letter.error is None and letter.into is not None:
+        if letter.error is None:
             try:
-                letter.into.write_back()
+                if letter.payload is not None:
+                    letter.payload.require_in_place()
+                if letter.into is not None:
+                    letter.into.write_back()
+            except HiveError as error:
+                letter.error = error
             except Exception as cause:  # noqa: BLE001 - the caller's memory is gone or has changed its size
                 letter.error = unforeseen(f"unpacking the result of {letter.work.what}", cause)
         letter.work.finish(letter.result, letter.error)
@@ -441,7 +448,10 @@ def _described(received: Received) -> tuple[str, tuple[int, ...]] | None:
     """
     if received.header.dtype:
         return received.header.dtype, received.header.shape
-    fields = json.loads(bytes(received.payload))
+    try:
+        fields = json.loads(bytes(received.payload))
+    except RecursionError as error:
+        raise ValueError("its head is malformed: nested beyond reason") from error
     if not isinstance(fields, dict):
         raise ValueError("its head is malformed")
     if fields.get("void") is True:

@@ -30,9 +30,12 @@ class TensorView:
 
     `data` is a contiguous memoryview of format "B", little-endian; `write_back` must be called after writing to it. The
     memory lives as long as `data` or any slice of it, with the view or without: engines and schedules keep no more.
+
+    Whoever resizes what was lent pulls that memory away. Python refuses it for a bytearray, numpy for an array; torch
+    knows of no loans, nor does numpy with `refcheck=False`. Of a torch tensor `require_in_place` finds it out later.
     """
 
-    __slots__ = ("_owner", "_unpack", "data", "dtype", "shape")
+    __slots__ = ("_owner", "_place", "_unpack", "data", "dtype", "shape")
 
     def __init__(
         self,
@@ -42,12 +45,14 @@ class TensorView:
         shape: tuple[int, ...],
         owner: object = None,
         unpack: Callable[[], None] | None = None,
+        place: Callable[[], int] | None = None,
     ) -> None:
         self.data = data
         self.dtype = dtype
         self.shape = shape
         self._owner = owner
         self._unpack = unpack
+        self._place = None if place is None or not data.nbytes else (place, place())
 
     def __repr__(self) -> str:
         return f"<TensorView {self.dtype}{list(self.shape)}>"
@@ -67,8 +72,31 @@ class TensorView:
         """Whether numpy knows its dtype; bfloat16, float8 and complex32 it does not."""
         return self.dtype not in _NOT_NUMPY
 
+    @property
+    def place(self) -> Callable[[], int] | None:
+        """Where the memory lies now: what tells its address, for what may be resized while it is lent; else None."""
+        return None if self._place is None else self._place[0]
+
+    def require_in_place(self) -> None:
+        """See that the tensor still lies where it did when it was lent.
+
+        Raises:
+            MisuseError: it does not. What it lay in was freed while it was read or written, which nobody can undo.
+        """
+        if self._place is not None and self._place[0]() != self._place[1]:
+            raise MisuseError(
+                f"the memory of a tensor ({self.dtype}{list(self.shape)}) was freed while it was lent (`resize_` of it "
+                "or of its storage): resize before the operation or after it; what was sent or received is undefined, "
+                "and so is whatever lies there now"
+            )
+
     def write_back(self) -> None:
-        """Copy what was received to where the tensor really lies. Does nothing where `data` is that place."""
+        """Copy what was received to where the tensor really lies. Does nothing where `data` is that place.
+
+        Raises:
+            MisuseError: the tensor was resized meanwhile.
+        """
+        self.require_in_place()
         if self._unpack is not None:
             self._unpack()
 
@@ -143,8 +171,9 @@ def split(view: TensorView, parts: int) -> tuple[TensorView, ...]:
         raise MisuseError(f"{view.elems} elements cannot be cut into {parts} equal parts")
     elems = view.elems // parts
     size = elems * view.item_bytes
+    place = view.place
     return tuple(
-        TensorView(view.data[i * size : (i + 1) * size], dtype=view.dtype, shape=(elems,), owner=view)
+        TensorView(view.data[i * size : (i + 1) * size], dtype=view.dtype, shape=(elems,), owner=view, place=place)
         for i in range(parts)
     )
 
@@ -186,23 +215,27 @@ def _of_torch(tensor: Any, *, writable: bool) -> TensorView:
         raise MisuseError(f"a tensor has at most {DIMENSIONS_MAX} dimensions, not {len(shape)}")
     source = tensor.detach()
     in_place = source.device.type == "cpu" and source.is_contiguous() and not source.is_conj() and not source.is_neg()
-    unpack = None
-    memory = source
-    if not in_place:
-        if writable and any(n > 1 and step == 0 for n, step in zip(shape, source.stride(), strict=True)):
-            raise MisuseError("cannot receive into an expanded tensor: several elements share one place")
-        memory = source.resolve_conj().resolve_neg().cpu().contiguous()
-        if memory.data_ptr() == source.data_ptr():
-            memory = memory.clone()
+    if in_place:
+        return TensorView(_bytes_at(source), dtype=name, shape=shape, owner=source, place=source.data_ptr)
+    if writable and any(n > 1 and step == 0 for n, step in zip(shape, source.stride(), strict=True)):
+        raise MisuseError("cannot receive into an expanded tensor: several elements share one place")
+    memory = source.resolve_conj().resolve_neg().cpu().contiguous()
+    if memory.data_ptr() == source.data_ptr():
+        memory = memory.clone()
 
-        def unpack() -> None:
-            source.copy_(memory)
+    def unpack() -> None:
+        source.copy_(memory)
 
     return TensorView(_bytes_at(memory), dtype=name, shape=shape, owner=memory, unpack=unpack)
 
 
 def _bytes_at(tensor: Any) -> memoryview:
-    """The memory of a contiguous torch tensor, which lives as long as the memoryview or any slice of it does."""
+    """The memory of a contiguous torch tensor, which lives as long as the memoryview or any slice of it does.
+
+    Unless the tensor is resized: the storage is held, and it is the storage that lets go of its memory then. torch has
+    no way to forbid that for a time; `numpy()` forbids it for good, which those cannot have who resize between
+    operations (FullyShardedDataParallel does).
+    """
     if tensor.nbytes == 0:
         return memoryview(bytearray())
     array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())

@@ -1,7 +1,9 @@
 //! Python's memory, borrowed: payloads to send from and posted buffers to receive into, without the GIL while bytes move.
 //!
-//! A `PyBuffer` keeps the exporter alive and its memory in place: a bytearray cannot be resized and a tensor not be
-//! collected while it is exported. Letting go of one needs the GIL, which no thread of the network ever waits for, so
+//! A `PyBuffer` keeps the exporter alive, and it is the exporter's promise to the buffer protocol that the memory stays in
+//! place meanwhile (Python, C API, Buffer Protocol): a bytearray refuses to be resized. What exports a torch tensor is an
+//! array of its address (`transport/tensors.py`), which keeps the tensor from being collected, and cannot keep that
+//! promise for a tensor that is resized: it is for the caller not to do that, as with any backend of torch. Letting go of one needs the GIL, which no thread of the network ever waits for, so
 //! a borrowed buffer that is dropped goes to the event thread, which lets go of it before it delivers what came after.
 
 use std::sync::Arc;

@@ -65,6 +65,9 @@ pub mod inside {
 
 use pyo3::prelude::*;
 
+/// What `guard.rs` promises needs it: a profile that aborts would end the process with the first panic.
+const _: () = assert!(cfg!(panic = "unwind"), "build with panic = \"unwind\"");
+
 /// `gil_used`: a build for an interpreter that can do without the GIL makes it take it, for nobody has tried this there.
 /// Wheels are abi3's, which such an interpreter does not load; others than the first interpreter of a process PyO3 refuses.
 #[pymodule(gil_used = true)]

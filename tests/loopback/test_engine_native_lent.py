@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -216,3 +217,25 @@ def test_many_threads_lend_take_back_and_drop_at_once() -> None:
         for thread in threads:
             thread.join()
         assert not wrong
+
+
+@over(NATIVE)
+def test_what_is_received_into_a_posted_buffer_is_held_nowhere_else() -> None:
+    size = 128 * 2**20
+    payload, buffer = b"\1" * size, bytearray(b"\2") * size  # touched, all of it
+    with connected() as (a, b, up, _):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc_pid_clear_refs(5)
+        before = kilobytes("VmHWM")
+        post = b.post("a", buffer)
+        a.send(up, payload)
+        assert isinstance(b.outcome(post), Received)
+        grown = kilobytes("VmHWM") - before
+    assert buffer == payload
+    assert grown < 48 * 1024, "windows of data under way and no more"
+
+
+def kilobytes(name: str) -> int:
+    """A line of this process' status (proc_pid_status(5))."""
+    return int(
+        next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)).split()[1]
+    )

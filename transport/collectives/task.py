@@ -194,6 +194,8 @@ class Task:
             try:
                 for view in self.call.results:
                     view.write_back()
+            except HiveError as error:
+                self.error = error
             except Exception as cause:  # noqa: BLE001 - the caller's memory is gone or has changed its size
                 self.error = unforeseen(f"unpacking the result of {self.work.what}", cause)
         self.work.finish(error=self.error)

@@ -6,7 +6,8 @@ Rules that both engines keep
   the engine calls from one thread of its own, never re-entrantly and never while it holds a lock of its own.
 - A payload is borrowed: the engine may read `payload` until the `SendDone` of that operation, and not after. A posted
   buffer is lent: the engine may write it until `Received` or `OperationFailed` of that operation, and not after.
-  The engine holds a reference meanwhile, so that nothing is collected or resized under it.
+  The engine holds a view of it meanwhile, so that nothing is collected under it, nor resized where its owner counts
+  views (bytearrays do; `transport.tensors` says what a torch tensor does).
 - Every operation ends in exactly one event: `SendDone`, `Received` or `OperationFailed`.
 - When a connection ends, its sends fail with `ConnectionLostError` and its half-received messages are dropped; the
   posts they were for wait on, for the peer may send again over another connection. When the last connection to a peer

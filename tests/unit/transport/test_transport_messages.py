@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
+from hive_qos.errors import (
+    CancelledError,
+    ConnectionLostError,
+    MisuseError,
+    PeerError,
+    TimedOutError,
+    TransportError,
+)
 from transport import Priority, TensorView
 from transport.messages import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES
 from transport.wire.header import Kind
@@ -251,3 +261,38 @@ def test_messages_that_arrive_twice_are_taken_once_and_not_kept(make_world, size
     settle(world)
     assert stored(world) == 0
     assert one is not other
+
+
+def resized_away(size: int) -> TensorView:
+    """What looks, when the operation has ended, as a torch tensor does that was resized away; its memory is sound."""
+    places = iter((1, 2))
+    return TensorView(memoryview(bytearray(size)), dtype="uint8", shape=(size,), place=lambda: next(places))
+
+
+@pytest.mark.parametrize("size", [10, 10 * INLINE_BYTES])
+def test_a_tensor_that_was_resized_away_ends_what_it_was_lent_for_as_misuse(make_world, size):
+    world = make_world(2)
+    sending = world.groups[0].send(resized_away(size), 1)
+    world.groups[1].recv(None, 0).wait(30)
+    receiving = world.groups[1].recv(resized_away(size), 0)
+    world.groups[0].send(np.zeros(size, "u1"), 1).wait(30)
+    reducing = [group.allreduce(resized_away(size)) for group in world.groups]
+    for work in (sending, receiving, *reducing):
+        with pytest.raises(MisuseError, match="freed while it was lent"):
+            work.wait(30)
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["[" * 60_000, '{"dtype": "float32", "shape": ' + "[" * 60_000, "[]", "", "NaN", "1" * 60_000],
+    ids=["deep", "deep inside", "a list", "nothing", "no object", "a long number"],
+)
+def test_a_head_that_is_none_ends_the_receive_that_took_it_and_names_its_sender(make_world, monkeypatch, head):
+    world = make_world(2)
+    monkeypatch.setattr("transport.messages.json", SimpleNamespace(dumps=lambda _: head, loads=json.loads))
+    world.groups[0].send(np.zeros(10 * INLINE_BYTES, "u1"), 1)
+    with pytest.raises(PeerError, match="rank 0"):
+        world.groups[1].recv(None, 0).wait(30)
+    monkeypatch.undo()
+    world.groups[0].send(np.ones(3), 1, tag=1).wait(30)
+    assert world.groups[1].recv(None, 0, tag=1).wait(30).sum() == 3

@@ -196,3 +196,43 @@ def test_importing_transport_does_not_import_torch_and_loads_no_engine():
     code = "import sys, transport; print([m for m in ('torch', 'aioquic', 'integrations') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        lambda tensor: tensor.resize_(2**20),
+        lambda tensor: tensor.untyped_storage().resize_(0),
+        lambda tensor: tensor[2:].untyped_storage().resize_(0),
+    ],
+    ids=["resize_", "storage", "slice"],
+)
+def test_a_torch_tensor_that_was_resized_away_while_it_was_lent_is_found_out(free):
+    tensor = torch.zeros(1000)
+    view = TensorView.of(tensor, writable=True)
+    view.require_in_place()
+    view.write_back()
+    free(tensor)
+    for found_out in (view.require_in_place, view.write_back):
+        with pytest.raises(MisuseError, match=r"float32\[1000\].* was freed while it was lent"):
+            found_out()
+
+
+def test_numpy_refuses_to_resize_what_is_lent_and_allows_it_afterwards():
+    array = np.zeros(1000)
+    view = TensorView.of(array, writable=False)
+    with pytest.raises(ValueError, match="cannot resize"):
+        array.resize(2000)
+    del view
+    array.resize(2000)
+    assert array.shape == (2000,)
+
+
+def test_a_torch_tensor_may_be_resized_before_and_after_it_was_lent():
+    tensor = torch.zeros(10)
+    for size in (1000, 10, 0, 100):
+        tensor.resize_(size)
+        tensor.untyped_storage().resize_(4 * size)
+        view = TensorView.of(tensor, writable=True)
+        fill(view, 0)
+        view.require_in_place()
