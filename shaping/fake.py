@@ -83,6 +83,8 @@ class FakeKernel:
         self.reject_next: tuple[type[Operation], KernelRejectedError] | None = None
         self.reject_segments: KernelRejectedError | None = None
         self.reject_redirect: KernelRejectedError | None = None
+        self.forwarded: tuple[FilterSpec, ...] = ()
+        self.reject_forwarded: KernelRejectedError | None = None
 
     def rename(self, interface: str, name: str) -> None:
         """As if somebody had given an interface another name."""
@@ -259,8 +261,15 @@ class FakeKernel:
             return True
         return any(self.running_number(device) in hook.to_indexes for device in self.ifbs())
 
+    def classify_forwarded(self, filters: Sequence[FilterSpec]) -> None:
+        self.forwarded = ()
+        if filters and self.reject_forwarded is not None:
+            raise self.reject_forwarded
+        self.forwarded = tuple(filters)
+
     def close(self) -> None:
-        """Nothing to release: the state is the kernel's, and outlives who looked at it."""
+        """All but this is the kernel's, and outlives who looked at it."""
+        self.forwarded = ()
 
     def _interface(self, name: str) -> _Interface:
         if name not in self._interfaces:

@@ -17,8 +17,8 @@ import json
 import socket
 from collections.abc import Mapping, Sequence
 
-from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError
-from shaping import redirect
+from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError, ShapingError
+from shaping import nftables, redirect
 from shaping.class_counters import decode_class_counters
 from shaping.codec import (
     NLM_F_CREATE,
@@ -92,6 +92,7 @@ class RealKernel:
     def __init__(self) -> None:
         self._tc = TcSocket()
         self._probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._forwarding: TcSocket | None = None
         self._capabilities: Capabilities | None = None
 
     def capabilities(self) -> Capabilities:
@@ -260,7 +261,27 @@ class RealKernel:
     def remove_empty_hook(self, interface: str) -> None:
         redirect.remove_empty_hook(self._tc, self._index(interface))
 
+    def classify_forwarded(self, filters: Sequence[FilterSpec]) -> None:
+        if not filters:
+            self._stop_forwarding()
+            return
+        self._forwarding = self._forwarding or TcSocket(nftables.NETLINK_NETFILTER)
+        requests = nftables.replace_table(filters)
+        try:
+            what = f"make the table inet {nftables.TABLE}"
+            self._forwarding.transact(what, requests, begin=nftables.begin(), end=nftables.end())
+        except ShapingError:
+            self._stop_forwarding()
+            raise
+
+    def _stop_forwarding(self) -> None:
+        """The table goes with its socket."""
+        if self._forwarding is not None:
+            self._forwarding.close()
+            self._forwarding = None
+
     def close(self) -> None:
+        self._stop_forwarding()
         self._probe.close()
         self._tc.close()
 

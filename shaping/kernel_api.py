@@ -17,6 +17,7 @@ from shaping.model import (
     Capabilities,
     ClassCounters,
     DeviceSegments,
+    FilterSpec,
     Operation,
     PriorQdisc,
     Redirection,
@@ -91,8 +92,12 @@ class Kernel(Protocol):
     def remove_empty_hook(self, interface: str) -> None:
         """Delete an ingress qdisc at which no filter hangs, whoever made it. Harmless where there is none."""
 
+    def classify_forwarded(self, filters: Sequence[FilterSpec]) -> None:
+        """Make exactly these filters give what the host forwards its class, before its addresses are translated; none
+        removes what does it. Where it fails none is in force. It lasts until `close`."""
+
     def close(self) -> None:
-        """Release sockets. Nothing in the kernel changes."""
+        """Release sockets. Nothing in the kernel changes, but that what is forwarded is not classified any more."""
 
 
 class Classifier(Protocol):

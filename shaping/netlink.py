@@ -1,11 +1,12 @@
-"""One rtnetlink socket for traffic control: batches with acknowledgements, and dumps. Synchronous, for one thread.
+"""One netlink socket: batches with acknowledgements, transactions, and dumps. Synchronous, for one thread.
 
 A batch is one system call: the kernel works through its messages in order under one lock each, and answers every one.
-That is as near to a transaction as traffic control offers.
+That is as near to a transaction as traffic control offers. nftables has real ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -24,6 +25,7 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _NLM_F_ACK_TLVS, _NLM_F_DUMP_INTR = 0x200, 0x10
 _NLMSGERR_ATTR_MSG = 1
 _SOL_NETLINK, _NETLINK_CAP_ACK, _NETLINK_EXT_ACK = 270, 10, 11
+_SO_SNDBUFFORCE = 32
 
 _BATCH_MESSAGES = 64
 """Messages in one system call: 64 of at most 400 bytes stay below the default send buffer of 208 KiB, and their
@@ -40,10 +42,17 @@ _DUMP_TRIES = 5
 
 
 class TcSocket:
-    """An AF_NETLINK socket in the network namespace of the thread that makes it."""
+    """An AF_NETLINK socket in the network namespace of the thread that makes it; of rtnetlink, if nothing else is said.
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+    Raises:
+        KernelRejectedError: the kernel has no such netlink family.
+    """
+
+    def __init__(self, family: int = socket.NETLINK_ROUTE) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
+        except OSError as error:
+            raise _lost("open one", error) from error
         self._socket.bind((0, 0))
         self._socket.settimeout(_ANSWER_S)
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
@@ -66,6 +75,34 @@ class TcSocket:
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+    def transact(self, what: str, requests: Sequence[Request], *, begin: Request, end: Request) -> None:
+        """Have all requests done or, where one of them is refused, none (nfnetlink's batches).
+
+        Only the last is acknowledged: every answer takes a kilobyte of the receive buffer, and errors come unasked.
+
+        Raises:
+            PrivilegeError: EPERM.
+            KernelRejectedError: the first error, with the kernel's words.
+        """
+        first = self._sequence + 1
+        data = bytearray()
+        for number, request in enumerate((begin, *requests, end)):
+            self._sequence += 1
+            flags = NLM_F_ACK if number == len(requests) else 0
+            data += _frame(request, NLM_F_REQUEST | flags, self._sequence)
+        with contextlib.suppress(PermissionError):  # then the kernel refuses what is sent, too, and says why
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, len(data))  # it goes in one piece
+        self._put(bytes(data))
+        while True:
+            for message_type, told, sequence, body in self._receive():
+                if message_type != _NLMSG_ERROR or sequence < first:
+                    continue
+                error = _error_of(what, told, body)
+                if error is not None:
+                    raise error
+                if sequence == self._sequence - 1:
+                    return
 
     def dump(self, what: str, request: Request) -> list[Object]:
         """Ask for a list of objects, with all that they say. Raises as `read`."""
@@ -169,7 +206,7 @@ class TcSocket:
 def _lost(what: str, error: OSError) -> KernelRejectedError:
     """The socket itself failed: a timeout (ETIMEDOUT), no memory for the answer (ENOBUFS)."""
     code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
-    return KernelRejectedError(f"{what} on a traffic-control socket", errno_value=code, detail=os.strerror(code))
+    return KernelRejectedError(f"{what} on a netlink socket", errno_value=code, detail=os.strerror(code))
 
 
 def _frame(request: Request, flags: int, sequence: int) -> bytes:

@@ -5,7 +5,7 @@
         shaper.apply(changed_shape)
         shaper.counters("eth0").classes["storage"].sent_bytes
 
-Synchronous, for one thread. Closing releases sockets and leaves the kernel as it is; `detach` puts back.
+Synchronous, for one thread. Closing releases sockets and leaves the interfaces as they are; `detach` puts back.
 
 What is at the root decides what `attach` does:
 
@@ -17,7 +17,7 @@ What is at the root decides what `attach` does:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -44,7 +44,7 @@ from shaping.model import (
     Tree,
 )
 from shaping.segments import Segments
-from shaping.tree import desired_tree
+from shaping.tree import desired_tree, packet_filters
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class Shaper:
         self._segments = Segments(kernel, journal)
         self._ingress = Ingress(kernel, journal)
         self._rules: dict[str, tuple[Rule, ...]] = {}
+        self._forwarded: tuple[tuple[Rule, ...], Mapping[str, int]] = ((), {})
+        self._forwarded_notes: tuple[str, ...] = ()
         self._lines: dict[str, int | None] = {}
         self._attached: dict[str, _Attached] = {}
         self._first_priors: dict[str, PriorQdisc] = {}  # of what is attached, and stays while somebody deletes a tree
@@ -168,7 +170,8 @@ class Shaper:
         return operations
 
     def classify(self) -> tuple[str, ...]:
-        """Enforce the rules on cgroups and users of all attached interfaces, in this network namespace as a whole.
+        """Enforce the rules of all attached interfaces that concern this network namespace as a whole: those on cgroups
+        and users, and those on packets that it forwards.
 
         Cheap when nothing changed: call it about once a second, so that cgroups which come later are found.
 
@@ -180,10 +183,33 @@ class Shaper:
             ShapingError: the rules could not even be tried.
         """
         rules = tuple(dict.fromkeys(rule for rules in self._rules.values() for rule in rules))
+        minors = {target: self.mark_minor(target) for target in MARK_MINOR}
+        return (*self._classify_forwarded(rules, minors), *self._classify_sockets(rules, minors))
+
+    def _classify_forwarded(self, rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[str, ...]:
+        """What is forwarded may have another address when it gets to the filters of the way out: tell it before that.
+
+        Only where an address is looked for; then by all that packets say, for the first rule wins. What was refused is
+        tried again when the rules change.
+        """
+        addresses = any(rule.address is not None for rule in rules)
+        of_packets = tuple(rule for rule in rules if rule.cgroup is None and rule.uid is None) if addresses else ()
+        if (of_packets, minors) == self._forwarded:
+            return self._forwarded_notes
+        self._forwarded, self._forwarded_notes = (of_packets, minors), ()
+        try:
+            self._kernel.classify_forwarded(packet_filters(of_packets, minors))
+        except ShapingError as error:
+            self._forwarded_notes = (
+                "rules on addresses do not find what leaves this host by another address (NAT), which needs nftables "
+                f"and Linux 5.12: {error}",
+            )
+        return self._forwarded_notes
+
+    def _classify_sockets(self, rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[str, ...]:
         of_sockets = [rule for rule in rules if rule.cgroup is not None or rule.uid is not None]
         if self._classifier is not None:
             try:
-                minors = {target: self.mark_minor(target) for target in MARK_MINOR}
                 return self._classifier.apply(of_sockets, minors=minors)
             except ShapingError as error:
                 return (f"rules on cgroups and users are not in force: {error}",) if of_sockets else ()
@@ -373,7 +399,7 @@ class Shaper:
         return tuple(notes)
 
     def close(self) -> None:
-        """Release sockets. The tree stays and traffic flows on."""
+        """Release sockets. The tree stays and traffic flows on; what is forwarded is not told any more."""
         self._kernel.close()
 
     def __enter__(self) -> Shaper:

@@ -194,11 +194,19 @@ def _leaf(minor: int, shape: InterfaceShape, capabilities: Capabilities) -> Leaf
 
 def _all_filters(shape: InterfaceShape, leaf_of_address: Mapping[str, int]) -> tuple[FilterSpec, ...]:
     if shape.direction == "ingress":
-        return _filters(shape.rules, LEAF_MINOR)
-    return (*_filters(shape.rules, MARK_MINOR), *destination_filters(leaf_of_address))
+        return packet_filters(shape.rules, LEAF_MINOR)
+    return (*packet_filters(shape.rules, MARK_MINOR), *destination_filters(leaf_of_address))
 
 
-def _filters(rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[FilterSpec, ...]:
+def packet_filters(rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[FilterSpec, ...]:
+    """Filters for the rules on what packets say, in their order; those on cgroups and users are left out.
+
+    Args:
+        minors: where a target's packets go.
+
+    Raises:
+        ValueError: too many, or a rule that cannot be.
+    """
     filters: list[FilterSpec] = []
     in_packets = 0
     for rule in rules:

@@ -1,4 +1,5 @@
-"""What crosses a veth or a bridge out of a container or a virtual machine is classified on the host by its address.
+"""What crosses a veth or a bridge out of a container or a virtual machine is classified on the host by its address,
+whether or not that is translated on the way out.
 
 The priority of the container's sockets does not arrive there: each of these sends with a class of ours on its socket,
 and the host's broker counts its bytes where the address rule says, or in `other`.
@@ -6,13 +7,15 @@ and the host's broker counts its bytes where the address rule says, or in `other
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+from address_translation import masquerade
 from broker_host import COMMAND, SINK, Broker, broker_in
-from patience import wait_until
+from patience import LIMIT_S, wait_until
 
 from broker.policy import CLASS_NAMES
 from shaping.model import LEAF_MINOR, classid
@@ -89,6 +92,49 @@ def test_a_container_behind_a_veth_is_classified_by_its_address(lab: Lab) -> Non
     with broker_in(a, configuration=configuration(lab, "192.0.2.0/24")) as broker:
         broker.start()
         sent_by(broker, c, b.address, priority=MARKED_COMPUTE, expected="other")
+
+
+PEER = """
+import socket
+with socket.create_server(("::", 4001), family=10, dualstack_ipv6=True) as server:
+    print(flush=True)
+    for _ in range(2):
+        print(server.accept()[1][0].removeprefix("::ffff:"), flush=True)
+"""
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], 4001), 30)"
+
+
+def seen_from(lab: Lab) -> list[str]:
+    """By which addresses b sees what c sends over IPv4 and IPv6."""
+    b = lab["b"]
+    with b.popen([sys.executable, "-c", PEER], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for address in (b.address, b.address6):
+            lab["c"].run([sys.executable, "-c", CONNECT, address])
+        return process.communicate(timeout=LIMIT_S)[0].decode().split()
+
+
+def test_a_container_behind_nat_is_classified_by_its_own_address_also_after_a_crash(lab: Lab) -> None:
+    a, b, c = lab["a"], lab["b"], lab["c"]
+    way_out = next(one for one in a.interfaces if one.name == a.interface_on("b"))
+    with (
+        masquerade(a),
+        broker_in(a, configuration=configuration(lab, c.address, f"{c.address6}/128")) as broker,
+    ):
+        assert seen_from(lab) == [way_out.address, way_out.address6]
+        broker.start()
+        for end in (signal.SIGKILL, signal.SIGTERM):
+            sent_by(broker, c, b.address, priority=0, expected="storage")
+            sent_by(broker, c, b.address6, priority=0, expected="storage")
+            sent_by(broker, a, b.address, priority=0, expected="other")
+            assert "NAT" not in broker.log
+            broker.end(end)
+            if end is signal.SIGKILL:
+                broker.start()
+        with broker_in(a, configuration=configuration(lab, "192.0.2.0/24")) as another:
+            another.start()
+            sent_by(another, c, b.address, priority=0, expected="other")
 
 
 def test_a_machine_behind_a_bridge_is_classified_by_its_address_at_the_port_that_leads_out(lab: Lab) -> None:

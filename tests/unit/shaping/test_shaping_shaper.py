@@ -16,6 +16,7 @@ from shaping.model import (
     BULK_NAME,
     CLASS_NAMES,
     LEAF_MINOR,
+    MARK_MINOR,
     AddFilter,
     AddLeaf,
     Capabilities,
@@ -239,6 +240,54 @@ def test_without_bpf_ports_and_passed_sockets_go_on_and_the_lack_is_told_until_i
     classifier.failure = None
     assert shaper.classify() == ()
     assert classifier.rules == BY_USER[:1]
+
+
+ADDRESS = Rule("storage", address="172.17.0.0/16")
+
+
+def test_what_is_forwarded_is_told_by_all_rules_in_their_order_as_soon_as_one_names_an_address(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    rules = (Rule("other", port=8080, protocol="tcp"), ADDRESS, Rule("storage", uid=1001))
+    shaper = Shaper(kernel, journal, classifier=FakeClassifier())
+    for interface in ("eth0", "eth1"):
+        assert shaper.attach(make_shape(interface, rules=rules)).notes == ()
+    tree = kernel.observe("eth0")
+    assert tree is not None
+    assert kernel.forwarded == tuple(rule for rule in tree.filters if rule.parent_minor == 0)
+    assert [rule.target_minor for rule in kernel.forwarded] == [MARK_MINOR["other"]] * 4 + [MARK_MINOR["storage"]] * 2
+    shaper.detach("eth0")
+    assert kernel.forwarded
+    shaper.apply(make_shape("eth1", rules=rules[:1]))
+    assert kernel.forwarded == ()
+    shaper.apply(make_shape("eth1", rules=rules))
+    assert kernel.forwarded
+    shaper.detach("eth1")
+    assert kernel.forwarded == ()
+
+
+def test_without_u32_what_is_forwarded_goes_to_the_default_leaf_to_which_marks_go_then(journal: Journal) -> None:
+    kernel = FakeKernel(capabilities=Capabilities(u32=False))
+    Shaper(kernel, journal).attach(make_shape("eth0", rules=(ADDRESS,)))
+    assert {rule.target_minor for rule in kernel.forwarded} == {LEAF_MINOR["storage"]}
+
+
+def test_where_what_is_forwarded_cannot_be_told_that_is_said_and_the_rest_goes_on(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    kernel.reject_forwarded = KernelRejectedError("make the table", errno_value=errno.EOPNOTSUPP)
+    shaper = Shaper(kernel, journal)
+    attachment = shaper.attach(make_shape("eth0", rules=(ADDRESS,)))
+    (note,) = shaper.classify()
+    assert attachment.notes == (note,)
+    assert "NAT" in note
+    tree = kernel.observe("eth0")
+    assert tree is not None
+    assert any(rule.parent_minor == 0 for rule in tree.filters)
+    kernel.reject_forwarded = None
+    shaper.apply(make_shape("eth0", rules=(*PORT, ADDRESS)))
+    assert shaper.classify() == ()
+    assert kernel.forwarded
 
 
 @pytest.mark.parametrize("failure", [ValueError("embedded null byte"), OSError(errno.ELOOP, "too many links")])
