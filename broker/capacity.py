@@ -43,6 +43,7 @@ from broker.capacity_cut import (
     is_mended,
     least,
     raised_lately,
+    resting_on,
 )
 from broker.capacity_probe import PROBE_DELAY_S, may_raise, raised
 from broker.model import ClassSample, FlowSample, InterfaceSample
@@ -85,6 +86,8 @@ delay: not where arrivals tell of one."""
 LOSS_SETTLE_S = 1.0
 """After a cut, losses of before are still being found and reported; those count that come half a second after it and
 later (`broker.signals.LOSS_LAG_S`), and are looked at over as long again."""
+NOTHING = ("", 0)
+"""Nothing speaks for a bottleneck elsewhere, and nobody."""
 UNSETTLED_S = 2.0
 """For so long after a cut or a raise a queue may stand elsewhere, where no priority helps: storage makes room for
 bursts. While the shaper is what limits, raises come more often than that; so it does for as long as the bottleneck is
@@ -95,7 +98,9 @@ elsewhere and busy, and where it is here, never."""
 class CapacityEstimate:
     """The capacity of the moment, where the figure is from, why, and whether no speed is known at all.
 
-    `unsettled` says that a queue may still stand elsewhere, `excess_s` how long a packet waits in it.
+    `unsettled` says that a queue may still stand elsewhere, `excess_s` how long a packet waits in it;
+    `one_destination` that the rate, found lower, rests on one destination only, so that what goes elsewhere may have
+    more.
     """
 
     state: CapacityState
@@ -105,6 +110,7 @@ class CapacityEstimate:
     fallback: bool
     unsettled: bool
     excess_s: float = 0.0
+    one_destination: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,9 +180,10 @@ def estimate(
         state = drain(state, passed, now_s=now_s)
         if now_s < state.drain_until_s:
             return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)
-    blamed = _blamed(state, now, passed, stalled, now_s=now_s)
+    blamed, voices = _blamed(state, now, passed, stalled, flows, now_s=now_s)
     if blamed:
         state = cut(state, now, passed, by=blamed, limited=load >= LIMITED, now_s=now_s)
+        state = resting_on(state, voices=voices, now_s=now_s)
     elif may_raise(state, now, now_s=now_s):
         state = raised(state, now_s=now_s)
     return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)
@@ -195,29 +202,31 @@ def at_rest(state: CapacityState, *, now_s: float) -> bool:
 
 
 def _blamed(
-    state: CapacityState, now: signals.Signals, passed: passage.Passage | None, stalled: frozenset[str], *, now_s: float
-) -> str:
-    """What speaks for a bottleneck elsewhere: "delay", "probe" (delay just after a raise), "loss", or "": nothing."""
+    state: CapacityState, now: signals.Signals, passed: passage.Passage | None, stalled: frozenset[str],
+    flows: Sequence[FlowSample], *, now_s: float,
+) -> tuple[str, int]:  # fmt: skip
+    """What speaks for a bottleneck elsewhere: "delay", "probe" (delay just after a raise), "loss", or "": nothing; and
+    how many destinations' voices that is."""
     if now_s < state.blameless_until_s:
-        return ""
+        return NOTHING
     if state.moved_by in ("delay", "probe") and now_s - state.changed_s < CUT_REFRACTORY_S:
-        return ""
+        return NOTHING
     agree = partial(signals.agree, state.signals, now_s=now_s, stalled=stalled)
     if signals.peak_tx_bits_per_s(state.signals, now_s=now_s) < LOAD_MIN * state.rate_bits_per_s:
-        return ""
+        return NOTHING
     if (
         passed is not None
         and passed.deepest_s >= passage.DEEP_S
         and passed.carried_bits_per_s < SURELY_LESS * state.rate_bits_per_s
-        and agree(threshold_s=DELAY_S, high=DEEP_HIGH, of=DEEP_OF)
+        and (voices := agree(threshold_s=DELAY_S, high=DEEP_HIGH, of=DEEP_OF))
     ):
-        return "delay"
+        return "delay", voices
     if state.moved_by == "loss" and now_s - state.changed_s < CUT_REFRACTORY_S:
-        return ""
-    if agree(threshold_s=DELAY_S, high=HIGH, of=OF):
-        return "delay"
-    if raised_lately(state, now_s=now_s) and agree(threshold_s=PROBE_DELAY_S, high=PROBE_HIGH, of=PROBE_OF):
-        return "probe"
+        return NOTHING
+    if voices := agree(threshold_s=DELAY_S, high=HIGH, of=OF):
+        return "delay", voices
+    if raised_lately(state, now_s=now_s) and (voices := agree(threshold_s=PROBE_DELAY_S, high=PROBE_HIGH, of=PROBE_OF)):
+        return "probe", voices
     untouched = state.rate_bits_per_s >= state.base_bits_per_s
     falling = state.fallen_s is not None and now_s - state.fallen_s < FALLING_S
     if (
@@ -225,18 +234,27 @@ def _blamed(
         and now.pressed
         and state.free_s >= FALL_S
         and signals.less_comes_in(state.signals, now_s=now_s)
-        and signals.two_way_high(state.signals, now_s=now_s, threshold_s=DELAY_S, high=HIGH, of=OF)
+        and (voices := signals.two_way_high(state.signals, now_s=now_s, threshold_s=DELAY_S, high=HIGH, of=OF))
     ):
-        return "delay"
-    if now.pressed and state.free_s >= QUIET_S and agree(threshold_s=QUIET_DELAY_S, high=QUIET_HIGH, of=QUIET_OF):
-        return "delay"
+        return "delay", voices
+    if (
+        now.pressed
+        and state.free_s >= QUIET_S
+        and (voices := agree(threshold_s=QUIET_DELAY_S, high=QUIET_HIGH, of=QUIET_OF))
+    ):
+        return "delay", voices
     if passed is not None or stalled:
-        return ""
+        return NOTHING
     lost = now.lost_since_packets
     settled = state.cut_s is None or now_s - state.changed_s >= LOSS_SETTLE_S
-    if settled and now.lost_since_fraction >= LOSS_FRACTION and lost >= LOSS_SENT_MIN:
-        return "loss"
-    return ""
+    if (
+        settled
+        and now.lost_since_fraction >= LOSS_FRACTION
+        and lost >= LOSS_SENT_MIN
+        and (voices := signals.losing(state.signals, flows))
+    ):
+        return "loss", voices
+    return NOTHING
 
 
 def _shaper_rate(state: CapacityState, *, now_s: float) -> int:
@@ -255,6 +273,8 @@ def _reason(state: CapacityState, now: signals.Signals, source: str, *, now_s: f
         return reasons.LinkRate(rate, source)
     if now.flows == 0:
         return reasons.SignalsMissing(rate)
+    if state.one_destination:
+        return reasons.OneDestination(rate, state.base_bits_per_s)
     if state.moved_by == "loss":
         return reasons.CappedByLoss(rate, now.lost_fraction)
     if state.moved_by == "raise":
@@ -268,5 +288,12 @@ def _give(state: CapacityState, source: str, reason: reasons.Reasoned, *, now_s:
     unsettled = measured and state.moved_by in (*CUTS, "raise") and now_s - state.changed_s < UNSETTLED_S
     excess_s = signals.read(state.signals, now_s=now_s).excess_s or 0.0 if unsettled else 0.0
     return CapacityEstimate(
-        state, rate, "measured" if measured else source, reason, source == "fallback", unsettled, excess_s
+        state,
+        rate,
+        "measured" if measured else source,
+        reason,
+        source == "fallback",
+        unsettled,
+        excess_s,
+        one_destination=measured and state.one_destination,
     )

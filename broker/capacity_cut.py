@@ -69,6 +69,9 @@ PROBE_STEP = 0.03
 PROBE_WATCH_S = 1.5
 """Just after a raise the suspicion is greater and a mistake cheap (the raise is taken back): half the delay, two of
 three ticks."""
+AGREED_S = 60.0
+"""What two destinations have agreed on holds for all that leaves until one has said something else alone for so long:
+a pause of one of them, of storage or of training, is shorter."""
 RATE_MIN_PART = 0.02
 """Never below 2 % of the base: the sum of small floors still moves."""
 
@@ -157,6 +160,14 @@ def cut(
         moved_excess_s=excess_s,
         moved_baseline_s=now.baseline_s,
     )
+
+
+def resting_on(state: CapacityState, *, voices: int, now_s: float) -> CapacityState:
+    """Note on how many destinations a cut rests: by one alone it may be about that destination's own link."""
+    if voices > 1:
+        return replace(state, one_destination=False, agreed_s=now_s)
+    agreed = state.agreed_s is not None and now_s - state.agreed_s <= AGREED_S
+    return state if agreed else replace(state, one_destination=True, agreed_s=None)
 
 
 def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float) -> CapacityState:

@@ -17,6 +17,8 @@ from broker.state import ArrivalState, FlowState, TickState
 
 PROBE = "probe"
 """The source of samples that were asked for: each answer is a new round trip, however small."""
+REPORT = "report"
+"""The source of what programs say; everything else our own kernel has measured."""
 PACKET_BYTES = 1_600
 """One packet that waits is not a queue: a class that has nothing more to send leaves at no rate worth the name."""
 PROGRESS_BYTES = 3_000
@@ -108,7 +110,7 @@ def one_way(
     excess_s -= theirs_s
     trusted = max(own_s) <= QUEUE_TRUSTED_S
     span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s))) if trusted else None
-    return after, span, _arrival(sample.peer, sent_s, excess_s, theirs_s, index, ticks)
+    return after, span, _arrival(sample, sent_s, excess_s, theirs_s, index, ticks)
 
 
 def packets(before: FlowState, after: FlowState) -> tuple[int, int]:
@@ -146,8 +148,13 @@ def delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
     return max(0.0, (_delivered(flow, now_s) - _delivered(flow, now_s - window_s)) * 8 / window_s)
 
 
+def told_peer(uid: int | None, peer: str) -> str:
+    """A peer as one user's programs know it: what another user says of the same address is another's."""
+    return f"{uid}/{peer}"
+
+
 def _arrival(
-    peer: str, sent_s: float, excess_s: float, theirs_s: float, index: int, ticks: Sequence[TickState]
+    sample: FlowSample, sent_s: float, excess_s: float, theirs_s: float, index: int, ticks: Sequence[TickState]
 ) -> ArrivalState | None:
     """When a packet left here and how long it waited elsewhere; None where it is not known how long it waited here."""
     before = [tick for tick in ticks if tick.at_s <= sent_s][-1:]
@@ -160,7 +167,8 @@ def _arrival(
         mean_s = (1 - part) * here_s[0] + part * here_s[1]
     else:
         mean_s = here_s[0]
-    return ArrivalState(peer, sent_s + mean_s, max(0.0, excess_s - mean_s), theirs_s)
+    peer = told_peer(sample.uid, sample.peer)
+    return ArrivalState(peer, sent_s + mean_s, max(0.0, excess_s - mean_s), theirs_s, sample.uid)
 
 
 def least_rtt_s(sample: FlowSample) -> float | None:

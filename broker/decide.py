@@ -51,7 +51,7 @@ from broker.model import (
     Measurements,
     SegmentAllocation,
 )  # fmt: skip
-from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan
+from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises_of, unheld
 from broker.policy import InterfacePolicy, Policy
 from broker.reading import Reading
 from broker.replacing import replace
@@ -84,7 +84,8 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         policy: what the operator wants; it may change from call to call.
 
     Returns:
-        A decision whose rates sum to at most each interface's capacity.
+        A decision whose rates sum to at most each interface's capacity; with class `other`, where that capacity is one
+        destination's alone, to at most the interface's own rate.
     """
     samples = {sample.name: sample for sample in measurements.interfaces}
     states = {entry.name: entry for entry in state.interfaces}
@@ -222,6 +223,10 @@ def _interface(
     plans = plan(
         wants, promised=promised, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=(*holding, *ahead)
     )
+    elsewhere = estimate.state.base_bits_per_s if estimate.one_destination else None
+    if elsewhere is not None:
+        ceiling = promises_of(now.classes, elsewhere)[presence.PEOPLE].ceiling
+        plans = unheld(plans, ceiling_bits_per_s=ceiling, open_bits_per_s=elsewhere)
     plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
     told_apart = jobs.told_apart(seen.jobs)
     limited, pieces = segments.follow(
@@ -254,6 +259,7 @@ def _interface(
         destinations=holding_back.destinations,
         presence=presence.shown(people, now_s=now_s) if policy.presence.enabled else None,
         segments=SegmentAllocation(pieces.gso_max_segs, reasons.state(pieces.reason)),
+        open_bits_per_s=elsewhere,
     )
     allocation, job_alarms = jobs.divided(
         allocation, samples=told_apart, uses=after.job_uses, flows=seen.flows, heard=estimate.state.signals,

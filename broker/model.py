@@ -85,7 +85,8 @@ class FlowSample:
         received_bytes: what came from there, cumulative.
         delivered_bytes: acknowledged, cumulative. sent_packets, lost_packets: cumulative (segments, retransmits).
         delivery_rate_bits_per_s: the transport's own figure. application_limited: it had nothing more to send.
-        job: of the session that reported it; "" where that names none.
+        job: of the session that reported it; "" where that names none. uid: its user, by the kernel's word; None of
+            what the kernel measured itself.
     """
 
     key: str
@@ -104,6 +105,7 @@ class FlowSample:
     delivery_rate_bits_per_s: int | None = None
     application_limited: bool = False
     job: str = ""
+    uid: int | None = None
     way_in_s: float | None = None
     way_in_age_s: float | None = None
     received_bytes: int | None = None
@@ -262,8 +264,9 @@ class ClassAllocation:
     """What one class gets from now on, and why.
 
     `rate_bits_per_s` and `ceil_bits_per_s` go to HTB as rate and ceil. The rates of an interface sum to at most its
-    capacity, and no ceil exceeds it. The others are for people: `share_bits_per_s` is what water-filling gives the
-    class at present demand; throughput and backlog are measured.
+    capacity, and no ceil exceeds it (`InterfaceAllocation.open_bits_per_s` is the exception). The others are for
+    people: `share_bits_per_s` is what water-filling gives the class at present demand; throughput and backlog are
+    measured.
     """
 
     name: str
@@ -353,7 +356,8 @@ class InterfaceAllocation:
     last. `destinations` is what other brokers have asked for. `in_kernel` is False where our own kernel enforces
     nothing of it: towards us, while all who send there have brokers that hold them back.
     `jobs` and `flows` in order of class and name; `presence` None where policy does not ask for it; `segments` None
-    towards us.
+    towards us. `open_bits_per_s` is set where the capacity rests on one destination: what all classes together may send
+    then, class `other` beyond the capacity; the others' rates sum to at most the capacity.
     """
 
     name: str
@@ -368,6 +372,7 @@ class InterfaceAllocation:
     flows: tuple[FlowAllocation, ...] = ()
     presence: PresenceAllocation | None = None
     segments: SegmentAllocation | None = None
+    open_bits_per_s: int | None = None
 
 
 @dataclass(frozen=True)

@@ -78,12 +78,17 @@ def kept(
 ) -> tuple[ArrivalState, ...]:  # fmt: skip
     """The arrivals to remember of those so far and a tick's new ones: by peer, each peer's in order of time.
 
-    Of more peers than `PEERS_MAX` those that were there first stay, so that no new name moves them out.
+    Of more peers than `PEERS_MAX` those that were there first stay, so that no new name moves them out. Where programs
+    of several users tell, one peer of each counts: whoever names many has no more to say than the others.
     """
     old = [entry for entry in arrivals if entry.left_s > now_s - KEPT_S]
     if not more and len(old) == len(arrivals):
         return tuple(arrivals)
-    peers = list(dict.fromkeys(entry.peer for entry in (*old, *more)))[:PEERS_MAX]
+    users = {entry.peer: entry.uid for entry in (*old, *more)}  # in the order in which they came
+    peers = list(users)
+    if len(set(users.values())) > 1:
+        peers = [peer for place, peer in enumerate(peers) if users[peer] not in map(users.get, peers[:place])]
+    peers = peers[:PEERS_MAX]
     found: list[ArrivalState] = []
     for peer in peers:
         own = [entry for entry in old if entry.peer == peer]

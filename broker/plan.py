@@ -8,6 +8,8 @@
 
 The rates sum to at most the capacity, because HTB lets a leaf send its own rate whatever its parent has (a tree whose
 leaves sum to twice the root sends twice). Where the wishes exceed it, floors come first and the rest is scaled.
+
+That rule of HTB's is also what lets people go where the capacity does not concern them (`unheld`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from broker.allocate import Claim, allocate
 from broker.bursts import ActiveBurst
 from broker.forecast import ExpectedBurst
 from broker.policy import ClassPolicy
+from broker.presence import PEOPLE
 from broker.remembered import remembered
 
 LENDER = "storage"
@@ -117,6 +120,34 @@ def plan(
             )
         )
     return tuple(plans)
+
+
+def unheld(
+    plans: Sequence[ClassPlan], *, ceiling_bits_per_s: int, open_bits_per_s: int
+) -> tuple[ClassPlan, ...]:  # fmt: skip
+    """The plans where the capacity is what one destination alone says of itself: people keep all that the others' rates
+    leave of the interface, for what they send elsewhere has another way.
+
+    The kernel takes what they send off what the others may borrow, and all together stay within the interface.
+
+    Args:
+        plans: made for the capacity.
+        ceiling_bits_per_s: of class `PEOPLE`, at the interface's own rate.
+        open_bits_per_s: the interface's own rate.
+    """
+    found = []
+    for entry in plans:
+        if entry.name == PEOPLE:
+            left = open_bits_per_s - sum(other.rate_bits_per_s for other in plans if other is not entry)
+            rate = max(entry.rate_bits_per_s, min(left, ceiling_bits_per_s))
+            ceil = max(rate, ceiling_bits_per_s)
+            reason = entry.reason if isinstance(entry.reason, reasons.Idle) else reasons.LinkIsFree(ceil)
+            share = max(entry.share_bits_per_s, rate)
+            entry = ClassPlan(
+                PEOPLE, rate, ceil, entry.guarantee_bits_per_s, entry.floor_bits_per_s, ceil, share, reason
+            )
+        found.append(entry)
+    return tuple(found)
 
 
 def _claim(need: ClassNeeds, promised: Mapping[str, Promises]) -> Claim:

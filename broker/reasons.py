@@ -227,6 +227,22 @@ class CappedByDelay:
 
 
 @dataclass(frozen=True)
+class OneDestination:
+    """One destination alone says that less is carried: training and storage keep to it, people need not."""
+
+    code: ClassVar[str] = "one-destination"
+    rate_bits_per_s: int
+    base_bits_per_s: int
+
+    def text(self) -> str:
+        rate, base = format_rate(self.rate_bits_per_s), format_rate(self.base_bits_per_s)
+        return (
+            f"{rate} for training and storage: one destination alone tells of a bottleneck elsewhere, which may be its "
+            f"own; class other has what they leave of {base}"
+        )
+
+
+@dataclass(frozen=True)
 class CappedByLoss:
     """Packets were lost on the way, not in our queues."""
 

@@ -14,20 +14,26 @@ of ours elsewhere:
   ticks in a row have to agree.
 - a queue of others, which stood before we sent anything (broker.others_queue): only what exceeds it counts.
 
-Destinations vote: more than half of those that have anything to say (both, of two) have to see a queue.
+Destinations vote (`agree`), and each has a voice where our own kernel measured it: TCP_INFO, or an echo that was asked
+for. What programs say they measured is as good as its user, who may invent as many peers as he likes: all that one user
+says is one voice, that of the majority of his peers, and he has no more places among the connections that are looked at
+than other users. Kernel-measured ones have places of their own, which no report takes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from broker import passage
 from broker.connection_signals import (
     FLOW_STALE_S,
     PROBE,
     QUEUE_LOOK_BACK_S,
+    REPORT,
     Span,
     counted_since,
     delivery,
@@ -35,10 +41,13 @@ from broker.connection_signals import (
     one_way,
     packets,
     round_trip,
+    told_peer,
 )
 from broker.model import ClassSample, FlowSample
 from broker.replacing import replace
 from broker.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
+
+Value = TypeVar("Value")
 
 HISTORY_S = 2.0
 """How far back ticks are kept: local drops show as a transport's loss up to a few round trips later."""
@@ -54,8 +63,9 @@ RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
 """Below 85 % of the most that came in, the way in has room; what was seen fades by a half in twelve minutes."""
 TWO_WAY_PART = 0.3
 """Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
-FLOWS_MAX = 32
-"""Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time."""
+FLOWS_MAX, MEASURED_PLACES = 32, 16
+"""Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time. Half
+of the places are kept for those that our kernel measures."""
 GAPS_S = 10.0
 """A step is shorter than this where steps matter."""
 PRESSED_S = 0.5
@@ -74,6 +84,21 @@ TCP counts a loss when it sends again, which while a burst goes first is as late
 connection's losses count once it has sent new packets (`broker.connection_signals.LOSS_FRESH`)."""
 LOSS_PACKETS_MIN, LOSS_PART = 3, 0.01
 """One or two packets in a second, or less than 1 %, are lost on any link, or only thought lost."""
+LOSS_SENT_LEAST = 10
+"""Packets of a connection lately, for it to say whether the way loses any."""
+
+_Vote: TypeAlias = tuple[int, int]
+"""1, -1 or 0: sees a queue, surely sees none, is not sure; and the same of those alone where the way was measured by
+itself."""
+
+
+class _Told(NamedTuple):
+    """Of which destination something is said, and by whom."""
+
+    peer: str
+    two_way: bool
+    told: bool
+    uid: int | None
 
 
 @dataclass(frozen=True)
@@ -127,8 +152,9 @@ def observe(
     ]
     known = {flow.key: flow for flow in state.flows}
     kept: list[FlowState] = []
-    excess: dict[tuple[str, bool], Span] = {}
-    asked: dict[str, float] = {}
+    excess: dict[_Told, Span] = {}
+    asked: dict[_Told, float] = {}
+    sources: dict[_Told, str] = {}
     arrivals: list[ArrivalState] = []
     pressed_s, wanting_s = state.pressed_s, state.wanting_s
     lost = sent = lost_since = sent_since = 0
@@ -157,24 +183,28 @@ def observe(
             if counts:
                 sent_since, lost_since = sent_since + more_sent, lost_since + more_lost
         if way_there is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
-            _note(excess, (sample.peer, False), way_there)
-            asked[sample.peer] = min(after.others_s, asked.get(sample.peer, after.others_s))
+            told = _Told(sample.peer, False, sample.source == REPORT, sample.uid)
+            _note(excess, told, way_there)
+            sources[told] = sample.source
+            asked[told] = min(after.others_s, asked.get(told, after.others_s))
         if both_ways is None or sample.one_way_s is not None or at_s < state.ignore_before_s:
             continue
         if compute or not two_way:  # else what training's samples tell, at most that there is no queue, is enough
-            _note(excess, (sample.peer, two_way), both_ways)
+            told = _Told(sample.peer, two_way, sample.source == REPORT, sample.uid)
+            _note(excess, told, both_ways)
+            sources[told] = sample.source
     ticks[-1] = replace(
         ticks[-1], lost_packets=lost, sent_packets=sent, lost_since_packets=lost_since, sent_since_packets=sent_since
     )
     state = replace(
         state,
         flows=tuple(kept),
-        destinations=_destinations(state.destinations, excess, asked, now_s=now_s),
+        destinations=_destinations(state.destinations, excess, asked, sources, now_s=now_s),
         ticks=tuple(ticks),
         arrivals=passage.kept(state.arrivals, arrivals, now_s=now_s),
         pressed_s=pressed_s,
         wanting_s=wanting_s,
-        one_way_s=now_s if any(not two_way for _, two_way in excess) else state.one_way_s,
+        one_way_s=now_s if any(not told.two_way for told in excess) else state.one_way_s,
         received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(ticks, now_s=now_s)),
     )
     return _learn(state, now_s=now_s)
@@ -184,7 +214,7 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     """Say what the memory means now."""
     active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - ACTIVE_S]
     fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
-    latest = sorted(entry.excess[-1][1] for entry in fresh or active)
+    latest = sorted(_of_voices(((entry, entry.excess[-1][1]) for entry in fresh or active), together=_middle))
     lost, sent = _loss(state, now_s=now_s)
     lost_since, sent_since = _loss(state, now_s=now_s, after_drain=True)
     return Signals(
@@ -204,28 +234,28 @@ def read(state: SignalState, *, now_s: float) -> Signals:
 
 def agree(
     state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int, stalled: Collection[str] = ()
-) -> bool:
-    """Whether destinations see a queue.
+) -> int:
+    """How many destinations see a queue, each by a voice of its own; 0 unless they prevail.
 
-    Most of the one-way destinations surely have to. Where the way there is measured by itself ("asked"), such a
-    destination is enough, if not as many others surely see none: who is not sure, because it may be our own queue, has
-    no say. A two-way destination can only say no.
+    Most of the one-way voices surely have to see one. Where the way there is measured by itself ("asked"), such a voice
+    is enough, if not as many others surely see none: who is not sure, because it may be our own queue, has no say. A
+    two-way voice can only say no. What one user's programs say is one voice, by the same rule among their peers.
 
     Args:
         state: the signals.
         now_s: the tick's time.
         threshold_s: what counts as a queue.
         high, of: a destination sees one when so many of so many last samples do; with samples only once a second, two.
-        stalled: destinations that are not sure, whatever they say.
+        stalled: destinations that are not sure, whatever they say, as `broker.passage` names them.
     """
-    sees: list[bool] = []
-    votes = asked = 0
-    clear_two_way: list[bool] = []
+    votes: list[tuple[DestinationState, _Vote]] = []
+    clear_two_way: list[tuple[DestinationState, bool]] = []
     for entry in state.destinations:
         if entry.two_way:
             recent = [sample for sample in entry.excess if sample[0] > now_s - ACTIVE_S]
             if recent:
-                clear_two_way.append(2 * sum(most_s <= threshold_s for _, _, most_s in recent) > len(recent))
+                clear = 2 * sum(most_s <= threshold_s for _, _, most_s in recent) > len(recent)
+                clear_two_way.append((entry, clear))
             continue
         fresh = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S]
         slow = entry.excess[-2:]
@@ -236,16 +266,17 @@ def agree(
         if len(fresh) < 2:
             continue
         vote = 0
-        if entry.peer in stalled:
+        if told_peer(entry.uid, entry.peer) in stalled:
             pass
         elif sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:
             vote = 1
         elif 2 * sum(most_s <= threshold_s for _, _, most_s in fresh) >= len(fresh):
             vote = -1
-        sees.append(vote == 1)
-        votes += vote
-        asked += vote if entry.asked else 0
-    return (_most(sees) or min(votes, asked) > 0) and not _most(clear_two_way)
+        votes.append((entry, (vote, vote if entry.asked else 0)))
+    voices = _of_voices(votes, together=_one_vote)
+    if _one_vote(voices)[0] <= 0 or _most(_of_voices(clear_two_way, together=_most)):
+        return 0
+    return _told_apart(sum(vote > 0 for vote, _ in voices), (entry.peer for entry, (vote, _) in votes if vote > 0))
 
 
 def less_comes_in(state: SignalState, *, now_s: float) -> bool:
@@ -255,14 +286,28 @@ def less_comes_in(state: SignalState, *, now_s: float) -> bool:
     return much and received < RECEIVED_FULL * state.received_bits_per_s_max
 
 
-def two_way_high(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> bool:
-    """Whether most two-way destinations see a queue, be it on the way there or back."""
+def two_way_high(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> int:
+    """How many two-way destinations see a queue, be it on the way there or back, as in `agree`; 0 unless most do."""
     sees = []
     for entry in state.destinations:
         fresh = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S]
         if entry.two_way and fresh:
-            sees.append(sum(least_s > threshold_s for _, least_s, _ in fresh) >= high)
-    return _most(sees)
+            sees.append((entry, sum(least_s > threshold_s for _, least_s, _ in fresh) >= high))
+    voices = _of_voices(sees, together=_most)
+    return _told_apart(sum(voices), (entry.peer for entry, high in sees if high)) if _most(voices) else 0
+
+
+def losing(state: SignalState, flows: Sequence[FlowSample]) -> int:
+    """How many destinations lose packets on the way, each by a voice of its own; 0 unless most that send do."""
+    known = {flow.key: flow for flow in state.flows}
+    lost: list[tuple[FlowSample, tuple[int, int]]] = []
+    for sample in flows:
+        points = known[sample.key].points if sample.key in known else ()
+        if points and points[-1][2] - points[0][2] >= LOSS_SENT_LEAST:
+            lost.append((sample, (points[-1][3] - points[0][3], points[-1][2] - points[0][2])))
+    voices = [many >= LOSS_PART * sent for many, sent in _of_voices(lost, together=_summed)]
+    peers = (sample.peer for sample, (many, sent) in lost if many >= LOSS_PART * sent)
+    return _told_apart(sum(voices), peers) if _most(voices) else 0
 
 
 def _received(ticks: Sequence[TickState], *, now_s: float) -> float:
@@ -282,13 +327,59 @@ def _most(votes: Sequence[bool]) -> bool:
     return 2 * sum(votes) > len(votes)
 
 
+class _Speaks(Protocol):
+    @property
+    def source(self) -> str: ...
+    @property
+    def uid(self) -> int | None: ...
+
+
+def _of_voices(
+    said: Iterable[tuple[_Speaks, Value]], *, together: Callable[[Sequence[Value]], Value]
+) -> list[Value]:  # fmt: skip
+    """What each voice says: a destination that our kernel measured by itself, what a user's programs say together."""
+    found: list[Value] = []
+    by_user: dict[int | None, list[Value]] = {}
+    for who, value in said:
+        if who.source == REPORT:
+            by_user.setdefault(who.uid, []).append(value)
+        else:
+            found.append(value)
+    return [*found, *(together(values) for values in by_user.values())]
+
+
+def _told_apart(voices: int, peers: Iterable[str]) -> int:
+    """Voices that speak of so many destinations."""
+    return min(voices, len(set(peers)))
+
+
+def _one_vote(votes: Sequence[_Vote]) -> _Vote:
+    """What several votes come to."""
+    total, asked = sum(vote for vote, _ in votes), sum(asked for _, asked in votes)
+    sees = _most([vote > 0 for vote, _ in votes]) or min(total, asked) > 0
+    together = 1 if sees else min(0, max(-1, total))
+    return together, together if any(asked for _, asked in votes) else 0
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _lower_middle(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _summed(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(one for one, _ in pairs), sum(other for _, other in pairs)
+
+
 def clear(state: SignalState, *, two_way: bool, since_s: float, threshold_s: float) -> bool | None:
     """Whether at least half of the destinations of one kind heard of since a time surely see no queue; None: none
     heard."""
     of_kind = [entry for entry in state.destinations if entry.two_way is two_way]
-    heard = [[most_s for at_s, _, most_s in entry.excess[-2:] if at_s >= since_s] for entry in of_kind]
-    worst = sorted(max(excess) for excess in heard if excess)
-    return worst[(len(worst) - 1) // 2] <= threshold_s if worst else None
+    heard = [(entry, [most_s for at_s, _, most_s in entry.excess[-2:] if at_s >= since_s]) for entry in of_kind]
+    worst = _of_voices(((entry, max(excess)) for entry, excess in heard if excess), together=_lower_middle)
+    return _lower_middle(worst) <= threshold_s if worst else None
 
 
 def arrives(state: SignalState, *, now_s: float) -> bool:
@@ -386,9 +477,25 @@ def _queue_s(backlog_bytes: int, rate_bits_per_s: float) -> float:
 
 
 def _chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
+    """Those that are looked at: of the kernel's the busiest, of programs' likewise, but of each user as many."""
     fresh = [flow for flow in flows if flow.age_s < FLOW_STALE_S and flow.delivered_bytes is not None]
-    fresh.sort(key=lambda flow: (flow.source != PROBE, -(flow.delivered_bytes or 0), flow.key))
-    return sorted(fresh[:FLOWS_MAX], key=lambda flow: flow.key)
+    if len(fresh) > FLOWS_MAX:
+        fresh.sort(key=lambda flow: (flow.source != PROBE, -(flow.delivered_bytes or 0), flow.key))
+        measured = [flow for flow in fresh if flow.source != REPORT]
+        told = in_turns([flow for flow in fresh if flow.source == REPORT], of=lambda flow: flow.uid)
+        places = max(MEASURED_PLACES, FLOWS_MAX - len(told))
+        fresh = [*measured[:places], *told][:FLOWS_MAX]
+    return sorted(fresh, key=lambda flow: flow.key)
+
+
+def in_turns(entries: Iterable[Value], *, of: Callable[[Value], object]) -> list[Value]:
+    """The first of each, then the second of each, and so on; each one's in their order."""
+    taken: Counter[object] = Counter()
+    turns = []
+    for entry in entries:
+        turns.append((taken[of(entry)], entry))
+        taken[of(entry)] += 1
+    return [entry for _, entry in sorted(turns, key=lambda turn: turn[0])]
 
 
 def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) -> bool:
@@ -399,7 +506,7 @@ def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) 
     return _much_came_in(ticks, since_s=at_s - (sample.rtt_s or 0.0) - QUEUE_LOOK_BACK_S)
 
 
-def _note(excess: dict[tuple[str, bool], Span], destination: tuple[str, bool], span: Span) -> None:
+def _note(excess: dict[_Told, Span], destination: _Told, span: Span) -> None:
     """Of a destination's connections the one that waits least counts: what it waits in, all wait in."""
     least_s, most_s = excess.get(destination, span)
     excess[destination] = (min(least_s, span[0]), min(most_s, span[1]))
@@ -415,20 +522,28 @@ def _much_came_in(ticks: Sequence[TickState], *, since_s: float) -> bool:
 
 
 def _destinations(
-    before: Sequence[DestinationState],
-    excess: dict[tuple[str, bool], Span],
-    asked: Mapping[str, float],
-    *,
-    now_s: float,
-) -> tuple[DestinationState, ...]:
-    known = {(entry.peer, entry.two_way): entry for entry in before if entry.excess[-1][0] > now_s - 2 * ACTIVE_S}
-    for (peer, two_way), (least_s, most_s) in excess.items():
-        entry = known.get((peer, two_way), DestinationState(peer, two_way))
-        latest = (now_s, least_s, most_s)
-        known[peer, two_way] = replace(
-            entry, asked=peer in asked, excess=(*entry.excess[-7:], latest), others_s=asked.get(peer, 0.0)
+    before: Sequence[DestinationState], excess: Mapping[_Told, Span], asked: Mapping[_Told, float],
+    sources: Mapping[_Told, str], *, now_s: float,
+) -> tuple[DestinationState, ...]:  # fmt: skip
+    known = {_told(entry): entry for entry in before if entry.excess[-1][0] > now_s - 2 * ACTIVE_S}
+    for told, (least_s, most_s) in excess.items():
+        entry = known.get(told, DestinationState(told.peer, told.two_way, sources[told], told.uid))
+        known[told] = replace(
+            entry,
+            source=sources[told],
+            asked=told in asked,
+            excess=(*entry.excess[-7:], (now_s, least_s, most_s)),
+            others_s=asked.get(told, 0.0),
         )
-    return tuple(known[key] for key in sorted(known))
+    return tuple(known[told] for told in sorted(known, key=_in_order))
+
+
+def _told(entry: DestinationState) -> _Told:
+    return _Told(entry.peer, entry.two_way, entry.source == REPORT, entry.uid)
+
+
+def _in_order(told: _Told) -> tuple[str, bool, bool, int]:
+    return told.peer, told.two_way, told.told, -1 if told.uid is None else told.uid
 
 
 def _loss(state: SignalState, *, now_s: float, after_drain: bool = False) -> tuple[int, int]:

@@ -166,12 +166,15 @@ class DestinationState:
     """One destination's last delay signals: (time, at least, at most), seconds over the baseline that are not our
     queue.
 
-    `two_way` where much came in at the time, so that acknowledgements may have waited in a queue towards us; `asked`
-    where the way there was measured by itself, and then `others_s` is what others' queue adds to the last of them.
+    `two_way` where much came in at the time, so that acknowledgements may have waited in a queue towards us; `source`
+    as in `FlowSample`, and `uid` whose programs say it where it is "report"; `asked` where the way there was measured
+    by itself, and then `others_s` is what others' queue adds to the last of them.
     """
 
     peer: str
     two_way: bool
+    source: str
+    uid: int | None = None
     asked: bool = False
     excess: tuple[tuple[float, float, float], ...] = ()
     others_s: float = 0.0
@@ -180,12 +183,13 @@ class DestinationState:
 @dataclass(frozen=True)
 class ArrivalState:
     """One packet whose way was measured: when it left our queue, how long it then waited elsewhere, and how much longer
-    in a queue of others."""
+    in a queue of others; `peer` as user `uid` knows it (`broker.connection_signals.told_peer`)."""
 
     peer: str
     left_s: float
     wait_s: float
     others_s: float = 0.0
+    uid: int | None = None
 
     @property
     def arrived_s(self) -> float:
@@ -241,7 +245,8 @@ class CapacityState:
     `cut_carried_bits_per_s` as the cut had it, 0 where that is not known; `busy_s` how long the shaper has been the
     limit since the last move, `free_s` how long it has not been; the `episode_*` fields tell whether delay follows our
     rate; `blameless_until_s` until when it is believed not to; `stood_bits_per_s` what made no queue before the last
-    raises, 0 where that is not known.
+    raises, 0 where that is not known; `one_destination` whether the rate rests on what one destination says alone,
+    `agreed_s` when two last said the same.
     """
 
     base_bits_per_s: int
@@ -267,6 +272,8 @@ class CapacityState:
     blameless_until_s: float = 0.0
     stood_bits_per_s: int = 0
     cut_carried_bits_per_s: int = 0
+    one_destination: bool = False
+    agreed_s: float | None = None
     moved_by: str = ""
     moved_excess_s: float = 0.0
     moved_baseline_s: float = 0.0

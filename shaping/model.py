@@ -35,6 +35,9 @@ interfaces that nobody shapes. There pfifo_fast and prio take the lowest four bi
 HELD_NAME = "storage"
 """The only class whose packets find a leaf by their destination."""
 
+UNHELD_NAME = "other"
+"""The class that may have more than the capacity (`InterfaceShape.open_bits_per_s`): what nobody has classified."""
+
 DESTINATION_MINOR = tuple(range(0x320, 0x3A0, 0x10))
 """Spare leaves of storage, one for each address that gets less than the rest of the class."""
 
@@ -83,7 +86,8 @@ class ClassShape:
     Args:
         name: one of `CLASS_NAMES`, or `BULK_NAME` for the part of compute that its bulk leaf gets.
         rate_bits_per_s: what it may always send, at least 1 000 for each of its leaves, spare ones included. The four
-            rates together are at most the capacity; that of `BULK_NAME` is part of compute's.
+            rates together are at most the capacity (`InterfaceShape.open_bits_per_s` is the exception); that of
+            `BULK_NAME` is part of compute's.
         ceil_bits_per_s: never more than this, borrowed or not; at least the rate.
         priority: who is offered the excess first, 0 to 7, the smaller goes first.
     """
@@ -161,6 +165,8 @@ class InterfaceShape:
     Args:
         interface: its name in the current network namespace.
         capacity_bits_per_s: rate and ceiling of the root class: what all classes together may send.
+        open_bits_per_s: where class `UNHELD_NAME` is not held to the capacity, what all classes together may send, it
+            included; at least the capacity. None holds all to the capacity.
         classes: the four of `CLASS_NAMES`, each once, in any order, and at most one `BULK_NAME`.
         rules: classification besides passed sockets; the first that matches wins among ports, DSCP and addresses.
         gso_max_segs: segments that TCP may hand over in one piece, at least 1; never more than the device had before
@@ -183,6 +189,7 @@ class InterfaceShape:
     destinations: tuple[DestinationShape, ...] = ()
     jobs: tuple[JobShape, ...] = ()
     direction: Direction = "egress"
+    open_bits_per_s: int | None = None
 
 
 @dataclass(frozen=True)

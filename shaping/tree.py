@@ -9,7 +9,9 @@
 
 Rules that the tree keeps
 - The rates of the leaves below a node add up to at most its rate: HTB sends from a leaf that is inside its own rate
-  whatever its parent's ceiling says (two leaves of 4 Mbit/s under a parent of 4 sent 8.03).
+  whatever its parent's ceiling says (two leaves of 4 Mbit/s under a parent of 4 sent 8.03). One exception makes use of
+  that: where the capacity is some destination's alone, class other has a rate beyond the root's. What it sends is
+  taken off what the others may borrow there (measured: 4.2 of the root's 10 Mbit/s for a class of rate 4 beside it).
 - Every rate is a whole number of bytes per second and every burst a whole number of the kernel's 64 ns ticks, rounded
   here and not in the kernel, so that what is read back equals what was wanted.
 - The structure does not depend on the rates, so that only `change-class` is ever needed after the first build.
@@ -33,6 +35,7 @@ from shaping.model import (
     LEAF_MINOR,
     MARK_MINOR,
     ROOT_MINOR,
+    UNHELD_NAME,
     Capabilities,
     ClassShape,
     ClassSpec,
@@ -94,8 +97,9 @@ def desired_tree(shape: InterfaceShape, capabilities: Capabilities, before: Tree
     """Plan one interface.
 
     Args:
-        shape: rates that fit: the four classes' rates add up to at most the capacity, those of jobs and destinations to
-            less than their class'.
+        shape: rates that fit: the four classes' rates add up to at most the capacity, or, with `open_bits_per_s`, to
+            that, and without the unheld class' to the capacity; those of jobs and destinations to less than their
+            class'.
         capabilities: decides the kind of the leaves' queues. Without u32 there are no filters, and nothing is told by
             its destination: the leaves of destinations are spare ones then.
         before: what is there; an address that has a leaf in it keeps that leaf.
@@ -111,7 +115,7 @@ def desired_tree(shape: InterfaceShape, capabilities: Capabilities, before: Tree
     classes = [_class(ROOT_MINOR, 0, shape.capacity_bits_per_s, shape.capacity_bits_per_s)]
     for name in CLASS_NAMES:
         wanted = by_name[name]
-        ceil = min(wanted.ceil_bits_per_s, shape.capacity_bits_per_s)
+        ceil = min(wanted.ceil_bits_per_s, _most(shape, name))
         inner = INNER_MINOR[name]
         classes.append(_class(inner, ROOT_MINOR, wanted.rate_bits_per_s, ceil))
         capped = replace(wanted, ceil_bits_per_s=ceil)
@@ -147,13 +151,23 @@ def _checked_classes(shape: InterfaceShape) -> dict[str, ClassShape]:
             raise ValueError(f"{shape.interface}: class {wanted.name} has a ceiling below its rate")
         if not 0 <= wanted.priority <= 7:
             raise ValueError(f"{shape.interface}: class {wanted.name} has priority {wanted.priority}, not 0..7")
-    total = sum(by_name[name].rate_bits_per_s for name in CLASS_NAMES)
-    if total > shape.capacity_bits_per_s:
-        raise ValueError(
-            f"{shape.interface}: the classes' rates add up to {total} bit/s, more than the capacity of "
-            f"{shape.capacity_bits_per_s}"
-        )
+    for name in (UNHELD_NAME, ""):
+        most = _most(shape, name)
+        together = [one for one in CLASS_NAMES if _most(shape, one) <= most]
+        total = sum(by_name[one].rate_bits_per_s for one in together)
+        if total > most:
+            raise ValueError(
+                f"{shape.interface}: the rates of {', '.join(together)} add up to {total} bit/s, more than the {most} "
+                "that they have together"
+            )
     return by_name
+
+
+def _most(shape: InterfaceShape, name: str) -> int:
+    """What a class may send together with those that have no more."""
+    if name == UNHELD_NAME and shape.open_bits_per_s is not None:
+        return max(shape.open_bits_per_s, shape.capacity_bits_per_s)
+    return shape.capacity_bits_per_s
 
 
 def _class(minor: int, parent_minor: int, rate_bits_per_s: int, ceil_bits_per_s: int) -> ClassSpec:

@@ -1,7 +1,8 @@
 """What is known of flows: sockets that were passed, connections that sessions report, TCP connections that we see.
 
 Bounded in every direction, and cheap: a thousand connections must fit into 3 % of a core. What goes to the decision is
-therefore at most `SAMPLES_MAX` an interface, storage and compute before the rest, the busiest first.
+therefore at most `SAMPLES_MAX` an interface: first what our kernel measured, storage and compute before the rest, the
+busiest first; then what programs report, of each user as many.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from broker.daemon.sock_diag import TcpConnection
 from broker.model import FlowSample
 from broker.policy import CLASS_NAMES
 from broker.replacing import replace
+from broker.signals import in_turns
 
 SAMPLES_MAX = 128
 """Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
@@ -64,6 +66,7 @@ class FlowTable:
         self.passed: dict[str, PassedSocket] = {}
         self._classes: dict[str, set[str]] = {}
         self._jobs: dict[str, str] = {}
+        self._users: dict[str, int] = {}
         self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
         self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
         self._replaced: collections.deque[tuple[str, _Reported]] = collections.deque(maxlen=SAMPLES_MAX)
@@ -83,6 +86,7 @@ class FlowTable:
         self.passed[flow.name] = flow
         self._classes.setdefault(flow.session, set()).add(flow.traffic_class)
         self._jobs[flow.session] = flow.job
+        self._users[flow.session] = flow.uid
 
     def job_of(self, session: str) -> str:
         """The job of a session that has passed sockets; "" where it named none."""
@@ -139,6 +143,7 @@ class FlowTable:
         self._reported.pop(session, None)
         self._classes.pop(session, None)
         self._jobs.pop(session, None)
+        self._users.pop(session, None)
         self.passed = {name: flow for name, flow in self.passed.items() if flow.session != session}
 
     def tcp_connections(self) -> tuple[tuple[TcpConnection, str], ...]:
@@ -149,21 +154,20 @@ class FlowTable:
         self, *, interface_of: Callable[[str], str | None], now_s: float
     ) -> Mapping[str, tuple[FlowSample, ...]]:
         """What the decision shall see of each shaped interface, with ages as of now."""
-        found: dict[str, list[FlowSample]] = {}
-        for session, connections in self._reported.items():
-            for entry in itertools.islice(reversed(connections.values()), self._each()):  # the freshest
-                if now_s - entry.at_s > FORGET_S:
-                    break
-                interface = interface_of(entry.connection.peer)
-                if interface is not None:
-                    found.setdefault(interface, []).append(_of_report(session, self.job_of(session), entry, now_s))
         if self._sampled is None:
             self._sampled = self._sample_tcp(interface_of)
-        for through, sampled in self._sampled.items():
-            found.setdefault(through, []).extend(
+        measured = {
+            interface: [
                 replace(sample, age_s=max(0.0, now_s - at_s)) for sample, at_s in sampled if now_s - at_s <= FORGET_S
-            )
-        return {interface: tuple(samples[:SAMPLES_MAX]) for interface, samples in found.items()}
+            ]
+            for interface, sampled in self._sampled.items()
+        }
+        reported = self._last(lambda entry: now_s - entry.at_s <= FORGET_S)
+        told = self._by_interface(reported, interface_of=interface_of, now_s=now_s)
+        return {
+            interface: (*measured.get(interface, ()), *told.get(interface, ()))[:SAMPLES_MAX]
+            for interface in {**measured, **told}
+        }
 
     def taken(self, *, now_s: float) -> None:
         """A decision has seen all that was reported until now."""
@@ -180,14 +184,7 @@ class FlowTable:
         self, since_s: float, *, interface_of: Callable[[str], str | None], now_s: float
     ) -> Mapping[str, tuple[FlowSample, ...]]:
         """The last report of each connection that has reported since a time, by interface; as many as `samples`."""
-        each = self._each()
-        fresh = (
-            (session, entry)
-            for session, connections in self._reported.items()
-            for entry in itertools.takewhile(
-                lambda one: one.at_s > since_s, itertools.islice(reversed(connections.values()), each)
-            )
-        )
+        fresh = self._last(lambda entry: entry.at_s > since_s)
         return self._by_interface(fresh, interface_of=interface_of, now_s=now_s)
 
     def senders(
@@ -219,16 +216,32 @@ class FlowTable:
         interface_of: Callable[[str], str | None],
         now_s: float,
     ) -> dict[str, tuple[FlowSample, ...]]:
-        found: dict[str, list[FlowSample]] = {}
+        """As samples; of too many those that come first of each user, in turns."""
+        found: dict[str, list[tuple[str, _Reported]]] = {}
         for session, entry in entries:
             interface = interface_of(entry.connection.peer)
-            if interface is not None and len(found.setdefault(interface, [])) < SAMPLES_MAX:
-                found[interface].append(_of_report(session, self.job_of(session), entry, now_s))
-        return {interface: tuple(samples) for interface, samples in found.items()}
+            if interface is not None:
+                found.setdefault(interface, []).append((session, entry))
+        for interface, mine in found.items():
+            if len(mine) > SAMPLES_MAX:
+                found[interface] = in_turns(mine, of=lambda one: self._users.get(one[0]))[:SAMPLES_MAX]
+        return {
+            interface: tuple(
+                _of_report(session, self.job_of(session), self._users.get(session), entry, now_s)
+                for session, entry in mine
+            )
+            for interface, mine in found.items()
+        }
 
-    def _each(self) -> int:
-        """Connections of one session that are looked at, so that each session has some."""
-        return max(SAMPLES_PER_SESSION_MIN, SAMPLES_MAX // max(1, len(self._reported)))
+    def _last(self, wanted: Callable[[_Reported], bool]) -> Iterable[tuple[str, _Reported]]:
+        """The freshest reports of each session, as long as they are wanted: of each user as many, and of each of his
+        sessions, so that each has some."""
+        sessions = collections.Counter(self._users.get(session) for session in self._reported)
+        for session, connections in self._reported.items():
+            places = SAMPLES_MAX // (len(sessions) * sessions[self._users.get(session)])
+            each = max(SAMPLES_PER_SESSION_MIN, places)
+            for entry in itertools.takewhile(wanted, itertools.islice(reversed(connections.values()), each)):
+                yield session, entry
 
     def _sample_tcp(self, interface_of: Callable[[str], str | None]) -> dict[str, list[tuple[FlowSample, float]]]:
         """The connections of the last look that the decision shall see, each with the time of the look."""
@@ -260,7 +273,7 @@ def _delivered(before: _Reported | None, connection: Connection) -> int:
     return max(0, delivered - earlier) if delivered is not None and earlier is not None else 0
 
 
-def _of_report(session: str, job: str, entry: _Reported, now_s: float) -> FlowSample:
+def _of_report(session: str, job: str, uid: int | None, entry: _Reported, now_s: float) -> FlowSample:
     connection = entry.connection
     return FlowSample(
         key=f"{session}/{connection.peer}:{connection.port}",
@@ -282,6 +295,7 @@ def _of_report(session: str, job: str, entry: _Reported, now_s: float) -> FlowSa
         delivery_rate_bits_per_s=connection.delivery_rate_bits_per_s,
         application_limited=connection.application_limited,
         job=job,
+        uid=uid,
     )
 
 

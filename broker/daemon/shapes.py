@@ -10,7 +10,16 @@ from typing import TypeVar
 from broker.model import DestinationAllocation, InterfaceAllocation
 from broker.policy import Policy
 from shaping.leaves import rate_bits_per_s_min
-from shaping.model import DESTINATION_MINOR, ClassShape, DestinationShape, IngressShape, InterfaceShape, JobShape, Rule
+from shaping.model import (
+    DESTINATION_MINOR,
+    UNHELD_NAME,
+    ClassShape,
+    DestinationShape,
+    IngressShape,
+    InterfaceShape,
+    JobShape,
+    Rule,
+)
 
 Part = TypeVar("Part", DestinationShape, JobShape)
 
@@ -46,7 +55,7 @@ def shape_of(
     """The shape of one interface: the allocation, made to fit what the kernel side can keep.
 
     Every class gets at least `RATE_BITS_PER_S_MIN`; what that adds is taken from the others in proportion to what they
-    have above it, so that the rates still add up to at most the capacity.
+    have above it, so that the rates still add up to at most the capacity. A class that is not held to it has its own.
 
     Args:
         slots: the jobs of compute that have a leaf of their own.
@@ -60,6 +69,7 @@ def shape_of(
         rules=rules,
         gso_max_segs=gso_max_segs,
         line_bits_per_s=line_bits_per_s,
+        open_bits_per_s=allocation.open_bits_per_s,
         destinations=_destinations(allocation.destinations, {one.name: one.rate_bits_per_s for one in classes}),
     )
 
@@ -67,15 +77,23 @@ def shape_of(
 def classes_of(allocation: InterfaceAllocation) -> tuple[int, tuple[ClassShape, ...]]:
     """The capacity of one interface and direction, and its classes within it."""
     capacity = max(allocation.capacity_bits_per_s, CAPACITY_BITS_PER_S_MIN)
-    rates = _fitted([entry.rate_bits_per_s for entry in allocation.classes], capacity_bits_per_s=capacity)
+    held = [entry for entry in allocation.classes if entry.name != UNHELD_NAME or allocation.open_bits_per_s is None]
+    fitted = _fitted([entry.rate_bits_per_s for entry in held], capacity_bits_per_s=capacity)
+    rates = {entry.name: rate for entry, rate in zip(held, fitted, strict=True)}
+    if allocation.open_bits_per_s is not None:
+        left = max(allocation.open_bits_per_s, capacity) - sum(fitted)
+        own = next(entry.rate_bits_per_s for entry in allocation.classes if entry.name == UNHELD_NAME)
+        rates[UNHELD_NAME] = max(RATE_BITS_PER_S_MIN, min(own, left))
     return capacity, tuple(
         ClassShape(
             name=entry.name,
-            rate_bits_per_s=rate,
-            ceil_bits_per_s=max(rate, entry.ceil_bits_per_s * capacity // max(1, allocation.capacity_bits_per_s)),
+            rate_bits_per_s=rates[entry.name],
+            ceil_bits_per_s=max(
+                rates[entry.name], entry.ceil_bits_per_s * capacity // max(1, allocation.capacity_bits_per_s)
+            ),
             priority=entry.priority,
         )
-        for entry, rate in zip(allocation.classes, rates, strict=True)
+        for entry in allocation.classes
     )
 
 
