@@ -11,7 +11,8 @@ a shared uplink lies behind, a queue grows there instead: delay that our own que
     probe   when the shaper has been the limit for a while and no queue shows: 3 % more, proven by a packet beside what
             failed last where arrivals are known; steps double up to 20 % once surely past it. A probe that shows a
             queue is taken back; the next one waits up to 1.5 s.
-    hold    when nothing fresh is known: the last capacity stands.
+    hold    when nothing fresh is known: the last capacity stands, for a minute in which the shaper was the limit. Then
+            3 % more a second, until somebody says that it is too much: what nobody can see may be long gone.
     doubt   delay that stays although the rate was cut again and again is not our queue: the rate is given back,
             today's delay becomes the baseline, and delay is not believed for half a minute.
 
@@ -45,7 +46,16 @@ from broker.capacity_cut import (
     raised_lately,
     resting_on,
 )
-from broker.capacity_probe import PROBE_DELAY_S, may_raise, raised
+from broker.capacity_probe import (
+    FORGETTING,
+    PROBE_DELAY_S,
+    UNHEARD_S,
+    forgetting,
+    listened,
+    may_forget,
+    may_raise,
+    raised,
+)
 from broker.model import ClassSample, FlowSample, InterfaceSample
 from broker.policy import InterfacePolicy
 from broker.replacing import replace
@@ -175,6 +185,7 @@ def estimate(
         free_s=0.0 if limiting else state.free_s + counters.elapsed_s,
     )
     now = signals.read(seen, now_s=now_s)
+    state = listened(state, now, limiting_s=counters.elapsed_s if limiting else 0.0)
     passed, stalled = carried(state, since_s=0.0, now_s=now_s)
     if now_s < state.drain_until_s or is_mended(state, passed, now_s=now_s):
         state = drain(state, passed, now_s=now_s)
@@ -186,6 +197,8 @@ def estimate(
         state = resting_on(state, voices=voices, now_s=now_s)
     elif may_raise(state, now, now_s=now_s):
         state = raised(state, now_s=now_s)
+    elif may_forget(state, now_s=now_s):
+        state = forgetting(state, now_s=now_s)
     return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)
 
 
@@ -270,14 +283,15 @@ def _reason(state: CapacityState, now: signals.Signals, source: str, *, now_s: f
     if now_s < state.blameless_until_s:
         return reasons.DelayNotOurs(rate)
     if state.rate_bits_per_s >= state.base_bits_per_s:
-        return reasons.LinkRate(rate, source)
+        return reasons.LinkRate(rate, source, told=now.excess_s is not None)
     if now.flows == 0:
-        return reasons.SignalsMissing(rate)
+        forgets = state.moved_by == FORGETTING or state.unheard_s >= UNHEARD_S
+        return reasons.WayOutUnheard(rate, state.base_bits_per_s) if forgets else reasons.SignalsMissing(rate)
     if state.one_destination:
         return reasons.OneDestination(rate, state.base_bits_per_s)
     if state.moved_by == "loss":
         return reasons.CappedByLoss(rate, now.lost_fraction)
-    if state.moved_by == "raise":
+    if state.moved_by in ("raise", FORGETTING):
         return reasons.Probing(rate, state.base_bits_per_s)
     return reasons.CappedByDelay(rate, state.moved_excess_s, state.moved_baseline_s)
 
@@ -285,7 +299,7 @@ def _reason(state: CapacityState, now: signals.Signals, source: str, *, now_s: f
 def _give(state: CapacityState, source: str, reason: reasons.Reasoned, *, now_s: float) -> CapacityEstimate:
     measured = state.rate_bits_per_s < state.base_bits_per_s
     rate = _shaper_rate(state, now_s=now_s)
-    unsettled = measured and state.moved_by in (*CUTS, "raise") and now_s - state.changed_s < UNSETTLED_S
+    unsettled = measured and state.moved_by in (*CUTS, "raise", FORGETTING) and now_s - state.changed_s < UNSETTLED_S
     excess_s = signals.read(state.signals, now_s=now_s).excess_s or 0.0 if unsettled else 0.0
     return CapacityEstimate(
         state,

@@ -30,6 +30,11 @@ CONFIRM_S = 0.5
 STOOD_OF, STOOD_LATE = 5, 0.25
 """A rate stood if of at least five packets at most a quarter met a queue: a host that holds packets up for 150 ms
 delays two, one whose bursts are too much half of them."""
+UNHEARD_S, FORGET_S = 60.0, 1.0
+"""For so long the shaper was the limit and no connection told anything, as where all is UDP of programs that report
+nothing: then what was found is as old as a window of guarantees. 3 % a second take a fifth of a link to all of it in
+55 s, and who is heard again can say so before that."""
+FORGETTING = "forgetting"
 RAISE_LOSS = 0.01
 """No probe while more than 1 % is lost on the way: a lossy Wi-Fi stays below, a full short buffer does not."""
 
@@ -56,6 +61,33 @@ def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bo
         return state.busy_s >= BUSY_UNSEEN_S and (arrives or now.through_bits_per_s is None)
     near = NEAR * state.failed_bits_per_s < state.rate_bits_per_s < BEYOND * state.failed_bits_per_s
     return arrives and not near  # beside what failed, only a gap between bursts can tell
+
+
+def listened(state: CapacityState, now: signals.Signals, *, limiting_s: float) -> CapacityState:
+    """Count for how long the shaper has been the limit while nobody told anything."""
+    unheard_s = 0.0 if now.flows else state.unheard_s + limiting_s
+    return state if unheard_s == state.unheard_s else replace(state, unheard_s=unheard_s)
+
+
+def may_forget(state: CapacityState, *, now_s: float) -> bool:
+    """Whether what was found is to be forgotten, step by step, because nobody can say whether it still holds."""
+    lower = state.rate_bits_per_s < state.base_bits_per_s
+    return lower and state.unheard_s >= UNHEARD_S and state.busy_s >= FORGET_S and now_s - state.changed_s >= FORGET_S
+
+
+def forgetting(state: CapacityState, *, now_s: float) -> CapacityState:
+    """Give a step back."""
+    rate = state.rate_bits_per_s
+    return replace(
+        state,
+        rate_bits_per_s=min(state.base_bits_per_s, int(rate * (1 + PROBE_STEP))),
+        rate_before_raise_bits_per_s=rate,
+        stood_bits_per_s=0,
+        raised_s=now_s,
+        changed_s=now_s,
+        busy_s=0.0,
+        moved_by=FORGETTING,
+    )
 
 
 def raised(state: CapacityState, *, now_s: float) -> CapacityState:

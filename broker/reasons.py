@@ -198,15 +198,18 @@ class HeldByCeiling:
 
 @dataclass(frozen=True)
 class LinkRate:
-    """The capacity is what the operator or the driver says, less the headroom; nothing measured speaks against it."""
+    """The capacity is what the operator or the driver says, less the headroom; nothing measured speaks against it, or
+    nothing is measured (`told`)."""
 
     code: ClassVar[str] = "link-rate"
     rate_bits_per_s: int
     source: str
+    told: bool = True
 
     def text(self) -> str:
         where = {"configured": "the configured rate", "link": "the link's own speed"}.get(self.source, "a guess")
-        return f"{format_rate(self.rate_bits_per_s)}: {where}, less headroom; no queue seen elsewhere"
+        seen = "no queue seen elsewhere" if self.told else "nobody tells now whether a queue stands elsewhere"
+        return f"{format_rate(self.rate_bits_per_s)}: {where}, less headroom; {seen}"
 
 
 @dataclass(frozen=True)
@@ -289,6 +292,21 @@ class SignalsMissing:
 
     def text(self) -> str:
         return f"{format_rate(self.rate_bits_per_s)} held: no fresh measurement of the path"
+
+
+@dataclass(frozen=True)
+class WayOutUnheard:
+    """For a minute the shaper was the limit and nobody told how the path does; what was found is forgotten in steps."""
+
+    code: ClassVar[str] = "way-out-unheard"
+    rate_bits_per_s: int
+    base_bits_per_s: int
+
+    def text(self) -> str:
+        rate, base = format_rate(self.rate_bits_per_s), format_rate(self.base_bits_per_s)
+        return (
+            f"{rate}: nobody has told for a minute how the path does, so that more is tried, step by step, up to {base}"
+        )
 
 
 @dataclass(frozen=True)
