@@ -42,6 +42,7 @@ from broker.capacity_cut import (
     cut,
     drain,
     is_mended,
+    is_refuted,
     least,
     raised_lately,
     resting_on,
@@ -185,6 +186,8 @@ def estimate(
         free_s=0.0 if limiting else state.free_s + counters.elapsed_s,
     )
     now = signals.read(seen, now_s=now_s)
+    if is_refuted(state, now_s=now_s) and not signals.losing(seen, flows):
+        now = replace(now, lost_packets=0, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
     state = listened(state, now, limiting_s=counters.elapsed_s if limiting else 0.0)
     passed, stalled = carried(state, since_s=0.0, now_s=now_s)
     if now_s < state.drain_until_s or is_mended(state, passed, now_s=now_s):
@@ -194,12 +197,17 @@ def estimate(
     blamed, voices = _blamed(state, now, passed, stalled, flows, now_s=now_s)
     if blamed:
         state = cut(state, now, passed, by=blamed, limited=load >= LIMITED, now_s=now_s)
-        state = resting_on(state, voices=voices, now_s=now_s)
+        state = resting_on(state, by=blamed, voices=voices, now_s=now_s)
     elif may_raise(state, now, now_s=now_s):
         state = raised(state, now_s=now_s)
     elif may_forget(state, now_s=now_s):
         state = forgetting(state, now_s=now_s)
     return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)
+
+
+def heard(state: CapacityState, flows: Sequence[FlowSample]) -> list[signals.Heard]:
+    """What the destinations say on which the capacity rests, as of the last tick, whose connections `flows` are."""
+    return signals.heard(state.signals, flows=flows, threshold_s=DELAY_S, high=HIGH, of=OF)
 
 
 def at_rest(state: CapacityState, *, now_s: float) -> bool:
@@ -219,7 +227,7 @@ def _blamed(
     flows: Sequence[FlowSample], *, now_s: float,
 ) -> tuple[str, int]:  # fmt: skip
     """What speaks for a bottleneck elsewhere: "delay", "probe" (delay just after a raise), "loss", or "": nothing; and
-    how many destinations' voices that is."""
+    how many destinations' voices that is, 0 where our own kernel's do not confirm what programs say."""
     if now_s < state.blameless_until_s:
         return NOTHING
     if state.moved_by in ("delay", "probe") and now_s - state.changed_s < CUT_REFRACTORY_S:
@@ -260,13 +268,8 @@ def _blamed(
         return NOTHING
     lost = now.lost_since_packets
     settled = state.cut_s is None or now_s - state.changed_s >= LOSS_SETTLE_S
-    if (
-        settled
-        and now.lost_since_fraction >= LOSS_FRACTION
-        and lost >= LOSS_SENT_MIN
-        and (voices := signals.losing(state.signals, flows))
-    ):
-        return "loss", voices
+    if settled and now.lost_since_fraction >= LOSS_FRACTION and lost >= LOSS_SENT_MIN:
+        return "loss", signals.losing(state.signals, flows)
     return NOTHING
 
 

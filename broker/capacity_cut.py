@@ -72,6 +72,10 @@ three ticks."""
 AGREED_S = 60.0
 """What two destinations have agreed on holds for all that leaves until one has said something else alone for so long:
 a pause of one of them, of storage or of training, is shorter."""
+CLAIMED_S = 60.0
+"""Losses that programs tell of and our kernel's connections do not are believed for one cut a minute: TCP finds its own
+0.4 to 0.6 s later, so at first they are all there is, and who invents them takes a half for as long as it takes to
+come back."""
 RATE_MIN_PART = 0.02
 """Never below 2 % of the base: the sum of small floors still moves."""
 
@@ -162,12 +166,20 @@ def cut(
     )
 
 
-def resting_on(state: CapacityState, *, voices: int, now_s: float) -> CapacityState:
-    """Note on how many destinations a cut rests: by one alone it may be about that destination's own link."""
+def resting_on(state: CapacityState, *, by: str, voices: int, now_s: float) -> CapacityState:
+    """Note on how many destinations a cut rests: by one alone it may be about that destination's own link; and whether
+    it was for losses that only programs tell of."""
+    if by == "loss" and not voices:
+        state = replace(state, claimed_s=now_s)
     if voices > 1:
         return replace(state, one_destination=False, agreed_s=now_s)
     agreed = state.agreed_s is not None and now_s - state.agreed_s <= AGREED_S
     return state if agreed else replace(state, one_destination=True, agreed_s=None)
+
+
+def is_refuted(state: CapacityState, *, now_s: float) -> bool:
+    """Whether losses that only programs tell of are not believed, because there was a cut for such a while ago."""
+    return state.claimed_s is not None and now_s - state.claimed_s <= CLAIMED_S
 
 
 def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float) -> CapacityState:

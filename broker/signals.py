@@ -84,8 +84,8 @@ TCP counts a loss when it sends again, which while a burst goes first is as late
 connection's losses count once it has sent new packets (`broker.connection_signals.LOSS_FRESH`)."""
 LOSS_PACKETS_MIN, LOSS_PART = 3, 0.01
 """One or two packets in a second, or less than 1 %, are lost on any link, or only thought lost."""
-LOSS_SENT_LEAST = 10
-"""Packets of a connection lately, for it to say whether the way loses any."""
+LOSS_SENT_SURE = 100
+"""Packets lately, of which none is lost where one in twenty is, once in 170 times."""
 
 _Vote: TypeAlias = tuple[int, int]
 """1, -1 or 0: sees a queue, surely sees none, is not sure; and the same of those alone where the way was measured by
@@ -125,6 +125,25 @@ class Signals:
     lost_since_packets: int
     lost_since_fraction: float
     flows: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one destination says, for people.
+
+    Fields: `excess_s` by how much its last packet was late at least, beside our own queue; `baseline_s` the least round
+    trip to it, None where none is known; `source` as in `FlowSample`, `uid` whose programs say it where it is "report";
+    `two_way` whether the way back is in it, so that it can only say that there is no queue; `sees_queue` None where it
+    is not sure.
+    """
+
+    address: str
+    excess_s: float
+    baseline_s: float | None
+    source: str
+    two_way: bool
+    sees_queue: bool | None
+    uid: int | None
 
 
 def observe(
@@ -252,31 +271,71 @@ def agree(
     clear_two_way: list[tuple[DestinationState, bool]] = []
     for entry in state.destinations:
         if entry.two_way:
-            recent = [sample for sample in entry.excess if sample[0] > now_s - ACTIVE_S]
-            if recent:
-                clear = 2 * sum(most_s <= threshold_s for _, _, most_s in recent) > len(recent)
+            if (clear := _is_clear(entry, now_s=now_s, threshold_s=threshold_s)) is not None:
                 clear_two_way.append((entry, clear))
             continue
-        fresh = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S]
-        slow = entry.excess[-2:]
-        if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
-            fresh, needed = [sample for sample in slow if sample[0] > now_s - SLOW_S], 2
-        else:
-            needed = high
-        if len(fresh) < 2:
-            continue
-        vote = 0
-        if told_peer(entry.uid, entry.peer) in stalled:
-            pass
-        elif sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:
-            vote = 1
-        elif 2 * sum(most_s <= threshold_s for _, _, most_s in fresh) >= len(fresh):
-            vote = -1
-        votes.append((entry, (vote, vote if entry.asked else 0)))
+        vote = _sees(entry, now_s=now_s, threshold_s=threshold_s, high=high, of=of)
+        if vote is not None:
+            vote = 0 if told_peer(entry.uid, entry.peer) in stalled else vote
+            votes.append((entry, (vote, vote if entry.asked else 0)))
     voices = _of_voices(votes, together=_one_vote)
     if _one_vote(voices)[0] <= 0 or _most(_of_voices(clear_two_way, together=_most)):
         return 0
     return _told_apart(sum(vote > 0 for vote, _ in voices), (entry.peer for entry, (vote, _) in votes if vote > 0))
+
+
+def _sees(entry: DestinationState, *, now_s: float, threshold_s: float, high: int, of: int) -> int | None:
+    """A one-way destination's vote: 1, -1 or 0 as in `_Vote`; None where it has nothing to say."""
+    fresh, needed = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S], high
+    slow = entry.excess[-2:]
+    if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
+        fresh, needed = [sample for sample in slow if sample[0] > now_s - SLOW_S], 2
+    if len(fresh) < 2:
+        return None
+    if sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:
+        return 1
+    return -1 if 2 * sum(most_s <= threshold_s for _, _, most_s in fresh) >= len(fresh) else 0
+
+
+def _is_clear(entry: DestinationState, *, now_s: float, threshold_s: float) -> bool | None:
+    """Whether most of a two-way destination's last samples say that there is no queue; None where there are none."""
+    recent = [sample for sample in entry.excess if sample[0] > now_s - ACTIVE_S]
+    return 2 * sum(most_s <= threshold_s for _, _, most_s in recent) > len(recent) if recent else None
+
+
+def heard(
+    state: SignalState, *, flows: Sequence[FlowSample], threshold_s: float, high: int, of: int
+) -> list[Heard]:  # fmt: skip
+    """What each destination says as of the last tick, for people: at most `FLOWS_MAX` of them, what our kernel measured
+    first, then of each user's as many.
+
+    Args:
+        flows: as of that tick; they tell which connections lead where.
+        threshold_s, high, of: as in `agree`.
+    """
+    if not state.ticks:
+        return []
+    now_s, by_key = state.ticks[-1].at_s, {flow.key: flow for flow in flows}
+    baselines: dict[str, float] = {}
+    for known in state.flows:
+        if known.key in by_key and known.baseline_s is not None:
+            peer = by_key[known.key].peer
+            baselines[peer] = min(known.baseline_s, baselines.get(peer, math.inf))
+    found = []
+    for entry in state.destinations:
+        if entry.excess[-1][0] <= now_s - ACTIVE_S:
+            continue
+        vote = None if entry.two_way else _sees(entry, now_s=now_s, threshold_s=threshold_s, high=high, of=of)
+        sees = {1: True, -1: False}.get(vote or 0)
+        if entry.two_way and _is_clear(entry, now_s=now_s, threshold_s=threshold_s):
+            sees = False
+        excess_s = entry.excess[-1][1]
+        found.append(
+            Heard(entry.peer, excess_s, baselines.get(entry.peer), entry.source, entry.two_way, sees, entry.uid)
+        )
+    measured = [one for one in found if one.source != REPORT]
+    told = in_turns([one for one in found if one.source == REPORT], of=lambda one: one.uid)
+    return [*measured, *told][:FLOWS_MAX]
 
 
 def less_comes_in(state: SignalState, *, now_s: float) -> bool:
@@ -298,16 +357,16 @@ def two_way_high(state: SignalState, *, now_s: float, threshold_s: float, high: 
 
 
 def losing(state: SignalState, flows: Sequence[FlowSample]) -> int:
-    """How many destinations lose packets on the way, each by a voice of its own; 0 unless most that send do."""
+    """How many destinations lose packets on the way, each by a voice of its own; 0 unless most that can tell do."""
     known = {flow.key: flow for flow in state.flows}
     lost: list[tuple[FlowSample, tuple[int, int]]] = []
     for sample in flows:
         points = known[sample.key].points if sample.key in known else ()
-        if points and points[-1][2] - points[0][2] >= LOSS_SENT_LEAST:
+        if points:
             lost.append((sample, (points[-1][3] - points[0][3], points[-1][2] - points[0][2])))
-    voices = [many >= LOSS_PART * sent for many, sent in _of_voices(lost, together=_summed)]
-    peers = (sample.peer for sample, (many, sent) in lost if many >= LOSS_PART * sent)
-    return _told_apart(sum(voices), peers) if _most(voices) else 0
+    voices = [_loses(pair) for pair in _of_voices(lost, together=_summed)]
+    sure = [loses for loses in voices if loses is not None]
+    return _told_apart(sum(sure), (sample.peer for sample, pair in lost if _loses(pair))) if _most(sure) else 0
 
 
 def _received(ticks: Sequence[TickState], *, now_s: float) -> float:
@@ -367,6 +426,12 @@ def _middle(values: Sequence[float]) -> float:
 
 def _lower_middle(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
+
+
+def _loses(pair: tuple[int, int]) -> bool | None:
+    """Whether of so many packets lost, of so many sent, the way loses some; None where they are too few to tell."""
+    lost, sent = pair
+    return True if lost > 0 and lost >= LOSS_PART * sent else False if sent >= LOSS_SENT_SURE else None
 
 
 def _summed(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:

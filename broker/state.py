@@ -246,8 +246,8 @@ class CapacityState:
     limit since the last move, `free_s` how long it has not been; the `episode_*` fields tell whether delay follows our
     rate; `blameless_until_s` until when it is believed not to; `stood_bits_per_s` what made no queue before the last
     raises, 0 where that is not known; `one_destination` whether the rate rests on what one destination says alone,
-    `agreed_s` when two last said the same; `unheard_s` how long the shaper has been the limit while no connection told
-    anything.
+    `agreed_s` when two last said the same; `claimed_s` when it was last cut for losses that only programs told of;
+    `unheard_s` how long the shaper has been the limit while no connection told anything.
     """
 
     base_bits_per_s: int
@@ -275,6 +275,7 @@ class CapacityState:
     cut_carried_bits_per_s: int = 0
     one_destination: bool = False
     agreed_s: float | None = None
+    claimed_s: float | None = None
     unheard_s: float = 0.0
     moved_by: str = ""
     moved_excess_s: float = 0.0

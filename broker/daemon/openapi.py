@@ -14,6 +14,7 @@ from broker.holds import Hold, Lease
 from broker.model import Alarm, InterfaceAllocation, Need, ScheduleInForce, SenderSample
 from broker.peers.report import PeerStatus
 from broker.policy import Policy
+from broker.signals import Heard
 from hive_qos import __version__
 
 _TEXT: Mapping[str, Any] = {"type": "string"}
@@ -83,11 +84,13 @@ def description() -> dict[str, Any]:
 
 
 def _measured(components: dict[str, Any]) -> dict[str, Any]:
-    """What a direction's figures rest on; null while the interface is not there. Towards us `senders` and more."""
+    """What a direction's figures rest on; null while the interface is not there. Towards us `senders` and more, from us
+    `destinations`."""
     _of(SenderSample, components)
     _leave_out(components["SenderSample"], "traffic_class")
     sender = {"allOf": [{"$ref": "#/components/schemas/SenderSample"}, _object(**{"class": _TEXT})]}
     more = {"received_bytes": _FIGURE, "pace_bits_per_s": _FIGURE, "senders": _list(sender)}
+    more["destinations"] = _list(_of(Heard, components))
     either: dict[str, Any] = _object(link_bits_per_s=_FIGURE)
     either["properties"] |= {"counters_age_s": {"type": ["number", "null"]}, **more}
     return {"anyOf": [either, {"type": "null"}]}

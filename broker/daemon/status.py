@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from broker import capacity
 from broker.codec import to_json
 from broker.daemon.flow_reasons import FlowReasons
 from broker.daemon.flows import PassedSocket
@@ -30,6 +31,7 @@ from broker.model import (
     Watch,
 )
 from broker.peers.report import PeerStatus
+from broker.state import CapacityState
 from hive_qos import __version__
 from hive_qos.text import printable
 from shaping.model import JOB_MINOR, show_classid
@@ -211,15 +213,22 @@ def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: Origin) -> 
 def _interfaces(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Each way of each interface: what was decided, and what was measured for it."""
     allocation, measured = snapshot.decision.allocation, {one.name: one for one in snapshot.measurements.interfaces}
+    known = {one.name: one.capacity for one in snapshot.decision.state.interfaces}
     watches = {watch.interface: watch for watch in snapshot.decision.watches}
     return [
-        *(_way_out(entry, snapshot.segments, measured.get(entry.name)) for entry in allocation.interfaces),
+        *(
+            _way_out(entry, snapshot.segments, measured.get(entry.name), known.get(entry.name))
+            for entry in allocation.interfaces
+        ),
         *(_way_in(entry, measured.get(entry.name), watches.get(entry.name)) for entry in allocation.ingress),
     ]
 
 
 def _way_out(
-    entry: InterfaceAllocation, segments: Mapping[str, SegmentInfo], sample: InterfaceSample | None
+    entry: InterfaceAllocation,
+    segments: Mapping[str, SegmentInfo],
+    sample: InterfaceSample | None,
+    known: CapacityState | None,
 ) -> dict[str, Any]:
     shown = _without_jobs(entry)
     shown["shaped"] = entry.name in segments
@@ -227,7 +236,12 @@ def _way_out(
         shown.update(to_json(segments[entry.name]))
     shown["measured"] = None
     if sample is not None:
-        shown["measured"] = {"link_bits_per_s": sample.link_bits_per_s, "counters_age_s": sample.counters_age_s}
+        heard = [] if known is None else capacity.heard(known, sample.flows)
+        shown["measured"] = {
+            "link_bits_per_s": sample.link_bits_per_s,
+            "counters_age_s": sample.counters_age_s,
+            "destinations": [to_json(one) for one in heard],
+        }
     return shown
 
 
@@ -368,13 +382,13 @@ def metrics(snapshot: Snapshot) -> bytes:
                 for sample in measured.classes:
                     sent.add_metric([printable(measured.name), sample.name], sample.sent_bytes)
             yield sent
-            capacity = GaugeMetricFamily(
+            carried = GaugeMetricFamily(
                 "hive_qos_capacity_bits_per_s", "what the interface can carry", labels=["interface", "source"]
             )
             for interface in snapshot.decision.allocation.interfaces:
                 shown = [printable(interface.name), interface.capacity_source]
-                capacity.add_metric(shown, interface.capacity_bits_per_s)
-            yield capacity
+                carried.add_metric(shown, interface.capacity_bits_per_s)
+            yield carried
             yield GaugeMetricFamily("hive_qos_sessions", "connected programs", value=len(snapshot.sessions))
             alarms = GaugeMetricFamily("hive_qos_alarm", "1 while the alarm holds", labels=["code", "subject"])
             for alarm in snapshot.alarms:

@@ -127,7 +127,7 @@ def test_two_voices_about_one_address_are_one_destination() -> None:
     assert all(state.one_destination for state in states if state.rate_bits_per_s < BASE)
 
 
-def test_losses_that_one_user_claims_take_nothing_where_the_kernel_counts_none() -> None:
+def test_losses_that_one_user_claims_and_the_kernel_does_not_count_make_one_cut_a_minute_and_forbid_no_raise() -> None:
     def flows(now_s: float, sent: float) -> list[FlowSample]:
         packets = int(sent / 1500)
         liar = [
@@ -135,7 +135,21 @@ def test_losses_that_one_user_claims_take_nothing_where_the_kernel_counts_none()
         ]
         return [measured(1, wait_s=0.0, delivered=sent, sent=packets), *liar]
 
-    assert {state.rate_bits_per_s for state in capacities(flows)} == {BASE}
+    found = [one.state.rate_bits_per_s for one in greedy(flows, until_s=30)]
+    falls = [at for at, (before, after) in enumerate(pairwise(found)) if after < before]
+    assert len(falls) == 1
+    assert found[-1] == BASE
+
+
+def test_losses_that_the_kernel_counts_too_are_believed() -> None:
+    def flows(now_s: float, sent: float) -> list[FlowSample]:
+        packets = int(sent / 1500)
+        both = [told(1, wait_s=0.0, uid=1, delivered=sent / 2, sent=packets, lost=packets // 10)]
+        return [measured(1, wait_s=0.0, delivered=sent / 2, sent=packets, lost=packets // 10), *both]
+
+    states = [one.state for one in greedy(flows, until_s=10)]
+    assert states[-1].rate_bits_per_s < 0.5 * BASE
+    assert not any(state.one_destination for state in states)
 
 
 def test_no_number_of_reports_takes_the_places_of_what_the_kernel_measures() -> None:

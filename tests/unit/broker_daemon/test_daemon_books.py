@@ -24,7 +24,8 @@ from broker.daemon.shapes import DEAD_BAND, rules_of, shape_of, worth_applying
 from broker.daemon.sock_diag import TcpConnection
 from broker.decide import decide
 from broker.model import DESTINATIONS_MAX, Measurements, State
-from shaping.model import ClassShape, Rule
+from shaping.model import Capabilities, ClassShape, Rule
+from shaping.tree import desired_tree
 
 POLICY = load(
     """
@@ -202,6 +203,21 @@ def test_reports_and_samples_stay_bounded() -> None:
     assert len(samples) == SAMPLES_MAX
 
 
+def test_a_user_of_many_sessions_and_peers_takes_no_place_of_the_kernels_or_of_other_users() -> None:
+    table = FlowTable()
+    for number in range(300):
+        session, uid = f"s-{number}", 1000 if number else 2000
+        table.add(PassedSocket(session, session, "j", "compute", "gradient", "udp", "10.0.0.1:1", 1, uid, number))
+        table.report(session, [connection(f"10.3.{number % 250}.{port}", port + 1) for port in range(20)], now_s=0.0)
+    table.see_tcp([tcp(local=("10.0.0.1", 5000 + port)) for port in range(40)], matching=Matching(POLICY))
+    samples = table.samples(interface_of=lambda address: "eth0", now_s=0.0)["eth0"]
+    assert len(samples) == SAMPLES_MAX
+    assert sum(sample.source == "tcp-info" for sample in samples) == TCP_SAMPLES_MAX
+    assert sum(sample.uid == 2000 for sample in samples) == 20
+    since = table.reported_since(-1.0, interface_of=lambda address: "eth0", now_s=0.0)["eth0"]
+    assert sum(sample.uid == 2000 for sample in since) == 20
+
+
 def test_a_session_that_is_gone_takes_its_flows_with_it() -> None:
     table = FlowTable()
     table.report("s-1", [connection()], now_s=0.0)
@@ -288,6 +304,26 @@ def test_a_shape_keeps_the_sum_of_rates_within_the_capacity() -> None:
     shape = shape_of(first_allocation(), rules=())  # type: ignore[arg-type]
     assert shape.interface == "eth0"
     assert sum(entry.rate_bits_per_s for entry in shape.classes) <= shape.capacity_bits_per_s
+
+
+def test_people_who_are_not_held_keep_their_rate_in_the_shape_and_the_others_theirs() -> None:
+    """An estimate so low that every class is given the least that the kernel keeps."""
+    allocation = first_allocation()
+    classes = tuple(
+        dataclasses.replace(entry, rate_bits_per_s=38_797_000, ceil_bits_per_s=38_800_000)
+        if entry.name == "other"
+        else dataclasses.replace(entry, rate_bits_per_s=1_000, ceil_bits_per_s=20_000)
+        for entry in allocation.classes  # type: ignore[attr-defined]
+    )
+    apart = dataclasses.replace(
+        allocation, capacity_bits_per_s=20_000, classes=classes, open_bits_per_s=38_800_000  # type: ignore[type-var]
+    )  # fmt: skip
+    shape = shape_of(apart, rules=())  # type: ignore[arg-type]
+    rates = {entry.name: entry.rate_bits_per_s for entry in shape.classes}
+    assert rates.pop("other") == 38_770_000
+    assert set(rates.values()) == {10_000}
+    tree = desired_tree(shape, Capabilities(fq_codel=True))
+    assert {spec.minor: spec.ceil_bits_per_s for spec in tree.classes}[0x40] >= 38_800_000
 
 
 def test_changes_within_the_dead_band_are_not_written_and_others_are() -> None:

@@ -106,7 +106,7 @@ def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
     )  # fmt: skip
     value = json.loads(json.dumps(document(now)))
     out, way_in = value["interfaces"]
-    assert out["measured"] == {"link_bits_per_s": 10**9, "counters_age_s": 0.02}
+    assert out["measured"] == {"link_bits_per_s": 10**9, "counters_age_s": 0.02, "destinations": []}
     assert (out["direction"], way_in["direction"]) == ("egress", "ingress")
     measured = way_in["measured"]
     assert (measured["received_bytes"], measured["pace_bits_per_s"]) == (7 * 10**9, 5)
@@ -117,6 +117,41 @@ def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
     assert value["sessions"][0]["told_bits_per_s"] == {"compute": 9_000_000}
     gone = replace(now, measurements=Measurements(), segments={})
     assert [entry["measured"] for entry in document(gone)["interfaces"]] == [None, None]
+
+
+def test_what_a_capacity_rests_on_is_shown_destination_by_destination_with_who_says_it() -> None:
+    """A program of user 1000 sees 60 ms of queue to one address, and the kernel none to another."""
+
+    def flows(at_s: float) -> tuple[FlowSample, ...]:
+        sent, wait_s = int(at_s * 4e6), 0.06 if at_s > 2 else 0.0
+        told = FlowSample(
+            "s-1/10.0.0.2:4", "10.0.0.2", "compute", "report", 0.0, rtt_s=0.01 + wait_s, rtt_s_min=0.01,
+            delivered_bytes=sent, one_way_s=7.0 + wait_s, one_way_age_s=0.05, uid=1000,
+        )  # fmt: skip
+        known = FlowSample("tcp/1", "10.0.0.3", "storage", "tcp-info", 0.0, rtt_s=0.02, delivered_bytes=sent)
+        many = (
+            replace(known, key=f"tcp/{number}", peer=f"10.1.0.{number}", delivered_bytes=1) for number in range(2, 60)
+        )
+        return (told, known, *many)
+
+    state, now = State(), snapshot()
+    for number in range(1, 31):
+        classes = tuple(ClassSample(name, number * 10**5) for name in ("control", "compute", "storage", "other"))
+        measurements = Measurements(
+            (InterfaceSample("eth0", None, 0.0, classes, flows(number / 10), received_bytes=0),)
+        )
+        decision = decide(now_s=number / 10, state=state, measurements=measurements, policy=POLICY)
+        state = decision.state
+        now = replace(now, measurements=measurements, decision=decision)
+    (interface,) = json.loads(json.dumps(document(now)))["interfaces"]
+    found = {one.pop("address"): one for one in interface["measured"]["destinations"]}
+    told, measured = found["10.0.0.2"], found["10.0.0.3"]
+    assert told.pop("excess_s") == pytest.approx(0.06, abs=0.001)
+    assert told == {"baseline_s": 0.01, "source": "report", "two_way": False, "sees_queue": True, "uid": 1000}
+    assert measured == {
+        "excess_s": 0.0, "baseline_s": 0.02, "source": "tcp-info", "two_way": False, "sees_queue": False, "uid": None
+    }  # fmt: skip
+    assert len(found) <= 32
 
 
 def test_every_connection_has_a_reason_its_own_or_that_of_where_it_goes_or_of_its_class() -> None:

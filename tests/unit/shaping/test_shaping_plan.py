@@ -25,6 +25,7 @@ from shaping.model import (
     LEAF_MINOR,
     MAJOR,
     MARK_MINOR,
+    ROOT_MINOR,
     AddClass,
     AddLeaf,
     Capabilities,
@@ -340,6 +341,24 @@ def test_rules_on_cgroups_and_users_make_no_filters() -> None:
 def test_rates_that_cannot_be_kept_are_refused_with_the_numbers(classes: dict[str, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         desired_tree(make_shape("eth0", **classes), CAPABILITIES)  # type: ignore[arg-type]  # the same keywords
+
+
+def test_class_other_may_have_more_than_the_root_where_the_shape_says_so_and_no_other_class() -> None:
+    shape = make_shape("eth0", capacity=10 * MBIT, compute=5 * MBIT, storage=3 * MBIT, other=1 * MBIT)
+    wide = replace(shape.classes[3], rate_bits_per_s=31 * MBIT, ceil_bits_per_s=40 * MBIT)
+    apart = replace(shape, classes=(*shape.classes[:3], wide), open_bits_per_s=40 * MBIT)
+    found = {spec.minor: spec for spec in desired_tree(apart, CAPABILITIES).classes}
+    assert (found[ROOT_MINOR].rate_bits_per_s, found[ROOT_MINOR].ceil_bits_per_s) == (10 * MBIT, 10 * MBIT)
+    for minor in (INNER_MINOR["other"], LEAF_MINOR["other"]):
+        assert (found[minor].rate_bits_per_s, found[minor].ceil_bits_per_s) == (31 * MBIT, 40 * MBIT)
+    assert found[INNER_MINOR["storage"]].ceil_bits_per_s == 10 * MBIT
+    beyond = (*shape.classes[:3], replace(wide, rate_bits_per_s=31 * MBIT + 1))
+    with pytest.raises(ValueError, match="add up to 40000001 bit/s"):
+        desired_tree(replace(apart, classes=beyond), CAPABILITIES)
+    more = replace(shape.classes[1], rate_bits_per_s=7 * MBIT)
+    crowded = (shape.classes[0], more, shape.classes[2], replace(wide, rate_bits_per_s=MBIT))
+    with pytest.raises(ValueError, match="control, compute, storage add up to 11000000 bit/s"):
+        desired_tree(replace(apart, classes=crowded), CAPABILITIES)
 
 
 def test_a_missing_or_doubled_class_is_refused() -> None:
