@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patience import LIMIT_S, best_of
@@ -56,6 +56,35 @@ def test_changes_of_classes_and_queue_limits_lose_nothing_of_a_backlog(shaper: S
         shaper.apply(make_shape(INTERFACE))
         assert received(sink, 100) == list(range(100))
         assert shaper.counters(INTERFACE).classes["storage"].dropped_packets == 0
+
+
+def test_what_is_not_held_goes_beyond_a_low_root_and_is_taken_off_what_others_may_borrow(
+    shaper: Shaper, bench: Bench
+) -> None:
+    """A root of 8 Mbit/s, storage at 2 of it; class other at 28 of the interface's 32."""
+    low = make_shape(INTERFACE, capacity=8 * MBIT, compute=MBIT, storage=2 * MBIT, other=MBIT)
+    wide = replace(low.classes[3], rate_bits_per_s=28 * MBIT, ceil_bits_per_s=32 * MBIT)
+    shaper.attach(replace(low, classes=(*low.classes[:3], wide), open_bits_per_s=32 * MBIT))
+
+    def sent_mbit_per_s(*, with_people: bool) -> tuple[float, float]:
+        before, started_s = shaper.counters(INTERFACE).classes, time.monotonic()
+        while time.monotonic() < started_s + 1.5:
+            for sock in (storage, people) if with_people else (storage,):
+                with contextlib.suppress(BlockingIOError):
+                    sock.sendto(bytes(PAYLOAD_BYTES), socket.MSG_DONTWAIT, sink.getsockname())
+        after, scale = shaper.counters(INTERFACE).classes, 8 / 1e6 / (time.monotonic() - started_s)
+        names = ("storage", "other")
+        one, other = (scale * (after[name].sent_bytes - before[name].sent_bytes) for name in names)
+        return one, other
+
+    with bench.sink(socket.AF_INET) as sink, bench.socket(socket.AF_INET) as storage:
+        mark_socket(storage, minor=MARK_MINOR["storage"], dscp=1)
+        with bench.socket(socket.AF_INET) as people:
+            alone, _ = sent_mbit_per_s(with_people=False)
+            assert 6 <= alone <= 9
+            beside, elsewhere = sent_mbit_per_s(with_people=True)
+    assert 1.5 <= beside <= 3.5
+    assert 18 <= elsewhere <= 34
 
 
 def test_a_killed_shapers_backlog_is_adopted_without_losing_a_packet(bench: Bench, tmp_path: Path) -> None:
