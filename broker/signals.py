@@ -233,11 +233,11 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     """Say what the memory means now."""
     active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - ACTIVE_S]
     fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
-    latest = sorted(_of_voices(((entry, entry.excess[-1][1]) for entry in fresh or active), together=_middle))
+    excess_s = middle_of_voices((entry, entry.excess[-1][1]) for entry in fresh or active)
     lost, sent = _loss(state, now_s=now_s)
     lost_since, sent_since = _loss(state, now_s=now_s, after_drain=True)
     return Signals(
-        excess_s=latest[len(latest) // 2] if latest else None,
+        excess_s=excess_s,
         baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
         pressed=state.pressed_s is not None and state.pressed_s > now_s - PRESSED_S,
         wanting=state.wanting_s is not None and state.wanting_s > now_s - ACTIVE_S,
@@ -405,6 +405,12 @@ def _of_voices(
         else:
             found.append(value)
     return [*found, *(together(values) for values in by_user.values())]
+
+
+def middle_of_voices(said: Iterable[tuple[DestinationState, float]]) -> float | None:
+    """The middle one of what destinations say, each user's programs with one voice; None where nobody says anything."""
+    voices = _of_voices(said, together=_middle)
+    return _middle(voices) if voices else None
 
 
 def _told_apart(voices: int, peers: Iterable[str]) -> int:

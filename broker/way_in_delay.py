@@ -40,7 +40,7 @@ from broker.connection_signals import FLOW_STALE_S, QUEUE_TRUSTED_S
 from broker.model import FlowSample, SenderSample
 from broker.plan import LENDER
 from broker.replacing import replace
-from broker.signals import SLOW_APART_S, SLOW_S, VOTE_S
+from broker.signals import SLOW_APART_S, SLOW_S, VOTE_S, middle_of_voices
 from broker.state import SignalState
 from broker.way_in_state import Series, SourceState, VoiceState, WayInState
 
@@ -91,8 +91,7 @@ def queue_on_the_way_out(state: SignalState | None, *, now_s: float) -> float | 
     if state is None:
         return None
     fresh = [entry for entry in state.destinations if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
-    least = sorted(entry.excess[-1][1] + entry.others_s for entry in fresh)
-    return least[len(least) // 2] if least else None
+    return middle_of_voices((entry, entry.excess[-1][1] + entry.others_s) for entry in fresh)
 
 
 def hear(

@@ -15,7 +15,8 @@ from broker.capacity import Counters
 from broker.config import load
 from broker.model import CLASS_NAMES, ClassSample, FlowSample, InterfaceAllocation, Policy
 from broker.record import replay
-from broker.state import ArrivalState, CapacityState
+from broker.state import ArrivalState, CapacityState, DestinationState, SignalState
+from broker.way_in_delay import queue_on_the_way_out
 
 TICK_S, FULL = 0.1, 40_000_000
 BASE = int(0.97 * FULL)
@@ -147,7 +148,7 @@ def test_losses_that_the_kernel_counts_too_are_believed() -> None:
         both = [told(1, wait_s=0.0, uid=1, delivered=sent / 2, sent=packets, lost=packets // 10)]
         return [measured(1, wait_s=0.0, delivered=sent / 2, sent=packets, lost=packets // 10), *both]
 
-    states = [one.state for one in greedy(flows, until_s=10)]
+    states = [one.state for one in greedy(flows, until_s=5)]
     assert states[-1].rate_bits_per_s < 0.5 * BASE
     assert not any(state.one_destination for state in states)
 
@@ -173,6 +174,18 @@ def test_where_two_users_tell_when_packets_arrived_each_has_one_peer() -> None:
     assert {entry.peer for entry in kept} == {"1/0", "2/a"}
     alone = passage.kept((), [entry for entry in arrivals(0.0) if entry.uid == 1], now_s=0.0)
     assert len(alone) == passage.PEERS_MAX
+
+
+def test_what_one_user_says_of_many_peers_is_not_taken_off_what_waits_on_the_way_in() -> None:
+    def entry(peer: str, source: str, wait_s: float) -> DestinationState:
+        return DestinationState(
+            peer, False, source, uid=1 if source == "report" else None, excess=((1.0, wait_s, 1.0),)
+        )
+
+    liars = [entry(f"10.0.0.{number}", "report", 0.2) for number in range(9)]
+    known = [entry(f"10.9.0.{number}", "tcp-info", 0.0) for number in range(2)]
+    assert queue_on_the_way_out(SignalState(destinations=(*liars, *known)), now_s=1.1) == 0.0
+    assert queue_on_the_way_out(SignalState(destinations=tuple(liars)), now_s=1.1) == 0.2
 
 
 def test_what_two_have_agreed_on_outlasts_a_minute_in_which_one_of_them_pauses() -> None:
