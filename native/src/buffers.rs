@@ -137,7 +137,7 @@ impl Posted {
         }
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.borrowed.length
     }
 

@@ -4,7 +4,9 @@
 //! answered with more memory than it has bytes for.
 #![no_main]
 
-use hive_qos_native::wire::{Code, HEADER_BYTES_MAX, Violation, decode_header, decode_varint, split_frame, split_header};
+use hive_qos_native::wire::{
+    Code, HEADER_BYTES_MAX, Violation, decode_header, decode_varint, split_frame, split_header,
+};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -43,7 +45,10 @@ fn stream(data: &[u8]) {
             assert_eq!(split_header(&data[..end - 1]), Ok(None), "one byte less is not whole");
             map(&data[start..end]);
         }
-        Ok(None) => assert!(data.len() < HEADER_BYTES_MAX + 8, "nobody waits for more than a header may have"),
+        Ok(None) => assert!(
+            data.len() < HEADER_BYTES_MAX + 8,
+            "nobody waits for more than a header may have"
+        ),
         Err(refused) => assert!(matches!(refused.code, Code::HeaderInvalid | Code::HeaderTooLarge)),
     }
 }
@@ -53,12 +58,19 @@ fn map(body: &[u8]) {
         Ok(header) => {
             let key = &header.key;
             assert!(body.len() <= HEADER_BYTES_MAX && key.kind <= 3);
-            assert!([&key.group, &header.job, &header.call].iter().all(|text| text.len() <= 128));
+            assert!(
+                [&key.group, &header.job, &header.call]
+                    .iter()
+                    .all(|text| text.len() <= 128)
+            );
             assert!(header.contributors.len() <= 1024 && header.shape.len() <= 32);
             assert!(header.weight.is_finite() && header.weight >= 0.0);
             assert!(header.dtype.len() <= 15);
             if !header.shape.is_empty() && !header.shape.contains(&0) {
-                let items = header.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+                let items = header
+                    .shape
+                    .iter()
+                    .try_fold(1u64, |product, size| product.checked_mul(*size));
                 assert!(items.is_some_and(|items| header.length % items == 0));
             }
         }

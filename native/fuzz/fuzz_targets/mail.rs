@@ -55,15 +55,37 @@ impl Length {
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    Arrive { path: u8, key: u8, length: Length, first: u16 },
-    Feed { slot: u8, bytes: u16 },
-    Whole { slot: u8 },
-    Reset { slot: u8 },
-    Post { key: u8, buffer: Option<Length> },
-    Cancel { post: u8 },
-    Discard { before_step: u8 },
+    Arrive {
+        path: u8,
+        key: u8,
+        length: Length,
+        first: u16,
+    },
+    Feed {
+        slot: u8,
+        bytes: u16,
+    },
+    Whole {
+        slot: u8,
+    },
+    Reset {
+        slot: u8,
+    },
+    Post {
+        key: u8,
+        buffer: Option<Length>,
+    },
+    Cancel {
+        post: u8,
+    },
+    Discard {
+        before_step: u8,
+    },
     /// `late`: its readers notice after the mail has been told.
-    Down { path: u8, late: bool },
+    Down {
+        path: u8,
+        late: bool,
+    },
 }
 
 /// One stream and what its reader has read.
@@ -119,7 +141,11 @@ struct World<'py> {
 fn key(number: u8) -> Key {
     Key {
         kind: number & 1,
-        group: if number & 2 == 0 { String::new() } else { "group".to_owned() },
+        group: if number & 2 == 0 {
+            String::new()
+        } else {
+            "group".to_owned()
+        },
         step: u64::from(number >> 4),
         bucket: 0,
         attempt: 0,
@@ -171,7 +197,12 @@ impl<'py> World<'py> {
 
     fn act(&mut self, step: &Step) {
         match step {
-            Step::Arrive { path, key: number, length, first } => {
+            Step::Arrive {
+                path,
+                key: number,
+                length,
+                first,
+            } => {
                 let at = usize::from(*path) % self.paths.len();
                 let number_of = self.streams.len();
                 let header = Header {
@@ -185,7 +216,13 @@ impl<'py> World<'py> {
                     call: String::new(),
                 };
                 let slot = self.mail.arrived(&peer(at), header, self.paths[at].clone());
-                let mut stream = Stream { slot, path: at, number: number_of, at: 0, open: true };
+                let mut stream = Stream {
+                    slot,
+                    path: at,
+                    number: number_of,
+                    at: 0,
+                    open: true,
+                };
                 let part = stream.part(usize::from(*first) % FIRST_BYTES_MAX);
                 assert!(stream.slot.write(part));
                 stream.at = part.len() as u64;
@@ -211,12 +248,22 @@ impl<'py> World<'py> {
                 let length = buffer.as_ref().map(|length| length.bytes().min(STORE) as usize);
                 let buffer = length.map(|length| PyByteArray::new(self.py, &vec![0xEE; length]));
                 let posted = buffer.as_ref().map(|array| {
-                    Posted::new(PyBuffer::get(array.as_any()).expect("bytes can be lent"), self.events.clone())
+                    Posted::new(
+                        PyBuffer::get(array.as_any()).expect("bytes can be lent"),
+                        self.events.clone(),
+                    )
                 });
                 let operation = self.number();
                 self.open.insert(operation, Lent { buffer, left: None });
                 let to = peer(usize::from(*number >> 3));
-                self.mail.post(&to, Post { operation, key: key(*number), buffer: posted });
+                self.mail.post(
+                    &to,
+                    Post {
+                        operation,
+                        key: key(*number),
+                        buffer: posted,
+                    },
+                );
             }
             Step::Cancel { post } => {
                 let operation = u64::from(*post) % (self.operations + 1);
@@ -259,7 +306,11 @@ impl<'py> World<'py> {
         path.ended.store(true, Ordering::SeqCst);
         let failure = last.then(|| Failure::Cancelled("over".to_owned()));
         self.mail.disconnected(&peer(at), path.number, failure);
-        assert_eq!(path.widened.load(Ordering::SeqCst), 0, "nothing of the window is left over");
+        assert_eq!(
+            path.widened.load(Ordering::SeqCst),
+            0,
+            "nothing of the window is left over"
+        );
         for stream in &mut self.streams {
             if stream.path == at {
                 stream.open &= late;
@@ -270,7 +321,10 @@ impl<'py> World<'py> {
             let header = self.streams.first().map(|stream| stream.slot.header.clone());
             if let Some(header) = header {
                 let slot = self.mail.arrived(&peer(at), header, path);
-                assert!(matches!(slot.next(), Next::Stop(_)), "a connection that has ended brings nothing");
+                assert!(
+                    matches!(slot.next(), Next::Stop(_)),
+                    "a connection that has ended brings nothing"
+                );
             }
         }
     }
@@ -279,7 +333,12 @@ impl<'py> World<'py> {
     fn hear(&mut self) {
         for event in self.events.drain() {
             match event {
-                Event::Received { operation, header, payload, .. } => {
+                Event::Received {
+                    operation,
+                    header,
+                    payload,
+                    ..
+                } => {
                     let lent = self.open.remove(&operation).expect("a post ends once");
                     let number = usize::from_le_bytes(header.contributors[..].try_into().expect("eight bytes"));
                     let expected = &NOISE[number % 256..][..header.length as usize];
@@ -353,7 +412,10 @@ impl<'py> World<'py> {
     fn take_all(&mut self, number: u8) {
         while self.mail.held(&peer(usize::from(number >> 3))) > 0 {
             let before = self.mail.held(&peer(usize::from(number >> 3)));
-            self.act(&Step::Post { key: number, buffer: None });
+            self.act(&Step::Post {
+                key: number,
+                buffer: None,
+            });
             if self.mail.held(&peer(usize::from(number >> 3))) >= before {
                 return;
             }
