@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from native_cases import WITH_NATIVE, asks_for_native, left_out
 
 # How long an example takes says nothing on a shared machine; pytest's own limit ends what hangs.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,3 +31,16 @@ def _nothing_takes_the_place_of_the_tests() -> Iterator[None]:
         for name in become:
             patch.setattr(os, name, guarded(name))
         yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what asks for the native engine where it is not built: deselected, which is no skip to look into."""
+    left = [] if WITH_NATIVE else [item for item in items if asks_for_native(item)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if line := left_out():
+        terminalreporter.write_line(line)

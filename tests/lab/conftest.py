@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from native_cases import asks_for_native, need
 from shaping_bench import Bench, make_bench
 
 from shaping.cgroup import SocketClassifier
@@ -36,6 +37,12 @@ def end_without_privilege(lack: str | None, *, must_run: bool) -> None:
     if must_run:
         pytest.fail(f"lab tests cannot run: {lack}", pytrace=False)
     pytest.skip(f"{NOT_RUN}: {lack}; with CI=1 in the environment this is a failure")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Where the native engine has to be built and is not, say so rather than what a rank without it says."""
+    if asks_for_native(item):
+        need("native")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from broker_support import Running
-from engine_support import ALL_NATIVE, NATIVE_ALWAYS, WITH_NATIVE, need
+from engine_support import NATIVE_ALWAYS
+from native_cases import ALL_NATIVE, WITH_NATIVE, asks_for_native, need
 
 collect_ignore = [
     path.name
@@ -37,15 +38,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _left_to_native_run(item: pytest.Item) -> bool:
     name = item.path.stem
+    if not item.path.is_relative_to(Path(__file__).parent):  # of another folder that is collected in the same run
+        return False
     if any("empty parameter" in str(mark) for mark in item.iter_markers("skip")):
         return True
-    of_engines = name.startswith(("test_engine_", "test_transport_"))
-    parameters = getattr(item, "callspec", None)
-    values = parameters.params.values() if parameters is not None else ()
-    native = name.startswith("test_engine_native") or any(
-        "native" in (value if isinstance(value, tuple) else (value,)) for value in values
-    )
-    return of_engines and native and name not in NATIVE_ALWAYS
+    return (name.startswith("test_engine_native") or asks_for_native(item)) and name not in NATIVE_ALWAYS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -7,9 +7,6 @@ first engine.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -20,9 +17,10 @@ from typing import Any, TypeVar
 
 import pytest
 from engine_relay import Fate, Relay
+from native_cases import WITH_NATIVE, need
 from patience import LIMIT_S
 
-from transport.engine import NATIVE_MODULE, create_engine
+from transport.engine import create_engine
 from transport.engine.base import (
     Announced,
     ConnectionDown,
@@ -44,33 +42,20 @@ ENDS = (SendDone, Received, OperationFailed)
 Test = TypeVar("Test", bound=Callable[..., None])
 QUICK = EngineSettings(keep_alive_s=0.2, dead_after_s=1.0, handshake_timeout_s=2.0)
 """Impatient, so that tests of loss are short. Nothing that must live is tested with it: a stall would kill it."""
-ALL_NATIVE = os.environ.get("HIVE_TEST_NATIVE") == "1"
-"""`make test-native` sets it: all cases over the native engine; without it those of `NATIVE_ALWAYS`, for time."""
-WITH_NATIVE = ALL_NATIVE or (
-    os.environ.get("HIVE_TEST_NATIVE") != "0"
-    and (importlib.util.find_spec(NATIVE_MODULE) is not None or bool(os.environ.get("CI") and shutil.which("cargo")))
-)
-"""Whether there are native cases at all: where the engine is built, and where it has to be, `need` fails them."""
 NATIVE_ALWAYS = (
-    "test_engine_closing", "test_engine_connections", "test_engine_identity", "test_engine_messages",
-    "test_engine_native", "test_engine_native_lent", "test_engine_native_process", "test_transport_groups",
+    "test_engine_closing", "test_engine_connections", "test_engine_hostile_floods", "test_engine_hostile_frames",
+    "test_engine_hostile_peers", "test_engine_identity", "test_engine_key_update", "test_engine_messages",
+    "test_engine_native", "test_engine_native_lent", "test_engine_native_process", "test_engine_path",
+    "test_engine_resumption", "test_transport_groups",
 )  # fmt: skip
-"""What of the native engine every run tries: messages, connections, certificates, lending, closing, groups."""
+"""What of the native engine every run tries: messages, connections, certificates, lending, closing, groups, and what
+hostile peers send. The rest takes minutes."""
 _ALL = [("aioquic", "aioquic"), ("native", "native"), ("aioquic", "native"), ("native", "aioquic")]
 PAIRS = _ALL if WITH_NATIVE else _ALL[:1]
 EACH = PAIRS[:2]
 """For what has one node of ours: the mixed pairs have nothing to add."""
 _pair: tuple[str, str] = PAIRS[0]
 _nodes = 0
-
-
-def need(*names: str) -> None:
-    """Skip a test where an engine that it needs is not built; where it could be, and in CI has to be, fail it."""
-    if "native" in names and importlib.util.find_spec(NATIVE_MODULE) is None:
-        why = "the native engine is not built here: run tools/setup.sh where cargo is"
-        if os.environ.get("CI") and shutil.which("cargo"):
-            pytest.fail(why)
-        pytest.skip(why)
 
 
 def over(*pairs: tuple[str, str]) -> Callable[[Test], Test]:

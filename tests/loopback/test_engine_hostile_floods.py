@@ -118,7 +118,7 @@ def test_a_message_in_dust_closes_the_connection(scene: Scene) -> None:
     stream.say(6, message(bytes(2**20))[:100])
     stream.until(lambda: stream.delivered(6))
     sender: Any = stream.quic._streams[6].sender
-    for at in range(4000, 60_000, 2):
+    for at in range(59_998, 3_998, -2):  # aioquic looks through its ranges from the lowest on
         sender._pending.add(at, at + 1)
     sender._buffer = bytearray(60_001)
     sender._buffer_start, sender._buffer_stop = 0, 60_001
