@@ -40,13 +40,13 @@ PORTS = {False: 4800, True: 4801}
 class Peer:
     """An engine with a compute and a bulk endpoint."""
 
-    def __init__(self, name: str, *, folder: Path, address: str) -> None:
+    def __init__(self, name: str, *, engine: str, folder: Path, address: str) -> None:
         self.events: list[Event] = []
         self.condition = threading.Condition()
         identity = load_identity(
             ca=folder / "ca" / "ca.crt", certificate=folder / f"{name}.crt", key=folder / f"{name}.key"
         )
-        self.engine: Engine = create_engine("aioquic", EngineSettings(), self._on_events)
+        self.engine: Engine = create_engine(engine, EngineSettings(), self._on_events)
         self.endpoints = {}
         for bulk, port in PORTS.items():
             sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -156,6 +156,7 @@ def probe(peer: Peer, other: str, address: str, seconds: float) -> dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("echo", "probe"))
+    parser.add_argument("--engine", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--address", required=True)
@@ -163,7 +164,7 @@ def main() -> None:
     parser.add_argument("--remote", default="")
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
-    peer = Peer(options.name, folder=options.folder, address=options.address)
+    peer = Peer(options.name, engine=options.engine, folder=options.folder, address=options.address)
     print("ready", flush=True)
     if options.role == "echo":
         echo(peer, options.other)
