@@ -52,9 +52,12 @@ test: setup
 crate: setup
 	@bash tools/cargo.sh test $(BIN)/python
 
+# Those of the lab in which engines run.
+NATIVE_LAB := $(wildcard tests/lab/test_engine_*.py tests/lab/test_transport_*.py)
+
 # Every test of engines and transport over the native engine too, and over the two mixed pairs; torch over native.
 test-native: setup
-	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback tests/lab/test_transport_moves_between_links.py
+	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback $(NATIVE_LAB)
 
 # The wheel, an install, tests and a recording of this Python on others: PYTHONS="trixie forky python3.12" and the like.
 test-pythons: setup wheel
