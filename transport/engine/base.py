@@ -100,8 +100,8 @@ class EngineSettings:
             be held up; less where both sides are native and nothing of Python's is in the way.
         handshake_timeout_s: a connection that is not up by then has failed.
         datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
-        congestion: for gradients, `cubic`, `reno`, `rate` (follows `Engine.set_rate`), or, native only, `bbr`. Bulk
-            endpoints use the delay-bounded controller.
+        congestion: for gradients, `cubic`, `reno` (not measured), `rate` (follows `Engine.set_rate`), or, native
+            only, `bbr`. Bulk endpoints use the delay-bounded controller.
         protocol: which of `PROTOCOLS` is spoken (ALPN); a peer that speaks another is refused in its handshake.
     """
 
