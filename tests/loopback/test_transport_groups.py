@@ -118,9 +118,10 @@ def test_every_collective(ranks, size):
     every_collective(ranks, size)
 
 
-def test_every_collective_between_ranks_of_both_engines(ranks, chosen_engine):
-    need("native")
-    names = [chosen_engine, *(name for name in ("aioquic", "native") if name != chosen_engine)]
+@pytest.mark.parametrize("both", [("aioquic", "native")], ids="-".join)
+def test_every_collective_between_ranks_of_both_engines(ranks, chosen_engine, both):
+    need(*both)
+    names = [chosen_engine, *(name for name in both if name != chosen_engine)]
     ranks.connect(3, [dataclasses.replace(LOCAL, engine=names[rank % 2]) for rank in range(3)])
     assert [group._runtime._engine.name for group in ranks.groups] == [names[rank % 2] for rank in range(3)]
     every_collective(ranks, 3)
