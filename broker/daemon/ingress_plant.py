@@ -21,6 +21,12 @@ from shaping.model import IngressShape, Rule
 from shaping.shaper import Shaper
 
 RETRY_S = 5.0
+"""After the kernel refused something: what it refuses now it mostly refuses in a second, too."""
+
+LOST_AGAIN_S = 1.0
+"""An IFB that somebody takes away is made again at the next decision, but so long after it was made at the earliest:
+unshaped for less than the 2 s within which a host has to be right again, whoever deletes it over and over."""
+
 VERIFY_S = 5.0
 SOCKETS_MAX = 32
 """Passed sockets that have a rule of their own: a host has a few ranks. Of more, what arrives counts as `other`."""
@@ -30,6 +36,7 @@ SOCKETS_MAX = 32
 class _Ingress:
     shape: IngressShape
     attached: bool = False
+    attached_at_s: float = float("-inf")
     not_before_s: float = float("-inf")
     verified_at_s: float = 0.0
     alarm: Alarm | None = None
@@ -97,7 +104,11 @@ class IngressPlant:
             if leads_there:
                 entry.alarm = None
             else:
-                self._fail(entry, "what arrives does not find its IFB any more; it arrives unshaped")
+                self._fail(
+                    entry,
+                    "what arrives does not find its IFB any more; it arrives unshaped",
+                    not_before_s=entry.attached_at_s + LOST_AGAIN_S,
+                )
 
     def reopened(self) -> None:
         """The guard has opened everything: our redirections are gone."""
@@ -131,20 +142,20 @@ class IngressPlant:
             if not entry.attached:
                 made = self._shaper.attach_ingress(shape)
                 self._log.info("ingress shaped", interface=shape.interface, device=made.device, adopted=made.adopted)
-                entry.verified_at_s = now_s
+                entry.attached_at_s = entry.verified_at_s = now_s
             elif worth_changing(entry.shape, shape):
                 self._shaper.apply_ingress(shape)
             else:
                 return True
         except (HiveError, OSError, ValueError) as problem:
-            self._fail(entry, f"what arrives cannot be shaped here: {problem}")
+            self._fail(entry, f"what arrives cannot be shaped here: {problem}", not_before_s=now_s + RETRY_S)
             return False
         entry.shape, entry.attached, entry.alarm = shape, True, None
         return True
 
-    def _fail(self, entry: _Ingress, text: str) -> None:
+    def _fail(self, entry: _Ingress, text: str, *, not_before_s: float) -> None:
         self._warn(entry, text)
-        entry.attached, entry.not_before_s = False, self._clock() + RETRY_S
+        entry.attached, entry.not_before_s = False, not_before_s
         self._detach(entry.shape.interface)
 
     def _warn(self, entry: _Ingress, text: str) -> None:

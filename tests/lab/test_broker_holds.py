@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,15 @@ import pytest
 from broker_host import COMMAND, Broker, broker_in
 from patience import LIMIT_S, wait_until
 
+from broker.daemon.ingress_plant import LOST_AGAIN_S
+from tools.brokerbench.figures import gaps
 from tools.lab import Lab
 from tools.lab.host import Host
 
 ROOT = Path(__file__).parents[2]
 LINK_BITS_PER_S = 20_000_000
+RIGHT_WITHIN_S, STARVES_S_MAX = 2.0, 1.0
+"""After somebody deleted the IFB."""
 FLOOR_BITS_PER_S = int(0.95 * LINK_BITS_PER_S) // 50
 CONFIGURATION = """
 version = 1
@@ -176,7 +182,7 @@ def test_a_flood_is_held_at_its_sender_for_each_burst_and_free_when_the_receiver
 
             receiver.end(signal.SIGKILL)
             wait_until(lambda: sender.status()["leases"] == [], what=sender.status)
-            wait_until(lambda: ceilings(sender)[-1:] in ([], [(194_000_000, "hold-over")]), what=sender.status)
+            wait_until(lambda: ceilings(sender)[-1] == (194_000_000, "hold-over"), what=sender.status)
         finally:
             trainer.kill()
             trainer.wait()
@@ -232,6 +238,72 @@ def test_who_has_no_broker_is_held_on_an_ifb_and_everything_is_put_back(lab: Lab
         assert receiver.end(signal.SIGTERM) == 0
         assert "hqifb" not in host.run(["ip", "link", "show"]).stdout
         assert "ingress" not in host.run(["tc", "qdisc", "show", "dev", "eth0"]).stdout
+
+
+SUMMED_SINK = """
+import pathlib, socket, sys, threading, time
+server = socket.create_server(("", 4873))
+taken = [0]
+def take(connection):
+    while data := connection.recv(1 << 16):
+        taken[0] += len(data)
+def tell():
+    with open(sys.argv[1], "w", buffering=1) as file:
+        while True:
+            file.write(f"{time.monotonic()} {taken[0]}\\n")
+            time.sleep(0.02)
+threading.Thread(target=tell, daemon=True).start()
+while True:
+    threading.Thread(target=take, args=(server.accept()[0],), daemon=True).start()
+"""
+
+
+def test_an_ifb_that_somebody_deletes_under_a_running_daemon_is_made_again_and_storage_goes_on_meanwhile(
+    lab: Lab, tmp_path: Path
+) -> None:
+    host, counted = lab["a"], tmp_path / "counted"
+    sink = host.popen([sys.executable, "-c", SUMMED_SINK, str(counted)])
+    wait_until(lambda: counted.exists() and counted.read_text().count("\n") > 1)
+    sender = lab["c"].popen([sys.executable, "-c", STORAGE, host.address], stderr=subprocess.DEVNULL)
+
+    def device() -> str | None:
+        """The IFB with its tree, once what arrives is led there."""
+        hook = host.run(["tc", "filter", "show", "dev", "eth0", "ingress"]).stdout
+        found = re.search(r"Redirect to device (hqifb\d+)", hook)
+        if found is None:
+            return None
+        root = host.run(["tc", "qdisc", "show", "dev", found[1], "root"], check=False).stdout
+        return found[1] if "htb ffe0:" in root else None
+
+    with broker_in(host) as receiver:
+        started(receiver, egress="20 Mbit/s", ingress="20 Mbit/s")
+        trainer = train(host, receiver, lab["b"].address)
+        try:
+            wait_until(lambda: device() is not None, what=receiver.status)
+            time.sleep(LOST_AGAIN_S)  # as somebody does it who comes by, not right after it was made
+            began_s = time.monotonic()
+            for _ in range(2):
+                deleted_s = time.monotonic()
+                host.run(["ip", "link", "del", device() or "none"])
+                wait_until(lambda: device() is not None, what=receiver.status)
+                assert time.monotonic() - deleted_s < RIGHT_WITHIN_S
+                wait_until(
+                    lambda: "ingress-failed" not in [one["code"] for one in receiver.status()["alarms"]],
+                    what=receiver.status,
+                )
+            time.sleep(STARVES_S_MAX)
+        finally:
+            for process in (trainer, sender, sink):
+                process.kill()
+                process.wait()
+        assert gaps(rows_of(counted), begin_s=began_s, end_s=time.monotonic()) < STARVES_S_MAX
+        assert receiver.end(signal.SIGTERM) == 0
+        assert "hqifb" not in host.run(["ip", "link", "show"]).stdout
+
+
+def rows_of(counted: Path) -> list[list[float]]:
+    """Time and bytes of each line that was written whole."""
+    return [[float(word) for word in line.split()] for line in counted.read_text().splitlines()[:-1]]
 
 
 def test_a_way_in_of_unknown_speed_is_found_and_followed_by_two_senders_word(lab: Lab) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import load
-from broker.daemon.ingress_plant import RETRY_S, IngressPlant
+from broker.daemon.ingress_plant import LOST_AGAIN_S, RETRY_S, IngressPlant
 from broker.daemon.log import open_log
 from broker.daemon.plant import Plant
 from broker.daemon.shapes import shape_of
@@ -82,6 +82,26 @@ def test_an_ifb_that_is_gone_while_links_cannot_be_listed_is_found_out_by_the_ne
     host.plant.check()
     assert host.kernel.arrives("eth0")
     assert host.plant.names == {"eth1", "eth2"}
+
+
+def test_an_ifb_that_somebody_deletes_is_made_again_at_the_next_decision_and_once_a_second_at_most(host: Host) -> None:
+    def lost() -> None:
+        host.kernel.delete_ifb("hqifb1")
+        host.plant.check()
+        assert host.kernel.arrives("eth0")
+        assert host.codes() == [("ingress-failed", "eth0")]
+
+    for since_made_s, waits_s in ((LOST_AGAIN_S, 0.0), (0.25, 0.75), (0.25, 0.75)):
+        host.now_s += since_made_s
+        lost()
+        if waits_s:
+            host.now_s += waits_s - 0.125
+            host.apply(host.wanted)
+            assert host.plant.names == {"eth1", "eth2"}
+            host.now_s += 0.125
+        host.apply(host.wanted)
+        assert (host.codes(), host.plant.names) == ([], set(NAMES))
+        assert "hqifb1" in host.kernel.ifbs()
 
 
 def test_of_several_one_is_given_back_at_each_tick(host: Host) -> None:
