@@ -1,4 +1,8 @@
-"""Changes: many of a shaped tree under paced datagrams at half the link's rate."""
+"""Changes: many of a shaped tree under paced datagrams at half the link's rate.
+
+Rates change, and jobs and addresses that storage is held back for come and go: the job that the datagrams belong to,
+and the address that storage goes to, too.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +52,7 @@ def _changes(run: Run, how: str) -> None:
             arguments += ["--how", "rebuilt" if how == "rebuilt" else "ours"]
             number = 0 if how == "steady" else settings.changes
             arguments += ["--changes", str(number), "--output", str(changed)]
+            arguments += ["--held", stage.scene.target_address, "--held", target]
             changer = stage.program("a", "changer", *arguments, "--state", str(stage.work / "changer"))
             await_line(changer, "up", seconds=START_S_MAX)
         sender = stage.program("a", "paced", "send", "--address", target, "--rate", str(rate // 2))

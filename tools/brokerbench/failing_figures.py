@@ -2,7 +2,9 @@
 
 Changes
 - lost, reordered: of the numbered datagrams, at half the link's rate. longest gap: between two that came.
-- purged: changes after which less than a quarter of storage's queue of 50 packets or more was left.
+- purged: changes after which less than a quarter of storage's queue of 50 packets or more was left; what the kernel
+  counts as sent meanwhile, where it goes on counting, is as good as left.
+- came or went: jobs and held addresses that a change added or removed, together.
 
 Flows
 - cores: CPU seconds of the daemon and its guard over the time. memory: the most that was resident at one of the looks,
@@ -52,8 +54,16 @@ def _changes(record: Record) -> Figures:
         "reordered": received["reordered"],
         "longest_gap_s": received["longest_gap_s"],
         "queued": statistics.median(row[2] for row in rows) if rows else None,
-        "purged": sum(row[2] >= PURGED_FROM and row[3] < PURGED_SHARE * row[2] for row in rows) if rows else None,
+        "purged": _purged(rows) if rows else None,
+        "came_or_went": sum(record["came_or_went"].values()) if "came_or_went" in record else None,
     }
+
+
+def _purged(rows: Sequence[Sequence[float]]) -> int:
+    """Of rows of when, took, before, after and, where it is known, sent meanwhile."""
+    return sum(
+        before >= PURGED_FROM and after + sum(sent) < PURGED_SHARE * before for _, _, before, after, *sent in rows
+    )
 
 
 def flows(records: Sequence[Record]) -> dict[str, Figures]:

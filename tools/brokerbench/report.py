@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from tools.brokerbench import changing_figures, failing_figures, figures, way_in_figures
 from tools.brokerbench.records import Record, read
-from tools.brokerbench.settings import SCENARIOS
+from tools.brokerbench.settings import IDLE, SCENARIOS
 
 FILE = "report.json"
 
@@ -32,6 +32,12 @@ FIGURES: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Any]]] = {
 
 STEP_GOALS = {"sender": (1.05, 1.15, 0.95), "receiver": (1.10, None, 0.85), "remote": (1.10, None, 0.85)}
 """Step of idle: median and 95th percentile, at most; storage of what is left, at least."""
+
+STEPS_COUNTED_MIN = 200
+"""Of each condition there: fewer say little of a 95th percentile. A short run (`--quick`) misses it, and says so."""
+
+COMPARISON = "no broker"
+"""What the names of faults end with that are there for comparison."""
 
 
 def write(directory: Path) -> dict[str, Any]:
@@ -60,19 +66,47 @@ def compute(heads: Sequence[Record], records: Sequence[Record]) -> dict[str, Any
                 side: bound,
                 "passed": None if value is None else (value >= bound if side == "at_least" else value <= bound),
             }
-            for name, value, side, bound in goals(scenarios)
+            for name, value, side, bound in [*goals(scenarios, _conditions(heads)), *_tried(scenarios, records)]
         ],
         "not_tried": [record for record in records if record["kind"] == "not-tried"],
         "failures": [record for record in records if record["kind"] == "failure"],
     }
 
 
-def goals(scenarios: Mapping[str, Mapping[str, Any]]) -> list[Goal]:
-    """What our own must reach; None where it was not measured."""
+def _conditions(heads: Sequence[Record]) -> dict[str, list[str]]:
+    """The conditions that were to be measured of each scenario of training, in any of the runs."""
+    asked: dict[str, list[str]] = {}
+    for head in heads:
+        for scenario in STEP_GOALS.keys() & head["scenarios"]:
+            asked.setdefault(scenario, []).extend([IDLE, *head["settings"].get("variants", ())])
+    return asked
+
+
+def _tried(scenarios: Mapping[str, Mapping[str, Any]], records: Sequence[Record]) -> list[Goal]:
+    """Faults that could not be brought about, or broke down: 1 where a later round of the records has them."""
+    lacking = [record["condition"] for record in records if record["kind"] == "not-tried"]
+    lacking += [record["what"] for record in records if record["kind"] == "failure" and record["scenario"] == "faults"]
+    return [
+        (f"{fault}: tried", float(fault in scenarios.get("faults", {})), "at_least", 1.0)
+        for fault in dict.fromkeys(lacking)
+        if not fault.endswith(COMPARISON)
+    ]
+
+
+def goals(scenarios: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Sequence[str]]) -> list[Goal]:
+    """What our own must reach; None where it was not measured.
+
+    Args:
+        asked: conditions of scenarios of training that were to be measured, whether they were or not.
+    """
     found: list[Goal] = []
     for scenario, (median, p95, storage) in STEP_GOALS.items():
-        if scenario in scenarios:
-            ours = scenarios[scenario].get("brokered", {})
+        if scenario in scenarios or scenario in asked:
+            measured = scenarios.get(scenario, {})
+            for condition in dict.fromkeys((*asked.get(scenario, ()), *measured)):
+                counted = measured[condition]["step_s"]["n"] if condition in measured else 0
+                found.append((f"{scenario}: steps counted, {condition}", counted, "at_least", STEPS_COUNTED_MIN))
+            ours = measured.get("brokered", {})
             ratio = ours.get("ratio", {})
             found.append((f"{scenario}: step of idle, median", ratio.get("median"), "at_most", median))
             if p95 is not None:
@@ -121,7 +155,7 @@ def _flow_goals(found: Mapping[str, Any]) -> list[Goal]:
 def _fault_goals(found: Mapping[str, Any]) -> list[Goal]:
     goals: list[Goal] = []
     for fault, seen in found.items():
-        if fault.endswith("no broker"):
+        if fault.endswith(COMPARISON):
             continue
         worst = max(seen[f"{who}_gap_s"] for who in ("storage", "training", "people"))
         goals.append((f"{fault}: longest that anybody starves, s", worst, "at_most", 1.0))

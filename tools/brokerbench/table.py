@@ -156,6 +156,7 @@ _JOBS: list[Column] = [
 ]
 _CHANGES: list[Column] = [
     ("changes", lambda f: str(f["changes"])),
+    ("jobs, addresses came or went", lambda f: number(f["came_or_went"], 0)),
     ("each took", lambda f: seconds(f["took_s"])),
     ("datagrams", lambda f: str(f["datagrams"])),
     ("lost", lambda f: str(f["lost"])),

@@ -47,6 +47,36 @@ def test_what_was_not_measured_is_not_passed(tmp_path: Path) -> None:
     assert goal(found, "sender: step of idle, median")["passed"] is None
 
 
+def test_a_run_of_too_few_steps_says_so_of_each_condition_also_of_one_that_was_never_begun() -> None:
+    head = {**records.HEAD, "scenarios": ["sender", "receiver", "flows"], "settings": {"variants": ["none", "quiet"]}}
+    rows = [records.block("idle", 0.4, steps=202, settling=2), records.block("none", 0.8, steps=201, settling=2)]
+    counted = {
+        entry["name"]: (entry["value"], entry["at_least"], entry["passed"])
+        for entry in report.compute([head], rows)["goals"]
+        if "steps counted" in entry["name"]
+    }
+    assert counted == {
+        "sender: steps counted, idle": (200, 200, True),
+        "sender: steps counted, none": (199, 200, False),
+        "sender: steps counted, quiet": (0, 200, False),
+        **{f"receiver: steps counted, {name}": (0, 200, False) for name in ("idle", "none", "quiet")},
+    }
+
+
+def test_a_fault_that_was_not_brought_about_or_broke_down_is_a_goal_that_is_missed() -> None:
+    untried = [
+        {"kind": "not-tried", "scenario": "faults", "condition": "ingress device deleted", "why": "there is none"},
+        {"kind": "failure", "scenario": "faults", "what": "disk full", "error": "no room"},
+        {"kind": "failure", "scenario": "faults", "what": "link down and up, no broker", "error": "none"},
+        {"kind": "failure", "scenario": "sender", "what": "quiet", "error": "no time was left"},
+    ]
+    found = [entry for entry in report.compute([], untried)["goals"] if entry["name"].endswith("tried")]
+    assert [(entry["name"], entry["passed"]) for entry in found] == [
+        ("ingress device deleted: tried", False),
+        ("disk full: tried", False),
+    ]
+
+
 def test_added_rounds_count_together_and_a_cut_off_line_does_not(tmp_path: Path) -> None:
     written(tmp_path, add=False, rows=[records.block("idle", 0.4)])
     written(tmp_path, add=True, rows=[records.block("idle", 0.4, round_number=1)])

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shaping.model import Capabilities
+from shaping.tree import desired_tree
 from tools.brokerbench import changing_figures, failing_figures, report, scenes, variants
 from tools.brokerbench.figures import Figures
+from tools.brokerbench.programs import changer
+from tools.brokerbench.records import Writer
+from tools.brokerbench.run import Run
 from tools.brokerbench.settings import Settings
 from tools.brokerbench.way_in import conditions
 from tools.measure import fixed_inbound
@@ -127,6 +136,22 @@ def test_an_administrators_tree_for_what_arrives_stays_at_92_percent_of_the_link
     assert root[root.index("ceil") + 1] == "92000000bit"
 
 
+def test_a_scenario_that_takes_too_long_leaves_those_after_it_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("tools.brokerbench.run.time.monotonic", lambda: now_s)
+    settings = Settings(scenario_seconds_max=60.0)
+    run = Run(settings, Writer(tmp_path, add=False), before=[], say=print, show=print)
+    for _ in range(2):
+        run.begin()
+        now_s += 59.0
+        assert run.in_time
+        now_s += 200.0
+        assert not run.in_time
+    run.writer.close()
+
+
 def two_jobs(small_steps: int, large_steps: int) -> dict[str, Any]:
     """A minute in which one job does steps of 1 MB and the other of 2 MB, all of equal length, without a pause."""
     steps = {}
@@ -179,6 +204,28 @@ def test_datagrams_that_do_not_come_are_lost_and_queues_that_vanish_are_purged()
     }
     found = failing_figures.changes([record])["rebuilt"]
     assert (found["lost"], found["reordered"], found["purged"], found["took_s"]) == (10, 2, 1, 0.02)
+    assert found["came_or_went"] is None
+
+
+def test_a_queue_that_was_sent_is_not_purged() -> None:
+    record = {
+        "condition": "ours",
+        "received": {"sent": 10, "received": 10, "reordered": 0, "longest_gap_s": 0.05},
+        "rows": [[0.0, 0.01, 200, 0, 190], [1.0, 0.01, 200, 0, 20], [2.0, 0.01, 200, 30, 20]],
+        "dropped": {},
+        "came_or_went": {"jobs": 3, "destinations": 4},
+    }
+    found = failing_figures.changes([record])["ours"]
+    assert (found["purged"], found["came_or_went"]) == (1, 7)
+
+
+@given(st.integers(0, 2**32))
+def test_every_shape_of_the_changer_can_be_built_and_lets_paced_traffic_through(seed: int) -> None:
+    rate, held = 100 * MBIT, ("10.3.1.2", "10.3.1.3")
+    made = changer.shape("eth0", rate_bits_per_s=rate, held=held, dice=random.Random(seed))
+    desired_tree(made, Capabilities(htb=True, fq_codel=True, u32=True))
+    assert all(job.ceil_bits_per_s > 0.5 * rate for job in made.jobs)
+    assert made.capacity_bits_per_s > 0.5 * rate
 
 
 def test_the_daemons_cost_is_over_the_time_that_it_was_watched() -> None:

@@ -3,8 +3,9 @@
     python -m tools.brokerbench.programs.paced receive --address 10.0.3.2 --output FILE
     python -m tools.brokerbench.programs.paced send --address 10.0.3.2 --rate 50000000
 
-The sender marks its packets as the broker marks training's. When its standard input ends it sends a short datagram,
-many times, that says how many there were; the receiver writes what it found when one of them comes, as one JSON line.
+The sender marks its packets as the broker marks those of a job of training (slot 0). When its standard input ends it
+sends a short datagram, many times, that says how many there were; the receiver writes what it found when one of them
+comes, as one JSON line.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from shaping.model import DSCP, LEAF_MINOR
+from shaping.model import DSCP, JOB_MINOR
 from shaping.sockets import mark_socket
 from tools.brokerbench.programs.ending import Ending
 
@@ -36,7 +37,7 @@ def send(*, address: str, rate_bits_per_s: int, ending: Ending) -> None:
     """Send at a rate of the wire; a batch is late rather than dropped when the socket is full."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    mark_socket(sock, minor=LEAF_MINOR["compute"], dscp=DSCP["compute"])
+    mark_socket(sock, minor=JOB_MINOR[0], dscp=DSCP["compute"])
     target, filler = (address, PORT), bytes(PAYLOAD_BYTES - LENGTH_BYTES)
     packets_per_s = rate_bits_per_s / 8 / WIRE_BYTES
     sent, begin_s = 0, time.monotonic()
