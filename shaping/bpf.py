@@ -17,11 +17,14 @@ from dataclasses import dataclass
 
 from hive_qos.errors import KernelRejectedError, PrivilegeError, ShapingError
 
+# bpf(2) by machine: asm/unistd.h of each.
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
 
+# enum bpf_cmd of linux/bpf.h.
 _MAP_CREATE, _MAP_UPDATE_ELEM, _PROG_LOAD, _PROG_ATTACH, _PROG_DETACH = 0, 2, 5, 8, 9
 _PROG_GET_FD_BY_ID, _MAP_GET_FD_BY_ID, _OBJ_GET_INFO_BY_FD, _PROG_QUERY, _BTF_LOAD = 13, 14, 15, 16, 18
 
+# enum bpf_prog_type, bpf_attach_type and bpf_map_type of linux/bpf.h, and flags there.
 PROG_TYPE_CGROUP_SOCK, PROG_TYPE_SOCK_OPS = 9, 13
 ATTACH_SOCK_CREATE, ATTACH_SOCK_OPS = 2, 3
 _F_ALLOW_MULTI = 2
@@ -29,7 +32,9 @@ _MAP_TYPE_SK_STORAGE = 24
 _F_NO_PREALLOC, _F_CLONE = 1, 1 << 9
 
 _ATTR_BYTES = 160  # larger than any command's part of union bpf_attr used here; the kernel wants the rest to be zero
-_LOG_BYTES = 64 * 1024
+_LOG_BYTES = (
+    64 * 1024
+)  # of the verifier: the last lines say what it refuses, and our programs have a few dozen instructions
 _PROGRAMS_MAX = 64  # BPF_CGROUP_MAX_PROGS: no cgroup can hold more of one type
 _MAPS_MAX = 8  # ours have at most one; of others we need no more than a few
 _INFO_BYTES = 128  # struct bpf_prog_info up to and past its name

@@ -32,7 +32,7 @@ from shaping import bpf
 from shaping.model import MARK_MINOR, Rule, classid
 from shaping.programs import accept_program, create_program
 
-_SO_NETNS_COOKIE = 71
+_SO_NETNS_COOKIE = 71  # asm-generic/socket.h; Python's socket module does not name it
 _HELD = "somebody else may hold this cgroup's socket programs for himself alone"
 _WHY = {errno.E2BIG: "all 64 places are taken, maybe by programs of network namespaces that ended (docs/shaping.md)"}
 _ATTACH_TYPES = (bpf.ATTACH_SOCK_CREATE, bpf.ATTACH_SOCK_OPS)

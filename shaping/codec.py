@@ -34,15 +34,18 @@ from shaping.model import (
 )
 from shaping.ticks import burst_bytes_of, burst_ticks
 
+# linux/rtnetlink.h.
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTCLASS, RTM_DELTCLASS, RTM_GETTCLASS = 40, 41, 42
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
 
+# linux/netlink.h.
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
 NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400
 
-TC_H_ROOT = 0xFFFFFFFF
+TC_H_ROOT = 0xFFFFFFFF  # linux/pkt_sched.h
 
+# linux/rtnetlink.h, linux/pkt_sched.h and linux/pkt_cls.h.
 _TCA_KIND, _TCA_OPTIONS, _TCA_STATS2 = 1, 2, 7
 _TCA_HTB_PARMS, _TCA_HTB_INIT, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 2, 6, 7
 _TCA_U32_CLASSID, _TCA_U32_SEL = 1, 5
@@ -53,13 +56,13 @@ _RATE = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, m
 _HTB_TAIL = struct.Struct("=IIIII")  # buffer, cbuffer, quantum, level, prio
 _HTB_GLOB = struct.Struct("=IIIII")  # version, rate2quantum, defcls, debug, direct_pkts
 _U32_SEL = struct.Struct("=BBBxHHhhI")  # flags, offshift, nkeys, offmask, off, offoff, hoff, hmask
-_LINKLAYER_ETHERNET = 1
-_HTB_VERSION = 3
+_LINKLAYER_ETHERNET = 1  # linux/pkt_sched.h, TC_LINKLAYER_ETHERNET
+_HTB_VERSION = 3  # what the kernel wants: HTB_VER of net/sched/sch_htb.c, its major part
 _HTB_RATE2QUANTUM = 10  # unused: every class has its quantum
 _QUANTUM_UNUSED = 1_514  # a class above others has no turn; 0 would make the kernel compute one, and warn
-_U32_TERMINAL = 1
+_U32_TERMINAL = 1  # TC_U32_TERMINAL: who matches needs no look at what follows
 _U32_FIRST_NODE = 0x800  # naming it makes a second filter of the same preference an error (ENOSPC), not a second node
-_RATE32_MAX = 2**32 - 1
+_RATE32_MAX = 2**32 - 1  # struct tc_ratespec has 32 bits of bytes per second; more goes into an attribute of 64
 
 _ETH_P: Mapping[Literal[4, 6] | None, int] = {4: 0x0800, 6: 0x86DD, None: 0x0003}  # the last is ETH_P_ALL
 _FAMILY = {protocol: family for family, protocol in _ETH_P.items()}

@@ -18,9 +18,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from shaping.model import DESTINATION_MINOR, HELD_NAME, INNER_MINOR, LEAF_MINOR, FilterSpec, Tree
 
-_PREFERENCE_FIRST = 1_000
-_PREFERENCE_REST = 2_000
-_WORD = 0xFFFFFFFF
+_PREFERENCE_FIRST = 1_000  # one for each address, clear of those of the root (tree.py)
+_PREFERENCE_REST = 2_000  # behind all of those
+_WORD = 0xFFFFFFFF  # all bits of a 32-bit word have to match
 _AT_IPV4, _AT_IPV6 = 16, 24  # where the destination stands in the header (RFC 791, RFC 8200)
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from hive_qos.errors import KernelRejectedError, PrivilegeError
 
 _PIDFD_GETFD = 438  # the same on every architecture that Linux has gained since 5.1, and on all that Python runs on
-_SO_COOKIE = 57
+_SO_COOKIE = 57  # asm-generic/socket.h; Python's socket module does not name it
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

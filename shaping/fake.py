@@ -39,6 +39,7 @@ from shaping.model import (
     describe,
 )
 
+# What a veth has before anybody configures it, on Linux 6.18.
 DEFAULT_ROOT = PriorQdisc(kind="noqueue", handle_major=0, options={"raw": ""})
 DEFAULT_SEGMENTS = DeviceSegments(limit=65_535, default=65_535)
 

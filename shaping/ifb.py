@@ -18,6 +18,7 @@ from shaping.links import IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINKINFO, RTM_DELLIN
 
 _PREFIX = "hqifb"
 _NAME = re.compile(rf"{_PREFIX}\d+")
+# linux/if_link.h, linux/if.h and linux/sockios.h; a name has IFNAMSIZ bytes, its zero included.
 _IFLA_AF_SPEC, _IFLA_NUM_TX_QUEUES = 26, 31
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, b"\1"
 _IFF_UP = 1

@@ -43,7 +43,7 @@ DRAIN_BITS_PER_S = 100_000_000_000
 DRAIN_S = 0.15
 """What waits in an IFB that is removed leaves at once, 40 MiB at the very most; so long is waited for that, a quarter
 of the time that the guard gives a tick."""
-LOOK_S = 0.01
+LOOK_S = 0.01  # a fifteenth of that: who waits less sleeps less
 
 
 @dataclass(frozen=True)

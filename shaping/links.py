@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shaping.attributes import attribute_map, pack_attribute
 from shaping.codec import Request
 
+# linux/rtnetlink.h and linux/if_link.h.
 RTM_NEWLINK, RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
 IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flags, change
 IFLA_IFNAME, IFLA_LINKINFO, IFLA_INFO_KIND = 3, 18, 1

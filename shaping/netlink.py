@@ -20,6 +20,7 @@ from shaping.codec import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Object, Request,
 
 T = TypeVar("T")
 
+# struct nlmsghdr and numbers of linux/netlink.h.
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _NLM_F_ACK_TLVS, _NLM_F_DUMP_INTR = 0x200, 0x10

@@ -10,6 +10,7 @@ import struct
 from shaping.bpf import instruction, load_64, load_map
 from shaping.model import MAJOR
 
+# BPF_FUNC_*, their order in linux/bpf.h.
 _HELPER_GET_CURRENT_UID_GID = 15
 _HELPER_SETSOCKOPT = 49
 _HELPER_SK_STORAGE_GET = 107
@@ -17,7 +18,7 @@ _HELPER_GET_NETNS_COOKIE = 122
 
 _SOCK_PRIORITY = 20  # offset in struct bpf_sock
 _SOCK_OPS_OP, _SOCK_OPS_SK = 0, 184  # offsets in struct bpf_sock_ops
-_PASSIVE_ESTABLISHED = 5
+_PASSIVE_ESTABLISHED = 5  # linux/bpf.h, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB
 _SOL_SOCKET, _SO_PRIORITY = 1, 12  # as the kernel's helper takes them, the same on every architecture
 
 

@@ -33,12 +33,14 @@ from shaping.codec import (
 from shaping.model import Redirection
 from shaping.netlink import TcSocket
 
+# linux/pkt_sched.h; its handle is always the same.
 _TC_H_INGRESS = 0xFFFFFFF1
 _HANDLE = 0xFFFF0000
 _PREFERENCES = {0xFFE0: 0x0800, 0xFFE1: 0x86DD}
 """Ours, and the protocol of each: IPv4 and IPv6. ARP and the rest arrive as ever: they need no shaping, and without ARP
 nothing else would arrive."""
 
+# linux/rtnetlink.h, linux/pkt_cls.h and linux/tc_act/tc_mirred.h.
 _TCA_KIND, _TCA_OPTIONS = 1, 2
 _TCA_U32_SEL, _TCA_U32_ACT = 5, 7
 _TCA_ACT_KIND, _TCA_ACT_OPTIONS = 1, 2

@@ -15,7 +15,7 @@ import struct
 from hive_qos.errors import KernelRejectedError, PrivilegeError, ReadBackError
 from shaping.model import classid
 
-_ECN_MASK = 0x03
+_ECN_MASK = 0x03  # of the TOS byte: RFC 3168, its two low bits
 
 
 def mark_socket(sock: socket.socket, *, minor: int, dscp: int | None) -> None:

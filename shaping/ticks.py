@@ -7,8 +7,8 @@ is wanted and what is read back comparable for equality.
 
 from __future__ import annotations
 
-TICK_NS = 64
-_NS = 1_000_000_000
+TICK_NS = 64  # PSCHED_SHIFT of the kernel's net/pkt_sched.h is 6
+_NS = 1_000_000_000  # in a second
 
 
 def burst_ticks(burst_bytes: int, *, rate_bytes_per_s: int) -> int:

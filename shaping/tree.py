@@ -89,8 +89,8 @@ RULES_MAX = 64
 """Ports, DSCP and addresses of one interface. A port is up to eight u32 filters, an address two, a DSCP two, which
 unmarked packets walk one by one."""
 
-_PREFERENCE_FIRST = 100
-_TCP, _UDP = 6, 17
+_PREFERENCE_FIRST = 100  # whoever wants to be asked before ours has room
+_TCP, _UDP = 6, 17  # IANA, Protocol Numbers
 
 
 def desired_tree(shape: InterfaceShape, capabilities: Capabilities, before: Tree | None = None) -> Tree:
