@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,6 +79,15 @@ OF_SOCKETS = ("add-endpoint", "rebind")
 """These have no event at their end, but a socket. A few are enough: a native endpoint has a thread of its own."""
 
 
+PAUSE_S = 0.001
+"""From call to call: each connection that is dialled is a handshake, which takes aioquic milliseconds."""
+
+
+def all_taken(taken: list[tuple[str, int]]) -> bool:
+    """Whether each call that has an event at its end has been taken once."""
+    return CALLS.keys() - {*OF_SOCKETS} <= {call for call, _ in [*taken]}
+
+
 @pytest.fixture(autouse=True)
 def none_handed_over_yet() -> None:
     HANDED_OVER.clear()
@@ -137,6 +148,7 @@ def test_whatever_threads_call_while_an_engine_is_closed_ends_once_or_is_refused
                 try:
                     for _ in range(5) if call in OF_SOCKETS else itertools.count():
                         taken.append((call, CALLS[call](node, up)))  # noqa: B023 - joined in this turn
+                        time.sleep(PAUSE_S)
                 except MisuseError:
                     pass
                 except BaseException as error:  # noqa: BLE001 - shown below
@@ -146,6 +158,7 @@ def test_whatever_threads_call_while_an_engine_is_closed_ends_once_or_is_refused
             for thread in threads:
                 thread.start()
             begun.wait(LIMIT_S)
+            wait_until(functools.partial(all_taken, taken), what=lambda: wrong, pause_s=PAUSE_S)  # noqa: B023
             a.engine.close(timeout_s=0 if a.engine.name == "native" and turn % 2 else 2.0)
             for thread in threads:
                 thread.join(LIMIT_S)

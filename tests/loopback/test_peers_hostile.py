@@ -11,17 +11,17 @@ from typing import Any
 import cbor2
 import pytest
 from engine_support import EACH, bound_socket, engines, over, pytest_generate_tests
-from peers_support import A_HOST, B_HOST, Broker, Cluster, Rogue, free_port, until
+from peers_support import A_HOST, B_HOST, Broker, Cluster, Rogue, free_port, granted, until
 
-from broker.holds import HELD_CLASS, LEASE_S_MAX
-from broker.peers import wire
+from broker.holds import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
+from broker.peers import connections, wire
 from broker.peers.carrier import SETTINGS
 from broker.peers.reading import MESSAGES_AT_ONCE, MESSAGES_PER_S
 from broker.peers.wire import Key, Refusal
 from broker.reasons import Reason
 from hive_qos.errors import PeerError
 from hive_qos.units import RATE_BITS_PER_S_MAX
-from transport.engine.base import ConnectionUp, Credentials, EngineSettings
+from transport.engine.base import ConnectionDown, ConnectionUp, Credentials, EngineSettings
 from transport.identity import ephemeral_identity
 from transport.wire.errors import WireCode
 from transport.wire.hello import ALPN
@@ -177,17 +177,25 @@ def test_an_absurd_ask_is_refused_with_a_code_and_the_next_good_one_is_taken(
 
 
 @over(*EACH)
-def test_a_repeated_ask_is_refused(victim: Broker, rogue: Make) -> None:
+def test_a_repeated_ask_is_refused_and_changes_no_lease(victim: Broker, rogue: Make) -> None:
+    rates: list[int] = []
+
+    def noted(lease: Lease) -> Verdict:
+        rates.append(lease.rate_bits_per_s)
+        return granted(lease)
+
+    victim.decide = noted
     one = rogue()
     connection = one.met(victim)
     one.send(connection, ask(5, rate_bits_per_s=1_000_000))
     assert one.answer_of(victim, "victim").granted
     for number in (5, 4):
-        one.send(connection, ask(number))
+        one.send(connection, ask(number, rate_bits_per_s=3_000_000))
         answer = one.answer_of(victim, "victim")
         assert (answer.number, answer.granted, answer.reason.code) == (number, False, Refusal.STALE)
-    until(lambda: True, victim)
-    assert [lease.rate_bits_per_s for lease in victim.leases] in ([1_000_000], [])
+    one.send(connection, ask(6, rate_bits_per_s=2_000_000))
+    assert one.answer_of(victim, "victim").granted
+    assert list(dict.fromkeys(rates)) == [1_000_000, 2_000_000]
 
 
 @over(*EACH)
@@ -308,18 +316,35 @@ def test_messages_of_no_meaning_fill_their_senders_store_and_no_more(
 
 
 @over(*EACH)
-def test_who_says_nothing_is_let_go_and_datagrams_of_dust_do_no_harm(
-    victim: Broker, rogue: Make, cluster: Cluster
-) -> None:
+def test_datagrams_of_dust_do_no_harm(victim: Broker, rogue: Make) -> None:
     with bound_socket(A_HOST) as dust:
         for size in (1, 20, 1200, 1400):
             for first in (0x00, 0x40, 0xC0, 0xFF):
                 dust.sendto(bytes([first]) * size, victim.address)
-    silent = rogue()
-    connection = silent.met(victim)
-    assert victim.connections()
-    silent.send(connection, ask(1))
+    one = rogue()
+    one.send(one.met(victim), ask(1))
     until(lambda: victim.leases, victim)
+    assert len(victim.connections()) == 1
+
+
+@over(*EACH)
+def test_who_says_nothing_is_let_go_for_who_comes_when_there_is_no_room(
+    victim: Broker, rogue: Make, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 1)
+    silent = rogue(cluster.credentials("silent"))
+    silent.met(victim)
+    early = rogue(cluster.credentials("early"))
+    early.dial(victim)
+    early.down(victim)
+    assert silent.find(ConnectionDown) is None, "it had no time to say anything yet"
+    victim.later_s = connections.CROWDED_IDLE_S + 1.0
+    late = rogue(cluster.credentials("late"))
+    late.send(late.met(victim), ask(1))
+    assert silent.down(victim).error is None, "it did nothing wrong"
+    until(lambda: victim.leases, victim)
+    assert [lease.peer for lease in victim.leases] == ["late"]
+    assert len(victim.connections()) == 1
 
 
 @over(*EACH)

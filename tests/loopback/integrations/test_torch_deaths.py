@@ -38,6 +38,7 @@ def survivors(results: Results, scenario: str) -> list[RankResult]:
 @pytest.mark.parametrize("scenario", ["before", "within", "after", "stopped"])
 def test_survivors_raise_long_before_their_timeouts_and_name_the_rank(results: Results, scenario: str) -> None:
     for result in survivors(results, scenario):
+        assert result.reports, result.output
         for report in result.reports[:3]:  # of direct and functional collectives; a future keeps only the text
             assert {"ConnectionLostError", "RuntimeError"} <= set(report["classes"]), report
             assert code_of(report["text"]) == "connection-lost"
@@ -48,6 +49,7 @@ def test_survivors_raise_long_before_their_timeouts_and_name_the_rank(results: R
 
 def test_once_a_rank_is_known_to_be_lost_the_next_collective_fails_too(results: Results) -> None:
     for result in survivors(results, "before"):
+        assert len(result.reports) > 1, result.output
         for report in result.reports[1:]:
             assert report["seconds"] < KNOWN_S_MAX
             assert code_of(report["text"]) == "connection-lost"

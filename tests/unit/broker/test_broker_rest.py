@@ -160,9 +160,10 @@ def test_what_is_remembered_is_as_if_every_tick_had_decided(name: str) -> None:
     every, spared = law.every_state.interfaces[0], law.state.interfaces[0]
     ticks = {round(tick.at_s, 6): tick for tick in every.capacity.signals.ticks} if every.capacity else {}
     assert spared.capacity is not None
-    for tick in spared.capacity.signals.ticks[1:-1]:
-        other = ticks.get(round(tick.at_s, 6))
-        assert other is None or tick.sent_bits == pytest.approx(other.sent_bits, rel=1e-6, abs=1.0)
+    both = [tick for tick in spared.capacity.signals.ticks[1:-1] if round(tick.at_s, 6) in ticks]
+    assert len(both) >= 0.9 * len(ticks) - 2
+    for tick in both:
+        assert tick.sent_bits == pytest.approx(ticks[round(tick.at_s, 6)].sent_bits, rel=1e-6, abs=1.0)
     assert len(spared.capacity.signals.ticks) >= 0.9 * len(ticks)
     assert spared.capacity.signals.wire_ratio == pytest.approx(every.capacity.signals.wire_ratio, rel=0.02)  # type: ignore[union-attr]
     assert law.skipped > 10
