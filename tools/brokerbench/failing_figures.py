@@ -2,8 +2,10 @@
 
 Changes
 - lost, reordered: of the numbered datagrams, at half the link's rate. longest gap: between two that came.
-- purged: changes after which less than a quarter of storage's queue of 50 packets or more was left; what the kernel
-  counts as sent meanwhile, where it goes on counting, is as good as left.
+- queued: bytes in storage's queue before a change, the median.
+- purged: of the changes that found four full packets or more there, those after which less than a quarter was left;
+  what the kernel counts as sent meanwhile is as good as left. looked at: how many found so much; where none did,
+  purged is not known.
 - came or went: jobs and held addresses that a change added or removed, together.
 
 Flows
@@ -34,7 +36,10 @@ from shaping.model import DESTINATION_MINOR
 from tools.brokerbench.figures import Figures, gaps, spread
 from tools.brokerbench.records import Record
 
-PURGED_FROM, PURGED_SHARE = 50, 0.25
+PURGED_FROM_BYTES, PURGED_SHARE = 6_000, 0.25
+ROW_COLUMNS = 5
+"""When a change was, what it took, bytes before, after, and sent meanwhile; rows of four are of packets."""
+
 HELD_SHARE = 0.5
 """A fall of a destination's ceil to so much is a hold."""
 
@@ -46,6 +51,8 @@ def changes(records: Sequence[Record]) -> dict[str, Figures]:
 
 def _changes(record: Record) -> Figures:
     received, rows = record["received"], record["rows"]
+    in_bytes = bool(rows) and len(rows[0]) == ROW_COLUMNS
+    looked_at = sum(row[2] >= PURGED_FROM_BYTES for row in rows) if in_bytes else 0
     return {
         "changes": len(rows),
         "took_s": statistics.median(row[1] for row in rows) if rows else None,
@@ -53,16 +60,16 @@ def _changes(record: Record) -> Figures:
         "lost": received["sent"] - received["received"],
         "reordered": received["reordered"],
         "longest_gap_s": received["longest_gap_s"],
-        "queued": statistics.median(row[2] for row in rows) if rows else None,
-        "purged": _purged(rows) if rows else None,
+        "queued_bytes": statistics.median(row[2] for row in rows) if in_bytes else None,
+        "looked_at": looked_at,
+        "purged": _purged(rows) if looked_at else None,
         "came_or_went": sum(record["came_or_went"].values()) if "came_or_went" in record else None,
     }
 
 
 def _purged(rows: Sequence[Sequence[float]]) -> int:
-    """Of rows of when, took, before, after and, where it is known, sent meanwhile."""
     return sum(
-        before >= PURGED_FROM and after + sum(sent) < PURGED_SHARE * before for _, _, before, after, *sent in rows
+        before >= PURGED_FROM_BYTES and after + sent < PURGED_SHARE * before for _, _, before, after, sent in rows
     )
 
 

@@ -192,6 +192,7 @@ class _Faults:
             if time.monotonic() > due_s:
                 return {"not_tried": f"nothing that comes in was shaped within {RIGHT_WITHIN_S:g} s"}
             stage.train(POLL_S)
+        stage.train(BEFORE_S)  # it stands: what is made and deleted at once is made again after a second
         at_s = time.monotonic()
         self._host.run(["ip", "link", "del", device])
         due_s = at_s + RIGHT_WITHIN_S

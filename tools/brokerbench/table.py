@@ -162,8 +162,8 @@ _CHANGES: list[Column] = [
     ("lost", lambda f: str(f["lost"])),
     ("reordered", lambda f: str(f["reordered"])),
     ("longest gap", lambda f: seconds(f["longest_gap_s"])),
-    ("queued, packets", lambda f: number(f["queued"], 0)),
-    ("queues purged", lambda f: number(f["purged"], 0)),
+    ("queued", lambda f: NONE if f["queued_bytes"] is None else format_size(f["queued_bytes"])),
+    ("queues purged", lambda f: NONE if f["purged"] is None else f"{f['purged']} of {f['looked_at']}"),
 ]
 _FLOWS: list[Column] = [
     ("flows seen", lambda f: str(f["flows"])),

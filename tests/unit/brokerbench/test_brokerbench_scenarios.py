@@ -199,19 +199,23 @@ def test_datagrams_that_do_not_come_are_lost_and_queues_that_vanish_are_purged()
     record = {
         "condition": "rebuilt",
         "received": {"sent": 1000, "received": 990, "reordered": 2, "longest_gap_s": 0.05},
-        "rows": [[0.0, 0.01, 200, 0], [1.0, 0.03, 200, 190], [2.0, 0.02, 10, 0]],  # the last had nearly nothing queued
+        "rows": [[0.0, 0.01, 90e3, 0, 0], [1.0, 0.03, 90e3, 80e3, 0], [2.0, 0.02, 3e3, 0, 0]],  # the last had little
         "dropped": {},
     }
     found = failing_figures.changes([record])["rebuilt"]
-    assert (found["lost"], found["reordered"], found["purged"], found["took_s"]) == (10, 2, 1, 0.02)
+    assert (found["lost"], found["reordered"], found["took_s"]) == (10, 2, 0.02)
+    assert (found["purged"], found["looked_at"], found["queued_bytes"]) == (1, 2, 90e3)
     assert found["came_or_went"] is None
+    record["rows"] = [row[:4] for row in record["rows"]]
+    of_packets = failing_figures.changes([record])["rebuilt"]
+    assert (of_packets["purged"], of_packets["queued_bytes"]) == (None, None)
 
 
 def test_a_queue_that_was_sent_is_not_purged() -> None:
     record = {
         "condition": "ours",
         "received": {"sent": 10, "received": 10, "reordered": 0, "longest_gap_s": 0.05},
-        "rows": [[0.0, 0.01, 200, 0, 190], [1.0, 0.01, 200, 0, 20], [2.0, 0.01, 200, 30, 20]],
+        "rows": [[0.0, 0.01, 90e3, 0, 85e3], [1.0, 0.01, 90e3, 0, 9e3], [2.0, 0.01, 90e3, 20e3, 9e3]],
         "dropped": {},
         "came_or_went": {"jobs": 3, "destinations": 4},
     }

@@ -6,7 +6,7 @@
 The broker's way changes rates, and lets jobs and held addresses come and go, those under load among them.
 
 Prints `up` when the tree stands, begins when standard input says something, writes one JSON object with a row for each
-change (when, how long it took, storage's queue before and after, what of it left meanwhile, all in packets), prints
+change (when, how long it took, bytes in storage's queue before and after, and how many left it meanwhile), prints
 `done`, and puts everything back when standard input ends: until then the last tree stands.
 """
 
@@ -116,8 +116,9 @@ def ours(options: argparse.Namespace, begin: Callable[[], None], end: Callable[[
             shaper.apply(wanted)
             took_s = time.monotonic() - begin_s
             after = storage()
-            left = after.sent_packets - before.sent_packets
-            rows.append([begin_s, took_s, before.backlog_packets, after.backlog_packets, left])
+            rows.append(
+                [begin_s, took_s, before.backlog_bytes, after.backlog_bytes, after.sent_bytes - before.sent_bytes]
+            )
             came_or_went["jobs"] += len(_slots(standing) ^ _slots(wanted))
             came_or_went["destinations"] += len(_addresses(standing) ^ _addresses(wanted))
             standing = wanted
@@ -150,7 +151,7 @@ def rebuilt(options: argparse.Namespace, begin: Callable[[], None], end: Callabl
     def backlog() -> int:
         words = ["tc", "-j", "-s", "qdisc", "show", "dev", options.interface]
         found = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-        return next((int(each.get("qlen", 0)) for each in found if each["handle"] == "20:"), 0)
+        return next((int(each.get("backlog", 0)) for each in found if each["handle"] == "20:"), 0)
 
     build()
     begin()
@@ -159,7 +160,7 @@ def rebuilt(options: argparse.Namespace, begin: Callable[[], None], end: Callabl
         begin_s = time.monotonic()
         build()
         took_s = time.monotonic() - begin_s
-        rows.append([begin_s, took_s, before, backlog()])
+        rows.append([begin_s, took_s, before, backlog(), 0])  # its counters went with it
         time.sleep(PAUSE_S)
     end({"rows": rows, "dropped": {}})
     subprocess.run(["tc", "qdisc", "del", "dev", options.interface, "root"], check=True)
