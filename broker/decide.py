@@ -267,7 +267,7 @@ def _interface(
     )  # fmt: skip
     share = next(entry.share_bits_per_s for entry in plans if entry.name == LENDER)
     alarms = (
-        *_alarms(interface.name, read, estimate, promised),
+        *_alarms(seen, read, estimate, promised),
         *credit.alarms(interface.name, after.jobs, now_s=now_s),
         *needs.alarms(interface.name, declared, share_bits_per_s=share),
         *job_alarms,
@@ -324,11 +324,14 @@ def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, 
 
 
 def _alarms(
-    name: str, read: Reading, estimate: capacity.CapacityEstimate, promised: Mapping[str, Promises]
+    sample: InterfaceSample, read: Reading, estimate: capacity.CapacityEstimate, promised: Mapping[str, Promises]
 ) -> tuple[Alarm, ...]:
+    name = sample.name
     if not read.present:  # what its capacity would be concerns nobody
         return (Alarm("interface-missing", name, "it is not there; it is shaped when it appears"),)
     found = []
+    if sample.carrier is False:
+        found.append(Alarm("link-down", name, _without_carrier(sample)))
     if not read.fresh:
         found.append(Alarm("counters-stale", name, "no class counters for half a second; the last plan stands"))
     if estimate.fallback:
@@ -337,3 +340,11 @@ def _alarms(
             Alarm("capacity-unknown", name, f"neither the operator nor the driver names a speed; assumed {rate}")
         )
     return (*found, *infeasible.alarms(name, promised, capacity_bits_per_s=estimate.rate_bits_per_s))
+
+
+def _without_carrier(sample: InterfaceSample) -> str:
+    changes = "" if sample.carrier_changes is None else f" ({sample.carrier_changes} changes of it so far)"
+    return (
+        f"no carrier{changes}: nothing leaves or comes in; is the cable out, the other end off, or the interface set "
+        "down? What was known of its speed holds until it is back"
+    )

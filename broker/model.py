@@ -197,7 +197,9 @@ class EarlierSample:
 class InterfaceSample:
     """One interface at this tick, both directions.
 
-    Fields: `link_bits_per_s` what the driver says the link can do, None where it does not (veth, some Wi-Fi);
+    Fields: `link_bits_per_s` what the driver says the link can do, or said last while it has no carrier, None where it
+    does not (veth, some Wi-Fi); `carrier` whether it has one, `carrier_changes` how often that came or went since the
+    interface was made, None where the kernel does not say;
     `counters_age_s` how old the class counters are (0 when read in this tick), None when they were never read;
     `classes` the counters, in any order; `flows` and `bursts` those that go out through it;
     `received_bytes` what came in through it, cumulative, None where that is not known; `pace_bits_per_s` what left
@@ -227,6 +229,8 @@ class InterfaceSample:
     earlier: tuple[EarlierSample, ...] = ()
     earlier_flows: tuple[FlowSample, ...] = ()
     arriving: tuple[ClassSample, ...] | None = ()
+    carrier: bool | None = None
+    carrier_changes: int | None = None
 
 
 @dataclass(frozen=True)

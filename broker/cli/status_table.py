@@ -60,6 +60,9 @@ def _heading(document: Mapping[str, Any], interface: Mapping[str, Any]) -> Text:
         (_rate(interface.get("capacity_bits_per_s")), "bold"),
         f" ({printable(str(interface.get('capacity_source', '?')))}{why})",
     )
+    measured = interface.get("measured")
+    if isinstance(measured, Mapping) and measured.get("carrier") is False:
+        line.append(", no carrier", style="bold red")
     return line
 
 

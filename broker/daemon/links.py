@@ -1,4 +1,5 @@
-"""What interfaces there are towards an address, how fast each says that it is, and how long its frames are."""
+"""What interfaces there are towards an address, whether each has a carrier, how fast it says that it is, and how long
+its frames are."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from broker.daemon.netlink import Kernel
+from broker.daemon.netlink import Kernel, LinkLook
 
 ROUTE_LIFE_S = 10.0
 ROUTES_MAX = 4096
@@ -80,33 +83,81 @@ class Traffic:
         os.close(self._file)
 
 
-class Links:
-    """What the drivers say of their links. Remembers for a while; for one thread."""
+@dataclass(frozen=True)
+class _Seen:
+    at_s: float
+    link_bits_per_s: int | None
+    mtu_bytes: int
+    carrier: bool | None
+    carrier_changes: int | None
 
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[int | None, int, float]] = {}  # by name: speed, MTU, when
+
+class Links:
+    """What kernel and drivers say of links. Remembers for a while; for one thread.
+
+    A driver without a carrier names no speed, or any. What it said last with one holds meanwhile, as long as the
+    interface is the same: a cable that is pulled and put back is the same link.
+
+    Args:
+        look: how the link of an interface fares by the kernel's word (`netlink.Kernel.link`).
+    """
+
+    def __init__(self, look: Callable[[str], LinkLook | None]) -> None:
+        self._link = look
+        self._known: dict[str, _Seen] = {}
+        self._speeds: dict[str, tuple[int, int]] = {}  # by name: number of the interface, its last speed with a carrier
 
     def link_bits_per_s(self, interface: str, *, now_s: float) -> int | None:
-        """The link's speed, None where the driver says none that means anything."""
-        return self._look(interface, now_s)[0]
+        """The link's speed, the last one while it has no carrier; None where the driver says none that means
+        anything."""
+        return self._look(interface, now_s).link_bits_per_s
 
     def mtu_bytes(self, interface: str, *, now_s: float) -> int:
         """The longest packet that the link takes."""
-        return self._look(interface, now_s)[1]
+        return self._look(interface, now_s).mtu_bytes
+
+    def carrier(self, interface: str, *, now_s: float) -> bool | None:
+        """Whether the link has a carrier, None where the kernel does not say."""
+        return self._look(interface, now_s).carrier
+
+    def carrier_changes(self, interface: str, *, now_s: float) -> int | None:
+        """How often the carrier came or went since the interface was made, None where the kernel does not say."""
+        return self._look(interface, now_s).carrier_changes
 
     def forget(self) -> None:
         """Links have changed: ask again."""
         self._known.clear()
 
-    def _look(self, interface: str, now_s: float) -> tuple[int | None, int, float]:
+    def _look(self, interface: str, now_s: float) -> _Seen:
         """Ask for one interface alone: who asks for all at once is stopped by one whose name is no text."""
         known = self._known.get(interface)
-        if known is None or now_s - known[2] > LINKS_LIFE_S:
+        if known is None or now_s - known.at_s > LINKS_LIFE_S:
+            try:
+                link = self._link(interface)
+            except OSError:  # no answer in time: ask again when this is old
+                link = None
             speed = speed_mbit_per_s_of(interface)
             means = speed > 0 and driver_of(interface) not in _NO_SPEED
-            known = (speed * 1_000_000 if means else None, mtu_bytes_of(interface), now_s)
+            said = speed * 1_000_000 if means else None
+            known = _Seen(
+                at_s=now_s,
+                link_bits_per_s=said if link is None else self._lasting(interface, link, said),
+                mtu_bytes=mtu_bytes_of(interface),
+                carrier=None if link is None else link.carrier,
+                carrier_changes=None if link is None else link.carrier_changes,
+            )
             self._known[interface] = known
         return known
+
+    def _lasting(self, interface: str, link: LinkLook, said_bits_per_s: int | None) -> int | None:
+        """What the driver says now, or said last while there was a carrier, of this very interface."""
+        if link.carrier:
+            self._speeds.pop(interface, None)
+            if said_bits_per_s is not None:
+                self._speeds[interface] = link.number, said_bits_per_s
+            return said_bits_per_s
+        number, last_bits_per_s = self._speeds.get(interface, (0, 0))
+        return last_bits_per_s if number == link.number else said_bits_per_s
 
 
 def driver_of(interface: str) -> str:

@@ -75,6 +75,8 @@ class Measuring:
                         name=entry.name,
                         link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
                         mtu_bytes=self._links.mtu_bytes(entry.name, now_s=now_s),
+                        carrier=self._links.carrier(entry.name, now_s=now_s),
+                        carrier_changes=self._links.carrier_changes(entry.name, now_s=now_s),
                         counters_age_s=age_s,
                         classes=samples,
                         flows=(*probes.get(entry.name, ()), *flows.get(entry.name, ())),
@@ -103,6 +105,8 @@ class Measuring:
                 name=entry.name,
                 link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
                 mtu_bytes=self._links.mtu_bytes(entry.name, now_s=now_s),
+                carrier=self._links.carrier(entry.name, now_s=now_s),
+                carrier_changes=self._links.carrier_changes(entry.name, now_s=now_s),
             )
             for entry in policy.interfaces
             if entry.name not in self._plant.names

@@ -1,4 +1,4 @@
-"""Asks the kernel which way an address is reached (rtnetlink(7)). Read-only, unprivileged."""
+"""Asks the kernel which way an address is reached, and how a link fares (rtnetlink(7)). Read-only, unprivileged."""
 
 from __future__ import annotations
 
@@ -8,22 +8,36 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from shaping.attributes import attribute_map, pack_attribute
+from shaping.links import IFINFOMSG, IFLA_IFNAME, RTM_NEWLINK, pack_link
 
-# linux/netlink.h, linux/rtnetlink.h
+# linux/netlink.h, linux/rtnetlink.h, linux/if.h, linux/if_link.h
 _NETLINK_ROUTE = 0
-_RTM_GETROUTE, _RTM_NEWROUTE = 26, 24
+_RTM_GETROUTE, _RTM_NEWROUTE, _RTM_GETLINK = 26, 24, 18
 _NLM_F_REQUEST = 0x1
 _NLMSG_ERROR = 2
 _RTA_DST, _RTA_OIF = 1, 4
 _RTMSG_BYTES = 12
+_IFF_LOWER_UP = 1 << 16
+_IFLA_CARRIER_CHANGES = 35
 _RECEIVE_BYTES = 1 << 17
 _TIMEOUT_S = 1.0
 
 
 class NetlinkError(OSError):
     """The kernel refused a question; `errno` says why."""
+
+
+@dataclass(frozen=True)
+class LinkLook:
+    """How a link fares: the number of its interface, whether it has a carrier (never while it is set down), and how
+    often that has changed since the interface was made, None where the kernel does not count it (before 3.15)."""
+
+    number: int
+    carrier: bool
+    carrier_changes: int | None
 
 
 class Kernel:
@@ -53,6 +67,26 @@ class Kernel:
             if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENXIO, errno.EINVAL, errno.EACCES):
                 return None
             raise
+        return None
+
+    def link(self, interface: str) -> LinkLook | None:
+        """Look at one link; None where there is none of that name.
+
+        Raises:
+            OSError: no answer in time, or another refusal.
+        """
+        try:
+            for kind, payload in self._ask(
+                _RTM_GETLINK, pack_link(0) + pack_attribute(IFLA_IFNAME, os.fsencode(interface) + b"\0")
+            ):
+                if kind == RTM_NEWLINK:
+                    _, _, number, flags, _ = IFINFOMSG.unpack_from(payload)
+                    changes = attribute_map(payload, IFINFOMSG.size).get(_IFLA_CARRIER_CHANGES)
+                    counted = None if changes is None else struct.unpack("=I", changes[:4])[0]
+                    return LinkLook(number, bool(flags & _IFF_LOWER_UP), counted)
+        except NetlinkError as error:
+            if error.errno != errno.ENODEV:
+                raise
         return None
 
     def _ask(self, kind: int, payload: bytes) -> Iterator[tuple[int, bytes]]:

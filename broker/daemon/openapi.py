@@ -91,7 +91,7 @@ def _measured(components: dict[str, Any]) -> dict[str, Any]:
     sender = {"allOf": [{"$ref": "#/components/schemas/SenderSample"}, _object(**{"class": _TEXT})]}
     more = {"received_bytes": _FIGURE, "pace_bits_per_s": _FIGURE, "senders": _list(sender)}
     more["destinations"] = _list(_of(Heard, components))
-    either: dict[str, Any] = _object(link_bits_per_s=_FIGURE)
+    either: dict[str, Any] = _object(link_bits_per_s=_FIGURE, carrier=_MAYBE, carrier_changes=_FIGURE)
     either["properties"] |= {"counters_age_s": {"type": ["number", "null"]}, **more}
     return {"anyOf": [either, {"type": "null"}]}
 

@@ -123,7 +123,7 @@ def compose(
     """Make the parts for a policy to start with. Arguments as of `daemon.Options`."""
     log, clock = given.log, given.clock
     netlink = Netlink()
-    routes, links, traffic = Routes(netlink), Links(), Traffic()
+    routes, links, traffic = Routes(netlink), Links(netlink.link), Traffic()
     paces = PaceWatch(traffic.sent_bytes, clock=clock)
     flows, bursts, needs = FlowTable(), BurstBook(), NeedBook()
     jobs, neighbours = JobBook(len(JOB_MINOR)), Neighbours()

@@ -51,6 +51,7 @@ class Roster:
         self._looked_s = 0.0
         self._behind = False  # links have changed, and could not be looked at
         self._chosen: dict[str, SegmentAllocation] = {}
+        self._carriers: dict[str, bool | None] = {}  # of what we hold, as it was after the last event
         self._numbers: dict[str, int] = {}  # of what we hold, from when it was attached
         self._ruled: tuple[Policy, ClassCgroups] | None = None  # what `_rules` were made from
         self._rules: tuple[Rule, ...] = ()
@@ -155,6 +156,7 @@ class Roster:
         if moved:
             self._rename(moved, policy)
         self._note_missing(policy)
+        self._note_carriers()
         self._looked_s = float("-inf")
 
     def _rename(self, new_names: Mapping[str, str], policy: Policy) -> None:
@@ -203,6 +205,16 @@ class Roster:
             self._log.error("interface", interface=name, code="interface-missing", error="not there; waiting for it")
         self._missing = {name: self._missing.get(name) for name in sorted(missing)}
         self._looked_s = self._clock()
+
+    def _note_carriers(self) -> None:
+        now_s = self._clock()
+        found = {name: self._links.carrier(name, now_s=now_s) for name in sorted(self._plant.names)}
+        for name, carrier in found.items():
+            if carrier is False and self._carriers.get(name) is not False:
+                self._log.warning("interface", interface=name, note="has no carrier")
+            elif carrier and self._carriers.get(name) is False:
+                self._log.info("interface", interface=name, note="has a carrier again")
+        self._carriers = found
 
     def _shapes(self, allocation: Allocation, policy: Policy, class_cgroups: ClassCgroups) -> list[InterfaceShape]:
         if self._ruled is None or self._ruled[0] is not policy or self._ruled[1] != class_cgroups:

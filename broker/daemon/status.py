@@ -238,7 +238,7 @@ def _way_out(
     if sample is not None:
         heard = [] if known is None else capacity.heard(known, sample.flows)
         shown["measured"] = {
-            "link_bits_per_s": sample.link_bits_per_s,
+            **_link(sample),
             "counters_age_s": sample.counters_age_s,
             "destinations": [to_json(one) for one in heard],
         }
@@ -251,13 +251,21 @@ def _way_in(entry: InterfaceAllocation, sample: InterfaceSample | None, watch: W
     shown["measured"] = None
     if sample is not None:
         shown["measured"] = {
-            "link_bits_per_s": sample.link_bits_per_s,
+            **_link(sample),
             "received_bytes": sample.received_bytes,
             "pace_bits_per_s": sample.pace_bits_per_s,
             "senders": [_sender(one) for one in sample.senders],
         }
     shown["watch"] = None if watch is None else {"bits_per_s": watch.bits_per_s, "rising": watch.rising}
     return shown
+
+
+def _link(sample: InterfaceSample) -> dict[str, Any]:
+    return {
+        "link_bits_per_s": sample.link_bits_per_s,
+        "carrier": sample.carrier,
+        "carrier_changes": sample.carrier_changes,
+    }
 
 
 def _sender(sender: SenderSample) -> dict[str, Any]:
@@ -389,6 +397,15 @@ def metrics(snapshot: Snapshot) -> bytes:
                 shown = [printable(interface.name), interface.capacity_source]
                 carried.add_metric(shown, interface.capacity_bits_per_s)
             yield carried
+            carrier = GaugeMetricFamily("hive_qos_carrier", "1 while the link has a carrier", labels=["interface"])
+            text = "how often the carrier came or went"
+            changes = CounterMetricFamily("hive_qos_carrier_changes", text, labels=["interface"])
+            for measured in snapshot.measurements.interfaces:
+                if measured.carrier is not None:
+                    carrier.add_metric([printable(measured.name)], int(measured.carrier))
+                if measured.carrier_changes is not None:
+                    changes.add_metric([printable(measured.name)], measured.carrier_changes)
+            yield from (carrier, changes)
             yield GaugeMetricFamily("hive_qos_sessions", "connected programs", value=len(snapshot.sessions))
             alarms = GaugeMetricFamily("hive_qos_alarm", "1 while the alarm holds", labels=["code", "subject"])
             for alarm in snapshot.alarms:

@@ -64,6 +64,14 @@ def ip(broker: Broker, *words: str) -> None:
 
 def add(broker: Broker, name: str) -> None:
     ip(broker, "add", name, "type", "veth", "peer", "name", "peer0")
+    ip(broker, "set", "peer0", "up")
+    ip(broker, "set", name, "up")
+
+
+def rename(broker: Broker, old: str, new: str) -> None:
+    ip(broker, "set", old, "down")
+    ip(broker, "set", old, "name", new)
+    ip(broker, "set", new, "up")
 
 
 def root(broker: Broker, name: str) -> str:
@@ -107,10 +115,10 @@ def test_another_interface_by_the_same_name_is_shaped_anew(broker: Broker) -> No
 def test_an_interface_that_is_renamed_away_is_given_back_and_one_that_gets_the_name_is_shaped(broker: Broker) -> None:
     add(broker, "extra0")
     wait_until(lambda: "htb ffe0:" in root(broker, "extra0"), what=broker.status)
-    ip(broker, "set", "extra0", "name", "other0")
+    rename(broker, "extra0", "other0")
     wait_until(lambda: "htb" not in root(broker, "other0"), what=broker.status)
     wait_until(lambda: ("interface-missing", "extra0") in alarms(broker), what=broker.status)
-    ip(broker, "set", "other0", "name", "extra0")
+    rename(broker, "other0", "extra0")
     wait_until(lambda: "htb ffe0:" in root(broker, "extra0"), what=broker.status)
     wait_until(lambda: alarms(broker) == set(), what=broker.status)
     assert broker.end(signal.SIGTERM) == 0
@@ -126,7 +134,7 @@ def test_what_stood_there_before_follows_an_interface_to_its_new_name(lab: Lab, 
     broker.arguments = ("--take-over",)
     broker.start()
     assert "htb ffe0:" in root(broker, "extra0")
-    ip(broker, "set", "extra0", "name", "other0")
+    rename(broker, "extra0", "other0")
     wait_until(lambda: root(broker, "other0") == before, what=lambda: (root(broker, "other0"), broker.log))
 
 
@@ -142,18 +150,14 @@ def test_two_interfaces_that_swap_their_names_swap_their_rates_and_keep_what_was
     assert before == ("19400Kbit", "29100Kbit")
     try:
         for old, new in (("eth0", "between0"), ("extra0", "eth0"), ("between0", "extra0")):
-            ip(broker, "set", old, "down")
-            ip(broker, "set", old, "name", new)
-            ip(broker, "set", new, "up")
+            rename(broker, old, new)
         wait_until(lambda: (rate("eth0"), rate("extra0")) == before, what=lambda: (rate("eth0"), rate("extra0")))
         wait_until(lambda: shaped(broker) == {"eth0": True, "extra0": True}, what=broker.status)
         assert broker.end(signal.SIGTERM) == 0
         assert "htb" not in root(broker, "eth0") + root(broker, "extra0")
     finally:
         for old, new in (("eth0", "between0"), ("extra0", "eth0"), ("between0", "extra0")):
-            ip(broker, "set", old, "down")
-            ip(broker, "set", old, "name", new)
-            ip(broker, "set", new, "up")
+            rename(broker, old, new)
 
 
 def test_a_link_that_flaps_keeps_its_tree_and_its_broker(broker: Broker) -> None:
@@ -166,6 +170,29 @@ def test_a_link_that_flaps_keeps_its_tree_and_its_broker(broker: Broker) -> None
     assert "counters-unreadable" not in broker.log
     before = broker.status()["daemon"]["ticks"]
     wait_until(lambda: broker.status()["daemon"]["ticks"] > before + 5)
+
+
+def test_a_cable_that_is_pulled_is_an_alarm_and_a_figure_until_it_is_back(broker: Broker) -> None:
+    add(broker, "extra0")
+    wait_until(lambda: shaped(broker)["extra0"] and alarms(broker) == set(), what=broker.status)
+
+    def measured() -> dict[str, Any]:
+        return dict(broker.status()["interfaces"][1]["measured"])
+
+    before = measured()
+    assert before["carrier"] is True
+    ip(broker, "set", "peer0", "down")
+    wait_until(lambda: alarms(broker) == {("link-down", "extra0")}, what=broker.status)
+    pulled = measured()
+    assert (pulled["carrier"], pulled["carrier_changes"]) == (False, before["carrier_changes"] + 1)
+    assert shaped(broker)["extra0"]
+    ip(broker, "set", "peer0", "up")
+    wait_until(lambda: alarms(broker) == set(), what=broker.status)
+    assert measured()["carrier"] is True
+    ip(broker, "set", "peer0", "down")
+    ip(broker, "set", "peer0", "up")
+    wait_until(lambda: measured()["carrier_changes"] == before["carrier_changes"] + 4, what=broker.status)
+    assert ("has no carrier" in broker.log, "has a carrier again" in broker.log) == (True, True)
 
 
 def test_a_storm_of_other_peoples_links_leaves_ours_alone(broker: Broker) -> None:

@@ -50,7 +50,9 @@ class Host:
         kernel, journal, log = FakeKernel(("eth0",)), Journal(self.folder), open_log()
         self.plant = Plant(Shaper(kernel, journal), log=log, clock=self.clock)
         self.flows = FlowTable()
-        roster = Roster(self.plant, kernel=kernel, journal=journal, links=Links(), log=log, clock=self.clock)
+        roster = Roster(
+            self.plant, kernel=kernel, journal=journal, links=Links(lambda _: None), log=log, clock=self.clock
+        )
         self.readings = Readings(
             plant=self.plant, traffic=self.traffic, flows=self.flows, interface_of=lambda _: "eth0", clock=self.clock,
             utc_s=lambda: self.now_s + self.wall_s,

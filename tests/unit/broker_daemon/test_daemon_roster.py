@@ -42,7 +42,7 @@ class Host:
             self.plant,
             kernel=self.kernel,
             journal=self.journal,
-            links=Links(),
+            links=Links(lambda _: None),
             log=open_log(),
             clock=lambda: self.now_s,
         )

@@ -126,7 +126,9 @@ class Site:
         self.kernel = FakeKernel(("eth0",))
         journal, log = Journal(folder), open_log()
         plant = Plant(Shaper(self.kernel, journal), log=log, clock=lambda: 0.0)
-        self.roster = Roster(plant, kernel=self.kernel, journal=journal, links=Links(), log=log, clock=lambda: 0.0)
+        self.roster = Roster(
+            plant, kernel=self.kernel, journal=journal, links=Links(lambda _: None), log=log, clock=lambda: 0.0
+        )
 
     def attach(self, policy: Policy) -> None:
         self.roster.attach_all(allocated(policy), policy=policy, class_cgroups=())

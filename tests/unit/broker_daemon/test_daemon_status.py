@@ -106,7 +106,10 @@ def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
     )  # fmt: skip
     value = json.loads(json.dumps(document(now)))
     out, way_in = value["interfaces"]
-    assert out["measured"] == {"link_bits_per_s": 10**9, "counters_age_s": 0.02, "destinations": []}
+    assert out["measured"] == {
+        "link_bits_per_s": 10**9, "carrier": None, "carrier_changes": None, "counters_age_s": 0.02,
+        "destinations": [],
+    }  # fmt: skip
     assert (out["direction"], way_in["direction"]) == ("egress", "ingress")
     measured = way_in["measured"]
     assert (measured["received_bytes"], measured["pace_bits_per_s"]) == (7 * 10**9, 5)
@@ -346,3 +349,20 @@ def test_printable_keeps_words_and_escapes_the_rest() -> None:
     assert printable("Größe 5 µm") == "Größe 5 µm"
     assert printable("a\nb\x1b[1m") == "a\\nb\\x1b[1m"
     assert len(printable("x" * 1000)) == 256
+
+
+def test_a_link_without_a_carrier_is_shown_to_people_scrapers_and_readers() -> None:
+    now = snapshot()
+    (sample,) = now.measurements.interfaces
+    measurements = Measurements((replace(sample, carrier=False, carrier_changes=7),))
+    decision = decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY)
+    down = replace(now, measurements=measurements, decision=decision, alarms=decision.alarms)
+    value = json.loads(json.dumps(document(down)))
+    (interface,) = value["interfaces"]
+    assert (interface["measured"]["carrier"], interface["measured"]["carrier_changes"]) == (False, 7)
+    assert "no carrier" in shown(value, width=200).splitlines()[0]
+    assert [alarm["code"] for alarm in value["alarms"]] == ["link-down"]
+    figures = metrics(down).decode()
+    assert 'hive_qos_carrier{interface="eth0"} 0.0' in figures
+    assert 'hive_qos_carrier_changes_total{interface="eth0"} 7.0' in figures
+    assert "hive_qos_carrier{" not in metrics(now).decode()  # the kernel did not say
