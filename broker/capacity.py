@@ -30,13 +30,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from broker import passage, reasons, signals
+from broker import passage, reasons, rebasing, signals
 from broker.capacity_cut import (
     CUT_REFRACTORY_S,
     CUTS,
     DELAY_S,
     DRAIN_FACTOR,
-    HOLD_S,
     LIMITED,
     carried,
     cut,
@@ -166,8 +165,7 @@ def estimate(
         counters: this tick's reading; None where there is none, and then the last capacity stands.
     """
     rate, source = base
-    if state is None or state.base_bits_per_s != rate:
-        state = CapacityState(base_bits_per_s=rate, rate_bits_per_s=rate, changed_s=now_s, hold_s=HOLD_S)
+    state = rebasing.way_out(state, rate, now_s=now_s)
     if counters is None or counters.elapsed_s <= 0:
         return _give(state, source, reasons.SignalsMissing(state.rate_bits_per_s), now_s=now_s)
     shaper = _shaper_rate(state, now_s=now_s - counters.elapsed_s)

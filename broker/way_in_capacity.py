@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from broker import ingress_reasons, reasons, way_in_delay
+from broker import ingress_reasons, reasons, rebasing, way_in_delay
 from broker.capacity import BASE_BITS_PER_S_MIN, FALLBACK_BITS_PER_S
 from broker.capacity_cut import (
     BLAMELESS_S,
@@ -126,8 +126,7 @@ def estimate(
         out: the other direction.
     """
     rate, source = base
-    if state is None or state.base_bits_per_s != rate:
-        state = WayInState(rate, rate, changed_s=now_s, heard_s=now_s)
+    state = rebasing.way_in(state, rate, now_s=now_s)
     before_s = state.came[-1][0] if state.came else now_s
     state = _count(state, received_bytes, now_s=now_s)
     state = way_in_delay.hear(state, flows=flows, senders=senders, held=held, out=out, now_s=now_s, here=here)
