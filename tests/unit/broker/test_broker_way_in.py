@@ -111,6 +111,15 @@ def test_without_a_speed_a_queue_shows_it_and_until_then_an_alarm_says_so() -> N
     assert "ingress-unknown" not in {alarm.code for alarm in last.alarms}
 
 
+def test_auto_without_other_brokers_finds_what_the_way_in_carries_and_asks_and_shapes_nothing() -> None:
+    senders = [Storage(address, 140e6, broker="no") for address in ("10.0.0.3", "10.0.0.4")]
+    world = Inflow(AUTO, senders, told_bits_per_s=LINK, burst_bytes=1_000_000, changes=((FALL_S, 30e6),)).run(8)
+    assert set(capacities(world, 1.0, FALL_S)) == {LINK}
+    found = capacities(world, FALL_S + 1.5, 8.0)
+    assert 0.75 * 30e6 <= min(found) <= max(found) <= 1.1 * 30e6
+    assert not any(decision.holds or way_in(decision).in_kernel for decision in world.decisions)
+
+
 def test_where_nobody_tells_of_delay_the_configured_rate_stands_and_the_reason_says_so() -> None:
     world = Inflow(POLICY, [Storage("10.0.0.3", 140e6, broker="unknown")], pause_s=100.0, changes=((2.0, 30e6),))
     world.clocks = False
