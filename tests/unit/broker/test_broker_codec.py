@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from broker.codec import dumps, from_json
+from broker.codec import dumps, from_json, to_json
 from broker.config import load
 from broker.model import Burst, ClassSample, FlowSample, InterfaceSample, Measurements, Policy
 
@@ -47,3 +47,11 @@ def test_what_is_no_value_is_refused(data: object) -> None:
 def test_not_a_number_is_refused() -> None:
     with pytest.raises(ValueError, match="Out of range"):
         dumps(Burst("J", 1, 1, float("nan"), 0.0))
+
+
+def test_a_sample_of_before_carriers_were_recorded_says_nothing_of_one() -> None:
+    sample = from_json(InterfaceSample, {"name": "eth0", "link_bits_per_s": 100_000_000})
+    assert (sample.carrier, sample.carrier_changes) == (None, None)
+    assert (
+        from_json(InterfaceSample, to_json(InterfaceSample("eth0", carrier=False, carrier_changes=3))).carrier is False
+    )

@@ -308,6 +308,18 @@ def test_an_unknown_link_speed_falls_back_with_an_alarm_and_a_known_one_is_used(
     assert known.allocation.interfaces[0].capacity_source == "link"
 
 
+def test_a_link_without_a_carrier_is_an_alarm_that_says_why_and_one_that_is_not_asked_is_none() -> None:
+    policy = load('version = 1\n[[interface]]\nname = "eth0"\n')
+
+    def texts(carrier: bool | None) -> list[str]:
+        sample = InterfaceSample("eth0", 10**9, 0.0, carrier=carrier, carrier_changes=5)
+        decision = decide(now_s=0.0, state=State(), measurements=Measurements((sample,)), policy=policy)
+        return [alarm.text for alarm in decision.alarms if (alarm.code, alarm.subject) == ("link-down", "eth0")]
+
+    assert [len(texts(carrier)) for carrier in (False, True, None)] == [1, 0, 0]
+    assert "no carrier (5 changes of it so far)" in texts(False)[0]
+
+
 def test_guarantees_that_do_not_fit_raise_an_alarm() -> None:
     policy = load('version = 1\n[[interface]]\nname = "a"\n[class.compute]\nguarantee = "2 Gbit/s"\n')
     decision = decide(
