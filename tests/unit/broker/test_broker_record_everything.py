@@ -152,11 +152,15 @@ def test_no_decision_depends_on_how_a_python_adds_floats_up(seed: int, monkeypat
 def promises_hold(decision: Decision) -> None:
     """What holds of every decision, whatever it was made from."""
     for entry in (*decision.allocation.interfaces, *decision.allocation.ingress):
-        assert sum(one.rate_bits_per_s for one in entry.classes) <= entry.capacity_bits_per_s
+        opened = entry.open_bits_per_s or entry.capacity_bits_per_s
+        most = {one.name: opened if one.name == "other" else entry.capacity_bits_per_s for one in entry.classes}
+        assert sum(one.rate_bits_per_s for one in entry.classes) <= opened
+        held = (one.rate_bits_per_s for one in entry.classes if most[one.name] == entry.capacity_bits_per_s)
+        assert sum(held) <= entry.capacity_bits_per_s <= opened
         fits = sum(one.floor_bits_per_s for one in entry.classes) <= entry.capacity_bits_per_s
         for one in entry.classes:
             assert one.rate_bits_per_s >= one.floor_bits_per_s or not fits or entry.direction == "ingress"
-            assert 0 <= one.rate_bits_per_s <= one.ceil_bits_per_s <= entry.capacity_bits_per_s
+            assert 0 <= one.rate_bits_per_s <= one.ceil_bits_per_s <= most[one.name]
         reasons = [entry.capacity_reason, *(one.reason for one in entry.classes), *(one.reason for one in entry.jobs)]
         reasons += [*(one.reason for one in entry.flows), *(one.reason for one in entry.destinations)]
         assert all(reason.code and reason.text for reason in reasons)
