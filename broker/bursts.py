@@ -50,6 +50,7 @@ class ActiveBurst:
     left_bytes: int
     remaining_s: float
     age_s: float
+    uid: int = 0
 
     def reason(self) -> reasons.Reasoned:
         """Why storage waits."""
@@ -106,7 +107,9 @@ def follow(
         left = entry.credited_bytes - (_sent_since(entry, sent_bytes) or 0)
         if left > 0 and burst.remaining_s > 0:
             age_s = now_s - entry.started_s
-            active.append(ActiveBurst(burst.job, burst.step, entry.credited_bytes, left, burst.remaining_s, age_s))
+            active.append(
+                ActiveBurst(burst.job, burst.step, entry.credited_bytes, left, burst.remaining_s, age_s, burst.uid)
+            )
     return replace(
         state,
         bursts=tuple(followed),

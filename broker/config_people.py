@@ -17,6 +17,8 @@ JOBS_MAX = 64
 """Entries; a pattern stands for as many jobs as it fits."""
 JOB_NAME_BYTES_MAX = 128
 """As long as a session may call its job (`broker.client.protocol`)."""
+UID_MAX = 2**32 - 2
+"""The last one is nobody's: the kernel's word for none."""
 SCHEDULES_MAX = 16
 """Every tick looks at each of them."""
 SCHEDULE_NAME_LENGTH_MAX = 64
@@ -24,7 +26,7 @@ SCHEDULE_NAME_LENGTH_MAX = 64
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY_MINUTES = 24 * 60  # by the clock: a day on which clocks change has as many
 
-_JOB_KEYS = ("weight", "guarantee", "ceiling")
+_JOB_KEYS = ("weight", "guarantee", "ceiling", "uid")
 _SCHEDULE_KEYS = ("name", "days", "from", "to", "timezone", "class")
 _OVERRIDE_KEYS = ("guarantee", "floor", "ceiling", "weight", "priority")
 _PRESENCE_KEYS = ("enabled", "other_guarantee", "storage_ceiling")
@@ -113,7 +115,8 @@ def _job(reader: Reader, table: Mapping[str, Any], name: str, share: Callable[[s
     ):  # fmt: skip
         if low is not None and high is not None and low > high:
             reader.problem(prefix + "guarantee", raw.get("guarantee"), f"above {prefix}ceiling; lower it or raise that")
-    return JobPolicy(name, reader.weight(raw, prefix=prefix, default=default.weight), guarantee, ceiling)
+    uid = reader.integer(raw, "uid", prefix=prefix, low=0, high=UID_MAX, default=0) if "uid" in raw else None
+    return JobPolicy(name, reader.weight(raw, prefix=prefix, default=default.weight), guarantee, ceiling, uid)
 
 
 def _schedule(

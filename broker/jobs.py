@@ -7,6 +7,10 @@
     share   what that comes to now: what the class could send (`broker.offer`), divided by weight, guarantee, ceiling
             and demand. Transports that follow a rate are told it; it is what people see.
 
+A job is its user's: another user's job of the same name is another one. An entry that names no user holds for both,
+but promises its guarantee once: it is divided among the users whose jobs of that name want something, or among all of
+them while none does.
+
 A guarantee or a ceiling is a share of the interface's capacity, as those of classes are. Guarantees of jobs that do
 not fit into their class' guarantee are scaled like those of classes, with an alarm.
 """
@@ -63,19 +67,20 @@ class _Known:
     sends: bool
 
 
-def policy_of(jobs: Sequence[JobPolicy], name: str) -> JobPolicy:
-    """What the operator wants for a job: the entry of its very name, else the first pattern that fits, else nothing
-    special."""
-    exact = next((entry for entry in jobs if entry.name == name), None)
-    return exact or next((entry for entry in jobs if fnmatchcase(name, entry.name)), JobPolicy(name))
+def policy_of(jobs: Sequence[JobPolicy], name: str, uid: int | None) -> JobPolicy:
+    """What the operator wants for a user's job: of the entries that are for him, the one of its very name, else the
+    first pattern that fits, else nothing special."""
+    his = [entry for entry in jobs if entry.uid is None or entry.uid == uid]
+    exact = next((entry for entry in his if entry.name == name), None)
+    return exact or next((entry for entry in his if fnmatchcase(name, entry.name)), JobPolicy(name))
 
 
 def told_apart(samples: Iterable[JobSample]) -> list[JobSample]:
     """The jobs that are looked at, in order: of more than `JOBS_MAX` those that have a leaf come first, then those that
     send. We give leaves; that a job sends is what programs say, under as many names as they like."""
     named = [sample for sample in samples if sample.job and sample.traffic_class in CLASSES]
-    named.sort(key=lambda one: (one.leaf_sent_bytes is None, not one.sends, one.traffic_class, one.job))
-    return sorted(named[:JOBS_MAX], key=lambda sample: (sample.traffic_class, sample.job))
+    named.sort(key=lambda one: (one.leaf_sent_bytes is None, not one.sends, one.traffic_class, one.job, one.uid or 0))
+    return sorted(named[:JOBS_MAX], key=lambda sample: (sample.traffic_class, sample.job, sample.uid or 0))
 
 
 def follow(
@@ -89,10 +94,10 @@ def follow(
         elapsed_s: time between the readings, None where nothing was read: then everything stands.
         now_s: the tick's time.
     """
-    known = {(entry.traffic_class, entry.job): entry for entry in uses}
+    known = {(entry.traffic_class, entry.uid, entry.job): entry for entry in uses}
     followed = []
     for sample in samples:
-        before = known.get((sample.traffic_class, sample.job))
+        before = known.get((sample.traffic_class, *sample.key))
         followed.append(_counted(before, sample, elapsed_s=elapsed_s, now_s=now_s))
     return tuple(followed)
 
@@ -119,16 +124,18 @@ def divided(
     """
     if not samples:
         return allocation, ()
-    by_key = {(entry.traffic_class, entry.job): entry for entry in uses}
+    by_key = {(entry.traffic_class, entry.uid, entry.job): entry for entry in uses}
     found: list[JobAllocation] = []
     alarms: list[Alarm] = []
     for entry in allocation.classes:
         mine = [one for one in samples if one.traffic_class == entry.name]
         if mine:
-            known = [
-                _known(one, by_key[one.traffic_class, one.job], entry, allocation, policies, bursts, now_s)
-                for one in mine
-            ]
+            known = _promised_once(
+                [
+                    _known(one, by_key[one.traffic_class, *one.key], entry, allocation, policies, bursts, now_s)
+                    for one in mine
+                ]
+            )
             found += _of_class(known, entry, offered_bits_per_s(allocation, entry.name))
             alarms += _too_much_promised(known, entry, allocation.name)
     parts = _flows(found, flows, heard=heard, now_s=now_s)
@@ -142,7 +149,7 @@ def _counted(
     if before is None or before.of_leaf is not of_leaf:  # two counters are no difference
         use = ClassState(sample.job, sent_bytes=_counter(sample))
         seen_s = before.seen_s if before is not None else now_s - NEW_S
-        return JobUseState(sample.job, sample.traffic_class, use, of_leaf, began_s=now_s, seen_s=seen_s)
+        return JobUseState(sample.job, sample.traffic_class, use, of_leaf, began_s=now_s, seen_s=seen_s, uid=sample.uid)
     use = before.use
     if elapsed_s is not None:
         use = demand.observe(use, ClassSample(sample.job, _counter(sample)), elapsed_s=elapsed_s, now_s=now_s)
@@ -165,11 +172,13 @@ def _known(
     sample: JobSample, use: JobUseState, entry: ClassAllocation, allocation: InterfaceAllocation,
     policies: Sequence[JobPolicy], bursts: Sequence[ActiveBurst], now_s: float,
 ) -> _Known:  # fmt: skip
-    own = policy_of(policies, sample.job)
+    own = policy_of(policies, sample.job, sample.uid)
     ceiling = min(own.ceiling.of(allocation.capacity_bits_per_s), entry.ceil_bits_per_s)
     guarantee = min(own.guarantee.of(allocation.capacity_bits_per_s), ceiling)
     announced = [
-        (burst.left_bytes, burst.remaining_s) for burst in bursts if burst.job == sample.job and entry.name == "compute"
+        (burst.left_bytes, burst.remaining_s)
+        for burst in bursts
+        if burst.job == sample.job and sample.uid in (None, burst.uid) and entry.name == "compute"
     ]
     sends = _sends(sample, use.use)
     wants = demand.demand_bits_per_s(
@@ -182,6 +191,24 @@ def _known(
     if sends and now_s - use.began_s < NEW_S:
         wants = ceiling
     return _Known(sample, use, own, guarantee, ceiling, wants, sends)
+
+
+def _promised_once(known: Sequence[_Known]) -> list[_Known]:
+    """The jobs of a class, with what a name is promised divided among the users whose jobs have it: no number of them
+    makes it more. Who wants nothing leaves his part to those who do."""
+    named: dict[tuple[str, int | None], list[_Known]] = {}
+    for one in known:
+        named.setdefault((one.sample.job, one.policy.uid), []).append(one)
+    made = []
+    for one in known:
+        sharing = named[one.sample.job, one.policy.uid]
+        wanting = sum(_counts(other) for other in sharing)
+        if not wanting:
+            part = one.guarantee_bits_per_s // len(sharing)
+        else:
+            part = one.guarantee_bits_per_s // wanting if _counts(one) else 0
+        made.append(replace(one, guarantee_bits_per_s=part) if len(sharing) > 1 else one)
+    return made
 
 
 def _of_class(known: Sequence[_Known], entry: ClassAllocation, offered_bits_per_s: int) -> list[JobAllocation]:
@@ -210,6 +237,7 @@ def _of_class(known: Sequence[_Known], entry: ClassAllocation, offered_bits_per_
                 throughput_bits_per_s=None if throughput is None else int(throughput),
                 backlog_bytes=one.sample.leaf_backlog_bytes,
                 reason=reasons.state(_reason(one, share, entry, offered_bits_per_s, total_weight)),
+                uid=one.sample.uid,
             )
         )
     return made
@@ -256,7 +284,7 @@ def _flows(
     named = sorted(named, key=lambda flow: (-sent.get(flow.key, 0.0), flow.key))[:FLOWS_MAX]
     made = []
     for job in jobs:
-        mine = [flow for flow in named if (flow.traffic_class, flow.job) == (job.traffic_class, job.job)]
+        mine = [flow for flow in named if (flow.traffic_class, flow.uid, flow.job) == (job.traffic_class, *job.key)]
         mine.sort(key=lambda flow: flow.key)
         wants = [_flow_wants(flow, sent, job.share_bits_per_s) for flow in mine]
         claims = [Claim(1.0, 0, 0, job.share_bits_per_s, want) for want in wants]

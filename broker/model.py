@@ -50,13 +50,19 @@ class ClassSample:
     sent_packets: int | None = None
 
 
+JobKey = tuple[int | None, str]
+"""A job: whose it is, by the kernel's word, and its name; another user's job of that name is another job. Without a
+user the programs that name no job, and jobs in recordings of earlier versions, which told them apart by name alone."""
+NO_JOB: JobKey = (None, "")
+
+
 @dataclass(frozen=True)
 class JobSample:
     """What one job has sent through one interface in one class, cumulative; a counter that goes back began anew.
 
     Fields: `delivered_bytes` as its programs report; `programs` how many of them have sockets here; `sends` whether
     one delivered something within the last second; `leaf_sent_bytes` and `leaf_backlog_bytes` the counters of the
-    job's own leaf, wire bytes, None where it has none.
+    job's own leaf, wire bytes, None where it has none; `uid` whose job it is, None in recordings of earlier versions.
     """
 
     job: str
@@ -66,6 +72,12 @@ class JobSample:
     sends: bool = False
     leaf_sent_bytes: int | None = None
     leaf_backlog_bytes: int | None = None
+    uid: int | None = None
+
+    @property
+    def key(self) -> JobKey:
+        """Which job it is."""
+        return self.uid, self.job
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,7 @@ class FlowSample:
     way_in_s: float | None = None
     way_in_age_s: float | None = None
     received_bytes: int | None = None
+    uid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -294,7 +307,7 @@ class JobAllocation:
 
     `rate_bits_per_s` and `ceil_bits_per_s` go to the job's leaf, where it has one: the rates of a class' jobs sum to at
     most the class' rate. `weight` divides what the leaves borrow. `share_bits_per_s` is its part of what its class
-    could send now; demand, throughput and backlog as of a class.
+    could send now; demand, throughput and backlog as of a class. `uid` whose job it is.
     """
 
     job: str
@@ -308,6 +321,12 @@ class JobAllocation:
     throughput_bits_per_s: int | None
     backlog_bytes: int | None
     reason: Reason
+    uid: int | None = None
+
+    @property
+    def key(self) -> JobKey:
+        """Which job it is."""
+        return self.uid, self.job
 
 
 @dataclass(frozen=True)

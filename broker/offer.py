@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from broker.allocate import Claim, allocate
 from broker.demand import BACKLOG_BYTES_MIN, USAGE_HEADROOM
-from broker.model import ClassAllocation, InterfaceAllocation, JobAllocation
+from broker.model import ClassAllocation, InterfaceAllocation, JobAllocation, JobKey
 
 
 def offered_bits_per_s(interface: InterfaceAllocation, name: str) -> int:
@@ -23,18 +23,18 @@ def offered_bits_per_s(interface: InterfaceAllocation, name: str) -> int:
 
 
 def offered_to_job_bits_per_s(
-    interface: InterfaceAllocation, name: str, job: str, *, sending: Collection[str]
+    interface: InterfaceAllocation, name: str, job: JobKey, *, sending: Collection[JobKey]
 ) -> int:  # fmt: skip
     """What one job could send of its class' offer if it wanted all: by weight, against what the others want.
 
     Args:
         name: the class.
-        job: "" is the programs that name none; together they count as one job, of weight 1.
+        job: `NO_JOB` is the programs that name none; together they count as one job, of weight 1.
         sending: the jobs whose programs report that they send.
     """
     offered = offered_bits_per_s(interface, name)
-    known = {entry.job: entry for entry in interface.jobs if entry.traffic_class == name}
-    others = sorted({*sending, *known} - {job})
+    known = {entry.key: entry for entry in interface.jobs if entry.traffic_class == name}
+    others = sorted({*sending, *known} - {job}, key=lambda one: (one[1], one[0] or 0))
     claims = [_claim(known.get(one), offered, greedy=one == job) for one in (job, *others)]
     return allocate(claims, capacity_bits_per_s=offered).rates_bits_per_s[0]
 

@@ -86,13 +86,15 @@ class JobPolicy:
     """What one job gets of its class, or each of the jobs that a pattern names.
 
     Fields: `name` a job's name, or a pattern with `*`, `?` and `[...]`; `guarantee` what it gets whenever it wants it,
-    and `ceiling` what it never exceeds, shares of the interface's capacity; `weight` its part of the rest.
+    and `ceiling` what it never exceeds, shares of the interface's capacity; `weight` its part of the rest; `uid` whose
+    jobs alone it is for, None for everybody's of that name.
     """
 
     name: str
     weight: float = 1.0
     guarantee: Share = Share(0.0)
     ceiling: Share = Share(1.0)
+    uid: int | None = None
 
 
 @dataclass(frozen=True)

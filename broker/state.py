@@ -103,7 +103,7 @@ class JobUseState:
     """One job's use of a class at one interface, counted as a class' is.
 
     Fields: `of_leaf` whether it was counted in the job's own leaf (else: in reports); `began_s` since when it has been
-    sending again after a pause, `seen_s` when it last did.
+    sending again after a pause, `seen_s` when it last did; `uid` whose job it is.
     """
 
     job: str
@@ -112,6 +112,7 @@ class JobUseState:
     of_leaf: bool
     began_s: float
     seen_s: float
+    uid: int | None = None
 
 
 @dataclass(frozen=True)

@@ -107,14 +107,14 @@ def _reasons(interface: Mapping[str, Any], *, only: str = "") -> list[Renderable
 def _jobs(jobs: list[Mapping[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column("job", no_wrap=True)
-    for name in ("programs", "sockets", "step", "announced", "credited", "still"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for job in jobs[:JOBS_SHOWN_MAX]:
+    for column in ("programs", "sockets", "step", "announced", "credited", "still"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for job, name in zip(jobs[:JOBS_SHOWN_MAX], _names(jobs, length_max=40), strict=False):
         bursts = list(_items(job, "bursts"))
         last: Mapping[str, Any] = bursts[-1] if bursts else {}
         remaining = last.get("remaining_s")
         table.add_row(
-            Text(printable(str(job.get("job", "?")), length_max=40), style="bold"),
+            Text(name, style="bold"),
             _count(job.get("sessions")),
             _count(job.get("sockets")),
             _count(last.get("step")),
@@ -127,18 +127,28 @@ def _jobs(jobs: list[Mapping[str, Any]]) -> Table:
     return table
 
 
+def _names(jobs: list[Mapping[str, Any]], *, length_max: int) -> list[str]:
+    """What each job is called; with its user where several users have jobs of that name."""
+    names = [str(job.get("job", "?")) for job in jobs]
+    return [
+        printable(name, length_max=length_max)
+        + (f" of user {printable(str(job.get('uid', '?')))}" if names.count(name) > 1 else "")
+        for job, name in zip(jobs, names, strict=True)
+    ]
+
+
 def _shares(jobs: list[Mapping[str, Any]]) -> list[RenderableType]:
     """What each job gets of its class, and why."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column("job", no_wrap=True)
-    for name in ("class", "sends", "wants", "gets"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for column in ("class", "sends", "wants", "gets"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
-    for job in jobs[:JOBS_SHOWN_MAX]:
+    for job, name in zip(jobs[:JOBS_SHOWN_MAX], _names(jobs, length_max=20), strict=False):
         for share in _items(job, "shares"):
             reason = share.get("reason")
             table.add_row(
-                Text(printable(str(job.get("job", "?")), length_max=20), style="bold"),
+                Text(name, style="bold"),
                 Text(printable(str(share.get("class", "?")))),
                 _rate(share.get("throughput_bits_per_s")),
                 _rate(share.get("demand_bits_per_s")),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from broker.daemon.matching import Matching
 from broker.daemon.messages import Connection
 from broker.daemon.sock_diag import TcpConnection
-from broker.model import FlowSample
+from broker.model import NO_JOB, FlowSample, JobKey
 from broker.policy import CLASS_NAMES
 from broker.replacing import replace
 from broker.signals import in_turns
@@ -65,7 +65,7 @@ class FlowTable:
     def __init__(self) -> None:
         self.passed: dict[str, PassedSocket] = {}
         self._classes: dict[str, set[str]] = {}
-        self._jobs: dict[str, str] = {}
+        self._jobs: dict[str, JobKey] = {}
         self._users: dict[str, int] = {}
         self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
         self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
@@ -85,12 +85,12 @@ class FlowTable:
         """Enter a socket that was passed and marked."""
         self.passed[flow.name] = flow
         self._classes.setdefault(flow.session, set()).add(flow.traffic_class)
-        self._jobs[flow.session] = flow.job
+        self._jobs[flow.session] = (flow.uid, flow.job) if flow.job else NO_JOB
         self._users[flow.session] = flow.uid
 
-    def job_of(self, session: str) -> str:
-        """The job of a session that has passed sockets; "" where it named none."""
-        return self._jobs.get(session, "")
+    def job_of(self, session: str) -> JobKey:
+        """The job of a session that has passed sockets; `NO_JOB` where it named none."""
+        return self._jobs.get(session, NO_JOB)
 
     def classes_of(self, session: str) -> tuple[str, ...]:
         """The classes of the sockets that a session passed, in the order of `CLASS_NAMES`."""
@@ -227,7 +227,7 @@ class FlowTable:
                 found[interface] = in_turns(mine, of=lambda one: self._users.get(one[0]))[:SAMPLES_MAX]
         return {
             interface: tuple(
-                _of_report(session, self.job_of(session), self._users.get(session), entry, now_s)
+                _of_report(session, self.job_of(session)[1], self._users.get(session), entry, now_s)
                 for session, entry in mine
             )
             for interface, mine in found.items()

@@ -132,7 +132,7 @@ class SessionHub:
         known, peer = self._jobs.slots(), session.peer
         self.changed = True
         slot = self._jobs.register(session.name, job=session.job, traffic_class=traffic_class, uid=peer.uid)
-        if slot is not None and session.job not in known and self._soon.take(peer.uid, now_s=self._clock()):
+        if slot is not None and (peer.uid, session.job) not in known and self._soon.take(peer.uid, now_s=self._clock()):
             self._settle()
         return slot
 
@@ -195,7 +195,8 @@ class SessionHub:
             ]
             now_s = self._clock()
             deliveries = self._flows.report(session.name, connections, now_s=now_s)
-            self._jobs.delivered(session.job, deliveries, interface_of=self._interface_of, now_s=now_s)
+            job = self._flows.job_of(session.name)
+            self._jobs.delivered(job, deliveries, interface_of=self._interface_of, now_s=now_s)
 
     def enter(self, session: Session, message: Enter) -> Reply:
         """Move the process that connected into the cgroup of a class, where policy and its own limits let it."""

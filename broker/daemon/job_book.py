@@ -1,7 +1,8 @@
 """Which jobs there are, what each has delivered through which interface, and which leaf is whose.
 
 A socket gets its leaf when it is passed, because only then we hold it: a job keeps its leaf as long as one of its
-programs is connected. Jobs beyond the leaves share the default leaf of their class.
+programs is connected. Jobs beyond the leaves share the default leaf of their class. A job is its user's: another user
+who takes its name has another job, with a leaf and an account of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from broker.daemon.flows import SENDS_BYTES, SENDS_S
 from broker.daemon.messages import Connection
-from broker.model import JobSample
+from broker.model import JobKey, JobSample
 from shaping.model import ClassCounters
 
 LEFT_TO_OTHERS = 2
@@ -23,29 +24,29 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         self._free = list(range(count))
-        self._of_job: dict[str, tuple[int, int]] = {}
+        self._of_job: dict[JobKey, int] = {}
         self._per_user_max = max(1, count - LEFT_TO_OTHERS)
 
     def take(self, job: str, *, uid: int) -> int | None:
         """The leaf of a job, which may be its own already; None where there is none for it."""
-        if job in self._of_job:
-            return self._of_job[job][0]
-        mine = sum(owner == uid for _, owner in self._of_job.values())
+        if (uid, job) in self._of_job:
+            return self._of_job[uid, job]
+        mine = sum(owner == uid for owner, _ in self._of_job)
         if not job or not self._free or mine >= self._per_user_max:
             return None
         slot = self._free.pop(0)
-        self._of_job[job] = (slot, uid)
+        self._of_job[uid, job] = slot
         return slot
 
-    def leave(self, job: str) -> None:
+    def leave(self, job: JobKey) -> None:
         """Give a job's leaf back, where it has one."""
-        slot, _ = self._of_job.pop(job, (None, 0))
+        slot = self._of_job.pop(job, None)
         if slot is not None:
             self._free.append(slot)
 
-    def taken(self) -> Mapping[str, int]:
+    def taken(self) -> Mapping[JobKey, int]:
         """The jobs that have a leaf."""
-        return {job: slot for job, (slot, _) in self._of_job.items()}
+        return dict(self._of_job)
 
 
 class JobBook:
@@ -57,14 +58,14 @@ class JobBook:
 
     def __init__(self, slots: int) -> None:
         self._slots = Slots(slots)
-        self._programs: dict[tuple[str, str], set[str]] = {}  # sessions, by class and job
-        self._delivered: dict[tuple[str, str, str], tuple[int, float]] = {}  # bytes, last time; with the interface
+        self._programs: dict[tuple[str, JobKey], set[str]] = {}  # sessions, by class and job
+        self._delivered: dict[tuple[str, str, JobKey], tuple[int, float]] = {}  # bytes, last time; with the interface
 
     def register(self, session: str, *, job: str, traffic_class: str, uid: int) -> int | None:
         """A program passed a socket: enter it, and give the slot of the leaf that the socket shall have, if any."""
         if not job:
             return None
-        self._programs.setdefault((traffic_class, job), set()).add(session)
+        self._programs.setdefault((traffic_class, (uid, job)), set()).add(session)
         return self._slots.take(job, uid=uid) if traffic_class == "compute" else None
 
     def forget(self, session: str) -> None:
@@ -76,7 +77,7 @@ class JobBook:
 
     def delivered(
         self,
-        job: str,
+        job: JobKey,
         deliveries: Iterable[tuple[Connection, int]],
         *,
         interface_of: Callable[[str], str | None],
@@ -92,7 +93,7 @@ class JobBook:
                 before, last_s = self._delivered.get(key, (0, float("-inf")))
                 self._delivered[key] = (before + size_bytes, now_s if size_bytes >= SENDS_BYTES else last_s)
 
-    def slots(self) -> Mapping[str, int]:
+    def slots(self) -> Mapping[JobKey, int]:
         """The slots of compute's jobs."""
         return self._slots.taken()
 
@@ -115,18 +116,19 @@ class JobBook:
             size_bytes, last_s = reported or (0, float("-inf"))
             found.append(
                 JobSample(
-                    job=job,
+                    job=job[1],
                     traffic_class=traffic_class,
                     delivered_bytes=size_bytes,
                     programs=len(sessions),
                     sends=now_s - last_s <= SENDS_S,
                     leaf_sent_bytes=leaf.sent_bytes if leaf is not None else None,
                     leaf_backlog_bytes=leaf.backlog_bytes if leaf is not None else None,
+                    uid=job[0],
                 )
             )
         return tuple(found)
 
-    def _drop(self, traffic_class: str, job: str) -> None:
+    def _drop(self, traffic_class: str, job: JobKey) -> None:
         del self._programs[traffic_class, job]
         if traffic_class == "compute":
             self._slots.leave(job)

@@ -50,7 +50,7 @@ def description() -> dict[str, Any]:
     components["Flow"] = _object(**flow)
     components["Flows"] = _object(schema={"const": SCHEMA}, flows=_list({"$ref": "#/components/schemas/Flow"}))
     components["Job"] = _object(
-        job=_TEXT, sessions=_COUNT, sockets=_COUNT,
+        job=_TEXT, uid=_COUNT, sessions=_COUNT, sockets=_COUNT,
         bursts=_list(_object(
             interface=_TEXT, step=_COUNT, announced_bytes=_COUNT, credited_bytes=_COUNT, age_s=_NUMBER,
             remaining_s=_NUMBER, next_s={"type": ["number", "null"]},

@@ -12,7 +12,7 @@ from broker.daemon.log import Log
 from broker.daemon.plant import Plant
 from broker.daemon.shapes import rules_of, shape_of
 from broker.daemon.status import SegmentInfo
-from broker.model import Alarm, Allocation, Policy, SegmentAllocation
+from broker.model import Alarm, Allocation, JobKey, Policy, SegmentAllocation
 from broker.segments import NotInForce
 from hive_qos.errors import ConfigurationError, HiveError
 from shaping.journal import Journal
@@ -42,7 +42,7 @@ class Roster:
         links: Links,
         log: Log,
         clock: Callable[[], float],
-        slots: Callable[[], Mapping[str, int]] = dict,
+        slots: Callable[[], Mapping[JobKey, int]] = dict,
     ) -> None:
         self._plant, self._kernel, self._journal, self._links = plant, kernel, journal, links
         self._slots = slots

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from broker.model import DestinationAllocation, InterfaceAllocation
+from broker.model import DestinationAllocation, InterfaceAllocation, JobKey
 from broker.policy import Policy
 from shaping.leaves import rate_bits_per_s_min
 from shaping.model import (
@@ -48,7 +48,7 @@ def shape_of(
     allocation: InterfaceAllocation,
     *,
     rules: tuple[Rule, ...],
-    slots: Mapping[str, int] = MappingProxyType({}),
+    slots: Mapping[JobKey, int] = MappingProxyType({}),
     gso_max_segs: int | None = None,
     line_bits_per_s: int | None = None,
 ) -> InterfaceShape:
@@ -117,9 +117,9 @@ def _fitted(rates_bits_per_s: Sequence[int], *, capacity_bits_per_s: int) -> lis
     return [RATE_BITS_PER_S_MIN + (rate - RATE_BITS_PER_S_MIN) * left // above for rate in rates]
 
 
-def _jobs(compute: ClassShape, allocation: InterfaceAllocation, slots: Mapping[str, int]) -> list[JobShape]:
+def _jobs(compute: ClassShape, allocation: InterfaceAllocation, slots: Mapping[JobKey, int]) -> list[JobShape]:
     """The leaves of compute's jobs, in the order of their slots: their rates fit into what the class really has."""
-    mine = [one for one in allocation.jobs if one.traffic_class == compute.name and one.job in slots]
+    mine = [one for one in allocation.jobs if one.traffic_class == compute.name and one.key in slots]
     above = [max(0, one.rate_bits_per_s - LEAF_BITS_PER_S_MIN) for one in mine]
     left = compute.rate_bits_per_s - rate_bits_per_s_min(compute.name)
     if sum(above) > left:
@@ -128,7 +128,7 @@ def _jobs(compute: ClassShape, allocation: InterfaceAllocation, slots: Mapping[s
     for one, rate in zip(mine, above, strict=True):
         rate += LEAF_BITS_PER_S_MIN
         ceil = max(rate, min(one.ceil_bits_per_s, compute.ceil_bits_per_s))
-        made.append(JobShape(slots[one.job], rate, ceil, compute.priority, one.weight))
+        made.append(JobShape(slots[one.key], rate, ceil, compute.priority, one.weight))
     return sorted(made, key=lambda job: job.slot)
 
 

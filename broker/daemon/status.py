@@ -22,6 +22,8 @@ from broker.model import (
     Hold,
     InterfaceAllocation,
     InterfaceSample,
+    JobAllocation,
+    JobKey,
     Lease,
     Measurements,
     Policy,
@@ -134,7 +136,7 @@ class Snapshot:
     origins: Mapping[int, Origin] = field(default_factory=dict)
     tcp_connections: int = 0
     holds: HoldsInfo = NO_HOLDS
-    slots: Mapping[str, int] = field(default_factory=dict)
+    slots: Mapping[JobKey, int] = field(default_factory=dict)
     load: HostLoad = HostLoad()
 
 
@@ -307,30 +309,37 @@ def _said(verdict: Verdict | None) -> dict[str, Any]:
 
 
 def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
-    jobs: dict[str, dict[str, Any]] = {}
+    jobs: dict[JobKey, dict[str, Any]] = {}
 
-    def job(name: str) -> dict[str, Any]:
-        slot = snapshot.slots.get(name)
+    def job(key: JobKey) -> dict[str, Any]:
+        slot = snapshot.slots.get(key)
         leaf = show_classid(JOB_MINOR[slot]) if slot is not None else None
-        new = {"job": name, "sessions": 0, "sockets": 0, "leaf": leaf, "shares": [], "bursts": []}
-        return jobs.setdefault(name, new)
+        new: dict[str, Any] = {
+            "job": key[1],
+            "uid": key[0],
+            "sessions": 0,
+            "sockets": 0,
+            "leaf": leaf,
+            "shares": [],
+            "bursts": [],
+        }
+        return jobs.setdefault(key, new)
 
     for session in snapshot.sessions:
         if session.job:
-            job(session.job)["sessions"] += 1
+            job((session.uid, session.job))["sessions"] += 1
     for passed in snapshot.passed:
-        if passed.job in jobs:
-            jobs[passed.job]["sockets"] += 1
+        if (passed.uid, passed.job) in jobs:
+            jobs[passed.uid, passed.job]["sockets"] += 1
     for allocated in snapshot.decision.allocation.interfaces:
         for part in allocated.jobs:
-            shown = to_json(part)
-            share = {"interface": allocated.name, "class": shown.pop("traffic_class"), **shown}
-            job(share.pop("job"))["shares"].append(share)
+            own = job(part.key)
+            own["shares"].append(_job_share(part, allocated.name))
     credited = {(one.interface, one.uid, one.job, one.step): one for one in snapshot.decision.credits}
     for interface in snapshot.measurements.interfaces:
         for burst in interface.bursts:
             credit = credited.get((interface.name, burst.uid, burst.job, burst.step))
-            job(burst.job)["bursts"].append(
+            job((burst.uid, burst.job))["bursts"].append(
                 {
                     "interface": interface.name,
                     "step": burst.step,
@@ -344,6 +353,13 @@ def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
                 }
             )
     return list(jobs.values())
+
+
+def _job_share(part: JobAllocation, interface: str) -> dict[str, Any]:
+    """What a job gets of a class through an interface."""
+    shown = to_json(part)
+    del shown["job"], shown["uid"]
+    return {"interface": interface, "class": shown.pop("traffic_class"), **shown}
 
 
 def _needs(snapshot: Snapshot) -> list[dict[str, Any]]:

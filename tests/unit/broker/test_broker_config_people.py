@@ -32,10 +32,12 @@ def test_without_a_word_there_are_no_jobs_no_schedules_and_nobody_is_watched() -
 
 
 def test_jobs_by_name_and_pattern_in_the_order_of_the_file() -> None:
-    policy = load(TEXT + '[job."nightly-*"]\nweight = 2\n[job.big]\nguarantee = "20 %"\nceiling = "10 Mbit/s"\n')
+    policy = load(
+        TEXT + '[job."nightly-*"]\nweight = 2\n[job.big]\nguarantee = "20 %"\nceiling = "10 Mbit/s"\nuid = 1000\n'
+    )
     assert policy.jobs == (
         JobPolicy("nightly-*", weight=2.0),
-        JobPolicy("big", guarantee=Share(0.2), ceiling=Share(rate_bits_per_s=10_000_000)),
+        JobPolicy("big", guarantee=Share(0.2), ceiling=Share(rate_bits_per_s=10_000_000), uid=1000),
     )
 
 
@@ -72,6 +74,8 @@ def test_a_policy_with_all_of_it_goes_through_a_recording_unchanged() -> None:
         ('[job.a]\nwieght = 1\n', "job.a.wieght", "did you mean `weight`?"),
         ('[job.a]\nguarantee = "101 %"\n', "job.a.guarantee", "100 %"),
         ('[job.a]\nceiling = "0 %"\n', "job.a.ceiling", "never send"),
+        ('[job.a]\nuid = "root"\n', "job.a.uid", "whole number from 0 to 4294967294"),
+        ('[job.a]\nuid = true\n', "job.a.uid", "whole number from 0 to 4294967294"),
         ('[job.a]\nguarantee = "30 %"\nceiling = "20 %"\n', "job.a.guarantee", "above job.a.ceiling"),
         ('[job.a]\nguarantee = "60 %"\n[job.b]\nguarantee = "50 %"\n', "job.*.guarantee", "100 %"),
         ('[job."a\\u001b"]\nweight = 1\n', "job", "printable"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
@@ -9,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.codec import dumps
 from broker.config import load
 from broker.decide import decide
 from broker.jobs import JOBS_MAX, LEAVES_PART, NEW_S, PROMISED_PART, policy_of
 from broker.model import (
     CLASS_NAMES,
+    NO_JOB,
     Burst,
     ClassSample,
     Decision,
@@ -27,9 +30,10 @@ from broker.model import (
 )
 from broker.offer import offered_bits_per_s, offered_to_job_bits_per_s
 from broker.policy import JobPolicy, Share
-from broker.record import header_line, replay, tick_line
+from broker.record import Replay, header_line, replay, tick_line
 
 CAPACITY = 97_000_000
+UID = 1000
 TEXT = 'version = 1\n[[interface]]\nname = "a"\negress = "100 Mbit/s"\n'
 
 
@@ -56,7 +60,7 @@ class Host:
                 JobSample(
                     job, traffic_class, self.sent.get(job, 0), 1, rates.get(job, 0) > 0,
                     self.sent.get(job, 0) if self.leaves else None,
-                    (100_000 if job in waiting else 0) if self.leaves else None,
+                    (100_000 if job in waiting else 0) if self.leaves else None, UID,
                 )
                 for job in (*rates, *idle)
             )  # fmt: skip
@@ -159,7 +163,7 @@ def test_jobs_promised_more_than_their_class_raise_an_alarm_and_are_scaled() -> 
 def test_an_announced_burst_is_wanted_before_it_is_sent() -> None:
     host = Host()
     host.run({"a": 80_000_000, "b": 100_000}, waiting=("a",), for_s=NEW_S + 1)
-    burst = Burst("b", 1, 10_000_000, 0.0, 0.5)
+    burst = Burst("b", 1, 10_000_000, 0.0, 0.5, uid=UID)
     decision = host.run({"a": 80_000_000, "b": 100_000}, waiting=("a",), bursts=(burst,), for_s=0.2)
     assert shares(decision)["b"] == pytest.approx(shares(decision)["a"], rel=0.1)
 
@@ -174,7 +178,7 @@ def test_a_job_without_a_leaf_counts_by_what_it_reports_and_gaining_one_is_no_tr
     assert jobs_of(decision)["a"].throughput_bits_per_s == pytest.approx(8_000_000, rel=0.01)
 
 
-def test_storage_has_jobs_too() -> None:
+def test_storages_jobs_have_shares_by_weight_too() -> None:
     decision = Host("[job.a]\nweight = 3\n").run(
         {"a": 40_000_000, "b": 40_000_000}, waiting=("a", "b"), traffic_class="storage"
     )
@@ -193,7 +197,7 @@ def test_only_so_many_jobs_are_told_apart_and_those_that_send_come_first() -> No
 def test_no_number_of_other_names_takes_a_jobs_leaf_away() -> None:
     host = Host('[job.mine]\nguarantee = "10 %"\n')
     host.run({"mine": 10_000_000})
-    own = JobSample("mine", "compute", 0, 1, False, host.sent["mine"], 0)
+    own = JobSample("mine", "compute", 0, 1, False, host.sent["mine"], 0, UID)
     others = tuple(JobSample(f"!{number:03}", "compute", 10**9, 1, True) for number in range(2 * JOBS_MAX))
     decision = host.decide((*others, own), (), (), False, "compute")
     assert len(decision.allocation.interfaces[0].jobs) == JOBS_MAX
@@ -205,7 +209,82 @@ def test_no_number_of_other_names_takes_a_jobs_leaf_away() -> None:
 )
 def test_a_jobs_own_name_comes_before_patterns_and_the_first_pattern_before_others(name: str, found: str) -> None:
     entries = tuple(JobPolicy(one) for one in ("nightly-*", "?", "nightly-big", "[b]"))
-    assert policy_of(entries, name).name == found
+    assert policy_of(entries, name, 1000).name == found
+
+
+def test_an_entry_with_a_user_is_for_his_jobs_alone() -> None:
+    his, pattern = JobPolicy("big", 2.0, uid=1000), JobPolicy("b*", 3.0)
+    assert policy_of((pattern, his), "big", 1000) == his
+    assert policy_of((pattern, his), "big", 1001) == pattern
+    assert policy_of((his,), "big", 1001) == JobPolicy("big")
+
+
+def of_two_users(policy: str, *, sends: tuple[bool, bool]) -> tuple[JobAllocation, JobAllocation]:
+    """What jobs of one name get: of user 1000, and of 1001, who took the name too; beside another one that waits."""
+    host = Host(policy)
+    for host.tick in range(1, round(10 * NEW_S) + 20):
+        counters = [host.tick * 300_000 * sending for sending in sends]
+        samples = (
+            JobSample("j", "compute", counters[0], 1, sends[0], counters[0], 50_000 * sends[0], uid=1000),
+            JobSample("j", "compute", counters[1], 1, sends[1], counters[1], 50_000 * sends[1], uid=1001),
+            JobSample("k", "compute", host.tick * 900_000, 1, True, host.tick * 900_000, 50_000, uid=1000),
+        )
+        host.sent["all"] = sum(counters) + host.tick * 900_000
+        decision = host.decide(samples, (), (), True, "compute")
+    assert not decision.alarms
+    found = {entry.key: entry for entry in decision.allocation.interfaces[0].jobs}
+    return found[1000, "j"], found[1001, "j"]
+
+
+def test_who_takes_the_name_gets_nothing_of_what_is_promised_to_a_users_job() -> None:
+    owner, other = of_two_users('[job.j]\nguarantee = "50 %"\nuid = 1000\n', sends=(True, True))
+    assert owner.guarantee_bits_per_s == CAPACITY // 2
+    assert min(owner.rate_bits_per_s, owner.share_bits_per_s) >= owner.guarantee_bits_per_s
+    assert other.guarantee_bits_per_s == 0
+    assert other.share_bits_per_s < owner.share_bits_per_s
+
+
+def test_a_promise_without_a_user_is_made_once_and_divided_among_those_who_want_it() -> None:
+    policy = '[job.j]\nguarantee = "30 %"\n'
+    whole = 3 * CAPACITY // 10
+    assert [one.guarantee_bits_per_s for one in of_two_users(policy, sends=(True, True))] == [whole // 2] * 2
+    assert [one.guarantee_bits_per_s for one in of_two_users(policy, sends=(True, False))] == [whole, 0]
+    assert [one.guarantee_bits_per_s for one in of_two_users(policy, sends=(False, False))] == [whole // 2] * 2
+
+
+def test_another_users_burst_of_the_same_name_is_not_wanted_by_this_ones_job() -> None:
+    host = Host()
+    for host.tick in range(1, round(10 * NEW_S) + 20):
+        host.sent["all"] = host.tick * 1_000_000
+        waiting = JobSample("k", "compute", 0, 1, True, host.sent["all"], 50_000, uid=1000)
+        silent = tuple(JobSample("j", "compute", 0, 1, False, 0, 0, uid=uid) for uid in (1000, 1001))
+        burst = Burst("j", 1, 10_000_000, 0.0, 0.5, uid=1001)
+        decision = host.decide((waiting, *silent), (), (burst,) * (host.tick > 10 * NEW_S + 15), True, "compute")
+    found = {entry.key: entry for entry in decision.allocation.interfaces[0].jobs}
+    assert found[1001, "j"].share_bits_per_s > 1_000_000
+    assert found[1000, "j"].share_bits_per_s < 10_000
+
+
+def test_a_recording_from_before_jobs_had_users_replays() -> None:
+    host = Host('[job.a]\nguarantee = "10 %"\n')
+    lines = [header_line(policy=host.policy, state=host.state)]
+    for host.tick in range(1, 80):
+        job = JobSample("a", "compute", host.tick * 90_000, 1, True, host.tick * 90_000, 0)
+        flow = FlowSample("s-1/10.0.0.2:1", "10.0.0.2", "compute", "report", 0.0, 0.01, delivered_bytes=1, job="a")
+        burst = Burst("a", host.tick, 10_000_000, 0.0, 0.5, uid=1000)
+        classes = tuple(ClassSample(name, host.tick * 90_000 * (name == "compute")) for name in CLASS_NAMES)
+        measured = InterfaceSample("a", None, 0.0, classes, (flow,), (burst,) * (host.tick % 10 == 0), jobs=(job,))
+        taken = Measurements((measured,))
+        decision = decide(now_s=host.tick / 10, state=host.state, measurements=taken, policy=host.policy)
+        host.state = decision.state
+        line = json.loads(tick_line(now_s=host.tick / 10, measurements=taken, decision=decision))
+        interface, allocated = line["measurements"]["interfaces"][0], line["allocation"]["interfaces"][0]
+        for entry in (*interface["jobs"], *interface["flows"], *allocated["jobs"]):
+            del entry["uid"]
+        lines.append(dumps(line))
+    assert jobs_of(decision)["a"].guarantee_bits_per_s == CAPACITY // 10
+    assert len(decision.allocation.interfaces[0].flows) == 1
+    assert replay(lines) == Replay(ticks=79, first_difference=None, earlier=79)
 
 
 def test_the_order_of_jobs_means_nothing_and_a_recording_replays() -> None:
@@ -244,7 +323,7 @@ def test_connections_of_a_job_divide_its_share_and_one_that_has_little_to_send_g
         flows = tuple(
             FlowSample(
                 f"s-1/10.0.0.{peer}:1", f"10.0.0.{peer}", "compute", "report", 0.0, 0.01,
-                delivered_bytes=tick * rate // 80, application_limited=peer == 4, job="a",
+                delivered_bytes=tick * rate // 80, application_limited=peer == 4, job="a", uid=UID,
             )
             for peer, rate in ((2, 40_000_000), (3, 40_000_000), (4, 1_000_000), (5, 0))
         )  # fmt: skip
@@ -265,15 +344,16 @@ def test_a_job_is_offered_what_it_could_send_if_it_wanted_all() -> None:
     decision = host.run({"a": 20_000_000, "b": 1_000_000}, for_s=NEW_S + 1)
     (interface,) = decision.allocation.interfaces
     offered = offered_bits_per_s(interface, "compute")
-    both = frozenset({"a", "b"})
-    assert offered_to_job_bits_per_s(interface, "compute", "a", sending=both) == pytest.approx(
+    both = frozenset({(UID, "a"), (UID, "b")})
+    assert offered_to_job_bits_per_s(interface, "compute", (UID, "a"), sending=both) == pytest.approx(
         offered - 1_100_000, rel=0.01
     )
-    assert offered_to_job_bits_per_s(interface, "compute", "b", sending=both) == pytest.approx(
+    assert offered_to_job_bits_per_s(interface, "compute", (UID, "b"), sending=both) == pytest.approx(
         offered - 22_000_000, rel=0.01
     )
-    assert offered_to_job_bits_per_s(interface, "compute", "new", sending=both) > offered - 24_000_000
-    nameless = offered_to_job_bits_per_s(interface, "compute", "", sending=frozenset({"", "x"}))
+    for new in ((UID, "new"), (UID + 1, "a")):
+        assert offered_to_job_bits_per_s(interface, "compute", new, sending=both) > offered - 24_000_000
+    nameless = offered_to_job_bits_per_s(interface, "compute", NO_JOB, sending=frozenset({NO_JOB, (UID, "x")}))
     assert nameless == pytest.approx((offered - 23_100_000) / 2, rel=0.02)
 
 
@@ -292,9 +372,10 @@ def test_a_job_is_offered_what_it_could_send_if_it_wanted_all() -> None:
             sends=st.booleans(),
             leaf_sent_bytes=st.none() | st.integers(0, 10**15),
             leaf_backlog_bytes=st.none() | st.integers(0, 10**8),
+            uid=st.sampled_from([0, 1000, 1001]),
         ),
         max_size=8,
-        unique_by=lambda entry: (entry.job, entry.traffic_class),
+        unique_by=lambda entry: (entry.key, entry.traffic_class),
     ),
     st.integers(0, 10**8),
 )
@@ -319,5 +400,8 @@ def test_whatever_jobs_do_their_rates_fit_into_their_class_and_their_shares_into
         for entry in interface.classes:
             mine = [one for one in interface.jobs if one.traffic_class == entry.name]
             assert sum(one.rate_bits_per_s for one in mine) <= entry.rate_bits_per_s
+            for name in {one.job for one in mine}:
+                promise = policy_of(policy.jobs, name, 0).guarantee.of(interface.capacity_bits_per_s)
+                assert sum(one.guarantee_bits_per_s for one in mine if one.job == name) <= promise
             assert sum(one.share_bits_per_s for one in mine) <= offered_bits_per_s(interface, entry.name)
             assert all(one.rate_bits_per_s <= one.ceil_bits_per_s <= entry.ceil_bits_per_s for one in mine)

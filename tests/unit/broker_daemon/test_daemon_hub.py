@@ -191,10 +191,10 @@ def test_a_program_is_moved_only_where_policy_and_its_limits_let_it_and_while_it
 
 def test_sockets_of_a_job_go_to_its_leaf_and_bulk_nameless_and_late_ones_to_those_of_the_class() -> None:
     bench = Bench()
-    assert bench.register(Someone("s-1")) == bench.register(Someone("s-2", uid=1001)) == JOB_MINOR[0]
+    assert bench.register(Someone("s-1")) == bench.register(Someone("s-2")) == JOB_MINOR[0]
     assert bench.register(Someone("s-1"), role="bulk") == LEAF_MINOR[BULK_NAME]
     assert bench.register(Someone("s-3", job="")) == LEAF_MINOR["compute"]
-    assert bench.register(Someone("s-4", uid=1001, job="k")) == JOB_MINOR[1]
+    assert bench.register(Someone("s-4", uid=1001)) == JOB_MINOR[1], "the same name, but another user's job"
     assert bench.register(Someone("s-5", uid=1002, job="l")) == LEAF_MINOR["compute"]
     assert bench.register(Someone("s-1"), traffic_class="storage", role="storage") == MARK_MINOR["storage"]
     for name in ("s-1", "s-2"):
@@ -208,9 +208,11 @@ def test_a_new_jobs_leaf_is_settled_once_and_not_more_often_than_a_user_may_brin
     bench.register(Someone("s-1"))
     bench.register(Someone("s-2"))
     assert bench.settled == 1
+    bench.register(Someone("s-3", uid=1001))
+    assert bench.settled == 2, "another user's job of that name is a new one"
     for number in range(20):
         bench.register(Someone(f"s-{number}", job=f"j-{number}"))
-    assert bench.settled == URGENT_AT_ONCE
+    assert bench.settled == 1 + URGENT_AT_ONCE
 
 
 @pytest.mark.parametrize(("uid", "answer"), [(1000, "noted"), (1002, "error")])

@@ -38,18 +38,34 @@ class Host:
 
 def test_programs_of_a_job_share_its_leaf_and_the_last_one_gives_it_back() -> None:
     host = Host()
-    assert host.register("s-1", "j", uid=1) == host.register("s-2", "j", uid=2) == 0
+    assert host.register("s-1", "j", uid=1) == host.register("s-2", "j", uid=1) == 0
     assert host.register("s-3", "k") == 1
     host.book.forget("s-1")
-    assert host.book.slots() == {"j": 0, "k": 1}
+    assert host.book.slots() == {(1, "j"): 0, (1000, "k"): 1}
     host.book.forget("s-2")
-    assert host.book.slots() == {"k": 1}
+    assert host.book.slots() == {(1000, "k"): 1}
+
+
+def test_who_takes_the_name_of_another_users_job_has_a_leaf_and_an_account_of_his_own() -> None:
+    host = Host()
+    assert [host.register("s-1", "j", uid=1), host.register("s-2", "j", uid=2)] == [0, 1]
+    for at, size_bytes in enumerate((0, SENDS_BYTES)):
+        host.report("s-1", connection(3 * size_bytes), now_s=0.1 * at)
+        host.report("s-2", connection(size_bytes), now_s=0.1 * at)
+    leaves = {0: ClassCounters(sent_bytes=77, backlog_bytes=5), 1: ClassCounters(sent_bytes=6, backlog_bytes=0)}
+    found = {sample.uid: sample for sample in host.book.samples("eth0", leaves, now_s=0.1)}
+    assert [(one.job, one.programs) for one in found.values()] == [("j", 1), ("j", 1)]
+    assert (found[1].delivered_bytes, found[1].leaf_sent_bytes, found[1].leaf_backlog_bytes) == (3 * SENDS_BYTES, 77, 5)
+    assert (found[2].delivered_bytes, found[2].leaf_sent_bytes, found[2].leaf_backlog_bytes) == (SENDS_BYTES, 6, 0)
+    host.book.forget("s-1")
+    assert host.book.slots() == {(2, "j"): 1}, "the other's stays"
+    assert [sample.uid for sample in host.book.samples("eth0", leaves, now_s=0.2)] == [2]
 
 
 def test_a_leaf_that_was_given_back_is_taken_last() -> None:
     slots = Slots(4)
     first = slots.take("a", uid=1)
-    slots.leave("a")
+    slots.leave((1, "a"))
     assert [slots.take(job, uid=uid) for job, uid in (("b", 1), ("c", 1), ("d", 2), ("e", 2))] == [1, 2, 3, first]
 
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from broker.config import load
 from broker.daemon.shapes import RATE_BITS_PER_S_MIN, shape_of, worth_applying
 from broker.decide import decide
-from broker.model import ClassSample, InterfaceAllocation, InterfaceSample, JobSample, Measurements, State
+from broker.model import ClassSample, InterfaceAllocation, InterfaceSample, JobKey, JobSample, Measurements, State
 from broker.policy import CLASS_NAMES
 from shaping.leaves import RATE_BITS_PER_S_MIN as LEAF_BITS_PER_S_MIN
 from shaping.model import JOB_MINOR, Capabilities
 from shaping.tree import desired_tree
 
+UID = 1000
 POLICY = load('version = 1\n[[interface]]\nname = "eth0"\n[job.b]\nweight = 3\n[job.c]\nguarantee = "50 %"\n')
 
 
@@ -24,7 +25,7 @@ def allocated(capacity_bits_per_s: int, *jobs: str, waiting: bool = True) -> Int
     state = State()
     for tick in (1, 2):
         classes = tuple(ClassSample(name, 0, 10**6 * (waiting and name == "compute")) for name in CLASS_NAMES)
-        samples = tuple(JobSample(job, "compute", 0, 1, waiting, 0, 10**6 * waiting) for job in jobs)
+        samples = tuple(JobSample(job, "compute", 0, 1, waiting, 0, 10**6 * waiting, UID) for job in jobs)
         sample = InterfaceSample("eth0", capacity_bits_per_s, 0.0, classes, jobs=samples)
         decision = decide(now_s=tick / 10, state=state, measurements=Measurements((sample,)), policy=POLICY)
         state = decision.state
@@ -42,7 +43,7 @@ def test_every_allocation_with_jobs_becomes_a_tree(
     capacity_bits_per_s: int, jobs: list[str], waiting: bool, order: list[int]
 ) -> None:
     allocation = allocated(capacity_bits_per_s, *jobs, waiting=waiting)
-    slots = dict(zip(jobs, order, strict=False))
+    slots: dict[JobKey, int] = dict(zip([(UID, job) for job in jobs], order, strict=False))
     shape = shape_of(allocation, rules=(), slots=slots)
     desired_tree(shape, Capabilities())
     assert [job.slot for job in shape.jobs] == sorted(slots.values())
@@ -56,7 +57,7 @@ def test_every_allocation_with_jobs_becomes_a_tree(
 def test_leaves_have_the_jobs_rates_and_weights_and_jobs_without_a_slot_have_none() -> None:
     allocation = allocated(100_000_000, "a", "b", "c")
     by_name = {one.job: one for one in allocation.jobs}
-    shape = shape_of(allocation, rules=(), slots={"b": 1, "c": 0, "gone": 2})
+    shape = shape_of(allocation, rules=(), slots={(UID, "b"): 1, (UID, "c"): 0, (UID, "gone"): 2, (UID + 1, "a"): 3})
     assert [(job.slot, job.weight) for job in shape.jobs] == [(0, 1.0), (1, 3.0)]
     for job, name in zip(shape.jobs, "cb", strict=True):
         assert abs(job.rate_bits_per_s - by_name[name].rate_bits_per_s) <= LEAF_BITS_PER_S_MIN
@@ -64,9 +65,9 @@ def test_leaves_have_the_jobs_rates_and_weights_and_jobs_without_a_slot_have_non
 
 def test_jobs_that_come_and_go_and_change_their_weight_are_written() -> None:
     allocation = allocated(100_000_000, "a", "b")
-    one = shape_of(allocation, rules=(), slots={"a": 0})
-    assert worth_applying(one, shape_of(allocation, rules=(), slots={"a": 0, "b": 1}))
-    assert worth_applying(one, shape_of(allocation, rules=(), slots={"a": 3}))
+    one = shape_of(allocation, rules=(), slots={(UID, "a"): 0})
+    assert worth_applying(one, shape_of(allocation, rules=(), slots={(UID, "a"): 0, (UID, "b"): 1}))
+    assert worth_applying(one, shape_of(allocation, rules=(), slots={(UID, "a"): 3}))
     heavier = replace(one, jobs=(replace(one.jobs[0], weight=2.0),))
     assert worth_applying(one, heavier)
     nearly = replace(one, jobs=(replace(one.jobs[0], rate_bits_per_s=int(one.jobs[0].rate_bits_per_s * 1.01)),))

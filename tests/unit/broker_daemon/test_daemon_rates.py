@@ -31,6 +31,7 @@ class Someone:
     name: str
     rates: bool = True
     job: str = "j"
+    uid: int = 0
     told: list[dict[str, Any]] = field(default_factory=list)
     told_bits_per_s: dict[str, int] = field(default_factory=dict)
 
@@ -60,7 +61,9 @@ class Host:
         self.allocation = decision.allocation
         for session in sessions:
             self.flows.add(
-                PassedSocket(session.name, session.name, session.job, "compute", "gradient", "udp", "", 1, 0, 1)
+                PassedSocket(
+                    session.name, session.name, session.job, "compute", "gradient", "udp", "", 1, session.uid, 1
+                )
             )
 
     def report(self, session: Someone, delivered: int, peer: str = "10.0.0.2") -> None:
@@ -126,8 +129,20 @@ def test_those_who_send_divide_the_offer_and_the_silent_have_no_part() -> None:
     assert rates(one)[-1] == CAPACITY
 
 
-def test_jobs_divide_the_offer_before_their_sessions_do() -> None:
-    one, two, other = Someone("s-1"), Someone("s-2"), Someone("s-3", job="k")
+@pytest.mark.parametrize(("job", "uid"), [("k", 0), ("j", 1)])
+def test_jobs_divide_the_offer_before_their_sessions_do_and_a_users_job_is_his_alone(job: str, uid: int) -> None:
+    one, two, other = Someone("s-1"), Someone("s-2"), Someone("s-3", job=job, uid=uid)
+    host = Host(one, two, other)
+    for step in range(2):
+        for session in (one, two, other):
+            host.report(session, step * SENDS_BYTES)
+    host.tell()
+    assert rates(one)[-1] == rates(two)[-1] == CAPACITY // 4
+    assert rates(other)[-1] == CAPACITY // 2
+
+
+def test_programs_that_name_no_job_count_as_one_whoever_runs_them() -> None:
+    one, two, other = Someone("s-1", job=""), Someone("s-2", job="", uid=1), Someone("s-3")
     host = Host(one, two, other)
     for step in range(2):
         for session in (one, two, other):

@@ -50,8 +50,12 @@ def snapshot(*, job: str = "train", alarms: tuple[Alarm, ...] = ()) -> Snapshot:
                 classes=tuple(
                     ClassSample(name, sent_bytes=1000) for name in ("control", "compute", "storage", "other")
                 ),
-                flows=(FlowSample("s-1/10.0.0.2:4", "10.0.0.2", "compute", "report", age_s=0.1, rtt_s=0.01, job=job),),
-                jobs=(JobSample(job, "compute", 0, 1, True, 0, 5_000),),
+                flows=(
+                    FlowSample(
+                        "s-1/10.0.0.2:4", "10.0.0.2", "compute", "report", age_s=0.1, rtt_s=0.01, job=job, uid=0
+                    ),
+                ),
+                jobs=(JobSample(job, "compute", 0, 1, True, 0, 5_000, uid=0),),
                 bursts=(Burst(job, 7, announced_bytes=4_000_000, age_s=0.1, remaining_s=0.4, next_s=0.8),),
             ),
         )
@@ -67,7 +71,7 @@ def snapshot(*, job: str = "train", alarms: tuple[Alarm, ...] = ()) -> Snapshot:
         tcp=(),
         segments={"eth0": SegmentInfo(4, Reason("gso-piece-time", "4 segments"))},
         alarms=alarms,
-        slots={job: 1},
+        slots={(0, job): 1},
     )
 
 
@@ -282,7 +286,7 @@ def test_a_burst_is_shown_with_its_destinations_and_why_it_is_credited() -> None
     burst = replace(interface.bursts[0], uid=1000, by_destination=(("10.0.0.2", 3_000_000), ("10.0.0.3", 1_000_000)))
     measurements = Measurements((replace(interface, bursts=(burst,)),))
     decision = decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY)
-    (shown_burst,) = document(replace(told, measurements=measurements, decision=decision))["jobs"][0]["bursts"]
+    (shown_burst,) = document(replace(told, measurements=measurements, decision=decision))["jobs"][-1]["bursts"]
     assert shown_burst["destinations"] == {"10.0.0.2": 3_000_000, "10.0.0.3": 1_000_000}
     assert shown_burst["credited_bytes"] == 4_000_000
     assert shown_burst["credit_reason"]["code"] == "credit-of-first"
@@ -298,6 +302,32 @@ def test_the_widest_figures_fit_80_columns() -> None:
     text = shown(value)
     assert "…" not in text
     assert text.count("19.4 Mbit/s") >= 16
+
+
+def test_the_same_name_of_two_users_is_two_jobs_and_both_are_named() -> None:
+    now = snapshot()
+    (interface,) = now.measurements.interfaces
+    (burst,) = interface.bursts
+    other = JobSample("train", "compute", 0, 1, True, 0, 5_000, uid=1000)
+    measurements = Measurements(
+        (replace(interface, jobs=(*interface.jobs, other), bursts=(replace(burst, uid=1000),)),)
+    )
+    two = replace(
+        now,
+        measurements=measurements,
+        decision=decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY),
+        sessions=(*now.sessions, SessionInfo("s-2", "transport", "train", 2, 1000)),
+        slots={**now.slots, (1000, "train"): 3},
+    )
+    value = json.loads(json.dumps(document(two)))
+    assert [(job["job"], job["uid"], job["sessions"], job["sockets"]) for job in value["jobs"]] == [
+        ("train", 0, 1, 1), ("train", 1000, 1, 0),
+    ]  # fmt: skip
+    assert [job["leaf"] for job in value["jobs"]] == [f"ffe0:{JOB_MINOR[slot]:x}" for slot in (1, 3)]
+    assert [(len(job["shares"]), len(job["bursts"])) for job in value["jobs"]] == [(1, 0), (1, 1)]
+    text = shown(value, width=200)
+    assert text.count("train of user 1000") == text.count("train of user 0") == 2
+    assert "of user" not in shown(document(now), width=200)
 
 
 def test_text_from_outside_cannot_paint_on_the_terminal() -> None:
