@@ -334,7 +334,7 @@ def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
     for allocated in snapshot.decision.allocation.interfaces:
         for part in allocated.jobs:
             own = job(part.key)
-            own["shares"].append(_job_share(part, allocated.name))
+            own["shares"].append(_job_share(part, allocated.name, has_leaf=own["leaf"] is not None))
     credited = {(one.interface, one.uid, one.job, one.step): one for one in snapshot.decision.credits}
     for interface in snapshot.measurements.interfaces:
         for burst in interface.bursts:
@@ -355,11 +355,15 @@ def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
     return list(jobs.values())
 
 
-def _job_share(part: JobAllocation, interface: str) -> dict[str, Any]:
-    """What a job gets of a class through an interface."""
+def _job_share(part: JobAllocation, interface: str, *, has_leaf: bool) -> dict[str, Any]:
+    """What a job gets of a class through an interface. Its share is a figure alone where no leaf of the job's makes the
+    kernel keep it: in storage, and beyond compute's leaves."""
     shown = to_json(part)
     del shown["job"], shown["uid"]
-    return {"interface": interface, "class": shown.pop("traffic_class"), **shown}
+    enforced = has_leaf and part.traffic_class == "compute"
+    if not enforced:
+        shown["reason"]["text"] += f"; shown, not enforced: it shares the leaf of {part.traffic_class}"
+    return {"interface": interface, "class": shown.pop("traffic_class"), "enforced": enforced, **shown}
 
 
 def _needs(snapshot: Snapshot) -> list[dict[str, Any]]:

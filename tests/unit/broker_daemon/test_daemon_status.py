@@ -222,6 +222,8 @@ def test_jobs_connections_and_schedules_are_shown_with_what_they_get_and_why() -
     assert (share["interface"], share["class"], share["weight"]) == ("eth0", "compute", 1.0)
     assert share["share_bits_per_s"] > 30_000_000
     assert share["reason"]["code"] == "shares-its-class"
+    assert share["enforced"] is True
+    assert "not enforced" not in share["reason"]["text"]
     connection = next(flow for flow in value["flows"] if flow["kind"] == "connection")
     assert (connection["job"], connection["share_bits_per_s"], connection["reason"]["code"]) == ("train", 0, "idle")
     assert value["schedules"][0]["name"] == "office"
@@ -328,6 +330,24 @@ def test_the_same_name_of_two_users_is_two_jobs_and_both_are_named() -> None:
     text = shown(value, width=200)
     assert text.count("train of user 1000") == text.count("train of user 0") == 2
     assert "of user" not in shown(document(now), width=200)
+
+
+def test_a_share_that_no_leaf_enforces_says_so() -> None:
+    now = snapshot()
+    (interface,) = now.measurements.interfaces
+    jobs = (*interface.jobs, replace(interface.jobs[0], traffic_class="storage", leaf_sent_bytes=None))
+    measurements = Measurements(
+        (replace(interface, jobs=(*jobs, replace(jobs[0], job="ninth", leaf_sent_bytes=None))),)
+    )
+    decision = decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY)
+    value = document(replace(now, measurements=measurements, decision=decision))
+    shares = {(job["job"], share["class"]): share for job in value["jobs"] for share in job["shares"]}
+    assert {key: share["enforced"] for key, share in shares.items()} == {
+        ("train", "compute"): True, ("train", "storage"): False, ("ninth", "compute"): False,
+    }  # fmt: skip
+    for (_, name), share in shares.items():
+        if not share["enforced"]:
+            assert share["reason"]["text"].endswith(f"; shown, not enforced: it shares the leaf of {name}")
 
 
 def test_text_from_outside_cannot_paint_on_the_terminal() -> None:
