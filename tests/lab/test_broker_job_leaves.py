@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -26,6 +27,9 @@ POLICY = (
 weight = 2
 [job."sure-*"]
 guarantee = "40 %"
+[job.mine]
+guarantee = "40 %"
+uid = 0
 [presence]
 enabled = true
 [[schedule]]
@@ -36,6 +40,7 @@ timezone = "UTC"
 class.storage = { ceiling = "90 %" }
 """
 )
+USER = "nobody"
 CAPACITY = 0.97 * 20e6
 WINDOW_S = 2.0
 FLOOD = """
@@ -72,19 +77,22 @@ def lab() -> Iterator[Lab]:
 def broker(lab: Lab) -> Iterator[Broker]:
     """One beside which storage floods."""
     with broker_in(lab["a"], configuration=POLICY) as broker:
+        broker.folder.chmod(0o755)  # programs of another user reach its sockets
         broker.start()
         with flooding(lab, broker, "backup", traffic_class="storage"):
             yield broker
 
 
 @contextmanager
-def flooding(lab: Lab, broker: Broker, *jobs: str, traffic_class: str = "compute") -> Iterator[None]:
-    """Programs, one a job, that send the other host as much as the kernel takes."""
+def flooding(
+    lab: Lab, broker: Broker, *jobs: str, traffic_class: str = "compute", users: tuple[str | None, ...] = (None,)
+) -> Iterator[None]:
+    """Programs, one a job and user (None: root), that send the other host as much as the kernel takes."""
     argv = [sys.executable, "-c", FLOOD, lab["b"].address, traffic_class]
     programs: list[subprocess.Popen[bytes]] = []
     try:
-        for job in jobs:
-            programs.append(broker.host.popen([*argv, job, broker.sessions], cwd=ROOT))
+        for user, job in itertools.product(users, jobs):
+            programs.append(broker.host.popen([*argv, job, broker.sessions], user=user, cwd=ROOT))
         yield
         assert all(program.poll() is None for program in programs)
     finally:
@@ -148,6 +156,25 @@ def test_a_job_that_is_promised_a_part_gets_it_against_jobs_of_more_weight(lab: 
         sure, _, light = leaves(broker, "sure-7", "heavy", "light")
         best_of(
             lambda: rates(broker), lambda sent: sent[sure] >= 0.98 * 0.4 * CAPACITY and sent[light] >= 0.03 * CAPACITY
+        )
+
+
+def test_another_user_who_takes_a_jobs_name_gets_neither_into_its_leaf_nor_at_its_promise(
+    lab: Lab, broker: Broker
+) -> None:
+    with flooding(lab, broker, "heavy", "light"), flooding(lab, broker, "mine", users=(None, USER)):
+
+        def found() -> dict[bool, int]:
+            named = [job for job in broker.status()["jobs"] if job["job"] == "mine" and job["shares"]]
+            waiting = [job for job in named if job["leaf"] and job["shares"][0]["backlog_bytes"]]
+            return {job["uid"] == 0: int(job["leaf"].removeprefix("ffe0:"), 16) for job in waiting}
+
+        wait_until(lambda: len(found()) == 2, what=broker.status)
+        owner, other = found()[True], found()[False]
+        assert owner != other
+        best_of(
+            lambda: rates(broker),
+            lambda sent: sent[owner] >= 0.98 * 0.4 * CAPACITY and 0.03 * CAPACITY <= sent[other] <= 0.2 * CAPACITY,
         )
 
 
