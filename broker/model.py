@@ -121,7 +121,6 @@ class FlowSample:
     way_in_s: float | None = None
     way_in_age_s: float | None = None
     received_bytes: int | None = None
-    uid: int | None = None
 
 
 @dataclass(frozen=True)
