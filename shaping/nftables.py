@@ -29,10 +29,13 @@ from shaping.model import FilterSpec, classid
 TABLE = "hive_qos"
 _CHAIN = "forward"
 
+# linux/netlink.h, and of nfnetlink.h the bounds of a batch and the subsystem nf_tables.
 NETLINK_NETFILTER = 12
 _NLM_F_APPEND = 0x800
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _SUBSYSTEM = 10
+
+# linux/netfilter/nf_tables.h: messages, families, hooks, priorities, verdicts, registers, and what an expression reads.
 _NEWTABLE, _DELTABLE, _NEWCHAIN, _NEWRULE = (_SUBSYSTEM << 8 | message for message in (0, 2, 3, 6))
 _NFPROTO_INET = 1
 _NFPROTO = {4: 2, 6: 10}
@@ -44,8 +47,10 @@ _REGISTER_VERDICT, _REGISTER = 0, 1
 _META_PRIORITY, _META_NFPROTO = 2, 15
 _FROM_NETWORK_HEADER = 1
 _EQUAL = 0
+
 _WORD_BYTES = 4
 _WHOLE_WORD = 0xFFFFFFFF
+"""u32 filters compare words of the network header, under a mask of which this one leaves nothing out."""
 
 
 def begin() -> Request:
