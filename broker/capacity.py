@@ -49,6 +49,7 @@ from broker.capacity_cut import (
 from broker.capacity_probe import (
     FORGETTING,
     PROBE_DELAY_S,
+    RAISE_LOSS,
     UNHEARD_S,
     forgetting,
     listened,
@@ -186,6 +187,7 @@ def estimate(
     now = signals.read(seen, now_s=now_s)
     if is_refuted(state, now_s=now_s) and not signals.losing(seen, flows):
         now = replace(now, lost_packets=0, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
+    lossy = now.lost_fraction > RAISE_LOSS and signals.losing(seen, flows) > 0
     state = listened(state, now, limiting_s=counters.elapsed_s if limiting else 0.0)
     passed, stalled = carried(state, since_s=0.0, now_s=now_s)
     if now_s < state.drain_until_s or is_mended(state, passed, now_s=now_s):
@@ -196,7 +198,7 @@ def estimate(
     if blamed:
         state = cut(state, now, passed, by=blamed, limited=load >= LIMITED, now_s=now_s)
         state = resting_on(state, by=blamed, voices=voices, now_s=now_s)
-    elif may_raise(state, now, now_s=now_s):
+    elif not lossy and may_raise(state, now, now_s=now_s):
         state = raised(state, now_s=now_s)
     elif may_forget(state, now_s=now_s):
         state = forgetting(state, now_s=now_s)

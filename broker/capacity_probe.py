@@ -36,14 +36,15 @@ nothing: then what was found is as old as a window of guarantees. 3 % a second t
 55 s, and who is heard again can say so before that."""
 FORGETTING = "forgetting"
 RAISE_LOSS = 0.01
-"""No probe while more than 1 % is lost on the way: a lossy Wi-Fi stays below, a full short buffer does not."""
+"""No probe while most voices that can tell lose more than 1 % on the way: a lossy Wi-Fi stays below, a full short
+buffer does not."""
 
 
 def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bool:
     """Whether more may be tried now."""
     if state.rate_bits_per_s >= state.base_bits_per_s or now_s - state.changed_s < state.hold_s:
         return False
-    if now.flows == 0 or now.lost_fraction > RAISE_LOSS:
+    if now.flows == 0:
         return False
     beside = NEAR * state.failed_bits_per_s < state.rate_bits_per_s < BESIDE * state.failed_bits_per_s
     told = passage.is_told(state.signals.arrivals)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from broker import guarantee, ingress_reasons, reasons, signals
+from broker.connection_signals import REPORT
 from broker.demand import BACKLOG_BYTES_MIN
 from broker.holds import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
 from broker.ingress_state import HeldState
@@ -102,11 +103,17 @@ def delivered(
 
 
 def late_s(flows: Sequence[FlowSample], leases: Sequence[Lease]) -> Mapping[str, float]:
-    """How much longer than at best storage's connections to each address of a lease take, seconds: the middle one's."""
+    """How much longer than at best storage's connections to each address of a lease take, seconds: the middle one's.
+
+    Those that our kernel measures: what programs say of theirs would let any of them take from all others what these
+    are owed.
+    """
     addresses = leased(leases)
     waits: dict[str, list[float]] = {}
     for flow in flows if addresses else ():
         if flow.traffic_class != HELD_CLASS or flow.peer not in addresses or flow.age_s > FULL_AGE_S:
+            continue
+        if flow.source == REPORT:
             continue
         if flow.rtt_s is not None and flow.rtt_s_min is not None:
             waits.setdefault(flow.peer, []).append(flow.rtt_s - flow.rtt_s_min)

@@ -174,7 +174,7 @@ class DestinationState:
 
     peer: str
     two_way: bool
-    source: str
+    source: str = "tcp-info"
     uid: int | None = None
     asked: bool = False
     excess: tuple[tuple[float, float, float], ...] = ()

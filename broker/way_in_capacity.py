@@ -138,7 +138,7 @@ def estimate(
     load_min = LOAD_MIN * rate if source != "fallback" else 0.0
     if said.queue and settled and now_s - max(state.changed_s, state.drain_until_s) >= CUT_REFRACTORY_S:
         state = _queue(state, said, holding=bool(held) if holding is None else holding, load_min=load_min, now_s=now_s)
-    elif not said.queue and state.rate_bits_per_s < rate:
+    elif not said.queue and (state.rate_bits_per_s < rate or state.moved_by == "raise"):
         state = _more(state, said, now_s=now_s)
     if said.queue or said.clear or not state.came or now_s - before_s > FORGET_S:
         state = replace(state, heard_s=now_s)
@@ -237,7 +237,7 @@ def _queue(state: WayInState, said: Verdict, *, holding: bool, load_min: float, 
 
 def _more(state: WayInState, said: Verdict, *, now_s: float) -> WayInState:
     """No queue is seen: the capacity is at least what comes, and may be more than it was taken for."""
-    if state.moved_by == "raise" and not _stands(state, now_s=now_s):
+    if state.moved_by == "raise" and state.stood_bits_per_s and not _stands(state, now_s=now_s):
         if now_s - state.untried_s >= STANDS_S:
             return replace(
                 state,

@@ -199,6 +199,10 @@ class Shaper:
         self._forwarded, self._forwarded_notes = (of_packets, minors), ()
         try:
             self._kernel.classify_forwarded(packet_filters(of_packets, minors))
+        except ValueError as error:  # too many together, as between two interfaces' change of rules
+            self._forwarded_notes = (
+                f"rules on addresses do not find what leaves this host by another address (NAT): {error}",
+            )
         except ShapingError as error:
             self._forwarded_notes = (
                 "rules on addresses do not find what leaves this host by another address (NAT), which needs nftables "

@@ -144,6 +144,8 @@ class FlowTable:
         self._classes.pop(session, None)
         self._jobs.pop(session, None)
         self._users.pop(session, None)
+        ended = (entry for entry in self._replaced if entry[0] != session)  # what it said would be nobody's
+        self._replaced = collections.deque(ended, maxlen=SAMPLES_MAX)
         self.passed = {name: flow for name, flow in self.passed.items() if flow.session != session}
 
     def tcp_connections(self) -> tuple[tuple[TcpConnection, str], ...]:

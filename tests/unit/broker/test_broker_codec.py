@@ -9,6 +9,7 @@ import pytest
 from broker.codec import dumps, from_json, to_json
 from broker.config import load
 from broker.model import Burst, ClassSample, FlowSample, InterfaceSample, Measurements, Policy
+from broker.state import DestinationState
 
 MEASURED = Measurements(
     (
@@ -55,3 +56,7 @@ def test_a_sample_of_before_carriers_were_recorded_says_nothing_of_one() -> None
     assert (
         from_json(InterfaceSample, to_json(InterfaceSample("eth0", carrier=False, carrier_changes=3))).carrier is False
     )
+
+
+def test_a_destination_of_before_its_voice_was_recorded_is_one_that_our_kernel_measured() -> None:
+    assert from_json(DestinationState, {"peer": "10.0.0.2", "two_way": False}).source == "tcp-info"

@@ -183,9 +183,10 @@ def test_a_peer_that_calls_its_link_slower_than_it_takes_owes_by_what_it_took() 
     assert (sent - 20e6) * 8 / 60 > 2_000_000
 
 
-def raised_after_a_fall(late_s: float) -> tuple[set[str], float]:
+def raised_after_a_fall(late_s: float, *, told: tuple[FlowSample, ...] = ()) -> tuple[set[str], float]:
     """A peer whose part of its link was 47.5 Mbit/s says that it is 14.3, and holds us to its floor for most of each
-    second; for half a second from then on our connections take `late_s` longer than before. Why we did what we did in
+    second; for half a second from then on our connections take `late_s` longer than before, and programs tell of
+    `told` besides. Why we did what we did in
     the next 20 s, and after the first of them the most that might go there while it asked for the floor."""
     state, sent, codes, most = State(), 0.0, set(), 0.0
     for tick in range(260):
@@ -196,7 +197,7 @@ def raised_after_a_fall(late_s: float) -> tuple[set[str], float]:
             "tcp/1", "10.0.0.1", "storage", "tcp-info", 0.0, rtt_s=late_s if 60 <= tick < 65 else 0.01, rtt_s_min=0.0
         )
         waiting = sample(lease(asks, number=tick, capacity=part), sent=int(sent), backlog=12_000)
-        decision = go(tick / 10, replace(waiting, flows=(flow,)), state)
+        decision = go(tick / 10, replace(waiting, flows=(flow, *told)), state)
         state = decision.state
         rate = there(decision).ceil_bits_per_s
         sent += rate / 80
@@ -276,3 +277,13 @@ def test_whatever_is_asked_every_lease_is_answered_and_every_rate_is_within_boun
     assert all(0 < one.rate_bits_per_s <= one.ceil_bits_per_s <= OWN for one in found)
     shuffled = go(0.0, sample(*reversed(leases)))
     assert shuffled.allocation == decision.allocation
+
+
+def test_what_a_program_says_of_its_connections_takes_nothing_from_what_others_are_owed() -> None:
+    claimed = tuple(
+        FlowSample(f"s-1/{number}", "10.0.0.1", "storage", "report", 0.0, rtt_s=1.0, rtt_s_min=0.001, uid=1000)
+        for number in range(3)
+    )
+    codes, most = raised_after_a_fall(late_s=0.01, told=claimed)
+    assert "hold-raised" in codes
+    assert most >= 0.9 * 47_500_000 / 5

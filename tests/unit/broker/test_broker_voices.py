@@ -142,6 +142,19 @@ def test_losses_that_one_user_claims_and_the_kernel_does_not_count_make_one_cut_
     assert found[-1] == BASE
 
 
+def test_losses_too_small_for_a_cut_that_one_user_claims_forbid_no_raise() -> None:
+    """A queue makes a cut, then one user claims 3 % for good: our kernel counts none, and the rate comes back."""
+
+    def flows(now_s: float, sent: float) -> list[FlowSample]:
+        packets, wait_s = int(sent / 1500), 0.1 if 2 < now_s < 4 else 0.0
+        liar = told(1, wait_s=wait_s, uid=1, delivered=sent, sent=packets * 50, lost=int(packets * 1.5))
+        return [measured(1, wait_s=wait_s, delivered=sent, sent=packets), liar]
+
+    found = [one.state.rate_bits_per_s for one in greedy(flows, until_s=40)]
+    assert min(found) < 0.9 * BASE
+    assert found[-1] == BASE
+
+
 def test_losses_that_the_kernel_counts_too_are_believed() -> None:
     def flows(now_s: float, sent: float) -> list[FlowSample]:
         packets = int(sent / 1500)

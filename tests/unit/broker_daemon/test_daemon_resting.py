@@ -181,6 +181,16 @@ def test_reports_that_were_replaced_since_a_decision_are_kept_and_no_others() ->
     assert replaced(0.3) == []
 
 
+def test_of_a_session_that_has_ended_no_replaced_report_is_left_to_be_nobodys() -> None:
+    table = FlowTable()
+    for session in ("s-1", "s-2"):
+        table.report(session, [connection(0.01, 0)], now_s=0.1)
+        table.report(session, [connection(0.02, 0)], now_s=0.2)
+    table.forget("s-1")
+    found = table.replaced(interface_of=lambda _: "eth0", now_s=0.3)["eth0"]
+    assert [one.key.partition("/")[0] for one in found] == ["s-2"]
+
+
 @pytest.mark.parametrize("sessions", [1, 16, 256])
 def test_of_very_many_reports_a_tick_looks_at_no_more_than_a_decision(sessions: int) -> None:
     table, taken = FlowTable(), list[str]()

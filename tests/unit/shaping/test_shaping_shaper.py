@@ -266,6 +266,22 @@ def test_what_is_forwarded_is_told_by_all_rules_in_their_order_as_soon_as_one_na
     assert kernel.forwarded == ()
 
 
+def test_too_many_rules_of_two_interfaces_together_are_said_and_stop_no_change_of_one(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    old = (ADDRESS, *(Rule("storage", port=port) for port in range(2000, 2040)))
+    new = (ADDRESS, *(Rule("storage", port=port) for port in range(3000, 3040)))
+    shaper = Shaper(kernel, journal, classifier=FakeClassifier())
+    for interface in ("eth0", "eth1"):
+        shaper.attach(make_shape(interface, rules=old))
+    shaper.apply(make_shape("eth0", rules=new))
+    (note,) = shaper.classify()
+    assert "80" in note or "81" in note or "64" in note
+    shaper.apply(make_shape("eth1", rules=new))
+    assert shaper.classify() == ()
+    assert kernel.forwarded
+
+
 def test_without_u32_what_is_forwarded_goes_to_the_default_leaf_to_which_marks_go_then(journal: Journal) -> None:
     kernel = FakeKernel(capabilities=Capabilities(u32=False))
     Shaper(kernel, journal).attach(make_shape("eth0", rules=(ADDRESS,)))
