@@ -76,6 +76,7 @@ class Call:
         buffers: what the schedule's regions refer to.
         words: what all members must agree on.
         dtype: element type of all regions.
+        views: of all tensors that are lent, whether they are read or written.
         results: views to write back when all is done.
     """
 
@@ -87,6 +88,7 @@ class Call:
     dtype: str = ""
     item_bytes: int = 1
     reduce_op: ReduceOp = ReduceOp.SUM
+    views: tuple[TensorView, ...] = ()
     results: tuple[TensorView, ...] = ()
 
 
@@ -212,6 +214,7 @@ def _call(
         dtype=dtype,
         item_bytes=views[0].item_bytes if views else 1,
         reduce_op=op,
+        views=tuple(views),
         results=tuple(results),
     )
 

@@ -192,6 +192,8 @@ class Task:
         self._ended = True
         if self.error is None:
             try:
+                for view in self.call.views:
+                    view.require_in_place()
                 for view in self.call.results:
                     view.write_back()
             except HiveError as error:

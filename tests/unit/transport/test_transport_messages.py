@@ -277,7 +277,11 @@ def test_a_tensor_that_was_resized_away_ends_what_it_was_lent_for_as_misuse(make
     receiving = world.groups[1].recv(resized_away(size), 0)
     world.groups[0].send(np.zeros(size, "u1"), 1).wait(30)
     reducing = [group.allreduce(resized_away(size)) for group in world.groups]
-    for work in (sending, receiving, *reducing):
+    broadcasting = world.groups[0].broadcast(resized_away(size), 0)
+    world.groups[1].broadcast(np.zeros(size, "u1"), 0).wait(30)
+    places = [[np.zeros(size, "u1") for _ in range(2)] for _ in range(2)]
+    gathering = [group.all_gather(out, resized_away(size)) for group, out in zip(world.groups, places, strict=True)]
+    for work in (sending, receiving, *reducing, broadcasting, *gathering):
         with pytest.raises(MisuseError, match="freed while it was lent"):
             work.wait(30)
 
