@@ -106,7 +106,7 @@ class Meeting:
                 endpoint = self._serve(engine, hello, sock, bulk=False)
             else:
                 engine.rebind(endpoint, sock)
-        except BaseException:
+        except Exception:  # no interrupt: the engine may have taken it already
             sock.close()
             raise
         register(sock)

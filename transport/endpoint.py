@@ -206,7 +206,7 @@ class Endpoint:
     def move(self, before: Sockets, sockets: Sockets, *, number: int) -> None:
         """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody.
 
-        The sockets are the endpoint's from now on, also where the engine refuses (`TransportError`).
+        The sockets are the endpoint's from now on, also where the engine refuses them (`TransportError`) or breaks.
         """
         engine = self._need_engine()
         waiting = [(False, sockets.compute), (True, sockets.bulk)]
@@ -215,7 +215,7 @@ class Endpoint:
                 bulk, sock = waiting[0]
                 engine.rebind(self._endpoints[bulk], sock)
                 del waiting[0]
-        except TransportError:
+        except Exception:
             for _, sock in waiting:  # one that the engine has taken it reads from until it is closed
                 sock.close()
             raise

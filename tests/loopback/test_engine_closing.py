@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -133,6 +134,27 @@ def test_a_socket_is_closed_too_where_the_rest_of_the_call_is_wrong() -> None:
                 a.engine.add_endpoint(sock, credentials=credentials, trust=trust, hello={}, bulk=False)
             assert sock.fileno() < 0
         a.send(up, b"goes on")
+
+
+@over(*SOLE)
+@pytest.mark.parametrize("call", OF_SOCKETS)
+def test_a_socket_that_was_taken_when_the_call_is_interrupted_is_closed_by_the_engine_alone(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_taken: bool) -> None:
+        raise KeyboardInterrupt
+
+    with connected() as (a, b, up, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(sys.modules[type(a.engine).__module__], "check_taken", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                CALLS[call](a, up)
+        assert not all_closed()
+        a.send(up, b"goes on")
+        assert b.outcome(b.post("a", None)).payload == b"goes on"
+        assert not all_closed()
+        a.engine.close()
+        wait_until(all_closed, what=lambda: "a socket is left open")
 
 
 @over(*SOLE)

@@ -9,7 +9,17 @@ from enum import Enum
 from typing import Any
 
 import pytest
-from engine_support import ConnectionDown, ConnectionUp, Node, connected, engines, key, over, pytest_generate_tests
+from engine_support import (
+    ConnectionDown,
+    ConnectionUp,
+    Node,
+    bound_socket,
+    connected,
+    engines,
+    key,
+    over,
+    pytest_generate_tests,
+)
 from patience import LIMIT_S
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
@@ -42,6 +52,20 @@ def test_misuse_is_told_at_the_call() -> None:
         a.engine.close()
         with pytest.raises(MisuseError, match="closed"):
             a.send(up, b"x")
+
+
+@over(("aioquic", "aioquic"), ("native", "native"))
+def test_a_socket_that_is_closed_already_is_misuse_and_nothing_else_ends() -> None:
+    with connected() as (a, b, up, _):
+        closed = bound_socket("127.0.0.1")
+        closed.close()
+        with pytest.raises(MisuseError, match="this one is closed"):
+            a.engine.rebind(a.endpoint, closed)
+        trust = Trust(pins={b.identity.pin: "b"})
+        with pytest.raises(MisuseError, match="this one is closed"):
+            a.engine.add_endpoint(closed, credentials=a.credentials, trust=trust, hello={}, bulk=False)
+        a.send(up, b"goes on")
+        assert b.outcome(b.post("a", None)).payload == b"goes on"
 
 
 class Called(str, Enum):  # noqa: UP042 - StrEnum is hashed as what it says; this one as its name

@@ -54,10 +54,13 @@ def check_taken(taken: bool) -> None:
 
 @contextmanager
 def handed_over(sock: socket.socket) -> Iterator[None]:
-    """The call that a socket comes with: it is the engine's from here on, and closed where the call raises."""
+    """The call that a socket comes with: it is the engine's from here on, and closed where the call raises.
+
+    Not where it is interrupted: the engine may have taken the socket already, and nobody else may close it then.
+    """
     try:
         yield
-    except BaseException:
+    except Exception:
         sock.close()
         raise
 
@@ -82,7 +85,7 @@ def check_endpoint(sock: socket.socket, trust: Trust) -> None:
     """Hold a socket and whom to believe on it against what an endpoint needs.
 
     Raises:
-        MisuseError: it is no UDP socket, or nobody is trusted.
+        MisuseError: it is no UDP socket or closed, or nobody is trusted.
     """
     check_socket(sock)
     if trust.ca_pem is None and not trust.pins:
@@ -93,8 +96,10 @@ def check_socket(sock: socket.socket) -> None:
     """Hold a socket against what an endpoint can go on with.
 
     Raises:
-        MisuseError: it is no UDP socket.
+        MisuseError: it is no UDP socket, or closed.
     """
+    if sock.fileno() < 0:
+        raise MisuseError("an endpoint needs an open socket; this one is closed")
     if sock.type != socket.SOCK_DGRAM:
         raise MisuseError("an endpoint needs a UDP socket")
 

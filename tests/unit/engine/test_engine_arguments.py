@@ -82,6 +82,20 @@ def test_a_socket_is_closed_where_the_call_that_it_came_with_raises(udp: socket.
     assert udp.fileno() < 0
 
 
+def test_a_socket_stays_open_where_the_call_that_it_came_with_is_interrupted_for_it_may_be_taken(
+    udp: socket.socket,
+) -> None:
+    with pytest.raises(KeyboardInterrupt), handed_over(udp):
+        raise KeyboardInterrupt
+    assert udp.fileno() >= 0
+
+
+def test_a_socket_that_is_closed_already_is_refused(udp: socket.socket) -> None:
+    udp.close()
+    with pytest.raises(MisuseError, match="this one is closed"):
+        check_endpoint(udp, Trust(pins={bytes(32): "a"}))
+
+
 def test_credentials_are_read_or_refused() -> None:
     good = ephemeral_identity("a").credentials
     certificates, _key = read_credentials(good)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from hive_qos.errors import ConfigurationError, MisuseError
 from transport import moves
+from transport.bootstrap import Meeting, Plumbing
+from transport.endpoint import Endpoint
 from transport.moves import LOOK_S, Moves
+from transport.peers import PeerTable
 from transport.settings import Settings
 from transport.sockets import Sockets, open_sockets, reopen_sockets
 
@@ -176,3 +181,51 @@ def test_the_ports_stay_where_they_are_free_and_change_where_they_are_not() -> N
         for one in (before, moved, again):
             one.compute.close()
             one.bulk.close()
+
+
+class Refusing:
+    """An engine that goes on from no other socket; it closes the one that it is given."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def rebind(self, endpoint: int, sock: socket.socket) -> None:
+        sock.close()
+        raise self.error
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("error", [MisuseError("this one is closed"), OSError(9, "Bad file descriptor")], ids=repr)
+def test_no_socket_is_left_open_where_the_engine_does_not_go_on_from_the_first(request, error: Exception) -> None:
+    refusing: Any = Refusing(error)
+    peers = PeerTable(0, (), reconnect_s=1.0, now_s=0.0)
+    callbacks: dict[str, Any] = dict.fromkeys(("on_gone", "on_control", "on_announced", "on_refused"), nothing)
+    endpoint = Endpoint(rank=0, job="j", world="w", peers=peers, **callbacks)
+    endpoint.begin(refusing, compute=1, bulk=2)
+    sockets = open_sockets(Settings(listen="127.0.0.1"))
+    for sock in (sockets.compute, sockets.bulk):
+        request.addfinalizer(sock.close)
+    with pytest.raises(type(error)):
+        endpoint.move(sockets, sockets, number=1)
+    assert (sockets.compute.fileno(), sockets.bulk.fileno()) == (-1, -1)
+
+
+@pytest.mark.parametrize(("error", "closed"), [(MisuseError("no"), True), (KeyboardInterrupt(), False)], ids=repr)
+def test_a_lane_that_an_engine_refuses_leaves_no_socket_and_one_interrupted_leaves_it_to_the_engine(
+    error: BaseException, closed: bool
+) -> None:
+    class Interrupted:
+        def rebind(self, endpoint: int, sock: socket.socket) -> None:
+            raise error
+
+    anything: Any = None
+    engine: Any = Interrupted()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        plumbing = Plumbing(open_lane_socket=lambda _: sock)
+        meeting = Meeting(*(anything,) * 5, plumbing=plumbing, run=anything, withdrawal=anything)
+        with pytest.raises(type(error)):
+            meeting.serve_lane(engine, {}, beside=anything, endpoint=1, register=nothing)
+        assert (sock.fileno() < 0) == closed
