@@ -87,13 +87,20 @@ def _at(run: Run, scene: Scene, *, host: str, watch: str, faults: Mapping[str, t
     def prepare(stage: Stage, stack: contextlib.ExitStack) -> None:
         stack.enter_context(_disk(stage.brokers.seats[host].directory))
 
-    with Stage(scene, settings, jobs=[job], watch=(host, watch), prepare=prepare) as stage:
-        for name, (condition, fault) in faults.items():
-            if not run.in_time:
-                run.write("failure", SCENARIO, what=name, error="no time was left")
-                continue
-            with run.guarded(SCENARIO, name):
-                _block(run, stage, host, name, condition, fault)
+    left = dict(faults)
+    try:
+        with Stage(scene, settings, jobs=[job], watch=(host, watch), prepare=prepare) as stage:
+            for name, (condition, fault) in faults.items():
+                if not run.in_time:
+                    run.write("failure", SCENARIO, what=name, error="no time was left")
+                else:
+                    with run.guarded(SCENARIO, name):
+                        _block(run, stage, host, name, condition, fault)
+                del left[name]
+    except Exception as error:
+        for name in left:  # each is a goal of its own
+            run.write("failure", SCENARIO, what=name, error=f"its stage failed: {error}")
+        raise
 
 
 def _block(run: Run, stage: Stage, host: str, name: str, condition: str, fault: Fault) -> None:

@@ -39,6 +39,9 @@ STEPS_COUNTED_MIN = 200
 COMPARISON = "no broker"
 """What the names of faults end with that are there for comparison."""
 
+ALL = "all"
+"""What the names of failures begin with that are of no fault alone, but of a whole stage or scenario."""
+
 
 def write(directory: Path) -> dict[str, Any]:
     """Compute a run's report from its records, and write it beside them."""
@@ -83,13 +86,16 @@ def _conditions(heads: Sequence[Record]) -> dict[str, list[str]]:
 
 
 def _tried(scenarios: Mapping[str, Mapping[str, Any]], records: Sequence[Record]) -> list[Goal]:
-    """Faults that could not be brought about, or broke down: 1 where a later round of the records has them."""
+    """Faults that could not be brought about, or broke down: 1 where a later round of the records has them.
+
+    What failed as a whole ("all", "all at the sender") is no fault: no round can have it.
+    """
     lacking = [record["condition"] for record in records if record["kind"] == "not-tried"]
     lacking += [record["what"] for record in records if record["kind"] == "failure" and record["scenario"] == "faults"]
     return [
         (f"{fault}: tried", float(fault in scenarios.get("faults", {})), "at_least", 1.0)
         for fault in dict.fromkeys(lacking)
-        if not fault.endswith(COMPARISON)
+        if not fault.endswith(COMPARISON) and fault.split()[0] != ALL
     ]
 
 

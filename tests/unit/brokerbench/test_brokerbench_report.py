@@ -69,6 +69,8 @@ def test_a_fault_that_was_not_brought_about_or_broke_down_is_a_goal_that_is_miss
         {"kind": "failure", "scenario": "faults", "what": "disk full", "error": "no room"},
         {"kind": "failure", "scenario": "faults", "what": "link down and up, no broker", "error": "none"},
         {"kind": "failure", "scenario": "sender", "what": "quiet", "error": "no time was left"},
+        {"kind": "failure", "scenario": "faults", "what": "all at the sender", "error": "no stage"},
+        {"kind": "failure", "scenario": "faults", "what": "all", "error": "no namespaces"},
     ]
     found = [entry for entry in report.compute([], untried)["goals"] if entry["name"].endswith("tried")]
     assert [(entry["name"], entry["passed"]) for entry in found] == [

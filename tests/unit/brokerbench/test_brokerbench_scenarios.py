@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hive_qos.errors import HiveError
 from shaping.model import Capabilities
 from shaping.tree import desired_tree
-from tools.brokerbench import changing_figures, failing_figures, report, scenes, variants
+from tools.brokerbench import changing_figures, failing_figures, faults, report, scenes, variants
 from tools.brokerbench.figures import Figures
 from tools.brokerbench.programs import changer
 from tools.brokerbench.records import Writer
@@ -149,6 +150,47 @@ def test_a_scenario_that_takes_too_long_leaves_those_after_it_their_time(
         assert run.in_time
         now_s += 200.0
         assert not run.in_time
+    run.writer.close()
+
+
+def test_where_a_stage_of_faults_fails_each_of_its_faults_that_has_not_ended_is_a_failure_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Falling:
+        """A stage that is there for the first fault, and breaks down with it."""
+
+        def __init__(self, scene: scenes.Scene, *_: object, **__: object) -> None:
+            if scene.name.endswith("-in"):
+                raise HiveError("no namespaces")
+
+        def __enter__(self) -> Falling:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def block(run: Run, _stage: Falling, _host: str, name: str, *_: object) -> None:
+        if name == "link down and up":
+            raise RuntimeError("a bug")
+        run.write("block", "faults", condition=name)
+
+    monkeypatch.setattr(faults, "Stage", Falling)
+    monkeypatch.setattr(faults, "_block", block)
+    run = Run(Settings(), Writer(tmp_path, add=False), before=[], say=print, show=print)
+    written: list[dict[str, Any]] = []
+    monkeypatch.setattr(run.writer, "write", written.append)
+    run.begin()
+    with pytest.raises(RuntimeError, match="a bug"):
+        faults.measure(run)
+    monkeypatch.setattr(faults, "_block", lambda *_: None)
+    faults.measure(run)
+    assert [(row["kind"], row.get("what")) for row in written] == [
+        ("block", None),
+        *[("failure", name) for name in ("link down and up", "link down and up, no broker", "disk full")],
+        *[("failure", name) for name in ("second broker", "clock set back")],
+        *[("failure", name) for name in ("ingress device deleted", "ingress device deleted, no broker")],
+        ("failure", "all on the way in"),
+    ]
     run.writer.close()
 
 
