@@ -148,12 +148,12 @@ impl Core {
                 running.threads.push(Thread::start()?);
             }
             let thread = &running.threads[running.endpoints];
-            running.endpoints += 1;
             // SAFETY: the Python side holds the socket object until `close` has returned, which lets go of the socket.
             unsafe {
                 self.engine
                     .add_endpoint(thread, number, descriptor, identity, hello.into(), bulk)
             }?;
+            running.endpoints += 1; // not before: the thread of one that is refused is the next one's
             Ok(true)
         })?;
         Ok(taken)

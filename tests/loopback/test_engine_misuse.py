@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +68,22 @@ def test_a_socket_that_is_closed_already_is_misuse_and_nothing_else_ends() -> No
             a.engine.add_endpoint(closed, credentials=a.credentials, trust=trust, hello={}, bulk=False)
         a.send(up, b"goes on")
         assert b.outcome(b.post("a", None)).payload == b"goes on"
+
+
+def engine_threads() -> int:
+    """The native engine's threads for endpoints in this process."""
+    return sum(path.read_text().strip() == "hive-quic" for path in Path("/proc/self/task").glob("*/comm"))
+
+
+@over(("native", "native"))
+def test_an_endpoint_that_is_refused_leaves_no_thread_behind() -> None:
+    with connected() as (a, _b, _up, _):
+        before = engine_threads()
+        for _ in range(20):
+            trust, no_udp = Trust(pins={a.identity.pin: "a"}), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            with pytest.raises(MisuseError, match="this socket cannot be used"):
+                a.engine.add_endpoint(no_udp, credentials=a.credentials, trust=trust, hello={}, bulk=False)
+        assert engine_threads() <= before + 1  # the one for the next endpoint
 
 
 class Called(str, Enum):  # noqa: UP042 - StrEnum is hashed as what it says; this one as its name
