@@ -185,9 +185,11 @@ def estimate(
         free_s=0.0 if limiting else state.free_s + counters.elapsed_s,
     )
     now = signals.read(seen, now_s=now_s)
-    if is_refuted(state, now_s=now_s) and not signals.losing(seen, flows):
+    refuted = is_refuted(state, now_s=now_s)
+    losing = signals.losing(seen, flows) if refuted or now.lost_fraction > RAISE_LOSS else 0
+    if refuted and not losing:
         now = replace(now, lost_packets=0, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
-    lossy = now.lost_fraction > RAISE_LOSS and signals.losing(seen, flows) > 0
+    lossy = losing > 0 and now.lost_fraction > RAISE_LOSS
     state = listened(state, now, limiting_s=counters.elapsed_s if limiting else 0.0)
     passed, stalled = carried(state, since_s=0.0, now_s=now_s)
     if now_s < state.drain_until_s or is_mended(state, passed, now_s=now_s):

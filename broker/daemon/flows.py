@@ -65,8 +65,7 @@ class FlowTable:
     def __init__(self) -> None:
         self.passed: dict[str, PassedSocket] = {}
         self._classes: dict[str, set[str]] = {}
-        self._jobs: dict[str, JobKey] = {}
-        self._users: dict[str, int] = {}
+        self._whose: dict[str, tuple[int, str]] = {}
         self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
         self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
         self._replaced: collections.deque[tuple[str, _Reported]] = collections.deque(maxlen=SAMPLES_MAX)
@@ -85,12 +84,15 @@ class FlowTable:
         """Enter a socket that was passed and marked."""
         self.passed[flow.name] = flow
         self._classes.setdefault(flow.session, set()).add(flow.traffic_class)
-        self._jobs[flow.session] = (flow.uid, flow.job) if flow.job else NO_JOB
-        self._users[flow.session] = flow.uid
+        self._whose[flow.session] = flow.uid, flow.job
 
     def job_of(self, session: str) -> JobKey:
         """The job of a session that has passed sockets; `NO_JOB` where it named none."""
-        return self._jobs.get(session, NO_JOB)
+        whose = self._whose.get(session, NO_JOB)
+        return whose if whose[1] else NO_JOB
+
+    def _user_of(self, session: str) -> int | None:
+        return self._whose.get(session, NO_JOB)[0]
 
     def classes_of(self, session: str) -> tuple[str, ...]:
         """The classes of the sockets that a session passed, in the order of `CLASS_NAMES`."""
@@ -142,8 +144,7 @@ class FlowTable:
         """Drop everything of a session that is gone."""
         self._reported.pop(session, None)
         self._classes.pop(session, None)
-        self._jobs.pop(session, None)
-        self._users.pop(session, None)
+        self._whose.pop(session, None)
         ended = (entry for entry in self._replaced if entry[0] != session)  # what it said would be nobody's
         self._replaced = collections.deque(ended, maxlen=SAMPLES_MAX)
         self.passed = {name: flow for name, flow in self.passed.items() if flow.session != session}
@@ -226,11 +227,10 @@ class FlowTable:
                 found.setdefault(interface, []).append((session, entry))
         for interface, mine in found.items():
             if len(mine) > SAMPLES_MAX:
-                found[interface] = in_turns(mine, of=lambda one: self._users.get(one[0]))[:SAMPLES_MAX]
+                found[interface] = in_turns(mine, of=lambda one: self._user_of(one[0]))[:SAMPLES_MAX]
         return {
             interface: tuple(
-                _of_report(session, self.job_of(session)[1], self._users.get(session), entry, now_s)
-                for session, entry in mine
+                _of_report(session, *self._whose.get(session, NO_JOB), entry, now_s) for session, entry in mine
             )
             for interface, mine in found.items()
         }
@@ -238,9 +238,9 @@ class FlowTable:
     def _last(self, wanted: Callable[[_Reported], bool]) -> Iterable[tuple[str, _Reported]]:
         """The freshest reports of each session, as long as they are wanted: of each user as many, and of each of his
         sessions, so that each has some."""
-        sessions = collections.Counter(self._users.get(session) for session in self._reported)
+        sessions = collections.Counter(map(self._user_of, self._reported))
         for session, connections in self._reported.items():
-            places = SAMPLES_MAX // (len(sessions) * sessions[self._users.get(session)])
+            places = SAMPLES_MAX // (len(sessions) * sessions[self._user_of(session)])
             each = max(SAMPLES_PER_SESSION_MIN, places)
             for entry in itertools.takewhile(wanted, itertools.islice(reversed(connections.values()), each)):
                 yield session, entry
@@ -275,7 +275,7 @@ def _delivered(before: _Reported | None, connection: Connection) -> int:
     return max(0, delivered - earlier) if delivered is not None and earlier is not None else 0
 
 
-def _of_report(session: str, job: str, uid: int | None, entry: _Reported, now_s: float) -> FlowSample:
+def _of_report(session: str, uid: int | None, job: str, entry: _Reported, now_s: float) -> FlowSample:
     connection = entry.connection
     return FlowSample(
         key=f"{session}/{connection.peer}:{connection.port}",

@@ -96,29 +96,28 @@ fn longest_s(path: Path) -> f64 {
     TARGET_S_MIN.max(path.base_s / 4.0) + path.base_s / 10.0 + 4.0 * PACKET / path.rate
 }
 
+/// Bulk has the link to itself, or nearly, from the first to the second of `seconds`.
+fn fills_with_a_short_queue(path: Path, seconds: (f64, f64)) {
+    let (rate, found) = (path.rate, run(path, seconds));
+    assert!(found.bulk > 0.95, "{} of {rate} bytes a second", found.bulk);
+    assert!(
+        found.queue_s < longest_s(path),
+        "a queue of {} s at {rate}",
+        found.queue_s
+    );
+}
+
 #[test]
 fn alone_it_fills_a_link_with_a_short_queue() {
     for path in PATHS.map(Path::new) {
-        let (rate, found) = (path.rate, run(path, SETTLED));
-        assert!(found.bulk > 0.95, "{} of {rate} bytes a second", found.bulk);
-        assert!(
-            found.queue_s < longest_s(path),
-            "a queue of {} s at {rate}",
-            found.queue_s
-        );
+        fills_with_a_short_queue(path, SETTLED);
     }
 }
 
 #[test]
 fn its_own_queue_does_not_become_part_of_the_base() {
     for path in PATHS.map(Path::new) {
-        let (rate, found) = (path.rate, run(path, (35.0, 45.0)));
-        assert!(found.bulk > 0.95, "{} of {rate} bytes a second", found.bulk);
-        assert!(
-            found.queue_s < longest_s(path),
-            "a queue of {} s at {rate}",
-            found.queue_s
-        );
+        fills_with_a_short_queue(path, (35.0, 45.0));
     }
 }
 
@@ -126,13 +125,7 @@ fn its_own_queue_does_not_become_part_of_the_base() {
 fn a_round_trip_now_and_then_that_looks_shorter_than_the_path_does_not_stop_it() {
     for mut path in PATHS.map(Path::new) {
         path.freak_s = 0.4 * path.base_s;
-        let (rate, found) = (path.rate, run(path, SETTLED));
-        assert!(found.bulk > 0.95, "{} of {rate} bytes a second", found.bulk);
-        assert!(
-            found.queue_s < longest_s(path),
-            "a queue of {} s at {rate}",
-            found.queue_s
-        );
+        fills_with_a_short_queue(path, SETTLED);
     }
 }
 

@@ -129,25 +129,26 @@ def test_those_who_send_divide_the_offer_and_the_silent_have_no_part() -> None:
     assert rates(one)[-1] == CAPACITY
 
 
+def tell_senders(*sessions: Someone) -> None:
+    """All of them send something, and are told what they may."""
+    host = Host(*sessions)
+    for step in range(2):
+        for session in sessions:
+            host.report(session, step * SENDS_BYTES)
+    host.tell()
+
+
 @pytest.mark.parametrize(("job", "uid"), [("k", 0), ("j", 1)])
 def test_jobs_divide_the_offer_before_their_sessions_do_and_a_users_job_is_his_alone(job: str, uid: int) -> None:
     one, two, other = Someone("s-1"), Someone("s-2"), Someone("s-3", job=job, uid=uid)
-    host = Host(one, two, other)
-    for step in range(2):
-        for session in (one, two, other):
-            host.report(session, step * SENDS_BYTES)
-    host.tell()
+    tell_senders(one, two, other)
     assert rates(one)[-1] == rates(two)[-1] == CAPACITY // 4
     assert rates(other)[-1] == CAPACITY // 2
 
 
 def test_programs_that_name_no_job_count_as_one_whoever_runs_them() -> None:
     one, two, other = Someone("s-1", job=""), Someone("s-2", job="", uid=1), Someone("s-3")
-    host = Host(one, two, other)
-    for step in range(2):
-        for session in (one, two, other):
-            host.report(session, step * SENDS_BYTES)
-    host.tell()
+    tell_senders(one, two, other)
     assert rates(one)[-1] == rates(two)[-1] == CAPACITY // 4
     assert rates(other)[-1] == CAPACITY // 2
 
