@@ -113,6 +113,7 @@ def _status(options: argparse.Namespace, words: list[str]) -> int:
         for link in lab["links"]:
             rate = format_rate(link["rate_bits_per_s"]) if link["rate_bits_per_s"] else "no limit"
             path = f"{link['delay_s'] * 1e3:g} ms, loss {link['loss'] * 100:g} %, {link['medium']}"
+            path += ", offload" if link["offload"] else ""
             print(f"  link   {link['name']:<15} {rate}, {path}, buffer {format_size(link['buffer_bytes'])}")
             for end, way in link["directions"].items():
                 sent = f"{format_size(way['bytes'])} sent, {way['drops']} dropped, {way['lost']} lost"
@@ -179,6 +180,7 @@ def _describe_link(lab: Lab, name: str) -> dict[str, Any]:
         "name": name,
         "ends": list(link.ends),
         "medium": link.medium,
+        "offload": link.spec.offload,
         "rate_bits_per_s": link.rate_bits_per_s,
         "delay_s": delay_s,
         "loss": loss,

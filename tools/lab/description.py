@@ -12,7 +12,7 @@ from hive_qos.units import parse_duration_s, parse_fraction, parse_rate_bits_per
 from tools.lab.model import Description, LinkSpec, NodeSpec
 
 _TOP = {"name", "hosts", "routers", "defaults", "link", "site", "sysctls", "congestion", "gso_max_segs"}
-_PROPERTIES = {"rate", "delay", "loss", "buffer", "carrier", "seed"}
+_PROPERTIES = {"rate", "delay", "loss", "buffer", "carrier", "seed", "offload"}
 
 
 def parse(text: str) -> Description:
@@ -61,7 +61,7 @@ def parse(text: str) -> Description:
 
 
 def parse_properties(key: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Read rate, delay, loss and buffer as people write them into the arguments of `LinkSpec`.
+    """Read rate, delay, loss, buffer and the like as people write them into the arguments of `LinkSpec`.
 
     Raises:
         ConfigurationError: an unknown key or a value of no such form.
@@ -78,7 +78,7 @@ def parse_properties(key: str, raw: Mapping[str, Any]) -> dict[str, Any]:
                     values["loss"] = parse_fraction(value)
                 case "buffer":
                     _read_buffer(value, values)
-                case "carrier" | "seed":
+                case "carrier" | "seed" | "offload":
                     values[name] = value
                 case _:
                     raise ConfigurationError(f"{key}.{name}", value, f"known: {', '.join(sorted(_PROPERTIES))}")

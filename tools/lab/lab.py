@@ -139,6 +139,7 @@ class Lab:
         name: str | None = None,
         carrier: Carrier = "auto",
         seed: int = 1,
+        offload: bool = False,
     ) -> Link:
         """Declare a link between two declared nodes; `LinkSpec` explains the arguments. May be done while up, too.
 
@@ -156,6 +157,7 @@ class Lab:
             buffer_bytes=buffer_bytes,
             carrier=carrier,
             seed=seed,
+            offload=offload,
         )
         self._declare(replace(self.description, links=(*self.description.links, spec)))
         return Link(self, spec.name)
@@ -330,7 +332,7 @@ class Lab:
             self._relay = make.start_relay(self.id, wires=self.wires)
         for link in relayed:
             spec = link.spec
-            order = {"op": "add", "link": spec.name, "taps": link.taps}
+            order = {"op": "add", "link": spec.name, "taps": link.taps, "offload": spec.offload}
             self.relay_request({**order, "delay_s": spec.delay_s, "loss": spec.loss, "seed": spec.seed})
         for link in links:
             name = link.spec.name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hive_qos.errors import ConfigurationError
 from tools.lab import wire
 from tools.lab.kernel import LabError, ip_batch, qdiscs, tc_batch
-from tools.lab.model import LinkSpec, check_delay, check_loss, check_rate
+from tools.lab.model import NO_SINGLE_FRAMES, LinkSpec, check_delay, check_loss, check_rate
 from tools.lab.plan import LinkPlan
 from tools.lab.spoil import Spoiling
 
@@ -27,8 +27,8 @@ class LinkCounters:
 
     Args:
         bytes: that left the queue, Ethernet header included (14 a frame), as the rate counts them.
-        packets: frames that left the queue.
-        drops: frames that found the queue full.
+        packets: frames that left the queue; a lump (`LinkSpec.offload`) counts as the frames that it stands for.
+        drops: frames, or whole lumps, that found the queue full.
         backlog_bytes: in the queue now.
         lost: frames taken by random loss (0 with netem, which counts them as drops).
     """
@@ -95,10 +95,14 @@ class Link:
     def set_loss(self, loss: float) -> None:
         """Change the share of frames lost at random, each way; 1.0 cuts the link and keeps the carrier."""
         check_loss(f"link.{self.name}.loss", loss)
+        if loss and self.spec.offload:
+            raise ConfigurationError(f"link.{self.name}.loss", loss, NO_SINGLE_FRAMES)
         self._set_path(loss=loss)
 
     def set_spoiling(self, spoiling: Spoiling) -> None:
         """Double, hold up, cut or spoil shares of the UDP datagrams, each way, on a link that the relay carries."""
+        if self.spec.offload:
+            raise ConfigurationError(f"link.{self.name}.spoiling", spoiling, NO_SINGLE_FRAMES)
         if self.medium != "relay":
             reason = f'{self.medium} carries it; declare it with carrier="relay"'
             raise ConfigurationError(f"link.{self.name}.spoiling", spoiling, reason)

@@ -19,6 +19,7 @@ from tools.lab.kernel import (
     has_netem,
     ip_batch,
     segmentation_off,
+    segmentation_on,
     set_sysctls,
     tc_batch,
     wait_until_running,
@@ -102,13 +103,17 @@ def choose_mediums(links: Sequence[LinkPlan]) -> dict[str, wire.Medium]:
 
 
 def cables(links: Sequence[LinkPlan], specs: Sequence[NodeSpec], *, namespaces: Mapping[str, str], wires: str) -> None:
-    """Devices between the nodes and the wires, carrying real frames."""
+    """Devices between the nodes and the wires, carrying real frames, or lumps where the link offloads."""
     segments = {node.name: node.gso_max_segs for node in specs}
     ip_batch([line for link in links for line in wire.veth_lines(link, namespaces=namespaces, wires=wires)])
-    ends = [end for link in links for end in (link.first, link.second)]
-    for end in ends:
-        segmentation_off([end.name], namespace=namespaces[end.node], gso_max_segs=segments[end.node])
-    segmentation_off([end.wire for end in ends], namespace=wires)
+    for link in links:
+        ends = (link.first, link.second)
+        for end in ends:
+            if link.spec.offload:
+                segmentation_on([end.name], namespace=namespaces[end.node])
+            else:
+                segmentation_off([end.name], namespace=namespaces[end.node], gso_max_segs=segments[end.node])
+        (segmentation_on if link.spec.offload else segmentation_off)([end.wire for end in ends], namespace=wires)
 
 
 def wire_up(link: LinkPlan, medium: wire.Medium, *, wires: str, limit_bytes: int) -> None:

@@ -34,6 +34,9 @@ Kind = Literal["host", "router"]
 Carrier = Literal["auto", "veth", "netem", "relay"]
 """How frames cross a link: `veth` plain (no delay, no loss), `netem` in the kernel, `relay` in our own process."""
 
+NO_SINGLE_FRAMES = "a link with offload carries lumps, and this happens to single frames; leave out offload"
+"""Why loss and spoiling are refused there."""
+
 _NAME = re.compile(r"[a-z][a-z0-9]{0,9}(?:-[a-z0-9]{1,4})?")
 
 
@@ -89,6 +92,9 @@ class LinkSpec:
         buffer_bytes: the queue's length in bytes; overrides `buffer_s`.
         carrier: see `Carrier`; `auto` takes veth without delay and loss, else netem where there is one, else the relay.
         seed: of the random loss, so that a run can be repeated.
+        offload: packets of up to 64 KiB cross in one piece, a lump, as between a host and a network card that cuts and
+            joins them; the ends' devices then take whole lumps, whatever `gso_max_segs` says. Excludes loss and
+            spoiling, which happen to single frames.
     """
 
     name: str
@@ -101,6 +107,7 @@ class LinkSpec:
     buffer_bytes: int | None = None
     carrier: Carrier = "auto"
     seed: int = 1
+    offload: bool = False
 
     def __post_init__(self) -> None:
         key = f"link.{self.name}"
@@ -121,6 +128,10 @@ class LinkSpec:
             raise ConfigurationError(f"{key}.seed", self.seed, "write a whole number")
         if self.carrier == "veth" and (self.delay_s > 0 or self.loss > 0):
             raise ConfigurationError(f"{key}.carrier", self.carrier, "veth has no delay and no loss; take auto")
+        if type(self.offload) is not bool:
+            raise ConfigurationError(f"{key}.offload", self.offload, "write true or false")
+        if self.offload and self.loss > 0:
+            raise ConfigurationError(f"{key}.loss", self.loss, NO_SINGLE_FRAMES)
 
 
 @dataclass(frozen=True, kw_only=True)

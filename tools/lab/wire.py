@@ -12,7 +12,9 @@ Passing on is "mirror, then drop", not "redirect": the copy no longer belongs to
 the sender would feel the queue of the link through its send buffer (a socket's memory is freed when the frame is
 sent), as no host feels a queue in the network, and TCP would never fill the buffer.
 
-Segmentation offload is off on all these devices: a token bucket and a byte limit count frames as a wire would.
+Segmentation offload is off on all these devices, unless the link is declared with it: a token bucket and a byte limit
+count frames as a wire would. With it they count every frame's header still (the kernel knows how many frames a lump
+stands for), let a lump pass whole that fits the bucket, and cut a larger one.
 No limit is a token bucket of 100 Gbit/s, so that a rate can be set later with `change`, which keeps the queue.
 """
 

@@ -68,9 +68,25 @@ def test_a_description_survives_the_state_file() -> None:
             NodeSpec(name="a", sysctls={"net.ipv4.tcp_sack": "0"}, congestion="bbr"),
             NodeSpec(name="b", site="s", gso_max_segs=65_535),
         ),
-        links=(LinkSpec(name="a-b", first="a", second="b", rate_bits_per_s=10**6, loss=0.1),),
+        links=(
+            LinkSpec(name="a-b", first="a", second="b", rate_bits_per_s=10**6, loss=0.1),
+            LinkSpec(name="fast", first="a", second="b", delay_s=0.001, offload=True),
+        ),
     )
     assert from_plain(to_plain(description)) == description
+
+
+def test_a_link_carries_frames_unless_it_is_declared_with_offload() -> None:
+    text = """
+        hosts = ["a", "b", "c"]
+        [[link]]
+        between = ["a", "b"]
+        delay = "1 ms"
+        offload = true
+        [[link]]
+        between = ["a", "c"]
+    """
+    assert [(link.offload, link.delay_s) for link in parse(text).links] == [(True, 0.001), (False, 0.0)]
 
 
 def test_hosts_hand_single_segments_to_their_devices_unless_told_and_routers_always_do() -> None:
@@ -116,6 +132,14 @@ def test_hosts_hand_single_segments_to_their_devices_unless_told_and_routers_alw
         ("hosts = ['a']\ngso_max_segs = true", "host.a.gso_max_segs = True: write a whole number from 1 to 65535"),
         ("name = 5", "name = [5]: write names"),
         ("hosts = ['a', 'b']\n[[link]]\nbetween = ['a', 'b']\nseed = 'x'", "seed = 'x': write a whole number"),
+        (
+            "hosts = ['a', 'b']\n[[link]]\nbetween = ['a', 'b']\noffload = 1",
+            "link.a-b.offload = 1: write true or false",
+        ),
+        (
+            "hosts = ['a', 'b']\n[[link]]\nbetween = ['a', 'b']\noffload = true\nloss = '1 %'",
+            "link.a-b.loss = 0.01: a link with offload carries lumps, and this happens to single frames",
+        ),
         ("hosts = ['a', 'b']\n[[link]]\nbetween = ['a', 'b']\nname = 'x y'", "use lower-case letters, digits"),
     ],
 )
