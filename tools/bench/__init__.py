@@ -8,7 +8,6 @@ shared machine only what was measured within the same minute can be compared. Wh
     contenders  who competes, and who is not here and why
     place       where a side runs: this machine's loopback, or a host of the lab
     side        the controller's end of a process    programs/  the processes' own ends
-    offload     links as network cards see them
     iperf       iperf3 as a contender                machine    CPU seconds of the whole machine
     flows, latency, memory, allreduce, congestion    the scenarios, which write raw records
     records     the raw records                      figures    arithmetic on them, pure

@@ -9,7 +9,6 @@ from typing import Any
 
 from tools.bench import contenders, machine
 from tools.bench.contenders import Contender
-from tools.bench.offload import offload
 from tools.bench.pairs import START_S, free_port
 from tools.bench.place import of_host, python
 from tools.bench.side import Side
@@ -23,15 +22,14 @@ def allreduces(run: Run) -> None:
     """Every rank on a host of its own, all links meeting in a router; with frames and with segmentation offload."""
     settings = run.settings
     for world in settings.worlds:
-        lab = Lab("bench-allreduce")
-        lab.router("r")
-        for rank in range(world):
-            lab.host(f"h{rank}", congestion="cubic")
-            lab.link(f"h{rank}", "r", rate_bits_per_s=settings.lan_bits_per_s, buffer_s=settings.lan_buffer_s)
-        with lab_up(lab):
-            for case in (f"{world} ranks", f"{world} ranks, offload"):
-                if case.endswith("offload"):
-                    offload(lab)
+        for case, offload in ((f"{world} ranks", False), (f"{world} ranks, offload", True)):
+            lab = Lab("bench-allreduce")
+            lab.router("r")
+            rate_bits_per_s, buffer_s = settings.lan_bits_per_s, settings.lan_buffer_s
+            for rank in range(world):
+                lab.host(f"h{rank}", congestion="cubic")
+                lab.link(f"h{rank}", "r", rate_bits_per_s=rate_bits_per_s, buffer_s=buffer_s, offload=offload)
+            with lab_up(lab):
                 _contest(run, lab, case, world)
 
 

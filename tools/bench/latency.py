@@ -9,7 +9,6 @@ from typing import Any
 from hive_qos.units import format_rate
 from tools.bench import contenders
 from tools.bench.flows import ends, two_hosts
-from tools.bench.offload import offload
 from tools.bench.pairs import Pair, Pings
 from tools.bench.settings import FRAMES, OFFLOAD
 from tools.bench.turns import Measure, Run, lab_up
@@ -44,9 +43,8 @@ def latencies(run: Run) -> None:
     for case, rate_bits_per_s, delay_s, buffer_s in links:
         lab = Lab("bench-latency")
         two_hosts(lab)
-        lab.link("a", "b", rate_bits_per_s=rate_bits_per_s, delay_s=delay_s, buffer_s=buffer_s)
+        offload = case == OFFLOAD
+        lab.link("a", "b", rate_bits_per_s=rate_bits_per_s, delay_s=delay_s, buffer_s=buffer_s, offload=offload)
         with lab_up(lab), ExitStack() as stack:
-            if case == OFFLOAD:
-                offload(lab)
             pairs = run.pairs(stack, "latency", contenders.LATENCY, *ends(lab))
             run.turns("latency", case, pairs, measure, repetitions=settings.latency_repetitions, lab=lab)

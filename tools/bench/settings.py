@@ -10,7 +10,10 @@ SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "allreduce", "conge
 """In the order of a run; the numbers of docs/performance.md."""
 
 FRAMES, OFFLOAD = "1 Gbit/s", "1 Gbit/s, offload"
-"""Cases of `lan`: frames as on a wire, and lumps as between a host and its network card."""
+"""Cases of `lan` and `latency`: frames as on a wire, and lumps as between a host and its network card."""
+
+OFFLOAD_DELAY = "1 Gbit/s, 1 ms, offload"
+"""Case of `lan`: lumps over a link with a delay, each way."""
 
 BESIDE_TCP, DEEP_BUFFER = "beside TCP", "200 ms of buffer"
 """Cases of `congestion`: a TCP flow with cubic on the same link, and a link that keeps much more than is in flight."""
@@ -26,7 +29,8 @@ class Settings:
         loopback_s, lan_s, loss_s, latency_s: how long one measurement of that scenario lasts, warm-up included.
         loss_repetitions: turns there; four rates of loss make it the longest scenario.
         flow_bytes_max: no flow moves more than this.
-        lan_bits_per_s: the fast link, without delay: the lab's delay takes 25 us of CPU a frame, a core at 0.5 Gbit/s.
+        lan_bits_per_s: the fast link.
+        lan_delay_s: its delay each way, with offload alone: a delay takes 25 us of CPU a frame, a core at 0.5 Gbit/s.
         lan_buffer_s: its queue, as a switch has one.
         loss_bits_per_s, loss_delay_s, losses: the slow lossy link; the delay is each way.
         mixed_bits_per_s, mixed_delay_s: the second link of the latency scenario, slow enough for a real delay.
@@ -53,6 +57,7 @@ class Settings:
     latency_repetitions: int = 3
     flow_bytes_max: int = 8 * 10**9
     lan_bits_per_s: int = 1_000_000_000
+    lan_delay_s: float = 0.001
     lan_buffer_s: float = 0.01
     loss_bits_per_s: int = 200_000_000
     loss_delay_s: float = 0.02

@@ -33,6 +33,16 @@ def a_run() -> list[dict[str, Any]]:
             records.flow("native", bytes_per_s=117e6, cpu_s_per_s=0.1, repetition=repetition, case="1 Gbit/s, offload")
         )
         rows.append(records.flow("iperf3", bytes_per_s=119e6 * speed, repetition=repetition))
+        for name, bytes_per_s in (("native", 100e6 * speed), ("iperf3", 118e6 * speed)):
+            rows.append(
+                records.flow(
+                    name,
+                    bytes_per_s=bytes_per_s,
+                    cpu_s_per_s=0.2,
+                    repetition=repetition,
+                    case="1 Gbit/s, 1 ms, offload",
+                )
+            )
         rows.append(records.latency("native", [0.001] * 10, loaded=False, repetition=repetition))
         rows.append(records.latency("native", [0.003] * 10, loaded=True, repetition=repetition))
         rows.append(records.allreduce("hive native", 1.0, repetition=repetition))
@@ -53,6 +63,8 @@ def test_goals_are_judged_and_what_was_not_measured_is_neither() -> None:
     found = report.compute(records.HEAD, a_run())
     assert goal(found, "1 Gbit/s: of iperf3 TCP")["passed"] is True
     assert goal(found, "1 Gbit/s, offload: sender's CPU s/GB")["passed"] is True
+    assert goal(found, "1 Gbit/s, 1 ms, offload: of iperf3 TCP")["passed"] is False  # 0.85
+    assert goal(found, "1 Gbit/s, 1 ms, offload: receiver's CPU s/GB")["passed"] is False  # 0.2 / 0.09
     assert goal(found, "1 Gbit/s: 1 kB beside bulk, of idle")["passed"] is False  # three times
     assert goal(found, "all_reduce, 2 ranks: times Gloo")["value"] == pytest.approx(1.4)
     assert goal(found, "loopback: of Gloo, ordinary packets")["passed"] is None
