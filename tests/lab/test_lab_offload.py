@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
+import os
 import random
 import socket
+import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +16,7 @@ from lab_traffic import FRAME_BYTES, Pinger, arrived, flow, piece_bytes
 from patience import best_of
 
 from hive_qos.errors import ConfigurationError
-from tools.lab import Lab
+from tools.lab import Lab, relay
 from tools.lab.spoil import Spoiling
 
 RATE_BITS_PER_S = 400_000_000
@@ -19,6 +24,7 @@ RATE_BITS_PER_S = 400_000_000
 LUMP_BYTES_MIN = 8 * FRAME_BYTES
 """What crosses in one piece on average, where the sender builds lumps: far more than a frame, far less than 64 KiB."""
 UDP_SEGMENT, UDP_GRO = 103, 104
+SIOCETHTOOL, ETHTOOL_GTSO = 0x8946, 0x1E
 SEGMENT_BYTES = 1400
 MESSAGE = random.Random(1).randbytes(40 * SEGMENT_BYTES + 77)
 STRAY_MAX = 5
@@ -27,13 +33,17 @@ STRAY_MAX = 5
 
 @pytest.fixture(scope="module")
 def offloading() -> Iterator[Lab]:
-    """Hosts a and b over the relay, with 5 ms each way; a and c over plain devices; a and d as without offload."""
+    """Host a's ways: to b over the relay, with 5 ms each way; to c over plain devices; to d as without offload; and to
+    e over the relay to a router that sends frames on."""
     with Lab("offload") as lab:
-        for name in "abcd":
+        for name in "abcde":
             lab.host(name, congestion="cubic")
+        lab.router("r")
         lab.link("a", "b", rate_bits_per_s=RATE_BITS_PER_S, delay_s=0.005, carrier="relay", offload=True)
         lab.link("a", "c", rate_bits_per_s=RATE_BITS_PER_S, offload=True)
         lab.link("a", "d", rate_bits_per_s=RATE_BITS_PER_S)
+        lab.link("a", "r", rate_bits_per_s=RATE_BITS_PER_S, delay_s=0.001, carrier="relay", offload=True)
+        lab.link("r", "e")
         yield lab.up()
 
 
@@ -70,6 +80,28 @@ def test_tcp_crosses_in_lumps_and_gets_nearly_all_of_the_rate(offloading: Lab, r
 def test_a_link_beside_one_with_offload_carries_frames_still(offloading: Lab) -> None:
     # Bytes and pieces are not read in the same instant: a frame or two of a hundred may be between.
     assert tcp_piece_bytes(offloading, "d") <= 1.02 * FRAME_BYTES
+
+
+def test_a_router_cuts_lumps_for_a_link_without_offload(offloading: Lab) -> None:
+    link, e = offloading.links["a-r"], offloading["e"]
+    with flow(offloading["a"], e) as running:
+        best_of(lambda: running.share(link, RATE_BITS_PER_S), lambda share: share >= 0.9)
+        assert piece_bytes(e, lambda: time.sleep(0.5)) <= 1.02 * FRAME_BYTES
+
+
+@pytest.mark.parametrize("refused", [0, 1 << 30], ids=["a kernel of today", "one before lumps of UDP"])
+def test_a_device_takes_lumps_of_tcp_whatever_the_kernel_knows(
+    offloading: Lab, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    monkeypatch.setattr(relay, "_TUN_F_UDP", relay._TUN_F_UDP | refused)
+    with offloading["a"].enter(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        tap = relay.open_tap("lumps0", offload=True)
+        try:
+            asked = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_GTSO, 0))
+            fcntl.ioctl(control, SIOCETHTOOL, struct.pack("16sP16x", b"lumps0", ctypes.addressof(asked)))
+        finally:
+            os.close(tap)
+    assert struct.unpack("II", asked.raw[:8])[1] == 1
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["single datagrams", "joined again"])

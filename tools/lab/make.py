@@ -106,14 +106,14 @@ def cables(links: Sequence[LinkPlan], specs: Sequence[NodeSpec], *, namespaces: 
     """Devices between the nodes and the wires, carrying real frames, or lumps where the link offloads."""
     segments = {node.name: node.gso_max_segs for node in specs}
     ip_batch([line for link in links for line in wire.veth_lines(link, namespaces=namespaces, wires=wires)])
-    for link in links:
-        ends = (link.first, link.second)
-        for end in ends:
-            if link.spec.offload:
-                segmentation_on([end.name], namespace=namespaces[end.node])
-            else:
-                segmentation_off([end.name], namespace=namespaces[end.node], gso_max_segs=segments[end.node])
-        (segmentation_on if link.spec.offload else segmentation_off)([end.wire for end in ends], namespace=wires)
+    lumps = [end for link in links if link.spec.offload for end in (link.first, link.second)]
+    frames = [end for link in links if not link.spec.offload for end in (link.first, link.second)]
+    for end in lumps:
+        segmentation_on([end.name], namespace=namespaces[end.node])
+    for end in frames:
+        segmentation_off([end.name], namespace=namespaces[end.node], gso_max_segs=segments[end.node])
+    segmentation_on([end.wire for end in lumps], namespace=wires)
+    segmentation_off([end.wire for end in frames], namespace=wires)
 
 
 def wire_up(link: LinkPlan, medium: wire.Medium, *, wires: str, limit_bytes: int) -> None:
