@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from broker import passage, reasons, rebasing, signals
+from broker import passage, reasons, rebasing, signals, unseen
 from broker.capacity_cut import (
     CUT_REFRACTORY_S,
     CUTS,
@@ -209,7 +209,8 @@ def estimate(
 
 def heard(state: CapacityState, flows: Sequence[FlowSample]) -> list[signals.Heard]:
     """What the destinations say on which the capacity rests, as of the last tick, whose connections `flows` are."""
-    return signals.heard(state.signals, flows=flows, threshold_s=DELAY_S, high=HIGH, of=OF)
+    threshold_s = unseen.at_least(DELAY_S, state.rate_bits_per_s)
+    return signals.heard(state.signals, flows=flows, threshold_s=threshold_s, high=HIGH, of=OF)
 
 
 def at_rest(state: CapacityState, *, now_s: float) -> bool:
@@ -219,7 +220,8 @@ def at_rest(state: CapacityState, *, now_s: float) -> bool:
         return False
     for entry in state.signals.destinations:
         last_s, least_s, _ = entry.excess[-1]
-        if last_s > now_s - signals.ACTIVE_S and least_s > (DELAY_S if entry.two_way else QUIET_DELAY_S):
+        quiet_s = unseen.at_least(DELAY_S if entry.two_way else QUIET_DELAY_S, state.rate_bits_per_s)
+        if last_s > now_s - signals.ACTIVE_S and least_s > quiet_s:
             return False
     return signals.read(state.signals, now_s=now_s).lost_packets < LOSS_SENT_MIN
 
@@ -235,20 +237,23 @@ def _blamed(
     if state.moved_by in ("delay", "probe") and now_s - state.changed_s < CUT_REFRACTORY_S:
         return NOTHING
     agree = partial(signals.agree, state.signals, now_s=now_s, stalled=stalled)
+    delay_s = unseen.at_least(DELAY_S, state.rate_bits_per_s)
+    probe_delay_s = unseen.at_least(PROBE_DELAY_S, state.rate_bits_per_s)
+    quiet_delay_s = unseen.at_least(QUIET_DELAY_S, state.rate_bits_per_s)
     if signals.peak_tx_bits_per_s(state.signals, now_s=now_s) < LOAD_MIN * state.rate_bits_per_s:
         return NOTHING
     if (
         passed is not None
-        and passed.deepest_s >= passage.DEEP_S
+        and passed.deep
         and passed.carried_bits_per_s < SURELY_LESS * state.rate_bits_per_s
-        and (voices := agree(threshold_s=DELAY_S, high=DEEP_HIGH, of=DEEP_OF))
+        and (voices := agree(threshold_s=delay_s, high=DEEP_HIGH, of=DEEP_OF))
     ):
         return "delay", voices
     if state.moved_by == "loss" and now_s - state.changed_s < CUT_REFRACTORY_S:
         return NOTHING
-    if voices := agree(threshold_s=DELAY_S, high=HIGH, of=OF):
+    if voices := agree(threshold_s=delay_s, high=HIGH, of=OF):
         return "delay", voices
-    if raised_lately(state, now_s=now_s) and (voices := agree(threshold_s=PROBE_DELAY_S, high=PROBE_HIGH, of=PROBE_OF)):
+    if raised_lately(state, now_s=now_s) and (voices := agree(threshold_s=probe_delay_s, high=PROBE_HIGH, of=PROBE_OF)):
         return "probe", voices
     untouched = state.rate_bits_per_s >= state.base_bits_per_s
     falling = state.fallen_s is not None and now_s - state.fallen_s < FALLING_S
@@ -257,13 +262,13 @@ def _blamed(
         and now.pressed
         and state.free_s >= FALL_S
         and signals.less_comes_in(state.signals, now_s=now_s)
-        and (voices := signals.two_way_high(state.signals, now_s=now_s, threshold_s=DELAY_S, high=HIGH, of=OF))
+        and (voices := signals.two_way_high(state.signals, now_s=now_s, threshold_s=delay_s, high=HIGH, of=OF))
     ):
         return "delay", voices
     if (
         now.pressed
         and state.free_s >= QUIET_S
-        and (voices := agree(threshold_s=QUIET_DELAY_S, high=QUIET_HIGH, of=QUIET_OF))
+        and (voices := agree(threshold_s=quiet_delay_s, high=QUIET_HIGH, of=QUIET_OF))
     ):
         return "delay", voices
     if passed is not None or stalled:

@@ -86,9 +86,11 @@ def carried(
     """What peers say was carried of what left since a time, None where nobody does; and which of them had stalled."""
     before = state.cut_from_bits_per_s if state.cut_s is not None and now_s - state.cut_s <= DRAIN_S_LONGEST else 0
     most = SURELY_MORE * max(state.rate_bits_per_s, before)
+    drained = state.moved_by in CUTS and now_s < state.drain_until_s + CUT_REFRACTORY_S
     heard = passage.by_peer(
-        state.signals.arrivals, state.signals.ticks, since_s=since_s, now_s=now_s, most_bits_per_s=most
-    )
+        state.signals.arrivals, state.signals.ticks, since_s=since_s, now_s=now_s, most_bits_per_s=most,
+        left_at_bits_per_s=(DRAIN_FACTOR if drained else 1.0) * state.rate_bits_per_s,
+    )  # fmt: skip
     stalled = frozenset(peer for peer, entry in heard.items() if entry is not None and entry.carried_bits_per_s > most)
     return passage.middle([entry for peer, entry in heard.items() if peer not in stalled]), stalled
 
@@ -119,7 +121,7 @@ def cut(
         )  # fmt: skip
     rate = state.rate_bits_per_s
     untouched = rate >= state.base_bits_per_s
-    deep = passed is not None and passed.deepest_s >= passage.DEEP_S
+    deep = passed is not None and passed.deep
     if passed is not None:
         target = (CUT_TO_DEEP if deep else CUT_TO_THROUGH) * passed.carried_bits_per_s
     elif not (limited or now.wanting):
@@ -219,7 +221,7 @@ def is_mended(state: CapacityState, passed: passage.Passage | None, *, now_s: fl
     """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue."""
     if state.moved_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST or passed is None:
         return False
-    return passed.deepest_s >= passage.DEEP_S and passed.carried_bits_per_s < CUT_TO_THROUGH * state.failed_bits_per_s
+    return passed.deep and passed.carried_bits_per_s < CUT_TO_THROUGH * state.failed_bits_per_s
 
 
 def raised_lately(state: CapacityState, *, now_s: float) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 
-from broker import passage, signals
+from broker import passage, signals, unseen
 from broker.capacity_cut import PROBE_STEP
 from broker.replacing import replace
 from broker.state import CapacityState
@@ -51,8 +51,8 @@ def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bo
     if state.moved_by == "raise" and beside and told and not _confirmed(state, heard=False):
         return False
     since_s = state.changed_s + SEEN_AFTER_S if state.moved_by == "raise" else state.changed_s
-    one_way = signals.clear(state.signals, two_way=False, since_s=since_s, threshold_s=PROBE_DELAY_S)
-    two_way = signals.clear(state.signals, two_way=True, since_s=since_s, threshold_s=PROBE_DELAY_S)
+    one_way = signals.clear(state.signals, two_way=False, since_s=since_s, threshold_s=_late_s(state))
+    two_way = signals.clear(state.signals, two_way=True, since_s=since_s, threshold_s=_late_s(state))
     if one_way is False or state.busy_s < BUSY_S:
         return False
     if one_way or two_way:
@@ -117,7 +117,7 @@ def _stood(state: CapacityState) -> int:
     if state.moved_by == "raise":
         return state.stood_bits_per_s
     waits_s = [entry.wait_s for entry in state.signals.arrivals if entry.left_s >= state.changed_s + SEEN_AFTER_S]
-    late = sum(wait_s > PROBE_DELAY_S for wait_s in waits_s)
+    late = sum(wait_s > _late_s(state) for wait_s in waits_s)
     return state.rate_bits_per_s if len(waits_s) >= STOOD_OF and late <= STOOD_LATE * len(waits_s) else 0
 
 
@@ -130,4 +130,9 @@ def _confirmed(state: CapacityState, *, heard: bool) -> bool:
         return False
     since_s = state.changed_s + CONFIRM_S / 2
     last = {entry.peer: entry.wait_s for entry in state.signals.arrivals if entry.left_s >= since_s}
-    return statistics.median(last.values()) <= PROBE_DELAY_S if last else not heard
+    return statistics.median(last.values()) <= _late_s(state) if last else not heard
+
+
+def _late_s(state: CapacityState) -> float:
+    """From which wait on a packet met a queue."""
+    return unseen.at_least(PROBE_DELAY_S, state.rate_bits_per_s)

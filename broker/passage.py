@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import TypeAlias
 
+from broker import unseen
 from broker.state import ArrivalState, TickState
 
 STANDING_S = 0.015
@@ -65,12 +66,17 @@ Point: TypeAlias = tuple[float, float, float, float]
 @dataclass(frozen=True)
 class Passage:
     """What was carried of ours lately, over which span of arrivals; how long what leaves now will wait elsewhere, and
-    the longest that a packet of the span did."""
+    the longest that a packet of the span did, which from `deep_s` on may have been a full buffer."""
 
     carried_bits_per_s: float
     span_s: float
     wait_s: float
     deepest_s: float
+    deep_s: float = DEEP_S
+
+    @property
+    def deep(self) -> bool:
+        return self.deepest_s >= self.deep_s
 
 
 def kept(
@@ -101,7 +107,7 @@ def kept(
 
 def by_peer(
     arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, since_s: float, now_s: float,
-    most_bits_per_s: float = math.inf,
+    most_bits_per_s: float = math.inf, left_at_bits_per_s: float = math.inf,
 ) -> dict[str, Passage | None]:  # fmt: skip
     """Say of each peer what the network carried while its packets stood in a queue, None where they stand in none;
     nothing of who knows too little.
@@ -112,18 +118,22 @@ def by_peer(
         since_s: what left before then does not count.
         now_s: the tick's time.
         most_bits_per_s: more cannot have been carried.
+        left_at_bits_per_s: what the last of them left at, at least.
     """
     found: dict[str, Passage | None] = {}
     left: Left | None = None
+    standing_s, deep_s = (unseen.at_least(wait_s, left_at_bits_per_s) for wait_s in (STANDING_S, DEEP_S))
     for peer, entries in groupby(arrivals, key=lambda entry: entry.peer):
         own = [entry for entry in entries if since_s <= entry.left_s]
         if not own or own[-1].left_s < now_s - AGE_S_MAX:
             continue
-        if own[-1].wait_s < STANDING_S:
+        if own[-1].wait_s < standing_s:
             found[peer] = None
             continue
         left = left or Left(ticks)
-        passage = _of_peer(own, left, now_s=now_s, most_bits_per_s=most_bits_per_s)
+        passage = _of_peer(
+            own, left, now_s=now_s, most_bits_per_s=most_bits_per_s, standing_s=standing_s, deep_s=deep_s
+        )
         if passage is not None:
             found[peer] = passage
     return found
@@ -140,6 +150,7 @@ def middle(heard: Collection[Passage | None]) -> Passage | None:
         statistics.median(passage.span_s for passage in passages),
         statistics.median(passage.wait_s for passage in passages),
         statistics.median(passage.deepest_s for passage in passages),
+        passages[0].deep_s,
     )
 
 
@@ -170,12 +181,13 @@ class Left:
 
 
 def _of_peer(
-    arrivals: Sequence[ArrivalState], left: Left, *, now_s: float, most_bits_per_s: float
+    arrivals: Sequence[ArrivalState], left: Left, *, now_s: float, most_bits_per_s: float, standing_s: float,
+    deep_s: float,
 ) -> Passage | None:  # fmt: skip
     last = arrivals[-1]
     standing = [last]
     for entry in reversed(arrivals[:-1]):
-        if entry.wait_s < STANDING_S or last.arrived_s - entry.arrived_s > SPAN_S_MAX or entry.left_s < left.since_s:
+        if entry.wait_s < standing_s or last.arrived_s - entry.arrived_s > SPAN_S_MAX or entry.left_s < left.since_s:
             break
         later = standing[-1]
         if later.left_s - entry.arrived_s > UNHEARD_S and (
@@ -187,13 +199,13 @@ def _of_peer(
     whole_s = last.arrived_s - standing[0].arrived_s
     points = [(entry.left_s, entry.arrived_s, left.until(entry.left_s), entry.wait_s) for entry in standing]
     prompt = _prompt(points, most_bits_per_s)
-    carried, deepest_s = _carried(prompt)
+    carried, deepest_s = _carried(prompt, deep_s=deep_s)
     if not carried:  # it was the peer that stalled
-        carried, deepest_s = _carried(points)
+        carried, deepest_s = _carried(points, deep_s=deep_s)
     if not carried:
         return None
     wait_s = last.left_s + last.wait_s + (left.until(now_s) - points[-1][2]) / carried - now_s
-    return Passage(carried, whole_s, min(max(0.0, wait_s), deepest_s + FULL_S), deepest_s)
+    return Passage(carried, whole_s, min(max(0.0, wait_s), deepest_s + FULL_S), deepest_s, deep_s)
 
 
 def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:
@@ -208,11 +220,11 @@ def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:
     return kept
 
 
-def _carried(points: Sequence[Point]) -> tuple[float, float]:
+def _carried(points: Sequence[Point], *, deep_s: float) -> tuple[float, float]:
     """What was carried between these packets, 0 where they are too close to tell; and the longest that one waited."""
     whole_s = points[-1][1] - points[0][1]
     deepest_s = max(wait_s for *_, wait_s in points)
-    deep = deepest_s >= DEEP_S
+    deep = deepest_s >= deep_s
     pairs = [(points[0], points[-1])]
     if deep:
         apart_s = max(STRETCH_S, whole_s / 2)

@@ -24,7 +24,7 @@ fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
     assert_eq!(alone(LUMP_BULK, 125_000_000), 21);
     assert_eq!(alone(LUMP, 12_500_000), 8); // 100 Mbit/s
     assert_eq!(alone(LUMP, 2_500_000), 4); // 20 Mbit/s
-    assert_eq!(alone(LUMP, 500_000), 2); // 4 Mbit/s
+    assert_eq!(alone(LUMP, 500_000), 1); // 4 Mbit/s
     assert_eq!(alone(LUMP, 0), 8);
 }
 
@@ -33,7 +33,7 @@ fn paths_that_share_a_socket_send_lumps_as_large_as_they_carry_together() {
     let beside = |rate| segments_in(LUMP, rate, 125_000_000, 1452);
     assert_eq!(beside(62_500_000), 43);
     assert_eq!(beside(12_500_000), 21); // 2.5 ms of its own
-    assert_eq!(beside(500_000), 2);
+    assert_eq!(beside(500_000), 1);
     assert_eq!(beside(0), 8);
     assert_eq!(segments_in(LUMP, 125_000_000, 0, 1452), 43); // those of before are summed up
 }

@@ -25,8 +25,6 @@ pub(super) const LUMP_BULK: Duration = Duration::from_micros(250);
 const SEGMENTS_SLOW: usize = 8;
 /// But no more than a path carries in this: three lumps wait in front of an urgent packet, two of them in the kernel.
 const LUMP_SLOW: Duration = Duration::from_micros(2500);
-/// A pair is acknowledged at once.
-const SEGMENTS_MIN: usize = 2;
 const LUMPS_A_TURN: usize = 2;
 /// How many streams of ours a connection has that sends nothing: its hello's.
 const STREAMS_IDLE: usize = 1;
@@ -126,7 +124,7 @@ pub(super) fn segments_in(lump: Duration, rate: u64, all: u64, size: usize) -> u
     let most = in_time(LUMP_SLOW, rate);
     let slow = match rate {
         0 => SEGMENTS_SLOW,
-        _ => most.clamp(SEGMENTS_MIN, SEGMENTS_SLOW),
+        _ => most.clamp(1, SEGMENTS_SLOW),
     };
     slow.max(in_time(lump, rate.max(all)).min(most))
 }

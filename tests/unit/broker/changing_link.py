@@ -36,6 +36,8 @@ class Sender:
     """One connection: a window, what waits in its host, and what has been acknowledged.
 
     TCP counts a loss when it sends again, which while training goes first may be late; our transport when it finds it.
+    Where `socket_bytes` are given, so much is handed to the kernel at once, and more when all of it has left: what is
+    asked meanwhile waits for that, where no counter shows it, `asking`.
     """
 
     key: str
@@ -44,6 +46,7 @@ class Sender:
     window_bytes: float
     local_bytes_max: int
     left_bytes: float
+    socket_bytes: int = 0
     threshold_bytes: float = 1e12
     inflight_bytes: int = 0
     local_bytes: int = 0
@@ -57,8 +60,12 @@ class Sender:
     recover_s: float = 0.0
     way: tuple[float, float] | None = None
     report: tuple[float, FlowSample] | None = None
+    handed_bytes: int = 0
+    asking: list[Item] = field(default_factory=list)
 
     def offer(self) -> int:
+        if self.socket_bytes and self.handed_bytes >= self.socket_bytes:
+            return 0
         room = min(self.window_bytes - self.inflight_bytes, self.local_bytes_max - self.local_bytes, CHUNK_BYTES)
         room = min(room, self.left_bytes)
         return int(room) if room >= PACKET_BYTES or 0 < room == self.left_bytes else 0
@@ -68,10 +75,16 @@ class Sender:
         again = min(count, self.repeat_packets)
         self.inflight_bytes += size
         self.local_bytes += size
+        self.handed_bytes += size
         self.left_bytes -= size
         self.sent_packets += count
         self.lost_packets += again
         self.repeat_packets -= again
+
+    def gone(self, size: int) -> None:
+        self.local_bytes -= size
+        if not self.local_bytes:
+            self.handed_bytes = 0
 
     def acknowledged(self, size: int, sent_s: float, now_s: float) -> None:
         used = self.inflight_bytes >= 0.5 * self.window_bytes
@@ -199,7 +212,7 @@ class Host:
                     self.backlog[name] -= item.size
                     self.sent[name] += item.size
                     if item.sender is not None:
-                        item.sender.local_bytes -= item.size
+                        item.sender.gone(item.size)
                     self.out.push(item, now_s)
 
     def decide(self, bursts: tuple[Burst, ...], now_s: float) -> None:
@@ -228,7 +241,7 @@ class Changing:
     training may have on its way; `burst_bytes` of an all_reduce, in two parts of which the second waits for the peer's
     first; `noise_s` on what clocks say; `stall_every_s` how long it is from one time to the next, on average, that a
     busy host holds up what arrives, for 50 to 150 ms; `stalls_after_probe_s` how long after either host tries more both
-    do, too, from `stalls_from_s` on.
+    do, too, from `stalls_from_s` on; `socket_bytes` what training's sockets take at once, as much as it likes if 0.
     """
 
     policy: Policy
@@ -244,6 +257,7 @@ class Changing:
     stall_every_s: float = 0.0
     stalls_after_probe_s: tuple[float, ...] = ()
     stalls_from_s: float = 0.0
+    socket_bytes: int = 0
     shift_s: float = 0.0
     seed: int = 1
     now_s: float = 0.0
@@ -255,7 +269,10 @@ class Changing:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         quic = ("10.0.0.2", "10.0.0.1")
-        ranks = [Sender(f"s-1/{peer}:4242", peer, "compute", self.window_bytes, 47_000, 0.0) for peer in quic]
+        ranks = [
+            Sender(f"s-1/{peer}:4242", peer, "compute", self.window_bytes, 47_000, 0.0, self.socket_bytes)
+            for peer in quic
+        ]
         flood = [
             Sender(f"tcp/{port}/10.0.0.3", "10.0.0.3", "storage", 15_140.0, 12_000, 1e15)
             for port in range(873, 873 + self.flows)
@@ -348,6 +365,15 @@ class Changing:
             while size := sender.offer():
                 sender.sent(size)
                 host.enqueue(sender.traffic_class, self._data(host, other, sender, size, self.now_s))
+                if sender.handed_bytes == size:  # behind what had been tried when there was no room
+                    self._ask(host, sender)
+            if not sender.handed_bytes:
+                self._ask(host, sender)
+
+    def _ask(self, host: Host, sender: Sender) -> None:
+        for question in sender.asking:
+            host.enqueue("compute", question)
+        sender.asking.clear()
 
     def _data(self, host: Host, other: Host, sender: Sender, size: int, sent_s: float) -> Item:
         def acknowledged(now_s: float) -> None:
@@ -411,7 +437,9 @@ class Changing:
         def arrive(now_s: float) -> None:
             self._read(other, read, now_s)
 
-        host.enqueue("compute", Item(SMALL_BYTES, arrive))
+        rank.asking.append(Item(SMALL_BYTES, arrive))
+        if not rank.socket_bytes:
+            self._ask(host, rank)
 
     def _tcp_info(self, host: Host) -> None:
         for sender in host.senders[1:]:
