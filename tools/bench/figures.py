@@ -14,7 +14,8 @@ Definitions
 - other_cores: what was busy and neither side's nor the relay's. The kernel's own work is in it.
 - A figure of a cell is the median over its repetitions, with the smallest and the largest. A ratio is taken within a
   repetition, where both were measured within a minute, and then the median is taken.
-- limit: what held a flow back. `link`: its goodput was 0.9 of the link's rate or more. `lab`: the relay used 0.85 of a
+- limit: what held a flow back. `link`: its goodput, with that of the TCP flow beside it, was 0.9 of the link's rate
+  or more. `lab`: the relay used 0.85 of a
   core, its most. `cpu`: the machine had less than 0.08 of its cores idle, or one side used 0.92 of a core, the most of
   an engine with one thread. `protocol`: none of these, so that windows, losses and waiting for the other side did.
 """
@@ -119,13 +120,15 @@ def _within(samples: Sequence[Sample], begin_s: float, end_s: float) -> float:
     return rate_bits_per_s(inside, warm_up_s=0.0) if len(inside) > 1 else 0.0
 
 
-def limit(figures: Mapping[str, float], *, link_bits_per_s: int | None) -> str:
-    """What held a flow back; see the top of this file."""
-    if link_bits_per_s and figures["goodput_bits_per_s"] >= LINK_SHARE * link_bits_per_s:
+def limit(figures: Mapping[str, float], *, link_bits_per_s: int | None, threads: int = 1) -> str:
+    """What held a flow back; see the top of this file. `threads`: how many of a side move the flow's packets."""
+    passed_bits_per_s = figures["goodput_bits_per_s"] + figures.get("beside_bits_per_s", 0.0)
+    if link_bits_per_s and passed_bits_per_s >= LINK_SHARE * link_bits_per_s:
         return "link"
     if figures["relay_cores"] >= RELAY_CORES:
         return "lab"
-    if figures["idle_share"] < IDLE_SHARE or max(figures["sender_cores"], figures["receiver_cores"]) >= SIDE_CORES:
+    cores_of_a_thread = max(figures["sender_cores"], figures["receiver_cores"]) / threads
+    if figures["idle_share"] < IDLE_SHARE or cores_of_a_thread >= SIDE_CORES:
         return "cpu"
     return "protocol"
 

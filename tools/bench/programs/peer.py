@@ -37,7 +37,16 @@ class Peer:
     """One side's engine. Events are taken by one thread, in `outcome` and `connect`."""
 
     def __init__(
-        self, *, name: str, other: str, address: str, folder: Path, engine: str, congestion: str, datagram_bytes: int
+        self,
+        *,
+        name: str,
+        other: str,
+        address: str,
+        folder: Path,
+        engine: str,
+        congestion: str,
+        datagram_bytes: int,
+        lanes: int = 1,
     ) -> None:
         self.other, self._address, self._folder = other, address, folder
         self._events: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
@@ -50,6 +59,8 @@ class Peer:
         made = {bulk: self.add_endpoint(name, bulk=bulk) for bulk in (False, True)}
         self._endpoints = {bulk: endpoint for bulk, (endpoint, _) in made.items()}
         self.ports = {bulk: port for bulk, (_, port) in made.items()}
+        self.further = [self.add_endpoint(name, bulk=False) for _ in range(lanes - 1)]
+        """Compute endpoints beyond the first, and their ports: one for each further lane."""
 
     def add_endpoint(self, name: str, *, bulk: bool, rank: int = 0) -> tuple[int, int]:
         """Serve one more socket as `name` and `rank`; gives the endpoint and its port."""
@@ -74,11 +85,15 @@ class Peer:
         return self.engine.connect(self._endpoints[bulk], (address, port), expected_peer=self.other)
 
     def connection(self, *, bulk: bool, attempt: int | None = None) -> int:
-        """Wait for a connection of an endpoint to be up (the one of `attempt`, where given)."""
+        """Wait for a connection of the compute or bulk endpoint to be up (the one of `attempt`, where given)."""
+        return self.connection_of(self._endpoints[bulk], attempt=attempt)
+
+    def connection_of(self, endpoint: int, *, attempt: int | None = None) -> int:
+        """Wait for a connection of any endpoint to be up (the one of `attempt`, where given)."""
         end_s = time.monotonic() + WAIT_S_MAX
         while True:
             for up in self.up:
-                if up.endpoint == self._endpoints[bulk] and (attempt is None or up.attempt == attempt):
+                if up.endpoint == endpoint and (attempt is None or up.attempt == attempt):
                     return up.connection
             for down in self.down:
                 if attempt is not None and down.attempt == attempt:
