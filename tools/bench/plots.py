@@ -58,7 +58,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
     ],
     "lanes": [
         ("goodput, Mbit/s", ["goodput_bits_per_s"], 1e-6, True),
-        ("CPU seconds a GB, sender", ["sender_cpu_s_per_gb"], 1, False),
+        ("CPU seconds a GB, sender", ["sender_cpu_s_per_gb"], 1, True),
         ("TCP beside, Mbit/s", ["beside_bits_per_s"], 1e-6, False),
     ],
 }
@@ -90,7 +90,7 @@ def draw(report: Mapping[str, Any], directory: Path) -> list[Path]:
 
 def _bars(axes: Axes, cells: Sequence[Cell], name: str, factor: float) -> None:
     """One group of bars a case, one bar a contender; whiskers from the smallest to the largest repetition."""
-    cases = list(dict.fromkeys(cell["case"] for cell in cells))
+    cases = list(dict.fromkeys(cell["case"] for cell in cells if name in cell["figures"]))
     contenders = list(dict.fromkeys(cell["contender"] for cell in cells))
     width = 0.8 / len(contenders)
     for cell in cells:
