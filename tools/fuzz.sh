@@ -4,7 +4,7 @@
 #
 # What cargo-fuzz does, with the cargo that is here: coverage and AddressSanitizer are unstable options, which a stable
 # compiler takes with RUSTC_BOOTSTRAP. What is found new stays in out/fuzz/TARGET, what breaks a target too; the seeds
-# are in native/fuzz/seeds.
+# are in native/fuzz/seeds, and `cargo test` runs all of them (native/src/fuzzed.rs).
 set -euo pipefail
 seconds=${FUZZ_S:-60}
 [[ -n ${1:-} ]] || { echo "usage: tools/fuzz.sh PYTHON [TARGET...]" >&2; exit 2; }

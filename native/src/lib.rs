@@ -9,7 +9,7 @@
 //! - `buffers` and `memory` are the only files where Python's memory is touched; `events` is the only thread that takes
 //!   the GIL. `wire` reads what peers send; `tls`, `socket` (with `sender` and `watch`), `congestion` (with `bbr`, `delay_bound`
 //!   and `rate`) and `measure` say what they are, with what they share: `acks` and `base`.
-//! - `guard` is where panics end.
+//! - `guard` is where panics end; `fuzzed` is what fuzzers, and tests over their seeds, run.
 
 mod acks;
 mod answering;
@@ -25,6 +25,9 @@ mod engine;
 mod events;
 #[cfg(feature = "faults")]
 mod faults;
+/// What the targets in `fuzz/` run, and the tests over their seeds.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzed;
 mod gate;
 mod giving_way;
 mod guard;
@@ -49,19 +52,7 @@ mod tally;
 mod thread;
 mod tls;
 mod watch;
-pub mod wire;
-
-/// What the targets in `fuzz/` feed.
-#[cfg(feature = "fuzzing")]
-pub mod inside {
-    pub use crate::buffers::Posted;
-    pub use crate::events::{Arrived, Event, EventQueue, Failure};
-    pub use crate::mail::{Mail, Next, Post, Slot};
-    pub use crate::pair::{DIALS, IS_DIALLED, Pair};
-    pub mod specimen {
-        pub use crate::specimen::{Path, STREAM_WINDOW_BYTES, crypto, settings};
-    }
-}
+mod wire;
 
 use pyo3::prelude::*;
 

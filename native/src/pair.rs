@@ -33,6 +33,7 @@ pub struct Side {
     /// Whoever dials has to show first that its address is its own.
     pub asks_for_proof: bool,
     pub connection: Option<(ConnectionHandle, Connection)>,
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests look at it"))]
     pub measure: Arc<Measure>,
     /// What has happened to the connection, in its order.
     pub events: Vec<Event>,
@@ -95,6 +96,7 @@ impl Pair {
     }
 
     /// The connection of a side, which has one.
+    #[cfg(test)]
     pub fn stack(&mut self, side: usize) -> &mut Connection {
         &mut self.sides[side].connection.as_mut().expect("it has a connection").1
     }

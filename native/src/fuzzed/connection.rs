@@ -4,7 +4,6 @@
 //! TLS before that. The path spoils, loses, doubles and delays datagrams, and strangers send some. The other side does
 //! what the engine does: it reads all streams that come, and sends. Whatever happens nothing panics, and when both are
 //! told to close they are gone.
-#![no_main]
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
@@ -12,13 +11,14 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use bytes::{Bytes, BytesMut};
-use hive_qos_native::inside::{DIALS, IS_DIALLED, Pair, specimen};
-use libfuzzer_sys::fuzz_target;
 use quinn_proto::crypto::{
     self, CryptoError, ExportKeyingMaterialError, HeaderKey, KeyPair, Keys, PacketKey, Session, UnsupportedVersion,
 };
 use quinn_proto::transport_parameters::TransportParameters;
 use quinn_proto::{ConnectError, Connection, ConnectionId, Dir, Side, TransportError, VarInt};
+
+use crate::pair::{DIALS, IS_DIALLED, Pair};
+use crate::specimen;
 
 const DELAY: Duration = Duration::from_millis(10);
 const TURNS: u32 = 20;
@@ -29,7 +29,7 @@ const CONGESTION: [&str; 4] = ["cubic", "reno", "bbr", "rate"];
 static CONTENT: [u8; 4096] = [7; 4096];
 
 #[derive(Arbitrary, Debug)]
-enum Spoil {
+pub enum Spoil {
     Leave(u8),
     Flip {
         at: u16,
@@ -40,7 +40,7 @@ enum Spoil {
 }
 
 #[derive(Arbitrary, Debug)]
-enum OnWire {
+pub enum OnWire {
     Pass(u8),
     Lose,
     Double,
@@ -50,7 +50,7 @@ enum OnWire {
 }
 
 #[derive(Arbitrary, Debug)]
-struct Input {
+pub struct Input {
     congestion: u8,
     /// Else the side that is dialled is.
     dialling_side_is_hostile: bool,
@@ -305,7 +305,7 @@ fn work(stack: &mut Connection, turn: u32) {
     let _ = (stack.stats(), stack.crypto_session().peer_identity());
 }
 
-fn drive(input: Input) {
+pub fn run(input: Input) {
     let settings = specimen::settings(CONGESTION[usize::from(input.congestion) % CONGESTION.len()]);
     let plan = |mut steps: Vec<Spoil>| {
         steps.reverse();
@@ -349,5 +349,3 @@ fn drive(input: Input) {
         "it does not end"
     );
 }
-
-fuzz_target!(|input: Input| drive(input));

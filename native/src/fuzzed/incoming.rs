@@ -5,18 +5,17 @@
 //!
 //! Input: a byte that says which kind of stream it is (0: a control stream, else a message's), one that says how it is
 //! cut, and the stream.
-#![no_main]
 
 use bytes::Bytes;
-use hive_qos_native::wire::{
+
+use crate::wire::{
     Code, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, Violation, decode_header, split_frame, split_header,
 };
-use libfuzzer_sys::fuzz_target;
 
 /// An integer's length, of which a frame begins with two.
 const INTEGER_BYTES_MAX: usize = 8;
 
-fuzz_target!(|data: &[u8]| {
+pub fn run(data: &[u8]) {
     let [kind, cuts, stream @ ..] = data else {
         return;
     };
@@ -24,7 +23,7 @@ fuzz_target!(|data: &[u8]| {
         0 => control(stream, *cuts),
         _ => message(stream, *cuts),
     }
-});
+}
 
 /// Pieces of 1 byte or more, as long as the stream lasts.
 fn pieces(stream: &[u8], cuts: u8) -> impl Iterator<Item = &[u8]> {

@@ -2,20 +2,21 @@
 //!
 //! Every post ends once; what is received is what was sent; what the store holds is bounded; a buffer that was given
 //! back is never written again; and when everything has ended nothing is left over.
-#![no_main]
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 
 use arbitrary::Arbitrary;
-use hive_qos_native::inside::specimen::{Path, STREAM_WINDOW_BYTES as WINDOW};
-use hive_qos_native::inside::{Arrived, Event, EventQueue, Failure, Mail, Next, Post, Posted, Slot};
-use hive_qos_native::wire::{Header, Key};
-use libfuzzer_sys::fuzz_target;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyByteArrayMethods};
+
+use crate::buffers::Posted;
+use crate::events::{Arrived, Event, EventQueue, Failure};
+use crate::mail::{Mail, Next, Post, Slot};
+use crate::specimen::{Path, STREAM_WINDOW_BYTES as WINDOW};
+use crate::wire::{Header, Key};
 
 const STORE: u64 = 1 << 20;
 const FIRST_BYTES_MAX: usize = 4096;
@@ -35,7 +36,7 @@ static NOISE: LazyLock<Vec<u8>> = LazyLock::new(|| {
 });
 
 #[derive(Arbitrary, Debug)]
-enum Length {
+pub enum Length {
     Small(u8),
     Window(i8),
     Large(u8),
@@ -54,7 +55,7 @@ impl Length {
 }
 
 #[derive(Arbitrary, Debug)]
-enum Step {
+pub enum Step {
     Arrive {
         path: u8,
         key: u8,
@@ -423,7 +424,7 @@ impl<'py> World<'py> {
     }
 }
 
-fuzz_target!(|steps: Vec<Step>| {
+pub fn run(steps: &[Step]) {
     Python::initialize();
     Python::attach(|py| {
         let mut world = World::new(py);
@@ -432,4 +433,4 @@ fuzz_target!(|steps: Vec<Step>| {
         }
         world.end();
     });
-});
+}

@@ -111,7 +111,7 @@ impl Slot {
     }
 
     /// Memory of the engine that it takes while nobody has posted for it.
-    #[cfg(feature = "fuzzing")]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn kept(&self) -> u64 {
         match &self.lock().place {
             Place::Stalled(memory) | Place::Stored(memory) => memory.capacity() as u64,
@@ -119,7 +119,7 @@ impl Slot {
         }
     }
 
-    #[cfg(feature = "fuzzing")]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn account(&self) -> &str {
         &self.account
     }
