@@ -17,7 +17,7 @@
 use std::time::{Duration, Instant};
 
 /// Of the 64 KiB that the kernel joins at most.
-const LUMP_BYTES_MIN: usize = 48 << 10;
+pub const LUMP_BYTES_MIN: usize = 48 << 10;
 const LUMPS: u32 = 4;
 /// At 1 Gbit/s three more lumps take three quarters of that.
 const WAIT: Duration = Duration::from_millis(2);

@@ -15,6 +15,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Instant;
@@ -27,6 +28,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 
 use crate::answering::Answering;
+use crate::filling::Filling;
 use crate::guard::{locked, words_of};
 use crate::measure::Rate;
 use crate::path::Path;
@@ -83,10 +85,21 @@ struct Shared {
     state: Mutex<State>,
     told: Mutex<Told>,
     wishes: Mutex<Wishes>,
+    /// Messages of which the stack has not got all.
+    unwritten: AtomicUsize,
     /// It is up, or it has ended.
     changed: Notify,
     opened: Notify,
     allowed: Notify,
+}
+
+/// A message of which the stack has not got all, as long as this lives.
+pub struct Unwritten(Connection);
+
+impl Drop for Unwritten {
+    fn drop(&mut self) {
+        self.0.0.unwritten.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// How a connection stood when the driver had looked at it last.
@@ -118,6 +131,7 @@ pub struct State {
     /// It is in the driver's queue for sending.
     pub due: bool,
     pub answering: Answering,
+    pub filling: Filling,
     /// When it wants to be looked at, as the driver knows it.
     pub deadline: Option<Instant>,
     established: bool,
@@ -151,6 +165,7 @@ impl Connection {
             listed: true,
             due: false,
             answering: Answering::default(),
+            filling: Filling::default(),
             deadline: None,
             established: false,
             ended: None,
@@ -164,6 +179,7 @@ impl Connection {
             state: Mutex::new(state),
             told: Mutex::new(told),
             wishes: Mutex::default(),
+            unwritten: AtomicUsize::new(0),
             changed: Notify::new(),
             opened: Notify::new(),
             allowed: Notify::new(),
@@ -216,10 +232,27 @@ impl Connection {
 
     /// Have the driver look at this connection.
     pub fn touch(&self, state: &mut State) {
+        state.filling.hurry(1);
+        self.touch_for_more(state);
+    }
+
+    /// The same, for more of what it is sending already: that need not go before the next whole lump.
+    pub fn touch_for_more(&self, state: &mut State) {
         state.answering.hurry();
         if !std::mem::replace(&mut state.listed, true) {
             self.0.touched.add(self.0.handle);
         }
+    }
+
+    /// A message is about to be written.
+    pub fn begin_message(&self) -> Unwritten {
+        self.0.unwritten.fetch_add(1, Ordering::Relaxed);
+        Unwritten(self.clone())
+    }
+
+    /// Whether there is a message of which the stack has not got all.
+    pub fn has_more(&self) -> bool {
+        self.0.unwritten.load(Ordering::Relaxed) > 0
     }
 
     /// Have the driver look whether something may be sent now.
@@ -418,6 +451,7 @@ impl Connection {
             return;
         }
         state.answering.hurry();
+        state.filling.hurry(1);
         let close = wishes.close.filter(|_| state.ended.is_none());
         let closing = close.is_some();
         self.with(state, |_, stack| {

@@ -25,6 +25,7 @@ mod engine;
 mod events;
 #[cfg(feature = "faults")]
 mod faults;
+mod filling;
 /// What the targets in `fuzz/` run, and the tests over their seeds.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzed;

@@ -142,8 +142,9 @@ async fn drive(link: &Arc<Link>, message: &Message, slot: &mut Option<SendStream
     let stream = slot.insert(stream);
     link.engine.events.fault("send");
     stream.set_priority(rank(message.level, link.opened.fetch_add(1, Ordering::Relaxed)));
+    let unwritten = connection.begin_message();
     match write(link, message, stream).await {
-        Ok(()) => {}
+        Ok(()) => drop(unwritten),
         Err(WriteError::Stopped(code)) => return End::Stopped(code),
         Err(WriteError::Lost) => return End::Lost,
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use quinn_proto::{Connection, Dir, StreamId, VarInt};
 
+use crate::answering::LUMP_BYTES_MIN;
 use crate::pair::{DIALS, IS_DIALLED, Pair};
 use crate::specimen;
 
@@ -19,6 +20,12 @@ const LARGE_BYTES: u64 = 1 << 19;
 /// What leaves within `SPAN`: a burst of 1/20 of the window, and what comes to 1.25 windows a round trip, 1/16.
 const PART_MAX: f64 = 0.15;
 const STREAMS: usize = 16;
+/// About 0.9 Gbit/s, of which lumps are half a millisecond.
+const FAST_BYTES: u64 = 1 << 22;
+/// How often the driver asks where acknowledgements come.
+const STEP: Duration = Duration::from_micros(50);
+/// Of a runtime's timer.
+const TICK: Duration = Duration::from_millis(1);
 static CONTENT: [u8; 1 << 16] = [7; 1 << 16];
 
 /// When so many bytes left, and how large the window was.
@@ -144,4 +151,46 @@ fn a_large_window_leaves_spread_over_the_round_trip() {
         let bytes = bytes_of(&sent);
         assert!(bytes > window / 2, "{name}: {bytes} bytes of a window of {window}");
     }
+}
+
+/// Sizes of what leaves within half a round trip, in which nothing is acknowledged, where the stack is asked every `step`.
+fn lumps(run: &mut Run, step: Duration) -> Vec<usize> {
+    run.work(20 * ROUND, false);
+    run.pair.sides[DIALS].lumps.clear();
+    let until = run.pair.now + ROUND / 2;
+    while run.pair.now < until {
+        fill(run.pair.stack(DIALS), &run.streams);
+        run.pair
+            .run(until.min(run.pair.now + step), |_, _, _| vec![Duration::ZERO]);
+    }
+    run.pair.sides[DIALS].lumps.clone()
+}
+
+#[test]
+fn what_the_pacer_lets_go_leaves_in_whole_lumps_and_no_slower() {
+    let [before, now] = [false, true].map(|fills| {
+        let mut run = Run::new("cubic");
+        for _ in 0..40 {
+            if run.window() < FAST_BYTES {
+                run.work(ROUND, true);
+            }
+        }
+        run.lost.set(1); // or it grows while what was written leaves
+        run.work(4 * ROUND, true);
+        assert!(run.window() >= FAST_BYTES / 2, "{}", run.window());
+        if !fills {
+            run.pair.sides[DIALS].filling = None;
+        }
+        let asked = lumps(&mut run, STEP);
+        run.pair.tick = TICK;
+        (asked, lumps(&mut run, ROUND))
+    });
+    let bytes = |lumps: &[usize]| lumps.iter().sum::<usize>();
+    let pieces = |lumps: &[usize]| lumps.iter().filter(|bytes| **bytes < LUMP_BYTES_MIN).count();
+    assert!(2 * pieces(&before.0) > before.0.len(), "{before:?}"); // or there is nothing to be gained
+    assert!(pieces(&now.0) <= 1, "{now:?}"); // what the burst ends with
+    let (least, most) = (bytes(&before.0) * 97 / 100, bytes(&before.0)); // a lump is under way
+    assert!((least..=most).contains(&bytes(&now.0)), "{now:?} and not {before:?}");
+    // By deadlines alone, which come late.
+    assert!(bytes(&now.1) >= bytes(&before.1), "{now:?} and not {before:?}");
 }

@@ -13,6 +13,7 @@ use quinn_proto::{
 };
 
 use crate::engine::{endpoint_config, transport};
+use crate::filling::{Filling, Lump};
 use crate::measure::Measure;
 use crate::rate::EndpointRate;
 use crate::settings::Settings;
@@ -35,6 +36,12 @@ pub struct Side {
     pub connection: Option<(ConnectionHandle, Connection)>,
     #[cfg_attr(not(test), expect(dead_code, reason = "only tests look at it"))]
     pub measure: Arc<Measure>,
+    /// None: whatever may be sent is sent at once.
+    pub filling: Option<Filling>,
+    /// Until when a lump is waited for.
+    waits: Option<Instant>,
+    /// Bytes of what was sent at once.
+    pub lumps: Vec<usize>,
     /// What has happened to the connection, in its order.
     pub events: Vec<Event>,
 }
@@ -43,6 +50,9 @@ pub struct Pair {
     pub now: Instant,
     /// One way.
     pub delay: Duration,
+    /// Deadlines come at whole multiples of this, where it is not nothing.
+    pub tick: Duration,
+    began: Instant,
     pub sides: [Side; 2],
     /// By when they arrive, and in which order they were sent: to whom, what.
     flying: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
@@ -81,11 +91,16 @@ impl Pair {
             asks_for_proof: false,
             connection,
             measure,
+            filling: Some(Filling::default()),
+            waits: None,
+            lumps: Vec::new(),
             events: Vec::new(),
         };
         Self {
             now,
             delay,
+            tick: Duration::ZERO,
+            began: now,
             sides: [
                 side(endpoint, DIALS, None, Some(connection), measure),
                 side(other, IS_DIALLED, Some(server), None, other_measure),
@@ -107,13 +122,8 @@ impl Pair {
         for from in [DIALS, IS_DIALLED] {
             let mut packets = Vec::new();
             loop {
-                let side = &mut self.sides[from];
-                side.settle();
-                let Some((_, stack)) = &mut side.connection else {
-                    break;
-                };
                 packets.clear();
-                let Some(transmit) = stack.poll_transmit(self.now, SEGMENTS, &mut packets) else {
+                let Some(transmit) = self.sides[from].ask(self.now, &mut packets) else {
                     break;
                 };
                 self.fly(1 - from, &transmit, &packets, wire);
@@ -151,8 +161,9 @@ impl Pair {
             let arrives = self.flying.keys().next().map(|(at, _)| *at);
             let wanted = self.sides.iter_mut().filter_map(|side| {
                 let (_, stack) = side.connection.as_mut()?;
-                stack.poll_timeout()
+                stack.poll_timeout().into_iter().chain(side.waits).min()
             });
+            let wanted = wanted.map(|at| late(at, self.began, self.tick));
             let Some(next) = wanted.chain(arrives).min().filter(|next| *next <= until) else {
                 self.now = until;
                 return;
@@ -162,6 +173,9 @@ impl Pair {
                 if let Some((_, stack)) = &mut side.connection
                     && stack.poll_timeout().is_some_and(|at| at <= self.now)
                 {
+                    if let Some(filling) = &mut side.filling {
+                        filling.time_out(stack.poll_timeout(), self.now);
+                    }
                     stack.handle_timeout(self.now);
                 }
             }
@@ -217,6 +231,28 @@ impl Pair {
 }
 
 impl Side {
+    /// What is sent at once now.
+    fn ask(&mut self, now: Instant, packets: &mut Vec<u8>) -> Option<Transmit> {
+        self.settle();
+        self.waits = None;
+        let (_, stack) = self.connection.as_mut()?;
+        let lump = match &mut self.filling {
+            Some(filling) => filling.ask(stack, SEGMENTS, true, now, packets),
+            None => stack
+                .poll_transmit(now, SEGMENTS, packets)
+                .map_or(Lump::Nothing, Lump::Made),
+        };
+        match lump {
+            Lump::Made(transmit) => {
+                self.lumps.push(transmit.size);
+                return Some(transmit);
+            }
+            Lump::Waits(until) => self.waits = Some(until),
+            Lump::Nothing => {}
+        }
+        None
+    }
+
     /// Tell the endpoint what its connection has to say, and keep what has happened.
     fn settle(&mut self) {
         let Some((handle, stack)) = &mut self.connection else {
@@ -233,6 +269,15 @@ impl Side {
             self.connection = None;
         }
     }
+}
+
+/// The first tick at which it is seen that a time has come.
+fn late(at: Instant, began: Instant, tick: Duration) -> Instant {
+    if tick.is_zero() {
+        return at;
+    }
+    let ticks = (at - began).as_nanos().div_ceil(tick.as_nanos());
+    began + tick * ticks as u32
 }
 
 fn seeded(mut config: EndpointConfig) -> Arc<EndpointConfig> {

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use quinn_proto::{self as proto, StreamId, VarInt, Written};
 
 use crate::connection::{Connection, Ended};
+use crate::filling::SMALL_BYTES;
 
 /// Why nothing more can be written to a stream.
 #[derive(Debug)]
@@ -44,14 +45,18 @@ impl SendStream {
         let Some(stack) = &mut state.stack else {
             return Poll::Ready(Err(WriteError::Lost));
         };
+        let bytes: usize = chunks.iter().map(Bytes::len).sum();
         match stack.send_stream(self.id).write_chunks(chunks) {
             Ok(written) => {
-                self.connection.touch(&mut state);
+                if bytes <= SMALL_BYTES {
+                    state.filling.hurry(written.bytes);
+                }
+                self.connection.touch_for_more(&mut state);
                 Poll::Ready(Ok(written))
             }
             Err(proto::WriteError::Blocked) => {
                 state.writers.insert(self.id, cx.waker().clone());
-                self.connection.touch(&mut state); // the peer may be told that it holds us up
+                self.connection.touch_for_more(&mut state); // the peer may be told that it holds us up
                 Poll::Pending
             }
             Err(proto::WriteError::Stopped(code)) => Poll::Ready(Err(WriteError::Stopped(code))),

@@ -87,6 +87,7 @@ impl Driver {
                 shared.deadline = None;
                 shared.answering.time_out(now);
                 connection.with(&mut shared, |shared, stack| {
+                    shared.filling.time_out(stack.poll_timeout(), now);
                     stack.handle_timeout(now);
                     shared.path.look(stack, None);
                 });

@@ -3,6 +3,7 @@
 //! - What is sent at once is as much as the kernel takes (64 KiB), but no more than the paths of the socket carry in `LUMP`,
 //!   all together, for they begin with the same link: an urgent packet cannot pass what has been handed over. Nor more than
 //!   the path itself carries in `LUMP_SLOW`. What waits in the kernel is bounded likewise (`Socket::fit`).
+//! - On fast paths what is less than a whole one waits for the rest of it (`filling`).
 //! - A connection sends `LUMPS_A_TURN`; then acknowledgements are read and the others have their turn.
 
 use std::sync::atomic::Ordering;
@@ -15,6 +16,7 @@ use quinn_udp::{EcnCodepoint, Transmit};
 use super::State;
 use super::driver::Driver;
 use crate::connection;
+use crate::filling::Lump;
 use crate::socket::Socket;
 
 /// At 1 Gbit/s as much as the kernel takes: half of it costs the receiver a sixth more, for waking up.
@@ -49,21 +51,29 @@ impl Driver {
             let receives = connection.with(&mut shared, |_, stack| stack.streams().send_streams() <= STREAMS_IDLE);
             let waits = shared.answering.wait(receives == Some(true), Instant::now());
             let mut more = waits.is_none();
+            let mut fills = None;
             for _ in 0..if more { LUMPS_A_TURN } else { 0 } {
                 let made = connection.with(&mut shared, |shared, stack| {
                     self.faults.fault("stack");
                     self.packets.clear();
                     lump(
-                        shared,
+                        (shared, connection.has_more()),
                         stack,
                         (self.shared.lump, self.rate),
                         &self.socket,
                         &mut self.packets,
                     )
                 });
-                let Some(transmit) = made.flatten() else {
-                    more = false;
-                    break;
+                let transmit = match made {
+                    Some(Lump::Made(transmit)) => transmit,
+                    Some(Lump::Waits(until)) => {
+                        (more, fills) = (false, Some(until));
+                        break;
+                    }
+                    Some(Lump::Nothing) | None => {
+                        more = false;
+                        break;
+                    }
                 };
                 if !self.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
                     self.unsent = Some(transmit);
@@ -75,7 +85,7 @@ impl Driver {
             }
             shared.due = more;
             let deadline = connection.with(&mut shared, |_, stack| stack.poll_timeout()).flatten();
-            let deadline = deadline.into_iter().chain(waits).min();
+            let deadline = deadline.into_iter().chain(waits).chain(fills).min();
             if deadline != shared.deadline {
                 if let Some(before) = std::mem::replace(&mut shared.deadline, deadline) {
                     self.deadlines.remove(&(before, handle.0));
@@ -96,22 +106,24 @@ impl Driver {
 
 /// What a connection sends at once, written to `packets`.
 ///
-/// `lump`: how long it may take on paths that carry so many bytes a second together.
+/// `more`: there is more to come than the stack has. `lump`: how long it may take on paths that carry so many bytes a
+/// second together.
 fn lump(
-    shared: &mut connection::State,
+    (shared, more): (&mut connection::State, bool),
     stack: &mut proto::Connection,
     (lump, all): (Duration, u64),
     socket: &Socket,
     packets: &mut Vec<u8>,
-) -> Option<proto::Transmit> {
+) -> Lump {
     loop {
         let size = usize::from(stack.current_mtu());
         let rate = shared.rate.bytes_per_s.load(Ordering::Relaxed);
         let segments = segments_in(lump, rate, all, size).min(socket.segments_max(size));
         let probes = shared.path.probes(stack);
-        let transmit = stack.poll_transmit(Instant::now(), segments, packets)?;
-        if probes.is_none() || probes == shared.path.probes(stack) {
-            return Some(transmit);
+        let fills = more && !shared.path.remote().ip().to_canonical().is_loopback();
+        let made = shared.filling.ask(stack, segments, fills, Instant::now(), packets);
+        if probes.is_none() || probes == shared.path.probes(stack) || !matches!(made, Lump::Made(_)) {
+            return made;
         }
         packets.clear(); // a probe that must not be sent
     }
