@@ -48,10 +48,10 @@ from broker.capacity_cut import (
 )
 from broker.capacity_probe import (
     FORGETTING,
-    PROBE_DELAY_S,
     RAISE_LOSS,
     UNHEARD_S,
     forgetting,
+    late_s,
     listened,
     may_forget,
     may_raise,
@@ -238,7 +238,7 @@ def _blamed(
         return NOTHING
     agree = partial(signals.agree, state.signals, now_s=now_s, stalled=stalled)
     delay_s = unseen.at_least(DELAY_S, state.rate_bits_per_s)
-    probe_delay_s = unseen.at_least(PROBE_DELAY_S, state.rate_bits_per_s)
+    probe_delay_s = late_s(state)
     quiet_delay_s = unseen.at_least(QUIET_DELAY_S, state.rate_bits_per_s)
     if signals.peak_tx_bits_per_s(state.signals, now_s=now_s) < LOAD_MIN * state.rate_bits_per_s:
         return NOTHING

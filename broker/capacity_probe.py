@@ -8,6 +8,7 @@ Past it such a packet makes steps 6 %; surely past it they double, to 20 %, one 
 from __future__ import annotations
 
 import statistics
+from itertools import pairwise
 
 from broker import passage, signals, unseen
 from broker.capacity_cut import PROBE_STEP
@@ -20,6 +21,10 @@ SEEN_AFTER_S = 0.2
 """How long it has to be the limit before a probe: one detection time, or three when no destination says anything.
 A sample tells about the last raise when it was taken this much later: a tick until it is applied, and a round trip."""
 PROBE_DELAY_S = 0.012
+JITTERS, JITTER_S_MAX, JITTER_GAIN = 5, 0.004, 0.3
+"""Where hosts read packets up to 20 ms late, two of three exceed 12 ms in one tick of eight though no queue stands, and
+nearly every probe fails: a rise was not found in 10 s. Such waits differ while nothing is tried, too. At most 20 ms for
+it, which people may have to wait."""
 PROBE_STEP_MAX = 0.2
 NEAR, BESIDE, BEYOND = 0.97, 1.02, 1.12
 """3 % over a bottleneck adds 30 ms of queue a second: seen within a second, harmless until then. So up to 2 % over what
@@ -51,8 +56,8 @@ def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bo
     if state.moved_by == "raise" and beside and told and not _confirmed(state, heard=False):
         return False
     since_s = state.changed_s + SEEN_AFTER_S if state.moved_by == "raise" else state.changed_s
-    one_way = signals.clear(state.signals, two_way=False, since_s=since_s, threshold_s=_late_s(state))
-    two_way = signals.clear(state.signals, two_way=True, since_s=since_s, threshold_s=_late_s(state))
+    one_way = signals.clear(state.signals, two_way=False, since_s=since_s, threshold_s=late_s(state))
+    two_way = signals.clear(state.signals, two_way=True, since_s=since_s, threshold_s=late_s(state))
     if one_way is False or state.busy_s < BUSY_S:
         return False
     if one_way or two_way:
@@ -102,6 +107,7 @@ def raised(state: CapacityState, *, now_s: float) -> CapacityState:
         rate_bits_per_s=min(state.base_bits_per_s, int(rate * (1 + step))),
         rate_before_raise_bits_per_s=rate,
         stood_bits_per_s=_stood(state),
+        jitter_s=_jitter_s(state),
         raised_s=now_s,
         changed_s=now_s,
         hold_s=BUSY_S,
@@ -116,8 +122,8 @@ def _stood(state: CapacityState) -> int:
     """The last rate at which packets met no queue while nothing more was tried; 0: it made one, or nobody tells."""
     if state.moved_by == "raise":
         return state.stood_bits_per_s
-    waits_s = [entry.wait_s for entry in state.signals.arrivals if entry.left_s >= state.changed_s + SEEN_AFTER_S]
-    late = sum(wait_s > _late_s(state) for wait_s in waits_s)
+    waits_s = _waits_s(state)
+    late = sum(wait_s > late_s(state) for wait_s in waits_s)
     return state.rate_bits_per_s if len(waits_s) >= STOOD_OF and late <= STOOD_LATE * len(waits_s) else 0
 
 
@@ -130,9 +136,25 @@ def _confirmed(state: CapacityState, *, heard: bool) -> bool:
         return False
     since_s = state.changed_s + CONFIRM_S / 2
     last = {entry.peer: entry.wait_s for entry in state.signals.arrivals if entry.left_s >= since_s}
-    return statistics.median(last.values()) <= _late_s(state) if last else not heard
+    return statistics.median(last.values()) <= late_s(state) if last else not heard
 
 
-def _late_s(state: CapacityState) -> float:
-    """From which wait on a packet met a queue."""
-    return unseen.at_least(PROBE_DELAY_S, state.rate_bits_per_s)
+def late_s(state: CapacityState) -> float:
+    """From which wait on a packet met a queue of what was tried."""
+    return max(unseen.at_least(PROBE_DELAY_S, state.rate_bits_per_s), JITTERS * min(state.jitter_s, JITTER_S_MAX))
+
+
+def _jitter_s(state: CapacityState) -> float:
+    """By how much packets' waits differ from one to the next where nothing more is tried: half of them by more; a
+    running mean, as it was where too few tell."""
+    waits_s = [] if state.moved_by == "raise" else _waits_s(state)
+    if len(waits_s) < STOOD_OF:
+        return state.jitter_s
+    return state.jitter_s + JITTER_GAIN * (
+        statistics.median(abs(late - soon) for soon, late in pairwise(waits_s)) - state.jitter_s
+    )
+
+
+def _waits_s(state: CapacityState) -> list[float]:
+    """How long packets waited elsewhere since the last move, once its queue had gone."""
+    return [entry.wait_s for entry in state.signals.arrivals if entry.left_s >= state.changed_s + SEEN_AFTER_S]

@@ -248,7 +248,8 @@ class CapacityState:
     rate; `blameless_until_s` until when it is believed not to; `stood_bits_per_s` what made no queue before the last
     raises, 0 where that is not known; `one_destination` whether the rate rests on what one destination says alone,
     `agreed_s` when two last said the same; `claimed_s` when it was last cut for losses that only programs told of;
-    `unheard_s` how long the shaper has been the limit while no connection told anything.
+    `unheard_s` how long the shaper has been the limit while no connection told anything; `jitter_s` the median wait of
+    packets before the last raises, when nothing more was tried.
     """
 
     base_bits_per_s: int
@@ -278,6 +279,7 @@ class CapacityState:
     agreed_s: float | None = None
     claimed_s: float | None = None
     unheard_s: float = 0.0
+    jitter_s: float = 0.0
     moved_by: str = ""
     moved_excess_s: float = 0.0
     moved_baseline_s: float = 0.0

@@ -73,6 +73,20 @@ def test_the_peer_whose_bursts_fill_the_way_back_follows_too(seed: int) -> None:
     assert followed_s(world.b.rates, fall_s, DRAINING_PART * LOW, 1.1 * LOW, for_s=1.0) <= 4.0
 
 
+@pytest.mark.parametrize("seed", [4, 6, 7])
+def test_a_rise_is_followed_between_hosts_that_read_packets_late(seed: int) -> None:
+    """Up to 20 ms, which is more than shows that a probe was too much: all failed, and 0.4 to 0.7 of it was used."""
+    policy = load('version = 1\n[[interface]]\nname = "a"\negress = "100 Mbit/s"\n')
+    rise_s = FALL_S + 15.0
+
+    def rate(at_s: float) -> float:
+        return FULL if at_s < FALL_S else LOW if at_s < rise_s else HIGH
+
+    world = Changing(policy, rate, window_bytes=1_200_000.0, noise_s=0.02, seed=seed).run(rise_s + 11)
+    assert used(world.carried, rise_s + 7, rise_s + 11, HIGH) >= 0.85
+    assert late(world.echoes, rise_s + 7, rise_s + 11) <= 0.08
+
+
 def test_without_announcements_a_fall_is_followed_as_fast() -> None:
     world = changing(3, window_bytes=1_200_000.0, announce=False)
     fall_s = FALL_S + world.shift_s
