@@ -31,9 +31,10 @@ from broker.state import ArrivalState, TickState
 
 STANDING_S = 0.015
 """A wait above this is a queue that stands: half of what counts as bloat, above the noise of busy hosts (5-10 ms)."""
-DEEP_S = 0.1
+DEEP_S, DEEP_TIMES = 0.1, 2
 """A queue of more may be a full buffer, which drops part of what was sent: then the stretch counts in which least was
-carried, for what is dropped makes too much of every other."""
+carried, for what is dropped makes too much of every other. On a slow link, where few packets take as long, it is so
+many times what stands."""
 SPAN_S_MIN, SHALLOW_SPAN_S_MIN, SPAN_S_MAX = 0.12, 0.3, 0.8
 """Arrivals less apart than a tick and its jitter measure noise (10 ms of 120), and in a shallow queue that noise is the
 most of what is measured; further apart they tell about the past."""
@@ -122,7 +123,8 @@ def by_peer(
     """
     found: dict[str, Passage | None] = {}
     left: Left | None = None
-    standing_s, deep_s = (unseen.at_least(wait_s, left_at_bits_per_s) for wait_s in (STANDING_S, DEEP_S))
+    standing_s = unseen.at_least(STANDING_S, left_at_bits_per_s)
+    deep_s = max(DEEP_S, DEEP_TIMES * standing_s)
     for peer, entries in groupby(arrivals, key=lambda entry: entry.peer):
         own = [entry for entry in entries if since_s <= entry.left_s]
         if not own or own[-1].left_s < now_s - AGE_S_MAX:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from broker import baseline, capacity, demand, infeasible, presence
+from broker import baseline, capacity, demand, infeasible, presence, unseen
 from broker.capacity_cut import DELAY_S
 from broker.connection_signals import least_rtt_s
 from broker.decide import DEAD_BAND
@@ -100,7 +100,9 @@ def follow(entry: Resting, sample: InterfaceSample, *, now_s: float) -> tuple[Re
     after, moves = _wishes(entry, reading)
     after = replace(after, state=replace(after.state, presence=people))
     calls = people.present is not entry.state.presence.present
-    return after, moves or calls or _disturbed(entry.heard, sample.flows, reading)
+    return after, moves or calls or _disturbed(
+        entry.heard, sample.flows, reading, rate_bits_per_s=entry.state.applied_capacity_bits_per_s
+    )
 
 
 def _schedule_is_near(policy: Policy, measurements: Measurements) -> bool:
@@ -157,8 +159,11 @@ def _wishes(entry: Resting, reading: Reading) -> tuple[Resting, bool]:
     return replace(entry, state=state), moves
 
 
-def _disturbed(heard: Mapping[str, FlowState], flows: Iterable[FlowSample], reading: Reading) -> bool:
-    """Whether a connection waits elsewhere, or loses, as the capacity law would heed: then it has to count samples."""
+def _disturbed(
+    heard: Mapping[str, FlowState], flows: Iterable[FlowSample], reading: Reading, *, rate_bits_per_s: int
+) -> bool:
+    """Whether a connection waits elsewhere, or loses, as the capacity law would heed at a rate: then it has to count
+    samples."""
     for flow in flows:
         before = heard.get(flow.key)
         if before is None or not before.points:
@@ -166,6 +171,7 @@ def _disturbed(heard: Mapping[str, FlowState], flows: Iterable[FlowSample], read
         if (flow.lost_packets or 0) - before.points[-1][3] >= capacity.LOSS_SENT_MIN:
             return True
         excess_s, threshold_s = _excess_s(before, flow)
+        threshold_s = unseen.at_least(threshold_s, rate_bits_per_s)
         if excess_s > threshold_s and excess_s - _own_queue_s(reading, flow.traffic_class) > threshold_s:
             return True
     return False

@@ -248,8 +248,8 @@ class CapacityState:
     rate; `blameless_until_s` until when it is believed not to; `stood_bits_per_s` what made no queue before the last
     raises, 0 where that is not known; `one_destination` whether the rate rests on what one destination says alone,
     `agreed_s` when two last said the same; `claimed_s` when it was last cut for losses that only programs told of;
-    `unheard_s` how long the shaper has been the limit while no connection told anything; `jitter_s` the median wait of
-    packets before the last raises, when nothing more was tried.
+    `unheard_s` how long the shaper has been the limit while no connection told anything; `jitter_s` by how
+    much packets' waits differ from one to the next while nothing more is tried.
     """
 
     base_bits_per_s: int

@@ -159,7 +159,9 @@ def test_where_the_bottleneck_elsewhere_jumps_announcing_beats_measuring_alone()
         steps = steps_s(run(world(seed=seed, rate=jumps, **changes), 70, Controlled(policy(storage=20, window_s=60))))
         return steps[int(0.95 * len(steps))]
 
-    assert statistics.median(late_s(seed) / late_s(seed, announce=False) for seed in (1, 2, 3)) < 0.85
+    parts = [late_s(seed) / late_s(seed, announce=False) for seed in (1, 2, 3)]
+    assert statistics.median(parts) < 0.85
+    assert max(parts) < 1.2
 
 
 @pytest.mark.parametrize("seed", [1, 2])

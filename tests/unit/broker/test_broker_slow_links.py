@@ -66,3 +66,8 @@ def test_what_a_slow_link_takes_for_few_packets_is_no_queue() -> None:
 def test_a_link_of_five_megabits_that_is_what_the_file_says_is_left_alone() -> None:
     world = slow("5 Mbit/s", lambda at_s: 5e6, seed=1, until_s=12.0)
     assert min(rate for _, rate in world.a.rates) >= 0.96 * 5e6
+
+
+def test_on_a_very_slow_link_two_packets_are_the_most_that_is_left_unseen() -> None:
+    assert unseen.at_least(0.03, 0.5e6) == unseen.UNSEEN_S_MAX
+    assert unseen.at_least(0.03, 64e3) == pytest.approx(2 * unseen.PACKET_BYTES * 8 / 64e3)
