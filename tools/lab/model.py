@@ -34,6 +34,8 @@ Kind = Literal["host", "router"]
 Carrier = Literal["auto", "veth", "netem", "relay"]
 """How frames cross a link: `veth` plain (no delay, no loss), `netem` in the kernel, `relay` in our own process."""
 
+LUMP_BYTES_MAX = 66_000
+"""What hosts hand over in one piece: 64 KiB and headers. A shorter queue would drop each such piece whole."""
 NO_SINGLE_FRAMES = "a link with offload carries lumps, and this happens to single frames; leave out offload"
 """Why loss and spoiling are refused there."""
 
@@ -120,8 +122,10 @@ class LinkSpec:
         check_loss(f"{key}.loss", self.loss)
         if not 0 < self.buffer_s <= DELAY_S_MAX:
             raise ConfigurationError(f"{key}.buffer", self.buffer_s, "write a time above 0 and up to 10 s")
-        if self.buffer_bytes is not None and self.buffer_bytes < 2000:
-            raise ConfigurationError(f"{key}.buffer", self.buffer_bytes, "has to hold one frame: at least 2000 bytes")
+        piece, least = ("lump", LUMP_BYTES_MAX) if self.offload is True else ("frame", 2000)
+        if self.buffer_bytes is not None and self.buffer_bytes < least:
+            words = f"has to hold one {piece}: at least {least} bytes"
+            raise ConfigurationError(f"{key}.buffer", self.buffer_bytes, words)
         if self.carrier not in ("auto", "veth", "netem", "relay"):
             raise ConfigurationError(f"{key}.carrier", self.carrier, "write auto, veth, netem or relay")
         if not isinstance(self.seed, int):

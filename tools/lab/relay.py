@@ -206,7 +206,8 @@ def _write_due(lane: _Lane, *, now_s: float) -> None:
         try:
             os.write(fd, frame)
         except OSError as error:
-            if error.errno != errno.EIO:  # EIO: the device is down, a cut link; the frame is lost as on a real one
+            # EIO: the device is down, a cut link; EINVAL: a lump whose header the kernel refuses. Both are lost.
+            if error.errno not in (errno.EIO, errno.EINVAL):
                 raise
 
 

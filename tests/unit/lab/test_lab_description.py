@@ -137,6 +137,10 @@ def test_hosts_hand_single_segments_to_their_devices_unless_told_and_routers_alw
             "link.a-b.offload = 1: write true or false",
         ),
         (
+            "hosts = ['a', 'b']\n[[link]]\nbetween = ['a', 'b']\noffload = true\nbuffer = '20 kB'",
+            "has to hold one lump: at least 66000 bytes",
+        ),
+        (
             "hosts = ['a', 'b']\n[[link]]\nbetween = ['a', 'b']\noffload = true\nloss = '1 %'",
             "link.a-b.loss = 0.01: a link with offload carries lumps, and this happens to single frames",
         ),
