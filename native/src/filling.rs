@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use quinn_proto::{Connection, ConnectionStats, Transmit};
 
 use crate::answering::LUMP_BYTES_MIN;
+use crate::wire::{HEADER_BYTES_MAX, INTEGER_BYTES_MAX};
 
 /// Windows a round trip that the stack's pacer gives leave for.
 const GAIN: f64 = 1.25;
@@ -37,8 +38,9 @@ const LUMPS_OF_WINDOW: f64 = 6.0;
 /// coarse), and the pacer keeps 256 packets, which where a lump takes least are 1.5 ms of leave: more than passes.
 const LUMP_TIME_MIN_S: f64 = 250e-6;
 const LUMP_TIME_MAX_S: f64 = 800e-6;
-/// What is written in so few bytes is a small message, or the rest of one, none of which waits.
-pub const SMALL_BYTES: usize = 64 << 10;
+/// Of a payload. What is written in so few bytes, with the longest header, is a small message or the rest of one, none of
+/// which waits.
+const SMALL_BYTES: usize = 64 << 10;
 
 #[derive(Default)]
 pub struct Filling {
@@ -115,6 +117,13 @@ impl Filling {
     /// There is something to send that may not wait, of so many bytes.
     pub fn hurry(&mut self, bytes: usize) {
         self.hurries = self.hurries.saturating_add(bytes);
+    }
+
+    /// Of so many bytes that were to be written, header and payload, the stack has `taken` these.
+    pub fn wrote(&mut self, bytes: usize, taken: usize) {
+        if bytes <= INTEGER_BYTES_MAX + HEADER_BYTES_MAX + SMALL_BYTES {
+            self.hurry(taken);
+        }
     }
 
     /// A time has come that the stack had as its next `deadline`. The pacer's brings nothing new.

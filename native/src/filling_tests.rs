@@ -130,6 +130,25 @@ fn what_hurries_goes_on_hurrying_until_it_has_left() {
 }
 
 #[test]
+fn a_message_of_64_kib_does_not_wait_however_long_its_header() {
+    let (now, limits) = (Instant::now(), limits());
+    let longest = INTEGER_BYTES_MAX + HEADER_BYTES_MAX;
+    let waits = |bytes, taken| {
+        let mut filling = cut(&limits, now);
+        filling.wrote(bytes, taken);
+        filling.wait(&limits, true, now).is_some()
+    };
+    for header in [0, 40, longest] {
+        assert!(
+            !waits(header + 65536, header + 65536),
+            "behind a header of {header} bytes"
+        );
+    }
+    assert!(waits(longest + 65537, longest + 65537));
+    assert!(waits(1 << 20, PACKET)); // of which the stack takes little
+}
+
+#[test]
 fn what_was_lost_and_what_is_answered_take_the_next_packet() {
     let (now, limits) = (Instant::now(), limits());
     let mut filling = cut(&limits, now);

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use quinn_proto::{self as proto, StreamId, VarInt, Written};
 
 use crate::connection::{Connection, Ended};
-use crate::filling::SMALL_BYTES;
 
 /// Why nothing more can be written to a stream.
 #[derive(Debug)]
@@ -48,9 +47,7 @@ impl SendStream {
         let bytes: usize = chunks.iter().map(Bytes::len).sum();
         match stack.send_stream(self.id).write_chunks(chunks) {
             Ok(written) => {
-                if bytes <= SMALL_BYTES {
-                    state.filling.hurry(written.bytes);
-                }
+                state.filling.wrote(bytes, written.bytes);
                 self.connection.touch_for_more(&mut state);
                 Poll::Ready(Ok(written))
             }

@@ -16,6 +16,8 @@ pub use self::write::encode_header;
 
 /// Longest header or control frame.
 pub const HEADER_BYTES_MAX: usize = 4096;
+/// Of the integer in front of it.
+pub const INTEGER_BYTES_MAX: usize = 8;
 
 fn invalid(reason: impl Into<String>) -> Violation {
     Violation::new(Code::HeaderInvalid, reason)

@@ -9,11 +9,9 @@
 use bytes::Bytes;
 
 use crate::wire::{
-    Code, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, Violation, decode_header, split_frame, split_header,
+    Code, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, INTEGER_BYTES_MAX, Violation, decode_header,
+    split_frame, split_header,
 };
-
-/// An integer's length, of which a frame begins with two.
-const INTEGER_BYTES_MAX: usize = 8;
 
 pub fn run(data: &[u8]) {
     let [kind, cuts, stream @ ..] = data else {
