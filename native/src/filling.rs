@@ -8,10 +8,10 @@
 //! - Where the pacer has cut something short, its bucket is empty, and what it gives leave for from then on is known: the
 //!   stack is asked for whole lumps as they become due (`empty`). Time that passes unused counts as long as the pacer keeps
 //!   it, so nothing is lost by that; and more than the pacer lets go is never sent at once.
-//! - Only on paths of about 0.8 to 1.6 Gbit/s. On slower ones a whole lump is less than the receiver counts as such, and few
-//!   packets wait anyway; on faster ones a timer that comes late would waste leave. Nor over
-//!   loopback, where processors are what limits; nor where a lump is much of the window, or something else than the stack
-//!   paces.
+//! - Only on paths of about 0.8 to 1.6 Gbit/s, or from 0.5 on where others that share the socket make lumps larger. On slower
+//!   ones a whole lump is less than the receiver counts as such, and few packets wait anyway; on faster ones a timer that
+//!   comes late would waste leave. Nor over loopback, where processors are what limits; nor where a lump is much of the
+//!   window, or something else than the stack paces.
 //! - Only while there is more to come: while the stack has not got all of some message (`more`). So the last bytes of a
 //!   message do not wait for what nobody writes, nor do messages that fit into the stack at once.
 //! - What is new and small goes at once: a message of up to 64 KiB, what this side answers, a deadline, what was lost. The
