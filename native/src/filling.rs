@@ -114,6 +114,15 @@ impl Limits {
 }
 
 impl Filling {
+    /// Of a connection whose pacer's bucket is empty at that time.
+    #[cfg(test)]
+    pub fn held_back(at: Instant) -> Self {
+        Self {
+            empty: Some(at),
+            ..Self::default()
+        }
+    }
+
     /// There is something to send that may not wait, of so many bytes.
     pub fn hurry(&mut self, bytes: usize) {
         self.hurries = self.hurries.saturating_add(bytes);

@@ -214,15 +214,5 @@ async fn woken() {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::gate::LEVELS;
-
-    #[test]
-    fn streams_are_served_by_level_and_of_one_level_the_oldest_first() {
-        let order: Vec<i32> = (0..LEVELS)
-            .flat_map(|level| [0, 1, STREAMS_OF_LEVEL - 1].map(|before| rank(level, before)))
-            .collect();
-        assert!(order.is_sorted_by(|first, second| first > second), "{order:?}");
-    }
-}
+#[path = "outgoing_tests.rs"]
+mod tests;
