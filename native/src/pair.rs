@@ -38,6 +38,8 @@ pub struct Side {
     pub measure: Arc<Measure>,
     /// None: whatever may be sent is sent at once.
     pub filling: Option<Filling>,
+    /// There is more to come than the stack has.
+    pub more: bool,
     /// Until when a lump is waited for.
     waits: Option<Instant>,
     /// Bytes of what was sent at once.
@@ -92,6 +94,7 @@ impl Pair {
             connection,
             measure,
             filling: Some(Filling::default()),
+            more: true,
             waits: None,
             lumps: Vec::new(),
             events: Vec::new(),
@@ -237,7 +240,7 @@ impl Side {
         self.waits = None;
         let (_, stack) = self.connection.as_mut()?;
         let lump = match &mut self.filling {
-            Some(filling) => filling.ask(stack, SEGMENTS, true, now, packets),
+            Some(filling) => filling.ask(stack, SEGMENTS, self.more, now, packets),
             None => stack
                 .poll_transmit(now, SEGMENTS, packets)
                 .map_or(Lump::Nothing, Lump::Made),
