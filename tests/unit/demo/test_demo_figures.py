@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive_qos.errors import ConfigurationError
-from tools.demo.checks import changes, known, middle
+from tools.demo.checks import changes, check_figures, known, middle
 from tools.demo.figures import Counters, cell, counted
 from tools.demo.fixed import tree
 from tools.demo.plan import make_plan
@@ -116,6 +116,25 @@ def test_the_check_goes_on_until_its_figure_is_known_and_never_by_what_it_says()
     assert not known(close[:-1])
     assert not known([10 * value for value in close])
     assert not known([])
+
+
+@pytest.mark.parametrize(("flooded", "longer", "holds"), [(2.0, 0.04, True), (2.0, 0.06, False), (1.6, 0.04, False)])
+def test_what_rsync_costs_the_processors_is_held_against_what_the_flood_changes(
+    flooded: float, longer: float, holds: bool
+) -> None:
+    steps = [
+        {**step(number, begin=0.0, end=0.4 * (1 + longer * (condition == "other-link"))), "kind": "check",
+         "condition": condition, "half": "full", "block": 2 * turn + (condition == "other-link")}
+        for turn in range(6) for condition in ("idle", "other-link") for number in range(3)
+    ]  # fmt: skip
+    phases = {"flooded": {"full": {"step_median_of_idle": flooded}}}
+    found = check_figures(
+        steps=steps, events=[], counters=counters(compute_bytes=0, storage_bytes=0), phases=phases,
+        settings={"rate_bits_per_s": 20_000_000},
+    )  # fmt: skip
+    (entry,) = [entry for entry in found if entry["name"].startswith("rsync over another link")]
+    assert entry["value"] == pytest.approx(longer)
+    assert entry["passed"] is holds
 
 
 def test_a_turn_that_was_cut_short_is_left_out() -> None:
