@@ -327,6 +327,15 @@ def test_the_way_there_counts_alone_where_it_is_measured() -> None:
     assert news(flows=ways, heard=replace(late, one_way_s=5.02))
 
 
+def test_what_few_packets_of_a_slow_link_take_is_no_news() -> None:
+    def ways(at_s: float) -> list[FlowSample]:
+        return [replace(one, one_way_s=5.0, one_way_age_s=0.01) for one in reports(at_s)]
+
+    slow = BASE.replace("40 Mbit/s", "5 Mbit/s")
+    assert not news(slow, flows=ways, heard=replace(ways(8.2)[0], one_way_s=5.02))
+    assert news(slow, flows=ways, heard=replace(ways(8.2)[0], one_way_s=5.03))
+
+
 def test_a_lender_that_comes_to_be_owed_too_much_is_decided_on_at_once() -> None:
     now_s, decision, measurements, policy = settled(GUARANTEED)
     (entry,) = (rest.resting(decision, measurements, policy=policy, now_s=now_s) or {}).values()
