@@ -3,7 +3,7 @@
 The shaper starts a little below the link, so that the queue is here, where priorities are known. When a slower link or
 a shared uplink lies behind, a queue grows there instead: delay that our own queues do not explain, then loss. The law:
 
-    cut     when destinations agree (broker.signals): to what was carried by when packets arrived (broker.passage), less
+    cut     when destinations agree (broker.votes): to what was carried by when packets arrived (broker.passage), less
             5 to 10 %. Where no peer says that: to 0.95 of what came through, at most to half at once; and where reports
             do not cover the traffic: to 0.95 of what left, if that was clearly less than allowed, else to 0.8.
     drain   then use half until the queue has gone: the far link stays busy with it meanwhile, so this costs no
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from broker import passage, reasons, rebasing, signals, unseen
+from broker import passage, reasons, rebasing, signals, unseen, votes
 from broker.capacity_cut import (
     CUT_REFRACTORY_S,
     CUTS,
@@ -186,7 +186,7 @@ def estimate(
     )
     now = signals.read(seen, now_s=now_s)
     refuted = is_refuted(state, now_s=now_s)
-    losing = signals.losing(seen, flows) if refuted or now.lost_fraction > RAISE_LOSS else 0
+    losing = votes.losing(seen, flows) if refuted or now.lost_fraction > RAISE_LOSS else 0
     if refuted and not losing:
         now = replace(now, lost_packets=0, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
     lossy = losing > 0 and now.lost_fraction > RAISE_LOSS
@@ -207,10 +207,10 @@ def estimate(
     return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)
 
 
-def heard(state: CapacityState, flows: Sequence[FlowSample]) -> list[signals.Heard]:
+def heard(state: CapacityState, flows: Sequence[FlowSample]) -> list[votes.Heard]:
     """What the destinations say on which the capacity rests, as of the last tick, whose connections `flows` are."""
     threshold_s = unseen.at_least(DELAY_S, state.rate_bits_per_s)
-    return signals.heard(state.signals, flows=flows, threshold_s=threshold_s, high=HIGH, of=OF)
+    return votes.heard(state.signals, flows=flows, threshold_s=threshold_s, high=HIGH, of=OF)
 
 
 def at_rest(state: CapacityState, *, now_s: float) -> bool:
@@ -221,7 +221,7 @@ def at_rest(state: CapacityState, *, now_s: float) -> bool:
     for entry in state.signals.destinations:
         last_s, least_s, _ = entry.excess[-1]
         quiet_s = unseen.at_least(DELAY_S if entry.two_way else QUIET_DELAY_S, state.rate_bits_per_s)
-        if last_s > now_s - signals.ACTIVE_S and least_s > quiet_s:
+        if last_s > now_s - votes.ACTIVE_S and least_s > quiet_s:
             return False
     return signals.read(state.signals, now_s=now_s).lost_packets < LOSS_SENT_MIN
 
@@ -236,12 +236,11 @@ def _blamed(
         return NOTHING
     if state.moved_by in ("delay", "probe") and now_s - state.changed_s < CUT_REFRACTORY_S:
         return NOTHING
-    agree = partial(signals.agree, state.signals, now_s=now_s, stalled=stalled)
-    delay_s = unseen.at_least(DELAY_S, state.rate_bits_per_s)
-    probe_delay_s = late_s(state)
-    quiet_delay_s = unseen.at_least(QUIET_DELAY_S, state.rate_bits_per_s)
+    agree = partial(votes.agree, state.signals, now_s=now_s, stalled=stalled)
     if signals.peak_tx_bits_per_s(state.signals, now_s=now_s) < LOAD_MIN * state.rate_bits_per_s:
         return NOTHING
+    delay_s = unseen.at_least(DELAY_S, state.rate_bits_per_s)
+    quiet_delay_s = unseen.at_least(QUIET_DELAY_S, state.rate_bits_per_s)
     if (
         passed is not None
         and passed.deep
@@ -253,7 +252,7 @@ def _blamed(
         return NOTHING
     if voices := agree(threshold_s=delay_s, high=HIGH, of=OF):
         return "delay", voices
-    if raised_lately(state, now_s=now_s) and (voices := agree(threshold_s=probe_delay_s, high=PROBE_HIGH, of=PROBE_OF)):
+    if raised_lately(state, now_s=now_s) and (voices := agree(threshold_s=late_s(state), high=PROBE_HIGH, of=PROBE_OF)):
         return "probe", voices
     untouched = state.rate_bits_per_s >= state.base_bits_per_s
     falling = state.fallen_s is not None and now_s - state.fallen_s < FALLING_S
@@ -262,7 +261,7 @@ def _blamed(
         and now.pressed
         and state.free_s >= FALL_S
         and signals.less_comes_in(state.signals, now_s=now_s)
-        and (voices := signals.two_way_high(state.signals, now_s=now_s, threshold_s=delay_s, high=HIGH, of=OF))
+        and (voices := votes.two_way_high(state.signals, now_s=now_s, threshold_s=delay_s, high=HIGH, of=OF))
     ):
         return "delay", voices
     if (
@@ -276,7 +275,7 @@ def _blamed(
     lost = now.lost_since_packets
     settled = state.cut_s is None or now_s - state.changed_s >= LOSS_SETTLE_S
     if settled and now.lost_since_fraction >= LOSS_FRACTION and lost >= LOSS_SENT_MIN:
-        return "loss", signals.losing(state.signals, flows)
+        return "loss", votes.losing(state.signals, flows)
     return NOTHING
 
 

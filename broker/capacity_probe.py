@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from itertools import pairwise
 
-from broker import passage, signals, unseen
+from broker import passage, signals, unseen, votes
 from broker.capacity_cut import PROBE_STEP
 from broker.replacing import replace
 from broker.state import ArrivalState, CapacityState
@@ -58,8 +58,9 @@ def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bo
     if state.moved_by == "raise" and beside and told and not _confirmed(state, heard=False):
         return False
     since_s = state.changed_s + SEEN_AFTER_S if state.moved_by == "raise" else state.changed_s
-    one_way = signals.clear(state.signals, two_way=False, since_s=since_s, threshold_s=late_s(state))
-    two_way = signals.clear(state.signals, two_way=True, since_s=since_s, threshold_s=late_s(state))
+    threshold_s = late_s(state)
+    one_way = votes.clear(state.signals, two_way=False, since_s=since_s, threshold_s=threshold_s)
+    two_way = votes.clear(state.signals, two_way=True, since_s=since_s, threshold_s=threshold_s)
     if one_way is False or state.busy_s < BUSY_S:
         return False
     if one_way or two_way:
@@ -124,8 +125,8 @@ def _stood(state: CapacityState) -> int:
     """The last rate at which packets met no queue while nothing more was tried; 0: it made one, or nobody tells."""
     if state.moved_by == "raise":
         return state.stood_bits_per_s
-    waits_s = [entry.wait_s for entry in _arrivals(state)]
-    late = sum(wait_s > late_s(state) for wait_s in waits_s)
+    waits_s, threshold_s = [entry.wait_s for entry in _arrivals(state)], late_s(state)
+    late = sum(wait_s > threshold_s for wait_s in waits_s)
     return state.rate_bits_per_s if len(waits_s) >= STOOD_OF and late <= STOOD_LATE * len(waits_s) else 0
 
 

@@ -13,7 +13,7 @@ from hive_qos.units import parse_duration_s
 KEYS = ("targets", "interval")
 TARGETS_MAX = 8
 INTERVAL_S, INTERVAL_S_MIN, INTERVAL_S_MAX = 0.2, 0.1, 10.0
-"""Five a second: a queue elsewhere is seen in three samples of four within 0.8 s (`broker.signals`). At most ten a
+"""Five a second: a queue elsewhere is seen in three samples of four within 0.8 s (`broker.votes`). At most ten a
 second to eight hosts: 80 packets, 60 kbit/s."""
 
 

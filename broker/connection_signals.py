@@ -1,7 +1,7 @@
 """What the samples of one connection tell: how long they waited elsewhere, what it sent and lost, what it delivered.
 
-Which of that is a queue elsewhere, and of several connections and destinations together, `broker.signals` says; there
-is also what else lengthens a round trip.
+Which of that is a queue elsewhere, and what several connections say together, is in `broker.signals`, with what else
+lengthens a round trip; what several destinations do, in `broker.votes`.
 """
 
 from __future__ import annotations

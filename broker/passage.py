@@ -50,7 +50,7 @@ two samples and a half. It did where what left meanwhile is more than could pass
 HELD_UP_S = 0.02
 """By so much sooner than what left between them can pass: twice the noise of busy hosts (10 ms)."""
 AGE_S_MAX = 1.5
-"""As old as a destination's signals may be (broker.signals)."""
+"""As old as a destination's signals may be (broker.votes)."""
 KEPT_S = 2.0
 """How far back arrivals are kept: twice what they are read over, and a little."""
 APART_S, OF_PEER_MAX, PEERS_MAX = 0.04, 20, 8

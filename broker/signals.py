@@ -14,24 +14,19 @@ of ours elsewhere:
   ticks in a row have to agree.
 - a queue of others, which stood before we sent anything (broker.others_queue): only what exceeds it counts.
 
-Destinations vote (`agree`), and each has a voice where our own kernel measured it: TCP_INFO, or an echo that was asked
-for. What programs say they measured is as good as its user, who may invent as many peers as he likes: all that one user
-says is one voice, that of the majority of his peers, and he has no more places among the connections that are looked at
-than other users. Kernel-measured ones have places of their own, which no report takes.
+What several destinations come to together is broker.votes' word.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple
 
-from broker import passage
+from broker import passage, places, votes
 from broker.connection_signals import (
     FLOW_STALE_S,
-    PROBE,
     QUEUE_LOOK_BACK_S,
     REPORT,
     Span,
@@ -41,13 +36,10 @@ from broker.connection_signals import (
     one_way,
     packets,
     round_trip,
-    told_peer,
 )
 from broker.model import ClassSample, FlowSample
 from broker.replacing import replace
 from broker.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
-
-Value = TypeVar("Value")
 
 HISTORY_S = 2.0
 """How far back ticks are kept: local drops show as a transport's loss up to a few round trips later."""
@@ -55,17 +47,10 @@ PEAK_S, PEAK_PART_S = 1.0, 0.08
 """As long as a burst's delay is remembered; a tick, for a shorter part is a few packets."""
 WINDOW_S = 0.3
 """Over which delivery is measured: three reports; shorter shows the grain of acknowledgements, longer the past."""
-ACTIVE_S = 1.5
-"""How old a destination's last signal may be: a step's gap in either class is shorter."""
-VOTE_S, SLOW_S, SLOW_APART_S = 0.8, 2.5, 0.5
-"""Samples that vote together: eight ticks; where they come once a second, the last two."""
 RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
 """Below 85 % of the most that came in, the way in has room; what was seen fades by a half in twelve minutes."""
 TWO_WAY_PART = 0.3
 """Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
-FLOWS_MAX, MEASURED_PLACES = 32, 16
-"""Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time. Half
-of the places are kept for those that our kernel measures."""
 GAPS_S = 10.0
 """A step is shorter than this where steps matter."""
 PRESSED_S = 0.5
@@ -82,14 +67,8 @@ LOSS_LAG_S = 0.5
 """What was lost before a cut's drain ended is found by the packets after it, or when a timer of 0.2 to 0.4 s runs out.
 TCP counts a loss when it sends again, which while a burst goes first is as late as that is long: so besides, a
 connection's losses count once it has sent new packets (`broker.connection_signals.LOSS_FRESH`)."""
-LOSS_PACKETS_MIN, LOSS_PART = 3, 0.01
-"""One or two packets in a second, or less than 1 %, are lost on any link, or only thought lost."""
-LOSS_SENT_SURE = 100
-"""Packets lately, of which none is lost where one in twenty is, once in 170 times."""
-
-_Vote: TypeAlias = tuple[int, int]
-"""1, -1 or 0: sees a queue, surely sees none, is not sure; and the same of those alone where the way was measured by
-itself."""
+LOSS_PACKETS_MIN = 3
+"""One or two packets in a second are lost on any link, or only thought lost."""
 
 
 class _Told(NamedTuple):
@@ -127,25 +106,6 @@ class Signals:
     flows: int
 
 
-@dataclass(frozen=True)
-class Heard:
-    """What one destination says, for people.
-
-    Fields: `excess_s` by how much its last packet was late at least, beside our own queue; `baseline_s` the least round
-    trip to it, None where none is known; `source` as in `FlowSample`, `uid` whose programs say it where it is "report";
-    `two_way` whether the way back is in it, so that it can only say that there is no queue; `sees_queue` None where it
-    is not sure.
-    """
-
-    address: str
-    excess_s: float
-    baseline_s: float | None
-    source: str
-    two_way: bool
-    sees_queue: bool | None
-    uid: int | None
-
-
 def observe(
     state: SignalState, *, now_s: float, flows: Sequence[FlowSample], classes: Sequence[ClassSample],
     sent_bits: Sequence[float], received_bits: float | None, dropped_packets: int, elapsed_s: float, loaded: bool,
@@ -177,7 +137,7 @@ def observe(
     arrivals: list[ArrivalState] = []
     pressed_s, wanting_s = state.pressed_s, state.wanting_s
     lost = sent = lost_since = sent_since = 0
-    for sample in _chosen(flows):
+    for sample in places.chosen(flows):
         before, at_s = known.get(sample.key) or FlowState(sample.key), now_s - sample.age_s
         if sample.one_way_s is None and is_known(before, at_s=at_s):  # of many TCP connections most, in most ticks
             kept.append(before)
@@ -231,16 +191,16 @@ def observe(
 
 def read(state: SignalState, *, now_s: float) -> Signals:
     """Say what the memory means now."""
-    active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - ACTIVE_S]
-    fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
-    excess_s = middle_of_voices((entry, entry.excess[-1][1]) for entry in fresh or active)
+    active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - votes.ACTIVE_S]
+    fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - votes.VOTE_S]
+    excess_s = votes.middle_of_voices((entry, entry.excess[-1][1]) for entry in fresh or active)
     lost, sent = _loss(state, now_s=now_s)
     lost_since, sent_since = _loss(state, now_s=now_s, after_drain=True)
     return Signals(
         excess_s=excess_s,
         baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
         pressed=state.pressed_s is not None and state.pressed_s > now_s - PRESSED_S,
-        wanting=state.wanting_s is not None and state.wanting_s > now_s - ACTIVE_S,
+        wanting=state.wanting_s is not None and state.wanting_s > now_s - votes.ACTIVE_S,
         through_bits_per_s=through_bits_per_s(state, now_s=now_s) if state.covered > COVERED_MIN else None,
         tx_bits_per_s=tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S),
         lost_packets=lost,
@@ -251,122 +211,11 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     )
 
 
-def agree(
-    state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int, stalled: Collection[str] = ()
-) -> int:
-    """How many destinations see a queue, each by a voice of its own; 0 unless they prevail.
-
-    Most of the one-way voices surely have to see one. Where the way there is measured by itself ("asked"), such a voice
-    is enough, if not as many others surely see none: who is not sure, because it may be our own queue, has no say. A
-    two-way voice can only say no. What one user's programs say is one voice, by the same rule among their peers.
-
-    Args:
-        state: the signals.
-        now_s: the tick's time.
-        threshold_s: what counts as a queue.
-        high, of: a destination sees one when so many of so many last samples do; with samples only once a second, two.
-        stalled: destinations that are not sure, whatever they say, as `broker.passage` names them.
-    """
-    votes: list[tuple[DestinationState, _Vote]] = []
-    clear_two_way: list[tuple[DestinationState, bool]] = []
-    for entry in state.destinations:
-        if entry.two_way:
-            if (clear := _is_clear(entry, now_s=now_s, threshold_s=threshold_s)) is not None:
-                clear_two_way.append((entry, clear))
-            continue
-        vote = _sees(entry, now_s=now_s, threshold_s=threshold_s, high=high, of=of)
-        if vote is not None:
-            vote = 0 if told_peer(entry.uid, entry.peer) in stalled else vote
-            votes.append((entry, (vote, vote if entry.asked else 0)))
-    voices = _of_voices(votes, together=_one_vote)
-    if _one_vote(voices)[0] <= 0 or _most(_of_voices(clear_two_way, together=_most)):
-        return 0
-    return _told_apart(sum(vote > 0 for vote, _ in voices), (entry.peer for entry, (vote, _) in votes if vote > 0))
-
-
-def _sees(entry: DestinationState, *, now_s: float, threshold_s: float, high: int, of: int) -> int | None:
-    """A one-way destination's vote: 1, -1 or 0 as in `_Vote`; None where it has nothing to say."""
-    fresh, needed = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S], high
-    slow = entry.excess[-2:]
-    if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
-        fresh, needed = [sample for sample in slow if sample[0] > now_s - SLOW_S], 2
-    if len(fresh) < 2:
-        return None
-    if sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:
-        return 1
-    return -1 if 2 * sum(most_s <= threshold_s for _, _, most_s in fresh) >= len(fresh) else 0
-
-
-def _is_clear(entry: DestinationState, *, now_s: float, threshold_s: float) -> bool | None:
-    """Whether most of a two-way destination's last samples say that there is no queue; None where there are none."""
-    recent = [sample for sample in entry.excess if sample[0] > now_s - ACTIVE_S]
-    return 2 * sum(most_s <= threshold_s for _, _, most_s in recent) > len(recent) if recent else None
-
-
-def heard(
-    state: SignalState, *, flows: Sequence[FlowSample], threshold_s: float, high: int, of: int
-) -> list[Heard]:  # fmt: skip
-    """What each destination says as of the last tick, for people: at most `FLOWS_MAX` of them, what our kernel measured
-    first, then of each user's as many.
-
-    Args:
-        flows: as of that tick; they tell which connections lead where.
-        threshold_s, high, of: as in `agree`.
-    """
-    if not state.ticks:
-        return []
-    now_s, by_key = state.ticks[-1].at_s, {flow.key: flow for flow in flows}
-    baselines: dict[str, float] = {}
-    for known in state.flows:
-        if known.key in by_key and known.baseline_s is not None:
-            peer = by_key[known.key].peer
-            baselines[peer] = min(known.baseline_s, baselines.get(peer, math.inf))
-    found = []
-    for entry in state.destinations:
-        if entry.excess[-1][0] <= now_s - ACTIVE_S:
-            continue
-        vote = None if entry.two_way else _sees(entry, now_s=now_s, threshold_s=threshold_s, high=high, of=of)
-        sees = {1: True, -1: False}.get(vote or 0)
-        if entry.two_way and _is_clear(entry, now_s=now_s, threshold_s=threshold_s):
-            sees = False
-        excess_s = entry.excess[-1][1]
-        found.append(
-            Heard(entry.peer, excess_s, baselines.get(entry.peer), entry.source, entry.two_way, sees, entry.uid)
-        )
-    measured = [one for one in found if one.source != REPORT]
-    told = in_turns([one for one in found if one.source == REPORT], of=lambda one: one.uid)
-    return [*measured, *told][:FLOWS_MAX]
-
-
 def less_comes_in(state: SignalState, *, now_s: float) -> bool:
     """Whether much comes in, but clearly less than has been seen to: the way in, as we know it, is not what is full."""
     received = _received(state.ticks, now_s=now_s)
     much = received > TWO_WAY_PART * tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S)
     return much and received < RECEIVED_FULL * state.received_bits_per_s_max
-
-
-def two_way_high(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> int:
-    """How many two-way destinations see a queue, be it on the way there or back, as in `agree`; 0 unless most do."""
-    sees = []
-    for entry in state.destinations:
-        fresh = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S]
-        if entry.two_way and fresh:
-            sees.append((entry, sum(least_s > threshold_s for _, least_s, _ in fresh) >= high))
-    voices = _of_voices(sees, together=_most)
-    return _told_apart(sum(voices), (entry.peer for entry, high in sees if high)) if _most(voices) else 0
-
-
-def losing(state: SignalState, flows: Sequence[FlowSample]) -> int:
-    """How many destinations lose packets on the way, each by a voice of its own; 0 unless most that can tell do."""
-    known = {flow.key: flow for flow in state.flows}
-    lost: list[tuple[FlowSample, tuple[int, int]]] = []
-    for sample in flows:
-        points = known[sample.key].points if sample.key in known else ()
-        if points:
-            lost.append((sample, (points[-1][3] - points[0][3], points[-1][2] - points[0][2])))
-    voices = [_loses(pair) for pair in _of_voices(lost, together=_summed)]
-    sure = [loses for loses in voices if loses is not None]
-    return _told_apart(sum(sure), (sample.peer for sample, pair in lost if _loses(pair))) if _most(sure) else 0
 
 
 def _received(ticks: Sequence[TickState], *, now_s: float) -> float:
@@ -380,77 +229,6 @@ def _received(ticks: Sequence[TickState], *, now_s: float) -> float:
 def one_way_expected(state: SignalState, *, now_s: float) -> bool:
     """Whether one-way signals come now and then, in the gaps between bursts, so that waiting for one makes sense."""
     return state.one_way_s is not None and state.one_way_s > now_s - GAPS_S
-
-
-def _most(votes: Sequence[bool]) -> bool:
-    return 2 * sum(votes) > len(votes)
-
-
-class _Speaks(Protocol):
-    @property
-    def source(self) -> str: ...
-    @property
-    def uid(self) -> int | None: ...
-
-
-def _of_voices(
-    said: Iterable[tuple[_Speaks, Value]], *, together: Callable[[Sequence[Value]], Value]
-) -> list[Value]:  # fmt: skip
-    """What each voice says: a destination that our kernel measured by itself, what a user's programs say together."""
-    found: list[Value] = []
-    by_user: dict[int | None, list[Value]] = {}
-    for who, value in said:
-        if who.source == REPORT:
-            by_user.setdefault(who.uid, []).append(value)
-        else:
-            found.append(value)
-    return [*found, *(together(values) for values in by_user.values())]
-
-
-def middle_of_voices(said: Iterable[tuple[DestinationState, float]]) -> float | None:
-    """The middle one of what destinations say, each user's programs with one voice; None where nobody says anything."""
-    voices = _of_voices(said, together=_middle)
-    return _middle(voices) if voices else None
-
-
-def _told_apart(voices: int, peers: Iterable[str]) -> int:
-    """Voices that speak of so many destinations."""
-    return min(voices, len(set(peers)))
-
-
-def _one_vote(votes: Sequence[_Vote]) -> _Vote:
-    """What several votes come to."""
-    total, asked = sum(vote for vote, _ in votes), sum(asked for _, asked in votes)
-    sees = _most([vote > 0 for vote, _ in votes]) or min(total, asked) > 0
-    together = 1 if sees else min(0, max(-1, total))
-    return together, together if any(asked for _, asked in votes) else 0
-
-
-def _middle(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def _lower_middle(values: Sequence[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 2]
-
-
-def _loses(pair: tuple[int, int]) -> bool | None:
-    """Whether of so many packets lost, of so many sent, the way loses some; None where they are too few to tell."""
-    lost, sent = pair
-    return True if lost > 0 and lost >= LOSS_PART * sent else False if sent >= LOSS_SENT_SURE else None
-
-
-def _summed(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    return sum(one for one, _ in pairs), sum(other for _, other in pairs)
-
-
-def clear(state: SignalState, *, two_way: bool, since_s: float, threshold_s: float) -> bool | None:
-    """Whether at least half of the destinations of one kind heard of since a time surely see no queue; None: none
-    heard."""
-    of_kind = [entry for entry in state.destinations if entry.two_way is two_way]
-    heard = [(entry, [most_s for at_s, _, most_s in entry.excess[-2:] if at_s >= since_s]) for entry in of_kind]
-    worst = _of_voices(((entry, max(excess)) for entry, excess in heard if excess), together=_lower_middle)
-    return _lower_middle(worst) <= threshold_s if worst else None
 
 
 def arrives(state: SignalState, *, now_s: float) -> bool:
@@ -547,28 +325,6 @@ def _queue_s(backlog_bytes: int, rate_bits_per_s: float) -> float:
     return min(10.0, backlog_bytes * 8 / max(rate_bits_per_s, 1.0))
 
 
-def _chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
-    """Those that are looked at: of the kernel's the busiest, of programs' likewise, but of each user as many."""
-    fresh = [flow for flow in flows if flow.age_s < FLOW_STALE_S and flow.delivered_bytes is not None]
-    if len(fresh) > FLOWS_MAX:
-        fresh.sort(key=lambda flow: (flow.source != PROBE, -(flow.delivered_bytes or 0), flow.key))
-        measured = [flow for flow in fresh if flow.source != REPORT]
-        told = in_turns([flow for flow in fresh if flow.source == REPORT], of=lambda flow: flow.uid)
-        places = max(MEASURED_PLACES, FLOWS_MAX - len(told))
-        fresh = [*measured[:places], *told][:FLOWS_MAX]
-    return sorted(fresh, key=lambda flow: flow.key)
-
-
-def in_turns(entries: Iterable[Value], *, of: Callable[[Value], object]) -> list[Value]:
-    """The first of each, then the second of each, and so on; each one's in their order."""
-    taken: Counter[object] = Counter()
-    turns = []
-    for entry in entries:
-        turns.append((taken[of(entry)], entry))
-        taken[of(entry)] += 1
-    return [entry for _, entry in sorted(turns, key=lambda turn: turn[0])]
-
-
 def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) -> bool:
     """Whether a round trip may have waited in a queue towards us: while much came in, or, where it is not known what
     comes in, whenever training sends (in an all-reduce everybody does at once)."""
@@ -596,7 +352,7 @@ def _destinations(
     before: Sequence[DestinationState], excess: Mapping[_Told, Span], asked: Mapping[_Told, float],
     sources: Mapping[_Told, str], *, now_s: float,
 ) -> tuple[DestinationState, ...]:  # fmt: skip
-    known = {_told(entry): entry for entry in before if entry.excess[-1][0] > now_s - 2 * ACTIVE_S}
+    known = {_told(entry): entry for entry in before if entry.excess[-1][0] > now_s - 2 * votes.ACTIVE_S}
     for told, (least_s, most_s) in excess.items():
         entry = known.get(told, DestinationState(told.peer, told.two_way, sources[told], told.uid))
         known[told] = replace(
@@ -636,7 +392,7 @@ def _loss(state: SignalState, *, now_s: float, after_drain: bool = False) -> tup
 def _learn(state: SignalState, *, now_s: float) -> SignalState:
     """Learn how wire bytes relate to delivered ones while no queue grows anywhere."""
     lost, sent = _loss(state, now_s=now_s)
-    if lost >= max(LOSS_PACKETS_MIN, LOSS_PART * sent):
+    if lost >= max(LOSS_PACKETS_MIN, votes.LOSS_PART * sent):
         return state
     quiet = all(entry.excess[-1][1] < 0.01 for entry in state.destinations)
     tx = tx_bits_per_s(state, now_s=now_s, window_s=1.0)

@@ -14,8 +14,6 @@ UNSEEN_BYTES = 16_000
 """Ten packets and a half. Measured with pieces of two packets: 18 to 20 KB in all, 6 to 7 of them the leaf's; with
 pieces of one about half. Less, and rises are lost (simulated, 12 KB: one of four); more, and people wait longer before
 a probe has failed. It matters below 13 Mbit/s."""
-
-
 UNSEEN_S_MAX, PACKETS, PACKET_BYTES = 0.2, 2, 1_514
 """Arrivals are kept for two seconds, and people wait: below 0.64 Mbit/s that is the most, or two packets, which at 0.12
 Mbit/s take as long. With half of it a rise from 0.9 Mbit/s was lost (simulated, one of four)."""

@@ -40,8 +40,8 @@ from broker.connection_signals import FLOW_STALE_S, QUEUE_TRUSTED_S
 from broker.model import FlowSample, SenderSample
 from broker.plan import LENDER
 from broker.replacing import replace
-from broker.signals import SLOW_APART_S, SLOW_S, VOTE_S, middle_of_voices
 from broker.state import SignalState
+from broker.votes import SLOW_APART_S, SLOW_S, VOTE_S, middle_of_voices
 from broker.way_in_state import Series, SourceState, VoiceState, WayInState
 
 HIGH, OF = 3, 4

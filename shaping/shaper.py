@@ -17,11 +17,12 @@ What is at the root decides what `attach` does:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
 from hive_qos.errors import ConfigurationError, HiveError, KernelRejectedError, ShapingError
+from shaping.classification import Classification
 from shaping.counters import counters_of
 from shaping.diff import StructureError, diff
 from shaping.ingress import Ingress
@@ -39,12 +40,11 @@ from shaping.model import (
     InterfaceShape,
     Operation,
     PriorQdisc,
-    Rule,
     SegmentState,
     Tree,
 )
 from shaping.segments import Segments
-from shaping.tree import desired_tree, packet_filters
+from shaping.tree import desired_tree
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,9 @@ class Shaper:
         """
         self._kernel = kernel
         self._journal = journal
-        self._classifier = classifier
+        self._classification = Classification(kernel, classifier)
         self._segments = Segments(kernel, journal)
         self._ingress = Ingress(kernel, journal)
-        self._rules: dict[str, tuple[Rule, ...]] = {}
-        self._forwarded: tuple[tuple[Rule, ...], Mapping[str, int]] = ((), {})
-        self._forwarded_notes: tuple[str, ...] = ()
         self._lines: dict[str, int | None] = {}
         self._attached: dict[str, _Attached] = {}
         self._first_priors: dict[str, PriorQdisc] = {}  # of what is attached, and stays while somebody deletes a tree
@@ -126,7 +123,7 @@ class Shaper:
             attachment = self._build_anew(interface, wanted, replace_foreign=replace_foreign)
         else:
             attachment = self._adopt(interface, observed, wanted, rebuild=rebuild)
-        self._rules[interface] = shape.rules
+        self._classification.ask(interface, shape.rules)
         try:
             notes = self.classify()
             limited = self._segments.attach(interface, shape.gso_max_segs, take_over=replace_foreign)
@@ -151,8 +148,7 @@ class Shaper:
         self._segments.apply(shape.interface, shape.gso_max_segs)
         if self._lines.get(shape.interface) != shape.line_bits_per_s:
             self._journal_line(shape)
-        if self._rules.get(shape.interface) != shape.rules:
-            self._rules[shape.interface] = shape.rules
+        if self._classification.ask(shape.interface, shape.rules):
             self.classify()
         return operations
 
@@ -182,46 +178,7 @@ class Shaper:
         Raises:
             ShapingError: the rules could not even be tried.
         """
-        rules = tuple(dict.fromkeys(rule for rules in self._rules.values() for rule in rules))
-        minors = {target: self.mark_minor(target) for target in MARK_MINOR}
-        return (*self._classify_forwarded(rules, minors), *self._classify_sockets(rules, minors))
-
-    def _classify_forwarded(self, rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[str, ...]:
-        """What is forwarded may have another address when it gets to the filters of the way out: tell it before that.
-
-        Only where an address is looked for; then by all that packets say, for the first rule wins. What was refused is
-        tried again when the rules change.
-        """
-        addresses = any(rule.address is not None for rule in rules)
-        of_packets = tuple(rule for rule in rules if rule.cgroup is None and rule.uid is None) if addresses else ()
-        if (of_packets, minors) == self._forwarded:
-            return self._forwarded_notes
-        self._forwarded, self._forwarded_notes = (of_packets, minors), ()
-        try:
-            self._kernel.classify_forwarded(packet_filters(of_packets, minors))
-        except ValueError as error:  # too many together, as between two interfaces' change of rules
-            self._forwarded_notes = (
-                f"rules on addresses do not find what leaves this host by another address (NAT): {error}",
-            )
-        except ShapingError as error:
-            self._forwarded_notes = (
-                "rules on addresses do not find what leaves this host by another address (NAT), which needs nftables "
-                f"and Linux 5.12: {error}",
-            )
-        return self._forwarded_notes
-
-    def _classify_sockets(self, rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[str, ...]:
-        of_sockets = [rule for rule in rules if rule.cgroup is not None or rule.uid is not None]
-        if self._classifier is not None:
-            try:
-                return self._classifier.apply(of_sockets, minors=minors)
-            except ShapingError as error:
-                return (f"rules on cgroups and users are not in force: {error}",) if of_sockets else ()
-            except (OSError, ValueError) as error:
-                raise ShapingError(f"rules on cgroups and users cannot be enforced: {error}") from error
-        if of_sockets:
-            return ("rules on cgroups and users are not in force: this shaper has no socket classifier",)
-        return ()
+        return self._classification.enforce({target: self.mark_minor(target) for target in MARK_MINOR})
 
     def verify(self, interface: str) -> bool:
         """Whether the kernel still has what was last applied. If not, what it has is what `apply` starts from next.
@@ -320,7 +277,7 @@ class Shaper:
         attached = self._attached.pop(interface, None)
         self._first_priors.pop(interface, None)
         self._lines.pop(interface, None)
-        classified = self._rules.pop(interface, None) is not None
+        classified = self._classification.forget(interface)
         try:
             notes = self._ingress.detach(interface)
         except (HiveError, OSError) as error:  # an IFB that stays is no reason to leave the root as it is
@@ -340,8 +297,9 @@ class Shaper:
 
     def release(self, interface: str) -> None:
         """Know an interface no more, and leave it as it is: it has another name now, by which `attach` adopts it."""
-        for known in (self._attached, self._first_priors, self._lines, self._rules):
+        for known in (self._attached, self._first_priors, self._lines):
             known.pop(interface, None)
+        self._classification.forget(interface)
         self._segments.release(interface)
         self._ingress.release(interface)
 
@@ -389,13 +347,10 @@ class Shaper:
             except (HiveError, OSError) as error:
                 refused.append(error)
         notes.extend(self._ingress.clear(refused))
-        if self._classifier is not None:
-            try:
-                places = self._classifier.clear()
-                if places:
-                    notes.append(f"socket programs of {places} cgroups: removed")
-            except ShapingError as error:
-                refused.append(error)
+        try:
+            notes.extend(self._classification.clear())
+        except ShapingError as error:
+            refused.append(error)
         if refused:
             for line in (*notes, *map(str, refused[1:])):
                 refused[0].add_note(line)

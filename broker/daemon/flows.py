@@ -18,9 +18,9 @@ from broker.daemon.matching import Matching
 from broker.daemon.messages import Connection
 from broker.daemon.sock_diag import TcpConnection
 from broker.model import NO_JOB, FlowSample, JobKey
+from broker.places import in_turns
 from broker.policy import CLASS_NAMES
 from broker.replacing import replace
-from broker.signals import in_turns
 
 SAMPLES_MAX = 128
 """Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""

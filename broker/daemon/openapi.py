@@ -14,7 +14,7 @@ from broker.holds import Hold, Lease
 from broker.model import Alarm, InterfaceAllocation, Need, ScheduleInForce, SenderSample
 from broker.peers.report import PeerStatus
 from broker.policy import Policy
-from broker.signals import Heard
+from broker.votes import Heard
 from hive_qos import __version__
 
 _TEXT: Mapping[str, Any] = {"type": "string"}

@@ -180,6 +180,7 @@ mod tests {
             connection::run(value(&name, &content));
         }
     }
+
     #[test]
     fn of_what_broke_a_target_nothing_is_expected_but_that_it_runs() {
         type Replay = fn(&str, &[u8]);

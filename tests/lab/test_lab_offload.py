@@ -86,6 +86,7 @@ def test_a_router_cuts_lumps_for_a_link_without_offload(offloading: Lab) -> None
     link, e = offloading.links["a-r"], offloading["e"]
     with flow(offloading["a"], e) as running:
         best_of(lambda: running.share(link, RATE_BITS_PER_S), lambda share: share >= 0.9)
+        # Half a second of the flow, which goes on by itself: some 2,000 frames.
         assert piece_bytes(e, lambda: time.sleep(0.5)) <= 1.02 * FRAME_BYTES
 
 

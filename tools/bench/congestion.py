@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-from tools.bench import contenders, iperf
-from tools.bench.flows import ends, two_hosts
+from tools.bench import contenders
+from tools.bench.flows import ends, record, tcp_beside, two_hosts
 from tools.bench.pairs import Flow, Pair
 from tools.bench.place import Place, python
 from tools.bench.settings import BESIDE_TCP, DEEP_BUFFER, MIB, Settings
@@ -33,22 +31,19 @@ def measure_of(
     def measure(pair: Pair) -> Sequence[Mapping[str, Any]]:
         given = int(pair.contender.rate_share * rate_bits_per_s)
         lead_s = settings.congestion_lead_s if beside_tcp else 0.0
-        with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
-            log = run.folder / "logs" / "congestion-tcp.log"
-            tcp = None
-            if beside_tcp:
-                tcp = pool.submit(
-                    iperf.measure, first, second, seconds=lead_s + flow.seconds, congestion="cubic", log=log
-                )
-                stack.callback(tcp.cancel)
-            probe.begin({"do": "probe", "address": second.address, "seconds": lead_s + flow.seconds})
-            found = pair.flow(dataclasses.replace(flow, rate_bits_per_s=given, lead_s=lead_s))
-            echoes = probe.end(wait_s=lead_s + flow.seconds + SLACK_S)
-            record = {"kind": "flow", "warm_up_s": settings.congestion_warm_up_s, "rate_bits_per_s": rate_bits_per_s}
-            record |= {**found, "echoes": echoes}
-            if tcp is not None:
-                record["beside"] = tcp.result()["receiver"]["samples"]
-        return [record]
+        seconds = lead_s + flow.seconds
+        log = run.folder / "logs" / "congestion-tcp.log"
+        tcp: AbstractContextManager[dict[str, Any]] = (
+            tcp_beside(first, second, seconds=seconds, log=log) if beside_tcp else nullcontext({})
+        )
+        with tcp as beside:
+            probe.begin({"do": "probe", "address": second.address, "seconds": seconds})
+            found = record(
+                pair, dataclasses.replace(flow, rate_bits_per_s=given, lead_s=lead_s),
+                warm_up_s=settings.congestion_warm_up_s, rate_bits_per_s=rate_bits_per_s,
+            )  # fmt: skip
+            echoes = probe.end(wait_s=seconds + SLACK_S)
+        return [{**found, "echoes": echoes, **beside}]
 
     return measure
 

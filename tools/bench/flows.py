@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
-from tools.bench import contenders
+from tools.bench import contenders, iperf
 from tools.bench.pairs import Flow, Pair
 from tools.bench.place import Place, loopback, of_host
 from tools.bench.settings import FRAMES, MIB, OFFLOAD, OFFLOAD_DELAY
@@ -18,10 +20,25 @@ def measure_of(flow: Flow, *, warm_up_s: float, rate_bits_per_s: int | None) -> 
     """One flow is one record."""
 
     def measure(pair: Pair) -> Sequence[Mapping[str, Any]]:
-        found = pair.flow(flow)
-        return [{"kind": "flow", "warm_up_s": warm_up_s, "rate_bits_per_s": rate_bits_per_s, **found}]
+        return [record(pair, flow, warm_up_s=warm_up_s, rate_bits_per_s=rate_bits_per_s)]
 
     return measure
+
+
+def record(pair: Pair, flow: Flow, *, warm_up_s: float, rate_bits_per_s: int | None) -> dict[str, Any]:
+    """Let one flow run, and give what is kept of it."""
+    given = {"lanes": pair.contender.lanes, "warm_up_s": warm_up_s, "rate_bits_per_s": rate_bits_per_s}
+    return {"kind": "flow", **given, **pair.flow(flow)}
+
+
+@contextmanager
+def tcp_beside(first: Place, second: Place, *, seconds: float, log: Path) -> Generator[dict[str, Any]]:
+    """A TCP flow on the same link from now on; what it carried is in the record, as `beside`, once it has ended."""
+    found: dict[str, Any] = {}
+    with ThreadPoolExecutor(1) as pool:
+        tcp = pool.submit(iperf.measure, first, second, seconds=seconds, congestion="cubic", log=log)
+        yield found
+        found["beside"] = tcp.result()["receiver"]["samples"]
 
 
 def loopback_flows(run: Run) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 from hive_qos.units import format_rate
-from tools.bench import contenders, iperf
-from tools.bench.flows import ends, two_hosts
+from tools.bench import contenders
+from tools.bench.flows import ends, measure_of, record, tcp_beside, two_hosts
 from tools.bench.pairs import Flow, Pair
 from tools.bench.place import Place, loopback
 from tools.bench.settings import BESIDE_TCP, MIB, OFFLOAD, Settings
@@ -25,29 +24,18 @@ MESSAGE_BYTES, OUTSTANDING = MIB, 9
 """Whatever the number of lanes: with four, two on each and one that waits, as a collective's chunks do."""
 
 
-def measure_of(flow: Flow, *, warm_up_s: float, rate_bits_per_s: int | None) -> Measure:
-    """One flow is one record."""
-
-    def measure(pair: Pair) -> Sequence[Mapping[str, Any]]:
-        return [_record(pair, flow, warm_up_s=warm_up_s, rate_bits_per_s=rate_bits_per_s)]
-
-    return measure
-
-
 def beside_tcp(flow: Flow, *, settings: Settings, first: Place, second: Place, run: Run) -> Measure:
     """One flow, and what a TCP flow that shares its link carried in its time, are one record. The TCP flow begins."""
     lead_s = settings.lanes_beside_lead_s
     log = run.folder / "logs" / "lanes-tcp.log"
 
     def measure(pair: Pair) -> Sequence[Mapping[str, Any]]:
-        with ThreadPoolExecutor(1) as pool:
-            seconds = lead_s + flow.seconds
-            tcp = pool.submit(iperf.measure, first, second, seconds=seconds, congestion="cubic", log=log)
-            found = _record(
+        with tcp_beside(first, second, seconds=lead_s + flow.seconds, log=log) as beside:
+            found = record(
                 pair, dataclasses.replace(flow, lead_s=lead_s), warm_up_s=settings.lanes_beside_warm_up_s,
                 rate_bits_per_s=settings.mixed_bits_per_s,
             )  # fmt: skip
-            return [{**found, "beside": tcp.result()["receiver"]["samples"]}]
+        return [found | beside]
 
     return measure
 
@@ -94,9 +82,3 @@ def _slow_link(settings: Settings) -> Lab:
         buffer_s=settings.lan_buffer_s,
     )  # fmt: skip
     return lab
-
-
-def _record(pair: Pair, flow: Flow, *, warm_up_s: float, rate_bits_per_s: int | None) -> dict[str, Any]:
-    found = pair.flow(flow)
-    given = {"lanes": pair.contender.lanes, "warm_up_s": warm_up_s, "rate_bits_per_s": rate_bits_per_s}
-    return {"kind": "flow", **given, **found}

@@ -34,8 +34,9 @@ Kind = Literal["host", "router"]
 Carrier = Literal["auto", "veth", "netem", "relay"]
 """How frames cross a link: `veth` plain (no delay, no loss), `netem` in the kernel, `relay` in our own process."""
 
-LUMP_BYTES_MAX = 66_000
-"""What hosts hand over in one piece: 64 KiB and headers. A shorter queue would drop each such piece whole."""
+LUMP_BYTES_MAX = 2**16 + 64
+"""What hosts hand over in one piece: a device's `gso_max_size` of 64 KiB, with Ethernet's header of 14
+bytes and a relay's of 10, rounded up. A shorter queue would drop each such piece whole."""
 NO_SINGLE_FRAMES = "a link with offload carries lumps, and this happens to single frames; leave out offload"
 """Why loss and spoiling are refused there."""
 

@@ -37,6 +37,7 @@ from typing import Any
 
 from hive_qos.errors import ConfigurationError
 from tools.lab.delay import DelayLine
+from tools.lab.model import LUMP_BYTES_MAX
 from tools.lab.spoil import Spoiler, Spoiling
 
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -51,8 +52,6 @@ _BATCH_FRAMES = 64
 _TICK_S_MIN, _TICK_S_MAX = 0.0002, 0.0005
 _FRAME_BYTES_MAX = 2048
 """MTU 1500 and headers, rounded up; a TAP device cuts longer frames."""
-_LUMP_BYTES_MAX = 2**16 + 64
-"""`gso_max_size` of a device, 64 KiB, with the header of 10 bytes before it and Ethernet's of 14, rounded up."""
 
 
 @dataclass(slots=True)
@@ -149,7 +148,7 @@ class Relay:
         for part, (source, target) in enumerate(((one, two), (two, one))):
             seed = request["seed"] * 2 + part
             line = DelayLine(delay_s=request["delay_s"], loss=request["loss"], seed=seed)
-            piece_bytes_max = _LUMP_BYTES_MAX if offload else _FRAME_BYTES_MAX
+            piece_bytes_max = LUMP_BYTES_MAX if offload else _FRAME_BYTES_MAX
             self._lanes[source] = _Lane(request["link"], target, piece_bytes_max, line, Spoiler(seed=seed))
             self._epoll.register(source, select.EPOLLIN)
         self._changed()

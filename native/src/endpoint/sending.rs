@@ -64,13 +64,13 @@ impl Driver {
                         &mut self.packets,
                     )
                 });
-                let transmit = match made {
-                    Some(Lump::Made(transmit)) => transmit,
-                    Some(Lump::Waits(until)) => {
+                let transmit = match made.unwrap_or(Lump::Nothing) {
+                    Lump::Made(transmit) => transmit,
+                    Lump::Waits(until) => {
                         (more, fills) = (false, Some(until));
                         break;
                     }
-                    Some(Lump::Nothing) | None => {
+                    Lump::Nothing => {
                         more = false;
                         break;
                     }

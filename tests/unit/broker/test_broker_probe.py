@@ -57,12 +57,12 @@ def test_without_answers_nobody_can_know() -> None:
 
 def test_answers_are_heard_beside_any_number_of_connections() -> None:
     from broker.connection_signals import PROBE
-    from broker.signals import FLOWS_MAX, _chosen
+    from broker.places import FLOWS_MAX, chosen
 
     busy = [FlowSample(f"tcp/{n}", f"10.0.1.{n}", "storage", "tcp-info", 0.0, delivered_bytes=10**9) for n in range(99)]
     probe = FlowSample("probe/10.0.0.7", "10.0.0.7", "control", PROBE, 0.0, delivered_bytes=32)
-    assert probe in _chosen([*busy, probe])
-    assert len(_chosen([*busy, probe])) == FLOWS_MAX
+    assert probe in chosen([*busy, probe])
+    assert len(chosen([*busy, probe])) == FLOWS_MAX
 
 
 def test_off_unless_written() -> None:

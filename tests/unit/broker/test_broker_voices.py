@@ -10,7 +10,7 @@ import pytest
 from control_loop import Controlled
 from fluid_link import World, quic, tcp
 
-from broker import capacity, passage, signals
+from broker import capacity, passage, places
 from broker.capacity import Counters
 from broker.config import load
 from broker.model import CLASS_NAMES, ClassSample, FlowSample, InterfaceAllocation, Policy
@@ -170,9 +170,9 @@ def test_no_number_of_reports_takes_the_places_of_what_the_kernel_measures() -> 
     kernel = [measured(number, wait_s=0.0, delivered=1.0) for number in range(20)]
     liars = [told(number, wait_s=0.1, uid=1, delivered=1e12) for number in range(200)]
     honest = [told(number, wait_s=0.0, uid=2, delivered=1e3) for number in range(3)]
-    chosen = signals._chosen([*liars, *kernel, *honest])
-    assert len(chosen) == signals.FLOWS_MAX
-    assert sum(flow.source == "tcp-info" for flow in chosen) == signals.MEASURED_PLACES
+    chosen = places.chosen([*liars, *kernel, *honest])
+    assert len(chosen) == places.FLOWS_MAX
+    assert sum(flow.source == "tcp-info" for flow in chosen) == places.MEASURED_PLACES
     assert sum(flow.uid == 2 for flow in chosen) == 3
 
 
