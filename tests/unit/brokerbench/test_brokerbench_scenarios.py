@@ -15,7 +15,7 @@ from shaping.model import Capabilities
 from shaping.tree import desired_tree
 from tools.brokerbench import changing_figures, failing_figures, faults, report, scenes, variants
 from tools.brokerbench.figures import Figures
-from tools.brokerbench.programs import changer
+from tools.brokerbench.programs import changer, ending
 from tools.brokerbench.records import Writer
 from tools.brokerbench.run import Run
 from tools.brokerbench.settings import Settings
@@ -151,6 +151,12 @@ def test_a_scenario_that_takes_too_long_leaves_those_after_it_their_time(
         now_s += 200.0
         assert not run.in_time
     run.writer.close()
+
+
+def test_what_makes_the_load_lasts_longer_than_the_longest_scenario() -> None:
+    """One ended in the fourth round of five, 15 minutes after it had begun."""
+    settings = Settings()
+    assert settings.scenario_seconds_max + 2 * settings.block_seconds_max < ending.SECONDS_MAX
 
 
 def test_where_a_stage_of_faults_fails_each_of_its_faults_that_has_not_ended_is_a_failure_of_its_own(

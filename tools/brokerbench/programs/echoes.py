@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tools.bench.programs.probe import EVERY_S, answered_by, echo_request
-from tools.brokerbench.programs.ending import Ending
+from tools.brokerbench.programs.ending import SECONDS_MAX, Ending
 
 REMEMBERED = 1000
 """Questions that may still be answered: twenty seconds of them."""
@@ -47,7 +47,7 @@ def ask(*, address: str, out: TextIO, ending: Ending) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The benchmark's people.")
-    parser.add_argument("--seconds-max", type=float, default=900.0)
+    parser.add_argument("--seconds-max", type=float, default=SECONDS_MAX)
     parser.add_argument("--address", required=True)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()

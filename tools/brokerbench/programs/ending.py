@@ -6,6 +6,10 @@ import os
 import sys
 import time
 
+SECONDS_MAX = 3600.0
+"""Longer than any scenario may take (`settings.Settings`): 40 minutes until its last block begins, and that block. With
+15 minutes the receiver's sink ended in the fourth round of five."""
+
 
 class Ending:
     """When this program is to end.

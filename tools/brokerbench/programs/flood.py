@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from tools.brokerbench.programs.ending import Ending
+from tools.brokerbench.programs.ending import SECONDS_MAX, Ending
 
 PORT = 8731
 CHUNK_BYTES = 256 * 1024
@@ -131,7 +131,7 @@ def _connected(address: str, port: int) -> socket.socket:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The benchmark's storage.")
-    parser.add_argument("--seconds-max", type=float, default=900.0)
+    parser.add_argument("--seconds-max", type=float, default=SECONDS_MAX)
     parser.add_argument("--port", type=int, default=PORT)
     commands = parser.add_subparsers(dest="command", required=True)
     server = commands.add_parser("sink")

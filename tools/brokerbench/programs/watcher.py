@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.brokerbench.programs.ending import Ending
+from tools.brokerbench.programs.ending import SECONDS_MAX, Ending
 
 RTMGRP_TC, RTM_NEWTCLASS = 8, 40
 TCA_OPTIONS, TCA_HTB_PARMS = 2, 1
@@ -59,7 +59,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Changes of traffic classes, as they come.")
-    parser.add_argument("--seconds-max", type=float, default=900.0)
+    parser.add_argument("--seconds-max", type=float, default=SECONDS_MAX)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     ending = Ending(options.seconds_max)
