@@ -26,10 +26,10 @@ JITTERS, JITTER_S_MAX, JITTER_GAIN = 5, 0.004, 0.3
 nearly every probe fails: a rise was not found in 10 s. Such waits differ while nothing is tried, too. At most 20 ms for
 it, which people may have to wait."""
 PROBE_STEP_MAX = 0.2
-NEAR, BESIDE, BEYOND = 0.97, 1.02, 1.12
-"""3 % over a bottleneck adds 30 ms of queue a second: seen within a second, harmless until then. So up to 2 % over what
-was carried at the last cut a raise has to prove itself, and 12 % over it the back-off is forgotten. At 20 % a step
-overshoots by 60 ms of queue."""
+NEAR, SLOWLY, BESIDE, BEYOND = 0.97, 1.02, 1.04, 1.12
+"""3 % over a bottleneck adds 30 ms of queue a second: seen within a second, harmless until then. What failed last is
+known to 5 % or so: up to 2 % over it steps are no larger, up to 4 % a raise has to prove itself, and 12 % over it the
+back-off is forgotten. At 20 % a step overshoots by 60 ms of queue."""
 CONFIRM_S = 0.5
 """Full for so long, a raise of 3 % has made 15 ms of queue: above `PROBE_DELAY_S`. Where more than that counts as none,
 on slow links and between hosts that are late, the larger step that follows is less well proven: to go without it there
@@ -102,7 +102,7 @@ def forgetting(state: CapacityState, *, now_s: float) -> CapacityState:
 def raised(state: CapacityState, *, now_s: float) -> CapacityState:
     """Try a step more."""
     step, rate = state.step or PROBE_STEP, state.rate_bits_per_s
-    if rate >= state.failed_bits_per_s and _confirmed(state, heard=True):
+    if rate >= SLOWLY * state.failed_bits_per_s and _confirmed(state, heard=True):
         step = max(step, 2 * PROBE_STEP)
     sure = state.moved_by == "raise" and rate >= state.surely_more_bits_per_s
     return replace(

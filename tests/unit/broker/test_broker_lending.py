@@ -149,8 +149,8 @@ def test_where_the_bottleneck_is_elsewhere_announcing_beats_priority_alone(seed:
 
 
 def test_where_the_bottleneck_elsewhere_jumps_announcing_beats_measuring_alone() -> None:
-    """The 95th percentile of steps: a queue that a fall leaves elsewhere is not fed while training waits in it. Of six
-    seeds it is four: where measuring alone is lucky with the place of the jumps, it is as good."""
+    """The 95th percentile of steps: a queue that a fall leaves elsewhere is not fed while training waits in it. Of twelve
+    seeds it is ten: where measuring alone is lucky with the place of the jumps, it is as good."""
 
     def jumps(at_s: float) -> float:
         return REMOTE if int(at_s / 3) % 2 else 13e6
@@ -159,7 +159,7 @@ def test_where_the_bottleneck_elsewhere_jumps_announcing_beats_measuring_alone()
         steps = steps_s(run(world(seed=seed, rate=jumps, **changes), 70, Controlled(policy(storage=20, window_s=60))))
         return steps[int(0.95 * len(steps))]
 
-    parts = [late_s(seed) / late_s(seed, announce=False) for seed in (1, 2, 3)]
+    parts = [late_s(seed) / late_s(seed, announce=False) for seed in range(1, 13)]
     assert statistics.median(parts) < 0.85
     assert max(parts) < 1.2
 
