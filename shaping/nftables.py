@@ -28,6 +28,8 @@ from shaping.model import FilterSpec, classid
 
 TABLE = "hive_qos"
 _CHAIN = "forward"
+OWNER_SINCE = (5, 12)
+"""Of Linux: tables that belong to a socket."""
 
 # linux/netlink.h, and of nfnetlink.h the bounds of a batch and the subsystem nf_tables.
 NETLINK_NETFILTER = 12
@@ -36,7 +38,7 @@ _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _SUBSYSTEM = 10
 
 # linux/netfilter/nf_tables.h: messages, families, hooks, priorities, verdicts, registers, and what an expression reads.
-_NEWTABLE, _DELTABLE, _NEWCHAIN, _NEWRULE = (_SUBSYSTEM << 8 | message for message in (0, 2, 3, 6))
+_NEWTABLE, _DELTABLE, _NEWCHAIN, _NEWRULE, _GETGEN = (_SUBSYSTEM << 8 | message for message in (0, 2, 3, 6, 16))
 _NFPROTO_INET = 1
 _NFPROTO = {4: 2, 6: 10}
 _HOOK_FORWARD = 2
@@ -51,6 +53,11 @@ _EQUAL = 0
 _WORD_BYTES = 4
 _WHOLE_WORD = 0xFFFFFFFF
 """u32 filters compare words of the network header, under a mask of which this one leaves nothing out."""
+
+
+def generation() -> Request:
+    """Ask how often the rules have changed: whoever answers is nftables, and nothing changes by it."""
+    return _request(_GETGEN, 0, b"")
 
 
 def begin() -> Request:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def _shaping() -> list[Finding]:
         found.append(Finding("shaping", "bad", "no HTB", "load sch_htb, or use a kernel with CONFIG_NET_SCH_HTB"))
     if not offers.u32:
         found.append(Finding("rules", "note", "no u32: rules on ports, DSCP and addresses do nothing", "load cls_u32"))
-    found.append(_socket_programs())
+    found += [_socket_programs(), _forwarded()]
     return found
 
 
@@ -156,6 +157,29 @@ def _socket_programs() -> Finding:
         advice = "`hive-qos run` and rules on cgroups and users need cgroup v2, CONFIG_CGROUP_BPF and CAP_BPF"
         return Finding(what, "note", str(problem), advice)
     return Finding(what, "good", "BPF programs at socket creation")
+
+
+def _forwarded() -> Finding:
+    from shaping import nftables
+    from shaping.netlink import TcSocket
+
+    what = "classification behind NAT"
+    advice = (
+        "containers that leave by this host's address are `other`, whatever rules say: load nf_tables, or give them"
+    )
+    advice += " addresses of their own"
+    version = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+    if version < nftables.OWNER_SINCE:
+        return Finding(what, "note", f"Linux {platform.release()}, which has no tables with an owner", advice)
+    try:
+        kernel = TcSocket(nftables.NETLINK_NETFILTER)
+        try:
+            kernel.ask("ask nftables for its generation", nftables.generation(), lambda kind, body: kind)
+        finally:
+            kernel.close()
+    except HiveError as problem:
+        return Finding(what, "note", f"no nftables: {problem}", advice)
+    return Finding(what, "good", "nftables, tables with an owner")
 
 
 def _layers(socket: Path | None) -> list[Finding]:

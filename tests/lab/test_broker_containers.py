@@ -155,3 +155,4 @@ def test_a_machine_behind_a_bridge_is_classified_by_its_address_at_the_port_that
         assert "what virtual machines and containers send passes its ports" in broker.log
         doctor = a.run([*COMMAND, "doctor", "--socket", str(broker.folder / "run/broker.sock")], check=False)
         assert "interface br0: is a bridge" in doctor.stdout
+        assert "classification behind NAT: nftables" in doctor.stdout

@@ -149,8 +149,8 @@ def test_where_the_bottleneck_is_elsewhere_announcing_beats_priority_alone(seed:
 
 
 def test_where_the_bottleneck_elsewhere_jumps_announcing_beats_measuring_alone() -> None:
-    """The 95th percentile of steps: a queue that a fall leaves elsewhere is not fed while training waits in it. Of twelve
-    seeds it is ten: where measuring alone is lucky with the place of the jumps, it is as good."""
+    """The 95th percentile of steps: a queue that a fall leaves elsewhere is not fed while training waits in it. Of
+    twelve seeds it is ten: where measuring alone is lucky with the place of the jumps, it is as good."""
 
     def jumps(at_s: float) -> float:
         return REMOTE if int(at_s / 3) % 2 else 13e6
