@@ -163,7 +163,7 @@ def cut(
         back_off_s=back_off_s,
         step=PROBE_STEP,
         failed_bits_per_s=failed,
-        cut_carried_bits_per_s=failed,
+        cut_carried_bits_per_s=failed if passed is not None or by != "delay" else 0,
         surely_more_bits_per_s=int((UNSURE if deep else SURE) * failed),
         busy_s=0.0,
         episode_cuts=state.episode_cuts + 1,
@@ -193,12 +193,13 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
     """Let the drain last as long as the queue does, by what is measured while it drains; and mend the rate likewise."""
     if state.moved_by == "loss" or state.cut_s is None:
         return state
-    until_s, failed = state.drain_until_s, state.failed_bits_per_s
+    until_s, failed, first = state.drain_until_s, state.failed_bits_per_s, state.cut_carried_bits_per_s
     since, stalled = carried(state, since_s=state.cut_s, now_s=now_s)
     if since is not None and since.span_s >= SURE_SPAN_S:
         failed = int(since.carried_bits_per_s)
     elif passed is not None:
-        failed = min(state.cut_carried_bits_per_s or failed, int(passed.carried_bits_per_s))
+        first = first or int(passed.carried_bits_per_s)  # of a cut by acknowledgements that is the first word
+        failed = min(first, int(passed.carried_bits_per_s))
     if passed is not None:
         until_s = min(state.cut_s + DRAIN_S_LONGEST, now_s + passed.wait_s / (1 - DRAIN_FACTOR))
     elif not stalled and any(entry.left_s >= state.cut_s for entry in state.signals.arrivals):
@@ -217,6 +218,7 @@ def drain(state: CapacityState, passed: passage.Passage | None, *, now_s: float)
     return replace(
         state,
         drain_until_s=until_s,
+        cut_carried_bits_per_s=first,
         changed_s=until_s,
         signals=replace(state.signals, ignore_before_s=until_s + state.moved_baseline_s),
     )
