@@ -138,7 +138,7 @@ def test_hosts_hand_single_segments_to_their_devices_unless_told_and_routers_alw
         ),
         (
             "hosts = ['a', 'b']\n[[link]]\nbetween = ['a', 'b']\noffload = true\nbuffer = '20 kB'",
-            "has to hold one lump: at least 66000 bytes",
+            "has to hold one lump: at least 65600 bytes",
         ),
         (
             "hosts = ['a', 'b']\n[[link]]\nbetween = ['a', 'b']\noffload = true\nloss = '1 %'",
