@@ -51,9 +51,9 @@ the soonest: so a queue of D seconds means at most D / 0.2 too much, whatever ac
 PROBE_BACK, PROBE_BACK_UNTOLD = 0.95, 0.9
 """A failed probe costs at most a twentieth of what was there before it, and a tenth where arrivals are not known; and
 nothing of a rate that stood without a queue, for a host that holds packets up makes probes fail one after the other.
-Its queue is found before it is long enough to say what was carried: then it costs all of that, and the link is taken to
-be between what was there and what was tried. By acknowledgements, whose 0.3 s hold what a queue set free, the law went
-back to 1 to 5 % over the link."""
+Its queue is found before it is long enough to say what was carried: then it costs all of that, and the link is taken
+for the geometric mean of what was there and what was tried. By acknowledgements, whose 0.3 s hold what a queue set
+free, the law went back to 1 to 5 % over the link."""
 LIMITED = 0.9
 """The shaper was the limit in a tick that used 90 % of it."""
 DELAY_S = 0.030

@@ -243,13 +243,14 @@ class CapacityState:
     Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `drain_until_s` until when
     half of it is used, so that a queue elsewhere empties; `cut_s`, `raised_s`, `changed_s` when it last moved; `hold_s`
     and `step` of the next probe, `failed_bits_per_s` what came through at the last cut, as mended while it drained,
-    `cut_carried_bits_per_s` as the cut had it, 0 where that is not known; `busy_s` how long the shaper has been the
-    limit since the last move, `free_s` how long it has not been; the `episode_*` fields tell whether delay follows our
-    rate; `blameless_until_s` until when it is believed not to; `stood_bits_per_s` what made no queue before the last
-    raises, 0 where that is not known; `one_destination` whether the rate rests on what one destination says alone,
-    `agreed_s` when two last said the same; `claimed_s` when it was last cut for losses that only programs told of;
-    `unheard_s` how long the shaper has been the limit while no connection told anything; `jitter_s` by how
-    much packets' waits differ from one to the next while nothing more is tried.
+    `cut_carried_bits_per_s` as the cut had it, or, if that was by acknowledgements, as arrivals said first, 0 until
+    then; `busy_s` how long the shaper has been the limit since the last move, `free_s` how long it has not been; the
+    `episode_*` fields tell whether delay follows our rate; `blameless_until_s` until when it is believed not to;
+    `stood_bits_per_s` what made no queue before the last raises, 0 where that is not known; `one_destination` whether
+    the rate rests on what one destination says alone, `agreed_s` when two last said the same; `claimed_s` when it was
+    last cut for losses that only programs told of; `unheard_s` how long the shaper has been the limit while no
+    connection told anything; `jitter_s` by how much packets' waits differ from one to the next while nothing more is
+    tried.
     """
 
     base_bits_per_s: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import grp
 import importlib
@@ -164,19 +165,13 @@ def _forwarded() -> Finding:
     from shaping.netlink import TcSocket
 
     what = "classification behind NAT"
-    advice = (
-        "containers that leave by this host's address are `other`, whatever rules say: load nf_tables, or give them"
-    )
-    advice += " addresses of their own"
+    advice = "what containers behind NAT send is `other`, whatever rules say: modprobe nf_tables, Linux 5.12 or later"
     version = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
     if version < nftables.OWNER_SINCE:
         return Finding(what, "note", f"Linux {platform.release()}, which has no tables with an owner", advice)
     try:
-        kernel = TcSocket(nftables.NETLINK_NETFILTER)
-        try:
+        with contextlib.closing(TcSocket(nftables.NETLINK_NETFILTER)) as kernel:
             kernel.ask("ask nftables for its generation", nftables.generation(), lambda kind, body: kind)
-        finally:
-            kernel.close()
     except HiveError as problem:
         return Finding(what, "note", f"no nftables: {problem}", advice)
     return Finding(what, "good", "nftables, tables with an owner")
