@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock) $(shell find native/src -name '*.rs')
 
-.PHONY: setup demo bench bench-broker test test-native test-pythons fuzz sanitize check crate format unit loopback lab wheel clean
+.PHONY: setup demo bench bench-broker bench-processor test test-native test-pythons fuzz sanitize check crate format unit loopback lab wheel clean
 
 setup: $(VENV)/.setup-done
 
@@ -18,8 +18,9 @@ $(VENV)/.setup-done: pyproject.toml setup.py tools/setup.sh $(NATIVE)
 	fi
 	@touch $@
 
+# DEMO=--strict has a figure that misses its goal fail.
 demo: setup
-	@$(BIN)/python -m tools.demo run --output out/demo
+	@$(BIN)/python -m tools.demo run --output out/demo $(DEMO)
 
 # Side by side with Gloo, iperf3 and kernel TCP; BENCH="--quick loopback lan" and the like for less.
 bench: setup
@@ -29,6 +30,10 @@ bench: setup
 # Beside no control, a fixed split and HTB priority; BENCH="--quick sender remote" and the like for less.
 bench-broker: setup
 	@$(BIN)/python -m tools.brokerbench $(BENCH)
+
+# What storage costs the processors, whatever its link: the demo's rsync over a link of its own, beside none.
+bench-processor: setup
+	@$(BIN)/python -m tools.demo run --phases idle,other-link --rounds 6 --output out/bench-processor
 
 # A wheel with the native engine for machines without cargo, in dist/.
 wheel:

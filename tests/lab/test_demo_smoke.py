@@ -25,11 +25,8 @@ FEW = [
     "--width=64",
     "--batch=8",
     "--rounds=1",
-    "--steps-per-half=4",
-    "--settling-steps=1",
-    "--warm-up-steps=2",
-    "--check-rounds=0",
-    "--storage-alone-s=2",
+    "--half=2 s",
+    "--warm-up=1 s",
 ]
 
 
@@ -77,19 +74,19 @@ def test_short_run_reports_every_phase_and_can_be_recomputed(tmp_path: Path) -> 
         text, _ = process.communicate(timeout=420)
     finally:
         process.kill()
-    assert process.returncode in (0, 1), text  # 1: a goal was missed, which so few steps may well do
+    assert process.returncode in (0, 1), text  # 1: so few steps may well show no harm by the flood
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["complete"], text
     assert report["weights_identical"] is True
     for condition in ("idle", "flooded", "static", "brokered"):
         for half in ("full", "half"):
             cell = report["phases"][condition][half]
-            assert cell["steps"] == 3
+            assert cell["steps"] >= 1
             assert cell["step_s"]["p95"] >= cell["step_s"]["median"] > 0
             assert 0 < cell["cpu_share"] < 1.001  # a machine that is full, and rounding
             assert (cell["storage_bits_per_s"] > 1e6) == (condition != "idle")
     steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    wanted = {"rank": 0, "kind": "phase", "condition": "brokered", "half": "half", "settling": False}
+    wanted = {"rank": 0, "kind": "phase", "condition": "brokered", "half": "half"}
     seconds = [step["step_s"] for step in steps if all(step[key] == value for key, value in wanted.items())]
     assert report["phases"]["brokered"]["half"]["step_s"]["median"] == statistics.median(seconds)
     assert json.loads(json.dumps(compute(read(tmp_path)))) == report

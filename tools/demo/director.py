@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import time
 from collections.abc import Mapping
@@ -21,12 +20,12 @@ import psutil
 from hive_qos import __version__
 from hive_qos.errors import HiveError
 from tools.demo import fixed, network, storage
-from tools.demo.checks import changes, known
+from tools.demo import report as reports
 from tools.demo.network import Network
 from tools.demo.plan import Block, make_plan
-from tools.demo.records import Recorder
+from tools.demo.records import Recorder, read
+from tools.demo.screen import Screen
 from tools.demo.settings import Settings
-from tools.demo.talk import Talk
 from tools.demo.trainers import HOSTS, start_trainer
 from tools.lab import Lab
 from tools.measure.brokers import Brokers, configuration, group_of
@@ -46,8 +45,11 @@ SOURCE_BYTES = 16_000_000
 
 DAEMON_START_S = 1.0
 
+STEPS_MAX = 1_000_000
+"""Of a block, which its seconds end: this is never reached."""
 
-def run(settings: Settings, output: Path, talk: Talk) -> None:
+
+def run(settings: Settings, output: Path, screen: Screen) -> None:
     """Do one run and leave its records in `output`.
 
     Raises:
@@ -57,7 +59,7 @@ def run(settings: Settings, output: Path, talk: Talk) -> None:
     with Recorder(output.resolve()) as recorder, terminated_like_interrupted():
         try:
             with work_directory("hq-demo-") as work, Lab("demo") as lab:
-                _Run(settings, recorder, talk, lab, work).perform()
+                _Run(settings, recorder, screen, lab, work).perform()
         except (HiveError, OSError, subprocess.SubprocessError) as error:
             recorder.event("end", complete=False, error=str(error))
             raise
@@ -68,8 +70,8 @@ def run(settings: Settings, output: Path, talk: Talk) -> None:
 
 
 class _Run:
-    def __init__(self, settings: Settings, recorder: Recorder, talk: Talk, lab: Lab, work: Path) -> None:
-        self.settings, self.recorder, self.talk, self.lab, self.work = settings, recorder, talk, lab, work
+    def __init__(self, settings: Settings, recorder: Recorder, screen: Screen, lab: Lab, work: Path) -> None:
+        self.settings, self.recorder, self.screen, self.lab, self.work = settings, recorder, screen, lab, work
         self.due_s = time.monotonic() + settings.run_seconds_max
         self.network: Network = network.declare(lab, settings)
         self.loads: list[subprocess.Popen[bytes]] = []
@@ -78,14 +80,13 @@ class _Run:
         self.brokers: Brokers | None = None
         self.crew: Crew | None = None
         self.status_due_s = 0.0
-        self.checked_s: tuple[list[float], list[float]] = ([], [])
 
     def perform(self) -> None:
         settings = self.settings
         self.recorder.event("settings", settings=settings.as_record(), versions=_versions())
         if settings.backend == "hive":
             find_engine(settings.engine)  # one that is not here is said at once, not by a trainer that ends
-        self.talk.say("setting up hosts, router and links")
+        self.screen.say("setting up hosts, router and links")
         self.lab.up()
         self.recorder.event("topology", lab=self.lab.id, work=str(self.work), counters=self.network.topology())
         self._start_helpers()
@@ -95,14 +96,15 @@ class _Run:
                 rate_bits_per_s=settings.rate_bits_per_s,
                 group=group_of(settings.user),
                 storage_port=storage.PORT,
+                storage_guarantee=settings.storage_guarantee,
+                guarantee_window_s=settings.guarantee_window_s,
             )
             for host in HOSTS
         }
         self.brokers = Brokers(lab=self.lab, directory=self.work, configurations=configurations)
-        self._storage_alone()
         self._start_training()
         blocks = make_plan(settings)
-        self.talk.begin(blocks)
+        self.screen.begin(blocks)
         self._perform_blocks(blocks)
         self._finish()
 
@@ -127,7 +129,7 @@ class _Run:
     def _start_training(self) -> None:
         from tools.demo.model import write_corpus  # imports torch, which a report does not need
 
-        self.talk.say("starting training on hosts a and b")
+        self.screen.say("starting training on hosts a and b")
         corpus = self.work / "corpus"
         write_corpus(corpus, size_bytes=self.settings.corpus_bytes)
         assert self.brokers is not None
@@ -146,7 +148,7 @@ class _Run:
         hello = self.crew.hello[0]
         self.recorder.event("ready", **hello)
         engine = f" ({hello['engine']} engine)" if hello["engine"] else ""
-        self.talk.say(
+        self.screen.say(
             f"training {hello['parameters']:,} parameters over {self.settings.backend}{engine}: "
             f"{hello['gradient_bytes'] / 1e6:.2f} MB of gradients a step; "
             f"{hello['batch']} texts of a step on each host, {hello['compute_s']:.3f} s of computing alone"
@@ -154,35 +156,19 @@ class _Run:
 
     # --- phases --------------------------------------------------------------------------------------------------
 
-    def _storage_alone(self) -> None:
-        if self.settings.storage_alone_s <= 0:
-            return
-        self.talk.say("storage alone on the link")
-        self._start_load(self.network.storage_address)
-        self._wait(FLOOD_S)
-        begin_s = time.monotonic()
-        self._wait(self.settings.storage_alone_s)
-        self.recorder.event("storage-alone", begin_s=begin_s, end_s=time.monotonic())
-        self._stop_loads()
-
     def _perform_blocks(self, blocks: tuple[Block, ...]) -> None:
         assert self.crew is not None
         previous: Block | None = None
         for index, block in enumerate(blocks):
-            if block.kind == "check" and known(changes(self.checked_s)):
-                self.talk.skip(block)
-                continue
             following = blocks[index + 1] if index + 1 < len(blocks) else None
             flows_on = following is not None and _same_phase(block, following)
             if previous is None or not _same_phase(previous, block):
                 self._enter(block)
             self._set_rate(block.half)
             first = self.crew.next_step
-            self.talk.block(block)
+            self.screen.block(block)
             self._record_usage(index)
-            until = self.crew.run(
-                until=first + block.steps, seconds_max=self.settings.half_seconds_max, flows_on=flows_on
-            )
+            until = self.crew.run(until=first + STEPS_MAX, seconds_max=block.seconds, flows_on=flows_on)
             self._record_usage(index)
             self._record_block(index, block, first, until)
             if not flows_on:
@@ -251,20 +237,16 @@ class _Run:
             if step["step"] >= until:
                 later.append(step)
                 continue
-            settling = step["step"] < first + block.settling_steps
             labels = {"kind": block.kind, "condition": block.condition, "half": block.half, "round": block.round}
-            self.recorder.write("steps", {**step, "block": index, "settling": settling, **labels})
+            self.recorder.write("steps", {**step, "block": index, **labels})
         seconds = [float(step["step_s"]) for step in self.pending if step["rank"] == 0 and step["step"] < until]
         self.pending = later
         self.recorder.event("block", index=index, first_step=first, until_step=until)
-        self.talk.block_done(block, seconds)
-        if block.kind == "check" and len(seconds) > block.settling_steps:
-            median_s = statistics.median(seconds[block.settling_steps :])
-            self.checked_s[block.condition == "other-link"].append(median_s)
+        self.screen.block_done(block, seconds, reports.compute(read(self.recorder.directory))["phases"])
 
     def _finish(self) -> None:
         assert self.crew is not None
-        self.talk.say("comparing weights")
+        self.screen.say("comparing weights")
         self.crew.finish()
         for rank, done in sorted(self.crew.done.items()):
             self.recorder.event("weights", rank=rank, weights_sha256=done["weights_sha256"])
@@ -277,7 +259,7 @@ class _Run:
     def _on_step(self, record: Mapping[str, Any]) -> None:
         self.pending.append(record)
         if record["rank"] == 0:
-            self.talk.step(record)
+            self.screen.step(record)
 
     def _on_wake(self) -> None:
         now_s = time.monotonic()
@@ -294,6 +276,8 @@ class _Run:
                 if document is not None:
                     shown = {key: document.get(key) for key in ("interfaces", "jobs", "alarms", "daemon")}
                     self.recorder.write("status", {"t_s": time.monotonic(), "host": host, **shown})
+                    if host == HOSTS[0]:
+                        self.screen.broker(document)
 
     def _wait(self, seconds: float) -> None:
         end_s = time.monotonic() + seconds
@@ -321,10 +305,21 @@ def _same_phase(first: Block, second: Block) -> bool:
     return (first.kind, first.condition, first.round) == (second.kind, second.condition, second.round)
 
 
+def _commit() -> str | None:
+    """The commit that runs, marked where files differ from it; None outside a checkout."""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        ["git", "-c", "safe.directory=*", "describe", "--always", "--dirty", "--exclude=*"],
+        cwd=here, capture_output=True, text=True, check=False,
+    ) if shutil.which("git") else None  # fmt: skip
+    return done.stdout.strip() or None if done is not None else None
+
+
 def _versions() -> dict[str, object]:
     rsync = subprocess.run(["rsync", "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     return {
         "hive-qos": __version__,
+        "commit": _commit(),
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cores": os.cpu_count(),

@@ -1,11 +1,12 @@
 """Every figure of the report, computed from the raw records alone: a pure function of three lists.
 
 Definitions
-- A block is the steps of one condition at one link rate in one round. Its first `settling` steps are in the records
-  but in no figure; the rest are counted steps. Step times are those of rank 0, on the flooded host.
-- A block's interval runs from the start of its first counted step to the end of its last. Bytes of an interval are the
+- A block is the steps of one condition at one link rate in one round, from the first: what the change of conditions
+  costs is in every figure. Step times are those of rank 0, on the flooded host.
+- A block's interval runs from the start of its first step to the end of its last. Bytes of an interval are the
   difference of a wire counter, interpolated linearly between the two samples around each end.
-- storage_bits_per_s: storage's wire bits over the intervals, divided by their length.
+- storage_bits_per_s: storage's wire bits over the intervals, divided by their length; storage_bits_per_s_min: the least
+  of any one interval.
 - storage_share_of_leftover: storage's wire bytes, divided by the shaped capacity in the intervals minus the wire bytes
   of training in the same intervals. Shaped capacity is 97 % of the link's real rate then, as the router enforces it:
   what a shaper that knew the truth would give out, in every condition alike, whatever the one at work believes. Bytes
@@ -36,7 +37,6 @@ class Counters:
 
     compute_bytes: Series
     storage_bytes: Series
-    other_link_bytes: Series | None
     cpu_busy_s: Series
     cpu_total_s: Series
 
@@ -44,12 +44,10 @@ class Counters:
 def counters_of(samples: Sequence[Record], topology: Record) -> Counters:
     """Build the series: `topology` names host, interface and column of each."""
     machine = [sample for sample in samples if sample["host"] == topology["compute"][0]]
-    other = topology.get("other_link")
     times = tuple(float(sample["t_s"]) for sample in machine)
     return Counters(
         compute_bytes=_series(samples, topology["compute"]),
         storage_bytes=_series(samples, topology["storage"]),
-        other_link_bytes=_series(samples, other) if other else None,
         cpu_busy_s=Series(times, tuple(float(sample["cpu"]["busy_s"]) for sample in machine)),
         cpu_total_s=Series(times, tuple(float(sample["cpu"]["total_s"]) for sample in machine)),
     )
@@ -61,15 +59,13 @@ def _series(samples: Sequence[Record], where: Sequence[Any]) -> Series:
     return Series(tuple(t_s for t_s, _ in rows), tuple(value for _, value in rows))
 
 
-def counted(steps: Sequence[Record], *, kind: str, condition: str, half: str) -> list[list[Record]]:
-    """Rank 0's counted steps of a condition and a half, one list a block, in order."""
+def blocks_of(steps: Sequence[Record], *, condition: str, half: str) -> list[list[Record]]:
+    """Rank 0's steps of a phase and a half, one list a block, in order."""
     blocks: dict[int, list[Record]] = {}
     for step in steps:
-        if step["rank"] == 0 and (step["kind"], step["condition"], step["half"]) == (kind, condition, half):
-            rows = blocks.setdefault(int(step["block"]), [])
-            if not step["settling"]:
-                rows.append(step)
-    return [rows for rows in blocks.values() if rows]
+        if step["rank"] == 0 and (step["kind"], step["condition"], step["half"]) == ("phase", condition, half):
+            blocks.setdefault(int(step["block"]), []).append(step)
+    return list(blocks.values())
 
 
 def interval_of(block: Sequence[Record]) -> tuple[float, float]:
@@ -84,13 +80,17 @@ def cell(blocks: Sequence[Sequence[Record]], counters: Counters, *, rate_bits_pe
         return {"steps": 0}
     intervals = [interval_of(block) for block in blocks]
     total_s = sum(end - begin for begin, end in intervals)
-    storage_bytes = sum(counters.storage_bytes.delta(interval) for interval in intervals)
+    stored = [counters.storage_bytes.delta(interval) for interval in intervals]
+    storage_bytes = sum(stored)
     compute_bytes = sum(counters.compute_bytes.delta(interval) for interval in intervals)
     link_bytes = rate_bits_per_s / 8 * total_s
     machine_s = sum(counters.cpu_total_s.delta(interval) for interval in intervals)
     return {
         "step_s": {"median": statistics.median(seconds), "p95": percentile(seconds, 0.95)},
         "storage_bits_per_s": 8 * storage_bytes / total_s,
+        "storage_bits_per_s_min": min(
+            8 * moved / (end - begin) for moved, (begin, end) in zip(stored, intervals, strict=True)
+        ),
         "compute_bits_per_s": 8 * compute_bytes / total_s,
         "storage_share_of_leftover": _share(storage_bytes, SHAPED_SHARE * link_bytes - compute_bytes),
         "storage_share_of_link_leftover": _share(storage_bytes, link_bytes - compute_bytes),
@@ -112,9 +112,7 @@ def phase_figures(steps: Sequence[Record], counters: Counters, settings: Record)
     phases: dict[str, dict[str, Any]] = {}
     for condition in settings["phases"]:
         phases[condition] = {
-            half: cell(
-                counted(steps, kind="phase", condition=condition, half=half), counters, rate_bits_per_s=rates[half]
-            )
+            half: cell(blocks_of(steps, condition=condition, half=half), counters, rate_bits_per_s=rates[half])
             for half in ("full", "half")
         }
     for halves in phases.values():

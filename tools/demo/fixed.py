@@ -1,7 +1,6 @@
-"""The `static` phase: a fixed HTB tree with priority, as a careful administrator writes it with tc, once.
+"""The `static` phase: the best fixed HTB tree that a careful administrator can write with tc, once.
 
-He knows that the uplink is 20 Mbit/s, gives training first call on everything and storage a guarantee of 20 %, and lets
-either borrow what the other leaves.
+He knows that the uplink is 20 Mbit/s, gives training strict priority, and lets storage borrow whatever training leaves.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 from tools.demo.storage import PORT
 from tools.measure.fixed import FixedTree
 
-STORAGE_SHARE = 0.2
-"""The guarantee that the broker's configuration gives storage, too."""
+STORAGE_SHARE = 0.02
+"""What storage has at every moment, as the broker's floor is: more of it lengthens every step."""
 
 
 def tree(rate_bits_per_s: int) -> FixedTree:

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 
 from tools.demo.figures import Record, counters_of
 from tools.demo.records import Records
-from tools.demo.talk import NAMES
+from tools.demo.screen import NAMES
 from tools.measure.series import Series
 
 COLOURS = {"idle": "#5b8c5a", "flooded": "#c8553d", "static": "#e3a857", "brokered": "#3267a8", "other-link": "#9a8fb0"}
@@ -77,7 +77,13 @@ def _draw_steps(axes: Axes, steps: list[dict[str, Any]], start_s: float) -> None
     for condition in dict.fromkeys(step["condition"] for step in steps):
         rows = [step for step in steps if step["condition"] == condition]
         places = [float(step["end_s"]) - start_s for step in rows]
-        axes.scatter(places, [step["step_s"] for step in rows], s=11, color=COLOURS[condition], label=NAMES[condition])
+        axes.scatter(
+            places,
+            [step["step_s"] for step in rows],
+            s=11,
+            color=COLOURS[condition],
+            label=f"{condition}: {NAMES[condition]}",
+        )
     axes.set_ylabel("step time [s]")
     axes.set_ylim(bottom=0)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=5, fontsize=9, frameon=False, borderaxespad=0.1)

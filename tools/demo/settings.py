@@ -1,4 +1,4 @@
-"""Everything about a demonstration that can be chosen, with defaults that end within 12 minutes on 2 cores."""
+"""Everything about a demonstration that can be chosen, with defaults that end within five minutes on 2 cores."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hive_qos.errors import ConfigurationError
 
 ENGINES = ("auto", "native", "aioquic")
+CONDITIONS = ("idle", "flooded", "static", "brokered", "other-link")
 
 TRIAL_BATCH = 32
 """What is timed to choose a batch: enough that what a step costs whatever its batch does not count."""
@@ -22,18 +23,16 @@ class Settings:
     """One run.
 
     Args:
-        rate_bits_per_s: every link's rate; host a's is halved in the second half of each phase. At 40 Mbit/s the same
-            rsync over another link changed the step by 12 % on 2 cores: the CPU was the limit. At 20 it was 0.6 %.
+        rate_bits_per_s: every link's rate; host a's is halved in the second half of each phase. At 40 Mbit/s the CPU
+            was the limit on 2 cores: the same rsync over another link changed the step by 12 %. At 20 it was 0.6 %.
         delay_s: propagation between the training hosts, each way.
         buffer_s: queue of each link, in time at the full rate.
-        rounds: how often the four phases take turns (their order rotates).
-        steps_per_half: steps of one half of one phase in one round, settling ones included.
-        settling_steps: steps at the start of each half that no figure counts.
-        half_seconds_max: a half that lasts longer ends early (its steps are then fewer, and the report says how many).
-        warm_up_steps: steps before the first phase, counted nowhere.
-        check_rounds, check_steps: idle and other-link blocks of the CPU check, and the steps of each. It ends sooner
-            where what it finds is known well enough.
-        storage_alone_s: how long storage has the link to itself in its check.
+        rounds: how often the phases take turns (their order rotates).
+        half_s: seconds of each half of a phase. Longer than `guarantee_window_s`, so that each half can be judged.
+        warm_up_s: seconds of training before the first phase, counted nowhere.
+        storage_guarantee: storage's guarantee in the broker's configuration, as a part of the link. At half rate
+            training at full speed leaves 0.12 of the link: both sides can keep a tenth.
+        guarantee_window_s: over which storage's guarantee is an average.
         rsyncs: parallel rsync processes.
         backend: of torch.distributed.
         engine: of the backend hive; auto is native where it is built, else aioquic. The report names it.
@@ -47,19 +46,18 @@ class Settings:
         corpus_bytes: how much of the standard library's source is read.
         user: who trains and who copies; an ordinary user.
         run_seconds_max: the watchdog; a run that is not done by then is ended and reported as failed.
+        phases: conditions in the order of the first round. `other-link` sends storage over a link of its own: what
+            that changes of a step is what storage costs the processors.
     """
 
     rate_bits_per_s: int = 20_000_000
     delay_s: float = 0.003
     buffer_s: float = 0.1
-    rounds: int = 3
-    steps_per_half: int = 14
-    settling_steps: int = 2
-    half_seconds_max: float = 60.0
-    warm_up_steps: int = 12
-    check_rounds: int = 20
-    check_steps: int = 12
-    storage_alone_s: float = 8.0
+    rounds: int = 2
+    half_s: float = 12.0
+    warm_up_s: float = 4.0
+    storage_guarantee: float = 0.1
+    guarantee_window_s: float = 10.0
     rsyncs: int = 1
     backend: str = "hive"
     engine: str = "auto"
@@ -72,29 +70,28 @@ class Settings:
     learning_rate: float = 2e-3
     corpus_bytes: int = 4_000_000
     user: str = "nobody"
-    run_seconds_max: float = 840.0
+    run_seconds_max: float = 600.0
     phases: tuple[str, ...] = ("idle", "flooded", "static", "brokered")
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps_per_half", "rsyncs", "layers", "heads", "context", "width"):
+        for name in ("rounds", "rsyncs", "layers", "heads", "context", "width"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(name, getattr(self, name), "has to be at least 1")
-        for name in ("delay_s", "warm_up_steps", "check_rounds", "check_steps", "storage_alone_s", "batch"):
+        for name in ("delay_s", "warm_up_s", "batch"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(name, getattr(self, name), "cannot be below 0, nor without end")
         if not 0 < self.run_seconds_max < math.inf:
             raise ConfigurationError("run_seconds_max", self.run_seconds_max, "the watchdog has to be above 0")
-        if not 0 < self.compute_s < math.inf:
-            raise ConfigurationError("compute_s", self.compute_s, "has to be above 0, and not without end")
-        if not 0 <= self.settling_steps < self.steps_per_half:
-            raise ConfigurationError("settling_steps", self.settling_steps, "has to leave steps to count")
+        for name in ("half_s", "compute_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(name, getattr(self, name), "has to be above 0, and not without end")
         if self.width % self.heads:
             raise ConfigurationError("width", self.width, "has to be a multiple of heads")
         if self.engine not in ENGINES:
             raise ConfigurationError("engine", self.engine, f"there are {', '.join(ENGINES)}")
         for phase in self.phases:
-            if phase not in ("idle", "flooded", "static", "brokered"):
-                raise ConfigurationError("phases", phase, "there are idle, flooded, static and brokered")
+            if phase not in CONDITIONS:
+                raise ConfigurationError("phases", phase, f"there are {', '.join(CONDITIONS)}")
 
     def as_record(self) -> dict[str, object]:
         """Give the values for `events.jsonl` and the report."""

@@ -36,6 +36,8 @@ def configuration(
     storage_port: int,
     inbound_bits_per_s: int | None = None,
     peers: str = "",
+    storage_guarantee: float = 0.2,
+    guarantee_window_s: float = 60.0,
 ) -> Callable[[Seat], str]:
     """A host's broker.toml: what an operator knows of it, as a function of where its broker sits.
 
@@ -44,6 +46,8 @@ def configuration(
         storage_port: by which storage is known, at either end.
         inbound_bits_per_s: what its way in carries, None where nobody is to look after that.
         peers: its `[peers]` section.
+        storage_guarantee: as a part of the link.
+        guarantee_window_s: over which that is an average.
     """
     inbound = "off" if inbound_bits_per_s is None else f"{inbound_bits_per_s // 1000} kbit/s"
 
@@ -58,8 +62,8 @@ egress = "{rate_bits_per_s // 1000} kbit/s"
 ingress = "{inbound}"
 
 [class.storage]
-guarantee = "20 %"
-guarantee_window = "60 s"
+guarantee = "{100 * storage_guarantee:g} %"
+guarantee_window = "{guarantee_window_s:g} s"
 match = [{{ port = {storage_port} }}]
 {peers}"""
 

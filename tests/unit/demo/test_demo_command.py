@@ -31,11 +31,8 @@ def demo(output: Path, option: str) -> subprocess.CompletedProcess[str]:
         ("--rate=foo", "rate = 'foo': not a rate"),
         ("--delay=soon", "delay = 'soon': not a duration"),
         ("--width=81", "width = 81: has to be a multiple of heads"),
-        ("--storage-alone-s=-1", "storage_alone_s = -1.0: cannot be below 0"),
-        ("--storage-alone-s=nan", "storage_alone_s = nan: cannot be below 0, nor without end"),
-        ("--warm-up-steps=-1", "warm_up_steps = -1: cannot be below 0"),
-        ("--check-rounds=-1", "check_rounds = -1: cannot be below 0"),
-        ("--check-steps=-1", "check_steps = -1: cannot be below 0"),
+        ("--half=0 s", "half_s = 0.0: has to be above 0"),
+        ("--warm-up=soon", "warm-up = 'soon': not a duration"),
         ("--batch=-1", "batch = -1: cannot be below 0"),
         ("--compute=long", "compute = 'long': not a duration"),
         ("--compute=0 ms", "compute_s = 0.0: has to be above 0"),
@@ -52,7 +49,7 @@ def test_a_bad_option_is_named_and_the_old_run_in_its_place_is_neither_shown_nor
     done = demo(output, option)
     assert done.returncode == 2
     assert " ".join((done.stdout + done.stderr).split()).startswith(f"[configuration] {words}")
-    assert "Full rate" not in done.stdout
+    assert "of idle" not in done.stdout
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
 
 
