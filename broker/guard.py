@@ -142,7 +142,8 @@ class Guard:
                 time.sleep(AGAIN_S)
             else:
                 took_ms = (self._clock() - began_s) * 1000
-                self._say(f"the daemon is gone: {changed} classes opened to the line's rate within {took_ms:.1f} ms")
+                if changed:  # nothing held anybody back: a start that was refused says itself what is wrong
+                    self._say(f"the daemon is gone: {changed} classes opened to the line's rate in {took_ms:.1f} ms")
                 break
         return True
 

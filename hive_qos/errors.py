@@ -161,9 +161,17 @@ class BrokerUnavailableError(BrokerError):
 
 
 class BrokerRejectedError(BrokerError):
-    """The broker refused a request. The text says why; policy or the request has to change."""
+    """The broker refused a request. The text says why; policy or the request has to change.
+
+    Args:
+        status: HTTP's of the answer, 0 where there is none; 422 for a configuration with a mistake.
+    """
 
     code = "broker-rejected"
+
+    def __init__(self, *args: object, status: int = 0) -> None:
+        super().__init__(*args)
+        self.status = status
 
 
 class LeaseExpiredError(BrokerError):

@@ -6,24 +6,28 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a private file beside its place, sync it, and rename it into it. One writer.
+def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Write a file beside its place, sync it, and rename it into it. One writer. Private unless `mode` says otherwise.
 
     After a power cut there is the old file, the new one or none, never half of one.
 
     Raises:
-        OSError: it cannot be written; the old one stands.
+        OSError: it cannot be written, with its name in it; the old one stands.
     """
     scratch = path.with_suffix(".new")
     # Left by a start that was killed, or put there by somebody else: never write into it.
     scratch.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(scratch, flags, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    sync_directory(path.parent)
+    try:
+        with os.fdopen(os.open(scratch, flags, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+        sync_directory(path.parent)
+    except OSError as problem:
+        problem.filename = str(path)  # writing and syncing name none
+        raise
 
 
 def sync_directory(path: Path) -> None:

@@ -51,11 +51,7 @@ def open_ceilings(tc: TcSocket, lines: Lines) -> int:
     Raises:
         ShapingError: the kernel refused something; all other interfaces have been opened by then.
     """
-    roots = {
-        found.interface_index: decode_root(found)[0]
-        for found in tc.dump("list queues", encode_dump(RTM_GETQDISC, interface_index=0))
-        if found.parent == TC_H_ROOT and found.kind == "htb" and found.handle == MAJOR << 16
-    }
+    roots = own_roots(tc)
     changed, refused = 0, []
     for index in lines.keys() & roots.keys():
         try:
@@ -65,6 +61,15 @@ def open_ceilings(tc: TcSocket, lines: Lines) -> int:
     if refused:
         raise refused[0]
     return changed
+
+
+def own_roots(tc: TcSocket) -> dict[int, QdiscSpec]:
+    """The roots of ours in this network namespace, by their interface's number. Needs no privilege."""
+    return {
+        found.interface_index: decode_root(found)[0]
+        for found in tc.dump("list queues", encode_dump(RTM_GETQDISC, interface_index=0))
+        if found.parent == TC_H_ROOT and found.kind == "htb" and found.handle == MAJOR << 16
+    }
 
 
 def journalled_lines(journal: Journal) -> dict[int, int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import gc
 import json
 import os
@@ -20,6 +21,8 @@ from hive_qos.errors import BrokerRejectedError, ConfigurationError, ShapingErro
 from shaping.kernel_api import Classifier
 
 DEFAULT_CONFIG = Path("/etc/hive-qos/broker.toml")
+WARN_DAYS = 30
+"""Before a certificate's end, as the running broker's alarm."""
 
 Config = Annotated[Path, typer.Option("--config", "-c", readable=False, help="The broker's configuration file.")]
 StateDir = Annotated[
@@ -29,7 +32,9 @@ StateDir = Annotated[
 
 def broker(
     config: Config = DEFAULT_CONFIG,
-    check: Annotated[bool, typer.Option("--check", help="Only read the configuration, and say what is wrong.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only read the configuration and its certificates, and say what is wrong.")
+    ] = False,
     runtime_dir: Annotated[
         Path | None, typer.Option("--runtime-dir", help="Where the two sockets go, instead of the configured paths.")
     ] = None,
@@ -61,6 +66,7 @@ def broker(
         names = ", ".join(entry.name for entry in policy.interfaces)
         typer.echo(f"{config}: fine; shapes {names}")
         _warn_of_absent(policy)
+        _check_certificate(policy)
         return
     from broker.daemon.configurations import Configurations, Source
     from broker.daemon.log import open_log
@@ -131,7 +137,7 @@ def clear(
     from shaping.kernel import RealKernel
     from shaping.shaper import Shaper
 
-    directory = state_dir or _state_dir(config)
+    directory = state_dir or state_directory(config)
     with contextlib.ExitStack() as held:  # no broker starts meanwhile
         try:
             if not force:
@@ -204,6 +210,28 @@ def _warn_of_absent(policy: Policy) -> None:
         typer.echo(f"hive-qos: warning: no interface {name} in this network namespace; {what}", err=True)
 
 
+def _check_certificate(policy: Policy) -> None:
+    """Look at the files of `[peers]` as a start would.
+
+    Raises:
+        ConfigurationError: other brokers would refuse them.
+    """
+    if policy.peers is None:
+        return
+    from broker.peers.identity import broker_identity, certified_addresses, good_until
+
+    identity = broker_identity(policy.peers)
+    until = good_until(identity)
+    addresses = ", ".join(sorted(certified_addresses(identity)))
+    typer.echo(f"{policy.peers.certificate}: fine; for {addresses or 'no address'}, good until {until:%Y-%m-%d}")
+    if not addresses:
+        text = "it names no address, so nobody holds back towards this host; issue another with --address"
+        typer.echo(f"hive-qos: warning: {policy.peers.certificate}: {text}", err=True)
+    if (until - datetime.datetime.now(datetime.UTC)).days <= WARN_DAYS:
+        text = f"ends on {until:%Y-%m-%d}; renew it: hive-qos ca issue NODE --renew"
+        typer.echo(f"hive-qos: warning: {policy.peers.certificate}: {text}", err=True)
+
+
 def _classifier() -> Classifier | None:
     """The classifier of sockets, where this host can have one; the daemon says what is missing where it cannot."""
     from shaping.cgroup import SocketClassifier
@@ -237,7 +265,8 @@ def _parse(text: str, *, runtime_dir: Path | None, state_dir: Path | None, recor
     return dataclasses.replace(policy, daemon=daemon)
 
 
-def _state_dir(config: Path) -> Path:
+def state_directory(config: Path) -> Path:
+    """Where the broker of a configuration file keeps its state; the default's where there is no such file."""
     if not config.exists():  # cleaning up must work after the package has gone
         return Path("/var/lib/hive-qos")
     return Path(_parse(_read(config), runtime_dir=None, state_dir=None, record=None).daemon.state_dir)

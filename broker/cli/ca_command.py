@@ -52,14 +52,19 @@ def init(
 def issue(
     node: Annotated[str, typer.Argument(help="The node's name, as its peers will see it.")],
     directory: Directory = DEFAULT_DIRECTORY,
-    role: Annotated[str, typer.Option("--role", help="job for trainers, broker for the daemon.")] = "job",
+    role: Annotated[
+        str | None, typer.Option("--role", help="job for trainers (the default), broker for the daemon.")
+    ] = None,
     address: Annotated[
-        list[str] | None, typer.Option("--address", help="An address to certify; again for more.")
+        list[str] | None, typer.Option("--address", help="An address to certify; again for more. A broker needs one.")
     ] = None,
     days: Annotated[int, typer.Option("--days", help="How long it is valid.")] = 365,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where NODE.crt and NODE.key go (default: here).")
     ] = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Replace the pair that is there; role and addresses stay unless given.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Issue a node's certificate and key.
@@ -67,11 +72,12 @@ def issue(
     \b
     Examples:
       hive-qos ca issue trainer-1 --address 10.0.0.1
-      hive-qos ca issue trainer-1-broker --role broker --out /etc/hive-qos
+      hive-qos ca issue trainer-1-broker --role broker --address 10.0.0.1
+      hive-qos ca issue trainer-1-broker --renew
     """
     from transport.identity import ca_issue
 
-    files = ca_issue(directory, node, role=role, addresses=address or (), days=days, out=out)
+    files = ca_issue(directory, node, role=role, addresses=address or (), days=days, out=out, renew=renew)
     _say(files, as_json=as_json)
 
 

@@ -21,9 +21,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from broker import client
+from broker.cli.alarm_advice import ALARM_ADVICE
 from broker.cli.exits import ExitCode
 from broker.daemon import cgroups
-from hive_qos.errors import BrokerError, HiveError
+from hive_qos.errors import BrokerError, BrokerUnavailableError, HiveError
 from hive_qos.text import printable
 
 Verdict = Literal["good", "note", "bad"]
@@ -237,12 +238,15 @@ def _groups() -> list[Finding]:
 def _broker(socket: Path | None) -> list[Finding]:
     try:
         document = client.status(None if socket is None else str(socket))
+    except BrokerUnavailableError as problem:
+        return [Finding("broker", "note", str(problem), "training and storage go on without, unshaped")]
     except BrokerError as problem:
-        return [Finding("broker", "note", str(problem), "systemctl enable --now hive-qos; training goes on without")]
+        return [Finding("broker", "note", str(problem))]
     names = ", ".join(str(entry.get("name")) for entry in document.get("interfaces", []))
     found = [Finding("broker", "good", f"shapes {names}"), *_guard(document)]
     for alarm in document.get("alarms", []):
-        found.append(Finding(f"broker: {alarm.get('subject')}", "bad", str(alarm.get("text")), "hive-qos status"))
+        advice = ALARM_ADVICE.get(str(alarm.get("code")), "")
+        found.append(Finding(f"broker: {printable(str(alarm.get('subject')))}", "bad", str(alarm.get("text")), advice))
     return found
 
 

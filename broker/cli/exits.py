@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import enum
+import errno
 import functools
 import os
 import sys
 from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
 from typing import ParamSpec
 
 import typer
 
+from broker.policy import DaemonPolicy
 from hive_qos.errors import (
     BrokerError,
+    BrokerRejectedError,
     BrokerUnavailableError,
     ConfigurationError,
     HiveError,
@@ -37,19 +42,22 @@ class ExitCode(enum.IntEnum):
     KERNEL = 7
     TRANSPORT = 8
     FOUND = 9
+    SYSTEM = 10
     INTERRUPTED = 130
 
 
 EPILOG = (
     "Exit codes: 0 fine, 1 a bug of ours, 2 usage, 3 configuration, 4 no broker, 5 refused by the broker, "
     "6 privilege missing, 7 refused by the kernel, 8 certificate or peer, 9 something was found "
-    "(doctor, replay), 130 interrupted."
+    "(doctor, replay), 10 the system (no room on a disk, no file, no memory), 130 interrupted."
 )
 
 
 def code_of(error: HiveError) -> ExitCode:
     """The exit code of an error of ours."""
     match error:
+        case BrokerRejectedError() if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
+            return ExitCode.CONFIGURATION
         case BrokerUnavailableError():
             return ExitCode.BROKER_UNAVAILABLE
         case BrokerError():
@@ -63,6 +71,28 @@ def code_of(error: HiveError) -> ExitCode:
         case ConfigurationError():
             return ExitCode.CONFIGURATION
     return ExitCode.CONFIGURATION if error.code == ConfigurationError.code else ExitCode.BUG
+
+
+def say_abandoned() -> None:
+    """Where no broker answers: open what a killed one has left in the kernel, and say so."""
+    from broker.cli.abandoned import open_abandoned
+    from broker.cli.broker_command import DEFAULT_CONFIG, state_directory
+
+    try:
+        directory = state_directory(DEFAULT_CONFIG)
+    except HiveError:  # its own check says what is wrong with it
+        directory = Path(DaemonPolicy().state_dir)
+    found = open_abandoned(directory)
+    if found is not None:
+        typer.echo(f"hive-qos: {found}", err=True)
+
+
+def _described(error: OSError) -> str:
+    """The system's words, the file first, and what to do where that is plain."""
+    text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{text}; free some space there, or name another place"
+    return text
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -83,11 +113,13 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             if debug:
                 raise
             typer.echo(f"hive-qos: {error}", err=True)
+            if isinstance(error, BrokerUnavailableError):
+                say_abandoned()
             raise typer.Exit(code_of(error)) from None
         except OSError as error:
             if debug:
                 raise
-            typer.echo(f"hive-qos: {error}", err=True)
-            raise typer.Exit(ExitCode.PRIVILEGE if isinstance(error, PermissionError) else ExitCode.BUG) from None
+            typer.echo(f"hive-qos: {_described(error)}", err=True)
+            raise typer.Exit(ExitCode.PRIVILEGE if isinstance(error, PermissionError) else ExitCode.SYSTEM) from None
 
     return run

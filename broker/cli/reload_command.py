@@ -16,7 +16,7 @@ def reload(
     ] = None,
     socket: SocketOption = None,
 ) -> None:
-    """Have the broker read its configuration again. A bad one is not taken (exit code 5), the former one holds.
+    """Have the broker read its configuration again. A bad one is not taken (exit code 3), the former one holds.
 
     \b
     Examples:

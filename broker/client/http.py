@@ -10,6 +10,8 @@ from typing import Any
 from broker.client.protocol import broker_socket_path
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
 
+START = "no broker runs here; start it: systemctl start hive-qos"
+HANGS = "a broker is there but hangs; its log says more: journalctl -u hive-qos"
 ANSWER_BYTES_MAX = 16 * 2**20
 """A status with 10,000 flows is about 4 MB; more than this is no status."""
 
@@ -71,15 +73,28 @@ def _request(method: str, target: str, *, socket_path: str | None, timeout_s: fl
         body = answer.read(ANSWER_BYTES_MAX + 1)
     except PermissionError as error:
         raise BrokerRejectedError(f"{path}: no permission; join the group hive-qos") from error
+    except (ConnectionRefusedError, FileNotFoundError) as error:
+        raise BrokerUnavailableError(f"{path}: {error.strerror}; {START}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise BrokerUnavailableError(f"{path}: {error or type(error).__name__}; is the broker running?") from error
+        what = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else error or type(error).__name__
+        raise BrokerUnavailableError(f"{path}: {what}; {HANGS}") from error
     finally:
         connection.close()
     if len(body) > ANSWER_BYTES_MAX:
         raise BrokerRejectedError(f"{path}{target}: an answer of more than {ANSWER_BYTES_MAX} bytes")
     if answer.status != 200:
-        raise BrokerRejectedError(f"{path}{target}: {answer.status} {body[:2000].decode(errors='replace').strip()}")
+        raise BrokerRejectedError(
+            _refusal(body) or f"{path}{target}: HTTP status {answer.status}", status=answer.status
+        )
     return body
+
+
+def _refusal(body: bytes) -> str:
+    """The broker's own words, "" where the answer has none."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def status(socket_path: str | None = None, *, timeout_s: float = 3.0) -> dict[str, Any]:

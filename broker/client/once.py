@@ -9,6 +9,7 @@ from typing import Any
 
 from broker.client import protocol
 from broker.client.exchange import ask
+from broker.client.http import HANGS, START
 from broker.client.trust import check_server
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
 
@@ -38,8 +39,11 @@ def request(
             return _ask(sock, {**message, "id": 1})
         except PermissionError as error:
             raise BrokerRejectedError(f"{path}: no permission; join the group hive-qos") from error
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            raise BrokerUnavailableError(f"{path}: {error.strerror}; {START}") from error
         except OSError as error:
-            raise BrokerUnavailableError(f"{path}: {error}; is the broker running?") from error
+            what = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else error
+            raise BrokerUnavailableError(f"{path}: {what}; {HANGS}") from error
         except protocol.MessageError as error:
             raise BrokerRejectedError(f"{path}: {error}") from error
 

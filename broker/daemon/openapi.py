@@ -104,7 +104,7 @@ def _get(summary: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _post(summary: str, parameters: list[Any]) -> dict[str, Any]:
     done = {"description": "done", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Done"}}}}
-    answers = {"200": done} | _errors("400", "403", "409", "503")
+    answers = {"200": done} | _errors("400", "403", "409", "422", "503")
     return {"post": {"summary": summary, "parameters": parameters, "responses": answers}}
 
 
@@ -112,6 +112,7 @@ _WHY = {
     "400": "not understood; nothing was changed",
     "403": "who asks may not",
     "409": "refused for the reason that is given; what held before holds",
+    "422": "the configuration has a mistake, which is named; what held before holds",
     "503": "nobody can answer now",
 }
 

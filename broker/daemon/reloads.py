@@ -83,7 +83,8 @@ class Reloads:
             policy = self._configurations.next(trial_s=trial_s)
             self._force(policy)
         except (HiveError, OSError, ValueError) as problem:
-            answer = Answer(409, self._configurations.refused(problem))
+            mistaken = getattr(problem, "code", "") == ConfigurationError.code
+            answer = Answer(422 if mistaken else 409, self._configurations.refused(problem))
         else:
             answer = Answer(200, self._configurations.taken(trial_s=trial_s))
             names = ",".join(sorted(entry.name for entry in policy.interfaces))

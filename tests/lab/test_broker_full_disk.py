@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
+from broker_host import COMMAND, CONFIGURATION, Broker, broker_in, two_hosts
 from patience import wait_until
 
+from broker.cli.exits import ExitCode
 from broker.client import http
 from tools.lab import Lab
 
@@ -52,12 +53,27 @@ def capacity_mbit(broker: Broker) -> float:
     return float(broker.status()["interfaces"][0]["capacity_bits_per_s"]) / 1e6
 
 
+def test_a_first_start_without_room_names_the_file_and_leaves_nothing_behind(broker: Broker) -> None:
+    fill(broker.folder / "state/filler")
+    (broker.folder / "broker.toml").write_text(broker.configuration)
+    argv = [*COMMAND, "broker", "--config", str(broker.folder / "broker.toml")]
+    argv += ["--runtime-dir", str(broker.folder / "run"), "--state-dir", str(broker.folder / "state")]
+    started = broker.host.run(argv, check=False)
+    assert started.returncode == ExitCode.SYSTEM
+    last = started.stderr.splitlines()[-1]
+    assert last.startswith(f"hive-qos: {broker.folder}/state/")
+    assert "No space left on device; free some space there" in last
+    assert "the daemon is gone" not in started.stderr
+    assert "htb" not in broker.root_qdisc()
+
+
 def test_without_room_on_the_disk_everything_but_the_recording_goes_on(broker: Broker) -> None:
     broker.start()
     fill(broker.folder / "state/filler")
     wait_until(lambda: "recording-ended" in str(broker.status()["alarms"]), what=broker.status)
     (broker.folder / "broker.toml").write_text(broker.configuration.replace("20 Mbit/s", "10 Mbit/s"))
-    http.post("/v1/reload", socket_path=str(broker.folder / "run/broker.sock"))
+    answer = http.post("/v1/reload", socket_path=str(broker.folder / "run/broker.sock"))
+    assert answer.startswith(f"in force, but not kept in {broker.folder}/state")
     wait_until(lambda: 0 < capacity_mbit(broker) <= 10, what=broker.status)
     assert "cannot be kept" in broker.log
     broker.end(signal.SIGKILL)

@@ -182,6 +182,40 @@ def test_when_both_are_gone_the_next_daemon_adopts_and_is_right_again(
     assert len(broker.guards()) == 1
 
 
+def test_when_both_are_gone_the_next_command_opens_what_is_held_back_and_says_so(
+    broker: Broker, kernel: RealKernel
+) -> None:
+    status = [*COMMAND, "status", "--socket", str(broker.folder / "run/broker.sock")]
+    (guard,) = broker.guards()
+    os.kill(guard, signal.SIGSTOP)
+    broker.end(signal.SIGKILL)
+    os.kill(guard, signal.SIGKILL)
+    wait_until(lambda: not broker.guards(), what=broker.guards)
+    assert is_held(kernel)
+    shown = broker.host.run(status, check=False)
+    assert shown.returncode == 4
+    assert "held back traffic on eth0; nobody is held back any more" in shown.stderr
+    tree = kernel.observe("eth0")  # without the journal, which another directory has, the root's rate is what is known
+    assert tree is not None
+    assert {spec.ceil_bits_per_s for spec in tree.classes} == {LINE_BITS_PER_S * 97 // 100}
+    assert "all open; `hive-qos clear` removes them" in broker.host.run(status, check=False).stderr
+    broker.host.run([*COMMAND, "clear", "--state-dir", str(broker.folder / "state")])
+    assert "classes" not in broker.host.run(status, check=False).stderr
+
+
+def test_a_frozen_broker_is_not_said_to_be_absent_and_its_tree_is_left_to_its_guard(broker: Broker) -> None:
+    status = [*COMMAND, "status", "--socket", str(broker.folder / "run/broker.sock")]
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGSTOP)
+    try:
+        shown = broker.host.run(status, check=False)
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
+    assert shown.returncode == 4
+    assert "no answer within 3 s; a broker is there but hangs" in shown.stderr
+    assert "classes" not in shown.stderr
+
+
 def test_the_restore_units_command_opens_what_is_left_and_nothing_else(broker: Broker, kernel: RealKernel) -> None:
     once = [sys.executable, "-P", "-m", "broker.guard", "--once", str(broker.folder / "state")]
     broker.end(signal.SIGKILL)

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from broker_support import CONFIGURATION, Running, ask, connected, register
 from patience import wait_until
+from typer.testing import CliRunner
 
+from broker.cli.app import app
+from broker.cli.exits import ExitCode
 from broker.client import http
 from broker.config import load
 from broker.daemon.authority import Right
@@ -170,11 +173,21 @@ def test_an_interface_that_cannot_be_shaped_at_the_start_does_not_end_what_worke
 
 def test_a_reload_that_is_refused_says_why(running: Running) -> None:
     running.write(CONFIGURATION + "[class.storage]\nguarantee = '101 %'\n")
-    with pytest.raises(BrokerRejectedError, match=r"409.*101"):
+    with pytest.raises(BrokerRejectedError, match=r"^\[broker-rejected\] not taken.*101") as caught:
         http.post("/v1/reload", socket_path=running.api)
-    for wrong in ("abc", "0", "nan", "1e9"):
-        with pytest.raises(BrokerRejectedError, match=r"4.. "):
+    assert caught.value.status == 422
+    for wrong, status in (("abc", 400), ("0", 422), ("nan", 422), ("1e9", 422)):
+        with pytest.raises(BrokerRejectedError) as caught:
             http.post(f"/v1/reload?confirm_s={wrong}", socket_path=running.api)
+        assert caught.value.status == status
+
+
+def test_the_command_that_reloads_prints_what_is_wrong_line_by_line(running: Running) -> None:
+    running.write(CONFIGURATION + "[class.storage]\nguarantee = '101 %'\nceiling = 'much'\n")
+    result = CliRunner().invoke(app, ["reload", "--socket", running.api])
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "{" not in result.output
+    assert [line for line in result.output.splitlines() if "class.storage.ceiling = 'much'" in line]
     assert running.status()["interfaces"][0]["capacity_bits_per_s"] > 30e6
 
 
@@ -183,7 +196,7 @@ def test_a_file_in_the_middle_of_being_written_is_not_taken_though_what_is_there
     with open(running.folder / "broker.toml", "w") as writer:
         writer.write(whole)
         writer.flush()
-        with pytest.raises(BrokerRejectedError, match=r"409.*somebody is writing it"):
+        with pytest.raises(BrokerRejectedError, match="somebody is writing it"):
             http.post("/v1/reload", socket_path=running.api)
         assert running.daemon is not None
         running.daemon.reload()
@@ -201,6 +214,6 @@ def test_who_may_only_use_the_broker_may_not_reload_it(running: Running, monkeyp
     monkeypatch.setattr("broker.daemon.authority.Authority.right_of", lambda self, peer: Right.USE)
     running.write(CONFIGURATION.replace("40 Mbit/s", "10 Mbit/s"))
     for action in ("/v1/reload", "/v1/reload?confirm_s=60", "/v1/confirm"):
-        with pytest.raises(BrokerRejectedError, match="403"):
+        with pytest.raises(BrokerRejectedError, match="may change"):
             http.post(action, socket_path=running.api)
     assert running.status()["interfaces"][0]["capacity_bits_per_s"] > 30e6

@@ -1,6 +1,6 @@
 """The cluster's certificate authority: `hive-qos ca init` makes it once, `ca issue` gives each node a certificate.
 
-Keys are ECDSA P-256, written with mode 0600 before their content exists, and nothing is ever overwritten.
+Keys are ECDSA P-256, written with mode 0600 before their content exists. Nothing is overwritten but by a renewal.
 Files of a CA directory: `ca.crt`, `ca.key`. Files of a node: `NODE.crt` (certificate and CA), `NODE.key`.
 """
 
@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hive_qos.errors import ConfigurationError
+from hive_qos.files import write_whole
 from transport.identity.names import NODE_PREFIX, ROLE_PREFIX, ROLES, check_node_name
 
 CLOCK_SKEW = datetime.timedelta(days=1)
@@ -78,26 +79,27 @@ def ca_issue(
     directory: str | Path,
     node: str,
     *,
-    role: str = "job",
+    role: str | None = None,
     addresses: Sequence[str] = (),
     days: int = 365,
     out: str | Path | None = None,
+    renew: bool = False,
 ) -> IssuedFiles:
     """Issue a certificate for a node, signed by the CA in `directory`.
 
     Args:
         node: the node's name, which peers will see.
-        role: `job` for trainers, `broker` for the daemon.
-        addresses: IP addresses or host names to add, for what wants to check them.
+        role: `job` for trainers, `broker` for the daemon; None for `job`, or for that of the certificate to renew.
+        addresses: IP addresses or host names to certify. A broker needs one: others hold back only towards addresses
+            that its certificate names. None given: those of the certificate to renew.
         days: how long it is valid.
         out: where `NODE.crt` and `NODE.key` go; the working directory by default.
+        renew: replace the pair that is there by a new certificate with a new key.
 
     Raises:
-        ConfigurationError: no CA there, an unknown role, a bad name or address, or files that exist.
+        ConfigurationError: no CA there, an unknown role, a bad name or address, files that exist, or none to renew.
     """
     _check_days(days)
-    if role not in ROLES:
-        raise ConfigurationError("role", role, f"write one of {', '.join(ROLES)}")
     try:
         check_node_name(node)
     except ValueError as error:
@@ -105,9 +107,22 @@ def ca_issue(
     ca_certificate, ca_key = _load_ca(Path(directory))
     folder = Path(out) if out is not None else Path()
     files = IssuedFiles(certificate=folder / f"{node}.crt", key=folder / f"{node}.key")
-    for path in (files.certificate, files.key):
-        if path.exists():
-            raise ConfigurationError("out", str(path), "is there already; nothing is overwritten")
+    if renew:
+        former_role, former_addresses = _names_of(files.certificate, node)
+        role, addresses = role or former_role, addresses or former_addresses
+    else:
+        for path in (files.certificate, files.key):
+            if path.exists():
+                raise ConfigurationError("out", str(path), "is there already; to replace it, renew it (--renew)")
+    role = role or ROLES[0]
+    if role not in ROLES:
+        raise ConfigurationError("role", role, f"write one of {', '.join(ROLES)}")
+    if role == "broker" and not addresses:
+        raise ConfigurationError(
+            "address",
+            "",
+            "a broker's certificate names the addresses that others hold back towards: --address 10.0.0.1",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
@@ -129,10 +144,31 @@ def ca_issue(
         )
         .sign(ca_key, hashes.SHA256())
     )
-    _write_private(files.key, private_pem(key))
     chain = certificate.public_bytes(Encoding.PEM) + ca_certificate.public_bytes(Encoding.PEM)
-    _write_public(files.certificate, chain)
+    if renew:  # whoever watches the files takes the pair once both have changed
+        write_whole(files.key, private_pem(key).decode(), mode=0o600)
+        write_whole(files.certificate, chain.decode(), mode=0o644)
+    else:
+        _write_private(files.key, private_pem(key))
+        _write_public(files.certificate, chain)
     return files
+
+
+def _names_of(path: Path, node: str) -> tuple[str, list[str]]:
+    """Role and addresses of a certificate that is to be renewed."""
+    try:
+        certificate = x509.load_pem_x509_certificates(path.read_bytes())[0]
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except OSError as error:
+        raise ConfigurationError("out", str(path), f"nothing to renew there: {error.strerror}") from error
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise ConfigurationError("out", str(path), "not a certificate of ours; issue another elsewhere") from error
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    roles = [uri.removeprefix(ROLE_PREFIX) for uri in uris if uri.startswith(ROLE_PREFIX)]
+    if NODE_PREFIX + node not in uris or not roles:
+        raise ConfigurationError("out", str(path), f"not a certificate of {node}; issue another elsewhere")
+    addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+    return roles[0], addresses + names.get_values_for_type(x509.DNSName)
 
 
 def certificate_builder(

@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ca_init(folder / ca)
     ca_issue(folder / "ours", "host", role="broker", addresses=["10.0.0.1", "fd00::1"], out=folder)
     ca_issue(folder / "ours", "trainer", role="job", out=folder)
-    ca_issue(folder / "theirs", "stranger", role="broker", out=folder)
+    ca_issue(folder / "theirs", "stranger", role="broker", addresses=["10.0.0.1"], out=folder)
     return folder
 
 

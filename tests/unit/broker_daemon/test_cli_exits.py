@@ -78,8 +78,12 @@ def test_debug_shows_where_an_error_comes_from(monkeypatch: pytest.MonkeyPatch) 
         (["nosuch"], 2, "No such command"),
         (["run", "--class", "turbo", "--", "true"], 2, "turbo"),
         (["run", "--", "true"], 2, "--class"),
-        (["status", "--socket", "/nonexistent/broker.sock"], 4, "is the broker running?"),
-        (["run", "--class", "storage", "--socket", "/nonexistent/s", "--", "true"], 4, "is the broker running?"),
+        (["status", "--socket", "/nonexistent/broker.sock"], 4, "start it: systemctl start hive-qos"),
+        (
+            ["run", "--class", "storage", "--socket", "/nonexistent/s", "--", "true"],
+            4,
+            "start it: systemctl start hive-qos",
+        ),
         (["broker", "--config", "/nonexistent.toml"], 3, "cannot be read"),
         (["replay", "/nonexistent.jsonl"], 3, "cannot be read"),
         (["ca", "show", "/nonexistent.crt"], 3, "cannot be read"),
@@ -130,6 +134,63 @@ def test_a_ca_issues_certificates_that_can_be_shown(tmp_path: Path) -> None:
     assert node["issuer"] == authority["subject"]
     assert node["valid_now"]
     assert "10.0.0.1" in node["names"]
+
+
+def test_a_renewed_certificate_keeps_role_and_addresses_and_replaces_the_pair(tmp_path: Path) -> None:
+    ca, out = ["--directory", str(tmp_path / "ca")], ["--out", str(tmp_path)]
+    RUN.invoke(app, ["ca", "init", *ca])
+    refused = RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--renew"])
+    assert refused.exit_code == ExitCode.CONFIGURATION
+    assert "nothing to renew there" in refused.output
+    addresses = ["--address", "10.0.0.1", "--address", "fd00::1", "--address", "b1.example"]
+    assert RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--role", "broker", *addresses]).exit_code == 0
+    again = RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--role", "broker", *addresses])
+    assert again.exit_code == ExitCode.CONFIGURATION
+    assert "--renew" in again.output
+    before = json.loads(RUN.invoke(app, ["ca", "show", str(tmp_path / "b1.crt"), "--json"]).output)[0]
+    key = (tmp_path / "b1.key").read_bytes()
+    renewed = RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--renew"])
+    assert renewed.exit_code == 0, renewed.output
+    after = json.loads(RUN.invoke(app, ["ca", "show", str(tmp_path / "b1.crt"), "--json"]).output)[0]
+    assert sorted(after["names"]) == sorted(before["names"])
+    assert after["sha256"] != before["sha256"]
+    assert (tmp_path / "b1.key").read_bytes() != key
+    assert (tmp_path / "b1.key").stat().st_mode & 0o077 == 0
+    other = RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--renew", "--address", "10.0.0.2"])
+    assert other.exit_code == 0
+    assert "10.0.0.2" in RUN.invoke(app, ["ca", "show", str(tmp_path / "b1.crt")]).output
+
+
+def test_a_brokers_certificate_needs_an_address(tmp_path: Path) -> None:
+    ca = ["--directory", str(tmp_path / "ca")]
+    RUN.invoke(app, ["ca", "init", *ca])
+    refused = RUN.invoke(app, ["ca", "issue", "b1", *ca, "--role", "broker", "--out", str(tmp_path)])
+    assert refused.exit_code == ExitCode.CONFIGURATION
+    assert "--address" in refused.output
+    assert not (tmp_path / "b1.key").exists()
+
+
+def test_check_looks_at_the_certificates_that_peers_names(tmp_path: Path) -> None:
+    ca, out = ["--directory", str(tmp_path / "ca")], ["--out", str(tmp_path)]
+    RUN.invoke(app, ["ca", "init", *ca])
+    files = "\n".join(f'{key} = "{tmp_path}/{name}"' for key, name in (
+        ("ca", "ca/ca.crt"), ("certificate", "b1.crt"), ("key", "b1.key")
+    ))  # fmt: skip
+    path = tmp_path / "broker.toml"
+    path.write_text(f'version = 1\n[[interface]]\nname = "lo"\n[peers]\n{files}\n')
+    check = ["broker", "--check", "--config", str(path)]
+    missing = RUN.invoke(app, check)
+    assert missing.exit_code == ExitCode.CONFIGURATION
+    assert "peers.key" in missing.output
+    RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--role", "broker", "--address", "10.0.0.1", "--days", "20"])
+    found = RUN.invoke(app, check)
+    assert found.exit_code == 0, found.output
+    assert "b1.crt: fine; for 10.0.0.1, good until" in found.stdout
+    assert "renew it" in found.stderr
+    RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--renew"])
+    assert RUN.invoke(app, check).stderr == ""
+    (tmp_path / "b1.key").chmod(0o644)
+    assert "chmod 600" in RUN.invoke(app, check).output
 
 
 def test_a_recording_that_came_out_otherwise_is_told_by_its_exit_code(tmp_path: Path) -> None:

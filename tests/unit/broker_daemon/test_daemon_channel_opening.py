@@ -42,7 +42,7 @@ class Trying:
 
     def issue(self) -> None:
         ca_init(self.folder / "ca")
-        ca_issue(self.folder / "ca", "host", role="broker", out=self.folder)
+        ca_issue(self.folder / "ca", "host", role="broker", addresses=["10.0.0.1"], out=self.folder)
 
     def codes(self) -> list[str]:
         return [alarm.code for alarm in self.opening.alarms()]
@@ -89,7 +89,7 @@ def test_the_channel_is_closed_when_its_certificate_ends_and_opened_with_another
     trying.now_s = RETRY_S
     neighbours.look(now_s=RETRY_S)
     assert trying.codes() == ["peers-unavailable"]
-    ca_issue(trying.folder / "ca", "host", role="broker", out=trying.folder / "another")
+    ca_issue(trying.folder / "ca", "host", role="broker", addresses=["10.0.0.1"], out=trying.folder / "another")
     for name in ("host.crt", "host.key"):
         (trying.folder / "another" / name).replace(trying.folder / name)
     trying.utc = datetime.datetime.now(datetime.UTC)

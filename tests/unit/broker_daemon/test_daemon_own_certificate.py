@@ -35,7 +35,7 @@ class Files:
 
     def issue(self, name: str, *, ca: str = "ca", role: str = "broker") -> Path:
         out = self.folder / name
-        ca_issue(self.folder / ca, "host", role=role, out=out)
+        ca_issue(self.folder / ca, "host", role=role, addresses=["10.0.0.1"], out=out)
         return out
 
     def write(self, issued: Path, *, only: str = "") -> None:

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ca_init(path / "ca", name="test cluster", days=30)
     ca_init(path / "other")
     ca_issue(path / "ca", "n1", addresses=["10.0.0.1", "fd00::1", "n1.example"], out=path)
-    ca_issue(path / "ca", "b1", role="broker", out=path)
+    ca_issue(path / "ca", "b1", role="broker", addresses=["10.0.0.2"], out=path)
     ca_issue(path / "other", "x1", out=path)
     return path
 

@@ -1,0 +1,47 @@
+"""What a broker has left in the kernel that was killed together with its guard: said by the next command, and opened.
+
+Its guard opens every ceiling when the daemon dies, and systemd runs the guard once more when that was killed, too.
+Where neither is there, a class that was held back would stay so for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from broker.guard import nobody_in_charge
+from hive_qos.errors import HiveError
+from shaping.ceilings import journalled_lines, open_ceilings, own_roots
+from shaping.journal import Journal
+from shaping.netlink import TcSocket
+from shaping.redirect import stop_redirecting
+
+
+def open_abandoned(state_directory: Path) -> str | None:
+    """Open the ceilings of a tree that no broker and no guard looks after. For a command that finds no broker.
+
+    Args:
+        state_directory: of the broker, as far as it is known: its journal has the lines' rates.
+
+    Returns:
+        What was found and done, or what to do, in one line; None where there is nothing of ours.
+    """
+    try:
+        with contextlib.closing(TcSocket()) as tc:
+            roots = own_roots(tc)
+            if not roots:
+                return None
+            names = ", ".join(sorted(socket.if_indextoname(index) for index in roots))
+            if os.geteuid() != 0:
+                return f"a broker that has ended may hold back traffic on {names}; `sudo hive-qos status` opens that"
+            if not nobody_in_charge():
+                return None
+            stop_redirecting(tc)
+            changed = open_ceilings(tc, dict.fromkeys(roots) | journalled_lines(Journal(state_directory)))
+    except (HiveError, OSError) as problem:
+        return f"what a broker has left here cannot be looked at: {problem}"
+    if not changed:
+        return f"a broker that has ended has left its classes on {names}, all open; `hive-qos clear` removes them"
+    return f"a broker that was killed held back traffic on {names}; nobody is held back any more ({changed} classes opened)"
