@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock) $(shell find native/src -name '*.rs')
 
-.PHONY: setup demo bench bench-broker bench-processor test test-native test-pythons fuzz sanitize check crate format unit loopback lab wheel clean
+.PHONY: setup demo bench bench-broker bench-processor test test-native test-pythons test-kernels fuzz sanitize check crate format unit loopback lab wheel clean
 
 setup: $(VENV)/.setup-done
 
@@ -67,6 +67,10 @@ test-native: setup
 # The wheel, an install, tests and a recording of this Python on others: PYTHONS="trixie forky python3.12" and the like.
 test-pythons: setup wheel
 	@bash tools/pythons.sh $(BIN)/python dist $(PYTHONS)
+
+# What touches the kernel, on Debian's own kernels booted by qemu: KERNELS="bookworm trixie" and the like. Needs root.
+test-kernels: setup
+	@bash tools/kernels.sh $(BIN)/python $(KERNELS)
 
 # Whatever reads a peer's bytes, for FUZZ_S seconds a target.
 fuzz: setup

@@ -1,0 +1,104 @@
+"""The broker on a stock kernel, which has what this project's own machines may lack: fq_codel leaves.
+
+`make test-kernels` runs these where Debian's kernels are booted; on a kernel without fq_codel they cannot mean anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
+from patience import wait_until
+
+from tools.lab import Lab
+
+pytestmark = pytest.mark.stock_kernel
+
+STORAGE_BITS_PER_S = 2_000_000
+PAYLOAD_BYTES = 1_000_000
+SHAPED = CONFIGURATION.replace("20 Mbit/s", "8 Mbit/s").replace(
+    "[class.storage]", '[class.storage]\nguarantee = "5 %"\nceiling = "2 Mbit/s"'
+)
+SINK = """
+import socket
+server = socket.create_server(("", 4873))
+print(flush=True)
+while True:
+    connection = server.accept()[0]
+    while connection.recv(65536):
+        pass
+    connection.close()
+"""
+SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 4873), 60) as sock:
+    sock.sendall(bytes(int(sys.argv[2])))
+    sock.shutdown(socket.SHUT_WR)
+    sock.recv(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with two_hosts("stock") as lab:
+        yield lab
+
+
+@pytest.fixture
+def broker(lab: Lab) -> Iterator[Broker]:
+    with broker_in(lab["a"], configuration=SHAPED) as broker:
+        broker.start()
+        yield broker
+        broker.stop()
+
+
+def leaves(broker: Broker) -> list[str]:
+    found = broker.host.run(["tc", "qdisc", "show", "dev", "eth0"]).stdout.splitlines()
+    return [re.split(r"\s+", line)[1] for line in found if " parent ffe0:" in line]
+
+
+def test_leaves_are_fq_codel_and_the_next_daemon_adopts_them(broker: Broker) -> None:
+    kinds = leaves(broker)
+    assert set(kinds) == {"fq_codel"}
+    assert len(kinds) >= 5
+    handles = broker.host.run(["tc", "qdisc", "show", "dev", "eth0"]).stdout
+    assert broker.process is not None
+    broker.process.kill()
+    broker.process.wait()
+    wait_until(lambda: not broker.guards(), what=broker.guards)
+    broker.start()
+    assert "adopted=True" in broker.log
+    assert broker.host.run(["tc", "qdisc", "show", "dev", "eth0"]).stdout == handles
+
+
+def test_a_transfer_goes_at_its_class_ceiling_and_is_counted_there(broker: Broker, lab: Lab) -> None:
+    with lab["b"].popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE) as sink:
+        try:
+            assert sink.stdout is not None
+            sink.stdout.readline()
+            before, began_s = broker.sent_bytes("storage"), time.monotonic()
+            broker.host.run([sys.executable, "-c", SEND, lab["b"].address, str(PAYLOAD_BYTES)], timeout_s=120.0)
+            took_s = time.monotonic() - began_s
+        finally:
+            sink.kill()
+    # Its burst (64 KiB) goes at once, the rest at the ceiling; a slow guest only makes it longer.
+    least_s = 8 * (PAYLOAD_BYTES - 128 * 1024) / STORAGE_BITS_PER_S
+    assert took_s >= least_s
+    assert took_s < 4 * least_s
+    wait_until(
+        lambda: broker.sent_bytes("storage") - before >= PAYLOAD_BYTES,
+        what=lambda: f"{broker.sent_bytes('storage') - before} bytes in the class of storage",
+    )
+    stated = json.loads(broker.host.run(["tc", "-s", "-j", "qdisc", "show", "dev", "eth0"]).stdout)
+    assert [one for one in stated if one["kind"] == "fq_codel" and one["bytes"] >= PAYLOAD_BYTES]
+
+
+def test_a_clean_end_puts_back_what_the_kernel_had(broker: Broker) -> None:
+    broker.stop()
+    assert "htb" not in broker.root_qdisc()
