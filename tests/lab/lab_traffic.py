@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from patience import LIMIT_S, best_of, wait_until
+from patience import LIMIT_S, most_of, wait_until
 
 from tools.lab import Host
 from tools.lab.link import Link
@@ -128,7 +128,7 @@ class Pinger:
         A relay sends a frame in the tick that is nearest to its time: 0.25 ms early or late on each of four crossings,
         in step with the questions. Interpreters and the kernel add up to a millisecond, and noise adds what it likes.
         """
-        best_of(self.median_rtt_s, lambda found_s: delays_s - 0.001 <= found_s <= delays_s + 0.002)
+        most_of(self.median_rtt_s, lambda found_s: delays_s - 0.001 <= found_s <= delays_s + 0.002)
 
     def count_arrivals(self, sent: int, *, lost: Callable[[], int] = lambda: 0) -> int:
         """Send `sent` datagrams at an easy pace and count those that arrive, until all that were not lost have."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from lab_traffic import FRAME_BYTES, Pinger, arrived, flow, piece_bytes
-from patience import best_of
+from patience import most_of
 
 from hive_qos.errors import ConfigurationError
 from tools.lab import Lab, relay
@@ -69,9 +69,9 @@ def test_the_round_trip_is_twice_the_delay_and_follows_it(offloading: Lab) -> No
 def test_tcp_crosses_in_lumps_and_gets_nearly_all_of_the_rate(offloading: Lab, receiver: str, medium: str) -> None:
     link = offloading.links[f"a-{receiver}"]
     assert link.medium == medium
-    best_of(lambda: tcp_piece_bytes(offloading, receiver), lambda found: found >= LUMP_BYTES_MIN)
+    most_of(lambda: tcp_piece_bytes(offloading, receiver), lambda found: found >= LUMP_BYTES_MIN)
     with flow(offloading["a"], offloading[receiver]) as running:
-        best_of(lambda: running.share(link, RATE_BITS_PER_S), lambda share: share >= 0.9)
+        most_of(lambda: running.share(link, RATE_BITS_PER_S), lambda share: share >= 0.9)
     counters = link.counters()["a"]
     # The bucket counts the frames that lumps stand for, and each one's header.
     assert counters.bytes / counters.packets <= FRAME_BYTES
@@ -85,7 +85,7 @@ def test_a_link_beside_one_with_offload_carries_frames_still(offloading: Lab) ->
 def test_a_router_cuts_lumps_for_a_link_without_offload(offloading: Lab) -> None:
     link, e = offloading.links["a-r"], offloading["e"]
     with flow(offloading["a"], e) as running:
-        best_of(lambda: running.share(link, RATE_BITS_PER_S), lambda share: share >= 0.9)
+        most_of(lambda: running.share(link, RATE_BITS_PER_S), lambda share: share >= 0.9)
         # Half a second of the flow, which goes on by itself: some 2,000 frames.
         assert piece_bytes(e, lambda: time.sleep(0.5)) <= 1.02 * FRAME_BYTES
 

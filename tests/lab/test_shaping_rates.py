@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from patience import LIMIT_S, best_of
+from patience import LIMIT_S, most_of
 from shaping_bench import INTERFACE, PAYLOAD_BYTES, RECEIVER, Bench
 from shaping_contract import MBIT, make_shape
 
@@ -225,9 +225,9 @@ def test_a_class_keeps_its_guarantee_and_borrows_what_others_leave(shaper: Shape
         return storage >= 0.9 * 4 * MBIT and compute >= 0.9 * 15 * MBIT and storage + compute >= 0.9 * 20 * MBIT
 
     with flood(bench, "storage"):
-        best_of(window, lambda alone: alone.sent["storage"] >= 0.9 * 20 * MBIT)
+        most_of(window, lambda alone: alone.sent["storage"] >= 0.9 * 20 * MBIT)
         with flood(bench, "compute"):
-            best_of(window, guaranteed)
+            most_of(window, guaranteed)
     assert shaper.counters(INTERFACE).direct_packets == 0
 
 
@@ -247,4 +247,4 @@ def test_leaves_together_never_send_more_than_their_parents_ceiling(shaper: Shap
         return found
 
     with flood(bench, "compute"), flood(bench, BULK_NAME):
-        best_of(window, lambda found: found.sent["compute"] >= 0.9 * 4 * MBIT)
+        most_of(window, lambda found: found.sent["compute"] >= 0.9 * 4 * MBIT)

@@ -1,6 +1,6 @@
 """The broker on a stock kernel, which has what this project's own machines may lack: fq_codel leaves.
 
-`make test-kernels` runs these where Debian's kernels are booted; on a kernel without fq_codel they cannot mean anything.
+`make test-kernels` runs these where Debian's kernels are booted. Without fq_codel in the kernel they mean nothing.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from engine_support import Announced, ConnectionDown, ConnectionUp, Node, connected, engines, key, pytest_generate_tests
-from patience import best_of
+from patience import most_of
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError
 from transport.engine.base import EngineSettings, OperationFailed, Priority, Received, SendDone
@@ -65,7 +65,7 @@ def test_the_end_of_a_message_is_acknowledged_at_once() -> None:
                 took.append(time.monotonic() - began_s)
             return max(took)
 
-        best_of(slower_s, lambda took_s: took_s < 0.015, windows=100)
+        most_of(slower_s, lambda took_s: took_s < 0.015, windows=100)
 
 
 def test_unasked_messages_are_announced_and_kept_until_somebody_posts() -> None:
@@ -190,7 +190,7 @@ def test_a_deadline_fails_the_send_and_says_how_far_it_came() -> None:
             assert error.bytes_done < error.bytes_total
             return error
 
-        best_of(failed, lambda error: error.bytes_done > 0, windows=3)  # nothing, where the engine was held up
+        most_of(failed, lambda error: error.bytes_done > 0, windows=3)  # nothing, where the engine was held up
 
 
 def test_a_deadline_of_no_time_has_passed_before_anything_is_sent() -> None:

@@ -31,7 +31,7 @@ from engine_support import (
     pytest_generate_tests,
     relayed,
 )
-from patience import LIMIT_S, best_of
+from patience import LIMIT_S, most_of
 
 from transport.engine import create_engine
 from transport.engine.base import EngineSettings, Event, Priority, Received, SendDone
@@ -82,7 +82,7 @@ def test_what_ended_while_python_stood_still_is_told_in_few_batches() -> None:
                 assert all(isinstance(node.outcome(one), (SendDone, Received)) for one in operations)
             return max(batches)
 
-        best_of(largest, lambda found: found >= count // 2, windows=3)
+        most_of(largest, lambda found: found >= count // 2, windows=3)
 
 
 @over(NATIVE)
@@ -294,4 +294,4 @@ def test_a_send_ends_promptly_though_the_wish_for_that_was_lost() -> None:
         for way in ((a, b, up), (b, a, down)):
             tags = itertools.count()
             usual_s = partial(median_alone_s, *way, tags)
-            best_of(usual_s, lambda median_s: median_s < 0.02)
+            most_of(usual_s, lambda median_s: median_s < 0.02)

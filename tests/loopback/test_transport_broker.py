@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from listening_broker import ListeningBroker
-from patience import LIMIT_S, best_of
+from patience import LIMIT_S, most_of
 
 from transport import Group, MemoryRendezvous, Settings
 
@@ -109,12 +109,12 @@ def test_a_told_rate_is_followed_and_a_broker_that_dies_sets_training_free(tmp_p
                 group.broadcast(told, 0).wait()
                 return bool(told[0])
 
-            best_of(measure, lambda took_s: agreed(took_s >= bound_s), windows=30)
+            most_of(measure, lambda took_s: agreed(took_s >= bound_s), windows=30)
             if rank == 0:
                 broker.close()
                 dead.set()
             dead.wait(LIMIT_S)
-            best_of(measure, lambda took_s: agreed(took_s < 0.7 * bound_s), windows=30)
+            most_of(measure, lambda took_s: agreed(took_s < 0.7 * bound_s), windows=30)
 
     try:
         with ThreadPoolExecutor(2) as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -49,6 +50,12 @@ def test_the_second_run_decides_and_is_reported(tmp_path: Path, body: str, code:
     done = suite(tmp_path, "tests")
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout
+    kept = tmp_path / "out/unstable.jsonl"
+    assert kept.exists() == (said != "1 passed")
+    if kept.exists():
+        record = json.loads(kept.read_text())
+        assert record["again"] == ["tests/lab/test_it.py::test_it"]
+        assert record["failed_twice"] == (record["again"] if code else [])
 
 
 @pytest.mark.parametrize("broken", ["", "check", "unit", "lab"])
