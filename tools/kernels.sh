@@ -98,7 +98,7 @@ boot() {
     >"$place/log/virtiofsd" 2>&1 &
   trap "kill $! 2>/dev/null || true; rm -f '$share'" RETURN
   for _ in $(seq 50); do [[ -S $share ]] && break; sleep 0.1; done
-  timeout --kill-after=10 "${BOOT_S_MAX:-1800}" nice -n 19 qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -smp 2 \
+  timeout --kill-after=10 "${BOOT_S_MAX:-1800}" nice -n 19 qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu Nehalem -smp 2 \
     -m 3G -object memory-backend-memfd,id=memory,size=3G,share=on -numa node,memdev=memory \
     -chardev socket,id=files,path="$share" -device vhost-user-fs-pci,chardev=files,tag=host \
     -kernel "$image" -initrd "$place/initial.gz" -append 'console=ttyS0 quiet panic=-1 loglevel=3' \

@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for ca in ("ours", "theirs"):
         ca_init(folder / ca)
     for name, role in (("server", "job"), ("mate", "job"), ("broker", "broker")):
-        ca_issue(folder / "ours", name, role=role, out=folder)
+        ca_issue(folder / "ours", name, role=role, addresses=["127.0.0.1"], out=folder)
     ca_issue(folder / "theirs", "stranger", out=folder)
     return folder
 

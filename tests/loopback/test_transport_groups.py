@@ -256,7 +256,7 @@ def test_a_rank_that_is_not_who_it_should_be_is_refused(ranks, tmp_path, what):
             ca_init(tmp_path / name)
             role = "broker" if what == "another role" and name == "b" else "job"
             authority = "a" if what == "another role" else name
-            issued = ca_issue(tmp_path / authority, f"node-{name}", role=role, out=tmp_path)
+            issued = ca_issue(tmp_path / authority, f"node-{name}", role=role, addresses=["127.0.0.1"], out=tmp_path)
             files.append((tmp_path / "a" / "ca.crt" if authority == "a" else tmp_path / "b" / "ca.crt", issued))
         settings = [
             dataclasses.replace(LOCAL, ca=str(ca), certificate=str(issued.certificate), key=str(issued.key))
