@@ -77,10 +77,11 @@ for module in virtio_pci virtiofs; do modprobe \$module; done
 mount -t virtiofs host /host
 mount --bind /host /root; mount -o remount,bind,ro /root
 mount --bind /host$place/log /root$place/log
-mount -t tmpfs modules /root/mnt; mkdir /root/mnt/lib; mv /lib/modules /root/mnt/lib
+mount -t tmpfs modules /root/mnt; mkdir /root/mnt/lib /root/mnt/etc; mv /lib/modules /root/mnt/lib
 printf '#!/bin/sh\\nexec /sbin/modprobe -d /mnt "\$@"\\n' >/root/mnt/modprobe; chmod 755 /root/mnt/modprobe
 mount -t proc proc /root/proc; mount -t sysfs sys /root/sys; mount --move /dev /root/dev
 mount -t tmpfs run /root/run; mkdir /root/run/tmp
+mount -t tmpfs etc /root/mnt/etc; cp -a /root/etc/. /root/mnt/etc; mount --move /root/mnt/etc /root/etc
 mount -t cgroup2 cgroup /root/sys/fs/cgroup
 echo /mnt/modprobe >/root/proc/sys/kernel/modprobe
 exec chroot /root /bin/bash $place/log/tests.sh
@@ -115,6 +116,7 @@ for suite in "$@"; do
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run/tmp TMPDIR=/run/tmp PYTHONDONTWRITEBYTECODE=1 CI=1 HIVE_TEST_PATIENCE=15
 cd $here
 ip link set lo up
+modprobe -d /mnt tun
 echo "kernels: \$(uname -r)"
 $python -m pytest -p no:cacheprovider -q --color=no --timeout=900 -m "" $(echo $tests)
 echo \$? >$place/log/code
