@@ -10,7 +10,7 @@ daemon, which would have noticed, is not there.
     end of the socket without "q"  the daemon died: open at once, try again for a while where the kernel refuses, end
     no beat for SILENCE_S          its ticks have stopped: open once, and wait; it decides anew when they come back
 
-It lives in a session of its own and holds the daemon's lock on the network namespace, so that the next daemon of this
+It lives in a session of its own and holds the daemon's claim on the network namespace, so that the next daemon of this
 namespace begins when this one is done. It knows interfaces by number, imports little, and asks for nothing but netlink
 once it has started. `python -m broker.guard --once STATE_DIRECTORY` opens what is there and ends, without a daemon.
 """
@@ -18,7 +18,6 @@ once it has started. `python -m broker.guard --once STATE_DIRECTORY` opens what 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import socket
@@ -28,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker import precedence
+from broker.in_charge import claims
 from hive_qos.errors import HiveError
 from shaping.ceilings import journalled_lines, open_ceilings
 from shaping.journal import Journal
@@ -183,24 +183,12 @@ def say(text: str) -> None:
             os.write(2, f"{prefix}hive-qos guard: {text}\n".encode())
 
 
-def nobody_in_charge() -> bool:
-    """Whether no daemon of this network namespace, and no guard of one, holds its lock (`daemon.runtime`)."""
-    namespace = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(namespace, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(namespace)  # which unlocks it
-    return True
-
-
 def main(arguments: list[str]) -> int:
     """`--once STATE_DIRECTORY`, or `SOCKET_DESCRIPTOR STATE_DIRECTORY` as the daemon calls it. 0 when all went well."""
     try:
         opening = _Opening(Path(arguments[1]))
         if arguments[0] == "--once":
-            if not nobody_in_charge():
+            if claims():  # a daemon of this network namespace, or a guard of one, works
                 return 0
             changed = opening.open()
             if changed:

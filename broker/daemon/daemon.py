@@ -30,9 +30,10 @@ from broker.daemon.notify import Notifier
 from broker.daemon.own_certificate import OwnCertificate
 from broker.daemon.parts import Given, Parts, compose, marking_control
 from broker.daemon.reloads import Reloads
-from broker.daemon.runtime import NAMESPACE, Lock, NamespaceLock, directory
+from broker.daemon.runtime import Lock, NamespaceLock, directory
 from broker.daemon.showing import Showing
 from broker.daemon.status import Snapshot
+from broker.in_charge import NAME
 from broker.policy import PeersPolicy
 from hive_qos.errors import ShapingError
 from shaping.journal import Journal
@@ -64,7 +65,7 @@ class Daemon:
         classifier: enforces rules on cgroups and users; None where this host cannot.
         clock: monotonic seconds.
         mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
-        namespace: the file that is locked against a second broker; another one beside a kernel in memory.
+        namespace: the name of the claim on the network namespace; another one beside a kernel in memory.
         guardian: keeps a guard that opens the ceilings when we die; None beside a kernel in memory.
         going_first: lets the loop and the channel go before other programs; None leaves them among those.
     """
@@ -79,7 +80,7 @@ class Daemon:
         clock: Callable[[], float] = time.monotonic,
         notifier: Notifier | None = None,
         mark: Callable[..., None] = mark_socket,
-        namespace: str = NAMESPACE,
+        namespace: str = NAME,
         guardian: Guardian | None = None,
         going_first: GoingFirst | None = None,
     ) -> None:

@@ -70,7 +70,7 @@ class Guardian:
 
         Args:
             journal: names the interfaces whose ceilings it opens.
-            lock: the descriptor of our lock on the network namespace, which it holds with us.
+            lock: the descriptor of our claim on the network namespace, which it holds with us.
 
         Raises:
             ShapingError: it does not start; nobody would open ceilings if we died.

@@ -1,4 +1,4 @@
-"""Guards that a dead daemon has left in this network namespace, and that hang: found by their command line, ended."""
+"""Guards that a dead daemon has left in this network namespace, and that hang: found by what they hold, ended."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import contextlib
 import os
 import select
 import signal
+from collections.abc import Set
+
+from broker.daemon.descriptors import processes, sockets_of
 
 MODULE = "broker.guard"
 _END_MS = 2000
 """Who is killed is gone in milliseconds, unless the machine stands still."""
 
 
-def end_all(namespace: str) -> None:
-    """Kill every guard of ours in a network namespace. For whoever is sure that no daemon lives there.
-
-    Args:
-        namespace: its file, as `/proc/self/ns/net`.
-    """
-    here = os.stat(namespace)
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+def end_all(inodes: Set[int]) -> None:
+    """Kill every guard of ours that holds one of these sockets. For whoever is sure that no daemon holds them."""
+    for pid in processes():
         with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
             process = os.pidfd_open(pid)
             try:
-                if _is_guard(pid, here):
+                if _is_guard(pid) and holds(pid, inodes):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
                     poll = select.poll()
                     poll.register(process, select.POLLIN)
@@ -32,12 +30,16 @@ def end_all(namespace: str) -> None:
                 os.close(process)
 
 
-def _is_guard(pid: int, namespace: os.stat_result) -> bool:
+def holds(pid: int, inodes: Set[int]) -> bool:
+    """Whether a process has a descriptor of one of these sockets.
+
+    Raises:
+        PermissionError: we may not look into it.
+    """
+    return any(inode in inodes for _, inode in sockets_of(pid))
+
+
+def _is_guard(pid: int) -> bool:
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         words = file.read().split(b"\0")
-    there = os.stat(f"/proc/{pid}/ns/net")
-    return (
-        MODULE.encode() in words
-        and (there.st_dev, there.st_ino) == (namespace.st_dev, namespace.st_ino)
-        and os.stat(f"/proc/{pid}").st_uid == os.geteuid()
-    )
+    return MODULE.encode() in words and os.stat(f"/proc/{pid}").st_uid == os.geteuid()

@@ -8,20 +8,16 @@ import os
 import socket
 import stat
 import time
-from types import TracebackType
 from typing import Self
 
 from broker.daemon import guards
+from broker.in_charge import NAME, Claim, claim, claims
 from hive_qos.errors import BrokerRejectedError, ConfigurationError
-
-NAMESPACE = "/proc/self/ns/net"
-"""The network namespace of this process, as a file that can be locked."""
 
 GUARD_S_MAX = 1.0
 """The guard of a dead daemon is done within milliseconds; longer on a machine that stands still, or it hangs."""
 
 _BACKLOG = 64  # connections that wait to be accepted: as many as one user may have sessions
-_UNKNOWN = "pid unknown"
 _PATH_BYTES_MAX = 107  # sun_path of unix(7), with its closing NUL
 
 
@@ -54,73 +50,73 @@ def directory(path: str, *, key: str, mode: int) -> None:
         raise ConfigurationError(key, path, "cannot be written; run as the service does, or name another directory")
 
 
-class _Held:
-    """An exclusive lock on an open file, which the kernel releases when the process dies."""
+class NamespaceLock:
+    """Held for the life of a daemon: one for each network namespace, whatever directories it was given.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    Two would shape the same interfaces, and the first to stop would take the other's tree away. It is a claim that only
+    root or our own user can make (`broker.in_charge`), and the kernel ends it with its last holder. The guard of a dead
+    daemon holds it until it has opened the ceilings: that is waited for, and a guard that hangs is ended.
 
-    def taken(self) -> bool:
-        """Lock it; False when another process has."""
+    Two that start in the same moment see each other, and neither goes on.
+
+    Raises:
+        BrokerRejectedError: another process holds it.
+        ShapingError: this kernel does not tell.
+    """
+
+    def __init__(self, name: str = NAME) -> None:
+        self._sock = claim(name)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            others = self._others(name)
+            until_s = time.monotonic() + GUARD_S_MAX
+            while others and not any(map(_lives, others)) and time.monotonic() < until_s:
+                time.sleep(0.01)
+                others = self._others(name)
+            if others and not any(map(_lives, others)):
+                guards.end_all({one.inode for one in others})
+                others = self._others(name)
+            if others:
+                who = "of another pid namespace" if others[0].pid is None else f"pid {others[0].pid}"
+                raise BrokerRejectedError(
+                    f"another broker ({who}, user {others[0].uid}) works in this network namespace; stop it first "
+                    "(one broker shapes all interfaces of a namespace)"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def _others(self, name: str) -> list[Claim]:
+        own = os.fstat(self._sock.fileno()).st_ino
+        return [one for one in claims(name) if one.inode != own]
 
     def fileno(self) -> int:
-        """The open file, for a process that shall hold the lock with us."""
-        return self._descriptor
+        """The claim's socket, for a process that shall hold it with us."""
+        return self._sock.fileno()
 
     def close(self) -> None:
-        """Release the lock; the file stays, so that a waiting one and a new one meet at the same file."""
-        os.close(self._descriptor)
+        """Give the claim up, as far as it is ours."""
+        self._sock.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class NamespaceLock(_Held):
-    """Held for the life of a daemon: one for each network namespace, whatever directories it was given.
-
-    Two would shape the same interfaces, and the first to stop would take the other's tree away. The lock is on the
-    namespace itself, so that it needs no directory that both can write. Any program of the namespace can take it, and
-    so keep a broker from starting: the error names its pid and its user. The guard of a dead daemon holds it until it
-    has opened the ceilings: that is waited for, and a guard that hangs is ended.
-
-    Raises:
-        BrokerRejectedError: another process holds it.
-    """
-
-    def __init__(self, path: str = NAMESPACE) -> None:
-        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        if not self.taken() and not self._taken_from_the_dead(path):
-            holder = _holder(self._descriptor)
-            self.close()
-            raise BrokerRejectedError(
-                f"another broker ({holder}) works in this network namespace; stop it first "
-                "(one broker shapes all interfaces of a namespace)"
-            )
-
-    def _taken_from_the_dead(self, path: str) -> bool:
-        """Wait for the guard of a daemon that has died; False when the lock is somebody else's."""
-        until_s = time.monotonic() + GUARD_S_MAX
-        while _holder(self._descriptor) == _UNKNOWN and time.monotonic() < until_s:
-            if self.taken():
-                return True
-            time.sleep(0.01)
-        if _holder(self._descriptor) == _UNKNOWN:
-            guards.end_all(path)
-        return self.taken()
+def _lives(one: Claim) -> bool:
+    """Whether the process that made a claim still holds it. Where we cannot look, it does."""
+    try:
+        return one.pid is None or guards.holds(one.pid, {one.inode})
+    except PermissionError:
+        return True
 
 
-class Lock(_Held):
+class Lock:
     """Held for the life of a daemon: at most one for each directory, from whatever network namespace.
+
+    An exclusive lock on a file that nobody else can open, which the kernel releases when the process dies. The file
+    stays, so that one that waits and one that is new meet at the same file.
 
     Raises:
         BrokerRejectedError: another daemon holds it; names its pid.
@@ -129,18 +125,30 @@ class Lock(_Held):
 
     def __init__(self, path: str) -> None:
         try:
-            super().__init__(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.fchmod(self._descriptor, 0o600)  # whoever can open a file can lock it
         except OSError as problem:
             raise ConfigurationError("lock", path, f"cannot be opened: {problem.strerror}") from problem
-        if not self.taken():
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             holder = _holder(self._descriptor)
             self.close()
-            raise BrokerRejectedError(f"another broker ({holder}) holds {path}; stop it first")
+            raise BrokerRejectedError(f"another broker ({holder}) holds {path}; stop it first") from None
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _holder(descriptor: int) -> str:
-    """Who has locked a file, from proc_locks(5); unknown when he has died and somebody who holds it with him lives, or
-    when he is of another pid namespace."""
+    """Who has locked a file, from proc_locks(5); unknown when he is of another pid namespace."""
     found = os.fstat(descriptor)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with open("/proc/locks", encoding="ascii") as locks:
@@ -148,11 +156,8 @@ def _holder(descriptor: int) -> str:
             fields = line.split()
             if fields[1] == "FLOCK" and fields[5] == place:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    with open(f"/proc/{fields[4]}/stat", encoding="utf-8", errors="replace") as stat_file:
-                        if stat_file.read().rpartition(")")[2].split()[0] in "ZX":  # dead, though nobody waited for it
-                            break
                     return f"pid {fields[4]}, user {os.stat(f'/proc/{fields[4]}').st_uid}"
-    return _UNKNOWN
+    return "pid unknown"
 
 
 def listen(path: str, *, kind: socket.SocketKind, mode: int, group: int | None) -> socket.socket:

@@ -41,6 +41,11 @@ record_file = "{folder}/record.jsonl"
 """
 
 
+def claim_of(folder: Path) -> str:
+    """The claim of a daemon whose kernel is in memory: no broker that works here is in its way."""
+    return f"hq-test-{folder.stat().st_ino}"
+
+
 @dataclass
 class Running:
     """A daemon in a thread of this process."""
@@ -53,7 +58,7 @@ class Running:
     thread: threading.Thread | None = None
     notifier: Notifier = field(default_factory=lambda: Notifier({}))
     mark: Callable[..., None] | None = None
-    namespace: Path | None = None
+    namespace: str = ""
 
     @property
     def sessions(self) -> str:
@@ -78,13 +83,11 @@ class Running:
             except Exception as problem:  # noqa: BLE001 - a test looks at whatever it is
                 self.error = problem
 
-        namespace = self.namespace or self.folder / "namespace"  # its kernel is in memory: no other broker minds it
-        namespace.touch()
         path = self.folder / "broker.toml"
         source = Source(read=lambda: configuration_file.read(path), parse=load, state_dir=str(self.folder / "state"))
         options = Options(Configurations(source, log=open_log()))
         self.daemon = Daemon(options, kernel=self.kernel, classifier=FakeClassifier(), log=open_log(),
-                             mark=self.mark or mark, namespace=str(namespace),
+                             mark=self.mark or mark, namespace=self.namespace or claim_of(self.folder),
                              notifier=self.notifier)  # fmt: skip
         self.thread = threading.Thread(target=run, args=(self.daemon,))
         self.thread.start()

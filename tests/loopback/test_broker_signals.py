@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from broker_support import claim_of
 from typer.testing import CliRunner
 
 from broker.cli.app import app
@@ -57,9 +58,7 @@ def test_a_signal_during_the_start_puts_back_what_was_there(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a test that fails here must not end the run
     monkeypatch.setattr("shaping.kernel.RealKernel", kernel)
     monkeypatch.setattr("shaping.cgroup.SocketClassifier", FakeClassifier)
-    namespace = tmp_path / "namespace"  # the kernel is in memory: a broker that works here is not in the way
-    namespace.touch()
-    monkeypatch.setattr("broker.daemon.daemon.NamespaceLock", lambda path: NamespaceLock(str(namespace)))
+    monkeypatch.setattr("broker.daemon.daemon.NamespaceLock", lambda _: NamespaceLock(claim_of(tmp_path)))
     config = tmp_path / "broker.toml"
     config.write_text('version = 1\n[[interface]]\nname = "lo"\negress = "8 Mbit/s"\n')
     directories = ["--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")]

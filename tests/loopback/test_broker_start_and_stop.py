@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from broker_support import CONFIGURATION, Running, ask, connected
+from broker_support import CONFIGURATION, Running, ask, claim_of, connected
 from patience import LIMIT_S, wait_until
 
 from broker.config import load
@@ -83,7 +83,7 @@ def test_a_second_daemon_is_refused_and_the_first_does_not_notice(running: Runni
 
 def test_a_second_daemon_of_the_namespace_is_refused_whatever_its_directories(running: Running, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    second = Running(tmp_path / "other", kernel=running.kernel, namespace=running.folder / "namespace")
+    second = Running(tmp_path / "other", kernel=running.kernel, namespace=claim_of(running.folder))
     second.write()
     second.start()
     assert isinstance(second.error, BrokerRejectedError)
@@ -150,10 +150,7 @@ def test_a_stop_that_comes_before_the_start_touches_nothing(tmp_path: Path) -> N
     running.write()
     source = Source(read=lambda: (tmp_path / "broker.toml").read_text(), parse=load)
     options = Options(Configurations(source, log=open_log()))
-    (tmp_path / "namespace").touch()
-    daemon = Daemon(
-        options, kernel=running.kernel, classifier=None, log=open_log(), namespace=str(tmp_path / "namespace")
-    )
+    daemon = Daemon(options, kernel=running.kernel, classifier=None, log=open_log(), namespace=claim_of(tmp_path))
     daemon.stop()
     daemon.run()
     assert daemon.snapshot is None
