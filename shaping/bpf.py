@@ -27,6 +27,16 @@ _PROG_GET_FD_BY_ID, _MAP_GET_FD_BY_ID, _OBJ_GET_INFO_BY_FD, _PROG_QUERY, _BTF_LO
 # enum bpf_prog_type, bpf_attach_type and bpf_map_type of linux/bpf.h, and flags there.
 PROG_TYPE_CGROUP_SOCK, PROG_TYPE_SOCK_OPS = 9, 13
 ATTACH_SOCK_CREATE, ATTACH_SOCK_OPS = 2, 3
+CGROUP_ATTACH_TYPES = {
+    **{0: "ingress", 1: "egress", ATTACH_SOCK_CREATE: "sock_create", ATTACH_SOCK_OPS: "sock_ops", 6: "device"},
+    **{8: "bind4", 9: "bind6", 10: "connect4", 11: "connect6", 12: "post_bind4", 13: "post_bind6"},
+    **{14: "sendmsg4", 15: "sendmsg6", 18: "sysctl", 19: "recvmsg4", 20: "recvmsg6"},
+    **{21: "getsockopt", 22: "setsockopt", 29: "getpeername4", 30: "getpeername6"},
+    **{31: "getsockname4", 32: "getsockname6", 34: "sock_release", 43: "lsm_cgroup"},
+    **{49: "connect_unix", 50: "sendmsg_unix", 51: "recvmsg_unix", 52: "getpeername_unix", 53: "getsockname_unix"},
+}
+"""What may hang at a cgroup, as bpftool(8) calls it. Numbers between take a descriptor for something else: 46 for an
+interface."""
 _F_ALLOW_MULTI = 2
 _MAP_TYPE_SK_STORAGE = 24
 _F_NO_PREALLOC, _F_CLONE = 1, 1 << 9

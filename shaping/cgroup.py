@@ -35,6 +35,8 @@ from shaping.programs import accept_program, create_program
 _SO_NETNS_COOKIE = 71  # asm-generic/socket.h; Python's socket module does not name it
 _HELD = "somebody else may hold this cgroup's socket programs for himself alone"
 _WHY = {errno.E2BIG: "all 64 places are taken, maybe by programs of network namespaces that ended (docs/shaping.md)"}
+_OURS = "hq_"
+"""So the names of our programs begin, in whatever network namespace: whoever can load one is trusted with more."""
 _ATTACH_TYPES = (bpf.ATTACH_SOCK_CREATE, bpf.ATTACH_SOCK_OPS)
 
 
@@ -86,13 +88,37 @@ def slice_advice(path: Path) -> str:
     return ""
 
 
+def programs_of_others(path: Path) -> tuple[str, ...]:
+    """The BPF programs at one cgroup, each as "BPF program NAME (kind)"; those by which a broker classifies left out.
+
+    Raises:
+        OSError: there is no such cgroup.
+        PrivilegeError, KernelRejectedError: they cannot be looked at: without CAP_SYS_ADMIN no program can.
+    """
+    found = []
+    with _open(path) as cgroup:
+        for attach_type, kind in bpf.CGROUP_ATTACH_TYPES.items():
+            try:
+                programs = bpf.attached(cgroup=cgroup, attach_type=attach_type)
+            except KernelRejectedError as error:
+                if error.errno_value == errno.EINVAL:  # this kernel has no such programs
+                    continue
+                raise
+            found += [
+                f"BPF program {program.name or 'without a name'} ({kind})"
+                for program in programs
+                if attach_type not in _ATTACH_TYPES or not program.name.startswith(_OURS)
+            ]
+    return tuple(found)
+
+
 class SocketClassifier:
     """The rules on cgroups and users of one network namespace. Make and use it in one thread."""
 
     def __init__(self, *, mount_point: Path | None = None) -> None:
         self._mount = mount_point or mount()
         self._cookie = _netns_cookie()
-        self._name = f"hq_{self._cookie:x}"[: bpf.NAME_BYTES_MAX]
+        self._name = f"{_OURS}{self._cookie:x}"[: bpf.NAME_BYTES_MAX]
         self._places: dict[Path, _Place] = {}
         self._minors = dict(MARK_MINOR)
         self._found_old = False

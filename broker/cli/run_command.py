@@ -12,7 +12,7 @@ import typer
 
 from broker import client
 from broker.daemon import cgroups
-from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
+from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError, HiveError
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """What a shell returns for these."""
@@ -42,8 +42,9 @@ def run(
 ) -> None:
     """Run a program with its traffic in a class; the sockets that it and its children make carry the mark.
 
-    It goes through the broker, which moves this process into the class' cgroup; root needs it only to have made that
-    cgroup (a killed broker's stays in force). The exit code is the program's.
+    It goes through the broker, which moves this process into the class' cgroup unless that would free it of limits.
+    Root moves itself, and needs the broker only to have made that cgroup (a killed broker's stays in force). The exit
+    code is the program's.
 
     \b
     Examples:
@@ -60,13 +61,20 @@ def run(
 
 
 def _enter(traffic_class: str, path: str | None) -> None:
-    try:
+    if os.geteuid() != 0 or not _moved_itself(traffic_class):
         client.request({"op": "enter", "class": traffic_class}, socket_path=path)
-    except BrokerUnavailableError:
-        mount = cgroups.mount_point()
-        if os.geteuid() != 0 or mount is None or not os.path.isdir(os.path.join(mount, cgroups.base_name())):
-            raise
+
+
+def _moved_itself(traffic_class: str) -> bool:
+    """Whether root could do it with the rights that it has here. The broker would not let it leave limits behind."""
+    mount = cgroups.mount_point()
+    if mount is None or not os.path.exists(cgroups.place_of(mount, traffic_class)):
+        return False
+    try:
         cgroups.enter(mount, traffic_class=traffic_class, pid=os.getpid())
+    except HiveError:  # a container's: the broker says what keeps it
+        return False
+    return True
 
 
 def _become(command: list[str]) -> NoReturn:

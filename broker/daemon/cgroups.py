@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 from broker.policy import CLASS_NAMES
 from hive_qos.errors import KernelRejectedError, PrivilegeError
+from hive_qos.text import printable
+from shaping.cgroup import programs_of_others
 
 _BASE = "hive-qos"
-_LIMITS_INHERITED = ("memory.max", "cpu.max")
-_LIMITS = (*_LIMITS_INHERITED, "pids.max")
+_NO_LIMIT = re.compile(r"(max( \d+)?|\S+( (\S+=)?max)+)?")
+"""A line of a file *.max or *.high that limits nothing: `max`, `max 100000` (cpu), `8:0 rbps=max wbps=max` (io)."""
+_SETTINGS = {"cpu.idle": "0", "cpuset.cpus": "", "cpuset.mems": "", "io.prio.class": "no-change"}
+"""Other files that limit, each with what it says where it does not (Documentation/admin-guide/cgroup-v2.rst)."""
+_WEIGHTS, _WEIGHT = ("cpu.weight", "io.weight", "io.bfq.weight"), 100
+"""A process with more than the usual weight leaves no limit behind."""
+_OWN_ALONE = "pids.max"
+"""Counts in the process' own cgroup alone: systemd sets one for every user."""
 
 
 def mount_point() -> str | None:
@@ -58,6 +69,11 @@ def make(mount: str) -> None:
             raise KernelRejectedError(f"make cgroup {path}", errno_value=problem.errno or 0) from problem
 
 
+def place_of(mount: str, traffic_class: str) -> str:
+    """The file that takes the numbers of processes into a class."""
+    return os.path.join(mount, dict(class_paths())[traffic_class], "cgroup.procs")
+
+
 def enter(mount: str, *, traffic_class: str, pid: int) -> bool:
     """Move one process, and whatever it starts from now on, into the cgroup of a class.
 
@@ -70,7 +86,7 @@ def enter(mount: str, *, traffic_class: str, pid: int) -> bool:
     """
     if pid <= 0:
         raise ValueError(f"{pid} is not the number of a process")
-    path = os.path.join(mount, dict(class_paths())[traffic_class], "cgroup.procs")
+    path = place_of(mount, traffic_class)
     made = not os.path.exists(path)
     if made:
         make(mount)
@@ -84,16 +100,18 @@ def enter(mount: str, *, traffic_class: str, pid: int) -> bool:
     return made
 
 
-def limits_of(mount: str, *, pid: int, proc: str = "/proc") -> tuple[str, ...]:
-    """The limits that a process would leave with its cgroup, each as "file = value (cgroup)".
+def left_behind(mount: str, *, pid: int, proc: str = "/proc") -> tuple[str, ...]:
+    """What holds a process now and would not in a class' cgroup: each limit as "file = value (cgroup)", and each BPF
+    program, such as a filter of devices or of addresses.
 
-    Memory and CPU count in its cgroup and in all above it; the number of processes in its own alone, because systemd
-    sets one for every user.
+    A cgroup of a class is at the top: so the process' own counts, and all above it. A controller that is there and
+    limits nothing, as delegation leaves it, does not.
 
     Raises:
         OSError: its cgroup cannot be read.
+        PrivilegeError, KernelRejectedError: the programs cannot be looked at.
     """
-    with open(f"{proc}/{pid}/cgroup", encoding="utf-8") as file:
+    with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
         own = next((line[3:].rstrip("\n") for line in file if line.startswith("0::")), "/")
     parts = [part for part in own.split("/") if part]
     if ".." in parts:  # outside of our cgroup namespace: nothing there can be read
@@ -101,13 +119,31 @@ def limits_of(mount: str, *, pid: int, proc: str = "/proc") -> tuple[str, ...]:
     found = []
     for depth in range(len(parts), 0, -1):
         place = "/".join(parts[:depth])
-        for name in _LIMITS if depth == len(parts) else _LIMITS_INHERITED:
-            with contextlib.suppress(FileNotFoundError):  # the controller is not in use there
-                with open(os.path.join(mount, place, name), encoding="ascii") as file:
-                    value = file.read().strip()
-                if not value.startswith("max"):
-                    found.append(f"{name} = {value} (/{place})")
+        here = (
+            *_limits_at(os.path.join(mount, place), own=depth == len(parts)),
+            *programs_of_others(Path(mount, place)),
+        )
+        found += [f"{what} (/{printable(place)})" for what in here]
     return tuple(found)
+
+
+def _limits_at(directory: str, *, own: bool) -> Iterator[str]:
+    for name in sorted(os.listdir(directory)):
+        if name == _OWN_ALONE and not own:
+            continue
+        if name in _SETTINGS or name in _WEIGHTS or name.endswith((".max", ".high")):
+            with open(os.path.join(directory, name), encoding="ascii") as file:
+                value = file.read().strip()
+            if _limits(name, value):
+                yield f"{name} = {value.replace(chr(10), ', ')}"
+
+
+def _limits(name: str, value: str) -> bool:
+    if name in _SETTINGS:
+        return value != _SETTINGS[name]
+    if name in _WEIGHTS:
+        return any(int(line.split()[-1]) < _WEIGHT for line in value.splitlines())
+    return not all(map(_NO_LIMIT.fullmatch, value.splitlines()))
 
 
 def remove(mount: str) -> tuple[str, ...]:

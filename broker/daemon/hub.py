@@ -199,7 +199,8 @@ class SessionHub:
             self._jobs.delivered(job, deliveries, interface_of=self._interface_of, now_s=now_s)
 
     def enter(self, session: Session, message: Enter) -> Reply:
-        """Move the process that connected into the cgroup of a class, where policy and its own limits let it."""
+        """Move the process that connected into the cgroup of a class, where policy lets it and no limit is left behind:
+        not root's either, which may be a container's. Who may leave one can move himself (`hive-qos run`)."""
         peer, traffic_class = session.peer, message.traffic_class
         refusal = self._may_not_enter(peer, traffic_class)
         if refusal is not None:
@@ -230,16 +231,15 @@ class SessionHub:
                 "or pass single sockets"
             )
             return "not-allowed", text
-        if peer.uid == 0:
-            return None
         try:
-            limits = cgroups.limits_of(self._cgroup_mount, pid=peer.pid)
-        except OSError as problem:
-            return "not-allowed", f"the cgroup of process {peer.pid} cannot be read: {problem.strerror}"
-        if limits:
+            held = cgroups.left_behind(self._cgroup_mount, pid=peer.pid)
+        except (HiveError, OSError) as problem:
+            return "not-allowed", f"what holds process {peer.pid} in its cgroup cannot be read: {problem}"
+        if held:
             text = (
-                f"the process would leave the limits of its cgroup behind: {', '.join(limits)}; start it outside of "
-                f"them, or name its cgroup in [class.{traffic_class}] match"
+                f"the process would leave behind what holds it in its cgroup: {', '.join(held)}. Start it outside of "
+                f"that, or name its cgroup in [class.{traffic_class}] match, or pass its sockets; root of this host "
+                "moves itself"
             )
             return "limited", text
         return None

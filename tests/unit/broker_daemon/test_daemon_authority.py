@@ -56,12 +56,42 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories of a test are no cgroups; tests/lab looks at those."""
+    monkeypatch.setattr(cgroups, "programs_of_others", lambda path: ())
+
+
 def limits(tree: Path) -> tuple[str, ...]:
-    return cgroups.limits_of(str(tree / "mount"), pid=7, proc=str(tree / "proc"))
+    return cgroups.left_behind(str(tree / "mount"), pid=7, proc=str(tree / "proc"))
 
 
 def test_a_process_without_limits_leaves_none_behind(tree: Path) -> None:
     (tree / "mount/user.slice/pids.max").write_text("4915\n")  # what systemd gives every user
+    assert limits(tree) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory.high", "max"),
+        ("memory.swap.max", "max"),
+        ("cpu.weight", "100"),
+        ("cpu.weight", "500"),  # leaving costs the process, not others
+        ("cpu.idle", "0"),
+        ("cpuset.cpus", ""),
+        ("io.max", ""),
+        ("io.max", "8:0 rbps=max wbps=max riops=max wiops=max"),
+        ("io.weight", "default 100"),
+        ("misc.max", "sev max\nsev_es max"),
+        ("rdma.max", "mlx4_0 hca_handle=max hca_object=max"),
+        ("hugetlb.2MB.max", "max"),
+        ("memory.low", "1000000"),
+    ],
+)
+def test_a_controller_that_limits_nothing_keeps_nobody(tree: Path, name: str, value: str) -> None:
+    (tree / "mount/user.slice" / name).write_text(value + "\n")
+    (tree / "mount/user.slice/session.scope" / name).write_text(value + "\n")
     assert limits(tree) == ()
 
 
@@ -71,11 +101,29 @@ def test_a_process_without_limits_leaves_none_behind(tree: Path) -> None:
         ("user.slice/session.scope", "pids.max", "100"),
         ("user.slice/session.scope", "cpu.max", "5000 100000"),
         ("user.slice", "memory.max", "1000000"),
+        ("user.slice", "memory.high", "1000000"),
+        ("user.slice", "memory.swap.max", "0"),
+        ("user.slice", "cpuset.cpus", "0-1"),
+        ("user.slice", "cpu.weight", "20"),
+        ("user.slice", "io.weight", "default 50"),
+        ("user.slice", "io.max", "8:0 rbps=max wbps=1000 riops=max wiops=max"),
+        ("user.slice", "misc.max", "sev 3"),
+        ("user.slice", "hugetlb.2MB.max", "0"),
+        ("user.slice", "cpu.uclamp.max", "20.00"),
     ],
 )
 def test_a_limit_of_its_cgroup_or_above_is_named(tree: Path, place: str, name: str, value: str) -> None:
     (tree / "mount" / place / name).write_text(value + "\n")
     assert limits(tree) == (f"{name} = {value} (/{place})",)
+
+
+def test_a_line_of_several_that_limits_is_enough(tree: Path) -> None:
+    (tree / "mount/user.slice/io.weight").write_text("default 100\n8:0 30\n")
+    (tree / "mount/user.slice/misc.max").write_text("sev max\nsev_es 2\n")
+    assert limits(tree) == (
+        "io.weight = default 100, 8:0 30 (/user.slice)",
+        "misc.max = sev max, sev_es 2 (/user.slice)",
+    )
 
 
 def test_a_cgroup_outside_of_our_view_counts_as_limited(tree: Path) -> None:

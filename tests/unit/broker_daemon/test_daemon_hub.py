@@ -169,7 +169,8 @@ def test_reports_count_for_classes_in_which_the_session_has_sockets(
         (Someone("s-1", uid=1001), "compute", (), None),
         (Someone("s-1", uid=1002), "storage", (), "not-allowed"),
         (Someone("s-1"), "storage", ("memory.max = 1 (/x)",), "limited"),
-        (Someone("s-1", uid=0), "control", ("memory.max = 1 (/x)",), None),
+        (Someone("s-1", uid=0), "control", ("memory.max = 1 (/x)",), "limited"),  # it may be a container's root
+        (Someone("s-1", uid=0), "control", (), None),
         (Someone("s-1", ended=True), "storage", (), "no-process"),
     ],
 )
@@ -183,7 +184,7 @@ def test_a_program_is_moved_only_where_policy_and_its_limits_let_it_and_while_it
         return False
 
     monkeypatch.setattr(cgroups, "enter", enter)
-    monkeypatch.setattr(cgroups, "limits_of", lambda mount, *, pid: limits)
+    monkeypatch.setattr(cgroups, "left_behind", lambda mount, *, pid: limits)
     reply = Bench().hub.enter(cast(Session, someone), Enter(1, traffic_class))
     assert reply.message.get("code") == code
     assert moved == ([(traffic_class, 1)] if code is None else [])
