@@ -20,7 +20,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -31,8 +30,8 @@ from hive_qos.errors import KernelRejectedError, ShapingError
 from shaping import bpf
 from shaping.model import MARK_MINOR, Rule, classid
 from shaping.programs import accept_program, create_program
+from shaping.sockets import own_netns_cookie
 
-_SO_NETNS_COOKIE = 71  # asm-generic/socket.h; Python's socket module does not name it
 _HELD = "somebody else may hold this cgroup's socket programs for himself alone"
 _WHY = {errno.E2BIG: "all 64 places are taken, maybe by programs of network namespaces that ended (docs/shaping.md)"}
 _OURS = "hq_"
@@ -302,11 +301,10 @@ def _detach(cgroup: int, program_id: int, attach_type: int) -> None:
 
 
 def _netns_cookie() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            return int(struct.unpack("=Q", probe.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8))[0])
-        except OSError as error:
-            raise ShapingError(f"this kernel (before 5.14) does not tell network namespaces apart: {error}") from error
+    cookie = own_netns_cookie()
+    if cookie is None:
+        raise ShapingError("this kernel (before 5.14) does not tell network namespaces apart")
+    return cookie
 
 
 @contextmanager

@@ -99,6 +99,23 @@ class ClassShape:
 
 
 @dataclass(frozen=True)
+class Arrival:
+    """Packets that arrive at one socket.
+
+    Args:
+        protocol: `tcp` or `udp`.
+        address: where they arrive, a literal IPv4 or IPv6 address.
+        port: likewise.
+        remote: the address and port from which alone they come; None takes them from everywhere.
+    """
+
+    protocol: Literal["tcp", "udp"]
+    address: str
+    port: int
+    remote: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True)
 class Rule:
     """Traffic that belongs to a class without its socket having been passed: exactly one of the matches is set.
 
@@ -110,6 +127,7 @@ class Rule:
         address: a network, source or destination, as `ipaddress.ip_network` writes it.
         uid: sockets that this user makes from now on, in this network namespace.
         cgroup: sockets made from now on inside this cgroup v2 or below it; the path below the v2 mount, or absolute.
+        arrives: on the way in, what arrives at one socket.
     """
 
     target: str
@@ -119,6 +137,7 @@ class Rule:
     uid: int | None = None
     cgroup: str | None = None
     address: str | None = None
+    arrives: Arrival | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import struct
 from hive_qos.errors import KernelRejectedError, PrivilegeError, ReadBackError
 from shaping.model import classid
 
+_SO_NETNS_COOKIE = 71  # asm-generic/socket.h; Python's socket module does not name it
 _ECN_MASK = 0x03  # of the TOS byte: RFC 3168, its two low bits
 
 
@@ -52,6 +53,22 @@ def mark_socket(sock: socket.socket, *, minor: int, dscp: int | None) -> None:
 def priority_of(sock: socket.socket) -> int:
     """SO_PRIORITY as the 32 bits that HTB sees."""
     return _get(sock, socket.SOL_SOCKET, socket.SO_PRIORITY, "SO_PRIORITY") & 0xFFFFFFFF
+
+
+def netns_cookie(sock: socket.socket) -> int | None:
+    """The number of a socket's network namespace, given out once (SO_NETNS_COOKIE); None before Linux 5.14."""
+    try:
+        return int(struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8))[0])
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        return None
+
+
+def own_netns_cookie() -> int | None:
+    """Likewise of the network namespace of this thread."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return netns_cookie(probe)
 
 
 def _check(sock: socket.socket) -> None:

@@ -36,6 +36,7 @@ from shaping.model import (
     MARK_MINOR,
     ROOT_MINOR,
     UNHELD_NAME,
+    Arrival,
     Capabilities,
     ClassShape,
     ClassSpec,
@@ -87,10 +88,11 @@ FQ_CODEL_PACKETS = 10_240
 
 RULES_MAX = 64
 """Ports, DSCP and addresses of one interface. A port is up to eight u32 filters, an address two, a DSCP two, which
-unmarked packets walk one by one."""
+unmarked packets walk one by one. Sockets at which packets arrive are one each, and whoever names them counts them."""
 
 _PREFERENCE_FIRST = 100  # whoever wants to be asked before ours has room
 _TCP, _UDP = 6, 17  # IANA, Protocol Numbers
+_PROTOCOLS = {"tcp": _TCP, "udp": _UDP}
 
 
 def desired_tree(shape: InterfaceShape, capabilities: Capabilities, before: Tree | None = None) -> Tree:
@@ -231,9 +233,11 @@ def packet_filters(rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[
             matches = _dscp_matches(rule)
         elif rule.address is not None:
             matches = address_matches(rule.address)
+        elif rule.arrives is not None:
+            matches = [_arrival_match(rule.arrives)]
         else:
             continue
-        in_packets += 1
+        in_packets += rule.arrives is None
         if in_packets > RULES_MAX:
             raise ValueError(f"more than {RULES_MAX} rules on what packets say; put the programs into a cgroup instead")
         for family, words in matches:
@@ -250,11 +254,10 @@ def packet_filters(rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[
 
 def check_rule(rule: Rule) -> None:
     """Raise ValueError for a rule with an unknown target, none or two matches, or a match outside its range."""
-    matches = [name for name in ("port", "dscp", "uid", "cgroup", "address") if getattr(rule, name) is not None]
+    names = ("port", "dscp", "uid", "cgroup", "address", "arrives")
+    matches = [name for name in names if getattr(rule, name) is not None]
     if len(matches) != 1:
-        raise ValueError(
-            f"a rule has exactly one of port, dscp, uid, cgroup, address; this one has {matches or 'none'}"
-        )
+        raise ValueError(f"a rule has exactly one of {', '.join(names)}; this one has {matches or 'none'}")
     if rule.target not in LEAF_MINOR:
         raise ValueError(f"unknown target {rule.target!r}; one of {', '.join(LEAF_MINOR)}")
     if rule.port is not None and not 1 <= rule.port <= 65535:
@@ -273,6 +276,8 @@ def check_rule(rule: Rule) -> None:
 
 _Matches = tuple[tuple[int, int, int], ...]
 _Family = Literal[4, 6]
+_ADDRESS_WORDS = {4: (12, 16), 6: (8, 24)}
+"""Where source and destination begin (RFC 791, RFC 8200)."""
 
 
 def _port_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
@@ -283,7 +288,7 @@ def _port_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
     IPv6 (RFC 8200): the next header is byte 6; ports are at byte 40 where no extension header comes between.
     """
     port = rule.port or 0
-    protocols = {"tcp": (_TCP,), "udp": (_UDP,), None: (_TCP, _UDP)}[rule.protocol]
+    protocols = (_TCP, _UDP) if rule.protocol is None else (_PROTOCOLS[rule.protocol],)
     words: list[tuple[_Family, _Matches]] = []
     for protocol in protocols:
         for mask, value in ((0xFFFF0000, port << 16), (0x0000FFFF, port)):
@@ -302,6 +307,27 @@ def _port_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
     return words
 
 
+def _arrival_match(arrival: Arrival) -> tuple[_Family, _Matches]:
+    """Where to, and where from if that is given; offsets as of ports and addresses."""
+    protocol, ports, mask = _PROTOCOLS[arrival.protocol], arrival.port, 0x0000FFFF
+    address = ipaddress.ip_address(arrival.address)
+    source, destination = _ADDRESS_WORDS[address.version]
+    words = _words(destination, address.packed)
+    if arrival.remote is not None:
+        words = (*_words(source, ipaddress.ip_address(arrival.remote[0]).packed), *words)
+        ports, mask = arrival.remote[1] << 16 | ports, 0xFFFFFFFF
+    if address.version == 4:
+        head = ((0, 0x0F000000, 0x05000000), (4, 0x00001FFF, 0), (8, 0x00FF0000, protocol << 16))
+        return 4, (*head, *words, (20, mask, ports))
+    return 6, ((4, 0x0000FF00, protocol << 8), *words, (40, mask, ports))
+
+
+def _words(start: int, packed: bytes) -> _Matches:
+    return tuple(
+        (start + at, 0xFFFFFFFF, int.from_bytes(packed[at : at + 4], "big")) for at in range(0, len(packed), 4)
+    )
+
+
 def _dscp_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
     """The codepoint: the upper six bits of IPv4's second byte, or of IPv6's traffic class, four bits into it."""
     dscp = rule.dscp or 0
@@ -311,8 +337,7 @@ def _dscp_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
 def address_matches(address: str) -> list[tuple[_Family, _Matches]]:
     """Packets from a network, and packets to it.
 
-    IPv4 (RFC 791): source at byte 12, destination at 16. IPv6 (RFC 8200): source at 8, destination at 24, of which only
-    the words that the prefix reaches are compared.
+    Only the words that the prefix reaches are compared.
     """
     network = ipaddress.ip_network(address)
     family: _Family = 4 if network.version == 4 else 6
@@ -324,6 +349,5 @@ def address_matches(address: str) -> list[tuple[_Family, _Matches]]:
     ]
     reached = [word for word in words if word[1]] or words[:1]
     return [
-        (family, tuple((start + at, bits, wanted) for at, bits, wanted in reached))
-        for start in ((12, 16) if family == 4 else (8, 24))
+        (family, tuple((start + at, bits, wanted) for at, bits, wanted in reached)) for start in _ADDRESS_WORDS[family]
     ]

@@ -230,6 +230,10 @@ def _note(box: Mailbox, answer: dict[str, Any]) -> None:
     with box.lock:
         if operation == "registered" and isinstance(number, int):
             box.flows[number] = tuple(str(name) for name in answer.get("flows", ()))
+            note = answer.get("note")
+            if isinstance(note, str) and note != box.noted:
+                box.noted = note
+                _log.warning("the broker says: %s", note)
         elif operation == "credited":
             box.credited_bytes = int(answer.get("bytes", 0))
         elif operation == "rate":

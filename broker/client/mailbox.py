@@ -96,6 +96,7 @@ class Mailbox:
     need_unsent: bool = False
     reports: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REPORTS_MAX))
     flows: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    noted: str = ""  # what the broker last said of a registered socket
     credited_bytes: int = 0
     rates: dict[str, tuple[int, float]] = field(default_factory=dict)
     rejections: deque[str] = field(default_factory=lambda: deque(maxlen=16))

@@ -8,6 +8,7 @@ import functools
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from broker.allowance import Allowances
 from broker.bursts import BURSTS_PER_USER_MAX
@@ -25,6 +26,7 @@ from broker.daemon.sessions import Session
 from broker.model import Credit
 from hive_qos.errors import HiveError
 from shaping.model import BULK_NAME, DSCP, JOB_MINOR, MARK_MINOR
+from shaping.sockets import netns_cookie, own_netns_cookie
 
 URGENT_PER_S, URGENT_AT_ONCE = 20.0, 5.0
 """Decisions between ticks that one user may bring about: ten steps a second begin and end. Beyond that his bursts are
@@ -34,6 +36,11 @@ DESTINATIONS_PER_S, DESTINATIONS_AT_ONCE = 2000.0, 4000.0
 the kernel 40 microseconds."""
 USERS_MAX = 256
 """Users whose allowances are remembered, the latest; there are not more sessions than that."""
+
+_FOREIGN = (
+    "a socket of another network namespace: its class ends at a veth, where the broker's rules on addresses, ports and "
+    "DSCP count, and what arrives at it is told by these alone"
+)
 
 
 class SessionHub:
@@ -86,6 +93,7 @@ class SessionHub:
         self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
         self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
+        self._netns_cookie = own_netns_cookie()
         self._waiting: list[tuple[str, Announce]] = []
         self._soon = Allowances[int](per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE, remembered=USERS_MAX)
         self._destinations = Allowances[int](
@@ -98,10 +106,12 @@ class SessionHub:
         slot = self._leaf_of(session, message.traffic_class)
         minor = self._mark_minor(leaf) if slot is None or leaf == BULK_NAME else JOB_MINOR[slot]
         names = []
+        foreign = False
         for sock in sockets:
             try:
                 self._mark(sock, minor=minor, dscp=DSCP[leaf])
                 local = _endpoint(sock)
+                foreign = foreign or netns_cookie(sock) != self._netns_cookie
             except ValueError as problem:
                 return error("not-inet", str(problem), number=message.number)
             except HiveError as problem:
@@ -124,7 +134,8 @@ class SessionHub:
             )
             self._flows.add(flow)
             names.append(flow.name)
-        return Reply({"op": "registered", "id": message.number, "flows": names})
+        answer: dict[str, Any] = {"op": "registered", "id": message.number, "flows": names}
+        return Reply({**answer, "note": _FOREIGN} if foreign else answer)
 
     def _leaf_of(self, session: Session, traffic_class: str) -> int | None:
         """The slot of the leaf for a session's socket. A new one gets its rate before its first packet: HTB books a

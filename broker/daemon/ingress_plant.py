@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from broker.daemon.flows import PassedSocket
 from broker.daemon.link_events import Heard
 from broker.daemon.log import Log
+from broker.daemon.receivers import Receivers
 from broker.daemon.samples import samples_of
 from broker.daemon.shapes import classes_of, rules_of, worth_changing
 from broker.model import Alarm, Allocation, ClassSample, InterfaceAllocation, Policy
@@ -28,8 +29,6 @@ LOST_AGAIN_S = 1.0
 unshaped for less than the 2 s within which a host has to be right again, whoever deletes it over and over."""
 
 VERIFY_S = 5.0
-SOCKETS_MAX = 32
-"""Passed sockets that have a rule of their own: a host has a few ranks. Of more, what arrives counts as `other`."""
 
 
 @dataclass
@@ -43,10 +42,14 @@ class _Ingress:
 
 
 class IngressPlant:
-    """The IFBs of one daemon. For the loop's thread."""
+    """The IFBs of one daemon. For the loop's thread.
 
-    def __init__(self, shaper: Shaper, *, log: Log, clock: Callable[[], float]) -> None:
-        self._shaper, self._log, self._clock = shaper, log, clock
+    Args:
+        receivers: tells what arrives at passed sockets.
+    """
+
+    def __init__(self, shaper: Shaper, *, receivers: Receivers, log: Log, clock: Callable[[], float]) -> None:
+        self._shaper, self._receivers, self._log, self._clock = shaper, receivers, log, clock
         self._held: dict[str, _Ingress] = {}
 
     @property
@@ -85,8 +88,9 @@ class IngressPlant:
             self._detach(name)
         if not wanted:
             return
-        rules = (*_of_sockets(passed), *rules_of(policy))
+        passed = tuple(passed)
         for entry in wanted.values():
+            rules = (*self._receivers.rules(entry.name, passed), *rules_of(policy))
             if not self._bring(shape_of_way_in(entry, rules=rules)):
                 return
 
@@ -176,19 +180,3 @@ def shape_of_way_in(allocation: InterfaceAllocation, *, rules: tuple[Rule, ...])
     """The shape of what arrives: the allocation, made to fit what the kernel side can keep."""
     capacity, classes = classes_of(allocation)
     return IngressShape(allocation.name, capacity, classes, rules)
-
-
-def _of_sockets(passed: Iterable[PassedSocket]) -> tuple[Rule, ...]:
-    """Sockets that were passed, by their local port: their mark says nothing of what arrives at them."""
-    ports = sorted(
-        {
-            (one.traffic_class, int(one.local.rpartition(":")[2]), one.protocol)
-            for one in passed
-            if one.local.rpartition(":")[2].isdigit()
-        }
-    )
-    return tuple(
-        Rule(target=name, port=port, protocol="udp" if protocol == "udp" else "tcp")
-        for name, port, protocol in ports[:SOCKETS_MAX]
-        if port
-    )

@@ -36,6 +36,7 @@ from broker.daemon.plant import Plant
 from broker.daemon.probes import Probes
 from broker.daemon.publishing import Publishing
 from broker.daemon.rates import RateBook
+from broker.daemon.receivers import Receivers
 from broker.daemon.recorder import Recorder
 from broker.daemon.resting import Readings
 from broker.daemon.roster import Roster
@@ -130,7 +131,8 @@ def compose(
     recorder = Recorder(policy.daemon.record_file, log=log) if policy.daemon.record_file else None
     shaper = Shaper(given.kernel, journal, classifier=given.classifier)
     plant = Plant(shaper, log=log, clock=clock, take_over=take_over, rebuild=rebuild)
-    ingress_plant = IngressPlant(shaper, log=log, clock=clock)
+    receivers = Receivers(log=log, clock=clock)
+    ingress_plant = IngressPlant(shaper, receivers=receivers, log=log, clock=clock)
     probes = Probes(mark=marking_control(given.mark, plant), log=log, clock=clock)
     roster = Roster(plant, kernel=given.kernel, journal=journal, links=links, slots=jobs.slots, log=log, clock=clock)
     own_cgroups = OwnCgroups(wanted=given.classifier is not None, log=log)

@@ -15,10 +15,10 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 _NETLINK_SOCK_DIAG, _TCPDIAG_GETSOCK, _SOCK_DIAG_BY_FAMILY = 4, 18, 20
 _NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
@@ -30,14 +30,14 @@ _STATES_WITH_OWNER = {
     socket.IPPROTO_TCP: 0xFFF & ~(1 << 6 | 1 << _CLOSE) | 1 << 1,
     socket.IPPROTO_UDP: 1 << _ESTABLISHED | 1 << _CLOSE,  # connected or not
 }
-_INFO, _TOS, _TCLASS, _CLASS_ID, _CGROUP_ID = 2, 5, 6, 17, 21
+_INFO, _TOS, _TCLASS, _V6ONLY, _CLASS_ID, _CGROUP_ID = 2, 5, 6, 11, 17, 21
 _SHORT = 1 << (_TOS - 1) | 1 << (_TCLASS - 1)  # the second brings the class id, too
 _WHOLE = _SHORT | 1 << (_INFO - 1)
 _ATTRIBUTE_BYTECODE = 1
 _HEAD = struct.Struct("=IHHII")
 _BASE = struct.Struct("=BB2x4x16s16sIQ4xIIII")  # struct inet_diag_msg, without its ports
 _PORTS = struct.Struct("!HH")
-_BASE_BYTES = 72
+_BASE_BYTES, _INODE_AT = 72, 68
 _TCP_INFO = struct.Struct("=7xB12xI44xI20xI4xI16xQQ12xIIIQ")  # struct tcp_info of linux/tcp.h, up to tcpi_delivery_rate
 _U16, _U32, _U64 = struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
 _RECEIVE_BYTES = 1 << 17
@@ -97,6 +97,26 @@ class OwnedSocket:
     cgroup_id: int
 
 
+@dataclass(frozen=True)
+class BoundSocket:
+    """Where packets arrive that one socket of this network namespace gets.
+
+    Args:
+        versions: of IP, of those that it takes at every address of the host; none where `local` names one.
+        local: address and port.
+        remote: from where alone they come; None from everywhere.
+        device: the number of the interface by which alone they come; 0 by any.
+    """
+
+    inode: int
+    uid: int
+    protocol: Literal["tcp", "udp"]
+    versions: tuple[int, ...]
+    local: tuple[str, int]
+    remote: tuple[str, int] | None
+    device: int
+
+
 class NetlinkError(OSError):
     """The kernel refused a question; `errno` says why."""
 
@@ -153,6 +173,24 @@ def owned_sockets(protocol: int, *, cgroups: Sequence[int] | None = None) -> Ite
     code = among_cgroups(cgroups) if cgroups is not None else b""
     for page in _dump(_requests(protocol, _SHORT, _STATES_WITH_OWNER[protocol], code)):
         yield [found for body in page if (found := _read_owned(body, protocol)) is not None]
+
+
+def bound_sockets(inodes: Set[int]) -> dict[int, BoundSocket]:
+    """Those of these sockets that are of this network namespace, and that packets can reach, by inode.
+
+    All are listed: 1,000 others take about 2 ms.
+
+    Raises:
+        NetlinkError: this kernel has no such diagnosis (ENOENT), or refuses.
+    """
+    found = {}
+    for protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP):
+        for page in _dump(_requests(protocol, _SHORT, _STATES_WITH_OWNER[protocol], b"")):
+            for body in page:
+                if len(body) >= _BASE_BYTES and _U32.unpack_from(body, _INODE_AT)[0] in inodes:
+                    one = _read_bound(body, "tcp" if protocol == socket.IPPROTO_TCP else "udp")
+                    found[one.inode] = one
+    return found
 
 
 # --- filters that run in the kernel (struct inet_diag_bc_op of linux/inet_diag.h) -------------------------------------
@@ -290,7 +328,14 @@ def _offsets(body: memoryview) -> _Offsets:
     return found
 
 
-_WANTED = {_INFO: _TCP_INFO.size, _TOS: 1, _TCLASS: 1, _CLASS_ID: 4, _CGROUP_ID: 8}  # with the least size of each
+_WANTED = {
+    _INFO: _TCP_INFO.size,
+    _TOS: 1,
+    _TCLASS: 1,
+    _V6ONLY: 1,
+    _CLASS_ID: 4,
+    _CGROUP_ID: 8,
+}  # with the least size of each
 
 
 def read_connection(body: memoryview, at_s: float = 0.0) -> TcpConnection | None:
@@ -356,6 +401,25 @@ def _read_owned(body: memoryview, protocol: int) -> OwnedSocket | None:
         cookie=cookie,
         priority=_U32.unpack_from(body, classid)[0] if classid is not None else 0,
         cgroup_id=_U64.unpack_from(body, cgroup)[0] if cgroup is not None else 0,
+    )
+
+
+def _read_bound(body: memoryview, protocol: Literal["tcp", "udp"]) -> BoundSocket:
+    family, state, source, destination, device, _, _, _, uid, inode = _BASE.unpack_from(body)
+    local_port, remote_port = _PORTS.unpack_from(body, 4)
+    connected = state != _LISTEN if protocol == "tcp" else state == _ESTABLISHED
+    versions: tuple[int, ...] = ()
+    if not any(source):
+        narrow = _offsets(body).get(_V6ONLY)
+        versions = (4,) if family == socket.AF_INET else (6,) if narrow is not None and body[narrow] else (4, 6)
+    return BoundSocket(
+        inode=inode,
+        uid=uid,
+        protocol=protocol,
+        versions=versions,
+        local=(address_text(family, source), local_port),
+        remote=(address_text(family, destination), remote_port) if connected else None,
+        device=device,
     )
 
 

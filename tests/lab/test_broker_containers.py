@@ -7,6 +7,7 @@ and the host's broker counts its bytes where the address rule says, or in `other
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -156,3 +157,27 @@ def test_a_machine_behind_a_bridge_is_classified_by_its_address_at_the_port_that
         doctor = a.run([*COMMAND, "doctor", "--socket", str(broker.folder / "run/broker.sock")], check=False)
         assert "interface br0: is a bridge" in doctor.stdout
         assert "classification behind NAT: nftables" in doctor.stdout
+
+
+REGISTER = """
+import json, socket, sys
+mine = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as session:
+    session.connect(sys.argv[1])
+    session.send(json.dumps({"v": 1, "op": "hello", "client": "test", "job": "j"}).encode())
+    session.recv(65536)
+    register = json.dumps({"op": "register", "id": 1, "class": "storage", "role": "storage"}).encode()
+    socket.send_fds(session, [register], [mine.fileno()])
+    print(session.recv(65536).decode())
+"""
+
+
+def test_a_socket_of_a_container_is_marked_and_told_where_its_class_ends(lab: Lab) -> None:
+    with broker_in(lab["a"], configuration=configuration(lab, "192.0.2.0/24")) as broker:
+        broker.start()
+        answers = {
+            name: json.loads(lab[name].run([sys.executable, "-c", REGISTER, broker.sessions]).stdout) for name in "ac"
+        }
+    assert {answer["op"] for answer in answers.values()} == {"registered"}
+    assert "another network namespace: its class ends at a veth" in answers["c"]["note"]
+    assert "note" not in answers["a"]

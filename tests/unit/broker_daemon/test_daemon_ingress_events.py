@@ -11,6 +11,7 @@ from broker.config import load
 from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.link_events import Heard
 from broker.daemon.log import open_log
+from broker.daemon.receivers import Receivers
 from broker.decide import decide
 from broker.model import Measurements, State
 from shaping.fake import FakeKernel
@@ -29,7 +30,12 @@ def kernel() -> FakeKernel:
 @pytest.fixture
 def plant(kernel: FakeKernel, tmp_path: Path) -> IngressPlant:
     """One that shapes what arrives at eth0."""
-    plant = IngressPlant(Shaper(kernel, Journal(tmp_path)), log=open_log(), clock=lambda: 0.0)
+    plant = IngressPlant(
+        Shaper(kernel, Journal(tmp_path)),
+        receivers=Receivers(log=open_log(), clock=lambda: 0.0),
+        log=open_log(),
+        clock=lambda: 0.0,
+    )
     decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
     ingress = tuple(replace(entry, in_kernel=True) for entry in decided.interfaces)
     plant.apply(replace(decided, ingress=ingress), policy=POLICY, passed=(), present=frozenset({"eth0"}))

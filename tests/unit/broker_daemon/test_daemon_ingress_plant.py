@@ -12,6 +12,7 @@ from broker.config import load
 from broker.daemon.ingress_plant import LOST_AGAIN_S, RETRY_S, IngressPlant
 from broker.daemon.log import open_log
 from broker.daemon.plant import Plant
+from broker.daemon.receivers import Receivers
 from broker.daemon.shapes import shape_of
 from broker.decide import decide
 from broker.model import Allocation, InterfaceAllocation, Measurements, State
@@ -32,7 +33,12 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.kernel, self.now_s = FakeKernel(NAMES), 0.0
         self.shaper = Shaper(self.kernel, Journal(folder))
-        self.plant = IngressPlant(self.shaper, log=open_log(), clock=lambda: self.now_s)
+        self.plant = IngressPlant(
+            self.shaper,
+            receivers=Receivers(log=open_log(), clock=lambda: self.now_s),
+            log=open_log(),
+            clock=lambda: self.now_s,
+        )
         decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
         self.wanted = Allocation(
             interfaces=decided.interfaces,
