@@ -41,7 +41,7 @@ def duplicate(pid: int, descriptor: int, *, cookie: int) -> Iterator[socket.sock
         yield sock if sock is not None and _cookie(sock) == cookie else None
     finally:
         if sock is not None:
-            _close(sock)
+            close_duplicate(sock)
 
 
 def _taken(pid: int, descriptor: int) -> socket.socket | None:
@@ -76,7 +76,7 @@ def _cookie(sock: socket.socket) -> int:
         return 0
 
 
-def _close(sock: socket.socket) -> None:
+def close_duplicate(sock: socket.socket) -> None:
     """Close ours. Where its owner closed his meanwhile it is the last, and with SO_LINGER that would wait: not here."""
     lingers = False
     with contextlib.suppress(OSError):

@@ -76,6 +76,7 @@ def broker(
     # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
     configurations = Configurations(Source(read=lambda: _read(config), parse=parse, state_dir=state), log=log)
     from broker.daemon.daemon import Daemon, Options
+    from broker.daemon.finder import Finder
     from broker.daemon.going_first import GoingFirst
     from broker.daemon.guardian import Guardian
     from broker.daemon.notify import Notifier
@@ -108,6 +109,7 @@ def broker(
         notifier=notifier,
         guardian=guardian,
         going_first=GoingFirst(log=log),
+        finder=Finder(log=log),
     )
     if received:
         daemon.stop()

@@ -20,6 +20,7 @@ from broker.client.mailbox import Wake
 from broker.daemon.channel_opening import ChannelOpening, load_channel
 from broker.daemon.configurations import Configurations
 from broker.daemon.control import Control, Wishes
+from broker.daemon.finder import Finder
 from broker.daemon.going_first import GoingFirst
 from broker.daemon.guardian import Guardian
 from broker.daemon.in_force import InForce
@@ -68,6 +69,7 @@ class Daemon:
         namespace: the name of the claim on the network namespace; another one beside a kernel in memory.
         guardian: keeps a guard that opens the ceilings when we die; None beside a kernel in memory.
         going_first: lets the loop and the channel go before other programs; None leaves them among those.
+        finder: looks into other processes, which this one may not any more then; None leaves it to this one.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Daemon:
         namespace: str = NAME,
         guardian: Guardian | None = None,
         going_first: GoingFirst | None = None,
+        finder: Finder | None = None,
     ) -> None:
         self._options, self._notifier, self._namespace = options, notifier or Notifier({}), namespace
         self._given = Given(
@@ -91,6 +94,7 @@ class Daemon:
             mark=mark,
             guardian=guardian,
             going_first=going_first,
+            finder=finder,
             log=log,
             clock=clock,
         )
@@ -155,6 +159,8 @@ class Daemon:
             problems = parts.put_back()
             if given.guardian is not None:
                 given.guardian.end(restored=served and not problems)
+            if given.finder is not None:
+                given.finder.close()
             parts.close()
             self._leave_neighbours(parts.neighbours)
         given.log.info("stopped", ticks=parts.deciding.ticks)
@@ -173,6 +179,8 @@ class Daemon:
         )
 
     def _begin(self, journal: Journal, in_force: InForce, *, lock: int) -> None:
+        if self._given.finder is not None:
+            self._given.finder.start()
         if self._given.guardian is not None:
             self._given.guardian.start(journal, lock=lock)
         in_force.begin()

@@ -19,6 +19,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,7 @@ class EarlierSockets:
         mark: as `shaping.sockets.mark_socket`.
         remember: as `SocketClassifier.remember`.
         mark_minor: what `mark` is told for a target (`Shaper.mark_minor`).
+        sockets_of, duplicate: of other processes; a finder's where this one may not look into them.
         cpu_clock: as of `Sliced`.
     """
 
@@ -73,10 +75,13 @@ class EarlierSockets:
         remember: Callable[[socket.socket, Rule], bool],
         log: Log,
         mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
+        sockets_of: Callable[[int], Iterator[tuple[int, int]]] = sockets_of,
+        duplicate: Callable[..., AbstractContextManager[socket.socket | None]] = duplicate,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._mount, self._mark, self._remember, self._log = mount, mark, remember, log
         self._mark_minor = mark_minor
+        self._sockets_of, self._duplicate = sockets_of, duplicate
         self._rules: tuple[Rule, ...] = ()
         self._places: tuple[int, ...] = ()
         self._passes = Sliced(self._sweep, share=SHARE, interval_s_min=SWEEP_S, slice_s=SLICE_S, cpu_clock=cpu_clock)
@@ -124,7 +129,8 @@ class EarlierSockets:
             return None
         reasons = Counter(reason for reason, _ in self._unreached.values())
         why = "; ".join(f"{count}: {reason}" for reason, count in sorted(reasons.items()))
-        text = f"{sum(reasons.values())} sockets from before their rule are in no class of it ({why})"
+        count = sum(reasons.values())
+        text = f"{count} sockets from before their rule are in no class of it ({why}); restart their programs"
         return Alarm(code="sockets-not-classified", subject="rules", text=text)
 
     # --- a sweep ---------------------------------------------------------------------------------------------------
@@ -214,7 +220,7 @@ class EarlierSockets:
         Raises:
             PermissionError: it may not be looked into.
         """
-        for number, (descriptor, inode) in enumerate(sockets_of(pid)):
+        for number, (descriptor, inode) in enumerate(self._sockets_of(pid)):
             if number % AT_ONCE == AT_ONCE - 1:
                 yield
             wanted = pending.get(inode)
@@ -232,7 +238,7 @@ class EarlierSockets:
 
     def _give_class(self, pid: int, descriptor: int, wanted: _Pending) -> bool:
         """False where the socket is not at that descriptor any more; it may be at another one."""
-        with duplicate(pid, descriptor, cookie=wanted.socket.cookie) as sock:
+        with self._duplicate(pid, descriptor, cookie=wanted.socket.cookie) as sock:
             if sock is None:
                 return False
             if wanted.socket.listens:

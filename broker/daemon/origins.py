@@ -9,11 +9,13 @@ the same few programs: so all sockets are remembered of a process that was found
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from broker.daemon.descriptors import command_of, processes, sockets_of
+from broker.daemon.finder import Finder
 from broker.daemon.slices import Sliced
 from broker.daemon.sock_diag import TcpConnection
 from hive_qos.text import printable
@@ -53,12 +55,14 @@ class Origins:
 
     Args:
         mount: where cgroup v2 is, None without.
+        finder: looks into processes where this one may not.
     """
 
-    def __init__(self, mount: str | None, *, proc: str = "/proc") -> None:
-        self._proc = proc
+    def __init__(self, mount: str | None, *, finder: Finder | None = None, proc: str = "/proc") -> None:
+        self._proc, self._finder = proc, finder
         self._cgroups = CgroupPaths(mount)
-        self._walking = Sliced(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S)
+        clock = time.thread_time if finder is None else finder.cpu_s
+        self._walking = Sliced(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S, cpu_clock=clock)
         self._shown: tuple[tuple[TcpConnection, str], ...] = ()
         self._wanted: dict[int, int] = {}
         self._cgroup_ids: frozenset[int] = frozenset()
@@ -100,7 +104,8 @@ class Origins:
             found: set[int] = set()
             others: list[int] = []
             try:
-                for number, (_, inode) in enumerate(sockets_of(pid, self._proc)):
+                held = sockets_of(pid, self._proc) if self._finder is None else self._finder.sockets_of(pid)
+                for number, (_, inode) in enumerate(held):
                     if inode in missing:
                         found.add(inode)
                     elif len(others) < HOLDERS_MAX:

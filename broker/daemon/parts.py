@@ -9,6 +9,7 @@ of every decision     deciding, publishing, recorder
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ from broker.daemon import cgroups
 from broker.daemon.bursts import BurstBook
 from broker.daemon.configurations import Configurations
 from broker.daemon.deciding import Deciding
+from broker.daemon.descriptors import sockets_of
 from broker.daemon.earlier_sockets import EarlierSockets
+from broker.daemon.finder import Finder
 from broker.daemon.flows import FlowTable
 from broker.daemon.going_first import GoingFirst
 from broker.daemon.guardian import Guardian
@@ -42,6 +45,7 @@ from broker.daemon.resting import Readings
 from broker.daemon.roster import Roster
 from broker.daemon.tcp_watch import TcpWatch
 from broker.model import Policy
+from shaping.duplicates import duplicate
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
 from shaping.model import DSCP, JOB_MINOR
@@ -56,7 +60,7 @@ class Given:
         kernel: the kernel side.
         classifier: enforces rules on cgroups and users; None where this host cannot.
         mark: how a passed socket gets its class.
-        guardian, going_first: as `Daemon`.
+        guardian, going_first, finder: as `Daemon`.
         clock: monotonic seconds.
     """
 
@@ -65,6 +69,7 @@ class Given:
     mark: Callable[..., None]
     guardian: Guardian | None
     going_first: GoingFirst | None
+    finder: Finder | None
     log: Log
     clock: Callable[[], float]
 
@@ -187,6 +192,7 @@ def compose(
         earlier=earlier,
         recorder=recorder,
         cgroup_mount=cgroup_mount,
+        finder=given.finder,
         started_s=clock(),
     )
     return Parts(
@@ -225,10 +231,14 @@ def marking_control(mark: Callable[..., None], plant: Plant) -> Callable[[socket
 
 
 def _earlier_sockets(given: Given, plant: Plant, *, cgroup_mount: str | None) -> EarlierSockets:
+    finder = given.finder
     return EarlierSockets(
         mount=Path(cgroup_mount) if cgroup_mount is not None else None,
         mark=given.mark,
         remember=given.classifier.remember if given.classifier is not None else lambda *_: False,
         log=given.log,
         mark_minor=plant.mark_minor,
+        sockets_of=sockets_of if finder is None else finder.sockets_of,
+        duplicate=duplicate if finder is None else finder.duplicate,
+        cpu_clock=time.thread_time if finder is None else finder.cpu_s,
     )

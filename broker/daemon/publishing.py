@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from broker.daemon.configurations import Configurations
 from broker.daemon.earlier_sockets import EarlierSockets
+from broker.daemon.finder import Finder
 from broker.daemon.flows import FlowTable
 from broker.daemon.going_first import GoingFirst
 from broker.daemon.guardian import Guardian
@@ -50,13 +51,14 @@ class Publishing:
         earlier: EarlierSockets | None,
         recorder: Recorder | None,
         cgroup_mount: str | None,
+        finder: Finder | None,
         started_s: float,
     ) -> None:
         self._plant, self._ingress_plant, self._roster = plant, ingress_plant, roster
         self._flows, self._jobs, self._neighbours, self._probes = flows, jobs, neighbours, probes
         self._configurations, self._guardian, self._earlier = configurations, guardian, earlier
         self._going_first = going_first
-        self._recorder, self._origins = recorder, Origins(cgroup_mount)
+        self._recorder, self._origins = recorder, Origins(cgroup_mount, finder=finder)
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, Origin] = {}
         self._loads = HostLoads()

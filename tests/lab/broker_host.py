@@ -49,7 +49,7 @@ with socket.create_connection((sys.argv[1], 4000), 30) as sock:
 
 @dataclass
 class Broker:
-    """A daemon in a host, and where it can be asked. `environment` is what it gets more than ours."""
+    """A daemon in a host, and where it can be asked. `environment` is what it gets more, `before` becomes it."""
 
     host: Host
     folder: Path
@@ -57,6 +57,7 @@ class Broker:
     process: subprocess.Popen[bytes] | None = None
     configuration: str = CONFIGURATION
     environment: dict[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
 
     @property
     def sessions(self) -> str:
@@ -68,7 +69,7 @@ class Broker:
 
     def start(self) -> None:
         (self.folder / "broker.toml").write_text(self.configuration)
-        argv = [*COMMAND, "broker", "--config", str(self.folder / "broker.toml"), "--runtime-dir"]
+        argv = [*self.before, *COMMAND, "broker", "--config", str(self.folder / "broker.toml"), "--runtime-dir"]
         argv += [str(self.folder / "run"), "--state-dir", str(self.folder / "state"), *self.arguments]
         with open(self.folder / "log", "wb") as log:
             self.process = self.host.popen(argv, env=self.environment, stderr=log)

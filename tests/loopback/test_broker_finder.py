@@ -1,0 +1,136 @@
+"""The finder's process: it tells of sockets and gives those of IP, and whatever becomes of it nobody waits long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from patience import wait_until
+
+from broker.daemon import capabilities
+from broker.daemon.finder import ANSWER_S, Finder
+from broker.daemon.finding import SOCKETS_AT_ONCE
+from broker.daemon.log import open_log
+from shaping.sockets import priority_of
+
+SO_COOKIE = 57
+HOLDER = """
+import os, socket, sys
+held = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(int(sys.argv[1]))]
+unix = socket.socketpair()
+held[0].setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 5)
+print(held[0].fileno(), unix[0].fileno(), *(os.fstat(one.fileno()).st_ino for one in held), flush=True)
+sys.stdin.read()
+"""
+
+
+class Holder:
+    """Another process of the same user, with sockets."""
+
+    def __init__(self, count: int) -> None:
+        argv = [sys.executable, "-c", HOLDER, str(count)]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.inet, self.unix, *inodes = map(int, self.process.stdout.readline().split())
+        self.inodes, self.pid = set(inodes), self.process.pid
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+@pytest.fixture
+def finder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Finder]:
+    monkeypatch.setattr(capabilities, "drop", lambda number: None)  # of pytest's own; tests/lab looks at a daemon's
+    made = Finder(log=open_log())
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def holder() -> Iterator[Holder]:
+    with closing(Holder(SOCKETS_AT_ONCE + 50)) as made:
+        yield made
+
+
+def process_of(finder: Finder) -> int:
+    assert finder._process is not None
+    return finder._process.pid
+
+
+def cookie_of(pid: int, descriptor: int) -> int:
+    from shaping.duplicates import _taken
+
+    found = _taken(pid, descriptor)
+    assert found is not None
+    with found:
+        return int(struct.unpack("=Q", found.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8))[0])
+
+
+def test_all_sockets_of_a_process_are_listed_however_many_and_whoever_stopped_listening(
+    finder: Finder, holder: Holder
+) -> None:
+    for _ in finder.sockets_of(holder.pid):
+        break
+    assert holder.inodes <= {inode for _, inode in finder.sockets_of(holder.pid)}
+    assert list(finder.sockets_of(2**22 + 1)) == []  # no such process
+
+
+def test_a_socket_of_ip_is_given_and_no_other(finder: Finder, holder: Holder) -> None:
+    cookie = cookie_of(holder.pid, holder.inet)
+    with finder.duplicate(holder.pid, holder.inet, cookie=cookie) as sock:
+        assert sock is not None
+        assert priority_of(sock) == 5
+    with finder.duplicate(holder.pid, holder.inet, cookie=cookie + 1) as sock:
+        assert sock is None
+    for descriptor in (holder.unix, 1, 4711):
+        cookie = cookie_of(holder.pid, descriptor) if descriptor == holder.unix else 0
+        with finder.duplicate(holder.pid, descriptor, cookie=cookie) as sock:
+            assert sock is None
+
+
+def test_one_that_stands_still_is_waited_for_a_moment_and_its_late_answers_are_dropped(
+    finder: Finder, holder: Holder
+) -> None:
+    os.kill(process_of(finder), signal.SIGSTOP)
+    began_s = time.monotonic()
+    with pytest.raises(PermissionError, match="in time"):
+        list(finder.sockets_of(holder.pid))
+    with pytest.raises(PermissionError, match="in time"), finder.duplicate(holder.pid, holder.inet, cookie=1):
+        pass
+    assert time.monotonic() - began_s >= 2 * ANSWER_S
+    assert finder.cpu_s() >= 2 * ANSWER_S
+    os.kill(process_of(finder), signal.SIGCONT)
+
+    def listed() -> bool:
+        try:
+            return bool(holder.inodes <= {inode for _, inode in finder.sockets_of(holder.pid)})
+        except PermissionError:  # not yet
+            return False
+
+    wait_until(listed)
+
+
+def test_one_that_died_finds_nothing_more(finder: Finder, holder: Holder) -> None:
+    os.kill(process_of(finder), signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(PermissionError, match="has ended"):
+            list(finder.sockets_of(holder.pid))
+
+
+def test_one_that_cannot_be_started_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capabilities, "drop", lambda number: None)
+    for command in (("/nonexistent/python",), ("/bin/false",)):
+        finder = Finder(log=open_log(), command=command)
+        finder.start()
+        with pytest.raises(PermissionError, match="has ended"):
+            list(finder.sockets_of(os.getpid()))
+        finder.close()
