@@ -41,7 +41,7 @@ class Kernel(FakeKernel):
 
 def made(tmp_path: Path, order: list[str]) -> Parts:
     given = Given(
-        kernel=Kernel(order), classifier=None, mark=lambda *_, **__: None, guardian=None, going_first=None,
+        kernel=Kernel(order), classifier=None, mark=lambda *_, **__: None, guardian=None, going_first=None, finder=None,
         log=open_log(), clock=time.monotonic,
     )  # fmt: skip
     source = Source(read=lambda: text("20 Mbit/s"), parse=load, state_dir=str(tmp_path))
