@@ -5,6 +5,7 @@
     core           the collectives, over `transport.Group`
     work           a running operation as torch wants to see it: wait, future, exception
     staging        tensors to plain memory and back: non-contiguous ones, GPU ones
+    gpu            the streams, events and copies that staging needs of CUDA
     reduction      torch's reduce operations to the transport's
     rendezvous     torch's store as the transport's meeting place; the address that peers can reach us at
     errors         our errors, which are RuntimeErrors as well, as torch's own are

@@ -1,21 +1,23 @@
 """Tensors as plain memory: CPU tensors in place, others through a contiguous copy, GPU ones through pinned memory.
 
-A GPU tensor's copy to the host is queued behind the work that produces it, on a stream of its own, so that the caller
-goes on; `until_ready` waits for it. The copy back is finished before anybody is told that the operation has ended, so
-that whichever stream reads the tensor next finds it complete.
+The order of a GPU tensor's copies
+- An event marks the end of what the caller's stream held at the call. Both copies come after it: a kernel that was
+  queued before must not see, nor overwrite, what the operation brings.
+- Copies to the host are queued at the call, and the caller goes on; `until_ready` waits for them.
+- Copies back have a stream of their own: in one stream they would wait for the next bucket's, which waits for its
+  gradients. The event is waited for by the finishing thread, so that one slow caller holds up nobody else's.
+- The copy back is done before anybody is told that the operation has ended. Whichever stream reads next finds it.
 """
 
 from __future__ import annotations
 
-import threading
+import enum
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from hive_qos.errors import MisuseError
-
-_cuda: Any = torch.cuda  # its constructors have no types
+from integrations.torch_backend.gpu import GPUS, Event, Gpu, Stream
 
 
 class Staged:
@@ -24,7 +26,7 @@ class Staged:
     Args:
         tensor: the caller's; strided, on the CPU or a GPU. It is kept alive.
         read: the transport reads it (it is sent).
-        write: the transport writes it (it is received); `finish` brings that to `tensor`.
+        write: the transport writes it (it is received); `finish_all` brings that to `tensor`.
     """
 
     def __init__(self, tensor: torch.Tensor, *, read: bool, write: bool) -> None:
@@ -32,7 +34,8 @@ class Staged:
             raise MisuseError(f"only dense tensors can be staged, not {tensor.layout}")
         self.tensor = tensor.detach()
         self._write = write
-        self._copied: Any = None
+        self._gpu: Gpu | None = None
+        self._copied: Event | None = None
         source = self.tensor
         plain = source.is_contiguous() and not source.is_conj() and not source.is_neg()
         if source.device.type == "cpu":
@@ -42,10 +45,15 @@ class Staged:
                 self.memory = torch.empty(source.shape, dtype=source.dtype)
                 if read:
                     self.memory.copy_(source)
-        elif source.device.type == "cuda":
-            self.memory = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        elif (gpu := GPUS.get(source.device.type)) is not None:
+            self._gpu = gpu
+            self._called = gpu.current_stream(source.device).record_event()
+            self.memory = gpu.pinned(source)
             if read:
-                self._copied = self._copy_to_host()
+                stream = _stream_of(gpu, source.device, _Way.TO_HOST)
+                stream.wait_event(self._called)
+                gpu.copy(self.memory, source, stream)
+                self._copied = stream.record_event()
         else:
             raise MisuseError(f"the hive backend carries tensors of the CPU and of CUDA GPUs, not of {source.device}")
 
@@ -64,29 +72,17 @@ class Staged:
         if self._copied is not None:
             self._copied.synchronize()
 
-    def finish(self) -> None:
-        """Bring what was received to the tensor, and return when it is there."""
+    def bring_back(self) -> Event | None:
+        """Bring what was received to the tensor. Returns what to wait for; None where it is there already."""
         if not self._write or self.memory is self.tensor:
-            return
-        if self.tensor.device.type != "cuda":
+            return None
+        if self._gpu is None:
             self.tensor.copy_(self.memory)
-            return
-        stream = _stream_of(self.tensor.device)
-        with torch.cuda.stream(stream):
-            self.tensor.copy_(self.memory, non_blocking=True)
-        stream.synchronize()
-
-    def _copy_to_host(self) -> Any:
-        device = self.tensor.device
-        stream = _stream_of(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            self.memory.copy_(self.tensor, non_blocking=True)
-            # The allocator must not hand the tensor's memory to the producer's stream before this copy has read it.
-            self.tensor.record_stream(stream)
-            copied: Any = _cuda.Event()
-            copied.record(stream)
-        return copied
+            return None
+        self._called.synchronize()
+        stream = _stream_of(self._gpu, self.tensor.device, _Way.FROM_HOST)
+        self._gpu.copy(self.tensor, self.memory, stream)
+        return stream.record_event()
 
 
 def until_all_ready(staged: Sequence[Staged]) -> None:
@@ -96,17 +92,21 @@ def until_all_ready(staged: Sequence[Staged]) -> None:
 
 
 def finish_all(staged: Sequence[Staged]) -> None:
-    """Bring what was received to every tensor that was written."""
-    for one in staged:
-        one.finish()
+    """Bring what was received to every tensor that was written, and return when it is there."""
+    for event in [one.bring_back() for one in staged]:
+        if event is not None:
+            event.synchronize()
 
 
-_streams: dict[torch.device, Any] = {}
-_streams_lock = threading.Lock()
+class _Way(enum.Enum):
+    TO_HOST = enum.auto()
+    FROM_HOST = enum.auto()
 
 
-def _stream_of(device: torch.device) -> Any:
-    with _streams_lock:
-        if device not in _streams:
-            _streams[device] = _cuda.Stream(device=device)
-        return _streams[device]
+_streams: dict[tuple[torch.device, _Way], Stream] = {}
+
+
+def _stream_of(gpu: Gpu, device: torch.device, way: _Way) -> Stream:
+    """Ours for one way; the same for every thread, which `setdefault` sees to without a lock."""
+    stream = _streams.get((device, way))
+    return _streams.setdefault((device, way), gpu.new_stream(device)) if stream is None else stream

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from lazy_gpu import GpuTensor, LazyGpu, StuckError
 
 from hive_qos.errors import MisuseError
+from integrations.torch_backend import staging
+from integrations.torch_backend.gpu import GPUS, Cuda, Gpu
 from integrations.torch_backend.staging import Staged, finish_all, until_all_ready
 
 
@@ -32,7 +37,7 @@ def test_other_tensors_go_through_a_copy_and_come_back(tensor: torch.Tensor) -> 
     assert not staged.memory.is_conj()
     assert torch.equal(staged.memory, tensor.resolve_conj())
     staged.memory.add_(1)
-    staged.finish()
+    finish_all([staged])
     assert torch.equal(tensor.resolve_conj(), staged.memory)
 
 
@@ -41,7 +46,7 @@ def test_a_tensor_that_is_only_read_is_never_written() -> None:
     before = tensor.clone()
     staged = Staged(tensor, read=True, write=False)
     staged.memory.zero_()
-    staged.finish()
+    finish_all([staged])
     assert torch.equal(tensor, before)
 
 
@@ -49,7 +54,7 @@ def test_a_parameter_that_requires_grad_is_written_without_autograd_noticing() -
     tensor = torch.nn.Parameter(torch.zeros(4, 2))
     staged = Staged(tensor, read=True, write=True)
     staged.memory.fill_(3)
-    staged.finish()
+    finish_all([staged])
     assert tensor.detach().eq(3).all()
     assert tensor.grad_fn is None
 
@@ -70,7 +75,99 @@ def test_sparse_and_foreign_devices_are_refused_in_words() -> None:
         Staged(torch.empty(2, device="meta"), read=True, write=True)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; the CPU tests cover the rest of this file")
+# GPU tensors: the order of their copies, on a GPU in memory that does everything as late as it may.
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> LazyGpu:
+    lazy = LazyGpu()
+    monkeypatch.setitem(GPUS, "cuda", lazy)
+    monkeypatch.setattr(staging, "_streams", {})
+    return lazy
+
+
+def zeros() -> GpuTensor:
+    return GpuTensor(torch.zeros(3))
+
+
+def test_what_is_sent_are_the_values_that_the_callers_stream_was_still_to_compute(gpu: LazyGpu) -> None:
+    tensor = zeros()
+    gpu.caller.do(lambda: tensor.values.fill_(7))
+    staged = Staged(tensor, read=True, write=False)
+    assert staged.pending
+    staged.until_ready()
+    assert staged.memory.eq(7).all()
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["sent-as-well", "received-only"])
+def test_what_was_queued_before_the_call_does_not_overwrite_what_is_received(gpu: LazyGpu, read: bool) -> None:
+    tensor = zeros()
+    gpu.caller.do(lambda: tensor.values.fill_(7))
+    staged = Staged(tensor, read=read, write=True)
+    staged.until_ready()
+    staged.memory.fill_(3)
+    finish_all([staged])
+    assert tensor.values.eq(3).all()  # at once: no stream has to wait for anything
+    gpu.finish_everything()
+    assert tensor.values.eq(3).all()
+
+
+def test_a_finished_bucket_does_not_wait_for_the_gradients_of_the_next(gpu: LazyGpu) -> None:
+    first, second = zeros(), zeros()
+    bucket = Staged(first, read=True, write=True)
+    bucket.until_ready()
+    computing = True
+
+    def compute() -> None:
+        if computing:
+            raise StuckError
+        second.values.fill_(5)
+
+    gpu.caller.do(compute)
+    following = [Staged(second, read=True, write=True), Staged(zeros(), read=False, write=True)]
+    with pytest.raises(StuckError):
+        following[0].until_ready()
+    with pytest.raises(StuckError):
+        finish_all(following[1:])
+    bucket.memory.fill_(3)
+    finish_all([bucket])
+    assert first.values.eq(3).all()
+    computing = False
+    following[0].until_ready()
+    assert following[0].memory.eq(5).all()
+
+
+def test_a_gpu_tensor_that_is_only_read_is_never_written(gpu: LazyGpu) -> None:
+    tensor = zeros()
+    staged = Staged(tensor, read=True, write=False)
+    staged.until_ready()
+    staged.memory.fill_(3)
+    finish_all([staged])
+    gpu.finish_everything()
+    assert tensor.values.eq(0).all()
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; LazyGpu stands in for it")
+
+
+@pytest.mark.parametrize("kind", [LazyGpu, pytest.param(Cuda, marks=needs_gpu)])
+def test_a_gpu_does_a_streams_work_in_order_and_waits_for_events_of_others(kind: type[Any]) -> None:
+    gpu: Gpu = kind()
+    device = torch.device("cuda:0")
+    values = torch.zeros(1 << 20)
+    on_gpu = GpuTensor(values) if kind is LazyGpu else values.to(device)
+    sources = [gpu.pinned(values).fill_(number) for number in (1, 2)]
+    one, other = gpu.new_stream(device), gpu.new_stream(device)
+    for source in sources:
+        gpu.copy(on_gpu, source, one)
+    other.wait_event(one.record_event())
+    back = gpu.pinned(values)
+    gpu.copy(back, on_gpu, other)
+    other.record_event().synchronize()
+    assert back.eq(2).all()
+
+
+@needs_gpu
 def test_a_gpu_tensor_goes_through_pinned_memory_and_back() -> None:
     tensor = torch.arange(1 << 20, device="cuda", dtype=torch.float32)
     tensor.mul_(2)  # still running when the copy is queued behind it
@@ -80,5 +177,5 @@ def test_a_gpu_tensor_goes_through_pinned_memory_and_back() -> None:
     staged.until_ready()
     assert torch.equal(staged.memory, torch.arange(1 << 20, dtype=torch.float32) * 2)
     staged.memory.add_(1)
-    staged.finish()
+    finish_all([staged])
     assert torch.equal(tensor.cpu(), staged.memory)

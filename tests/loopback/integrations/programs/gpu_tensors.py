@@ -27,6 +27,21 @@ def run(rank: int, size: int) -> None:
             work.wait()
         assert (late + 0).eq(size * (size + 1) / 2).all()
         assert early.eq(size * (size + 1) / 2).all()
+    # What is only written waits for the caller's stream as well: the fill is queued long before it is done.
+    kept = torch.empty(1000, device=device)
+    torch.cuda._sleep(200_000_000)
+    kept.fill_(7.0 + rank)
+    dist.broadcast(kept, 0)
+    assert kept.eq(7).all()
+    torch.cuda._sleep(200_000_000)
+    kept.fill_(9)
+    if rank == 0:
+        dist.send(kept, 1)
+    elif rank == 1:
+        kept.fill_(5)
+        dist.recv(kept, 0)
+    torch.cuda.synchronize()
+    assert kept.eq(9).all()
     gathered = torch.empty(size, 3, device=device, dtype=torch.bfloat16)
     dist.all_gather_into_tensor(gathered, torch.full((3,), float(rank), device=device, dtype=torch.bfloat16))
     assert gathered.float().mean(1).tolist() == list(range(size))

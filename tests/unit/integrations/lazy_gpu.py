@@ -1,0 +1,105 @@
+"""A GPU in memory that does its work as late as it may: who forgets to wait reads or loses the wrong values.
+
+Work is done only when an event is synchronised with, and then only what comes before that event. `finish_everything`
+does the rest, as a real GPU does sooner or later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class StuckError(Exception):
+    """Somebody waits for work that cannot be done yet."""
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor that says it lies on `cuda:0`; its elements are `values`."""
+
+    values: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor) -> GpuTensor:
+        made: GpuTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # the stub lacks it
+            cls, values.shape, dtype=values.dtype, strides=values.stride(), device=torch.device("cuda:0")
+        )
+        made.values = values
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(f"{func} of a GPU tensor, outside of a stream")
+
+
+class LazyEvent:
+    def __init__(self, stream: LazyStream) -> None:
+        self._stream = stream
+        self.done = False
+
+    def synchronize(self) -> None:
+        while not self.done:
+            self._stream.do_one()
+
+    def pass_by(self) -> None:
+        self.done = True
+
+
+class LazyStream:
+    def __init__(self) -> None:
+        self.queue: deque[Callable[[], None]] = deque()
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Queue some work; it raises `StuckError` as long as it cannot be done."""
+        self.queue.append(work)
+
+    def do_one(self) -> None:
+        self.queue[0]()
+        self.queue.popleft()
+
+    def record_event(self) -> LazyEvent:
+        event = LazyEvent(self)
+        self.do(event.pass_by)
+        return event
+
+    def wait_event(self, event: LazyEvent) -> None:
+        self.do(event.synchronize)
+
+
+class LazyGpu:
+    """See the module. `caller` is the stream that is current."""
+
+    def __init__(self) -> None:
+        self.caller = LazyStream()
+        self.streams = [self.caller]
+
+    def current_stream(self, device: torch.device) -> LazyStream:
+        return self.caller
+
+    def new_stream(self, device: torch.device) -> LazyStream:
+        self.streams.append(LazyStream())
+        return self.streams[-1]
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.full(tensor.shape, 99, dtype=tensor.dtype)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: LazyStream) -> None:
+        stream.do(lambda: _place(_values(target), _values(source)))
+
+    def finish_everything(self) -> None:
+        for stream in self.streams:
+            while stream.queue:
+                stream.do_one()
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.values if isinstance(tensor, GpuTensor) else tensor
+
+
+def _place(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
