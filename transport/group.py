@@ -165,13 +165,13 @@ class Group:
 
         Values are taken in rank order; 16-bit floats accumulate in float32. See docs/transport.md for numerics.
         """
-        return self._start(calls.allreduce(self._site(), tensor, op), timeout_s, priority)
+        return self._start(calls.allreduce(self.site, tensor, op), timeout_s, priority)
 
     def broadcast(
         self, tensor: object, root: int, *, timeout_s: float | None = None, priority: Priority = Priority.GRADIENT
     ) -> Work:
         """Copy the root's `tensor` into that of every other rank."""
-        return self._start(calls.broadcast(self._site(), tensor, root), timeout_s, priority)
+        return self._start(calls.broadcast(self.site, tensor, root), timeout_s, priority)
 
     def reduce(
         self,
@@ -183,7 +183,7 @@ class Group:
         priority: Priority = Priority.GRADIENT,
     ) -> Work:
         """Reduce every rank's `tensor` into the root's, in place there; the others' stay as they are."""
-        return self._start(calls.reduce(self._site(), tensor, root, op), timeout_s, priority)
+        return self._start(calls.reduce(self.site, tensor, root, op), timeout_s, priority)
 
     def all_gather(
         self,
@@ -198,7 +198,7 @@ class Group:
         Args:
             outputs: a list of `size` tensors like `tensor`, or one tensor `size` times as large, filled in rank order.
         """
-        return self._start(calls.all_gather(self._site(), outputs, tensor), timeout_s, priority)
+        return self._start(calls.all_gather(self.site, outputs, tensor), timeout_s, priority)
 
     def reduce_scatter(
         self,
@@ -215,7 +215,7 @@ class Group:
             inputs: a list of `size` tensors, or one tensor that is `size` times as large as `output`. Inputs may
                 differ in size from rank to rank of the list; `output` is like `inputs[rank]`.
         """
-        return self._start(calls.reduce_scatter(self._site(), output, inputs, op), timeout_s, priority)
+        return self._start(calls.reduce_scatter(self.site, output, inputs, op), timeout_s, priority)
 
     def gather(
         self,
@@ -227,7 +227,7 @@ class Group:
         priority: Priority = Priority.GRADIENT,
     ) -> Work:
         """Collect every rank's `tensor` on the root; `outputs` as in `all_gather` there, None elsewhere."""
-        return self._start(calls.gather(self._site(), outputs, tensor, root), timeout_s, priority)
+        return self._start(calls.gather(self.site, outputs, tensor, root), timeout_s, priority)
 
     def scatter(
         self,
@@ -239,7 +239,7 @@ class Group:
         priority: Priority = Priority.GRADIENT,
     ) -> Work:
         """Hand the root's `inputs[i]` to the `output` of rank i; `inputs` is None elsewhere."""
-        return self._start(calls.scatter(self._site(), output, inputs, root), timeout_s, priority)
+        return self._start(calls.scatter(self.site, output, inputs, root), timeout_s, priority)
 
     def all_to_all(
         self,
@@ -253,11 +253,11 @@ class Group:
 
         For one flat tensor with split sizes, pass its contiguous slices (`tensor.split(sizes)`).
         """
-        return self._start(calls.all_to_all(self._site(), outputs, inputs), timeout_s, priority)
+        return self._start(calls.all_to_all(self.site, outputs, inputs), timeout_s, priority)
 
     def barrier(self, *, timeout_s: float | None = None) -> Work:
         """Done when every rank has called it."""
-        return self._start(calls.barrier(self._site()), timeout_s, Priority.CONTROL)
+        return self._start(calls.barrier(self.site), timeout_s, Priority.CONTROL)
 
     # Point to point.
 
@@ -291,6 +291,24 @@ class Group:
         """
         world_rank = None if peer is None else self._peer(peer)
         return self._runtime.recv(self.name, world_rank, tag, into, timeout_s=self._timeout_s(timeout_s))
+
+    def start(
+        self, prepared: Sequence[calls.Call], *, timeout_s: float | None = None, priority: Priority = Priority.GRADIENT
+    ) -> list[Work]:
+        """Begin several collectives, in order, all of them or none.
+
+        Args:
+            prepared: made by `transport.collectives.calls` for `site`, which refuses what cannot work: make all of them
+                before any begins.
+        """
+        return (
+            self._runtime.start(prepared, timeout_s=self._timeout_s(timeout_s), priority=priority) if prepared else []
+        )
+
+    @property
+    def site(self) -> calls.Site:
+        """Where this group's collectives are called: for `transport.collectives.calls`."""
+        return calls.Site(group=self.name, rank=self.rank, size=self.size)
 
     # Lifecycle.
 
@@ -335,9 +353,6 @@ class Group:
     ) -> None:
         await asyncio.to_thread(self.close)
 
-    def _site(self) -> calls.Site:
-        return calls.Site(group=self.name, rank=self.rank, size=self.size)
-
     def _peer(self, rank: int) -> int:
         if not 0 <= rank < self.size:
             raise MisuseError(f"group {self.name} has ranks 0 to {self.size - 1}, not {rank}")
@@ -347,4 +362,4 @@ class Group:
         return self.timeout_s if timeout_s is None else timeout_s
 
     def _start(self, call: calls.Call, timeout_s: float | None, priority: Priority) -> Work:
-        return self._runtime.start(call, timeout_s=self._timeout_s(timeout_s), priority=priority)
+        return self.start([call], timeout_s=timeout_s, priority=priority)[0]

@@ -1,8 +1,9 @@
 """The collectives that torch asks for, over `transport.Group`: what goes where, in plain arguments.
 
 The adapters translate torch's two ways of calling into these methods. Each returns a running `HiveWork` at once.
-Tensors are staged (`staging`), operations start in the order of the calls (`completion.FirstInFirstOut`), and the
-transport does the rest. Errors are `HiveError`s here; the adapters make them torch's as well.
+Tensors are staged (`staging`), all that an operation consists of is checked, and only then any of it starts, in the
+order of the calls (`completion.FirstInFirstOut`). The transport does the rest. Errors are `HiveError`s here; the
+adapters make them torch's as well.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from integrations.torch_backend.completion import CompletionThreads, FirstInFirs
 from integrations.torch_backend.staging import Staged, finish_all, until_all_ready
 from integrations.torch_backend.work import HiveWork
 from integrations.torch_backend.world import World
+from transport.collectives import calls
 
 Tensors = Sequence[torch.Tensor]
-Start = Callable[[float], Sequence[transport.Work]]
-"""Starts an operation at the transport, given its timeout in seconds."""
+StartMessage = Callable[[float], transport.Work]
+"""Starts a message at the transport, given its timeout in seconds."""
 
 _threads = CompletionThreads()
 
@@ -73,10 +75,9 @@ class Core:
         return self.launch(
             "all-reduce",
             staged,
-            lambda limit_s: [self.group.allreduce(one.memory, op, timeout_s=limit_s) for one in staged],
+            [calls.allreduce(self.group.site, one.memory, op) for one in staged],
             result=tensors,
             timeout_s=timeout_s,
-            count=len(tensors),
         )
 
     def broadcast(self, tensors: Tensors, root: int, *, timeout_s: float | None = None) -> HiveWork:
@@ -86,10 +87,9 @@ class Core:
         return self.launch(
             "broadcast",
             staged,
-            lambda limit_s: [self.group.broadcast(one.memory, root, timeout_s=limit_s) for one in staged],
+            [calls.broadcast(self.group.site, one.memory, root) for one in staged],
             result=tensors,
             timeout_s=timeout_s,
-            count=len(tensors),
         )
 
     def reduce(
@@ -100,7 +100,7 @@ class Core:
         return self.launch(
             "reduce",
             [staged],
-            lambda limit_s: [self.group.reduce(staged.memory, root, op, timeout_s=limit_s)],
+            [calls.reduce(self.group.site, staged.memory, root, op)],
             result=[tensor],
             timeout_s=timeout_s,
         )
@@ -112,13 +112,12 @@ class Core:
         return self.launch(
             "all-gather",
             [*sources, *(one for row in targets for one in row)],
-            lambda limit_s: [
-                self.group.all_gather(_memories(row), source.memory, timeout_s=limit_s)
+            [
+                calls.all_gather(self.group.site, _memories(row), source.memory)
                 for row, source in zip(targets, sources, strict=True)
             ],
             result=[tensor for row in outputs for tensor in row],
             timeout_s=timeout_s,
-            count=len(inputs),
         )
 
     def all_gather_single(self, outputs: Tensors, inputs: Tensors, *, timeout_s: float | None = None) -> HiveWork:
@@ -130,13 +129,12 @@ class Core:
         return self.launch(
             "all-gather",
             [*sources, *targets],
-            lambda limit_s: [
-                self.group.all_gather(self._parts(target), source.flat, timeout_s=limit_s)
+            [
+                calls.all_gather(self.group.site, self._parts(target), source.flat)
                 for target, source in zip(targets, sources, strict=True)
             ],
             result=outputs,
             timeout_s=timeout_s,
-            count=len(inputs),
         )
 
     def reduce_scatter(
@@ -153,13 +151,12 @@ class Core:
         return self.launch(
             "reduce-scatter",
             [*targets, *(one for row in sources for one in row)],
-            lambda limit_s: [
-                self.group.reduce_scatter(target.memory, _memories(row), op, timeout_s=limit_s)
+            [
+                calls.reduce_scatter(self.group.site, target.memory, _memories(row), op)
                 for target, row in zip(targets, sources, strict=True)
             ],
             result=outputs,
             timeout_s=timeout_s,
-            count=len(outputs),
         )
 
     def reduce_scatter_single(
@@ -173,13 +170,12 @@ class Core:
         return self.launch(
             "reduce-scatter",
             [*targets, *sources],
-            lambda limit_s: [
-                self.group.reduce_scatter(target.flat, self._parts(source), op, timeout_s=limit_s)
+            [
+                calls.reduce_scatter(self.group.site, target.flat, self._parts(source), op)
                 for target, source in zip(targets, sources, strict=True)
             ],
             result=outputs,
             timeout_s=timeout_s,
-            count=len(outputs),
         )
 
     def gather(self, outputs: Tensors, tensor: torch.Tensor, root: int, *, timeout_s: float | None = None) -> HiveWork:
@@ -190,7 +186,7 @@ class Core:
         return self.launch(
             "gather",
             [source, *targets],
-            lambda limit_s: [self.group.gather(_memories(targets) or None, source.memory, root, timeout_s=limit_s)],
+            [calls.gather(self.group.site, _memories(targets) or None, source.memory, root)],
             result=outputs,
             timeout_s=timeout_s,
         )
@@ -203,7 +199,7 @@ class Core:
         return self.launch(
             "scatter",
             [target, *sources],
-            lambda limit_s: [self.group.scatter(target.memory, _memories(sources) or None, root, timeout_s=limit_s)],
+            [calls.scatter(self.group.site, target.memory, _memories(sources) or None, root)],
             result=[output],
             timeout_s=timeout_s,
         )
@@ -215,7 +211,7 @@ class Core:
         return self.launch(
             "all-to-all",
             [*targets, *sources],
-            lambda limit_s: [self.group.all_to_all(_memories(targets), _memories(sources), timeout_s=limit_s)],
+            [calls.all_to_all(self.group.site, _memories(targets), _memories(sources))],
             result=outputs,
             timeout_s=timeout_s,
         )
@@ -237,9 +233,9 @@ class Core:
         return self.launch(
             "all-to-all",
             [target, taken],
-            lambda limit_s: [
-                self.group.all_to_all(
-                    torch.split(target.memory, target_rows), torch.split(taken.memory, source_rows), timeout_s=limit_s
+            [
+                calls.all_to_all(
+                    self.group.site, torch.split(target.memory, target_rows), torch.split(taken.memory, source_rows)
                 )
             ],
             result=[output],
@@ -253,10 +249,11 @@ class Core:
         return self.launch(
             "barrier",
             [],
-            lambda limit_s: [self.group.barrier(timeout_s=limit_s)],
+            [calls.barrier(self.group.site)],
             result=[],
             timeout_s=timeout_s,
             also=earlier,
+            priority=transport.Priority.CONTROL,
         )
 
     # Point to point.
@@ -267,9 +264,8 @@ class Core:
         return self.launch(
             f"send to rank {peer}",
             [staged],
-            lambda limit_s: [self.group.send(staged.memory, peer, tag, timeout_s=limit_s)],
+            lambda limit_s: self.group.send(staged.memory, peer, tag, timeout_s=limit_s),
             result=[],
-            collective=False,
         )
 
     def recv(self, tensor: torch.Tensor, peer: int | None, tag: int) -> HiveWork:
@@ -278,9 +274,8 @@ class Core:
         return self.launch(
             f"receive from {'any rank' if peer is None else f'rank {peer}'}",
             [staged],
-            lambda limit_s: [self.group.recv(staged.memory, peer, tag, timeout_s=limit_s)],
+            lambda limit_s: self.group.recv(staged.memory, peer, tag, timeout_s=limit_s),
             result=[tensor],
-            collective=False,
         )
 
     # Lifecycle.
@@ -308,13 +303,12 @@ class Core:
         self,
         what: str,
         staged: Sequence[Staged],
-        start: Start,
+        start: Sequence[calls.Call] | StartMessage,
         *,
         result: Tensors,
         timeout_s: float | None = None,
         also: Sequence[HiveWork] = (),
-        collective: bool = True,
-        count: int = 1,
+        priority: transport.Priority = transport.Priority.GRADIENT,
         finish: Callable[[], None] | None = None,
     ) -> HiveWork:
         """Start an operation behind those before it.
@@ -322,17 +316,18 @@ class Core:
         Args:
             what: its name, for errors.
             staged: its tensors.
-            start: starts it at the transport, given the timeout; called in order, perhaps on another thread.
+            start: the collectives of the transport that it is, which start together, or what starts a message. They
+                start in order, perhaps on another thread.
             result: what the future gives.
             timeout_s: None for the group's.
             also: works that must have ended before this one ends.
-            collective: counts in the group's sequence.
-            count: how many collectives of the transport it is.
+            priority: of the collectives.
             finish: runs after success in place of bringing received values back to `staged`.
         """
         if os.getpid() != self.world.process:
             raise MisuseError(f"{what}: process group {self.group.name} is the parent's, not this forked child's")
         limit_s = self.timeout_s if timeout_s is None else timeout_s
+        collective = not callable(start)
         with self._lock:
             if not self._open:
                 raise MisuseError(f"{what}: process group {self.group.name} has been destroyed")
@@ -349,7 +344,11 @@ class Core:
         )
 
         def begin() -> None:
-            work.follow(start(limit_s), also=also)
+            if callable(start):
+                parts = [start(limit_s)]
+            else:
+                parts = self.group.start(start, timeout_s=limit_s, priority=priority)
+            work.follow(parts, also=also)
 
         def late() -> None:
             try:
@@ -360,7 +359,7 @@ class Core:
         def failed(error: Exception) -> None:
             """Its input never became ready (the GPU failed): our next operation must not be taken for this one."""
             work.fail(error)
-            for _ in range(count if collective else 0):
+            for _ in () if callable(start) else start:
                 self.group.give_up(f"{work.what}: its input could not be read: {error}")
 
         pending = any(one.pending for one in staged)
@@ -417,5 +416,5 @@ def _targets(tensors: Tensors) -> list[Staged]:
 
 
 def _memories(staged: Sequence[Staged]) -> list[torch.Tensor]:
-    """What the transport reads and writes; once they are ready, and not before."""
+    """What the transport reads and writes, once they are ready."""
     return [one.memory for one in staged]

@@ -15,6 +15,7 @@ import transport
 from hive_qos.errors import MisuseError
 from integrations.torch_backend.core import Core
 from integrations.torch_backend.work import HiveWork
+from transport.collectives import calls
 
 
 def allreduce(
@@ -39,16 +40,13 @@ def allreduce(
     indices[group.rank].copy_(mine.indices())
     values[group.rank].copy_(mine.values())
 
-    def start(limit_s: float) -> list[transport.Work]:
-        return [
-            group.broadcast(part[root], root, timeout_s=limit_s)
-            for root in range(group.size)
-            for part in (indices, values)
-        ]
+    prepared = [
+        calls.broadcast(group.site, part[root], root) for root in range(group.size) for part in (indices, values)
+    ]
 
     def add_up() -> None:
         total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), mine.shape)
         with torch.no_grad():
             tensor.copy_(total.coalesce())
 
-    return core.launch("sparse all-reduce", [], start, result=tensors, timeout_s=timeout_s, finish=add_up)
+    return core.launch("sparse all-reduce", [], prepared, result=tensors, timeout_s=timeout_s, finish=add_up)

@@ -8,6 +8,7 @@ numbers. When a rank is lost, whoever notices tells all others.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import logging
@@ -18,12 +19,12 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from hive_qos.errors import CancelledError, MisuseError, PeerError, TransportError
+from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError, TransportError
 from transport import bootstrap
 from transport.bootstrap import Plumbing
 from transport.broker_link import BrokerLink
 from transport.collectives.calls import Call
-from transport.collectives.tasks import REASON_CHARS_MAX, GivenUp, Membership, Tasks
+from transport.collectives.tasks import REASON_CHARS_MAX, RETURN_S_MAX, GivenUp, Membership, Tasks
 from transport.endpoint import Endpoint
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.lane_links import LaneEnd, OpenEnd
@@ -214,33 +215,51 @@ class Runtime:
         if not self._closed and os.getpid() == self._process:
             self.abort_group(name, "the group was closed")
 
-    def start(self, call: Call, *, timeout_s: float, priority: Priority) -> Work:
-        """Begin a collective."""
+    def start(self, calls: Sequence[Call], *, timeout_s: float, priority: Priority) -> list[Work]:
+        """Begin collectives of one group, all of them or none: where this raises, none of their tensors is in use."""
+        works: list[Work] = []
+        try:
+            self._start(calls, works, timeout_s=timeout_s, priority=priority)
+        except BaseException:
+            for work in works:
+                with contextlib.suppress(HiveError):  # it was given up; the log says so where that takes too long
+                    work.wait(RETURN_S_MAX)
+            raise
+        return works
+
+    def _start(self, calls: Sequence[Call], works: list[Work], *, timeout_s: float, priority: Priority) -> None:
         self._check_process()
         with self._lock:
             self._check_open()
-            group = call.site.group
+            group, count = calls[0].site.group, len(calls)
             membership = self._groups[group]
             # Taken without a call, for an interrupt comes at one: between taking a number and knowing it, where nobody
             # would tell the others not to wait for that operation.
-            number = membership.next_number
+            first = membership.next_number
             try:
-                membership.next_number = number + 1
-                work = Work(f"{call.operation.name.lower().replace('_', '-')} {number} of group {group}")
-                now_s = time.monotonic()
-                planned = self._tasks.plan(call, number=number)
-                self._call_open(
-                    lambda: self._tasks.start(
-                        call, planned, number=number, work=work, began_s=now_s, timeout_s=timeout_s, priority=priority
-                    )
-                )
+                membership.next_number = first + count
+                for number, call in enumerate(calls, first):
+                    what = f"{call.operation.name.lower().replace('_', '-')} {number} of group {group}"
+                    works.append(Work(what))
+                    self._hand_over(call, works[-1], number=number, timeout_s=timeout_s, priority=priority)
             except BaseException:
-                # An interrupt, perhaps after the operation has begun: the others must not wait. So they come first: the
-                # rest may be interrupted, too.
-                self._loop.call(lambda: self._tasks.give_up(group, number, "the call was interrupted"))
-                self._tasks.end_announcement(group, number)
+                # An interrupt, perhaps after some have begun: the others must not wait. So they come first: the rest
+                # may be interrupted, too.
+                for number, begun in itertools.zip_longest(range(first, first + count), works):
+                    reason = "the call was interrupted"
+                    self._loop.call(functools.partial(self._tasks.give_up, group, number, reason, work=begun))
+                for number in range(first, first + count):
+                    self._tasks.end_announcement(group, number)
                 raise
-        return work
+
+    def _hand_over(self, call: Call, work: Work, *, number: int, timeout_s: float, priority: Priority) -> None:
+        now_s = time.monotonic()
+        planned = self._tasks.plan(call, number=number)
+        self._call_open(
+            lambda: self._tasks.start(
+                call, planned, number=number, work=work, began_s=now_s, timeout_s=timeout_s, priority=priority
+            )
+        )
 
     def give_up(self, group: str, reason: str) -> None:
         """Let the group's next collective fail on its other members: this rank cannot begin it."""

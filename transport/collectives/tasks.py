@@ -175,8 +175,12 @@ class Tasks:
         self._broker.collective_ends(time.monotonic(), key)
         work.finish(error=error)
 
-    def give_up(self, group: str, number: int, reason: str) -> None:
-        """Do not begin an operation that got its number, or end it if it has begun; it fails on the other members."""
+    def give_up(self, group: str, number: int, reason: str, *, work: Work | None = None) -> None:
+        """Do not begin an operation that got its number, or end it if it has begun; it fails on the other members.
+
+        Args:
+            work: its own, if it has one, which ends as well.
+        """
         key = (group, number)
         if not self._not_begun(key):
             task = self._running.get(key)
@@ -186,6 +190,8 @@ class Tasks:
         self._groups[group].begun = number + 1
         self._early.pop(key, None)
         self._given_up.pop(key, None)
+        if work is not None:
+            work.finish(error=CancelledError(f"{work.what}: {reason}"))
         if not self._endpoint.closing:
             self._tell_others(key, self._groups[group].ranks, CancelledError(reason))
 

@@ -15,6 +15,7 @@ from integrations.torch_backend import core as core_module
 from integrations.torch_backend.core import Core
 from integrations.torch_backend.staging import Staged
 from integrations.torch_backend.world import World, group_name_of
+from transport.collectives.calls import Call, Site
 
 
 class FakeGroup:
@@ -38,6 +39,13 @@ class FakeGroup:
             return self.works[-1]
 
         return start
+
+    @property
+    def site(self) -> Site:
+        return Site(group=self.name, rank=self.rank, size=self.size)
+
+    def start(self, prepared: list[Call], *, timeout_s: float, priority: object) -> list[transport.Work]:
+        return [getattr(self, call.operation.name.lower())(timeout_s=timeout_s) for call in prepared]
 
     def subgroup(self, ranks: list[int], *, name: str, timeout_s: float) -> FakeGroup:
         child = FakeGroup()
@@ -131,6 +139,20 @@ def test_a_tensor_that_is_still_on_its_way_from_the_gpu_holds_back_what_comes_af
         part.finish()
     assert all(work.wait() for work in works)
     assert begun.wait(30)
+
+
+def test_where_one_tensor_is_refused_no_operation_begins_on_the_others(core: Core, group: FakeGroup) -> None:
+    good, bad = torch.ones(2), torch.ones(2, dtype=torch.float8_e5m2)
+    row = [torch.empty(2), torch.empty(2)]
+    with pytest.raises(MisuseError, match="float8"):
+        core.allreduce([good, bad], SUM)
+    with pytest.raises(MisuseError, match="bits8"):
+        core.broadcast([good, torch.empty(2, dtype=torch.bits8)], 0)
+    with pytest.raises(MisuseError, match="different dtypes"):
+        core.all_gather([row, row], [good, bad])
+    with pytest.raises(MisuseError, match="they differ"):
+        core.reduce_scatter([good, torch.ones(3)], [row, row], SUM)
+    assert group.started == []
 
 
 def test_a_failure_to_start_reaches_the_caller_when_on_time_and_the_work_when_late(

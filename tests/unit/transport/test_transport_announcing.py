@@ -15,8 +15,9 @@ import pytest
 from patience import wait_until
 
 from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, PeerError, TimedOutError
-from transport import Group
+from transport import Group, ReduceOp
 from transport.broker_link import BrokerLink
+from transport.collectives import calls
 from transport.collectives.tasks import GivenUp
 from transport.peers import Phase
 
@@ -170,7 +171,7 @@ def test_an_interrupt_at_any_call_of_a_start_leaves_no_number_that_nobody_is_tol
 def is_interrupted(world: Any, *, at: int) -> bool:
     """Whether a start makes so many calls of C's; it is interrupted when that one returns, and all goes well."""
     runtime = world.groups[0]._runtime
-    start = type(runtime).start.__code__
+    start = type(runtime)._start.__code__
     left = at
 
     def profile(frame: FrameType, event: str, _: object) -> None:
@@ -216,6 +217,36 @@ def test_an_interrupt_after_the_operation_was_handed_over_ends_it(make_world, mo
     with pytest.raises(CancelledError, match=r"rank 0 gave up: .*the call was interrupted"):
         world.groups[1].allreduce(np.ones(30_000)).wait(60)
     assert works_and_is_announced(world, heard)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_of_several_collectives_that_start_together_an_interrupt_ends_all_and_frees_their_tensors(
+    make_world, monkeypatch, at
+):
+    world = make_world(2)
+    runtime = world.groups[0]._runtime
+    real, left = runtime._call_open, at
+
+    def interrupted(item: Callable[[], None]) -> None:
+        nonlocal left
+        real(item)
+        if not (left := left - 1):
+            raise KeyboardInterrupt
+
+    tensors = [np.ones(30_000), np.ones(30_000)]
+    prepared = [calls.allreduce(world.groups[0].site, tensor, ReduceOp.SUM) for tensor in tensors]
+    monkeypatch.setattr(runtime, "_call_open", interrupted)
+    runtime._loop.call(lambda: threading.Event().wait(0.2))  # it is held up, so that only who waits finds all ended
+    with pytest.raises(KeyboardInterrupt):
+        world.groups[0].start(prepared)
+    monkeypatch.undo()
+    assert (runtime._tasks._groups["w"].begun, runtime._tasks._running) == (2, {})
+    before = [tensor.copy() for tensor in tensors]
+    for _ in tensors:
+        with pytest.raises(CancelledError, match=r"rank 0 gave up: .*the call was interrupted"):
+            world.groups[1].allreduce(np.ones(30_000)).wait(60)
+    world.results(lambda group: group.allreduce(np.ones(3)).wait(60))
+    assert all((now == then).all() for now, then in zip(tensors, before, strict=True))
 
 
 def test_an_interrupt_while_an_interrupted_call_is_given_up_keeps_nobody_waiting(make_world, monkeypatch):

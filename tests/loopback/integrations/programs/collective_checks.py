@@ -56,6 +56,14 @@ def operations_that_make_no_sense_are_refused_on_the_spot(rank: int, size: int) 
 
 
 @check
+def where_the_second_tensor_is_refused_the_first_is_not_touched(rank: int, size: int) -> None:
+    tensors = [torch.ones(100_000), torch.ones(2, dtype=torch.float8_e5m2)]
+    raises(RuntimeError, lambda: dist.group.WORLD.allreduce(tensors), "[misuse]")
+    dist.barrier()
+    assert tensors[0].eq(1).all()
+
+
+@check
 def shapes_of_all_kinds_work(rank: int, size: int) -> None:
     scalar = torch.tensor(float(rank))
     dist.all_reduce(scalar)
