@@ -8,6 +8,7 @@ outcome, they are the caller's again. After an error a target's content is undef
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import os
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Generator
 
 from hive_qos.errors import HiveError, MisuseError, TimedOutError, TransportError
-from transport.waiting import wait_until
+from transport.waiting import End, wait_until
 
 _log = logging.getLogger("transport.work")
 THREAD_NAME = "hive-transport"
@@ -47,11 +48,9 @@ class Work:
         self.source: int | None = None
         self._bytes_done = 0
         self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._ended = End()
         self._error: HiveError | None = None
         self._result: object = None
-        self._callbacks: list[Callable[[Work], None]] = []
 
     def __repr__(self) -> str:
         state = "running" if not self.done() else "failed" if self._error else "done"
@@ -106,11 +105,7 @@ class Work:
 
         The callback must be short and must not wait for another operation. What it raises is logged.
         """
-        with self._lock:
-            if not self._ended.is_set():
-                self._callbacks.append(callback)
-                return
-        self._call(callback)
+        self._ended.tell(functools.partial(self._call, callback))
 
     def __await__(self) -> Generator[object, None, object]:
         """`await work` in an asyncio task, with the same outcome as `wait()`."""
@@ -137,16 +132,12 @@ class Work:
         self._bytes_done += byte_count
 
     def finish(self, result: object = None, error: HiveError | None = None) -> None:
-        """End it; a second call does nothing. Called by the transport only."""
-        with self._lock:
-            if self._ended.is_set():
-                return
-            self._result = result
-            self._error = error
-            callbacks, self._callbacks = self._callbacks, []
-            self._ended.set()
-        for callback in callbacks:
-            self._call(callback)
+        """End it; a second call does nothing. Called from the transport's thread only."""
+        if self._ended.is_set():
+            return
+        self._result = result
+        self._error = error
+        self._ended.set()
 
     def _call(self, callback: Callable[[Work], None]) -> None:
         try:

@@ -27,57 +27,70 @@ _log = structlog.get_logger("integrations.torch")
 
 
 class CompletionThreads:
-    """Runs short or long jobs, each as soon as it is handed over. Safe to use from any thread."""
+    """Runs short or long jobs, each as soon as it is handed over. Safe to use from any thread and from signal handlers.
+
+    No lock is taken (`transport.waiting` says why). What a job needs is in two deques, whose calls cannot be
+    interrupted: jobs that wait, and the bells of idle threads. Whoever adds to one looks at the other afterwards, so
+    that of two who come at the same time, at least one sees the other.
+    """
 
     def __init__(self, *, threads_max: int = THREADS_MAX, idle_s: float = IDLE_S) -> None:
         self._threads_max = threads_max
         self._idle_s = idle_s
-        self._changed = threading.Condition()
         self._jobs: collections.deque[Callable[[], None]] = collections.deque()
-        self._threads = 0
-        self._waiting = 0
+        self._bells: collections.deque[queue.SimpleQueue[None]] = collections.deque()
+        self._threads: set[threading.Thread] = set()
 
     def run(self, job: Callable[[], None]) -> None:
         """Run `job` on one of the threads. Returns at once; what the job raises is logged."""
-        with self._changed:
-            self._jobs.append(job)
-            if self._waiting >= len(self._jobs):
-                self._changed.notify()
-                return
-            if self._threads >= self._threads_max:
-                return  # whoever is ready first takes it
-            self._threads += 1
+        self._jobs.append(job)
+        self._call_a_thread()
+
+    def _call_a_thread(self) -> None:
         try:
-            threading.Thread(target=self._serve, name="hive-complete", daemon=True).start()
+            self._bells.pop().put(None)
+            return
+        except IndexError:  # none is idle
+            pass
+        if len(self._threads) >= self._threads_max:
+            return  # whoever is ready first takes it
+        thread = threading.Thread(target=self._serve, name="hive-complete", daemon=True)
+        self._threads.add(thread)
+        try:
+            thread.start()
         except RuntimeError:  # the process has as many threads as it may
-            self._run_without_a_thread()
+            self._threads.discard(thread)
+            _log.error("no thread can be started to tell of finished operations")
+            if not self._threads:
+                self._run_jobs()
 
-    def _run_without_a_thread(self) -> None:
-        """Leave the jobs to the threads that there are, or where there is none, run them here: they must be run."""
-        with self._changed:
-            self._threads -= 1
-            jobs: list[Callable[[], None]] = []
-            while self._jobs and not self._threads:
-                jobs.append(self._jobs.popleft())
-        _log.error("no thread can be started to tell of finished operations")
-        for job in jobs:
-            _guarded(job)
-
-    def _serve(self) -> None:
-        while (job := self._next()) is not None:
+    def _run_jobs(self) -> None:
+        while True:
+            try:
+                job = self._jobs.popleft()
+            except IndexError:
+                return
             _guarded(job)
             del job  # its tensors go now, not with the next job
 
-    def _next(self) -> Callable[[], None] | None:
-        with self._changed:
-            while not self._jobs:
-                self._waiting += 1
-                told = self._changed.wait(self._idle_s)
-                self._waiting -= 1
-                if not told and not self._jobs:
-                    self._threads -= 1
-                    return None
-            return self._jobs.popleft()
+    def _serve(self) -> None:
+        bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        while True:
+            self._run_jobs()
+            self._bells.append(bell)
+            if self._jobs:
+                self._call_a_thread()
+            try:
+                bell.get(timeout=self._idle_s)
+            except queue.Empty:
+                try:
+                    self._bells.remove(bell)
+                    break
+                except ValueError:  # somebody has it, and rings now
+                    bell.get()
+        self._threads.discard(threading.current_thread())
+        if self._jobs:
+            self._call_a_thread()
 
 
 class FirstInFirstOut:
@@ -89,9 +102,8 @@ class FirstInFirstOut:
 
     def __init__(self, threads: CompletionThreads) -> None:
         self._threads = threads
-        self._lock = threading.Lock()
-        self._waiting: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None], Failed]] = queue.SimpleQueue()
-        self._depth = 0
+        self._waiting: collections.deque[tuple[Callable[[], None], Callable[[], None], Failed]] = collections.deque()
+        self._draining = threading.Lock()  # never waited for: who finds it taken leaves the work to whoever has it
 
     def start(
         self,
@@ -109,27 +121,24 @@ class FirstInFirstOut:
             late: the same as `begin`, but on another thread.
             failed: called with what `until_ready` or `late` raised; operations behind it go on.
         """
-        with self._lock:
-            if until_ready is None and self._depth == 0:
-                begin()
-                return
-            self._depth += 1
-            self._waiting.put((until_ready or _nothing, late, failed))
-            if self._depth > 1:
-                return
+        if until_ready is None and not self._waiting:
+            begin()
+            return
+        self._waiting.append((until_ready or _nothing, late, failed))
         self._threads.run(self._drain)
 
     def _drain(self) -> None:
-        while True:
-            until_ready, late, failed = self._waiting.get()
-            error = _raised(until_ready)
-            with self._lock:
-                error = error or _raised(late)
-                if error is not None:
-                    _guarded(functools.partial(failed, error))
-                self._depth -= 1
-                if self._depth == 0:
-                    return
+        while self._waiting and self._draining.acquire(blocking=False):
+            try:
+                while self._waiting:
+                    until_ready, late, failed = self._waiting[0]
+                    error = _raised(until_ready) or _raised(late)
+                    if error is not None:
+                        _guarded(functools.partial(failed, error))
+                    del until_ready, late, failed
+                    self._waiting.popleft()  # only now: what is asked for meanwhile must not overtake it
+            finally:
+                self._draining.release()
 
 
 def _raised(call: Callable[[], None]) -> Exception | None:

@@ -8,9 +8,9 @@ adapters make them torch's as well.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -46,16 +46,14 @@ class Core:
         self.sequence = 0
         self.on_close: list[Callable[[], None]] = []
         self._order = FirstInFirstOut(_threads)
-        self._collectives: weakref.WeakSet[HiveWork] = weakref.WeakSet()
-        self._lock = threading.Lock()
-        self._open = True
-        self._monitored_barriers = 0
+        self._running: set[HiveWork] = set()
+        self._numbers = itertools.count(1)
+        self._monitored_barriers = itertools.count(1)
+        self._closed = threading.Lock()  # never waited for: taken once, by whoever closes first
 
     def next_monitored_barrier(self) -> int:
         """Number of the next monitored barrier, from 1."""
-        with self._lock:
-            self._monitored_barriers += 1
-            return self._monitored_barriers
+        return next(self._monitored_barriers)
 
     # Collectives.
 
@@ -244,15 +242,13 @@ class Core:
 
     def barrier(self, *, timeout_s: float | None = None) -> HiveWork:
         """Ends when every rank has called it and this rank's earlier collectives have ended."""
-        with self._lock:
-            earlier = [work for work in self._collectives if not work.is_completed()]
         return self.launch(
             "barrier",
             [],
             [calls.barrier(self.group.site)],
             result=[],
             timeout_s=timeout_s,
-            also=earlier,
+            also=list(self._running),
             priority=transport.Priority.CONTROL,
         )
 
@@ -282,18 +278,15 @@ class Core:
 
     def abort(self, reason: str) -> None:
         """End what is under way with `CancelledError`, here and on the others, and leave."""
-        with self._lock:
-            if not self._open:
-                return
+        if self._closed.locked():
+            return
         self.group.abort(reason)
         self.close(timeout_s=1.0)
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Leave the group; what is still under way ends with `CancelledError`. Idempotent."""
-        with self._lock:
-            if not self._open:
-                return
-            self._open = False
+        if not self._closed.acquire(blocking=False):
+            return
         self.world.give_back(self.group, timeout_s=timeout_s)
         for told in self.on_close:
             told()
@@ -328,12 +321,11 @@ class Core:
             raise MisuseError(f"{what}: process group {self.group.name} is the parent's, not this forked child's")
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         collective = not callable(start)
-        with self._lock:
-            if not self._open:
-                raise MisuseError(f"{what}: process group {self.group.name} has been destroyed")
-            if collective:
-                self.sequence += 1
-            sequence = self.sequence
+        if self._closed.locked():
+            raise MisuseError(f"{what}: process group {self.group.name} has been destroyed")
+        if collective:
+            self.sequence = next(self._numbers)
+        sequence = self.sequence
         work = HiveWork(
             f"{what} {sequence} of group {self.group.name}",
             result=result,
@@ -366,8 +358,8 @@ class Core:
         until_ready = (lambda: until_all_ready(staged)) if pending else None
         self._order.start(begin, until_ready=until_ready, late=late, failed=failed)
         if collective:
-            with self._lock:
-                self._collectives.add(work)
+            self._running.add(work)
+            work.tell(lambda: self._running.discard(work))
         return work
 
     def _parts(self, staged: Staged) -> list[torch.Tensor]:

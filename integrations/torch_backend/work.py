@@ -12,9 +12,10 @@ last runs other people's callbacks; no lock is held then, and nobody who waits w
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -28,13 +29,12 @@ import transport
 from hive_qos.errors import MisuseError, TimedOutError, TransportError
 from integrations.torch_backend.completion import CompletionThreads
 from integrations.torch_backend.errors import as_torch_error
+from transport.waiting import End, wait_until
 
 _log = structlog.get_logger("integrations.torch")
 
 NO_LIMIT = timedelta(0)
 """torch's way to say that a wait has no timeout of its own."""
-SLICE_S = 0.5
-"""Longest wait in one go: a Ctrl-C that arrives just before the thread blocks is noticed when it next runs."""
 
 
 class Outcome:
@@ -81,12 +81,11 @@ class HiveWork(dist.Work):
         self._threads = threads
         self._finish = finish
         self._process = os.getpid()
-        self._ended = threading.Event()
+        self._ended = End()
         self._outcome = Outcome()
         self._parts: tuple[transport.Work, ...] = ()
-        self._unfinished = 0
-        self._lock = threading.Lock()
-        self._told: list[Callable[[], None]] = []
+        self._expected = 0
+        self._ends = itertools.count(1)
         root: Any = torch.futures.Future(devices=list(devices)) if devices else torch.futures.Future()
         self._root = root
         self._future = root.then(self._outcome)
@@ -103,9 +102,7 @@ class HiveWork(dist.Work):
             raise as_torch_error(MisuseError(f"waiting for {self.what} in a forked child: it runs in the parent alone"))
         limit_s = timeout.total_seconds()
         give_up_s = time.monotonic() + limit_s if limit_s > 0 else math.inf
-        while not self._ended.wait(min(max(give_up_s - time.monotonic(), 0.0), SLICE_S)):
-            if time.monotonic() < give_up_s:
-                continue
+        if not wait_until(self._ended, give_up_s):
             raise as_torch_error(
                 TimedOutError(self.what, timeout_s=limit_s, bytes_done=self.bytes_done, bytes_total=self.bytes_total)
             )
@@ -167,8 +164,8 @@ class HiveWork(dist.Work):
         All of them, even after an error: the tensors are the transport's until the last part has ended.
         """
         self._parts = tuple(parts)
-        self._unfinished = len(parts) + len(also)
-        if self._unfinished == 0:
+        self._expected = len(parts) + len(also)
+        if self._expected == 0:
             self._threads.run(self._complete)
             return
         for other in also:
@@ -183,18 +180,11 @@ class HiveWork(dist.Work):
 
     def tell(self, callback: Callable[[], None]) -> None:
         """Call `callback` when it has ended, whatever the outcome; at once if it has."""
-        with self._lock:
-            if not self._ended.is_set():
-                self._told.append(callback)
-                return
-        callback()
+        self._ended.tell(functools.partial(_guarded, callback))
 
     def _one_ended(self) -> None:
-        with self._lock:
-            self._unfinished -= 1
-            if self._unfinished:
-                return
-        self._threads.run(self._complete)
+        if next(self._ends) == self._expected:
+            self._threads.run(self._complete)
 
     def _complete(self) -> None:
         outcome = self._outcome
@@ -210,12 +200,12 @@ class HiveWork(dist.Work):
                 outcome.error = error
         outcome.value = self._result
         self._finish = None  # it holds the staging memory
-        with self._lock:
-            self._ended.set()
-            told, self._told = self._told, []
-        for callback in told:
-            try:
-                callback()
-            except Exception:  # noqa: BLE001 - it is another work's, and this one's future must be completed
-                _log.exception("a work that waits for another one failed to hear of its end")
+        self._ended.set()
         self._root.set_result(None)
+
+
+def _guarded(callback: Callable[[], None]) -> None:
+    try:
+        callback()
+    except Exception:  # noqa: BLE001 - it is another work's, and this one's future must be completed
+        _log.exception("a work that waits for another one failed to hear of its end")

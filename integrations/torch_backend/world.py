@@ -63,7 +63,7 @@ class World:
 
 
 _worlds: list[World] = []
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may make or destroy a group in the middle of another
 
 
 def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: float) -> World:

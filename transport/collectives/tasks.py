@@ -131,7 +131,7 @@ class Tasks:
         """Begin a call that was planned."""
         key = (call.site.group, number)
         group = self._groups[call.site.group]
-        group.begun = number + 1
+        group.begun = max(group.begun, number + 1)  # a signal's handler may begin one before the one it interrupted
         early = self._early.pop(key, {})
         given_up = self._given_up.pop(key, None)
         if self._endpoint.closing:

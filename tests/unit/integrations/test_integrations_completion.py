@@ -43,7 +43,7 @@ def test_an_idle_thread_is_used_again() -> None:
 
         threads.run(job)
         assert done.wait(30)
-        wait_until(lambda: threads._waiting == threads._threads)  # the thread has found its way back
+        wait_until(lambda: len(threads._bells) == len(threads._threads))  # the thread has found its way back
     assert len(seen) == 1
 
 
