@@ -37,6 +37,7 @@ TAG_MAX = 2**40 - 1
 RECEIVE_BYTES_MAX = 2**40
 """Longest message that is believed (1 TiB, as on the wire). What is taken for one is `Settings.receive_bytes_max`."""
 REFUSAL_BYTES_MAX = 512
+STEPS_MAX = 2**63 - 1
 _GROUP_SUFFIX = "|p2p"
 _HEAD, _BODY, _ASK = 0, 1, 2
 
@@ -133,7 +134,7 @@ class PostOffice:
 
     def gone(self, ranks_left: Callable[[str], bool]) -> None:
         """Some rank is gone: those who take from anybody fail when nobody is left in their group."""
-        for (group, _), letters in self._for_anybody.items():
+        for (group, _), letters in tuple(self._for_anybody.items()):
             if not ranks_left(group):
                 for letter in tuple(letters):
                     self.fail(letter, TransportError(f"{letter.work.what}: no other rank is left"))
@@ -166,6 +167,7 @@ class PostOffice:
         waiting = self._for_anybody.get((letter.group, letter.tag))
         if waiting is not None and letter in waiting:
             waiting.remove(letter)
+            self._drop_empty(letter.group, letter.tag)
         for ticket in letter.tickets:
             self._endpoint.cancel(ticket, CancelledError("the message was given up"))
         self._settle(letter)
@@ -175,6 +177,19 @@ class PostOffice:
         letter.error = letter.error or CancelledError(f"{letter.work.what}: the transport was closed")
         letter.tickets.clear()
         self._settle(letter)
+
+    def forget(self, group: str) -> None:
+        """Drop all that is known of a group in which nothing is under way any more."""
+        wire = group + _GROUP_SUFFIX
+        self._endpoint.discard(wire, STEPS_MAX)
+        for numbers in (self._sent, self._taken):
+            numbers.forget(lambda key: key[0] == group)
+        for places in (self._unclaimed, self._asked):
+            places -= {place for place in places if place[1].group == wire}
+        for name, tag in [*self._waiting_heads, *self._for_anybody]:
+            if name == group:
+                self._waiting_heads.pop((name, tag), None)
+                self._for_anybody.pop((name, tag), None)
 
     def _send_part(
         self, letter: Letter, rank: int, header: Header, payload: Buffer, *, priority: Priority, order: tuple[int, int]
@@ -281,10 +296,24 @@ class PostOffice:
             if not ready:
                 return
             self._take(letters.popleft(), min(ready))
+        self._drop_empty(group, tag)
+
+    def _drop_empty(self, group: str, tag: int) -> None:
+        """Keep nothing of a tag that nothing waits for: programs take a new one for each step."""
+        heads = self._waiting_heads.get((group, tag), {})
+        for rank in [rank for rank, steps in heads.items() if not steps]:
+            del heads[rank]
+        if not heads:
+            self._waiting_heads.pop((group, tag), None)
+        if not self._for_anybody.get((group, tag)):
+            self._for_anybody.pop((group, tag), None)
 
     def _take(self, letter: Letter, rank: int) -> None:
         number = self._taken.take((letter.group, letter.tag, rank))
-        self._waiting_heads.get((letter.group, letter.tag), {}).get(rank, set()).discard(number)
+        heads = self._waiting_heads.get((letter.group, letter.tag))
+        if heads is not None:
+            heads.get(rank, set()).discard(number)
+            self._drop_empty(letter.group, letter.tag)
         letter.work.source = self._group_rank(letter.group, rank)
 
         def head(received: Received) -> None:

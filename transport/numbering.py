@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -37,6 +37,12 @@ class Numbers(Generic[K]):
     def give_back(self, key: K, number: int) -> None:
         """A taken number was not used after all."""
         heapq.heappush(self._returned.setdefault(key, []), number)
+
+    def forget(self, is_over: Callable[[K], bool]) -> None:
+        """Drop the keys that are over: should one come again, it begins at 0."""
+        for numbers in (self._next, self._returned):
+            for key in [key for key in numbers if is_over(key)]:
+                del numbers[key]
 
     def is_open(self, key: K, number: int) -> bool:
         """Whether a number may still be taken."""

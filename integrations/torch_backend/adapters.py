@@ -15,7 +15,6 @@ In a mixed group (`cpu:hive,cuda:nccl`) torch 2.15 must keep its own ProcessGrou
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -165,10 +164,9 @@ class HiveProcessGroupAlone(HiveProcessGroup):
 
 
 _alive: set[Any] = set()
-_ended: collections.deque[Any] = collections.deque(maxlen=256)
+_ended: list[Any] = []
 """Adapters that torch holds from C++ alone: their Python halves must not be collected while their group lives, nor in
-the moment after it in which torch asks ended ones for their names. The bound keeps a program that makes and destroys
-groups for ever from growing."""
+the moment after it in which torch asks ended ones for their names. That is over when the next group is made."""
 
 
 def _keep(adapter: Any) -> None:
@@ -176,6 +174,7 @@ def _keep(adapter: Any) -> None:
         _alive.discard(adapter)
         _ended.append(adapter)
 
+    _ended.clear()
     _alive.add(adapter)
     adapter.core.on_close.append(let_go)
 

@@ -35,7 +35,8 @@ pub struct Engine {
     pub settings: Settings,
     pub events: Arc<EventQueue>,
     pub mail: Mail,
-    first: Handle,
+    /// Of the first thread; none after the end, for it keeps the thread's descriptors open.
+    first: Mutex<Option<Handle>>,
     over: AtomicBool,
     numbers: AtomicU64,
     endpoints: Mutex<HashMap<u64, Arc<Served>>>,
@@ -52,7 +53,7 @@ impl Engine {
             mail: Mail::new(settings.unexpected_bytes_max, events.clone()),
             settings,
             events,
-            first: first.handle.clone(),
+            first: Mutex::new(Some(first.handle.clone())),
             over: AtomicBool::new(false),
             numbers: AtomicU64::new(1),
             endpoints: Mutex::default(),
@@ -65,9 +66,11 @@ impl Engine {
         Ok((engine, first))
     }
 
-    /// Run a task that belongs to no connection: the engine ends if it panics.
+    /// Run a task that belongs to no connection: the engine ends if it panics. After the end nothing runs.
     pub fn spawn(self: &Arc<Self>, future: impl Future<Output = ()> + Send + 'static) {
-        guard::spawn(&self.first, Task::Engine(self.clone()), future);
+        if let Some(first) = &*locked(&self.first) {
+            guard::spawn(first, Task::Engine(self.clone()), future);
+        }
     }
 
     pub fn over(&self) -> bool {
@@ -225,9 +228,10 @@ impl Engine {
         let living: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
         self.end_for_good();
         let until = Instant::now() + GOODBYE_WITHIN;
+        // One that the peer has closed has nothing to say any more.
         let said = |link: &Arc<Link>| {
             let stats = link.connection().and_then(|connection| connection.stats());
-            stats.is_none_or(|stats| stats.frame_tx.connection_close > 0)
+            stats.is_none_or(|stats| stats.frame_tx.connection_close + stats.frame_rx.connection_close > 0)
         };
         while Instant::now() < until && !(living.iter().all(said) && locked(&self.links).is_empty()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -241,6 +245,7 @@ impl Engine {
     /// sockets are not ours any more.
     pub fn let_go(&self) {
         self.end_for_good();
+        locked(&self.first).take();
         let links = std::mem::take(&mut *locked(&self.links));
         let mut down = Vec::with_capacity(links.len());
         for link in links.into_values() {

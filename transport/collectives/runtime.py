@@ -17,6 +17,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError, TransportError
@@ -44,6 +45,8 @@ from transport.work import THREAD_NAME, Work, unforeseen
 GROUP_BYTES_MAX = 96
 REFUSALS_MAX = 3
 """Attempts that end with a peer's fault before `connect` raises it: one may be a packet of an earlier run."""
+CLOSED_MAX = 64
+"""Groups that are closed and still known by name. What is late comes within seconds, or at a reconnect."""
 AGAIN_S = 1.0
 """After periodic work has failed, which it never should."""
 _log = logging.getLogger("transport.runtime")
@@ -58,6 +61,7 @@ class Runtime:
         self._settings = settings
         self._lock = threading.RLock()  # a signal's handler may close the group in the middle of a call
         self._groups: dict[str, Membership] = {}
+        self._retired: deque[str] = deque()
         self._order = itertools.count()
         self._lost: dict[int, str] = {}
         self._connected = threading.Event()
@@ -211,9 +215,34 @@ class Runtime:
             self._groups[name] = Membership(ranks)
 
     def remove_group(self, name: str) -> None:
-        """End everything under way in a group; its name stays taken, because late messages may still carry it."""
-        if not self._closed and os.getpid() == self._process:
-            self.abort_group(name, "the group was closed")
+        """End everything under way in a group. Its name stays taken for a while: late messages may still carry it."""
+        if self._closed or os.getpid() != self._process:
+            return
+        with self._lock:
+            membership = self._groups.get(name)
+            if membership is None or membership.closed:
+                return
+            membership.closed = True
+        self.abort_group(name, "the group was closed")
+        self._loop.call(lambda: self._retire(name))
+
+    def _retire(self, name: str) -> None:
+        """Remember a group that was closed, and forget the oldest of those. In the loop's thread."""
+        self._retired.append(name)
+        for _ in range(len(self._retired) - CLOSED_MAX):
+            oldest = self._retired.popleft()
+            if self._tasks.is_running(oldest) or any(self._post.of_group(oldest)):
+                self._retired.append(oldest)  # the engine has not given its tensors back
+                continue
+            self._tasks.forget(oldest)
+            self._post.forget(oldest)
+            del self._groups[oldest]
+
+    def _membership(self, name: str) -> Membership:
+        membership = self._groups.get(name)
+        if membership is None or membership.closed:
+            raise MisuseError(f"group {name} has been closed")
+        return membership
 
     def start(self, calls: Sequence[Call], *, timeout_s: float, priority: Priority) -> list[Work]:
         """Begin collectives of one group, all of them or none: where this raises, none of their tensors is in use."""
@@ -232,7 +261,7 @@ class Runtime:
         with self._lock:
             self._check_open()
             group, count = calls[0].site.group, len(calls)
-            membership = self._groups[group]
+            membership = self._membership(group)
             # Taken without a call, for an interrupt comes at one: between taking a number and knowing it, where nobody
             # would tell the others not to wait for that operation.
             first = membership.next_number
@@ -266,7 +295,7 @@ class Runtime:
         self._check_process()
         with self._lock:
             self._check_open()
-            membership = self._groups[group]
+            membership = self._membership(group)
             number = membership.next_number  # as in `start`
             try:
                 membership.next_number = number + 1
@@ -283,6 +312,7 @@ class Runtime:
         letter = Letter(work, group, tag, timeout_s, time.monotonic() + timeout_s)
         with self._lock:
             self._check_open()
+            self._membership(group)
             order = next(self._order)
             self._begin_letter(letter, lambda: self._post.send(letter, rank, view, priority=priority, order=order))
         return work
@@ -298,6 +328,7 @@ class Runtime:
         letter = Letter(work, group, tag, timeout_s, time.monotonic() + timeout_s, into=view)
         with self._lock:
             self._check_open()
+            self._membership(group)
             self._begin_letter(letter, lambda: self._post.receive(letter, rank))
         return work
 

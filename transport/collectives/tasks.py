@@ -47,6 +47,7 @@ class Membership:
     ranks: tuple[int, ...]
     next_number: int = 0
     begun: int = 0
+    closed: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,6 +252,18 @@ class Tasks:
             if group is None or name == group:
                 task.fail(CancelledError(f"{task.work.what}: {reason}"))
 
+    def is_running(self, group: str) -> bool:
+        """Whether something is under way in a group."""
+        return any(name == group for name, _ in self._running)
+
+    def forget(self, group: str) -> None:
+        """Drop all that is known of a group in which nothing is under way any more."""
+        remembered: tuple[OrderedDict[Key, object], ...] = (self._given_up, self._early, self._done)  # type: ignore[assignment]
+        for what in remembered:
+            for key in [key for key in what if key[0] == group]:
+                del what[key]
+        self._found_late.pop(group, None)
+
     def abandon(self) -> None:
         """End everything now: the engine is gone."""
         for task in tuple(self._running.values()):
@@ -267,7 +280,7 @@ class Tasks:
             _remember(self._done, key, task.call.words)
         elif not task.remote:
             self._tell_others(key, task.ranks, task.error, disagrees=task.disagrees)
-        if not any(name == key[0] for name, _ in self._running):
+        if not self.is_running(key[0]):
             # Every earlier operation of the group is over here: what still waits for one is a late duplicate, or left
             # of one that failed, or (for the last few alone worth looking at) is of another call than ours was.
             kept = 0 if task.error is not None else LATE_STEPS

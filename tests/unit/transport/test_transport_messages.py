@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from patience import wait_until
 
 from hive_qos.errors import (
     CancelledError,
@@ -17,6 +18,7 @@ from hive_qos.errors import (
     TransportError,
 )
 from transport import Priority, TensorView
+from transport.collectives.runtime import CLOSED_MAX
 from transport.messages import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES
 from transport.wire.header import Kind
 
@@ -300,3 +302,47 @@ def test_a_head_that_is_none_ends_the_receive_that_took_it_and_names_its_sender(
     monkeypatch.undo()
     world.groups[0].send(np.ones(3), 1, tag=1).wait(30)
     assert world.groups[1].recv(None, 0, tag=1).wait(30).sum() == 3
+
+
+def test_tags_that_are_used_once_leave_nothing_but_their_numbers(make_world):
+    world = make_world(2)
+    for tag in range(30):
+        taking = [world.groups[0].recv(np.zeros(3), 1 if tag % 2 else None, tag) for _ in range(2)]
+        for _ in taking:
+            world.groups[1].send(np.ones(3), 0, tag).wait(30)
+        for work in taking:
+            work.wait(30)
+        world.groups[1].send(np.ones(3), 0, tag).wait(30)  # it waits for its receiver
+        world.groups[0].recv(None, None, tag).wait(30)
+    post = world.groups[0]._runtime._post
+    assert [post._waiting_heads, post._for_anybody, post._letters, post._posted, post._unclaimed] == [
+        {},
+        {},
+        {},
+        {},
+        set(),
+    ]
+
+
+def test_a_group_that_was_closed_says_so_and_is_forgotten_when_many_others_have_been_closed(make_world):
+    world = make_world(2)
+    first = [group.subgroup([0, 1], name="first") for group in world.groups]
+    for pair in (first, *([group.subgroup([0, 1]) for group in world.groups] for _ in range(CLOSED_MAX + 1))):
+        works = [group.allreduce(np.ones(3)) for group in pair]
+        works += [pair[0].send(np.ones(3), 1), pair[1].recv(np.zeros(3), 0)]
+        for work in works:
+            work.wait(30)
+        for group in pair:
+            group.close()
+            group.close()
+    for call in (first[0].barrier, lambda: first[0].send(np.ones(3), 1), lambda: first[0].recv(None, 1)):
+        with pytest.raises(MisuseError, match="group first has been closed"):
+            call()
+    for group in world.groups:
+        runtime = group._runtime
+        known = runtime._groups
+        wait_until(lambda known=known: len(known) == CLOSED_MAX + 1, what=lambda known=known: known)
+        assert "first" not in known
+        assert not [key for key in runtime._tasks._done if key[0] == "first"]
+        numbers = runtime._post._sent if group.rank == 0 else runtime._post._taken
+        assert len(numbers._next) == CLOSED_MAX
