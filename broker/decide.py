@@ -12,8 +12,9 @@ Per interface and tick:
     leases     -> what may go towards those who asked             broker.held
     arriving   -> what to ask of those who send to us             broker.ingress
 
-A new plan replaces the last one when the capacity changed or a figure moved by more than the dead band; else the last
-one stands, so that the kernel is not written to for nothing. Inputs are sorted first: their order means nothing.
+A new plan replaces the last one when the capacity or a promise changed, or a rate moved by more than the dead band;
+else the last one stands, so that the kernel is not written to for nothing. So the dead band damps what is measured;
+what policy says is in force exactly, at once. Inputs are sorted first: their order means nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from broker.model import (
     Measurements,
     SegmentAllocation,
 )  # fmt: skip
-from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises_of, unheld
+from broker.plan import LENDER, ClassNeeds, ClassPlan, Promises, moves, plan, promises_of, unheld
 from broker.policy import InterfacePolicy, Policy
 from broker.reading import Reading
 from broker.replacing import replace
@@ -59,9 +60,6 @@ from broker.schedule import Holding
 from broker.state import AppliedState, ClassState, InterfaceState, State
 from broker.way_in_delay import WayOut, queue_on_the_way_out
 from hive_qos.units import format_rate
-
-DEAD_BAND = 0.02
-"""Part of the capacity by which a class' figure has to move before the kernel is written to (control.md: 2 %)."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +238,7 @@ def _interface(
         risks=risks,
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
-        applied=tuple(AppliedState(entry.name, entry.rate_bits_per_s, entry.ceil_bits_per_s) for entry in plans),
+        applied=tuple(_applied(entry) for entry in plans),
         job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_since(decided_on_s), now_s=now_s),
         presence=people,
         held=holding_back.states,
@@ -282,25 +280,36 @@ def _interface(
 def _with_dead_band(
     plans: tuple[ClassPlan, ...], state: InterfaceState, rate: int, *, fresh: bool
 ) -> tuple[ClassPlan, ...]:
-    """Keep the last figures where the capacity stands and nothing moved by more than the dead band, or nothing is
-    known. A floor that is not in force moves whatever the band says."""
+    """Keep the last figures where they were made of the same capacity and promises, and no rate moved by more than the
+    dead band, or nothing is known. A ceil is a promise, or the rate while the class is held: it moves with these."""
     if rate != state.applied_capacity_bits_per_s:
         return plans
     last = {entry.name: entry for entry in state.applied}
-    band = DEAD_BAND * rate
     stands = []
     for entry in plans:
-        before = last.get(entry.name)
-        if before is None or before.rate_bits_per_s < min(entry.floor_bits_per_s, entry.rate_bits_per_s):
+        before, now = last.get(entry.name), _applied(entry)
+        if before is None or before.promised != now.promised:
             return plans
-        faster = abs(entry.rate_bits_per_s - before.rate_bits_per_s)
-        wider = abs(entry.ceil_bits_per_s - before.ceil_bits_per_s)
-        if fresh and (faster > band or wider > band):
+        if fresh and (
+            before.held is not now.held
+            or moves(now.rate_bits_per_s, before.rate_bits_per_s, guarantee_bits_per_s=now.guarantee_bits_per_s)
+        ):
             return plans
-        if faster or wider:
+        if before != now:
             entry = replace(entry, rate_bits_per_s=before.rate_bits_per_s, ceil_bits_per_s=before.ceil_bits_per_s)
         stands.append(entry)
     return tuple(stands)
+
+
+def _applied(entry: ClassPlan) -> AppliedState:
+    return AppliedState(
+        entry.name,
+        entry.rate_bits_per_s,
+        entry.ceil_bits_per_s,
+        entry.guarantee_bits_per_s,
+        entry.floor_bits_per_s,
+        entry.ceiling_bits_per_s,
+    )
 
 
 def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, read: Reading) -> ClassAllocation:

@@ -27,6 +27,9 @@ from broker.presence import PEOPLE
 from broker.remembered import remembered
 
 LENDER = "storage"
+DEAD_BAND = 0.02
+"""Part of a class' guarantee by which its rate has to move before the kernel is written to (control.md: 2 %). Of the
+link it would be more than a whole promise of 15 Mbit/s on 1 Gbit/s."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,12 @@ def plan(
             )
         )
     return tuple(plans)
+
+
+def moves(rate_bits_per_s: int, applied_bits_per_s: int, *, guarantee_bits_per_s: int) -> bool:
+    """Whether a rate differs from the one in force by more than the dead band; above a guarantee, by more of that."""
+    band = DEAD_BAND * max(guarantee_bits_per_s, applied_bits_per_s)
+    return abs(rate_bits_per_s - applied_bits_per_s) > band
 
 
 def unheld(

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from broker import baseline, capacity, demand, infeasible, presence, unseen
 from broker.capacity_cut import DELAY_S
 from broker.connection_signals import least_rtt_s
-from broker.decide import DEAD_BAND
 from broker.model import Decision, FlowSample, InterfaceSample, Measurements
-from broker.plan import Promises, promises_of, wanted_bits_per_s
+from broker.plan import Promises, moves, promises_of, wanted_bits_per_s
 from broker.policy import ClassPolicy, InterfacePolicy, Policy
 from broker.promised import in_force
 from broker.reading import Reading
@@ -39,15 +38,14 @@ class Resting:
     """One interface since its last decision.
 
     Fields: `classes` as they are treated now, what each is `promised` and can keep; `applied_bits_per_s` the rates in
-    force and `band_bits_per_s` by how much they have to move; `heard` the connections that the capacity law listens to;
-    `calls` whether somebody's call matters; `state` with all readings so far.
+    force; `heard` the connections that the capacity law listens to; `calls` whether somebody's call matters; `state`
+    with all readings so far.
     """
 
     classes: tuple[ClassPolicy, ...]
     promised: Mapping[str, Promises]
     kept_bits_per_s: Mapping[str, int]
     applied_bits_per_s: Mapping[str, int]
-    band_bits_per_s: float
     heard: Mapping[str, FlowState]
     calls: bool
     state: InterfaceState
@@ -97,10 +95,10 @@ def follow(entry: Resting, sample: InterfaceSample, *, now_s: float) -> tuple[Re
     people = entry.state.presence
     if entry.calls:
         people = presence.follow(people, reading.samples.get(presence.PEOPLE), read_s=reading.read_s, now_s=now_s)
-    after, moves = _wishes(entry, reading)
+    after, worth_a_write = _wishes(entry, reading)
     after = replace(after, state=replace(after.state, presence=people))
     calls = people.present is not entry.state.presence.present
-    return after, moves or calls or _disturbed(
+    return after, worth_a_write or calls or _disturbed(
         entry.heard, sample.flows, reading, rate_bits_per_s=entry.state.applied_capacity_bits_per_s
     )
 
@@ -128,7 +126,6 @@ def _resting(
         promised=promised,
         kept_bits_per_s=infeasible.kept(promised, rate),
         applied_bits_per_s={one.name: one.rate_bits_per_s for one in state.applied},
-        band_bits_per_s=DEAD_BAND * rate,
         heard={flow.key: flow for flow in state.capacity.signals.flows},
         calls=policy.presence.enabled,
         state=state,
@@ -136,27 +133,30 @@ def _resting(
     reading = Reading(now_s=now_s, state=state, sample=sample)
     if not reading.fresh or _wishes(entry, reading)[1]:  # what a reading alone does not explain: a burst's demand, ...
         return None
-    trains = entry.applied_bits_per_s.get(TRAINS, 0) + entry.band_bits_per_s
-    if sample.bursts and trains < promised[TRAINS].guarantee:  # a burst may ask for more with every moment
+    if sample.bursts and _moves(entry, TRAINS, promised[TRAINS].guarantee):  # it may ask for more with every moment
         return None
     return entry
 
 
 def _wishes(entry: Resting, reading: Reading) -> tuple[Resting, bool]:
     """What each class would be given of its promise now, and whether that is worth a write."""
-    classes, moves = [], False
+    classes, worth_a_write = [], False
     for one in entry.classes:
         own = entry.promised[one.name]
         observed, need = reading.needs(
             one, entry.kept_bits_per_s[one.name], own.ceiling, own.floor, limit=None, announced=[], declared=None
         )
         classes.append(observed)
-        apart = abs(wanted_bits_per_s(need, own) - entry.applied_bits_per_s.get(one.name, 0))
-        moves |= apart > entry.band_bits_per_s
+        worth_a_write |= _moves(entry, one.name, wanted_bits_per_s(need, own))
     state = replace(
         entry.state, counters_s=reading.counters_s, received_bytes=reading.received_bytes, classes=tuple(classes)
     )
-    return replace(entry, state=state), moves
+    return replace(entry, state=state), worth_a_write
+
+
+def _moves(entry: Resting, name: str, rate_bits_per_s: int) -> bool:
+    applied, promised = entry.applied_bits_per_s.get(name, 0), entry.promised[name].guarantee
+    return moves(rate_bits_per_s, applied, guarantee_bits_per_s=promised)
 
 
 def _disturbed(

@@ -131,11 +131,24 @@ class PresenceState:
 
 @dataclass(frozen=True)
 class AppliedState:
-    """What was last decided for one class; the dead band compares with it."""
+    """What was last decided for one class, and the promises that it was made of; the dead band compares with it."""
 
     name: str
     rate_bits_per_s: int
     ceil_bits_per_s: int
+    guarantee_bits_per_s: int = -1
+    floor_bits_per_s: int = -1
+    ceiling_bits_per_s: int = -1
+
+    @property
+    def promised(self) -> tuple[int, int, int]:
+        """Guarantee, floor and ceiling; of recordings of earlier versions, none that there is."""
+        return self.guarantee_bits_per_s, self.floor_bits_per_s, self.ceiling_bits_per_s
+
+    @property
+    def held(self) -> bool:
+        """Whether its ceil is lowered below its ceiling."""
+        return self.ceil_bits_per_s != self.ceiling_bits_per_s
 
 
 @dataclass(frozen=True)

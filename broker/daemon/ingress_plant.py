@@ -51,6 +51,7 @@ class IngressPlant:
     def __init__(self, shaper: Shaper, *, receivers: Receivers, log: Log, clock: Callable[[], float]) -> None:
         self._shaper, self._receivers, self._log, self._clock = shaper, receivers, log, clock
         self._held: dict[str, _Ingress] = {}
+        self._policy: Policy | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -89,10 +90,12 @@ class IngressPlant:
         if not wanted:
             return
         passed = tuple(passed)
+        exactly = policy is not self._policy
         for entry in wanted.values():
             rules = (*self._receivers.rules(entry.name, passed), *rules_of(policy))
-            if not self._bring(shape_of_way_in(entry, rules=rules)):
+            if not self._bring(shape_of_way_in(entry, rules=rules), exactly=exactly):
                 return
+        self._policy = policy
 
     def check(self) -> None:
         """At every tick and change of links: a redirection that leads nowhere would lose all that arrives. Never raises
@@ -134,8 +137,8 @@ class IngressPlant:
             del self._held[name]
             self._detach(name)
 
-    def _bring(self, shape: IngressShape) -> bool:
-        """Whether it could be, or need not be tried now."""
+    def _bring(self, shape: IngressShape, *, exactly: bool) -> bool:
+        """Whether it could be, or need not be tried now; `exactly`: another policy is never inside the dead band."""
         now_s = self._clock()
         entry = self._held.setdefault(shape.interface, _Ingress(shape))
         if now_s < entry.not_before_s:
@@ -147,7 +150,7 @@ class IngressPlant:
                 made = self._shaper.attach_ingress(shape)
                 self._log.info("ingress shaped", interface=shape.interface, device=made.device, adopted=made.adopted)
                 entry.attached_at_s = entry.verified_at_s = now_s
-            elif worth_changing(entry.shape, shape):
+            elif worth_changing(entry.shape, shape) or (exactly and entry.shape != shape):
                 self._shaper.apply_ingress(shape)
             else:
                 return True

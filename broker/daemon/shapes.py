@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TypeVar
 
 from broker.model import DestinationAllocation, InterfaceAllocation, JobKey
 from broker.policy import Policy
@@ -21,10 +20,10 @@ from shaping.model import (
     Rule,
 )
 
-Part = TypeVar("Part", DestinationShape, JobShape)
-
 DEAD_BAND = 0.02
-"""Changes below 2 % stay unwritten: they would not be felt, and every write is a netlink round trip."""
+"""Changes below 2 % of what other hosts ask for, or of what is left on the way in, stay unwritten: they come with every
+tick, and every write is a netlink round trip. What is measured on the way out, the decision has damped (`broker.plan`).
+"""
 RATE_BITS_PER_S_MIN = 10_000
 """Of a class: a full frame in 1.2 s, and what compute's ten leaves need. Less would be silence to whoever waits."""
 LEAF_BITS_PER_S_MIN = 1_000
@@ -133,16 +132,14 @@ def _jobs(compute: ClassShape, allocation: InterfaceAllocation, slots: Mapping[J
 
 
 def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bool:
+    """Say whether `wanted` differs at all from what was applied; of the leaves of destinations, by the dead band."""
+    if applied is None or _destinations_differ(applied.destinations, wanted.destinations):
+        return True
+    return replace(applied, destinations=()) != replace(wanted, destinations=())
+
+
+def worth_changing(applied: IngressShape, wanted: IngressShape) -> bool:
     """Say whether `wanted` differs from what was applied by more than the dead band in a rate, or in anything else."""
-    if applied is None or worth_changing(applied, wanted):
-        return True
-    if _parts_differ(applied.destinations, wanted.destinations) or _parts_differ(applied.jobs, wanted.jobs):
-        return True
-    return (applied.gso_max_segs, applied.line_bits_per_s) != (wanted.gso_max_segs, wanted.line_bits_per_s)
-
-
-def worth_changing(applied: InterfaceShape | IngressShape, wanted: InterfaceShape | IngressShape) -> bool:
-    """The same of what both directions have."""
     if applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
         return True
     if _differ(applied.capacity_bits_per_s, wanted.capacity_bits_per_s):
@@ -156,7 +153,7 @@ def worth_changing(applied: InterfaceShape | IngressShape, wanted: InterfaceShap
     )
 
 
-def _parts_differ(applied: Sequence[Part], wanted: Sequence[Part]) -> bool:
+def _destinations_differ(applied: Sequence[DestinationShape], wanted: Sequence[DestinationShape]) -> bool:
     return len(applied) != len(wanted) or any(
         replace(one, rate_bits_per_s=0, ceil_bits_per_s=0) != replace(other, rate_bits_per_s=0, ceil_bits_per_s=0)
         or _differ(one.rate_bits_per_s, other.rate_bits_per_s)

@@ -11,7 +11,7 @@ from fluid_link import World, quic, tcp
 
 from broker import rest
 from broker.config import load
-from broker.decide import DEAD_BAND, decide
+from broker.decide import decide
 from broker.model import (
     CLASS_NAMES,
     Burst,
@@ -28,6 +28,7 @@ from broker.model import (
     WallClock,
     ZoneClock,
 )
+from broker.plan import DEAD_BAND
 from broker.record import header_line, replay, tick_line
 from broker.rest import REST_S
 
@@ -71,7 +72,8 @@ class Resting:
         wished = every.allocation.interfaces[0]
         assert wished.capacity_bits_per_s == in_force.capacity_bits_per_s
         for one, other in zip(wished.classes, in_force.classes, strict=True):
-            self.apart.append(abs(one.rate_bits_per_s - other.rate_bits_per_s) / wished.capacity_bits_per_s)
+            promised = max(one.guarantee_bits_per_s, one.rate_bits_per_s)
+            self.apart.append(abs(one.rate_bits_per_s - other.rate_bits_per_s) / promised)
             self.apart.append(abs(one.ceil_bits_per_s - other.ceil_bits_per_s) / wished.capacity_bits_per_s)
 
     def _may_wait(self, sample: InterfaceSample, world: World) -> bool:

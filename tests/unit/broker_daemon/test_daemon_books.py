@@ -20,7 +20,7 @@ from broker.daemon.flows import (
 from broker.daemon.matching import Matching
 from broker.daemon.messages import BYTES_MAX, Announce, Connection, Declare
 from broker.daemon.needs import EVERYWHERE, NEED_S, NeedBook
-from broker.daemon.shapes import DEAD_BAND, rules_of, shape_of, worth_applying
+from broker.daemon.shapes import rules_of, shape_of, worth_applying
 from broker.daemon.sock_diag import TcpConnection
 from broker.decide import decide
 from broker.model import DESTINATIONS_MAX, Measurements, State
@@ -326,7 +326,7 @@ def test_people_who_are_not_held_keep_their_rate_in_the_shape_and_the_others_the
     assert {spec.minor: spec.ceil_bits_per_s for spec in tree.classes}[0x40] >= 38_800_000
 
 
-def test_changes_within_the_dead_band_are_not_written_and_others_are() -> None:
+def test_every_change_of_what_was_decided_is_written() -> None:
     shape = shape_of(first_allocation(), rules=())  # type: ignore[arg-type]
 
     def scaled(factor: float) -> tuple[ClassShape, ...]:
@@ -336,6 +336,5 @@ def test_changes_within_the_dead_band_are_not_written_and_others_are() -> None:
 
     assert worth_applying(None, shape)
     assert not worth_applying(shape, shape)
-    assert not worth_applying(shape, dataclasses.replace(shape, classes=scaled(1 - DEAD_BAND / 2)))
-    assert worth_applying(shape, dataclasses.replace(shape, classes=scaled(1 - 2 * DEAD_BAND)))
+    assert worth_applying(shape, dataclasses.replace(shape, classes=scaled(0.999)))
     assert worth_applying(shape, dataclasses.replace(shape, rules=(Rule(target="storage", port=1),)))
