@@ -16,6 +16,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from broker.daemon import owners
 from broker.policy import Policy
 
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python's socket module does not name it
@@ -35,7 +36,7 @@ class Right(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Peer:
-    """The process at the other end when it connected, as the kernel tells it."""
+    """The process at the other end when it connected, as the kernel tells it; `uid` as whom it counts (`owners`)."""
 
     pid: int
     uid: int
@@ -54,7 +55,7 @@ def peer_of(sock: socket.socket) -> Peer:
     with contextlib.suppress(OSError):  # ERANGE for more groups than fit: judged by uid and gid alone
         raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _GROUPS_MAX)
         groups = struct.unpack(f"={len(raw) // 4}I", raw)
-    return Peer(pid=pid, uid=uid, gid=gid, groups=frozenset((gid, *groups)))
+    return Peer(pid=pid, uid=owners.owner_of(uid), gid=gid, groups=frozenset((gid, *groups)))
 
 
 def process_of(sock: socket.socket, peer: Peer) -> int | None:
