@@ -7,7 +7,7 @@ w_i * L, but never less than lo_i = min(guarantee, demand) and never more than h
 
 The left side is piecewise linear in L; it bends where a claim starts to grow (L = lo/w) and where it is full
 (L = hi/w). Sorting these 2n points and walking along them finds L in O(n log n). The same function divides a class
-among its jobs.
+among the users of its jobs, and what a user gets among his.
 
 Where even the lower bounds exceed C, nobody can have what was promised. The rule: every claim keeps its floor (or what
 it wants, if less), and what is left is divided in proportion to what is missing to each lower bound. Where even the
@@ -16,7 +16,7 @@ floors exceed C, they are all scaled by the same factor. The caller is told.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 
@@ -68,6 +68,40 @@ def allocate(claims: Sequence[Claim], *, capacity_bits_per_s: int) -> Shares:
         min(max(int(claim.weight * level), bottom), top) for claim, bottom, top in zip(claims, low, high, strict=True)
     ]
     return Shares(tuple(_trim(rates, low, capacity_bits_per_s)), scaled=False)
+
+
+def allocate_by_user(
+    claims: Sequence[Claim], *, users: Sequence[Hashable], capacity_bits_per_s: int
+) -> tuple[int, ...]:  # fmt: skip
+    """Divide a capacity among users, and what each gets among his claims: no number of claims makes it more.
+
+    A user weighs as much as the heaviest of his claims that want anything, and is guaranteed what they are together.
+
+    Args:
+        claims, capacity_bits_per_s: as of `allocate`.
+        users: whose each claim is.
+
+    Returns:
+        A rate for each claim; where everybody wants more they fall short of the capacity by a few bit/s.
+    """
+    mine: dict[Hashable, list[Claim]] = {}
+    for user, claim in zip(users, claims, strict=True):
+        mine.setdefault(user, []).append(claim)
+    parts = allocate([_together(his) for his in mine.values()], capacity_bits_per_s=capacity_bits_per_s)
+    divided = {
+        user: iter(allocate(his, capacity_bits_per_s=part).rates_bits_per_s)
+        for (user, his), part in zip(mine.items(), parts.rates_bits_per_s, strict=True)
+    }
+    return tuple(next(divided[user]) for user in users)
+
+
+def _together(claims: Sequence[Claim]) -> Claim:
+    """What several claims of one user come to."""
+    wants = [min(claim.demand_bits_per_s, claim.ceiling_bits_per_s) for claim in claims]
+    lows = [min(claim.guarantee_bits_per_s, want) for claim, want in zip(claims, wants, strict=True)]
+    floor = sum(min(claim.floor_bits_per_s, low) for claim, low in zip(claims, lows, strict=True))
+    weights = [claim.weight for claim, want in zip(claims, wants, strict=True) if want > 0]
+    return Claim(max(weights, default=claims[0].weight), floor, sum(lows), sum(wants), sum(wants))
 
 
 def _level(weights: Sequence[float], low: Sequence[int], high: Sequence[int], capacity_bits_per_s: int) -> float:

@@ -1,11 +1,16 @@
 """Inside a class: what each job gets of it, and inside a job each connection. The water-filling of `broker.allocate`.
 
-    rate    of the job's own leaf: the class' rate divided by weight, nobody below its guarantee. Every job counts
-            as wanting all of it, so that the figure moves only when jobs come and go; what one does not use of its rate
-            the kernel lends to the others.
-    weight  divides what the leaves borrow from each other and from other classes (the kernel's turns).
-    share   what that comes to now: what the class could send (`broker.offer`), divided by weight, guarantee, ceiling
-            and demand. Transports that follow a rate are told it; it is what people see.
+    rate    of the job's own leaf: the class' rate divided by user and weight, nobody below its guarantee. Every job
+            counts as wanting all of it, so that the figure moves only when jobs come and go, begin or pause; what one
+            does not use of its rate the kernel lends to the others.
+    weight  divides what the leaves borrow from each other and from other classes (the kernel's turns): the part that
+            the job has of its user's weight.
+    share   what that comes to now: what the class could send (`broker.offer`), divided by user, weight, guarantee,
+            ceiling and demand. Transports that follow a rate are told it; it is what people see.
+
+Users come first: each has a part of the class, whatever number of jobs he names, and his jobs divide it by weight. He
+counts as much as the heaviest of his jobs that want something. A guarantee is the operator's promise to the job: where
+it is more than its user's part, he has that, and his other jobs what nobody else wants.
 
 A job is its user's: another user's job of the same name is another one. An entry that names no user holds for both,
 but promises its guarantee once: it is divided among the users whose jobs of that name want something, or among all of
@@ -23,7 +28,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from broker import demand, reasons, signals
-from broker.allocate import Claim, allocate
+from broker.allocate import Claim, allocate, allocate_by_user
 from broker.bursts import ActiveBurst
 from broker.model import (
     Alarm,
@@ -36,6 +41,7 @@ from broker.model import (
     JobSample,
 )  # fmt: skip
 from broker.offer import offered_bits_per_s
+from broker.places import in_turns
 from broker.policy import JobPolicy
 from broker.replacing import replace
 from broker.state import ClassState, JobUseState, SignalState
@@ -44,12 +50,16 @@ from hive_qos.units import format_rate
 JOBS_MAX = 32
 """Jobs of one interface that are told apart; a host runs a handful. Others share what is left in the default leaf."""
 FLOWS_MAX = 32
-"""Connections of one interface whose part is worked out, the busiest: eight jobs with a peer or two on every side."""
+"""Connections of one interface whose part is worked out, the busiest of each user: eight jobs with a peer or two on
+every side."""
 CLASSES = ("compute", "storage")
 """Whose sessions name jobs."""
 LEAVES_PART, PROMISED_PART = 0.88, 0.98
 """Of the class' rate for the leaves of jobs, and the most of it where they are promised that much. The rest is for bulk
 state and programs that name no job; what those do not use is lent back."""
+IDLE_PART = 0.1
+"""Of its weight is left to a job that wants nothing beside others of its user's that do: with less its leaf would begin
+in debt, for HTB books a packet as time at the rate of the moment."""
 NEW_S = demand.USAGE_SLOTS * demand.USAGE_SLOT_S
 """A job that has sent for less time than its use is remembered wants as much as it can get, for all that is known."""
 
@@ -76,11 +86,14 @@ def policy_of(jobs: Sequence[JobPolicy], name: str, uid: int | None) -> JobPolic
 
 
 def told_apart(samples: Iterable[JobSample]) -> list[JobSample]:
-    """The jobs that are looked at, in order: of more than `JOBS_MAX` those that have a leaf come first, then those that
-    send. We give leaves; that a job sends is what programs say, under as many names as they like."""
+    """The jobs that are looked at, in order: of more than `JOBS_MAX` those that have a leaf come first, then of each
+    user as many, those that send before others. We give leaves; that a job sends is what programs say, under as many
+    names as they like."""
     named = [sample for sample in samples if sample.job and sample.traffic_class in CLASSES]
-    named.sort(key=lambda one: (one.leaf_sent_bytes is None, not one.sends, one.traffic_class, one.job, one.uid or 0))
-    return sorted(named[:JOBS_MAX], key=lambda sample: (sample.traffic_class, sample.job, sample.uid or 0))
+    named.sort(key=lambda one: (not one.sends, one.traffic_class, one.job, one.uid or 0))
+    leaves = [one for one in named if one.leaf_sent_bytes is not None]
+    others = in_turns([one for one in named if one.leaf_sent_bytes is None], of=lambda one: one.uid)
+    return sorted([*leaves, *others][:JOBS_MAX], key=lambda one: (one.traffic_class, one.job, one.uid or 0))
 
 
 def follow(
@@ -213,16 +226,22 @@ def _promised_once(known: Sequence[_Known]) -> list[_Known]:
 
 def _of_class(known: Sequence[_Known], entry: ClassAllocation, offered_bits_per_s: int) -> list[JobAllocation]:
     promised = min(sum(one.guarantee_bits_per_s for one in known), int(PROMISED_PART * entry.rate_bits_per_s))
-    rates = allocate(
-        [_claim(one, one.ceiling_bits_per_s) for one in known],
+    users = [one.sample.uid for one in known]
+    weights = _weights(known)
+    rates = allocate_by_user(
+        [_claim(one, one.ceiling_bits_per_s, weight) for one, weight in zip(known, weights, strict=True)],
+        users=users,
         capacity_bits_per_s=max(promised, int(LEAVES_PART * entry.rate_bits_per_s)),
-    ).rates_bits_per_s
-    shares = allocate(
-        [_claim(one, one.demand_bits_per_s) for one in known], capacity_bits_per_s=offered_bits_per_s
-    ).rates_bits_per_s
-    total_weight = math.fsum(one.policy.weight for one in known if _counts(one))
+    )
+    shares = allocate_by_user(
+        [_claim(one, one.demand_bits_per_s, one.policy.weight) for one in known],
+        users=users,
+        capacity_bits_per_s=offered_bits_per_s,
+    )
+    parts = _parts(known, weights)
+    total_weight = math.fsum(part for one, part in zip(known, parts, strict=True) if _counts(one))
     made = []
-    for one, rate, share in zip(known, rates, shares, strict=True):
+    for one, rate, share, part in zip(known, rates, shares, parts, strict=True):
         throughput = one.use.use.throughput_bits_per_s
         made.append(
             JobAllocation(
@@ -236,15 +255,41 @@ def _of_class(known: Sequence[_Known], entry: ClassAllocation, offered_bits_per_
                 demand_bits_per_s=one.demand_bits_per_s,
                 throughput_bits_per_s=None if throughput is None else int(throughput),
                 backlog_bytes=one.sample.leaf_backlog_bytes,
-                reason=reasons.state(_reason(one, share, entry, offered_bits_per_s, total_weight)),
+                reason=reasons.state(_reason(one, share, entry, offered_bits_per_s, part, total_weight)),
                 uid=one.sample.uid,
+                class_weight=part,
             )
         )
     return made
 
 
-def _claim(one: _Known, demand_bits_per_s: int) -> Claim:
-    return Claim(one.policy.weight, 0, one.guarantee_bits_per_s, one.ceiling_bits_per_s, demand_bits_per_s)
+def _claim(one: _Known, demand_bits_per_s: int, weight: float) -> Claim:
+    return Claim(weight, 0, one.guarantee_bits_per_s, one.ceiling_bits_per_s, demand_bits_per_s)
+
+
+def _weights(known: Sequence[_Known]) -> list[float]:
+    """Each job's weight beside others of its user's: less for one that wants nothing while others do."""
+    heaviest: dict[int | None, float] = {}
+    for one in known:
+        if _counts(one):
+            heaviest[one.sample.uid] = max(one.policy.weight, heaviest.get(one.sample.uid, 0.0))
+    return [
+        one.policy.weight
+        if _counts(one) or one.sample.uid not in heaviest
+        else IDLE_PART * min(one.policy.weight, heaviest[one.sample.uid])
+        for one in known
+    ]
+
+
+def _parts(known: Sequence[_Known], weights: Sequence[float]) -> list[float]:
+    """Each job's weight beside all others of its class: its part of its user's, who counts as his heaviest."""
+    his: dict[int | None, list[float]] = {}
+    for one, weight in zip(known, weights, strict=True):
+        his.setdefault(one.sample.uid, []).append(weight)
+    return [
+        max(his[one.sample.uid]) * weight / math.fsum(his[one.sample.uid])
+        for one, weight in zip(known, weights, strict=True)
+    ]
 
 
 def _counts(one: _Known) -> bool:
@@ -252,7 +297,7 @@ def _counts(one: _Known) -> bool:
 
 
 def _reason(
-    one: _Known, share: int, entry: ClassAllocation, offered_bits_per_s: int, total_weight: float
+    one: _Known, share: int, entry: ClassAllocation, offered_bits_per_s: int, weight: float, total_weight: float
 ) -> reasons.Reasoned:
     if not _counts(one):
         return reasons.JobIdle()
@@ -262,7 +307,7 @@ def _reason(
         return reasons.GetsWhatItWants(share)
     if one.guarantee_bits_per_s > 0 and share <= one.guarantee_bits_per_s:
         return reasons.JobGuaranteed(share, one.guarantee_bits_per_s)
-    return reasons.SharesItsClass(share, offered_bits_per_s, one.policy.weight, total_weight)
+    return reasons.SharesItsClass(share, offered_bits_per_s, weight, total_weight)
 
 
 def _too_much_promised(known: Sequence[_Known], entry: ClassAllocation, interface: str) -> Iterable[Alarm]:
@@ -281,7 +326,8 @@ def _flows(
     """Divide each job's share equally among its connections, as far as they want it."""
     sent = signals.delivered_by_flow(heard, now_s=now_s)
     named = [flow for flow in flows if flow.job and flow.source == "report"]
-    named = sorted(named, key=lambda flow: (-sent.get(flow.key, 0.0), flow.key))[:FLOWS_MAX]
+    named.sort(key=lambda flow: (-sent.get(flow.key, 0.0), flow.key))
+    named = in_turns(named, of=lambda flow: flow.uid)[:FLOWS_MAX]
     made = []
     for job in jobs:
         mine = [flow for flow in named if (flow.traffic_class, flow.uid, flow.job) == (job.traffic_class, *job.key)]

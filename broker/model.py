@@ -305,7 +305,8 @@ class JobAllocation:
     """What one job gets of its class from now on, and why.
 
     `rate_bits_per_s` and `ceil_bits_per_s` go to the job's leaf, where it has one: the rates of a class' jobs sum to at
-    most the class' rate. `weight` divides what the leaves borrow. `share_bits_per_s` is its part of what its class
+    most the class' rate. `weight` is the operator's, beside jobs of the same user; `class_weight` what that comes to
+    beside all jobs of the class, and divides what the leaves borrow. `share_bits_per_s` is its part of what its class
     could send now; demand, throughput and backlog as of a class. `uid` whose job it is.
     """
 
@@ -321,6 +322,7 @@ class JobAllocation:
     backlog_bytes: int | None
     reason: Reason
     uid: int | None = None
+    class_weight: float = 1.0
 
     @property
     def key(self) -> JobKey:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from broker.allocate import Claim, allocate
+from broker.allocate import Claim, allocate_by_user
 from broker.demand import BACKLOG_BYTES_MIN, USAGE_HEADROOM
 from broker.model import ClassAllocation, InterfaceAllocation, JobAllocation, JobKey
 
@@ -25,18 +25,20 @@ def offered_bits_per_s(interface: InterfaceAllocation, name: str) -> int:
 def offered_to_job_bits_per_s(
     interface: InterfaceAllocation, name: str, job: JobKey, *, sending: Collection[JobKey]
 ) -> int:  # fmt: skip
-    """What one job could send of its class' offer if it wanted all: by weight, against what the others want.
+    """What one job could send of its class' offer if it wanted all: by user, then by weight, against what the others
+    want.
 
     Args:
         name: the class.
-        job: `NO_JOB` is the programs that name none; together they count as one job, of weight 1.
+        job: `NO_JOB` is the programs that name none; together they count as one user, of weight 1.
         sending: the jobs whose programs report that they send.
     """
     offered = offered_bits_per_s(interface, name)
     known = {entry.key: entry for entry in interface.jobs if entry.traffic_class == name}
     others = sorted({*sending, *known} - {job}, key=lambda one: (one[1], one[0] or 0))
-    claims = [_claim(known.get(one), offered, greedy=one == job) for one in (job, *others)]
-    return allocate(claims, capacity_bits_per_s=offered).rates_bits_per_s[0]
+    every = (job, *others)
+    claims = [_claim(known.get(one), offered, greedy=one == job) for one in every]
+    return allocate_by_user(claims, users=[user for user, _ in every], capacity_bits_per_s=offered)[0]
 
 
 def _claim(job: JobAllocation | None, offered_bits_per_s: int, *, greedy: bool) -> Claim:

@@ -411,7 +411,7 @@ class GetsWhatItWants:
 
 @dataclass(frozen=True)
 class SharesItsClass:
-    """The jobs of a class want more than it has; the job gets its part by weight."""
+    """The jobs of a class want more than it has; the job gets its part of its user's, by weight."""
 
     code: ClassVar[str] = "shares-its-class"
     share_bits_per_s: int
@@ -421,7 +421,7 @@ class SharesItsClass:
 
     def text(self) -> str:
         share, offered = format_rate(self.share_bits_per_s), format_rate(self.offered_bits_per_s)
-        return f"{share} of the {offered} of its class, by weight {self.weight:g} of {self.total_weight:g}"
+        return f"{share} of the {offered} of its class, by weight {self.weight:.3g} of {self.total_weight:.3g}"
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _jobs(compute: ClassShape, allocation: InterfaceAllocation, slots: Mapping[J
     for one, rate in zip(mine, above, strict=True):
         rate += LEAF_BITS_PER_S_MIN
         ceil = max(rate, min(one.ceil_bits_per_s, compute.ceil_bits_per_s))
-        made.append(JobShape(slots[one.key], rate, ceil, compute.priority, one.weight))
+        made.append(JobShape(slots[one.key], rate, ceil, compute.priority, one.class_weight))
     return sorted(made, key=lambda job: job.slot)
 
 

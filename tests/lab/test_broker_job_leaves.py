@@ -16,7 +16,7 @@ import pytest
 from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
 from patience import most_of, wait_until
 
-from shaping.model import LEAF_MINOR
+from shaping.model import INNER_MINOR, LEAF_MINOR
 from tools.lab import Lab
 
 ROOT = Path(__file__).parents[2]
@@ -174,8 +174,23 @@ def test_another_user_who_takes_a_jobs_name_gets_neither_into_its_leaf_nor_at_it
         assert owner != other
         most_of(
             lambda: rates(broker),
-            lambda sent: sent[owner] >= 0.98 * 0.4 * CAPACITY and 0.03 * CAPACITY <= sent[other] <= 0.2 * CAPACITY,
+            lambda sent: sent[owner] >= 0.98 * 0.4 * CAPACITY and 0.1 * CAPACITY <= sent[other] <= 0.35 * CAPACITY,
         )
+
+
+def test_six_names_of_one_user_take_no_more_than_about_half_from_one_job_of_another(lab: Lab, broker: Broker) -> None:
+    """Those of them that find no leaf share the class' own, which counts as one user more."""
+    names = [f"name-{number}" for number in range(6)]
+    with flooding(lab, broker, *names, users=(USER,)):
+        wait_until(lambda: len([job for job in broker.status()["jobs"] if job["leaf"]]) >= 4, what=broker.status)
+        with flooding(lab, broker, "train"):
+            (train,) = leaves(broker, "train")
+
+            def good(sent: dict[int, float]) -> bool:
+                compute = sent[INNER_MINOR["compute"]]
+                return compute >= 0.6 * CAPACITY and sent[train] >= 0.38 * compute
+
+            best_of(lambda: rates(broker), good)
 
 
 def test_storage_makes_room_for_a_call_that_nobody_announced(lab: Lab, broker: Broker) -> None:

@@ -241,7 +241,8 @@ def test_who_takes_the_name_gets_nothing_of_what_is_promised_to_a_users_job() ->
     assert owner.guarantee_bits_per_s == CAPACITY // 2
     assert min(owner.rate_bits_per_s, owner.share_bits_per_s) >= owner.guarantee_bits_per_s
     assert other.guarantee_bits_per_s == 0
-    assert other.share_bits_per_s < owner.share_bits_per_s
+    assert other.share_bits_per_s <= owner.share_bits_per_s
+    assert other.rate_bits_per_s < owner.rate_bits_per_s
 
 
 def test_a_promise_without_a_user_is_made_once_and_divided_among_those_who_want_it() -> None:
@@ -354,7 +355,7 @@ def test_a_job_is_offered_what_it_could_send_if_it_wanted_all() -> None:
     for new in ((UID, "new"), (UID + 1, "a")):
         assert offered_to_job_bits_per_s(interface, "compute", new, sending=both) > offered - 24_000_000
     nameless = offered_to_job_bits_per_s(interface, "compute", NO_JOB, sending=frozenset({NO_JOB, (UID, "x")}))
-    assert nameless == pytest.approx((offered - 23_100_000) / 2, rel=0.02)
+    assert nameless == pytest.approx(offered / 4, abs=2), "beside one user, whose heaviest job has weight 3"
 
 
 @settings(max_examples=100, deadline=None)

@@ -213,6 +213,7 @@ def test_a_new_jobs_leaf_is_settled_once_and_not_more_often_than_a_user_may_brin
     assert bench.settled == 2, "another user's job of that name is a new one"
     for number in range(20):
         bench.register(Someone(f"s-{number}", job=f"j-{number}"))
+        bench.jobs.forget(f"s-{number}")
     assert bench.settled == 1 + URGENT_AT_ONCE
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.daemon.flows import SENDS_BYTES, SENDS_S, FlowTable, PassedSocket
-from broker.daemon.job_book import LEFT_TO_OTHERS, JobBook, Slots
+from broker.daemon.job_book import JobBook, Slots
 from broker.daemon.messages import Connection
 from shaping.model import ClassCounters
 
@@ -66,7 +66,7 @@ def test_a_leaf_that_was_given_back_is_taken_last() -> None:
     slots = Slots(4)
     first = slots.take("a", uid=1)
     slots.leave((1, "a"))
-    assert [slots.take(job, uid=uid) for job, uid in (("b", 1), ("c", 1), ("d", 2), ("e", 2))] == [1, 2, 3, first]
+    assert [slots.take(job, uid=uid) for job, uid in (("b", 1), ("c", 1), ("d", 2), ("e", 3))] == [1, 2, 3, first]
 
 
 def test_jobs_without_a_name_and_beyond_the_leaves_and_storages_have_none() -> None:
@@ -80,12 +80,26 @@ def test_jobs_without_a_name_and_beyond_the_leaves_and_storages_have_none() -> N
     assert host.register("s-9", "late", uid=9) == 0, "its next socket gets what has become free"
 
 
-def test_one_users_jobs_leave_leaves_to_those_of_others() -> None:
-    slots = Slots(4)
-    taken = [slots.take(f"mine-{number}", uid=1) for number in range(4)]
-    assert taken == [0, 1, None, None]
+def test_one_user_has_half_of_the_leaves_at_most_and_whoever_comes_finds_one() -> None:
+    slots = Slots(8)
+    taken = [slots.take(f"mine-{number}", uid=1) for number in range(8)]
+    assert taken == [0, 1, 2, 3, None, None, None, None]
     assert slots.take("mine-0", uid=1) == 0
-    assert [slots.take(f"theirs-{number}", uid=2) for number in range(LEFT_TO_OTHERS)] == [2, 3]
+    for uid, leaves in ((2, [4, 5, None]), (3, [6, None, None]), (4, [7, None, None])):
+        assert [slots.take(f"theirs-{number}", uid=uid) for number in range(3)] == leaves
+    slots.leave((1, "mine-0"))
+    assert slots.take("late", uid=5) == 0
+
+
+def test_users_who_come_after_one_of_six_names_have_a_leaf_each() -> None:
+    book = JobBook(8)
+    for number in range(6):
+        book.register(f"s-a{number}", job=f"j{number}", traffic_class="compute", uid=1001)
+    for number in range(3):
+        book.register(f"s-b{number}", job="train", traffic_class="compute", uid=2000 + number)
+    owners = [uid for uid, _ in book.slots()]
+    assert owners.count(1001) == 4
+    assert {2000, 2001, 2002} <= set(owners)
 
 
 def test_deliveries_add_up_by_job_and_interface_and_counters_that_go_back_are_no_traffic() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +59,9 @@ def test_leaves_have_the_jobs_rates_and_weights_and_jobs_without_a_slot_have_non
     allocation = allocated(100_000_000, "a", "b", "c")
     by_name = {one.job: one for one in allocation.jobs}
     shape = shape_of(allocation, rules=(), slots={(UID, "b"): 1, (UID, "c"): 0, (UID, "gone"): 2, (UID + 1, "a"): 3})
-    assert [(job.slot, job.weight) for job in shape.jobs] == [(0, 1.0), (1, 3.0)]
+    assert [job.slot for job in shape.jobs] == [0, 1]
+    assert shape.jobs[1].weight == pytest.approx(3 * shape.jobs[0].weight)
+    assert sum(one.class_weight for one in allocation.jobs) == pytest.approx(3.0), "one user, as his heaviest job"
     for job, name in zip(shape.jobs, "cb", strict=True):
         assert abs(job.rate_bits_per_s - by_name[name].rate_bits_per_s) <= LEAF_BITS_PER_S_MIN
 
