@@ -50,12 +50,14 @@ CGROUP_BYTES_MAX, CGROUP_NAME_BYTES_MAX = 1024, 255
 """Of a path (the kernel's own PATH_MAX is 4096, with the mount before it) and of each name in it (NAME_MAX)."""
 
 CLASS_DEFAULTS = {
-    "control": ClassPolicy("control", Share(0.02), 60.0, Share(0.02), Share(1.0), 1.0, 0),
+    "control": ClassPolicy("control", Share(0.02), 60.0, Share(0.02), Share(0.05), 1.0, 0),
     "compute": ClassPolicy("compute", Share(0.60), 60.0, Share(0.02), Share(1.0), 6.0, 1),
     "storage": ClassPolicy("storage", Share(0.20), 60.0, Share(0.02), Share(1.0), 2.0, 3),
     "other": ClassPolicy("other", Share(0.10), 60.0, Share(0.02), Share(1.0), 1.0, 2),
 }
-"""Where the file says nothing: 92 % promised, training first, people's own traffic before replication."""
+"""Where the file says nothing: 92 % promised, training first, people's own traffic before replication. Whoever may use
+the broker may use `control`, which goes before all: so it has little, and nobody gains who puts everything there. A
+message of up to 64 KiB (HTB's burst) does not wait for that."""
 
 _TOP_KEYS = ("version", "interface", "class", "daemon", "peers", "job", "schedule", "presence", "probe")
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
@@ -204,7 +206,9 @@ class _Reader:
         prefix, default = f"class.{name}.", CLASS_DEFAULTS[name]
         self.known(raw, keys=_CLASS_KEYS, prefix=prefix)
         guarantee = self.parsed(raw, "guarantee", _share, prefix=prefix, default=default.guarantee)
-        ceiling = self.parsed(raw, "ceiling", _share, prefix=prefix, default=default.ceiling)
+        ceiling = self.parsed(
+            raw, "ceiling", _share, prefix=prefix, default=_default_ceiling(default.ceiling, guarantee)
+        )
         floor = self.parsed(
             raw, "floor", _share, prefix=prefix, default=_default_floor(default.floor, guarantee, ceiling)
         )
@@ -369,6 +373,13 @@ def _is_interface_name(name: str) -> bool:
     """What the kernel takes (dev_valid_name), and a terminal shows."""
     taken = 1 <= len(name.encode()) <= 15 and name.isprintable() and name not in (".", "..")
     return taken and not any(c.isspace() or c in "/:" for c in name)
+
+
+def _default_ceiling(ceiling: Share, guarantee: Share) -> Share:
+    """A ceiling that nobody wrote gives way to a larger guarantee that somebody did write, or to one that is a rate."""
+    if ceiling.fraction == 1.0:
+        return ceiling
+    return guarantee if guarantee.fraction is None or guarantee.fraction > (ceiling.fraction or 0.0) else ceiling
 
 
 def _default_floor(floor: Share, guarantee: Share, ceiling: Share) -> Share:

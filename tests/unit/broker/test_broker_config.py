@@ -53,6 +53,22 @@ def test_units_that_people_write_are_understood() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "ceiling"),
+    [
+        ("", Share(0.05)),
+        ('guarantee = "4 %"', Share(0.05)),
+        ('guarantee = "8 %"', Share(0.08)),
+        ('guarantee = "1 Mbit/s"', Share(rate_bits_per_s=1_000_000)),
+        ('ceiling = "50 %"', Share(0.5)),
+    ],
+)
+def test_control_has_little_unless_the_operator_says_otherwise(written: str, ceiling: Share) -> None:
+    policy = load(f"{HEAD}[class.control]\n{written}")
+    assert policy.class_policy("control").ceiling == ceiling
+    assert {policy.class_policy(name).ceiling for name in CLASS_NAMES if name != "control"} == {Share(1.0)}
+
+
+@pytest.mark.parametrize(
     ("text", "key", "words"),
     [
         ("", "version", "version = 1"),

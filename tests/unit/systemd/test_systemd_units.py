@@ -161,6 +161,7 @@ def test_what_the_example_shows_as_defaults_are_the_defaults() -> None:
     assert set(tomllib.loads(shown)["class"]["storage"]) >= {"guarantee", "floor", "ceiling", "weight", "priority"}
     for name in CLASS_NAMES:
         assert bare.class_policy(name).guarantee == CLASS_DEFAULTS[name].guarantee
+        assert bare.class_policy(name).ceiling == CLASS_DEFAULTS[name].ceiling
 
 
 def test_sysctl_raises_buffers_and_touches_nothing_else() -> None:
