@@ -17,7 +17,8 @@ where they say nothing and our own way out is loaded, a round trip does not coun
 A sender's own slow link looks the same as ours, to him. So two senders have to see a queue, and none may surely see
 none: what stands in front of our link, everybody's packets wait in. And of one of them TCP or his broker has to say
 so: a program of ours may say what it likes of as many peers as it likes. What those two say of a sender is a series of
-its own, and where it says anything, programs are not asked about him.
+its own, and where it says anything, programs are not asked about him. No user's programs have more places among the
+series that are followed than another's (`broker.places`).
 
 What is measured decides against what is told:
 
@@ -31,18 +32,22 @@ Otherwise nobody knows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar
 
 from broker import baseline
 from broker.connection_signals import FLOW_STALE_S, QUEUE_TRUSTED_S
 from broker.model import FlowSample, SenderSample
+from broker.places import in_turns
 from broker.plan import LENDER
 from broker.replacing import replace
 from broker.state import SignalState
 from broker.votes import SLOW_APART_S, SLOW_S, VOTE_S, middle_of_voices
 from broker.way_in_state import Series, SourceState, VoiceState, WayInState
+
+Entry = TypeVar("Entry")
 
 HIGH, OF = 3, 4
 """Three of the last four samples; where fewer came meanwhile, all of them, and at least two."""
@@ -104,7 +109,7 @@ def hear(
         held: the addresses that a hold of ours has limited lately.
         here: class to how long its packets wait in an IFB of ours.
     """
-    samples: list[tuple[str, str, float, float, float]] = []  # key, sender, when, value, what else is in it
+    samples: list[tuple[str, str, float, float, float, int | None]] = []  # key, sender, when, value, else in it, whose
     for flow in flows:
         waits_s = here.get(flow.traffic_class, 0.0)
         if (
@@ -115,26 +120,29 @@ def hear(
         ):
             continue
         at_s = now_s - flow.age_s - flow.way_in_age_s
-        samples.append((f"{REPORTED}{flow.key}", flow.peer, at_s, flow.way_in_s, waits_s))
+        samples.append((f"{REPORTED}{flow.key}", flow.peer, at_s, flow.way_in_s, waits_s, flow.uid))
     explained = out.excess_s if out.excess_s is not None else 0.0 if out.load < LOADED else None
     for sender in senders:
         if explained is None or sender.traffic_class != LENDER:
             continue
         if sender.broker_rtt_s is not None:
             at_s = now_s - sender.broker_rtt_age_s
-            samples.append((f"broker/{sender.address}", sender.address, at_s, sender.broker_rtt_s, explained))
+            samples.append((f"broker/{sender.address}", sender.address, at_s, sender.broker_rtt_s, explained, None))
         waits_s = here.get(LENDER, 0.0)
         if sender.receive_rtt_s is not None and sender.address not in held and waits_s <= QUEUE_TRUSTED_S:
             at_s = now_s - sender.age_s
-            samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, explained + waits_s))
+            else_s = explained + waits_s
+            samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, else_s, None))
     known = {entry.key: entry for entry in state.sources}
     told: dict[str, tuple[float, float]] = {}
     measured: dict[str, tuple[float, float]] = {}
-    for key, sender_of, at_s, value_s, else_s in sorted(samples)[:SOURCES_MAX]:
+    samples.sort(key=lambda sample: sample[0])
+    chosen = _chosen(samples, key=lambda sample: sample[0], user=lambda sample: sample[5])
+    for key, sender_of, at_s, value_s, else_s, uid in chosen:
         before = known.get(key)
         if before is not None and (at_s <= before.at_s + NEW_S or value_s == before.value_s):
             continue  # the same sample as before: a measurement repeats to the last digit only when it is none
-        entry = _with(before, key, sender_of, at_s=at_s, value_s=value_s)
+        entry = _with(before, key, sender_of, uid, at_s=at_s, value_s=value_s)
         known[key] = entry
         if before is None or at_s < state.ignore_before_s:
             continue
@@ -142,13 +150,23 @@ def hear(
         excess = told if key.startswith(REPORTED) else measured
         last = excess.get(sender_of, (at_s, over_s))
         excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # of one sender who waits least
-    kept = sorted(known.values(), key=lambda entry: (entry.key.startswith(REPORTED), -entry.at_s, entry.key))
-    fresh = tuple(entry for entry in kept[:SOURCES_MAX] if now_s - entry.at_s <= baseline.WINDOW_S)
+    latest = sorted(known.values(), key=lambda entry: (-entry.at_s, entry.key))
+    kept = _chosen(latest, key=lambda entry: entry.key, user=lambda entry: entry.uid)
+    fresh = tuple(entry for entry in kept if now_s - entry.at_s <= baseline.WINDOW_S)
     return replace(
         state,
         sources=tuple(sorted(fresh, key=lambda entry: entry.key)),
         voices=_voices(state, told, measured, now_s=now_s),
     )
+
+
+def _chosen(
+    entries: Sequence[Entry], *, key: Callable[[Entry], str], user: Callable[[Entry], int | None]
+) -> list[Entry]:  # fmt: skip
+    """Those that are followed: what was measured first, then of each user as many; each one's in their order."""
+    measured = [entry for entry in entries if not key(entry).startswith(REPORTED)]
+    told = in_turns([entry for entry in entries if key(entry).startswith(REPORTED)], of=user)
+    return [*measured, *told][:SOURCES_MAX]
 
 
 def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
@@ -237,9 +255,11 @@ def rebase(state: WayInState) -> WayInState:
     return replace(state, sources=(), voices=())
 
 
-def _with(before: SourceState | None, key: str, sender: str, *, at_s: float, value_s: float) -> SourceState:
+def _with(
+    before: SourceState | None, key: str, sender: str, uid: int | None, *, at_s: float, value_s: float
+) -> SourceState:  # fmt: skip
     least = baseline.booked(before.least_s if before is not None else (), value_s, at_s=at_s)
-    return SourceState(key, sender, at_s, value_s, least)
+    return SourceState(key, sender, at_s, value_s, least, uid)
 
 
 def _voices(

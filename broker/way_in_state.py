@@ -14,7 +14,8 @@ class SourceState:
     """One series of times that packets take towards us.
 
     Fields: `key` of the series, `sender` whose packets they are; `at_s` and `value_s` of the last sample; `least_s`
-    (start, least) of the last parts of the window over which the baseline is taken, oldest first.
+    (start, least) of the last parts of the window over which the baseline is taken, oldest first; `uid` whose programs
+    tell of it, None where our kernel measured it.
     """
 
     key: str
@@ -22,6 +23,7 @@ class SourceState:
     at_s: float
     value_s: float
     least_s: tuple[tuple[float, float], ...]
+    uid: int | None = None
 
 
 @dataclass(frozen=True)

@@ -146,16 +146,23 @@ class Ticks:
         self, seconds: float, *, comes: float, ways: dict[str, float] | None = None,
         brokers: dict[str, float] | None = None, tcp: dict[str, float] | None = None,
         answers: dict[str, float] | None = None, answers_age_s: float = 0.0,
-        held: frozenset[str] = frozenset(), limited: bool = False,
+        held: frozenset[str] = frozenset(), limited: bool = False, crowd: int = 0, crowd_s: float = 0.0,
     ) -> way_in_capacity.WayInEstimate:  # fmt: skip
+        """`crowd`: so many connections of another user, new ones at each tick where `crowd_s` passes between them."""
         for _ in range(round(10 * seconds)):
             self.now_s = round(self.now_s + 0.1, 6)
             self.received_bytes += int(comes / 80)
             noise_s = 1e-4 * (self.now_s % 0.7)
             flows = tuple(
                 FlowSample(f"s/{peer}", peer, "compute", "report", 0.01, way_in_s=-50.0 + seconds_ + noise_s,
-                           way_in_age_s=0.01)
+                           way_in_age_s=0.01, uid=2)
                 for peer, seconds_ in (ways or {}).items()
+            )  # fmt: skip
+            turn = int(self.now_s / crowd_s) if crowd_s else 0
+            flows += tuple(
+                FlowSample(f"s-1/{turn}.{number:03}", f"10.1.{turn % 250}.{number}", "compute", "report", 0.01,
+                           way_in_s=1.0, way_in_age_s=0.01, uid=1)
+                for number in range(crowd)
             )  # fmt: skip
             trips = {address: trip_s + noise_s for address, trip_s in (brokers or {}).items()} | (answers or {})
             addresses = sorted({**trips, **(tcp or {})})
@@ -221,6 +228,34 @@ def test_a_program_that_names_many_peers_drives_out_nothing_that_was_measured() 
             brokers = {"b": waits_s, "c": waits_s} if tick % 10 == 0 else None
             ticks.go(0.1, comes=40e6, ways=dict.fromkeys(many, waits_s), brokers=brokers)
     assert ticks.estimate.source == "measured"
+
+
+@pytest.mark.parametrize("crowd_s", [0.0, 0.1])
+def test_one_users_connections_crowd_no_other_out_of_what_tells_of_a_queue(crowd_s: float) -> None:
+    """One sender's broker sees the queue, and one program's clock confirms it; the crowd says nothing."""
+    ticks = Ticks()
+    for waits_s in (0.005, 0.08):
+        ticks.go(
+            2.0, comes=40e6, ways={"b": waits_s}, brokers={"d": waits_s}, crowd=way_in_delay.SOURCES_MAX,
+            crowd_s=crowd_s,
+        )  # fmt: skip
+    assert ticks.estimate.source == "measured"
+    assert ticks.state is not None
+    assert len(ticks.state.sources) <= way_in_delay.SOURCES_MAX
+
+
+def test_of_two_crowds_each_user_s_connections_have_as_many_places() -> None:
+    flows = [
+        FlowSample(f"s-{uid}/10.0.{uid}.{number}:1", f"10.0.{uid}.{number}", "compute", "report", 0.0,
+                   way_in_s=1.0 + 1e-6 * number, way_in_age_s=0.0, uid=uid)
+        for uid in (1, 2)
+        for number in range(way_in_delay.SOURCES_MAX)
+    ]  # fmt: skip
+    heard = way_in_delay.hear(
+        WayInState(LINK, LINK), flows=flows, senders=(), held=frozenset(), out=WayOut(LINK), now_s=1.0
+    )
+    users = [source.uid for source in heard.sources]
+    assert users.count(1) == users.count(2) == way_in_delay.SOURCES_MAX // 2
 
 
 def test_a_round_trip_counts_where_the_way_out_is_idle_or_explains_its_part() -> None:
