@@ -123,8 +123,8 @@ class WayInUnheard:
     def text(self) -> str:
         where = {"configured": "the configured rate", "link": "the link's own speed"}.get(self.source, "a guess")
         return (
-            f"{format_rate(self.rate_bits_per_s)}: {where}, less headroom; {self.heard} senders tell how long packets "
-            "take to us, and it takes two to find another"
+            f"{format_rate(self.rate_bits_per_s)}: {where}, less headroom; not measured: {self.heard} of the 2 senders "
+            "needed report how long their packets take to us"
         )
 
 

@@ -54,7 +54,7 @@ class Idle:
     floor_bits_per_s: int
 
     def text(self) -> str:
-        return f"sends nothing; {format_rate(self.floor_bits_per_s)} are kept for it"
+        return f"sends nothing; {format_rate(self.floor_bits_per_s)} stay reserved for it"
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ class SharesWhatIsLeft:
 
     def text(self) -> str:
         return (
-            f"wants more than is free; {format_rate(self.share_bits_per_s)} of "
-            f"{format_rate(self.capacity_bits_per_s)} are its part"
+            f"has more to send than is free; its share is {format_rate(self.share_bits_per_s)} of "
+            f"{format_rate(self.capacity_bits_per_s)}"
         )
 
 
@@ -193,7 +193,7 @@ class HeldByCeiling:
     ceiling_bits_per_s: int
 
     def text(self) -> str:
-        return f"wants more, but its ceiling is {format_rate(self.ceiling_bits_per_s)}"
+        return f"has more to send; its ceiling is {format_rate(self.ceiling_bits_per_s)}"
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class LinkRate:
 
     def text(self) -> str:
         where = {"configured": "the configured rate", "link": "the link's own speed"}.get(self.source, "a guess")
-        seen = "no queue seen elsewhere" if self.told else "nobody tells now whether a queue stands elsewhere"
+        seen = "no queue seen elsewhere" if self.told else "queues elsewhere are not measured now"
         return f"{format_rate(self.rate_bits_per_s)}: {where}, less headroom; {seen}"
 
 
@@ -291,7 +291,7 @@ class SignalsMissing:
     rate_bits_per_s: int
 
     def text(self) -> str:
-        return f"{format_rate(self.rate_bits_per_s)} held: no fresh measurement of the path"
+        return f"{format_rate(self.rate_bits_per_s)}: the last safe rate; no fresh measurement of the path"
 
 
 @dataclass(frozen=True)
@@ -330,8 +330,8 @@ class HeldBySchedule:
     until: str | None
 
     def text(self) -> str:
-        end = f"until {self.until}" if self.until else "always"
-        return f"wants more, but may use {format_rate(self.ceiling_bits_per_s)} by schedule {self.schedule}, {end}"
+        ceiling, end = format_rate(self.ceiling_bits_per_s), f"until {self.until}" if self.until else "always"
+        return f"has more to send; its ceiling is {ceiling} by schedule {self.schedule}, {end}"
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ class HeldByPresence:
     ceiling_bits_per_s: int
 
     def text(self) -> str:
-        return f"wants more, but may use {format_rate(self.ceiling_bits_per_s)} while somebody is on a call"
+        return f"has more to send; its ceiling is {format_rate(self.ceiling_bits_per_s)} while somebody is on a call"
 
 
 @dataclass(frozen=True)
@@ -406,7 +406,7 @@ class GetsWhatItWants:
     share_bits_per_s: int
 
     def text(self) -> str:
-        return f"wants {format_rate(self.share_bits_per_s)}, less than its part"
+        return f"sends all that it has, up to {format_rate(self.share_bits_per_s)}: less than its share"
 
 
 @dataclass(frozen=True)

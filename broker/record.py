@@ -4,8 +4,9 @@ A recording is text: a header line with the policy and the state it starts from,
 a function of these alone, so that a replay needs nothing else; the memory between ticks is rebuilt on the way and is
 not written. A new header may come at any place (a new file, a new policy) and starts from the state that stands in it.
 
-Versions write more and more keys. A line of an earlier one is compared by the keys that it has, with their very bytes:
-whether this version decides the same is what one wants to know of it, not that it now says more.
+Versions write more and more keys, and say their reasons in better words. A line of an earlier one is compared by the
+keys that it has, with their very bytes, and its reasons by their codes: whether this version decides the same is what
+one wants to know of it, not that it now says more.
 """
 
 from __future__ import annotations
@@ -123,9 +124,15 @@ def replay(lines: Iterable[str]) -> Replay:
 
 
 def _only_keys_of(recorded: Any, again: Any) -> Any:
-    """What came out again, without the keys that the recording has not where it has the others."""
+    """What came out again, without the keys that the recording has not where it has the others, and with its words for
+    a code."""
     if isinstance(recorded, dict) and isinstance(again, dict):
-        return {name: _only_keys_of(recorded[name], value) for name, value in again.items() if name in recorded}
+        said = {"text"} if "code" in recorded else set()
+        return {
+            name: recorded[name] if name in said else _only_keys_of(recorded[name], value)
+            for name, value in again.items()
+            if name in recorded
+        }
     if isinstance(recorded, list) and isinstance(again, list) and len(recorded) == len(again):
         return [_only_keys_of(*both) for both in zip(recorded, again, strict=True)]
     return again

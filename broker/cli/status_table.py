@@ -1,6 +1,14 @@
-"""The status document as tables that a person reads at a glance. Names from outside are escaped; nothing is trusted.
+"""The status document as a screen that a person reads at a glance: at most 80 columns, wrapped and never cut.
 
-The document may come from another version: what is missing is shown as a dash.
+    trainer-1: no alarms                    what is wrong, first
+    eth0 sends at most ...                  each way of each interface: its classes, and in them their jobs
+      figures of one class                  one line of figures
+          why                               below it, a line a fact: promise, lending, limit
+    program ...                             who sends and receives
+    asked of others, asked of us, brokers   broker.cli.holds_table
+
+Names from outside are escaped; nothing is trusted. The document may come from another version: what is missing is
+shown as a dash. Colours repeat what words say.
 """
 
 from __future__ import annotations
@@ -8,163 +16,278 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from broker.cli.holds_table import render_holds
+from broker.cli.screen import COLUMN, NOTE_LENGTH_MAX, beside, count, items, line, note, rate, reason_text, size
 from hive_qos.text import printable
-from hive_qos.units import format_rate, format_size
 
 JOBS_SHOWN_MAX = 20
 NEEDS_SHOWN_MAX = 5
-"""What fits on a screen. `--json` has all."""
+PROGRAMS_SHOWN_MAX = 10
+"""What fits on a screen. `--json` has more."""
+SILENT_PROMISES = ("not-measured", "not-claimed")
+SILENT_LIMITS = ("idle", "itself", "hold")
+"""Nothing that a person has to be told beside the figures and what else is said; `held` says more of a hold."""
 
 
 def render(document: Mapping[str, Any]) -> RenderableType:
-    """Everything: interfaces, jobs, alarms."""
-    parts: list[RenderableType] = []
-    for interface in _items(document, "interfaces"):
+    """Everything, in the order in which it matters."""
+    parts: list[RenderableType] = [*_alarms(document)]
+    interfaces = items(document, "interfaces")
+    jobs = items(document, "jobs")
+    for interface in interfaces:
+        parts.append(Text(""))
         if interface.get("asked") is True:
-            parts += [_heading(document, interface), *_reasons(interface, only="storage")]
+            parts += [_heading(interface), *_storage_alone(interface)]
         elif interface.get("shaped") is False:
-            parts.append(_unshaped(document, interface))
+            parts.append(_unshaped(interface))
         else:
-            parts += [_heading(document, interface), _classes(interface), *_reasons(interface), *_presence(interface)]
-    if not parts:
-        parts.append(Text("no interface is shaped"))
-    jobs = list(_items(document, "jobs"))
-    if jobs:
-        parts += [Text(""), _jobs(jobs), *_shares(jobs)]
-    parts += _needs(list(_items(document, "needs")))
-    parts += [_schedule(schedule) for schedule in _items(document, "schedules")]
+            parts += [_heading(interface), *_classes(interface, jobs), *_presence(interface)]
+    if not interfaces:
+        parts += [Text(""), Text("no interface is shaped")]
+    parts += _jobs_without_figures(jobs)
+    parts += _programs(document)
+    parts += _needs(items(document, "needs"))
+    parts += [_schedule(schedule) for schedule in items(document, "schedules")]
     parts += render_holds(document)
-    alarms = list(_items(document, "alarms"))
-    parts += [Text(""), *_guard(document)]
-    if not alarms:
-        parts.append(Text("no alarms", style="green"))
-    for alarm in alarms:
-        subject, text = printable(str(alarm.get("subject", ""))), printable(str(alarm.get("text", "")), length_max=500)
-        parts.append(Text(f"! {subject}: {text}", style="bold red"))
     return Group(*parts)
 
 
-def _heading(document: Mapping[str, Any], interface: Mapping[str, Any]) -> Text:
-    reason = interface.get("capacity_reason")
-    why = f": {printable(str(reason.get('text', '')))}" if isinstance(reason, Mapping) else ""
-    name, host = printable(str(interface.get("name", "?"))), printable(str(document.get("host", "?")))
-    line = Text.assemble(
-        (name, "bold"),
-        f" {printable(str(interface.get('direction', '')))} on {host}, ",
-        (_rate(interface.get("capacity_bits_per_s")), "bold"),
-        f" ({printable(str(interface.get('capacity_source', '?')))}{why})",
-    )
+def _alarms(document: Mapping[str, Any]) -> list[RenderableType]:
+    """What is wrong; the code, by which the documents tell of it, in brackets."""
+    host, alarms = printable(str(document.get("host", "?"))), items(document, "alarms")
+    number = "no alarms" if not alarms else "1 alarm" if len(alarms) == 1 else f"{len(alarms)} alarms"
+    parts: list[RenderableType] = [Text.assemble((host, "bold"), ": ", (number, "green" if not alarms else "bold red"))]
+    for alarm in alarms:
+        subject, text = printable(str(alarm.get("subject", ""))), printable(str(alarm.get("text", "")), length_max=500)
+        parts.append(Text(f"! {subject}: {text} [{printable(str(alarm.get('code', '?')))}]", style="bold red"))
+    return [*parts, *_guard(document)]
+
+
+def _guard(document: Mapping[str, Any]) -> list[RenderableType]:
+    """Whether somebody would open the ceilings if the daemon died, where that is not as it should be."""
+    daemon = document.get("daemon")
+    guard = daemon.get("guard") if isinstance(daemon, Mapping) else None
+    if not isinstance(guard, Mapping):
+        return []
+    if guard.get("alive") is not True:
+        return [Text("the guard does not live", style="bold red")]
+    if guard.get("openings") in (0, None):
+        return []
+    return [Text(f"the guard has opened the ceilings {count(guard.get('openings'))} times")]
+
+
+def _heading(interface: Mapping[str, Any]) -> Text:
+    name, capacity = printable(str(interface.get("name", "?"))), rate(interface.get("capacity_bits_per_s"))
+    does = "receives" if interface.get("direction") == "ingress" else "sends"
+    text = reason_text(interface.get("capacity_reason"))
+    most = text if text.startswith(capacity) else f"{capacity}: {text}" if text else capacity
+    shown = Text.assemble((name, "bold"), f" {does} at most {most}")
     measured = interface.get("measured")
     if isinstance(measured, Mapping) and measured.get("carrier") is False:
-        line.append(", no carrier", style="bold red")
-    return line
+        shown.append(", no carrier", style="bold red")
+    return shown
 
 
-def _unshaped(document: Mapping[str, Any], interface: Mapping[str, Any]) -> Text:
+def _unshaped(interface: Mapping[str, Any]) -> Text:
     """An interface that is not there: what was decided for it is in force nowhere. The alarm on it says why."""
-    name, host = printable(str(interface.get("name", "?"))), printable(str(document.get("host", "?")))
-    return Text.assemble((name, "bold"), f" on {host} is not shaped: see the alarm")
+    return Text.assemble((printable(str(interface.get("name", "?"))), "bold"), " is not shaped: see the alarm")
 
 
-def _classes(interface: Mapping[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    table.add_column("class", no_wrap=True)
-    for name in ("sends", "wants", "promised", "may use", "waiting", "lost"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for entry in _items(interface, "classes"):
-        table.add_row(
-            Text(printable(str(entry.get("name", "?"))), style="bold"),
-            _rate(entry.get("throughput_bits_per_s")),
-            _rate(entry.get("demand_bits_per_s")),
-            _rate(entry.get("guarantee_bits_per_s")),
-            _rate(entry.get("ceil_bits_per_s", entry.get("ceiling_bits_per_s"))),
-            _size(entry.get("backlog_bytes")),
-            _count(entry.get("dropped_packets")),
+def _classes(interface: Mapping[str, Any], jobs: list[Mapping[str, Any]]) -> list[RenderableType]:
+    classes = items(interface, "classes")
+    parts: list[RenderableType] = [line("class", "sends", _window(classes), "promised", "limit", "waiting")]
+    shown = 0
+    for entry in classes:
+        parts += _class(entry)
+        mine = _of_class(jobs, interface=interface.get("name"), traffic_class=entry.get("name"))
+        fits = mine[: max(0, JOBS_SHOWN_MAX - shown)]
+        for name, job, share in fits:
+            parts += _job(name, job, share)
+        shown += len(fits)
+        if len(mine) > len(fits):
+            parts.append(note(f"and {len(mine) - len(fits)} more jobs; --json has them"))
+    return parts
+
+
+def _window(classes: list[Mapping[str, Any]]) -> str:
+    """How long the averages are: the window, and less while the broker has not run for so long."""
+    windows = {entry.get("window_s") for entry in classes}
+    covered = [over for entry in classes if isinstance(over := entry.get("average_over_s"), (int, float))]
+    window = windows.pop() if len(windows) == 1 else None
+    if not isinstance(window, (int, float)):
+        return "average"
+    return f"{min([*covered, window]):.0f} s avg"
+
+
+def _class(entry: Mapping[str, Any]) -> list[RenderableType]:
+    limited_by = entry.get("limited_by")
+    idle = _code(limited_by) == "idle"
+    ceil = entry.get("usable_bits_per_s", entry.get("ceil_bits_per_s", entry.get("ceiling_bits_per_s")))
+    parts: list[RenderableType] = [
+        line(
+            printable(str(entry.get("name", "?"))),
+            "idle" if idle else rate(entry.get("throughput_bits_per_s")),
+            rate(entry.get("average_bits_per_s")),
+            rate(entry.get("guarantee_bits_per_s")),
+            rate(ceil),
+            size(entry.get("backlog_bytes")),
+            style="bold",
         )
-    return table
+    ]
+    if limited_by is None:  # an earlier version, or a way in: what was decided is all that is known
+        return [*parts, *_notes(reason_text(entry.get("reason")))]
+    if idle:
+        return parts
+    promise, lending = entry.get("promise"), printable(str(entry.get("lending", "")))
+    missed = _code(promise) in ("missed", "owed")
+    below = (entry.get("throughput_bits_per_s") or 0) < (entry.get("guarantee_bits_per_s") or 0)
+    if missed or (below and _code(promise) not in SILENT_PROMISES):
+        parts.append(note(reason_text(promise), style="bold red" if missed else ""))
+    parts += _notes(lending, printable(str(entry.get("held", "")), length_max=NOTE_LENGTH_MAX))
+    if _code(limited_by) not in SILENT_LIMITS:
+        parts += _notes(reason_text(limited_by))
+    return parts
 
 
-def _reasons(interface: Mapping[str, Any], *, only: str = "") -> list[RenderableType]:
-    """Why, a line a class: beside the figures they would not fit 80 columns."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for entry in _items(interface, "classes"):
-        if only and entry.get("name") != only:
-            continue
-        reason = entry.get("reason")
-        text = str(reason.get("text", "")) if isinstance(reason, Mapping) else ""
-        grid.add_row(Text("  " + printable(str(entry.get("name", "?"))), style="bold"), Text(printable(text)))
-    return [grid]
-
-
-def _jobs(jobs: list[Mapping[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    table.add_column("job", no_wrap=True)
-    for column in ("programs", "sockets", "step", "announced", "credited", "still"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for job, name in zip(jobs[:JOBS_SHOWN_MAX], _names(jobs, length_max=40), strict=False):
-        bursts = list(_items(job, "bursts"))
-        last: Mapping[str, Any] = bursts[-1] if bursts else {}
-        remaining = last.get("remaining_s")
-        table.add_row(
-            Text(name, style="bold"),
-            _count(job.get("sessions")),
-            _count(job.get("sockets")),
-            _count(last.get("step")),
-            _size(last.get("announced_bytes")),
-            _size(last.get("credited_bytes")),
-            f"{remaining:.2f} s" if isinstance(remaining, (int, float)) else "-",
-        )
-    if len(jobs) > JOBS_SHOWN_MAX:
-        table.caption = f"and {len(jobs) - JOBS_SHOWN_MAX} more; --json has them"
-    return table
-
-
-def _names(jobs: list[Mapping[str, Any]], *, length_max: int) -> list[str]:
-    """What each job is called; with its user where several users have jobs of that name."""
+def _of_class(
+    jobs: list[Mapping[str, Any]], *, interface: object, traffic_class: object
+) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    """The jobs of a class at an interface, each with its name and its figures there, the busiest first."""
     names = [str(job.get("job", "?")) for job in jobs]
-    return [
-        printable(name, length_max=length_max)
-        + (f" of user {printable(str(job.get('uid', '?')))}" if names.count(name) > 1 else "")
+    found = [
+        (_called(job, name, twice=names.count(name) > 1), job, share)
         for job, name in zip(jobs, names, strict=True)
+        for share in items(job, "shares")
+        if share.get("class") == traffic_class and share.get("interface", interface) == interface
+    ]
+    return sorted(found, key=lambda one: -_number(one[2].get("throughput_bits_per_s")))
+
+
+def _called(job: Mapping[str, Any], name: str, *, twice: bool) -> str:
+    """What a job is called; with its user where several users have jobs of that name."""
+    return printable(name) + (f" of user {printable(str(job.get('uid', '?')))}" if twice else "")
+
+
+def _job(name: str, job: Mapping[str, Any], share: Mapping[str, Any]) -> list[RenderableType]:
+    """The figures that its class has, the one verdict on what limits it, and what it has announced."""
+    limited_by = share.get("limited_by")
+    idle = _code(limited_by) == "idle"
+    promised = share.get("guarantee_bits_per_s")
+    parts: list[RenderableType] = [
+        line(
+            f"  {name}",
+            "idle" if idle else rate(share.get("throughput_bits_per_s")),
+            rate(share.get("average_bits_per_s")),
+            rate(promised) if promised else "-",
+            rate(share.get("usable_bits_per_s", share.get("ceil_bits_per_s"))),
+            size(share.get("backlog_bytes")),
+        )
+    ]
+    if limited_by is None:
+        parts += _notes(reason_text(share.get("reason")))
+    elif not idle:
+        parts += _notes(f"limited by {_LIMITS.get(_code(limited_by), _code(limited_by))}: {reason_text(limited_by)}")
+    if share.get("enforced") is False:
+        parts += _notes("its share is not enforced: it has no leaf of its own")
+    return [*parts, *_notes("; ".join((_programs_of(job), *_burst(job))))]
+
+
+_LIMITS = {
+    "link": "the link", "class": "its class", "peer": "its peer", "hold": "a hold", "processor": "the processor",
+    "itself": "itself", "burst": "a burst", "ceiling": "its ceiling",
+}  # fmt: skip
+
+
+def _programs_of(job: Mapping[str, Any]) -> str:
+    number = job.get("sessions")
+    return "1 program" if number == 1 else f"{count(number)} programs"
+
+
+def _burst(job: Mapping[str, Any]) -> list[str]:
+    """What it has announced last, and what of that is not believed."""
+    bursts = items(job, "bursts")
+    if not bursts:
+        return []
+    last = bursts[-1]
+    remaining, announced, counts = (last.get(key) for key in ("remaining_s", "announced_bytes", "credited_bytes"))
+    said = f"step {count(last.get('step'))} announced {size(announced)}"
+    if isinstance(remaining, (int, float)):
+        said += f", due in {remaining:.2f} s" if remaining >= 0 else f", late by {-remaining:.2f} s"
+    if isinstance(counts, int) and isinstance(announced, int) and counts < announced:
+        said += f", of which {size(counts)} count: {reason_text(last.get('credit_reason'))}"
+    return [said]
+
+
+def _jobs_without_figures(jobs: list[Mapping[str, Any]]) -> list[RenderableType]:
+    """Jobs that are connected and have nothing in any class yet."""
+    names = [
+        f"{_called(job, str(job.get('job', '?')), twice=False)} ({_programs_of(job)})"
+        for job in jobs
+        if not items(job, "shares")
+    ]
+    if not names:
+        return []
+    more = f" and {len(names) - JOBS_SHOWN_MAX} more" if len(names) > JOBS_SHOWN_MAX else ""
+    return [Text(f"connected, nothing registered: {', '.join(names[:JOBS_SHOWN_MAX])}{more}")]
+
+
+def _storage_alone(interface: Mapping[str, Any]) -> list[RenderableType]:
+    """Of a way in where others are asked: why storage is held back, or not."""
+    return [
+        part
+        for entry in items(interface, "classes")
+        if entry.get("name") == "storage"
+        for part in _notes(f"storage: {reason_text(entry.get('reason'))}")
     ]
 
 
-def _shares(jobs: list[Mapping[str, Any]]) -> list[RenderableType]:
-    """What each job gets of its class, and why."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    table.add_column("job", no_wrap=True)
-    for column in ("class", "sends", "wants", "gets"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for job, name in zip(jobs[:JOBS_SHOWN_MAX], _names(jobs, length_max=20), strict=False):
-        for share in _items(job, "shares"):
-            reason = share.get("reason")
-            table.add_row(
-                Text(name, style="bold"),
-                Text(printable(str(share.get("class", "?")))),
-                _rate(share.get("throughput_bits_per_s")),
-                _rate(share.get("demand_bits_per_s")),
-                _rate(share.get("share_bits_per_s")),
-                Text(printable(str(reason.get("text", "")) if isinstance(reason, Mapping) else "")),
-            )
-    return [table] if table.row_count else []
+def _programs(document: Mapping[str, Any]) -> list[RenderableType]:
+    programs = items(document, "programs")
+    if not programs:
+        return []
+    parts: list[RenderableType] = [
+        Text(""),
+        beside("program", f"{'class':<8}{'sends':>{COLUMN}}{'receives':>{COLUMN}}  peer"),
+    ]
+    for row in programs[:PROGRAMS_SHOWN_MAX]:
+        parts.append(_program(row))
+    total, connections = document.get("programs_total"), document.get("tcp_connections")
+    more = (total if isinstance(total, int) else len(programs)) - PROGRAMS_SHOWN_MAX
+    if more > 0:
+        parts.append(Text(f"and {more:,} more; {count(connections)} TCP connections in all"))
+    if any(row.get("rate_source") == "unknown" for row in programs[:PROGRAMS_SHOWN_MAX]):
+        parts.append(Text("unknown: the kernel counts no bytes of a UDP socket that is not registered with the broker"))
+    return parts
+
+
+def _program(row: Mapping[str, Any]) -> RenderableType:
+    pid, name = row.get("pid"), row.get("command")
+    who = (
+        f"{printable(str(name))} {count(pid)}"
+        if name is not None
+        else f"user {count(row.get('uid'))}, pid {count(pid)}"
+    )
+    unknown = row.get("rate_source") == "unknown"
+    about = "~" if row.get("rate_source") == "rest-of-class" else ""
+    sends = "unknown" if unknown else about + rate(row.get("throughput_bits_per_s"))
+    receives = row.get("received_bits_per_s")
+    uncounted = receives is None and row.get("protocol") == "udp"
+    peer = printable(str(row["peer"])) if row.get("peer") is not None else f"UDP port {count(row.get('port'))}"
+    number = row.get("connections")
+    several = f", {number} connections" if isinstance(number, int) and number > 1 else ""
+    of = printable(str(row.get("class", "?")))
+    figures = f"{of:<8}{sends:>{COLUMN}}{'unknown' if uncounted else rate(receives):>{COLUMN}}  {peer}{several}"
+    return beside(who, figures, style="bold")
 
 
 def _presence(interface: Mapping[str, Any]) -> list[RenderableType]:
     presence = interface.get("presence")
     if not isinstance(presence, Mapping) or presence.get("present") is not True:
         return []
-    reason = presence.get("reason")
-    text = printable(str(reason.get("text", ""))) if isinstance(reason, Mapping) else ""
-    return [Text(f"  somebody is on a call: {text}")]
+    return [Text(f"somebody is on a call: {reason_text(presence.get('reason'))}")]
 
 
 def _schedule(schedule: Mapping[str, Any]) -> Text:
@@ -182,35 +305,19 @@ def _needs(needs: list[Mapping[str, Any]]) -> list[RenderableType]:
         due = f", due in {remaining:.0f} s" if isinstance(remaining, (int, float)) else ""
         risk = f", {at_risk} objects with too few copies" if isinstance(at_risk, int) and at_risk else ""
         name = printable(str(need.get("interface", "?")))
-        lines.append(Text(f"storage has {_size(need.get('backlog_bytes'))} to send through {name}{due}{risk}"))
+        lines.append(Text(f"storage has {size(need.get('backlog_bytes'))} to send through {name}{due}{risk}"))
     if len(needs) > NEEDS_SHOWN_MAX:
         lines.append(Text(f"and {len(needs) - NEEDS_SHOWN_MAX} more; --json has them"))
     return [Text(""), *lines] if lines else []
 
 
-def _guard(document: Mapping[str, Any]) -> list[RenderableType]:
-    """Whether somebody would open the ceilings if the daemon died; when nobody would, an alarm says so as well."""
-    daemon = document.get("daemon")
-    guard = daemon.get("guard") if isinstance(daemon, Mapping) else None
-    if not isinstance(guard, Mapping):
-        return []
-    if guard.get("alive") is not True:
-        return [Text("the guard does not live", style="bold red")]
-    return [Text(f"the guard watches; it has opened the ceilings {_count(guard.get('openings'))} times")]
+def _notes(*texts: str) -> Iterable[RenderableType]:
+    return [note(text) for text in texts if text]
 
 
-def _items(document: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:
-    value = document.get(key)
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+def _code(reason: object) -> str:
+    return str(reason.get("code", "")) if isinstance(reason, Mapping) else ""
 
 
-def _count(value: object) -> str:
-    return str(value) if isinstance(value, int) else "-"
-
-
-def _rate(value: object) -> str:
-    return format_rate(value) if isinstance(value, (int, float)) else "-"
-
-
-def _size(value: object) -> str:
-    return format_size(value) if isinstance(value, (int, float)) else "-"
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -19,7 +19,7 @@ from pathlib import Path
 from broker import precedence
 from broker.daemon.guards import MODULE
 from broker.daemon.log import Log
-from broker.daemon.status import GuardInfo
+from broker.daemon.snapshot import GuardInfo
 from broker.guard import BEATS_WITHIN_S, MESSAGE_BYTES_MAX, SILENCE_S
 from broker.model import Alarm
 from hive_qos.errors import ShapingError

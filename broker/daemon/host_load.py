@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from broker.daemon.status import HostLoad
+from broker.daemon.snapshot import HostLoad
 
 LOOK_S = 1.0
 """Over less, the kernel's ticks of 10 ms are what is measured."""

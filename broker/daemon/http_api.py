@@ -26,7 +26,7 @@ from broker.daemon.authority import Authority, Right, peer_of
 from broker.daemon.control import REQUESTS_MAX, Answer, Request
 from broker.daemon.pages import DESCRIPTION, JSON, PATHS, Pages
 from broker.daemon.runtime import listen
-from broker.daemon.status import Snapshot
+from broker.daemon.snapshot import Snapshot
 from hive_qos import __version__
 
 REQUESTS_AT_ONCE = REQUESTS_MAX

@@ -174,7 +174,7 @@ class Loop:
             parts.probes.go(policy.probe, interface_of=parts.interface_of, now_s=now_s)
         if moment is Moment.READ:
             parts.deciding.keep_up(policy)
-            parts.publishing.look(now_s=now_s)
+            parts.publishing.look(policy, now_s=now_s)
         else:
             self._tick(between=moment is Moment.SOON, asked=asked)
         self._rhythm.decided(
@@ -203,7 +203,7 @@ class Loop:
             )
         self._tick_s_max = max(self._tick_s_max * 0.999, self._clock() - started_s)
         if not between:
-            parts.publishing.look(now_s=made.now_s)
+            parts.publishing.look(policy, now_s=made.now_s)
         self._made = made
         self._showing.outdate()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from functools import lru_cache
 
-from broker.daemon.sock_diag import TcpConnection
+from broker.daemon.sock_diag import TcpConnection, UdpSocket
 from broker.policy import Policy
 from shaping.model import CLASS_OF_MARK, MAJOR
 
@@ -35,7 +35,7 @@ class Matching:
                 self._networks.append((ipaddress.ip_network(rule.address), (number, name)))
         self._of_address = lru_cache(maxsize=_ADDRESSES_REMEMBERED)(self._first_network)
 
-    def class_of(self, connection: TcpConnection) -> str:
+    def class_of(self, connection: TcpConnection | UdpSocket) -> str:
         """The class of `CLASS_NAMES`; `other` where nothing matches."""
         if connection.classid >> 16 == MAJOR:
             marked = CLASS_OF_MARK.get(connection.classid & 0xFFFF)

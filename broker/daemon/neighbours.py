@@ -14,7 +14,7 @@ from broker.daemon.broker_trips import BrokerTrips
 from broker.daemon.channel_opening import ChannelOpening
 from broker.daemon.flows import FlowTable
 from broker.daemon.own_certificate import OwnCertificate
-from broker.daemon.status import HoldsInfo
+from broker.daemon.snapshot import HoldsInfo
 from broker.holds import HELD_CLASS, Hold, Lease
 from broker.model import Alarm, Decision, SenderSample
 

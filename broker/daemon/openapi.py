@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Union
 
 from broker.daemon.configurations import TRIAL_S_MAX, TRIAL_S_MIN
-from broker.daemon.status import SCHEMA, DaemonInfo, HostLoad, SegmentInfo, SessionInfo
+from broker.daemon.snapshot import DaemonInfo, HostLoad, SegmentInfo, SessionInfo
+from broker.daemon.status import SCHEMA
 from broker.holds import Hold, Lease
 from broker.model import Alarm, InterfaceAllocation, Need, ScheduleInForce, SenderSample
 from broker.peers.report import PeerStatus

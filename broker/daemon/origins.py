@@ -17,7 +17,7 @@ from types import MappingProxyType
 from broker.daemon.descriptors import command_of, processes, sockets_of
 from broker.daemon.finder import Finder
 from broker.daemon.slices import Sliced
-from broker.daemon.sock_diag import TcpConnection
+from broker.daemon.sock_diag import TcpConnection, UdpSocket
 from hive_qos.text import printable
 
 SHARE, SLICE_S = 0.003, 0.002
@@ -46,6 +46,8 @@ class Origin:
     cgroup: str | None = None
 
 
+Shown = tuple[tuple[TcpConnection | UdpSocket, str], ...]
+"""Connections and sockets that are shown, with the class of each."""
 NOBODY = Origin()
 _NOT_YET: tuple[int | None, float] = (None, 0.0)  # nobody found, and never looked for
 
@@ -63,7 +65,7 @@ class Origins:
         self._cgroups = CgroupPaths(mount)
         clock = time.thread_time if finder is None else finder.cpu_s
         self._walking = Sliced(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S, cpu_clock=clock)
-        self._shown: tuple[tuple[TcpConnection, str], ...] = ()
+        self._shown: Shown = ()
         self._wanted: dict[int, int] = {}
         self._cgroup_ids: frozenset[int] = frozenset()
         self._lacks = False
@@ -72,7 +74,7 @@ class Origins:
         self._known: Mapping[int, Origin] = MappingProxyType({})
         self._now_s = 0.0
 
-    def look(self, shown: tuple[tuple[TcpConnection, str], ...], *, now_s: float) -> Mapping[int, Origin]:
+    def look(self, shown: Shown, *, now_s: float) -> Mapping[int, Origin]:
         """Look a little further, and give what is known of these connections (with their classes), by inode."""
         self._now_s = now_s
         if shown is not self._shown:  # the same tuple until somebody has looked at the connections again

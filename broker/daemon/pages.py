@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from broker.codec import to_json
+from broker.daemon.metrics import metrics
 from broker.daemon.openapi import description
-from broker.daemon.status import Snapshot, document, flow_list, metrics
+from broker.daemon.shown_flows import flow_list
+from broker.daemon.snapshot import Snapshot
+from broker.daemon.status import document
 
 AT_ONCE = 24
 """Flows, of 4 µs each; an interface with its classes takes as long as eight."""

@@ -193,6 +193,7 @@ def compose(
         recorder=recorder,
         cgroup_mount=cgroup_mount,
         finder=given.finder,
+        log=log,
         started_s=clock(),
     )
     return Parts(

@@ -8,23 +8,29 @@ import socket
 from collections.abc import Mapping
 
 from broker.daemon.configurations import Configurations
+from broker.daemon.descriptors import command_of
 from broker.daemon.earlier_sockets import EarlierSockets
 from broker.daemon.finder import Finder
 from broker.daemon.flows import FlowTable
+from broker.daemon.following import Following
 from broker.daemon.going_first import GoingFirst
 from broker.daemon.guardian import Guardian
 from broker.daemon.host_load import HostLoads
 from broker.daemon.ingress_plant import IngressPlant
 from broker.daemon.job_book import JobBook
+from broker.daemon.log import Log
+from broker.daemon.matching import Matching
 from broker.daemon.neighbours import Neighbours
-from broker.daemon.origins import Origin, Origins
+from broker.daemon.origins import NAME_LENGTH_MAX, Origin, Origins, Shown
 from broker.daemon.plant import Plant
 from broker.daemon.probes import Probes
 from broker.daemon.recorder import Recorder
 from broker.daemon.roster import Roster
 from broker.daemon.sessions import Session
-from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot
+from broker.daemon.snapshot import DaemonInfo, SessionInfo, Snapshot
+from broker.daemon.udp_watch import UdpWatch
 from broker.model import Alarm, Decision, Measurements, Policy
+from hive_qos.text import printable
 
 
 class Publishing:
@@ -52,6 +58,7 @@ class Publishing:
         recorder: Recorder | None,
         cgroup_mount: str | None,
         finder: Finder | None,
+        log: Log,
         started_s: float,
     ) -> None:
         self._plant, self._ingress_plant, self._roster = plant, ingress_plant, roster
@@ -62,10 +69,22 @@ class Publishing:
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, Origin] = {}
         self._loads = HostLoads()
+        self._udp, self._following = UdpWatch(log=log), Following()
+        self._matching: Matching | None = None
+        self._wanted: tuple[object, object] | None = None
+        self._looked_for: Shown = ()
+        self._commands: dict[str, str | None] = {}
 
-    def look(self, *, now_s: float) -> None:
+    def look(self, policy: Policy, *, now_s: float) -> None:
         """Look a little further for whose connections are: at every tick, so that it is known when somebody asks."""
-        self._known = self._origins.look(self._flows.tcp_shown, now_s=now_s)
+        if self._matching is None or self._matching.policy is not policy:
+            self._matching = Matching(policy)
+        self._udp.look(matching=self._matching, now_s=now_s)
+        tcp, udp = self._flows.tcp_shown, self._udp.shown
+        if self._wanted is None or self._wanted[0] is not tcp or self._wanted[1] is not udp:
+            self._wanted = tcp, udp
+            self._looked_for = (*((one, name) for one, name, _ in udp), *tcp)
+        self._known = self._origins.look(self._looked_for, now_s=now_s)
 
     def snapshot(
         self,
@@ -81,6 +100,11 @@ class Publishing:
     ) -> Snapshot:
         """All of one tick, frozen."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
+        tcp = self._flows.tcp_shown
+        self._commands = {
+            name: self._commands[name] if name in self._commands else _command(one.peer.pid)
+            for name, one in sessions.items()
+        }
         return Snapshot(
             host=self._host,
             daemon=DaemonInfo(
@@ -107,11 +131,14 @@ class Publishing:
                     pid=one.peer.pid,
                     uid=one.peer.uid,
                     told_bits_per_s=one.told_bits_per_s,
+                    command=self._commands[one.name],
                 )
                 for one in sessions.values()
             ),
             passed=tuple(self._flows.passed.values()),
-            tcp=self._flows.tcp_shown,
+            tcp=tcp,
+            udp=self._udp.shown,
+            figures=self._following.follow(measurements, tcp, decision=decision, policy=policy, now_s=now_s),
             tcp_connections=self._flows.tcp_count,
             origins=self._known,
             alarms=self._alarms(decision),
@@ -138,3 +165,8 @@ class Publishing:
             *(self._guardian.alarms() if self._guardian is not None else ()),
             *(self._going_first.alarms() if self._going_first is not None else ()),
         )
+
+
+def _command(pid: int) -> str | None:
+    name = command_of(pid)
+    return None if name is None else printable(name, length_max=NAME_LENGTH_MAX)

@@ -11,7 +11,7 @@ from broker.daemon.links import Links
 from broker.daemon.log import Log
 from broker.daemon.plant import Plant
 from broker.daemon.shapes import rules_of, shape_of
-from broker.daemon.status import SegmentInfo
+from broker.daemon.snapshot import SegmentInfo
 from broker.model import Alarm, Allocation, JobKey, Policy, SegmentAllocation
 from broker.segments import NotInForce
 from hive_qos.errors import ConfigurationError, HiveError

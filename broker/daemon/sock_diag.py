@@ -84,6 +84,23 @@ class TcpConnection(NamedTuple):
     receive_rtt_s: float | None = None
 
 
+class UdpSocket(NamedTuple):
+    """One UDP socket of this network namespace; `remote` has port 0 where it is not connected.
+
+    The kernel counts no bytes of it: `waiting_bytes` is what of it is in this host's queues now, with the kernel's own
+    overhead.
+    """
+
+    local: tuple[str, int]
+    remote: tuple[str, int]
+    uid: int
+    inode: int
+    classid: int
+    dscp: int
+    waiting_bytes: int
+    cgroup_id: int = 0
+
+
 @dataclass(frozen=True)
 class OwnedSocket:
     """A socket of this network namespace that some program holds. `cookie` names it for as long as the kernel runs."""
@@ -191,6 +208,16 @@ def bound_sockets(inodes: Set[int]) -> dict[int, BoundSocket]:
                     one = _read_bound(body, "tcp" if protocol == socket.IPPROTO_TCP else "udp")
                     found[one.inode] = one
     return found
+
+
+def udp_pages() -> Iterator[list[UdpSocket]]:
+    """UDP sockets that programs hold, IPv4 and IPv6, without those bound to loopback or connected over it; by pages.
+
+    Raises:
+        NetlinkError: this kernel has no such diagnosis (ENOENT), or refuses.
+    """
+    for page in _dump(_requests(socket.IPPROTO_UDP, _SHORT, _STATES_WITH_OWNER[socket.IPPROTO_UDP], b"")):
+        yield [found for body in page if (found := _read_udp(body)) is not None]
 
 
 # --- filters that run in the kernel (struct inet_diag_bc_op of linux/inet_diag.h) -------------------------------------
@@ -420,6 +447,28 @@ def _read_bound(body: memoryview, protocol: Literal["tcp", "udp"]) -> BoundSocke
         local=(address_text(family, source), local_port),
         remote=(address_text(family, destination), remote_port) if connected else None,
         device=device,
+    )
+
+
+def _read_udp(body: memoryview) -> UdpSocket | None:
+    if len(body) < _BASE_BYTES:
+        return None
+    family, _, source, destination, _, _, _, waiting, uid, inode = _BASE.unpack_from(body)
+    if not inode or _is_loopback(family, source) or _is_loopback(family, destination):
+        return None
+    local_port, remote_port = _PORTS.unpack_from(body, 4)
+    offsets = _offsets(body)
+    tos = offsets.get(_TOS if family == socket.AF_INET else _TCLASS)
+    classid, cgroup = offsets.get(_CLASS_ID), offsets.get(_CGROUP_ID)
+    return UdpSocket(
+        local=(address_text(family, source), local_port),
+        remote=(address_text(family, destination), remote_port),
+        uid=uid,
+        inode=inode,
+        classid=_U32.unpack_from(body, classid)[0] if classid is not None else 0,
+        dscp=body[tos] >> 2 if tos is not None else 0,
+        waiting_bytes=waiting,
+        cgroup_id=_U64.unpack_from(body, cgroup)[0] if cgroup is not None else 0,
     )
 
 

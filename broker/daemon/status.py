@@ -6,36 +6,32 @@ The loop makes one frozen `Snapshot` a tick; whoever asks has it rendered in his
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from broker import capacity
+from broker import capacity, guarantee, held
 from broker.codec import to_json
-from broker.daemon.flow_reasons import FlowReasons
-from broker.daemon.flows import PassedSocket
-from broker.daemon.origins import NOBODY, Origin
-from broker.daemon.sock_diag import TcpConnection
+from broker.daemon import verdicts
+from broker.daemon.averages import Average
+from broker.daemon.programs import SHOWN_MAX as PROGRAMS_SHOWN_MAX
+from broker.daemon.shown_flows import flow_list, program_list
+from broker.daemon.snapshot import Snapshot
 from broker.model import (
-    Alarm,
-    Decision,
+    ClassAllocation,
     Hold,
     InterfaceAllocation,
     InterfaceSample,
     JobAllocation,
     JobKey,
     Lease,
-    Measurements,
-    Policy,
-    Reason,
     SenderSample,
     Verdict,
     Watch,
 )
-from broker.peers.report import PeerStatus
+from broker.plan import LENDER
 from broker.state import CapacityState
 from hive_qos import __version__
-from hive_qos.text import printable
 from shaping.model import JOB_MINOR, show_classid
 
 SCHEMA = 1
@@ -43,106 +39,10 @@ FLOWS_SHOWN_MAX = 2000
 """Flows in one document; `flows_total` says how many there are."""
 
 
-@dataclass(frozen=True)
-class SessionInfo:
-    """One connected program. `told_bits_per_s`: by class, at which rate it was told that it may send."""
-
-    name: str
-    client: str
-    job: str
-    pid: int
-    uid: int
-    told_bits_per_s: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class GuardInfo:
-    """How the guard fares. `openings`: how often it has opened the ceilings while this daemon lived; `started`: how
-    many guards this daemon has had."""
-
-    pid: int | None
-    alive: bool
-    openings: int
-    started: int
-
-
-@dataclass(frozen=True)
-class DaemonInfo:
-    """How the daemon itself fares, and its guard (None: beside a kernel in memory).
-
-    `sockets_marked`: those that got their class because they were there before their rule.
-    """
-
-    pid: int
-    up_s: float
-    ticks: int
-    applied: int
-    late_ticks: int
-    cpu_s: float
-    tick_s_max: float
-    sockets_marked: int = 0
-    guard: GuardInfo | None = None
-
-
-@dataclass(frozen=True)
-class HostLoad:
-    """How much of all processors was used in the last second (0 to 1), what memory there is, and what the daemon has;
-    None where that is not known."""
-
-    processors_used: float | None = None
-    memory_available_bytes: int | None = None
-    daemon_memory_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class SegmentInfo:
-    """How many segments an interface takes in one piece now (None: the kernel does not say), and why."""
-
-    gso_max_segs: int | None
-    gso_reason: Reason
-
-
-@dataclass(frozen=True)
-class HoldsInfo:
-    """What stands between us and other brokers: `asked` of them and what they said, `leases` that they have of us and
-    what we made of them, `peers` themselves."""
-
-    asked: tuple[tuple[Hold, Verdict | None], ...] = ()
-    leases: tuple[tuple[Lease, Verdict | None], ...] = ()
-    peers: tuple[PeerStatus, ...] = ()
-
-
-NO_HOLDS = HoldsInfo()
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
-
-    Of `tcp_connections` in all, `tcp` are those that are shown; `origins` says by inode whose they are; `slots` of
-    leaves by job.
-    """
-
-    host: str
-    daemon: DaemonInfo
-    policy: Policy
-    decision: Decision
-    measurements: Measurements
-    sessions: tuple[SessionInfo, ...]
-    passed: tuple[PassedSocket, ...]
-    tcp: tuple[tuple[TcpConnection, str], ...]
-    segments: Mapping[str, SegmentInfo]
-    alarms: tuple[Alarm, ...]
-    origins: Mapping[int, Origin] = field(default_factory=dict)
-    tcp_connections: int = 0
-    holds: HoldsInfo = NO_HOLDS
-    slots: Mapping[JobKey, int] = field(default_factory=dict)
-    load: HostLoad = HostLoad()
-
-
 def document(snapshot: Snapshot) -> dict[str, Any]:
     """The whole status."""
     flows = flow_list(snapshot)
+    who = program_list(snapshot, flows)
     return {
         "schema": SCHEMA,
         "host": snapshot.host,
@@ -153,6 +53,8 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
         "tcp_connections": snapshot.tcp_connections,
+        "programs": who[:PROGRAMS_SHOWN_MAX],
+        "programs_total": len(who),
         "jobs": _jobs(snapshot),
         "schedules": [to_json(entry) for entry in snapshot.decision.allocation.schedules],
         "needs": _needs(snapshot),
@@ -164,54 +66,6 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Passed sockets, the connections that sessions report, and the TCP connections that are shown."""
-    flows: list[dict[str, Any]] = []
-    why = FlowReasons(snapshot.decision.allocation, snapshot.measurements)
-    for passed in snapshot.passed:
-        shown = dataclasses.asdict(passed)
-        flows.append({"flow": shown.pop("name"), "kind": "socket", "class": shown.pop("traffic_class"), **shown})
-    for interface in snapshot.measurements.interfaces:
-        for sample in interface.flows:
-            if sample.source in ("report", "probe"):
-                shown = dataclasses.asdict(sample)
-                name, traffic_class = shown.pop("key"), shown.pop("traffic_class")
-                flow = {
-                    "flow": name,
-                    "kind": "connection" if sample.source == "report" else "probe",
-                    "class": traffic_class,
-                    "interface": interface.name,
-                    **shown,
-                }
-                flows.append({**flow, **why.of(name, traffic_class=traffic_class, peer=sample.peer)})
-    for connection, traffic_class in snapshot.tcp:
-        flow = _tcp_flow(connection, traffic_class, snapshot.origins.get(connection.inode, NOBODY))
-        flows.append({**flow, **why.of(flow["flow"], traffic_class=traffic_class, peer=connection.remote[0])})
-    return flows
-
-
-def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: Origin) -> dict[str, Any]:
-    return {
-        "flow": f"tcp/{connection.local[1]}/{connection.remote[0]}:{connection.remote[1]}",
-        "kind": "tcp",
-        "class": traffic_class,
-        "local": _endpoint(connection.local),
-        "peer": connection.remote[0],
-        "uid": connection.uid,
-        "pid": origin.pid,
-        "command": origin.command,
-        "cgroup": origin.cgroup,
-        "rtt_s": connection.rtt_s,
-        "rtt_s_min": connection.rtt_s_min,
-        "delivered_bytes": connection.acked_bytes,
-        "received_bytes": connection.received_bytes,
-        "sent_packets": connection.sent_segments,
-        "lost_packets": connection.retransmitted_segments,
-        "delivery_rate_bits_per_s": connection.delivery_rate_bits_per_s,
-        "application_limited": connection.application_limited,
-    }
-
-
 def _interfaces(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Each way of each interface: what was decided, and what was measured for it."""
     allocation, measured = snapshot.decision.allocation, {one.name: one for one in snapshot.measurements.interfaces}
@@ -219,7 +73,7 @@ def _interfaces(snapshot: Snapshot) -> list[dict[str, Any]]:
     watches = {watch.interface: watch for watch in snapshot.decision.watches}
     return [
         *(
-            _way_out(entry, snapshot.segments, measured.get(entry.name), known.get(entry.name))
+            _way_out(snapshot, entry, measured.get(entry.name), known.get(entry.name))
             for entry in allocation.interfaces
         ),
         *(_way_in(entry, measured.get(entry.name), watches.get(entry.name)) for entry in allocation.ingress),
@@ -227,12 +81,14 @@ def _interfaces(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def _way_out(
-    entry: InterfaceAllocation,
-    segments: Mapping[str, SegmentInfo],
-    sample: InterfaceSample | None,
-    known: CapacityState | None,
+    snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSample | None, known: CapacityState | None
 ) -> dict[str, Any]:
-    shown = _without_jobs(entry)
+    shown, segments = _without_jobs(entry), snapshot.segments
+    link = _link_of(snapshot, entry, sample)
+    for one, about in zip(entry.classes, shown["classes"], strict=True):
+        about |= _of_class(link, one)
+    for towards in shown["destinations"]:
+        towards["throughput_bits_per_s"] = _bits_per_s(link.destinations.get(towards["address"]))
     shown["shaped"] = entry.name in segments
     if entry.name in segments:
         shown.update(to_json(segments[entry.name]))
@@ -245,6 +101,55 @@ def _way_out(
             "destinations": [to_json(one) for one in heard],
         }
     return shown
+
+
+def _link_of(snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSample | None) -> verdicts.Link:
+    """A way out as the verdicts see it."""
+    figures, addresses = snapshot.figures, {one.address for one in entry.destinations}
+    states = [one.classes for one in snapshot.decision.state.interfaces if one.name == entry.name]
+    owed_bits = max((guarantee.owed_bits(one) for of in states for one in of if one.name == LENDER), default=0.0)
+
+    def of(known: Mapping[Hashable, Average], *key: str) -> dict[str, Average]:
+        """By the last part of the keys that begin with these."""
+        return {str(name[-1]): one for name, one in known.items() if isinstance(name, tuple) and name[:-1] == key}
+
+    return verdicts.Link(
+        entry=entry,
+        averages=of(figures.classes, entry.name),
+        windows_s={one.name: one.guarantee_window_s for one in snapshot.policy.classes},
+        destinations=of(figures.destinations, entry.name, LENDER),
+        peers={lease.address: lease.peer for lease, _ in snapshot.holds.leases},
+        elsewhere_bytes=held.waiting_bytes(sample.destinations, addresses) if sample is not None else 0,
+        owed_bytes=int(max(0.0, owed_bits) / 8),
+    )
+
+
+def _of_class(link: verdicts.Link, one: ClassAllocation) -> dict[str, Any]:
+    """What is shown of a class besides its allocation."""
+    average, lends = link.averages.get(one.name), verdicts.lends_bits_per_s(link)
+    return {
+        "demand_bits_per_s": 0 if verdicts.idle(one) else one.demand_bits_per_s,
+        "window_s": link.windows_s[one.name],
+        **_averaged(average),
+        "usable_bits_per_s": verdicts.usable_bits_per_s(link, one),
+        "owed_bytes": link.owed_bytes if one.name == LENDER else 0,
+        "promise": to_json(verdicts.promise(link, one)),
+        "lends_bits_per_s": dict(lends) if one.name == LENDER else {},
+        "lending": verdicts.lending_text(one.name, lends),
+        "held": verdicts.held_text(link, one),
+        "limited_by": to_json(verdicts.class_limit(link, one)),
+    }
+
+
+def _averaged(average: Average | None) -> dict[str, Any]:
+    return {
+        "average_bits_per_s": _bits_per_s(average),
+        "average_over_s": None if average is None else round(average.over_s, 1),
+    }
+
+
+def _bits_per_s(average: Average | None) -> int | None:
+    return None if average is None else average.bits_per_s
 
 
 def _way_in(entry: InterfaceAllocation, sample: InterfaceSample | None, watch: Watch | None) -> dict[str, Any]:
@@ -332,9 +237,12 @@ def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
         if (passed.uid, passed.job) in jobs:
             jobs[passed.uid, passed.job]["sockets"] += 1
     for allocated in snapshot.decision.allocation.interfaces:
+        sample = next((one for one in snapshot.measurements.interfaces if one.name == allocated.name), None)
+        link = _link_of(snapshot, allocated, sample)
         for part in allocated.jobs:
             own = job(part.key)
-            own["shares"].append(_job_share(part, allocated.name, has_leaf=own["leaf"] is not None))
+            shown = _job_share(part, allocated.name, has_leaf=own["leaf"] is not None)
+            own["shares"].append(shown | _of_job(snapshot, link, part, sample))
     credited = {(one.interface, one.uid, one.job, one.step): one for one in snapshot.decision.credits}
     for interface in snapshot.measurements.interfaces:
         for burst in interface.bursts:
@@ -366,6 +274,31 @@ def _job_share(part: JobAllocation, interface: str, *, has_leaf: bool) -> dict[s
     return {"interface": interface, "class": shown.pop("traffic_class"), "enforced": enforced, **shown}
 
 
+def _of_job(
+    snapshot: Snapshot, link: verdicts.Link, part: JobAllocation, sample: InterfaceSample | None
+) -> dict[str, Any]:
+    """What is shown of a job besides its allocation: the figures that its class has, and one verdict."""
+    name = part.traffic_class
+    flows = [
+        flow
+        for flow in (sample.flows if sample is not None else ())
+        if (flow.uid, flow.job, flow.traffic_class) == (*part.key, name)
+    ]
+    of = next(one for one in link.entry.classes if one.name == name)
+    why = verdicts.job_limit(link, part, of, flows=flows, processors_used=snapshot.load.processors_used)
+    average, whole = snapshot.figures.jobs.get((link.entry.name, name, *part.key)), link.averages.get(name)
+    if average is not None and whole is not None:  # over the same time as its class: before it began it sent nothing
+        average = replace(
+            average, bits_per_s=int(average.bits_per_s * average.over_s / whole.over_s), over_s=whole.over_s
+        )
+    return {
+        "window_s": link.windows_s[name],
+        **_averaged(average),
+        "usable_bits_per_s": min(part.ceil_bits_per_s, verdicts.usable_bits_per_s(link, of)),
+        "limited_by": to_json(why),
+    }
+
+
 def _needs(snapshot: Snapshot) -> list[dict[str, Any]]:
     """What storage declares; a program that does not say where to stands at each interface."""
     return [
@@ -373,78 +306,3 @@ def _needs(snapshot: Snapshot) -> list[dict[str, Any]]:
         for interface in snapshot.measurements.interfaces
         for need in interface.needs
     ]
-
-
-def _endpoint(address: tuple[str, int]) -> str:
-    return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
-
-
-def metrics(snapshot: Snapshot) -> bytes:
-    """The figures in the text format of Prometheus."""
-    # Imported when first asked for: a host whose metrics nobody scrapes saves the memory.
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-    from prometheus_client.exposition import generate_latest
-    from prometheus_client.registry import Collector, CollectorRegistry
-
-    labels = ["interface", "class"]
-
-    def family(kind: Any, name: str, text: str, field: str) -> Metric:
-        made = kind(f"hive_qos_class_{name}", text, labels=labels)
-        for interface in snapshot.decision.allocation.interfaces:
-            for entry in interface.classes:
-                value = getattr(entry, field)
-                if value is not None:
-                    made.add_metric([printable(interface.name), entry.name], value)
-        return made  # type: ignore[no-any-return]  # the families are all Metric
-
-    class Figures(Collector):
-        def collect(self) -> Iterable[Metric]:
-            for name in (
-                "rate_bits_per_s", "ceil_bits_per_s", "guarantee_bits_per_s", "floor_bits_per_s",
-                "ceiling_bits_per_s", "demand_bits_per_s", "throughput_bits_per_s", "backlog_bytes",
-            ):  # fmt: skip
-                yield family(GaugeMetricFamily, name, f"{name} of the class", name)
-            yield family(CounterMetricFamily, "dropped_packets", "packets dropped in the class", "dropped_packets")
-            sent = CounterMetricFamily("hive_qos_class_sent_bytes", "wire bytes sent by the class", labels=labels)
-            for measured in snapshot.measurements.interfaces:
-                for sample in measured.classes:
-                    sent.add_metric([printable(measured.name), sample.name], sample.sent_bytes)
-            yield sent
-            carried = GaugeMetricFamily(
-                "hive_qos_capacity_bits_per_s", "what the interface can carry", labels=["interface", "source"]
-            )
-            for interface in snapshot.decision.allocation.interfaces:
-                shown = [printable(interface.name), interface.capacity_source]
-                carried.add_metric(shown, interface.capacity_bits_per_s)
-            yield carried
-            carrier = GaugeMetricFamily("hive_qos_carrier", "1 while the link has a carrier", labels=["interface"])
-            text = "how often the carrier came or went"
-            changes = CounterMetricFamily("hive_qos_carrier_changes", text, labels=["interface"])
-            for measured in snapshot.measurements.interfaces:
-                if measured.carrier is not None:
-                    carrier.add_metric([printable(measured.name)], int(measured.carrier))
-                if measured.carrier_changes is not None:
-                    changes.add_metric([printable(measured.name)], measured.carrier_changes)
-            yield from (carrier, changes)
-            yield GaugeMetricFamily("hive_qos_sessions", "connected programs", value=len(snapshot.sessions))
-            alarms = GaugeMetricFamily("hive_qos_alarm", "1 while the alarm holds", labels=["code", "subject"])
-            for alarm in snapshot.alarms:
-                alarms.add_metric([alarm.code, printable(alarm.subject)], 1)
-            yield alarms
-            guard = snapshot.daemon.guard
-            if guard is not None:
-                yield GaugeMetricFamily("hive_qos_guard_alive", "1 while the guard watches", value=int(guard.alive))
-                text = "how often the guard has opened the ceilings"
-                yield CounterMetricFamily("hive_qos_guard_openings", text, value=guard.openings)
-            yield CounterMetricFamily("hive_qos_ticks", "decisions taken", value=snapshot.daemon.ticks)
-            yield CounterMetricFamily("hive_qos_cpu_seconds", "CPU used by the broker", value=snapshot.daemon.cpu_s)
-            if snapshot.load.daemon_memory_bytes is not None:
-                text, held = "memory that the broker has", snapshot.load.daemon_memory_bytes
-                yield GaugeMetricFamily("hive_qos_memory_bytes", text, value=held)
-            if snapshot.load.processors_used is not None:
-                text, used = "part of all processors in use, by everybody", snapshot.load.processors_used
-                yield GaugeMetricFamily("hive_qos_host_processors_used", text, value=used)
-
-    registry = CollectorRegistry()
-    registry.register(Figures())
-    return generate_latest(registry)

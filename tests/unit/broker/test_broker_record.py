@@ -62,6 +62,15 @@ def test_a_recording_of_an_earlier_version_is_compared_by_the_keys_that_it_has(r
     assert replay([*earlier[:150], dumps(tick)]) == Replay(ticks=150, first_difference=151, earlier=150)
 
 
+def test_a_reason_in_other_words_is_the_same_and_another_code_is_a_difference(recording: list[str]) -> None:
+    tick = json.loads(recording[1])
+    reason = tick["allocation"]["interfaces"][0]["capacity_reason"]
+    reason["text"] = "as an earlier version said it"
+    assert replay([recording[0], dumps(tick)]) == Replay(ticks=1, first_difference=None, earlier=1)
+    reason["code"] = "another"
+    assert replay([recording[0], dumps(tick)]).first_difference == 2
+
+
 def test_keys_that_are_not_known_and_other_bytes_of_the_same_values_are_differences(recording: list[str]) -> None:
     tick = json.loads(recording[1])
     for line in (dumps({**tick, "more": 1}), json.dumps(tick, ensure_ascii=False)):

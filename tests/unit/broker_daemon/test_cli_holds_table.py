@@ -47,6 +47,6 @@ def test_the_way_in_says_why_though_nothing_is_shaped_here() -> None:
     storage = {"name": "storage", "reason": {"text": "step 3 comes in"}}
     entry = {"name": "eth0", "direction": "ingress", "shaped": False, "asked": True, "classes": [storage]}
     text = shown({"interfaces": [entry]})
-    assert "ingress" in text
+    assert "receives" in text
     assert "step 3 comes in" in text
     assert "not shaped" not in text

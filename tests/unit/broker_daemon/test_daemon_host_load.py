@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from broker.daemon.host_load import LOOK_S, HostLoads
-from broker.daemon.status import HostLoad
+from broker.daemon.snapshot import HostLoad
 
 
 def test_the_figures_are_this_hosts_and_the_first_look_has_nothing_to_compare_with() -> None:

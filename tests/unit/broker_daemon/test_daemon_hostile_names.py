@@ -14,9 +14,12 @@ from broker.cli.status_table import render
 from broker.config import load
 from broker.daemon.link_layers import misplaced
 from broker.daemon.log import open_log
+from broker.daemon.metrics import metrics
 from broker.daemon.origins import CgroupPaths, Origin, Origins
+from broker.daemon.shown_flows import flow_list
+from broker.daemon.snapshot import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.sock_diag import TcpConnection
-from broker.daemon.status import DaemonInfo, SessionInfo, Snapshot, document, flow_list, metrics
+from broker.daemon.status import document
 from broker.decide import decide
 from broker.model import Alarm, InterfaceSample, Measurements, State
 

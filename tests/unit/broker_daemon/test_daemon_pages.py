@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.daemon import pages
 from broker.daemon.pages import AT_ONCE, DESCRIPTION, PATHS, Pages, encoded
-from broker.daemon.status import Snapshot
+from broker.daemon.snapshot import Snapshot
 
 KEYS = st.text() | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=False)
 VALUES = st.recursive(

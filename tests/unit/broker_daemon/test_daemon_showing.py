@@ -9,7 +9,7 @@ import pytest
 
 from broker.daemon import showing
 from broker.daemon.showing import SHARED_S, SHOW_S, Showing
-from broker.daemon.status import Snapshot
+from broker.daemon.snapshot import Snapshot
 
 
 def snapshot(name: str) -> Snapshot:
