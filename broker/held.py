@@ -189,6 +189,18 @@ def decide_held(
     )
 
 
+def promised_there(
+    states: Sequence[HeldState], leases: Sequence[Lease], storage: ClassPolicy, capacity_bits_per_s: int
+) -> Mapping[str, int]:
+    """What storage is promised towards each address of a lease: its guarantee of the smaller link."""
+    known = {entry.address: entry for entry in states}
+    return {
+        lease.address: promises(storage, _link(known[lease.address], lease, capacity_bits_per_s)).guarantee
+        for lease in leases
+        if lease.address in known
+    }
+
+
 def _of(address: str, leases: Sequence[Lease]) -> list[Lease]:
     """The leases of an address that may be kept."""
     return [lease for lease in leases if lease.address == address and _refusal(lease) is None]

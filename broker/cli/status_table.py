@@ -13,7 +13,7 @@ shown as a dash. Colours repeat what words say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -101,8 +101,8 @@ def _classes(interface: Mapping[str, Any], jobs: list[Mapping[str, Any]]) -> lis
     parts: list[RenderableType] = [line("class", "sends", _window(classes), "promised", "limit", "waiting")]
     shown = 0
     for entry in classes:
-        parts += _class(entry)
         mine = _of_class(jobs, interface=interface.get("name"), traffic_class=entry.get("name"))
+        parts += _class(entry, said={_code(share.get("limited_by")) for _, _, share in mine})
         fits = mine[: max(0, JOBS_SHOWN_MAX - shown)]
         for name, job, share in fits:
             parts += _job(name, job, share)
@@ -122,7 +122,8 @@ def _window(classes: list[Mapping[str, Any]]) -> str:
     return f"{min([*covered, window]):.0f} s avg"
 
 
-def _class(entry: Mapping[str, Any]) -> list[RenderableType]:
+def _class(entry: Mapping[str, Any], *, said: Collection[str]) -> list[RenderableType]:
+    """Its figures, and what there is to say of them; its jobs' verdicts are `said` below."""
     limited_by = entry.get("limited_by")
     idle = _code(limited_by) == "idle"
     ceil = entry.get("usable_bits_per_s", entry.get("ceil_bits_per_s", entry.get("ceiling_bits_per_s")))
@@ -147,7 +148,7 @@ def _class(entry: Mapping[str, Any]) -> list[RenderableType]:
     if missed or (below and _code(promise) not in SILENT_PROMISES):
         parts.append(note(reason_text(promise), style="bold red" if missed else ""))
     parts += _notes(lending, printable(str(entry.get("held", "")), length_max=NOTE_LENGTH_MAX))
-    if _code(limited_by) not in SILENT_LIMITS:
+    if _code(limited_by) not in {*SILENT_LIMITS, *said}:
         parts += _notes(reason_text(limited_by))
     return parts
 

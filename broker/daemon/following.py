@@ -18,12 +18,17 @@ NOW_S = 2.0
 
 @dataclass(frozen=True)
 class Figures:
-    """As of one tick. By (interface, class); (interface, class, job's key); (interface, class, address); and of each
-    connection what it sent and received lately, by its key."""
+    """As of one tick: `classes` and `towards` over the window, `classes_now` and `destinations` over two seconds.
+
+    Keys: (interface, class); of jobs (interface, class, job's key); of destinations (interface, class, address). `sent`
+    and `received` are what connections do now, by their keys.
+    """
 
     classes: Mapping[Hashable, Average] = field(default_factory=dict)
     jobs: Mapping[Hashable, Average] = field(default_factory=dict)
+    classes_now: Mapping[Hashable, Average] = field(default_factory=dict)
     destinations: Mapping[Hashable, Average] = field(default_factory=dict)
+    towards: Mapping[Hashable, Average] = field(default_factory=dict)
     sent: Mapping[Hashable, Average] = field(default_factory=dict)
     received: Mapping[Hashable, Average] = field(default_factory=dict)
 
@@ -35,8 +40,8 @@ class Following:
     """For one thread."""
 
     def __init__(self) -> None:
-        self._classes, self._jobs = Averages(parts=12), Averages(parts=12)
-        self._destinations, self._sent, self._received = (Averages(parts=4) for _ in range(3))
+        self._classes, self._jobs, self._towards = (Averages(parts=12) for _ in range(3))
+        self._now, self._destinations, self._sent, self._received = (Averages(parts=4) for _ in range(4))
 
     def follow(
         self, measurements: Measurements, tcp: Iterable[tuple[TcpConnection, str]], *, decision: Decision,
@@ -63,8 +68,9 @@ class Following:
         for one, _ in tcp:
             self._count(one.question, one.acked_bytes, one.received_bytes, now_s=one.at_s)
         return Figures(
-            self._classes.known(), self._jobs.known(), self._destinations.known(), self._sent.known(),
-            self._received.known(),
+            classes=self._classes.known(), jobs=self._jobs.known(), classes_now=self._now.known(),
+            destinations=self._destinations.known(), towards=self._towards.known(), sent=self._sent.known(),
+            received=self._received.known(),
         )  # fmt: skip
 
     def _follow_link(
@@ -77,6 +83,7 @@ class Following:
                 (sample.name, one.name), one.sent_bytes, window_s=windows_s[one.name], now_s=read_s,
                 waiting=waits >= BACKLOG_BYTES_MIN,
             )  # fmt: skip
+            self._now.follow((sample.name, one.name), one.sent_bytes, window_s=NOW_S, now_s=read_s)
         for job in sample.jobs:
             self._jobs.follow(
                 (sample.name, job.traffic_class, *job.key),
@@ -87,6 +94,8 @@ class Following:
         for towards in sample.destinations:
             key = (sample.name, towards.traffic_class, towards.address)
             self._destinations.follow(key, towards.sent_bytes, window_s=NOW_S, now_s=read_s)
+            window_s = windows_s[towards.traffic_class]
+            self._towards.follow(key, towards.sent_bytes, window_s=window_s, now_s=read_s)
 
     def _count(self, key: Hashable, sent_bytes: int | None, received_bytes: int | None, *, now_s: float) -> None:
         if sent_bytes is not None:

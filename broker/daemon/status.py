@@ -88,7 +88,9 @@ def _way_out(
     for one, about in zip(entry.classes, shown["classes"], strict=True):
         about |= _of_class(link, one)
     for towards in shown["destinations"]:
-        towards["throughput_bits_per_s"] = _bits_per_s(link.destinations.get(towards["address"]))
+        address = towards["address"]
+        towards["throughput_bits_per_s"] = _bits_per_s(link.destinations.get(address))
+        towards |= {"guarantee_bits_per_s": link.promised_there.get(address), **_averaged(link.towards.get(address))}
     shown["shaped"] = entry.name in segments
     if entry.name in segments:
         shown.update(to_json(segments[entry.name]))
@@ -106,8 +108,12 @@ def _way_out(
 def _link_of(snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSample | None) -> verdicts.Link:
     """A way out as the verdicts see it."""
     figures, addresses = snapshot.figures, {one.address for one in entry.destinations}
-    states = [one.classes for one in snapshot.decision.state.interfaces if one.name == entry.name]
-    owed_bits = max((guarantee.owed_bits(one) for of in states for one in of if one.name == LENDER), default=0.0)
+    known = next((one for one in snapshot.decision.state.interfaces if one.name == entry.name), None)
+    owed_bits = (
+        sum(guarantee.owed_bits(one) for one in known.classes if one.name == LENDER) if known is not None else 0.0
+    )
+    storage = next(one for one in snapshot.policy.classes if one.name == LENDER)
+    leases = [lease for lease, _ in snapshot.holds.leases]
 
     def of(known: Mapping[Hashable, Average], *key: str) -> dict[str, Average]:
         """By the last part of the keys that begin with these."""
@@ -116,9 +122,12 @@ def _link_of(snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSa
     return verdicts.Link(
         entry=entry,
         averages=of(figures.classes, entry.name),
+        lender_now=figures.classes_now.get((entry.name, LENDER)),
         windows_s={one.name: one.guarantee_window_s for one in snapshot.policy.classes},
         destinations=of(figures.destinations, entry.name, LENDER),
-        peers={lease.address: lease.peer for lease, _ in snapshot.holds.leases},
+        towards=of(figures.towards, entry.name, LENDER),
+        promised_there=held.promised_there(known.held if known else (), leases, storage, entry.capacity_bits_per_s),
+        peers={lease.address: lease.peer for lease in leases},
         elsewhere_bytes=held.waiting_bytes(sample.destinations, addresses) if sample is not None else 0,
         owed_bytes=int(max(0.0, owed_bits) / 8),
     )

@@ -37,14 +37,20 @@ OF_CLASS_CODES = ("shares-its-class", "job-guaranteed")
 
 @dataclass(frozen=True)
 class Link:
-    """One way out as the verdicts see it. `elsewhere_bytes` of the lender's backlog wait because of a hold, and
-    `destinations` says what goes to each held address now; `peers` whose broker asked for it; `owed_bytes` what the
-    lender is owed."""
+    """One way out as the verdicts see it, averages by class and by held address.
+
+    Fields: `averages` of classes over their `windows_s`; `lender_now` and `destinations` what storage sends now, in all
+    and to each held address; `towards` what went there over the lender's window, of what was `promised_there`; `peers`
+    whose broker asked for it; `elsewhere_bytes` what waits because of that; `owed_bytes` what storage is owed.
+    """
 
     entry: InterfaceAllocation
     averages: Mapping[str, Average]
+    lender_now: Average | None
     windows_s: Mapping[str, float]
     destinations: Mapping[str, Average]
+    towards: Mapping[str, Average]
+    promised_there: Mapping[str, int]
     peers: Mapping[str, str]
     elsewhere_bytes: int
     owed_bytes: int
@@ -78,7 +84,7 @@ def usable_bits_per_s(link: Link, one: ClassAllocation) -> int:
     if one.name != LENDER or not link.holds or link.waits(one) or idle(one):
         return one.ceil_bits_per_s
     held = sum(known.bits_per_s for known in link.destinations.values())
-    if (one.throughput_bits_per_s or 0) - held >= max(SENDING_BITS_PER_S, (1 - FULL) * held):
+    if link.lender_now is not None and link.lender_now.bits_per_s - held >= max(SENDING_BITS_PER_S, (1 - FULL) * held):
         return one.ceil_bits_per_s
     return min(one.ceil_bits_per_s, sum(hold.ceil_bits_per_s for hold in _busy(link)))
 
@@ -97,10 +103,22 @@ def _busy(link: Link) -> Sequence[DestinationAllocation]:
 
 
 def _hold(link: Link, hold: DestinationAllocation) -> str:
-    held = f"held to {format_rate(hold.ceil_bits_per_s)} towards {hold.address}"
+    """To what, towards whom, why; and whether storage's promise is kept there, which is one of the smaller link."""
+    text = f"held to {format_rate(hold.ceil_bits_per_s)} towards {hold.address}"
     if hold.reason.code == "held-for-peer":
-        return f"{held}, as {link.peers.get(hold.address, 'its broker')} asks"
-    return f"{held}: {hold.reason.text}"
+        text += f", as {link.peers.get(hold.address, 'its broker')} asks"
+    else:
+        text += f": {hold.reason.text}"
+    average, promised = link.towards.get(hold.address), link.promised_there.get(hold.address)
+    if average is not None and promised:
+        got, over_s = format_rate(average.bits_per_s), _over_s(average, link.windows_s[LENDER])
+        text += f"; {got} went there on average over {over_s:.0f} s, {format_rate(promised)} are promised"
+    return text
+
+
+def _over_s(average: Average, window_s: float) -> float:
+    """As it is said: an average of a window is exact to one part of it."""
+    return min(average.over_s, window_s)
 
 
 def promise(link: Link, one: ClassAllocation) -> Reason:
@@ -109,15 +127,16 @@ def promise(link: Link, one: ClassAllocation) -> Reason:
     if average is None or not one.guarantee_bits_per_s:
         return Reason("not-measured", "")
     got, due = format_rate(average.bits_per_s), format_rate(one.guarantee_bits_per_s)
+    over_s = _over_s(average, window_s)
     if average.bits_per_s >= KEPT * one.guarantee_bits_per_s:
-        return Reason("kept", f"promise kept: {got} on average over {average.over_s:.0f} s")
+        return Reason("kept", f"promise kept: {got} on average over {over_s:.0f} s")
     if average.over_s >= window_s and average.waiting_s >= window_s:
-        text = f"promise missed: {got} of {due} on average over {average.over_s:.0f} s, with more to send all the time"
+        text = f"promise missed: {got} of {due} on average over {over_s:.0f} s, with more to send all the time"
         return Reason("missed", text)
     if one.name == LENDER and 8 * link.owed_bytes > AT_RISK * one.guarantee_bits_per_s * window_s:
         owed = format_size(link.owed_bytes)
         return Reason("owed", f"{owed} behind its promise over {window_s:g} s; its rate is raised until it caught up")
-    return Reason("not-claimed", f"sent less than promised over {average.over_s:.0f} s, for want of more to send")
+    return Reason("not-claimed", f"sent less than promised over {over_s:.0f} s, for want of more to send")
 
 
 def lends_bits_per_s(link: Link) -> Mapping[str, int]:
@@ -140,7 +159,7 @@ def _beyond(one: ClassAllocation) -> int:
 def lending_text(name: str, lends: Mapping[str, int]) -> str:
     """What a class lends or borrows, in words; nothing where it does neither."""
     if name == LENDER and lends:
-        return "lends " + ", ".join(f"{format_rate(bits)} of its promise to {other}" for other, bits in lends.items())
+        return "lends " + " and ".join(f"{format_rate(bits)} to {other}" for other, bits in lends.items())
     if name in lends:
         return f"borrows {format_rate(lends[name])} from {LENDER}"
     return ""
@@ -163,7 +182,7 @@ def class_limit(link: Link, one: ClassAllocation) -> Reason:
     if one.reason.code in CEILING_CODES or (at_limit and one.ceil_bits_per_s < link.entry.capacity_bits_per_s):
         return Reason("ceiling", one.reason.text)
     if link.full:
-        return Reason("link", f"the link is full: {_others(link, one)}")
+        return Reason("link", f"the link is full, {_others(link, one)}")
     return Reason("link", "waits for its turn")
 
 
@@ -174,7 +193,7 @@ def _others(link: Link, own: ClassAllocation) -> str:
     )
     if not others:
         return f"{own.name} alone uses it"
-    return ", ".join(f"{one.name} sends {format_rate(one.throughput_bits_per_s or 0)}" for one in others)
+    return " and ".join(f"{one.name} sends {format_rate(one.throughput_bits_per_s or 0)}" for one in others)
 
 
 def _matters(link: Link, one: ClassAllocation) -> bool:
@@ -224,11 +243,7 @@ def _crowded(link: Link, job: JobAllocation, of: ClassAllocation) -> Reason:
     if others and job.share_bits_per_s < FULL * (of.throughput_bits_per_s or 0):
         return Reason("class", f"{job.reason.text}; {len(others)} other jobs send in {of.name}")
     limit = class_limit(link, of)
-    return (
-        limit
-        if limit.code in ("hold", "burst", "ceiling")
-        else Reason("link", f"the link is full: {_others(link, of)}")
-    )
+    return limit if limit.code in ("hold", "burst", "ceiling") else Reason("link", f"it is full, {_others(link, of)}")
 
 
 def _peer_text(flow: FlowSample) -> str:

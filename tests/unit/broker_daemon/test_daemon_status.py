@@ -246,7 +246,9 @@ def test_the_table_names_every_class_its_figures_and_its_reason_in_80_columns() 
     assert "…" not in text
 
 
-@pytest.mark.parametrize(("alive", "word"), [(True, "the guard has opened the ceilings 3 times"), (False, "the guard does not live")])
+@pytest.mark.parametrize(
+    ("alive", "word"), [(True, "the guard has opened the ceilings 3 times"), (False, "the guard does not live")]
+)
 def test_everybody_is_told_whether_the_guard_lives(alive: bool, word: str) -> None:
     guard = GuardInfo(pid=7, alive=alive, openings=3, started=1)
     told = replace(snapshot(), daemon=replace(snapshot().daemon, guard=guard))

@@ -1,0 +1,180 @@
+"""`hive-qos status` of real daemons with real traffic: whose promise is kept, who is held, and who sends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_host import COMMAND, Broker, broker_in, two_hosts
+from patience import LIMIT_S, wait_until
+
+from tools.lab import Lab
+from tools.lab.host import Host
+
+ROOT = Path(__file__).parents[2]
+CONFIGURATION = """
+version = 1
+[[interface]]
+name = "eth0"
+egress = "{egress}"
+ingress = "{ingress}"
+[class.storage]
+match = [{{ port = 4873 }}]
+guarantee_window = "3 s"
+[daemon]
+group = "nogroup"
+"""
+PEERS = """
+[peers]
+listen = "0.0.0.0:4710"
+ca = "{pki}/ca.crt"
+certificate = "{pki}/{host}.crt"
+key = "{pki}/{host}.key"
+"""
+STORAGE = """
+import socket, sys, threading
+if sys.argv[1] == "sink":
+    server = socket.create_server(("", 4873))
+    print(flush=True)
+    def take(connection):
+        while connection.recv(1 << 16):
+            pass
+    while True:
+        threading.Thread(target=take, args=(server.accept()[0],), daemon=True).start()
+with socket.create_connection((sys.argv[1], 4873), 30) as connection:
+    while True:
+        connection.sendall(bytes(1 << 16))
+"""
+TRAINER = """
+import socket, sys, time
+from broker.client import Session
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+with Session(job="lab", socket_path=sys.argv[1]) as session:
+    session.register(sock, traffic_class="compute", role="gradient")
+    for step in range(10_000):
+        session.announce(step=step, bytes_by_destination={sys.argv[2]: 200_000}, deadline_s=0.2)
+        for _ in range(150):
+            sock.sendto(bytes(1400), (sys.argv[2], 9))
+        time.sleep(0.1)
+        session.announce_end(step=step)
+        time.sleep(0.3)
+"""
+UDP = """
+import pathlib, socket, sys, time
+pathlib.Path("/proc/self/comm").write_text("quicsync")
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("", 22000))
+while True:
+    for _ in range(10):
+        sock.sendto(bytes(1200), (sys.argv[1], 9))
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with two_hosts("status") as lab:
+        yield lab
+
+
+@contextmanager
+def programs(*started: tuple[Host, str, tuple[str, ...]]) -> Iterator[None]:
+    """Programs that run meanwhile."""
+    running = [host.popen([sys.executable, "-c", text, *arguments], cwd=ROOT) for host, text, arguments in started]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def sink(host: Host) -> Iterator[None]:
+    process = host.popen([sys.executable, "-c", STORAGE, "sink"], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def screen(broker: Broker) -> str:
+    """What an operator reads at 80 columns."""
+    socket = str(broker.folder / "run/broker.sock")
+    return broker.host.run(["env", "COLUMNS=80", *COMMAND, "status", "--socket", socket]).stdout
+
+
+def storage_of(broker: Broker) -> dict[str, Any]:
+    return next(one for one in broker.status()["interfaces"][0]["classes"] if one["name"] == "storage")
+
+
+def test_a_sender_that_is_held_says_to_what_and_towards_whom_in_its_row(lab: Lab, tmp_path: Path) -> None:
+    def ca(*arguments: str) -> None:
+        subprocess.run([*COMMAND, "ca", *arguments, "--directory", str(tmp_path)], check=True, timeout=LIMIT_S)
+
+    ca("init")
+    for name in ("a", "b"):
+        ca("issue", name, "--role", "broker", "--address", lab[name].address, "--out", str(tmp_path))
+    with broker_in(lab["a"]) as receiver, broker_in(lab["b"]) as sender, sink(lab["a"]):
+        for broker, egress, ingress in ((receiver, "20 Mbit/s", "20 Mbit/s"), (sender, "200 Mbit/s", "off")):
+            broker.configuration = CONFIGURATION.format(egress=egress, ingress=ingress)
+            broker.configuration += PEERS.format(pki=tmp_path, host=broker.host.name)
+            broker.start()
+        flood = (lab["b"], STORAGE, (lab["a"].address,))
+        with programs(flood, (lab["a"], TRAINER, (receiver.sessions, lab["b"].address))):
+            address = lab["a"].address
+
+            def held() -> bool:
+                now = storage_of(sender)
+                limited = now["usable_bits_per_s"] <= 20_000_000 < 190_000_000 < now["ceil_bits_per_s"]
+                return limited and f"towards {address}, as a asks; " in now["held"]
+
+            wait_until(held, what=sender.status)
+            (towards,) = sender.status()["interfaces"][0]["destinations"]
+            assert towards["guarantee_bits_per_s"] == 4_000_000 - 4_000_000 // 20, "a fifth of the receiver's way in"
+            wait_until(lambda: "held to" in screen(sender), what=lambda: screen(sender))
+            text = " ".join(screen(sender).split())
+            assert f"towards {address}, as a asks" in text
+            assert "3.8 Mbit/s are promised" in text
+
+
+def test_averages_tell_of_the_promise_and_programs_by_name_of_who_sends_udp_too(lab: Lab) -> None:
+    with broker_in(lab["a"]) as broker, sink(lab["b"]):
+        broker.configuration = CONFIGURATION.format(egress="20 Mbit/s", ingress="off")
+        broker.start()
+        wait_until(lambda: storage_of(broker)["limited_by"]["code"] == "idle", what=broker.status)
+        assert storage_of(broker)["demand_bits_per_s"] == 0
+        address = lab["b"].address
+        with programs((lab["a"], STORAGE, (address,)), (lab["a"], UDP, (address,))):
+
+            def rows() -> dict[tuple[str, str | None], dict[str, Any]]:
+                return {(row["class"], row["command"]): row for row in broker.status()["programs"]}
+
+            wait_until(lambda: ("other", "quicsync") in rows(), what=broker.status)
+            wait_until(lambda: (rows()["other", "quicsync"]["throughput_bits_per_s"] or 0) > 3_000_000, what=rows)
+            udp = rows()["other", "quicsync"]
+            assert (udp["protocol"], udp["port"], udp["rate_source"]) == ("udp", 22000, "rest-of-class")
+            assert 3_000_000 < udp["throughput_bits_per_s"] < 7_000_000, "some 4.9 Mbit/s"
+
+            wait_until(lambda: storage_of(broker)["promise"]["code"] == "kept", what=broker.status)
+            wait_until(lambda: (storage_of(broker)["average_over_s"] or 0) >= 3, what=broker.status)
+            storage = storage_of(broker)
+            assert storage["window_s"] == 3
+            assert storage["average_bits_per_s"] > 10_000_000
+            assert storage["limited_by"]["code"] == "link"
+            sender = next(row for key, row in rows().items() if key[0] == "storage")
+            assert sender["peer"] == address
+            assert 0.8 < sender["throughput_bits_per_s"] / storage["average_bits_per_s"] < 1.2
+            text = screen(broker)
+        assert "quicsync" in text
+        assert "UDP port 22000" in text
+        assert max(map(len, text.splitlines())) <= 80
