@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from broker.cli.screen import COLUMN, NAME, beside, items, line, note, rate, reason_text
+from broker.cli.screen import COLUMN, NAME, NOTE_LENGTH_MAX, beside, items, line, note, rate, reason_text
 from hive_qos.text import printable
 
 SHOWN_MAX = 20
@@ -51,7 +51,7 @@ def _peers(peers: list[Mapping[str, Any]]) -> list[RenderableType]:
     for peer in peers[:SHOWN_MAX]:
         rtt_s = peer.get("rtt_s")
         rtt = f"{1000 * rtt_s:.1f} ms" if isinstance(rtt_s, (int, float)) else "-"
-        address, state = (printable(str(peer.get(key, "?")), length_max=300) for key in ("address", "state"))
+        address, state = (printable(str(peer.get(key, "?")), length_max=NOTE_LENGTH_MAX) for key in ("address", "state"))
         name = printable(str(peer["peer"])) if peer.get("peer") else "not known yet"
         fits = len(address) + len(state) <= PEER_WIDTH
         parts.append(beside(name, f"{rtt:>{COLUMN}}  {address}" + (f": {state}" if fits else ""), style="bold"))

@@ -28,13 +28,13 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Give the whole document, one line each time.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
 ) -> None:
-    """Show what each class gets, what it wants, and why.
+    """Show whose promise is kept, who lends to whom, what limits each job, and who sends.
 
     \b
     Examples:
       hive-qos status
       hive-qos status --watch
-      hive-qos status --json | jq '.interfaces[].classes[] | {name, throughput_bits_per_s, reason}'
+      hive-qos status --json | jq '.interfaces[].classes[] | {name, average_bits_per_s, promise}'
     """
     path = None if socket is None else str(socket)
     if as_json:

@@ -61,7 +61,7 @@ def _alarms(document: Mapping[str, Any]) -> list[RenderableType]:
     number = "no alarms" if not alarms else "1 alarm" if len(alarms) == 1 else f"{len(alarms)} alarms"
     parts: list[RenderableType] = [Text.assemble((host, "bold"), ": ", (number, "green" if not alarms else "bold red"))]
     for alarm in alarms:
-        subject, text = printable(str(alarm.get("subject", ""))), printable(str(alarm.get("text", "")), length_max=500)
+        subject, text = printable(str(alarm.get("subject", ""))), printable(str(alarm.get("text", "")), length_max=NOTE_LENGTH_MAX)
         parts.append(Text(f"! {subject}: {text} [{printable(str(alarm.get('code', '?')))}]", style="bold red"))
     return [*parts, *_guard(document)]
 
@@ -258,7 +258,8 @@ def _programs(document: Mapping[str, Any]) -> list[RenderableType]:
     total, connections = document.get("programs_total"), document.get("tcp_connections")
     more = (total if isinstance(total, int) else len(programs)) - PROGRAMS_SHOWN_MAX
     if more > 0:
-        parts.append(Text(f"and {more:,} more; {count(connections)} TCP connections in all"))
+        known = f"; {connections:,} TCP connections in all" if isinstance(connections, int) else ""
+        parts.append(Text(f"and {more:,} more{known}"))
     if any(row.get("rate_source") == "unknown" for row in programs[:PROGRAMS_SHOWN_MAX]):
         parts.append(Text("unknown: the kernel counts no bytes of a UDP socket that is not registered with the broker"))
     return parts
@@ -266,11 +267,8 @@ def _programs(document: Mapping[str, Any]) -> list[RenderableType]:
 
 def _program(row: Mapping[str, Any]) -> RenderableType:
     pid, name = row.get("pid"), row.get("command")
-    who = (
-        f"{printable(str(name))} {count(pid)}"
-        if name is not None
-        else f"user {count(row.get('uid'))}, pid {count(pid)}"
-    )
+    who = f"user {count(row.get('uid'))}" if name is None else printable(str(name))
+    who += f" {pid}" if isinstance(pid, int) else ""
     unknown = row.get("rate_source") == "unknown"
     about = "~" if row.get("rate_source") == "rest-of-class" else ""
     sends = "unknown" if unknown else about + rate(row.get("throughput_bits_per_s"))

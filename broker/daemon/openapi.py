@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any, Union
 
 from broker.daemon.configurations import TRIAL_S_MAX, TRIAL_S_MIN
+from broker.daemon.programs import Program
 from broker.daemon.snapshot import DaemonInfo, HostLoad, SegmentInfo, SessionInfo
 from broker.daemon.status import SCHEMA
 from broker.holds import Hold, Lease
-from broker.model import Alarm, InterfaceAllocation, Need, ScheduleInForce, SenderSample
+from broker.model import Alarm, InterfaceAllocation, Need, Reason, ScheduleInForce, SenderSample
 from broker.peers.report import PeerStatus
 from broker.policy import Policy
 from broker.votes import Heard
@@ -30,6 +31,7 @@ def description() -> dict[str, Any]:
     components: dict[str, Any] = {}
     interface = _of(InterfaceAllocation, components)
     _leave_out(components["InterfaceAllocation"], "jobs", "flows", "segments")  # shown by themselves
+    components["ClassAllocation"]["properties"] |= _of_way_out(components)
     _of(Hold, components)
     _of(Lease, components)
     for name in ("Hold", "Lease"):
@@ -40,6 +42,7 @@ def description() -> dict[str, Any]:
         load=_of(HostLoad, components),
         interfaces=_list({"allOf": [interface, _object(shaped={"type": "boolean"}, measured=_measured(components))]}),
         flows=_list({"$ref": "#/components/schemas/Flow"}), flows_total=_COUNT, tcp_connections=_COUNT,
+        programs=_list({"$ref": "#/components/schemas/Program"}), programs_total=_COUNT,
         jobs=_list({"$ref": "#/components/schemas/Job"}), schedules=_list(_of(ScheduleInForce, components)),
         needs=_list({"$ref": "#/components/schemas/Need"}), holds=_list({"$ref": "#/components/schemas/Hold"}),
         leases=_list({"$ref": "#/components/schemas/Lease"}), peers=_list(_of(PeerStatus, components)),
@@ -47,9 +50,12 @@ def description() -> dict[str, Any]:
         alarms=_list(_of(Alarm, components)),
     )  # fmt: skip
     _of(SegmentInfo, components)  # the keys that an interface has besides while it is shaped
-    flow = {"flow": _TEXT, "kind": {"enum": ["socket", "connection", "tcp", "probe"]}, "class": _TEXT}
+    flow = {"flow": _TEXT, "kind": {"enum": ["socket", "connection", "tcp", "udp", "probe"]}, "class": _TEXT}
     components["Flow"] = _object(**flow)
     components["Flows"] = _object(schema={"const": SCHEMA}, flows=_list({"$ref": "#/components/schemas/Flow"}))
+    _of(Program, components)
+    _leave_out(components["Program"], "traffic_class")
+    components["Program"] = {"allOf": [components["Program"], _object(**{"class": _TEXT})]}
     components["Job"] = _object(
         job=_TEXT, uid=_COUNT, sessions=_COUNT, sockets=_COUNT,
         bursts=_list(_object(
@@ -101,6 +107,16 @@ def _get(summary: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
     content = {"text/plain": {"schema": _TEXT}} if schema is None else {"application/json": {"schema": schema}}
     answers = {"200": {"description": "as of the last tick", "content": content}}
     return {"get": {"summary": summary, "responses": answers | _errors("403", "503")}}
+
+
+def _of_way_out(components: dict[str, Any]) -> dict[str, Any]:
+    """What a class of a way out has besides its allocation."""
+    reason = _of(Reason, components)
+    return {
+        "window_s": _NUMBER, "average_bits_per_s": _FIGURE, "average_over_s": {"type": ["number", "null"]},
+        "usable_bits_per_s": _COUNT, "owed_bytes": _COUNT, "lends_bits_per_s": {"type": "object"}, "lending": _TEXT,
+        "held": _TEXT, "promise": reason, "limited_by": reason,
+    }  # fmt: skip
 
 
 def _post(summary: str, parameters: list[Any]) -> dict[str, Any]:

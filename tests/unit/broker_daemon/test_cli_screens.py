@@ -201,6 +201,32 @@ def test_colours_add_nothing_that_words_do_not_say(name: str) -> None:
     assert [line.rstrip() for line in plain.splitlines()] == screen(value).splitlines()
 
 
-if __name__ == "__main__":
-    for name, make in SITUATIONS.items():
-        print(f"--- {name}\n{screen(document(make()))}")
+def test_ten_thousand_connections_of_many_programs_are_the_busiest_and_a_number() -> None:
+    tcp = [connection(f"10.0.{number}.9", number) for number in range(1, 251)]
+    rates = {one.question: Average(1000 * MBIT // (9 + number), 2.0) for number, one in enumerate(tcp, 1)}
+    many = replace(
+        sharing(),
+        tcp=tuple((one, "storage") for one in tcp),
+        tcp_connections=10_000,
+        origins={one.inode: Origin(one.inode, "rsync") for one in tcp},
+        figures=Figures(sent=rates),
+    )
+    value = document(many)
+    assert (len(value["programs"]), value["programs_total"]) == (20, 251)
+    text = screen(value)
+    assert "rsync 1           storage   100 Mbit/s" in text, "the busiest first"
+    assert "and 241 more; 10,000 TCP connections in all" in text
+    assert len(text.splitlines()) < 40
+
+
+def test_a_reason_and_a_name_of_any_length_are_wrapped_and_not_cut() -> None:
+    value = document(sharing())
+    value["jobs"][0]["job"] = "nightly-llama-70b-pretraining-with-a-name-that-is-longer-than-40-columns"
+    words = "because " * 40
+    value["interfaces"][0]["classes"][2]["limited_by"] = {"code": "link", "text": words}
+    value["peers"] = [{"address": "10.0.0.9", "peer": "store-1", "state": f"refused: {words}", "rtt_s": None}]
+    text = screen(value)
+    assert value["jobs"][0]["job"] in text
+    assert text.count("because") == 80
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
