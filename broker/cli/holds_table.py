@@ -39,9 +39,9 @@ def _rates(entries: list[Mapping[str, Any]], title: str, who: str) -> list[Rende
         granted = rate(entry.get("granted_bits_per_s")) if entry.get("granted") is not False else "refused"
         name, of = printable(str(entry.get(who, "?"))), printable(str(entry.get("class", "?")))
         parts.append(line(name, of, rate(entry.get("rate_bits_per_s")), granted, style="bold"))
-        as_asked = isinstance(verdict, Mapping) and verdict.get("code") == "held-for-peer"
-        texts = (reason_text(entry.get("reason")), "" if as_asked else reason_text(verdict))
-        parts += [note(text) for text in texts if text]
+        said = verdict if isinstance(verdict, Mapping) else entry.get("reason")
+        if (text := reason_text(said)) and not (isinstance(said, Mapping) and said.get("code") == "held-for-peer"):
+            parts.append(note(text))
     return [*parts, *_more(entries)]
 
 
@@ -51,7 +51,8 @@ def _peers(peers: list[Mapping[str, Any]]) -> list[RenderableType]:
     for peer in peers[:SHOWN_MAX]:
         rtt_s = peer.get("rtt_s")
         rtt = f"{1000 * rtt_s:.1f} ms" if isinstance(rtt_s, (int, float)) else "-"
-        address, state = (printable(str(peer.get(key, "?")), length_max=NOTE_LENGTH_MAX) for key in ("address", "state"))
+        address = printable(str(peer.get("address", "?")))
+        state = printable(str(peer.get("state", "?")), length_max=NOTE_LENGTH_MAX)
         name = printable(str(peer["peer"])) if peer.get("peer") else "not known yet"
         fits = len(address) + len(state) <= PEER_WIDTH
         parts.append(beside(name, f"{rtt:>{COLUMN}}  {address}" + (f": {state}" if fits else ""), style="bold"))

@@ -29,6 +29,7 @@ PROGRAMS_SHOWN_MAX = 10
 """What fits on a screen. `--json` has more."""
 SILENT_PROMISES = ("not-measured", "not-claimed")
 SILENT_LIMITS = ("idle", "itself", "hold")
+SILENT_REASONS = ("idle", "link-is-free")
 """Nothing that a person has to be told beside the figures and what else is said; `held` says more of a hold."""
 
 
@@ -61,8 +62,9 @@ def _alarms(document: Mapping[str, Any]) -> list[RenderableType]:
     number = "no alarms" if not alarms else "1 alarm" if len(alarms) == 1 else f"{len(alarms)} alarms"
     parts: list[RenderableType] = [Text.assemble((host, "bold"), ": ", (number, "green" if not alarms else "bold red"))]
     for alarm in alarms:
-        subject, text = printable(str(alarm.get("subject", ""))), printable(str(alarm.get("text", "")), length_max=NOTE_LENGTH_MAX)
-        parts.append(Text(f"! {subject}: {text} [{printable(str(alarm.get('code', '?')))}]", style="bold red"))
+        subject, code = (printable(str(alarm.get(key, "?"))) for key in ("subject", "code"))
+        text = printable(str(alarm.get("text", "")), length_max=NOTE_LENGTH_MAX)
+        parts.append(Text(f"! {subject}: {text} [{code}]", style="bold red"))
     return [*parts, *_guard(document)]
 
 
@@ -139,7 +141,8 @@ def _class(entry: Mapping[str, Any], *, said: Collection[str]) -> list[Renderabl
         )
     ]
     if limited_by is None:  # an earlier version, or a way in: what was decided is all that is known
-        return [*parts, *_notes(reason_text(entry.get("reason")))]
+        silent = _code(entry.get("reason")) in SILENT_REASONS
+        return parts if silent else [*parts, *_notes(reason_text(entry.get("reason")))]
     if idle:
         return parts
     promise, lending = entry.get("promise"), printable(str(entry.get("lending", "")))

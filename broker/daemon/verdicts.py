@@ -226,7 +226,7 @@ def job_limit(
     if sends < SENDING_BITS_PER_S and not flows:
         return Reason("idle", "")
     if processors_used is not None and processors_used >= BUSY:
-        return Reason("processor", f"nothing waits here, all processors are busy ({100 * processors_used:.0f} %)")
+        return Reason("processor", f"nothing waits here, all processors are busy ({processors_used:.0%})")
     waiting = [flow for flow in flows if not flow.application_limited and flow.rtt_s is not None]
     if sends < SENDING_BITS_PER_S or not waiting:
         return (
