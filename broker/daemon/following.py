@@ -20,13 +20,14 @@ NOW_S = 2.0
 class Figures:
     """As of one tick: `classes` and `towards` over the window, `classes_now` and `destinations` over two seconds.
 
-    Keys: (interface, class); of jobs (interface, class, job's key); of destinations (interface, class, address). `sent`
-    and `received` are what connections do now, by their keys.
+    Keys: (interface, class); of jobs (interface, class, job's key); of destinations (interface, class, address).
+    `arriving` is what comes in now, by interface; `sent` and `received` are what connections do now, by their keys.
     """
 
     classes: Mapping[Hashable, Average] = field(default_factory=dict)
     jobs: Mapping[Hashable, Average] = field(default_factory=dict)
     classes_now: Mapping[Hashable, Average] = field(default_factory=dict)
+    arriving: Mapping[Hashable, Average] = field(default_factory=dict)
     destinations: Mapping[Hashable, Average] = field(default_factory=dict)
     towards: Mapping[Hashable, Average] = field(default_factory=dict)
     sent: Mapping[Hashable, Average] = field(default_factory=dict)
@@ -41,7 +42,8 @@ class Following:
 
     def __init__(self) -> None:
         self._classes, self._jobs, self._towards = (Averages(parts=12) for _ in range(3))
-        self._now, self._destinations, self._sent, self._received = (Averages(parts=4) for _ in range(4))
+        self._now, self._arriving, self._destinations = (Averages(parts=4) for _ in range(3))
+        self._sent, self._received = Averages(parts=4), Averages(parts=4)
 
     def follow(
         self, measurements: Measurements, tcp: Iterable[tuple[TcpConnection, str]], *, decision: Decision,
@@ -62,6 +64,8 @@ class Following:
             if sample.counters_age_s is not None:
                 read_s = now_s - sample.counters_age_s
                 self._follow_link(sample, held.get(sample.name, set()), windows_s, read_s=read_s)
+            if sample.received_bytes is not None:
+                self._arriving.follow(sample.name, sample.received_bytes, window_s=NOW_S, now_s=now_s)
             for flow in sample.flows:
                 if flow.source == "report":
                     self._count(flow.key, flow.delivered_bytes, flow.received_bytes, now_s=now_s - flow.age_s)
@@ -69,8 +73,8 @@ class Following:
             self._count(one.question, one.acked_bytes, one.received_bytes, now_s=one.at_s)
         return Figures(
             classes=self._classes.known(), jobs=self._jobs.known(), classes_now=self._now.known(),
-            destinations=self._destinations.known(), towards=self._towards.known(), sent=self._sent.known(),
-            received=self._received.known(),
+            arriving=self._arriving.known(), destinations=self._destinations.known(), towards=self._towards.known(),
+            sent=self._sent.known(), received=self._received.known(),
         )  # fmt: skip
 
     def _follow_link(

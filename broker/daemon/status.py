@@ -130,6 +130,8 @@ def _link_of(snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSa
         peers={lease.address: lease.peer for lease in leases},
         elsewhere_bytes=held.waiting_bytes(sample.destinations, addresses) if sample is not None else 0,
         owed_bytes=int(max(0.0, owed_bits) / 8),
+        way_in=next((one for one in snapshot.decision.allocation.ingress if one.name == entry.name), None),
+        arriving=figures.arriving.get(entry.name),
     )
 
 

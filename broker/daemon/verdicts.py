@@ -41,7 +41,8 @@ class Link:
 
     Fields: `averages` of classes over their `windows_s`; `lender_now` and `destinations` what storage sends now, in all
     and to each held address; `towards` what went there over the lender's window, of what was `promised_there`; `peers`
-    whose broker asked for it; `elsewhere_bytes` what waits because of that; `owed_bytes` what storage is owed.
+    whose broker asked for it; `elsewhere_bytes` what waits because of that; `owed_bytes` what storage is owed;
+    `way_in` the same link's other way, where it is looked after, and what is `arriving` there now.
     """
 
     entry: InterfaceAllocation
@@ -54,6 +55,8 @@ class Link:
     peers: Mapping[str, str]
     elsewhere_bytes: int
     owed_bytes: int
+    way_in: InterfaceAllocation | None = None
+    arriving: Average | None = None
 
     @property
     def full(self) -> bool:
@@ -225,6 +228,9 @@ def job_limit(
         return _crowded(link, job, of)
     if sends < SENDING_BITS_PER_S and not flows:
         return Reason("idle", "")
+    way_in, arriving = link.way_in, link.arriving
+    if way_in is not None and arriving is not None and arriving.bits_per_s >= FULL * way_in.capacity_bits_per_s:
+        return Reason("link", _way_in_text(way_in, arriving))
     if processors_used is not None and processors_used >= BUSY:
         return Reason("processor", f"nothing waits here, all processors are busy ({processors_used:.0%})")
     waiting = [flow for flow in flows if not flow.application_limited and flow.rtt_s is not None]
@@ -244,6 +250,13 @@ def _crowded(link: Link, job: JobAllocation, of: ClassAllocation) -> Reason:
         return Reason("class", f"{job.reason.text}; {len(others)} other jobs send in {of.name}")
     limit = class_limit(link, of)
     return limit if limit.code in ("hold", "burst", "ceiling") else Reason("link", f"it is full, {_others(link, of)}")
+
+
+def _way_in_text(way_in: InterfaceAllocation, arriving: Average) -> str:
+    comes, carries = format_rate(arriving.bits_per_s), format_rate(way_in.capacity_bits_per_s)
+    brings = next((one.throughput_bits_per_s for one in way_in.classes if one.name == LENDER), None)
+    text = f"nothing waits here, the way in is full: {comes} of {carries}"
+    return f"{text}, {format_rate(brings)} of it {LENDER}" if brings else text
 
 
 def _peer_text(flow: FlowSample) -> str:

@@ -145,3 +145,13 @@ def test_a_job_of_storage_towards_a_held_host_is_limited_by_the_hold() -> None:
     job, flow = replace(JOB, traffic_class="storage"), replace(FLOW, peer="10.91.0.1", traffic_class="storage")
     verdict = verdicts.job_limit(found, job, of(found, "storage"), flows=(flow,), processors_used=0.1)
     assert (verdict.code, verdict.text) == ("hold", "held to 1.02 Mbit/s towards 10.91.0.1, as its broker asks")
+
+
+def test_a_job_that_waits_for_a_flooded_way_in_says_so_and_how_much_of_it_is_storage() -> None:
+    storage = replace(of(link({}, {}), "storage"), throughput_bits_per_s=15_000_000)
+    way_in = InterfaceAllocation("eth0", "ingress", 19_000_000, "configured", FREE, (storage,))
+    found = link({"compute": 10_000_000}, {}, way_in=way_in, arriving=Average(18_500_000, 2.0))
+    verdict = verdicts.job_limit(found, JOB, of(found, "compute"), flows=(FLOW,), processors_used=0.99)
+    assert verdict == Reason(
+        "link", "nothing waits here, the way in is full: 18.5 Mbit/s of 19 Mbit/s, 15 Mbit/s of it storage"
+    )
