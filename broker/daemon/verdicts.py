@@ -32,7 +32,7 @@ MATTERS = 0.05
 """Part of a link from which on a class is named among those that use it up."""
 BURST_CODES = ("yields-to-burst", "expects-burst")
 CEILING_CODES = ("held-by-ceiling", "held-by-schedule", "held-by-presence")
-OF_CLASS_CODES = ("shares-its-class", "job-guaranteed")
+SATISFIED_CODES = ("idle", "gets-what-it-wants")
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def job_limit(
     """
     sends = job.throughput_bits_per_s or 0
     queued = (job.backlog_bytes or 0) >= BACKLOG_BYTES_MIN
-    at_share = job.reason.code in OF_CLASS_CODES and sends >= FULL * job.share_bits_per_s
+    at_share = job.reason.code not in SATISFIED_CODES and sends >= FULL * job.share_bits_per_s
     held = {hold.address: hold for hold in link.holds} if of.name == LENDER else {}
     towards = next((held[flow.peer] for flow in flows if flow.peer in held), None)
     if towards is not None and link.elsewhere_bytes >= BACKLOG_BYTES_MIN:
