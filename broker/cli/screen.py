@@ -16,6 +16,7 @@ from hive_qos.units import format_rate, format_size
 NAME, COLUMN = 18, 12
 """Of the name, and of each figure: a space and "38.8 Mbit/s". Five figures and a name are 78 columns."""
 NOTE_LENGTH_MAX = 500
+"""Longer than every reason of ours, and six lines at most of a text that somebody else chose."""
 
 
 def line(name: str, *figures: str, style: str = "") -> RenderableType:

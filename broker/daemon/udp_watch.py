@@ -14,10 +14,12 @@ from broker.daemon.slices import Sliced
 from broker.daemon.sock_diag import UdpSocket, udp_pages
 
 SHARE, SLICE_S, INTERVAL_S = 0.002, 0.002, 2.0
+"""A thousand sockets take 3 ms: two slices, and 0.15 % of a core."""
 SHOWN_MAX = 32
 SENT_S = 30.0
 """So long a socket counts as sending after something of it was seen waiting: a look meets a queue by chance."""
 RETRY_S = 60.0
+"""A kernel without udp_diag gets it only when somebody loads the module."""
 
 
 class UdpWatch:
