@@ -11,7 +11,7 @@ import os
 import socket
 from pathlib import Path
 
-from broker.guard import nobody_in_charge
+from broker.in_charge import claims
 from hive_qos.errors import HiveError
 from shaping.ceilings import journalled_lines, open_ceilings, own_roots
 from shaping.journal import Journal
@@ -36,7 +36,7 @@ def open_abandoned(state_directory: Path) -> str | None:
             names = ", ".join(sorted(socket.if_indextoname(index) for index in roots))
             if os.geteuid() != 0:
                 return f"a broker that has ended may hold back traffic on {names}; `sudo hive-qos status` opens that"
-            if not nobody_in_charge():
+            if claims():
                 return None
             stop_redirecting(tc)
             changed = open_ceilings(tc, dict.fromkeys(roots) | journalled_lines(Journal(state_directory)))
@@ -44,4 +44,4 @@ def open_abandoned(state_directory: Path) -> str | None:
         return f"what a broker has left here cannot be looked at: {problem}"
     if not changed:
         return f"a broker that has ended has left its classes on {names}, all open; `hive-qos clear` removes them"
-    return f"a broker that was killed held back traffic on {names}; nobody is held back any more ({changed} classes opened)"
+    return f"a broker that was killed held back traffic on {names}; nobody is held back any more ({changed} opened)"

@@ -33,8 +33,8 @@ from broker.daemon.parts import Given, Parts, compose, marking_control
 from broker.daemon.reloads import Reloads
 from broker.daemon.runtime import Lock, NamespaceLock, directory
 from broker.daemon.showing import Showing
-from broker.in_charge import NAME
 from broker.daemon.snapshot import Snapshot
+from broker.in_charge import NAME
 from broker.policy import PeersPolicy
 from hive_qos.errors import ShapingError
 from shaping.journal import Journal
