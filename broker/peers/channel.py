@@ -211,7 +211,7 @@ class PeerChannel:
         if type(run) is not bytes or len(run) != wire.RUN_BYTES:
             self._refuse(event.connection, address, WireCode.HELLO_INVALID, "its hello does not name its run", now_s)
             return
-        if not self._make_room(now_s):
+        if not self._make_room(event.peer, now_s):
             reason = f"{CONNECTIONS_MAX} brokers are connected already"
             self._refuse(event.connection, address, WireCode.TOO_MANY_CONNECTIONS, reason, now_s)
             return
@@ -325,7 +325,7 @@ class PeerChannel:
         for connection in self._connections:
             self._has_moved(connection, measured, now_s)
         for connection in self._connections.idle(self._is_needed, now_s=now_s):
-            self._close_idle(connection, now_s)
+            self._close_unneeded(connection, "idle", now_s)
         if self._carrier.failed and not self._failed:
             self._failed = True
             self._log.error("peers", error=_ENGINE_FAILED)
@@ -346,17 +346,17 @@ class PeerChannel:
         leases = self._book.leases(now_s=self._clock())
         return any((lease.peer, lease.address) == (connection.peer, connection.address) for lease in leases)
 
-    def _make_room(self, now_s: float) -> bool:
-        """Whether one more connection has room; one that nobody needs goes for it."""
+    def _make_room(self, peer: str, now_s: float) -> bool:
+        """Whether one more connection of a peer has room; one of another may go for it (`Connections.to_displace`)."""
         if not self._connections.full:
             return True
-        least = self._connections.least_needed(self._is_needed, now_s=now_s)
-        if least is not None:
-            self._close_idle(least, now_s)
-        return least is not None
+        displaced = self._connections.to_displace(peer, self._is_needed, now_s=now_s)
+        if displaced is not None:
+            self._close_unneeded(displaced, "no room", now_s)
+        return displaced is not None
 
-    def _close_idle(self, connection: Connection, now_s: float) -> None:
-        self._carrier.disconnect(connection.number, WireCode.NO_ERROR, "idle")
+    def _close_unneeded(self, connection: Connection, why: str, now_s: float) -> None:
+        self._carrier.disconnect(connection.number, WireCode.NO_ERROR, why)
         self._drop(connection, now_s)
 
     def _drop(self, connection: Connection, now_s: float) -> None:

@@ -1,7 +1,15 @@
-"""The connections that are up, and which of them may go. No input or output, no clock."""
+"""The connections that are up, and which of them may go. No input or output, no clock.
+
+A peer is the name in its certificate; nothing that it says of itself gives it more room. The engine refuses a peer's
+ninth connection (`transport.engine.admission`). Where the table is full a newcomer is let in if
+- another peer has at least two more connections than the newcomer's: one of those that have most loses one, or
+- it is the first of its peer, and there is one that nobody needs.
+So a peer with many is never let in at the cost of one with few.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,7 +18,7 @@ CONNECTIONS_MAX = 128
 IDLE_S = 60.0
 """Who dialled closes a connection over which nothing went for so long, unless it is wanted."""
 CROWDED_IDLE_S = 5.0
-"""Where there is no room for one more, one that nobody needs goes after so long already."""
+"""Where there is no room for a peer's first, one that nobody needs goes after so long already."""
 
 
 @dataclass(eq=False)
@@ -78,7 +86,14 @@ class Connections:
                 one.used_s = now_s
         return [one for one in self if one.dialled and now_s - one.used_s > IDLE_S]
 
-    def least_needed(self, is_needed: Callable[[Connection], bool], *, now_s: float) -> Connection | None:
-        """The one to close first where there is no room, if any may be closed."""
-        idle = [one for one in self if now_s - one.used_s > CROWDED_IDLE_S and not is_needed(one)]
-        return min(idle, key=lambda one: one.used_s, default=None)
+    def to_displace(self, peer: str, is_needed: Callable[[Connection], bool], *, now_s: float) -> Connection | None:
+        """The one to close for one more of `peer` where there is no room, if any may be closed."""
+        counts = Counter(one.peer for one in self)
+        most = max(counts.values())
+        if most >= counts[peer] + 2:
+            among = [one for one in self if counts[one.peer] == most]
+        elif peer not in counts:
+            among = [one for one in self if now_s - one.used_s > CROWDED_IDLE_S and not is_needed(one)]
+        else:
+            among = []
+        return min(among, key=lambda one: (is_needed(one), one.used_s), default=None)

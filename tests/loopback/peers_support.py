@@ -7,9 +7,10 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from cryptography import x509
@@ -200,13 +201,14 @@ class Rogue:
         port: int = 0,
         settings: EngineSettings = SETTINGS,
         run: bytes | None = b"r" * wire.RUN_BYTES,
+        said: Mapping[int, object] = MappingProxyType({}),
     ) -> None:
         self.events: list[Event] = []
         self.condition = threading.Condition()
         self.engine = create_engine(engine, settings, self._on_events)
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.bind((host, port))
-        hello: dict[int, object] = {HelloKey.NODE: "rogue"}
+        hello: dict[int, object] = {HelloKey.NODE: "rogue", **said}
         if run is not None:
             hello[wire.HELLO_RUN] = run
         self.endpoint = self.engine.add_endpoint(sock, credentials=credentials, trust=trust, hello=hello, bulk=False)
@@ -220,6 +222,10 @@ class Rogue:
     def find(self, kind: type[E]) -> E | None:
         with self.condition:
             return next((event for event in self.events if isinstance(event, kind)), None)
+
+    def count(self, kind: type[E]) -> int:
+        with self.condition:
+            return sum(isinstance(event, kind) for event in self.events)
 
     def dial(self, broker: Broker) -> None:
         self.engine.connect(self.endpoint, broker.address, expected_peer=None)

@@ -24,7 +24,7 @@ from hive_qos.units import RATE_BITS_PER_S_MAX
 from transport.engine.base import ConnectionDown, ConnectionUp, Credentials, EngineSettings
 from transport.identity import ephemeral_identity
 from transport.wire.errors import WireCode
-from transport.wire.hello import ALPN
+from transport.wire.hello import ALPN, APPLICATION_KEY_MIN
 
 __all__ = ["engines", "pytest_generate_tests"]
 Make = Callable[..., Rogue]
@@ -345,6 +345,44 @@ def test_who_says_nothing_is_let_go_for_who_comes_when_there_is_no_room(
     until(lambda: victim.leases, victim)
     assert [lease.peer for lease in victim.leases] == ["late"]
     assert len(victim.connections()) == 1
+
+
+@over(*EACH, ("native", "aioquic"), ("aioquic", "native"))
+def test_one_certificate_has_eight_connections_whatever_ranks_it_makes_up(
+    victim: Broker, rogue: Make, cluster: Cluster
+) -> None:
+    greedy = [rogue(said={APPLICATION_KEY_MIN: rank}) for rank in range(3)]
+    for one in greedy * 4:
+        one.dial(victim)
+    until(lambda: sum(one.count(ConnectionDown) for one in greedy) == 4, victim, what=victim.connections)
+    assert len(victim.connections()) == 8
+    honest = rogue(cluster.credentials("honest"))
+    honest.send(honest.met(victim), ask(1))
+    until(lambda: victim.leases, victim)
+    assert [lease.peer for lease in victim.leases] == ["honest"]
+
+
+@over(*EACH)
+def test_a_full_table_lets_a_peer_with_few_in_and_refuses_one_with_many(
+    victim: Broker, rogue: Make, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 4)
+    greedy = rogue(cluster.credentials("greedy"))
+    for _ in range(4):
+        greedy.dial(victim)
+    until(lambda: len(victim.connections()) == 4, victim, what=victim.connections)
+    greedy.send(greedy.find(ConnectionUp).connection, ask(1))  # type: ignore[union-attr]
+    until(lambda: victim.leases, victim)
+    honest = rogue(cluster.credentials("honest"))
+    honest.send(honest.met(victim), ask(1))
+    until(lambda: [lease.peer for lease in victim.leases] == ["greedy", "honest"], victim, what=lambda: victim.leases)
+    assert greedy.count(ConnectionDown) == 1
+    victim.later_s = connections.CROWDED_IDLE_S + 1.0
+    for dialled in range(1, 4):
+        greedy.dial(victim)
+        until(lambda dialled=dialled: greedy.count(ConnectionDown) == 1 + dialled, victim, what=lambda: greedy.events)
+    assert honest.find(ConnectionDown) is None, "it is the only one of its peer"
+    assert len(victim.connections()) == 4
 
 
 @over(*EACH)

@@ -19,7 +19,9 @@ from transport.wire.hello import APPLICATION_KEY_MIN, HelloKey, LimitKey, check_
 from transport.wire.varint import VARINT_MAX
 
 LINKS_PER_PEER_MAX = 8
-"""Of one name, rank and kind: four lanes, and each dialled again before the loss of the old one was noticed."""
+"""Of one name, rank and kind: four lanes, and each dialled again before the loss of the old one was noticed.
+
+Of brokers, which have no rank: two addresses each way, dialled by both sides."""
 LINKS_PER_NAME_MAX = 512
 """A host's certificate may serve all its ranks: 64 of them, four lanes each and one for bulk, some dialled again."""
 
@@ -61,9 +63,12 @@ def admit_hello(own: Mapping[int, object], theirs: Mapping[int, Any]) -> None:
         raise WireError(WireCode.JOB_MISMATCH, f"is of another run of job {job!r}")
 
 
-def identity_of(peer: str, hello: Mapping[int, Any], *, bulk: bool) -> Identity:
-    """As whom a verified peer is counted."""
-    rank = hello.get(APPLICATION_KEY_MIN)
+def identity_of(peer: str, own: Mapping[int, object], theirs: Mapping[int, Any], *, bulk: bool) -> Identity:
+    """As whom a verified peer is counted: by its name, and by the rank in its hello where our own has one too.
+
+    A rank is the peer's own word. Brokers have none, so what a peer says there gives its certificate no more room.
+    """
+    rank = theirs.get(APPLICATION_KEY_MIN) if APPLICATION_KEY_MIN in own else None
     return peer, rank if isinstance(rank, int) else None, bulk
 
 

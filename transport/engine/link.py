@@ -102,7 +102,7 @@ class Link:
     @property
     def identity(self) -> admission.Identity:
         """As whom the other end is counted."""
-        return admission.identity_of(self.peer, self.peer_hello or {}, bulk=self.bulk)
+        return admission.identity_of(self.peer, self.hello, self.peer_hello or {}, bulk=self.bulk)
 
     @property
     def message_bytes_max(self) -> int:

@@ -17,7 +17,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cryptography import x509
@@ -103,13 +103,8 @@ class _Link:
     peer: str = ""
     addresses: frozenset[str] = frozenset()
     verified: bool = False
-    hello: Mapping[int, Any] = field(default_factory=dict)
+    identity: admission.Identity | None = None
     up: bool = False
-
-    @property
-    def identity(self) -> admission.Identity:
-        """As whom the other end is counted."""
-        return admission.identity_of(self.peer, self.hello, bulk=self.bulk)
 
 
 class NativeEngine(Engine):
@@ -376,13 +371,13 @@ class NativeEngine(Engine):
         try:
             hello = decode_map(body)
             admission.admit_hello(own, hello)
-            link.hello = hello
-            others = sum(1 for other in list(self._links.values()) if other.up and other.identity == link.identity)
+            link.identity = identity = admission.identity_of(link.peer, own, hello, bulk=link.bulk)
+            others = sum(1 for other in list(self._links.values()) if other.up and other.identity == identity)
             admission.admit_to_identity(others)
         except WireError as error:
             self._core.refuse(number, error.wire_code, error.reason)
             return None
-        rank = link.identity[1]
+        rank = identity[1]
         accepted = admission.message_bytes_accepted(hello)
         account = "" if rank is None else str(rank)
         both_native = self.settings.dead_after_s is None and hello.get(HelloKey.ENGINE) == self.name

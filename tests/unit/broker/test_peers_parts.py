@@ -90,8 +90,10 @@ def test_a_peer_that_comes_back_has_no_new_allowance_while_another_connection_of
     assert posted == []
 
 
-def connection(number: int, *, address: str = "10.0.0.1", dialled: bool = True, used_s: float = 0.0) -> Connection:
-    return Connection(number, f"p{number}", address, b"r" * 16, "native", True, dialled, used_s, used_s)
+def connection(
+    number: int, *, peer: str = "", address: str = "10.0.0.1", dialled: bool = True, used_s: float = 0.0
+) -> Connection:
+    return Connection(number, peer or f"p{number}", address, b"r" * 16, "native", True, dialled, used_s, used_s)
 
 
 def test_the_oldest_connection_to_an_address_is_used_and_the_other_when_it_is_gone() -> None:
@@ -131,10 +133,26 @@ def test_where_there_is_no_room_the_longest_idle_one_goes_first() -> None:
         assert not connections.full
         connections.add(connection(number, dialled=False, used_s=float(number % 7) + 1))
     assert connections.full
-    least = connections.least_needed(lambda one: one.number == 0, now_s=CROWDED_IDLE_S + 3)
+    least = connections.to_displace("new", lambda one: one.number == 0, now_s=CROWDED_IDLE_S + 3)
     assert least is not None
     assert least.number == 7
-    assert connections.least_needed(lambda one: True, now_s=100.0) is None
+    assert connections.to_displace("p3", lambda one: False, now_s=100.0) is None, "it has one"
+    assert connections.to_displace("new", lambda one: True, now_s=100.0) is None
+
+
+def test_where_there_is_no_room_whoever_has_most_loses_one_to_whoever_has_two_fewer() -> None:
+    connections = Connections()
+    for number, peer in enumerate(["two", "three", "three", "three", "two", "one"]):
+        connections.add(connection(number, peer=peer, used_s=float(number)))
+
+    def displaced(peer: str) -> int | None:
+        one = connections.to_displace(peer, lambda one: one.number == 1, now_s=10.0)
+        return None if one is None else one.number
+
+    assert displaced("new") == 2, "the longest unused of the three, but for the one that is needed"
+    assert displaced("one") == 2
+    assert displaced("two") is None
+    assert displaced("three") is None
 
 
 def test_a_refusal_is_logged_once_and_shown_for_a_while() -> None:

@@ -61,10 +61,16 @@ def test_as_many_as_there_may_be_are_let_in_and_no_more(admit, most: int) -> Non
 
 
 def test_ranks_and_kinds_of_one_name_are_counted_apart() -> None:
+    own = {APPLICATION_KEY_MIN: 5}
     hellos = [{}, {APPLICATION_KEY_MIN: 0}, {APPLICATION_KEY_MIN: 1}]
-    identities = {identity_of("host", hello, bulk=bulk) for hello in hellos for bulk in (False, True)}
+    identities = {identity_of("host", own, hello, bulk=bulk) for hello in hellos for bulk in (False, True)}
     assert len(identities) == 6
-    assert identity_of("host", {APPLICATION_KEY_MIN: [1]}, bulk=False) == ("host", None, False)
+    assert identity_of("host", own, {APPLICATION_KEY_MIN: [1]}, bulk=False) == ("host", None, False)
+
+
+def test_a_rank_counts_for_nothing_among_those_who_have_none() -> None:
+    identities = {identity_of("host", {}, {APPLICATION_KEY_MIN: rank}, bulk=False) for rank in range(20)}
+    assert identities == {("host", None, False)}
 
 
 def test_a_peer_that_names_no_limit_accepts_what_can_be_written() -> None:
@@ -98,6 +104,6 @@ def test_any_hello_that_can_be_read_is_let_in_or_refused_and_what_it_says_fits(
     except WireError:
         return
     assert 0 <= message_bytes_accepted(hello) < 2**62
-    rank = identity_of("peer", hello, bulk=False)[1]
+    rank = identity_of("peer", {APPLICATION_KEY_MIN: 0}, hello, bulk=False)[1]
     assert rank is None or isinstance(rank, int)
     assert len(f"{hello.get(HelloKey.JOB, '')}".encode()) <= TEXT_BYTES_MAX
