@@ -1,6 +1,7 @@
 //! An engine from its start to its end, without a network: its connections never begin.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -25,6 +26,7 @@ fn connect(engine: &Arc<Engine>, thread: &Thread) -> Arc<Link> {
         nobody,
         Bytes::new(),
         true,
+        Duration::from_secs(10),
         false,
         Measure::new(),
     );

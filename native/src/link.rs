@@ -55,6 +55,8 @@ pub struct Link {
     pub stage: sync::watch::Sender<Stage>,
     remote: SocketAddr,
     hello: Bytes,
+    /// By then QUIC's handshake is complete, which proves the peer's address; what follows may wait for Python.
+    patience: Duration,
     /// Of the thread that its endpoint lives on.
     thread: Handle,
     connection: OnceLock<Connection>,
@@ -92,6 +94,7 @@ impl Link {
         remote: SocketAddr,
         hello: Bytes,
         dialled: bool,
+        patience: Duration,
         bulk: bool,
         measure: Arc<Measure>,
     ) -> Arc<Self> {
@@ -122,6 +125,7 @@ impl Link {
             stage: sync::watch::channel(Stage::Handshaking).0,
             remote,
             hello,
+            patience,
             thread,
             connection: OnceLock::new(),
             unwanted: Notify::new(),
@@ -193,9 +197,10 @@ impl Link {
     /// See a connection through, from its first packet to its last.
     pub async fn run(self: Arc<Self>, connection: Connection) {
         let settings = &self.engine.settings;
-        let deadline = tokio::time::Instant::now() + settings.handshake_timeout;
+        let began = tokio::time::Instant::now();
+        let deadline = began + settings.handshake_timeout;
         let connected = tokio::select! {
-            connected = timeout_at(deadline, connection.established()) => Some(connected),
+            connected = timeout_at(began + self.patience, connection.established()) => Some(connected),
             () = self.unwanted.notified() => None,
         };
         let ended = match connected {
@@ -204,7 +209,7 @@ impl Link {
                 None
             }
             Some(Err(_)) => {
-                self.note_failure(self.handshake_timed_out());
+                self.note_failure(self.handshake_timed_out(self.patience));
                 connection.close(VarInt::from_u32(Code::HandshakeTimeout as u32), b"");
                 None
             }
@@ -230,7 +235,7 @@ impl Link {
                     up = up => {
                         self.engine.events.fault("course");
                         if !up {
-                            self.close(Code::HandshakeTimeout as u64, self.handshake_timed_out());
+                            self.close(Code::HandshakeTimeout as u64, self.handshake_timed_out(settings.handshake_timeout));
                         }
                         Some(connection.closed().await)
                     }
@@ -240,8 +245,8 @@ impl Link {
         self.finish(ended).await;
     }
 
-    fn handshake_timed_out(&self) -> Failure {
-        let seconds = self.engine.settings.handshake_timeout.as_secs_f64();
+    fn handshake_timed_out(&self, patience: Duration) -> Failure {
+        let seconds = patience.as_secs_f64();
         self.lost(format!("no connection within {seconds} s"))
     }
 

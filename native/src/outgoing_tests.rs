@@ -1,6 +1,7 @@
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::pin::pin;
+use std::time::Duration;
 
 use quinn_proto::{ClientConfig, EndpointConfig, ServerConfig, TransportConfig};
 use tokio::runtime::Handle;
@@ -77,6 +78,7 @@ impl Up {
             remote,
             Bytes::new(),
             true,
+            Duration::from_secs(10),
             false,
             Measure::new(),
         );

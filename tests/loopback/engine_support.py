@@ -120,7 +120,7 @@ class Node:
             self.condition.notify_all()
 
     def serve(self, trust: Trust) -> None:
-        hello = {2: self.name, 5: self.job, 6: b"run"}
+        hello = {2: self.name, 5: self.job, 6: b"run", 64: 0}
         self.endpoint = self.engine.add_endpoint(
             self.sock, credentials=self.credentials, trust=self.trust or trust, hello=hello, bulk=self.bulk
         )

@@ -5,8 +5,12 @@ Each test has a victim, an honest friend that is connected to it, and mallory, w
 
 from __future__ import annotations
 
-import socket
+import contextlib
+import threading
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,13 +27,15 @@ from engine_support import (
     ConnectionDown,
     ConnectionUp,
     Node,
+    bound_socket,
     engines,
     over,
     pytest_generate_tests,
 )
-from patience import wait_until
+from patience import best_of, wait_until
 
 from hive_qos.errors import CancelledError, PeerError
+from transport.engine.admission import HALF_OPEN_MAX, UNPROVED_S_MAX
 from transport.engine.base import Announced, EngineSettings, OperationFailed, SendDone, Trust
 from transport.wire.errors import WireCode
 from transport.wire.header import Header, Kind, encode_header
@@ -186,25 +192,129 @@ def test_a_name_with_many_ranks_has_no_store_for_each(scene: Scene) -> None:
         peer.sock.close()
 
 
-@over(NATIVE, ("native", "aioquic"))
+class Beginner:
+    """Begins handshakes at an address and never goes on with one, once it has answered a Retry."""
+
+    def __init__(self, host: str, victim: tuple[str, int]) -> None:
+        self.sock = bound_socket(host)
+        self.sock.setblocking(False)
+        self.victim = victim
+        self.begun: dict[bytes, QuicConnection] = {}
+        self.sent: deque[bytes] = deque()
+
+    def begin(self) -> None:
+        quic = QuicConnection(configuration=QuicConfiguration(alpn_protocols=["hive-tensor/1"]))
+        self.begun[quic.host_cid] = quic
+        quic.connect(self.victim, now=0.0)
+        self._send(quic)
+
+    def repeat(self, packets: int) -> None:
+        for data in list(self.sent)[:packets]:
+            self.sock.sendto(data, self.victim)
+        self.sent.rotate(packets)
+
+    def heard_retries(self) -> list[bytes]:
+        heard = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data = self.sock.recv(2048)
+                if data[0] & 0xF0 == 0xF0:
+                    heard.append(data)
+        return heard
+
+    def answer(self, retries: list[bytes]) -> None:
+        self.sent.clear()
+        for data in retries:
+            quic = self.begun[data[6 : 6 + data[5]]]
+            quic.receive_datagram(data, self.victim, now=0.0)
+            self._send(quic)
+            time.sleep(0.001)  # no more than the victim's socket can hold
+
+    def _send(self, quic: QuicConnection) -> None:
+        for data, _address in quic.datagrams_to_send(0.0):
+            self.sent.append(data)
+            self.sock.sendto(data, self.victim)
+
+
+@contextmanager
+def flooded(*hosts: str, handshakes: int = 320) -> Iterator[tuple[Node, Node, list[Beginner]]]:
+    """A victim, a friend that is about to dial it, and handshakes that were begun at these addresses."""
+    victim, friend = Node("victim"), Node("friend")
+    beginners = [Beginner(host, victim.address) for host in hosts]
+    try:
+        trust = Trust(pins={victim.identity.pin: "victim", friend.identity.pin: "friend"})
+        for node in (victim, friend):
+            node.serve(trust)
+        for number in range(handshakes):
+            beginners[number % len(hosts)].begin()
+        yield victim, friend, beginners
+    finally:
+        victim.engine.close()
+        friend.engine.close()
+        for beginner in beginners:
+            beginner.sock.close()
+
+
+def connects_within_a_second(friend: Node, victim: Node) -> None:
+    def dial() -> float:
+        began_s = time.monotonic()
+        friend.dial(victim)
+        up = friend.take(ConnectionUp)
+        took_s = time.monotonic() - began_s
+        friend.engine.disconnect(up.connection, wire_code=WireCode.NO_ERROR, reason="measured")
+        return took_s
+
+    best_of(dial, lambda took_s: took_s < 1.0, windows=3)
+
+
+@contextmanager
+def going_on(beginners: list[Beginner]) -> Iterator[None]:
+    """Send the first packets again and again, some 800 a second."""
+    over_now = threading.Event()
+
+    def flood() -> None:
+        while not over_now.wait(0.05):
+            for beginner in beginners:
+                beginner.repeat(5)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        yield
+    finally:
+        over_now.set()
+        thread.join()
+
+
+@over(*EACH, ("native", "aioquic"), ("aioquic", "native"))
 def test_nobody_can_be_kept_out_by_first_packets_from_nowhere(engines: tuple[str, str]) -> None:
     """Forged addresses answer nothing: what they begin may not use up what there is for those who do."""
-    victim, friend = Node("victim"), Node("friend")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
-        try:
-            trust = Trust(pins={victim.identity.pin: "victim", friend.identity.pin: "friend"})
-            for node in (victim, friend):
-                node.serve(trust)
-            for _ in range(600):
-                quic = QuicConnection(configuration=QuicConfiguration(alpn_protocols=["hive-tensor/1"]))
-                quic.connect(victim.address, now=0.0)
-                for data, _address in quic.datagrams_to_send(0.0):
-                    forger.sendto(data, victim.address)
-            friend.dial(victim)
-            assert friend.take(ConnectionUp).peer == "victim"
-        finally:
-            victim.engine.close()
-            friend.engine.close()
+    with flooded(*(f"127.0.0.{host}" for host in range(2, 10))) as (victim, friend, beginners), going_on(beginners):
+        wait_until(lambda: any(one.heard_retries() for one in beginners), what=lambda: "no address is to be proved")
+        connects_within_a_second(friend, victim)
+
+
+@over(*EACH, ("native", "aioquic"), ("aioquic", "native"))
+def test_nobody_can_be_kept_out_by_one_address_that_begins_handshakes_and_stalls(engines: tuple[str, str]) -> None:
+    with flooded("127.0.0.2") as (victim, friend, (one,)):
+        retries: dict[bytes, bytes] = {}
+
+        def asked() -> bool:
+            one.repeat(20)
+            retries.update((data[6:14], data) for data in one.heard_retries())
+            return len(retries) >= HALF_OPEN_MAX
+
+        wait_until(asked, what=lambda: f"{len(retries)} were asked to prove the address")
+        one.answer(list(retries.values()))
+        connects_within_a_second(friend, victim)
+
+
+@over(*EACH)
+def test_an_address_that_is_never_proved_keeps_its_place_for_three_seconds(engines: tuple[str, str]) -> None:
+    with flooded("127.0.0.2", handshakes=1) as (victim, _friend, _beginners):
+        began_s = time.monotonic()
+        assert "no connection within 3 s" in str(victim.take(ConnectionDown).error)
+        assert time.monotonic() - began_s > UNPROVED_S_MAX - 0.5
 
 
 class Certificate:

@@ -61,9 +61,12 @@ class HiveConnection(SendingConnection):
         on_stopped: Callable[[SendStream, int], None],
         on_control: Callable[[int, Mapping[int, Any]], None],
         original_destination_connection_id: bytes | None = None,
+        retry_source_connection_id: bytes | None = None,
     ) -> None:
         super().__init__(
-            configuration=configuration, original_destination_connection_id=original_destination_connection_id
+            configuration=configuration,
+            original_destination_connection_id=original_destination_connection_id,
+            retry_source_connection_id=retry_source_connection_id,
         )
         client = configuration.is_client
         self._local_max_streams_bidi = Limit(0x12, "max_streams_bidi", 0)

@@ -18,7 +18,7 @@ from cryptography.x509 import Certificate
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
 from transport.engine.aioquic_connection import CID_BYTES, HiveConnection
-from transport.engine.aioquic_dial import Endpoint, configuration_of, read_first_packet
+from transport.engine.aioquic_dial import AddressProof, Endpoint, configuration_of, read_first_packet
 from transport.engine.aioquic_loop import Loop
 from transport.engine.aioquic_operations import Operations
 from transport.engine.arguments import called, dialled, endpoint_numbered
@@ -39,7 +39,6 @@ from transport.wire.errors import WireCode
 from transport.wire.hello import HelloKey
 
 READ_MAX = 48
-HALF_OPEN_MAX = 256
 LINGER_S = 3.0
 """A closed connection answers what still comes with its close for so long (RFC 9000 10.2.1)."""
 
@@ -58,6 +57,7 @@ class Core(Loop):
         self._by_number: dict[int, Link] = {}
         self._by_cid: dict[bytes, Link] = {}
         self._lingering: dict[bytes, tuple[bytes, float]] = {}
+        self._proof = AddressProof()
         self.operations = Operations(
             store_bytes_max=settings.unexpected_bytes_max,
             links=self._by_number,
@@ -127,12 +127,34 @@ class Core(Loop):
             self._collect(link)
 
     def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Link | None:
-        cid, answer = read_first_packet(data)
+        first, answer = read_first_packet(data)
         if answer is not None:
             endpoint.port.send([(answer, address)])
-        if cid is None or sum(1 for link in self._links if not link.verified) >= HALF_OPEN_MAX:
+        if first is None:
             return None
-        link = self._new_link(endpoint, address, attempt=None, expected_peer=None, original_cid=cid)
+        original_cid = self._proof.original_cid(first, address, now_s=self._now)
+        source = admission.source_of(address[0])
+        half_open = [link for link in self._links if link.attempt is None and not link.verified]
+        judged = admission.admit_first_packet(
+            half_open=len(half_open),
+            of_source=sum(admission.source_of(link.address[0]) == source for link in half_open),
+            proved=original_cid is not None,
+        )
+        match judged:
+            case admission.FirstPacket.IGNORED:
+                return None
+            case admission.FirstPacket.TO_PROVE:
+                endpoint.port.send([(self._proof.retry(first, address, now_s=self._now), address)])
+                return None
+        cid = first.destination_cid
+        link = self._new_link(
+            endpoint,
+            address,
+            attempt=None,
+            expected_peer=None,
+            original_cid=original_cid or cid,
+            retry_cid=None if original_cid is None else cid,
+        )
         self._by_cid[cid] = link
         return link
 
@@ -146,6 +168,7 @@ class Core(Loop):
         attempt: int | None,
         expected_peer: str | None,
         original_cid: bytes | None = None,
+        retry_cid: bytes | None = None,
     ) -> Link:
         settings = self.settings
         link = Link(
@@ -156,6 +179,7 @@ class Core(Loop):
             hello=endpoint.hello,
             attempt=attempt,
             expected_peer=expected_peer,
+            proved=retry_cid is not None,
             now=self._now,
             on_ready=self._ready,
         )
@@ -169,6 +193,7 @@ class Core(Loop):
             on_stopped=self.operations.stopped,
             on_control=link.on_control,
             original_destination_connection_id=original_cid,
+            retry_source_connection_id=retry_cid,
         )
         link.connection.recovery.follow(endpoint.rate)
         link.connection.heard_at = self._now
@@ -297,8 +322,11 @@ class Core(Loop):
             connection = link.connection
             silent_s = now - connection.heard_at
             if link.number is None:
-                if now - link.started_at > settings.handshake_timeout_s:
-                    reason = f"no connection within {settings.handshake_timeout_s:g} s"
+                patient_s = settings.handshake_timeout_s
+                if not (link.proved or link.attempt is not None or connection.proved_address):
+                    patient_s = min(patient_s, admission.UNPROVED_S_MAX)
+                if now - link.started_at > patient_s:
+                    reason = f"no connection within {patient_s:g} s"
                     self._drop(link, WireCode.HANDSHAKE_TIMEOUT, ConnectionLostError(link.peer, reason))
                 continue
             if silent_s > patience_s:

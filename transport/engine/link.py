@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Link:
     """State of one connection beside QUIC's.
 
-    `number` is the connection's id once it is up. `peer` is an address until the certificate has been judged.
+    `number` is the connection's id once it is up. `peer` is an address until the certificate has been judged. `proved`:
+    its first packet answered a Retry.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Link:
         hello: Mapping[int, object],
         attempt: int | None,
         expected_peer: str | None,
+        proved: bool,
         now: float,
         on_ready: Callable[[Link], None],
     ) -> None:
@@ -46,6 +48,7 @@ class Link:
         self.hello = hello
         self.attempt = attempt
         self.expected_peer = expected_peer
+        self.proved = proved
         self.started_at = now
         self.number: int | None = None
         self.peer = called(address, expected_peer)

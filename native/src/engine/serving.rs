@@ -1,7 +1,7 @@
 //! Endpoints of an engine: the sockets that it serves, the connections that are dialled from them and to them.
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use crate::socket::Socket;
 use crate::thread::Thread;
 use crate::tls::{Identity, Limits};
 
-/// Connections whose peer has not been judged yet; more are ignored, as if their first packet had been lost.
+// Of first packets: the rule and its reasons are in `transport/engine/admission.py`.
 const HALF_OPEN_MAX: usize = 256;
-/// With so many of them whoever dials has to show first that its address is its own (RFC 9000 8.1.2): before that
-/// nothing is kept for it, so that forged addresses use nothing up.
+const HALF_OPEN_PER_SOURCE_MAX: usize = 64;
 const UNPROVED_MAX: usize = 32;
+const UNPROVED_WITHIN: Duration = Duration::from_secs(3);
 /// Of messages that overtake the hello: the windows of the first three round trips are less.
 const BEFORE_HELLO_BYTES_MAX: u64 = 1 << 20;
 /// A packet of Ethernet without tunnels, whatever we send ourselves.
@@ -164,7 +164,18 @@ impl Engine {
         config.transport_config(self.transport(&served, &measure));
         let rate = measure.rate.clone();
         let (thread, hello) = (served.thread.clone(), served.hello.clone());
-        let link = Link::new(self.clone(), thread, number, remote, hello, true, served.bulk, measure);
+        let patience = self.settings.handshake_timeout;
+        let link = Link::new(
+            self.clone(),
+            thread,
+            number,
+            remote,
+            hello,
+            true,
+            patience,
+            served.bulk,
+            measure,
+        );
         if let Some(expected) = expected {
             link.set_peer(expected);
         }
@@ -232,24 +243,39 @@ async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
     loop {
         let dialled = served.endpoint.accept().await;
         engine.events.fault("accept");
-        let half_open = {
+        let source = source_of(dialled.remote_address());
+        let (half_open, of_source) = {
             let links = locked(&engine.links);
-            links.values().filter(|link| link.is(Stage::Handshaking)).count()
+            let half_open = links
+                .values()
+                .filter(|link| !link.dialled && link.is(Stage::Handshaking));
+            half_open.fold((0, 0), |(all, same), link| {
+                (all + 1, same + usize::from(source_of(link.remote()) == source))
+            })
         };
         // One that ends before Python has judged it leaves its chain in the queue, where all others would wait behind it.
         let unjudged = half_open.max(engine.events.chains());
-        if unjudged >= HALF_OPEN_MAX || engine.over() {
+        let proved = dialled.remote_address_validated();
+        if unjudged >= HALF_OPEN_MAX || of_source >= HALF_OPEN_PER_SOURCE_MAX || engine.over() {
             served.endpoint.ignore(dialled);
-        } else if unjudged >= UNPROVED_MAX && !dialled.remote_address_validated() {
-            served.endpoint.retry(dialled);
+        } else if proved || unjudged < UNPROVED_MAX {
+            begin(&engine, &served, dialled, proved);
         } else {
-            begin(&engine, &served, dialled);
+            served.endpoint.retry(dialled);
         }
     }
 }
 
+/// As whom an address is counted: IPv4 itself, of IPv6 its network.
+fn source_of(remote: SocketAddr) -> IpAddr {
+    match remote.ip().to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
+        own => own,
+    }
+}
+
 /// Somebody dials us.
-fn begin(engine: &Arc<Engine>, served: &Served, dialled: Dialled) {
+fn begin(engine: &Arc<Engine>, served: &Served, dialled: Dialled, proved: bool) {
     let remote = dialled.remote_address();
     let measure = Measure::new();
     let mut config = ServerConfig::with_crypto(served.identity.server.clone());
@@ -258,6 +284,7 @@ fn begin(engine: &Arc<Engine>, served: &Served, dialled: Dialled) {
         return; // its first packet was not good
     };
     let (number, thread, hello) = (engine.number(), served.thread.clone(), served.hello.clone());
+    let patience = engine.settings.handshake_timeout;
     let link = Link::new(
         engine.clone(),
         thread,
@@ -265,6 +292,11 @@ fn begin(engine: &Arc<Engine>, served: &Served, dialled: Dialled) {
         remote,
         hello,
         false,
+        if proved {
+            patience
+        } else {
+            patience.min(UNPROVED_WITHIN)
+        },
         served.bulk,
         measure,
     );

@@ -7,13 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transport.engine.admission import (
+    HALF_OPEN_MAX,
+    HALF_OPEN_PER_SOURCE_MAX,
     LINKS_PER_NAME_MAX,
     LINKS_PER_PEER_MAX,
+    UNPROVED_MAX,
+    FirstPacket,
+    admit_first_packet,
     admit_hello,
     admit_to_identity,
     admit_to_name,
     identity_of,
     message_bytes_accepted,
+    source_of,
 )
 from transport.wire.cbor import decode_map, encode_map
 from transport.wire.errors import WireCode, WireError
@@ -58,6 +64,29 @@ def test_as_many_as_there_may_be_are_let_in_and_no_more(admit, most: int) -> Non
     with pytest.raises(WireError, match=f"{most} connections between us already") as refused:
         admit(most)
     assert refused.value.wire_code == WireCode.TOO_MANY_CONNECTIONS
+
+
+@pytest.mark.parametrize(
+    ("half_open", "of_source", "unproved", "proved"),
+    [
+        (0, 0, FirstPacket.TAKEN, FirstPacket.TAKEN),
+        (UNPROVED_MAX - 1, UNPROVED_MAX - 1, FirstPacket.TAKEN, FirstPacket.TAKEN),
+        (UNPROVED_MAX, 0, FirstPacket.TO_PROVE, FirstPacket.TAKEN),
+        (HALF_OPEN_MAX - 1, HALF_OPEN_PER_SOURCE_MAX - 1, FirstPacket.TO_PROVE, FirstPacket.TAKEN),
+        (HALF_OPEN_PER_SOURCE_MAX, HALF_OPEN_PER_SOURCE_MAX, FirstPacket.IGNORED, FirstPacket.IGNORED),
+        (HALF_OPEN_MAX, 0, FirstPacket.IGNORED, FirstPacket.IGNORED),
+    ],
+)
+def test_a_first_packet_is_taken_while_few_wait_and_then_only_from_a_proved_address(
+    half_open: int, of_source: int, unproved: FirstPacket, proved: FirstPacket
+) -> None:
+    assert admit_first_packet(half_open=half_open, of_source=of_source, proved=False) is unproved
+    assert admit_first_packet(half_open=half_open, of_source=of_source, proved=True) is proved
+
+
+def test_a_source_is_an_address_or_the_network_of_one() -> None:
+    assert source_of("10.0.0.1") == source_of("::ffff:10.0.0.1") != source_of("10.0.0.2")
+    assert source_of("2001:db8::1") == source_of("2001:db8::2:3%eth0") != source_of("2001:db8:0:1::1")
 
 
 def test_ranks_and_kinds_of_one_name_are_counted_apart() -> None:
