@@ -69,7 +69,7 @@ def own_identity(settings: Settings, rank: int) -> Identity:
         ConfigurationError: the configured files do not fit.
     """
     if settings.ca:
-        configured = load_identity(ca=settings.ca, certificate=settings.certificate, key=settings.key)
+        configured = load_identity(ca=settings.ca, certificate=settings.certificate, key=settings.key, job=settings.job)
         return Identity(configured.node, configured.credentials, configured.trust, b"")
     ephemeral = ephemeral_identity(f"rank-{rank}")
     if not settings.job_secret:

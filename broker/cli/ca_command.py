@@ -58,12 +58,15 @@ def issue(
     address: Annotated[
         list[str] | None, typer.Option("--address", help="An address to certify; again for more. A broker needs one.")
     ] = None,
+    job: Annotated[
+        list[str] | None, typer.Option("--job", help="A job (HIVE_JOB) that it is for; again for more.")
+    ] = None,
     days: Annotated[int, typer.Option("--days", help="How long it is valid.")] = 365,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where NODE.crt and NODE.key go (default: here).")
     ] = None,
     renew: Annotated[
-        bool, typer.Option("--renew", help="Replace the pair that is there; role and addresses stay unless given.")
+        bool, typer.Option("--renew", help="Replace the pair that is there; role, addresses and jobs stay unless given.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,14 +74,41 @@ def issue(
 
     \b
     Examples:
-      hive-qos ca issue trainer-1 --address 10.0.0.1
+      hive-qos ca issue trainer-1 --address 10.0.0.1 --job resnet
       hive-qos ca issue trainer-1-broker --role broker --address 10.0.0.1
       hive-qos ca issue trainer-1-broker --renew
     """
     from transport.identity import ca_issue
 
-    files = ca_issue(directory, node, role=role, addresses=address or (), days=days, out=out, renew=renew)
+    files = ca_issue(
+        directory, node, role=role, addresses=address or (), jobs=job or (), days=days, out=out, renew=renew
+    )  # fmt: skip
     _say(files, as_json=as_json)
+
+
+@app.command("revoke", epilog=EPILOG)
+@guarded
+def revoke(
+    node: Annotated[str, typer.Argument(help="The node whose certificates are taken back.")],
+    directory: Directory = DEFAULT_DIRECTORY,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="Take back this one alone: a file, PEM.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Revoke what was issued to a node. Copy the list, ca.crl, beside ca.crt on every node.
+
+    \b
+    Example:
+      hive-qos ca revoke trainer-1
+    """
+    from transport.identity import ca_revoke
+
+    revoked = ca_revoke(directory, node, certificate=certificate)
+    if as_json:
+        typer.echo(json.dumps({"list": str(revoked)}))
+    else:
+        typer.echo(f"list {revoked} (copy it beside ca.crt on every node)")
 
 
 @app.command("show", epilog=EPILOG)

@@ -1,4 +1,5 @@
 """This host's certificate for other brokers: loaded, watched until it ends, and taken anew when somebody renewed it.
+So is the list of revoked certificates beside the CA's: whoever is on it loses the connection, which is made anew.
 
 Whoever renews writes one file after the other, and may do it while we look: so a change counts when the files have
 stayed as they are from one look to the next. A pair that cannot be used changes nothing; the alarm says why.
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # who names no [peers] needs no certificates
     from transport.identity import ConfiguredIdentity
 
 LOOK_S = 10.0
-"""Three stats; a renewal is in force within twice that."""
+"""Four stats; a renewal is in force within twice that."""
 WARN_DAYS = 30
 """Ahead of a certificate's end, for whoever looks once a month."""
 
@@ -100,7 +101,11 @@ class OwnCertificate:
         return tuple(found)
 
     def _state(self) -> _State:
-        return tuple(_state_of(path) for path in (self._settings.ca, self._settings.certificate, self._settings.key))
+        from transport.identity.revocation import list_beside
+
+        settings = self._settings
+        paths = (settings.ca, str(list_beside(settings.ca)), settings.certificate, settings.key)
+        return tuple(_state_of(path) for path in paths)
 
 
 def _state_of(path: str) -> tuple[int, int, int] | None:

@@ -31,7 +31,8 @@ def broker_identity(settings: PeersPolicy) -> ConfiguredIdentity:
             ca=settings.ca, certificate=settings.certificate, key=settings.key, roles=frozenset({"broker"})
         )
     except ConfigurationError as error:
-        raise ConfigurationError(_KEYS[error.key], error.value, f"{error.reason}; {_ISSUE}") from error
+        hint = "" if error.key == "HIVE_CA" else f"; {_ISSUE}"
+        raise ConfigurationError(_KEYS[error.key], error.value, error.reason + hint) from error
     chain = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
     try:
         verify_peer(chain, identity.trust, now=datetime.datetime.now(datetime.UTC))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from patience import wait_until
 from peers_support import A_HOST, B_HOST, Broker, Cluster, free_port, until
 
 from broker.policy import PeersPolicy
+from transport.identity import ca_revoke
 
 PEERS = """
 [peers]
@@ -67,5 +69,27 @@ def test_after_a_reload_others_meet_the_renewed_certificate(running: Running, tm
         install(second)
         reload()
         wait_until(lambda: "certificate-refused" not in alarms())
+    finally:
+        other.close()
+
+
+def test_who_is_revoked_loses_the_connection_and_is_refused_from_then_on(running: Running, tmp_path: Path) -> None:
+    cluster, port = Cluster(tmp_path), free_port(A_HOST, B_HOST)
+    mine = cluster.policy("mine", f"{A_HOST}:{port}")
+    section = PEERS.format(listen=mine.listen, ca=mine.ca, certificate=mine.certificate, key=mine.key)
+    running.write(CONFIGURATION + section)
+    running.start()
+    policy = cluster.policy("other", f"{B_HOST}:{port}")
+    theirs = tmp_path / "theirs.crt"
+    shutil.copy2(policy.ca, theirs)  # no list is beside it
+    other = Broker(replace(policy, ca=str(theirs)))
+    other.reach = [A_HOST]
+    try:
+        until(lambda: other.state_of(A_HOST) == "connected", other)
+        ca_revoke(cluster.ca, "other")
+        assert running.daemon is not None
+        running.daemon.reload()
+        until(lambda: "has been revoked" in other.state_of(A_HOST), other, what=other.channel.status)
+        assert other.connections() == []
     finally:
         other.close()

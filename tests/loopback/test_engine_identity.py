@@ -17,7 +17,7 @@ from engine_support import EACH, ConnectionDown, ConnectionUp, Node, connected, 
 
 from hive_qos.errors import PeerError
 from transport.engine.base import Credentials, Received, Trust
-from transport.identity import ca_init, ca_issue, ephemeral_identity, load_identity
+from transport.identity import ca_init, ca_issue, ca_revoke, ephemeral_identity, load_identity
 from transport.identity.authority import certificate_builder, private_pem, subject_names
 from transport.wire.errors import WireCode
 from transport.wire.hello import FrameType, encode_frame
@@ -135,6 +135,39 @@ def test_nodes_of_one_cluster_know_each_other_by_their_certificates(cluster: Pat
         assert error.wire_code == WireCode.PEER_UNEXPECTED
     finally:
         for node in nodes:
+            node.engine.close()
+
+
+@pytest.mark.parametrize("why", ["another job", "no job", "revoked"])
+@pytest.mark.parametrize("dials", ["good", "bad"])
+def test_a_certificate_of_the_cluster_is_refused_where_it_is_not_for_this_job_or_revoked(
+    tmp_path: Path, why: str, dials: str
+) -> None:
+    ca, jobs = tmp_path / "ca", {"another job": ["other"], "no job": [], "revoked": ["job"]}[why]
+    ca_init(ca)
+    nodes = {}
+    for name, named in (("good", ["job"]), ("bad", jobs)):
+        files = ca_issue(ca, name, jobs=named, out=tmp_path)
+        found = load_identity(ca=ca / "ca.crt", certificate=files.certificate, key=files.key)
+        nodes[name] = Node(name, credentials=found.credentials)
+        nodes[name].serve(found.trust)
+    good, bad = nodes["good"], nodes["bad"]
+    if why == "revoked":
+        ca_revoke(ca, "bad")
+    files = tmp_path / "good.crt", tmp_path / "good.key"
+    trust = load_identity(ca=ca / "ca.crt", certificate=files[0], key=files[1], job="job").trust
+    good.engine.set_trust(good.endpoint, trust)
+    try:
+        dialling, dialled = (good, bad) if dials == "good" else (bad, good)
+        dialling.dial(dialled)
+        code = WireCode.CERTIFICATE_REVOKED if why == "revoked" else WireCode.JOB_MISMATCH
+        for node in (good, bad):
+            error = node.take(ConnectionDown).error
+            assert isinstance(error, PeerError)
+            assert error.wire_code == code
+        assert good.find(ConnectionUp) is None
+    finally:
+        for node in nodes.values():
             node.engine.close()
 
 

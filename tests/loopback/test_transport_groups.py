@@ -20,7 +20,7 @@ from patience import LIMIT_S, most_of, wait_until
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError, PeerError, TimedOutError
 from transport import FileRendezvous, Group, MemoryRendezvous, Priority, ReduceOp, Settings, TcpRendezvous
 from transport.engine import NATIVE_MODULE
-from transport.identity import ca_init, ca_issue
+from transport.identity import ca_init, ca_issue, ca_revoke, load_identity
 
 LOCAL = Settings(listen="127.0.0.1", broker="off", engine="aioquic", job_secret=b"secret of the test")
 
@@ -245,6 +245,35 @@ def test_certificates_of_a_cluster_connect_ranks_that_share_one(ranks, tmp_path)
         return float(tensor[0])
 
     assert ranks.run(body) == [6.0, 6.0, 6.0]
+
+
+@pytest.mark.parametrize("what", ["another job", "revoked"])
+def test_a_rank_whose_certificate_is_for_another_job_or_revoked_is_refused(ranks, tmp_path, monkeypatch, what):
+    """It says that it is of this job: what it says of itself is not enough."""
+    ca = tmp_path / "ca"
+    ca_init(ca)
+    good = ca_issue(ca, "good", jobs=["training"], out=tmp_path)
+    bad = ca_issue(ca, "bad", jobs=["other" if what == "another job" else "training"], out=tmp_path)
+    if what == "revoked":
+        ca_revoke(ca, "bad")
+    (tmp_path / "theirs.crt").write_bytes((ca / "ca.crt").read_bytes())  # no list beside it
+    mine = dataclasses.replace(
+        LOCAL, job="training", ca=str(ca / "ca.crt"), certificate=str(good.certificate), key=str(good.key)
+    )
+    theirs = dataclasses.replace(
+        mine, ca=str(tmp_path / "theirs.crt"), certificate=str(bad.certificate), key=str(bad.key)
+    )
+
+    def load(*, certificate, job, **files):
+        """As ever for who is honest; a liar does not look at what its own certificate is for."""
+        honest = certificate == mine.certificate
+        return load_identity(certificate=certificate, job=job if honest else None, **files)
+
+    monkeypatch.setattr("transport.introduction.load_identity", load)
+    results = ranks.connect(2, [mine, theirs], connect_timeout_s=5.0)
+    assert not ranks.groups
+    assert isinstance(results[0], PeerError | TimedOutError), results
+    assert ("certificate is for 'other'" if what == "another job" else "has been revoked") in str(results[0])
 
 
 @pytest.mark.parametrize("what", ["another CA", "another role", "one without", "another secret", "no secret"])

@@ -71,11 +71,17 @@ class Trust:
             `roles`.
         pins: SHA-256 of a peer's DER certificate (32 bytes) to that peer's name, for groups without configuration.
         roles: acceptable roles (`job`, `broker`) when the CA decides.
+        job: when the CA decides, a certificate that names jobs has to name this one. None: jobs count for nothing.
+        job_needed: a certificate that names no job is refused, too.
+        revoked: serial numbers of certificates that the CA has taken back.
     """
 
     ca_pem: bytes | None = None
     pins: Mapping[bytes, str] = field(default_factory=dict)
     roles: frozenset[str] = frozenset({"job"})
+    job: str | None = None
+    job_needed: bool = False
+    revoked: frozenset[int] = frozenset()
 
 
 DEAD_AFTER_S = 5.0

@@ -3,7 +3,7 @@
 There is no mode without encryption and none without authentication; both sides of a connection are verified.
 """
 
-from transport.identity.authority import IssuedFiles, ca_init, ca_issue
+from transport.identity.authority import IssuedFiles, ca_init, ca_issue, ca_revoke
 from transport.identity.environment import ConfiguredIdentity, configured_identity, load_identity
 from transport.identity.ephemeral import EphemeralIdentity, ephemeral_identity, pin_of, sign_entry, verify_entry
 from transport.identity.verify import VerifiedPeer, verify_peer
@@ -15,6 +15,7 @@ __all__ = [
     "VerifiedPeer",
     "ca_init",
     "ca_issue",
+    "ca_revoke",
     "configured_identity",
     "ephemeral_identity",
     "load_identity",

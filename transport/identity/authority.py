@@ -1,7 +1,8 @@
 """The cluster's certificate authority: `hive-qos ca init` makes it once, `ca issue` gives each node a certificate.
 
 Keys are ECDSA P-256, written with mode 0600 before their content exists. Nothing is overwritten but by a renewal.
-Files of a CA directory: `ca.crt`, `ca.key`. Files of a node: `NODE.crt` (certificate and CA), `NODE.key`.
+Files of a CA directory: `ca.crt`, `ca.key`, `issued` (a line for each certificate: serial number, node) and, once one
+is revoked, `ca.crl` (`transport.identity.revocation`). Files of a node: `NODE.crt` (certificate and CA), `NODE.key`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -26,7 +28,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hive_qos.errors import ConfigurationError
 from hive_qos.files import write_whole
-from transport.identity.names import NODE_PREFIX, ROLE_PREFIX, ROLES, check_node_name
+from transport.identity.names import JOB_BYTES_MAX, NODE_PREFIX, ROLE_PREFIX, ROLES, check_node_name, claims_of, job_uri
+from transport.identity.revocation import add_to_list, issued_to, note_issued
 
 CLOCK_SKEW = datetime.timedelta(days=1)
 """Certificates begin to be valid a day ago, because hosts' clocks differ."""
@@ -81,6 +84,7 @@ def ca_issue(
     *,
     role: str | None = None,
     addresses: Sequence[str] = (),
+    jobs: Sequence[str] = (),
     days: int = 365,
     out: str | Path | None = None,
     renew: bool = False,
@@ -92,24 +96,26 @@ def ca_issue(
         role: `job` for trainers, `broker` for the daemon; None for `job`, or for that of the certificate to renew.
         addresses: IP addresses or host names to certify. A broker needs one: others hold back only towards addresses
             that its certificate names. None given: those of the certificate to renew.
+        jobs: the jobs that it is for, of the role `job`; none: any whose own certificates name none, or those of the
+            certificate to renew.
         days: how long it is valid.
         out: where `NODE.crt` and `NODE.key` go; the working directory by default.
         renew: replace the pair that is there by a new certificate with a new key.
 
     Raises:
-        ConfigurationError: no CA there, an unknown role, a bad name or address, files that exist, or none to renew.
+        ConfigurationError: no CA there, an unknown role, a bad name, address or job, files that exist, or none to renew.
     """
     _check_days(days)
     try:
         check_node_name(node)
     except ValueError as error:
         raise ConfigurationError("node", node, str(error)) from error
-    ca_certificate, ca_key = _load_ca(Path(directory))
+    ca_certificate, ca_key = load_ca(Path(directory))
     folder = Path(out) if out is not None else Path()
     files = IssuedFiles(certificate=folder / f"{node}.crt", key=folder / f"{node}.key")
     if renew:
-        former_role, former_addresses = _names_of(files.certificate, node)
-        role, addresses = role or former_role, addresses or former_addresses
+        former_role, former_addresses, former_jobs = _names_of(files.certificate, node, ca_certificate)
+        role, addresses, jobs = role or former_role, addresses or former_addresses, jobs or former_jobs
     else:
         for path in (files.certificate, files.key):
             if path.exists():
@@ -117,6 +123,11 @@ def ca_issue(
     role = role or ROLES[0]
     if role not in ROLES:
         raise ConfigurationError("role", role, f"write one of {', '.join(ROLES)}")
+    for job in jobs:
+        if role != "job":
+            raise ConfigurationError("job", job, f"a certificate with the role {role} is for no job")
+        if not 1 <= len(job.encode()) <= JOB_BYTES_MAX:
+            raise ConfigurationError("job", job, f"write 1 to {JOB_BYTES_MAX} bytes, as HIVE_JOB has them")
     if role == "broker" and not addresses:
         raise ConfigurationError(
             "address",
@@ -135,7 +146,7 @@ def ca_issue(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(key_usage(ca=False), critical=True)
         .add_extension(both_usages(), critical=False)
-        .add_extension(subject_names(node, role=role, addresses=addresses), critical=False)
+        .add_extension(subject_names(node, role=role, addresses=addresses, jobs=jobs), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
                 ca_certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -144,6 +155,7 @@ def ca_issue(
         )
         .sign(ca_key, hashes.SHA256())
     )
+    note_issued(Path(directory), certificate.serial_number, node)
     chain = certificate.public_bytes(Encoding.PEM) + ca_certificate.public_bytes(Encoding.PEM)
     if renew:  # whoever watches the files takes the pair once both have changed
         write_whole(files.key, private_pem(key).decode(), mode=0o600)
@@ -154,21 +166,50 @@ def ca_issue(
     return files
 
 
-def _names_of(path: Path, node: str) -> tuple[str, list[str]]:
-    """Role and addresses of a certificate that is to be renewed."""
-    try:
-        certificate = x509.load_pem_x509_certificates(path.read_bytes())[0]
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except OSError as error:
-        raise ConfigurationError("out", str(path), f"nothing to renew there: {error.strerror}") from error
-    except (ValueError, x509.ExtensionNotFound) as error:
-        raise ConfigurationError("out", str(path), "not a certificate of ours; issue another elsewhere") from error
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    roles = [uri.removeprefix(ROLE_PREFIX) for uri in uris if uri.startswith(ROLE_PREFIX)]
-    if NODE_PREFIX + node not in uris or not roles:
-        raise ConfigurationError("out", str(path), f"not a certificate of {node}; issue another elsewhere")
+def _names_of(path: Path, node: str, ca_certificate: x509.Certificate) -> tuple[str, list[str], list[str]]:
+    """Role, addresses and jobs of a certificate that is to be renewed."""
+    certificate = _of_node(path, node, ca_certificate)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
-    return roles[0], addresses + names.get_values_for_type(x509.DNSName)
+    claims = claims_of(certificate)
+    role = next(iter(claims.roles), ROLES[0])
+    return role, addresses + names.get_values_for_type(x509.DNSName), sorted(claims.jobs)
+
+
+def ca_revoke(directory: str | Path, node: str, *, certificate: str | Path | None = None) -> Path:
+    """Revoke what was issued to a node; the CA's list, which every node needs beside its copy of `ca.crt`.
+
+    Args:
+        certificate: revoke this one alone, also where the CA has no record of it.
+
+    Raises:
+        ConfigurationError: no CA there, nothing was issued to that node, or the certificate is not one of its.
+    """
+    folder = Path(directory)
+    ca_certificate, ca_key = load_ca(folder)
+    if certificate is None:
+        serials = issued_to(folder, node)
+        if not serials:
+            reason = f"{folder / 'issued'} has no certificate of it; name the file with --certificate"
+            raise ConfigurationError("node", node, reason)
+    else:
+        serials = [_of_node(Path(certificate), node, ca_certificate).serial_number]
+    return add_to_list(folder, serials, ca_certificate=ca_certificate, ca_key=ca_key)
+
+
+def _of_node(path: Path, node: str, ca_certificate: x509.Certificate) -> x509.Certificate:
+    """A node's certificate in a file."""
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())[0]
+        found.verify_directly_issued_by(ca_certificate)
+        name = claims_of(found).node
+    except OSError as error:
+        raise ConfigurationError("certificate", str(path), f"cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise ConfigurationError("certificate", str(path), f"not a certificate of this CA: {error}") from error
+    if name != node:
+        raise ConfigurationError("certificate", str(path), f"is of {name}, not of {node}")
+    return found
 
 
 def certificate_builder(
@@ -187,8 +228,10 @@ def certificate_builder(
     )
 
 
-def subject_names(node: str, *, role: str, addresses: Sequence[str] = ()) -> x509.SubjectAlternativeName:
-    """Name and role as URIs, addresses as what they are.
+def subject_names(
+    node: str, *, role: str, addresses: Sequence[str] = (), jobs: Sequence[str] = ()
+) -> x509.SubjectAlternativeName:
+    """Name, role and jobs as URIs, addresses as what they are.
 
     Raises:
         ConfigurationError: an address that is neither an IP address nor a host name.
@@ -196,6 +239,7 @@ def subject_names(node: str, *, role: str, addresses: Sequence[str] = ()) -> x50
     names: list[x509.GeneralName] = [
         x509.UniformResourceIdentifier(NODE_PREFIX + node),
         x509.UniformResourceIdentifier(ROLE_PREFIX + role),
+        *(x509.UniformResourceIdentifier(job_uri(job)) for job in jobs),
     ]
     for address in addresses:
         try:
@@ -237,7 +281,7 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _load_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def load_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     try:
         certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         key = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from hive_qos.errors import ConfigurationError
 from transport.engine.base import Credentials, Trust
 from transport.identity.names import claims_of
+from transport.identity.revocation import revoked_beside
 
 VARIABLES = ("HIVE_CA", "HIVE_CERT", "HIVE_KEY")
 
@@ -47,9 +48,21 @@ def configured_identity(
 
 
 def load_identity(
-    *, ca: str | Path, certificate: str | Path, key: str | Path, roles: frozenset[str] = frozenset({"job"})
+    *,
+    ca: str | Path,
+    certificate: str | Path,
+    key: str | Path,
+    roles: frozenset[str] = frozenset({"job"}),
+    job: str | None = None,
 ) -> ConfiguredIdentity:
     """Load certificate, key and CA from PEM files and hold them against each other.
+
+    A list of revoked certificates (`hive-qos ca revoke`) is taken from beside the CA's, where there is one: the file
+    that is called alike but ends in `.crl`.
+
+    Args:
+        job: what the certificates are to be used for. Whoever's own names jobs believes only those that name this one;
+            whoever's own names none believes those that name none, too.
 
     Raises:
         ConfigurationError: names the variable, the file and what is wrong with it.
@@ -58,7 +71,7 @@ def load_identity(
     certificate_pem = _read("HIVE_CERT", certificate)
     key_pem = _read("HIVE_KEY", key)
     try:
-        x509.load_pem_x509_certificates(ca_pem)
+        authorities = x509.load_pem_x509_certificates(ca_pem)
     except ValueError as error:
         raise ConfigurationError("HIVE_CA", str(ca), f"not a PEM certificate: {error}") from error
     try:
@@ -72,10 +85,19 @@ def load_identity(
         raise ConfigurationError("HIVE_KEY", str(key), f"not an unencrypted PEM key: {error}") from error
     if private.public_key() != leaf.public_key():
         raise ConfigurationError("HIVE_KEY", str(key), f"is not the key of {certificate}")
+    if job is not None and claims.jobs and job not in claims.jobs:
+        jobs = ", ".join(map(repr, sorted(claims.jobs)))
+        raise ConfigurationError("HIVE_CERT", str(certificate), f"is for {jobs}, and HIVE_JOB is {job!r}")
     return ConfiguredIdentity(
         node=claims.node,
         credentials=Credentials(certificate_chain_pem=certificate_pem, private_key_pem=key_pem),
-        trust=Trust(ca_pem=ca_pem, roles=roles),
+        trust=Trust(
+            ca_pem=ca_pem,
+            roles=roles,
+            job=job,
+            job_needed=job is not None and bool(claims.jobs),
+            revoked=revoked_beside(ca, authorities),
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """Whether a peer is who it should be: its certificate against a cluster's CA or against pins.
 
 Possession of the key was proved by the TLS handshake before; here only the certificate is judged. The order of checks
-decides which code a peer is refused with: missing, expired, untrusted, role, name.
+decides which code a peer is refused with: missing, expired, untrusted, revoked, role, job, name.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class VerifiedPeer:
     roles: frozenset[str]
     pinned: bool
     addresses: frozenset[str] = frozenset()
+    jobs: frozenset[str] = frozenset()
 
 
 def verify_peer(
@@ -69,6 +70,9 @@ def _judged(
     if not peer.pinned and not peer.roles & trust.roles:
         roles = ", ".join(sorted(peer.roles)) or "none"
         raise WireError(WireCode.ROLE_REFUSED, f"{peer.name} has role {roles}, needed is {' or '.join(trust.roles)}")
+    if not peer.pinned and trust.job is not None and trust.job not in peer.jobs and (peer.jobs or trust.job_needed):
+        jobs = ", ".join(map(repr, sorted(peer.jobs))) or "no job"
+        raise WireError(WireCode.JOB_MISMATCH, f"its certificate is for {jobs}, and this is job {trust.job!r}")
     if expected_peer is not None and peer.name != expected_peer:
         raise WireError(WireCode.PEER_UNEXPECTED, f"{expected_peer} was dialled and {peer.name} answered")
     return peer
@@ -93,4 +97,8 @@ def _certified(chain: Sequence[x509.Certificate], trust: Trust, *, now: datetime
         claims = claims_of(chain[0])
     except (VerificationError, ValueError) as error:
         raise WireError(WireCode.CERTIFICATE_UNTRUSTED, f"its certificate is not of this cluster: {error}") from error
-    return VerifiedPeer(name=claims.node, roles=claims.roles, pinned=False, addresses=claims.addresses)
+    if any(certificate.serial_number in trust.revoked for certificate in chain):
+        raise WireError(WireCode.CERTIFICATE_REVOKED, f"the certificate of {claims.node} has been revoked")
+    return VerifiedPeer(
+        name=claims.node, roles=claims.roles, pinned=False, addresses=claims.addresses, jobs=claims.jobs
+    )

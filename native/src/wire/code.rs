@@ -21,6 +21,7 @@ pub enum Code {
     RoleRefused = 0x23,
     PeerUnexpected = 0x24,
     JobMismatch = 0x25,
+    CertificateRevoked = 0x26,
     Cancelled = 0x30,
     DeadlinePassed = 0x31,
     Discarded = 0x32,
@@ -31,7 +32,7 @@ pub enum Code {
     CountedAsGone = 0x43,
 }
 
-const NAMES: [(Code, &str); 25] = [
+const NAMES: [(Code, &str); 26] = [
     (Code::NoError, "NO_ERROR"),
     (Code::Internal, "INTERNAL"),
     (Code::ProtocolViolation, "PROTOCOL_VIOLATION"),
@@ -49,6 +50,7 @@ const NAMES: [(Code, &str); 25] = [
     (Code::RoleRefused, "ROLE_REFUSED"),
     (Code::PeerUnexpected, "PEER_UNEXPECTED"),
     (Code::JobMismatch, "JOB_MISMATCH"),
+    (Code::CertificateRevoked, "CERTIFICATE_REVOKED"),
     (Code::Cancelled, "CANCELLED"),
     (Code::DeadlinePassed, "DEADLINE_PASSED"),
     (Code::Discarded, "DISCARDED"),

@@ -125,7 +125,8 @@ def test_a_ca_issues_certificates_that_can_be_shown(tmp_path: Path) -> None:
     assert RUN.invoke(app, ["ca", "init", *ca]).exit_code == 0
     assert RUN.invoke(app, ["ca", "init", *ca]).exit_code == ExitCode.CONFIGURATION
     issued = RUN.invoke(
-        app, ["ca", "issue", "node-1", *ca, "--address", "10.0.0.1", "--out", str(tmp_path / "out"), "--json"]
+        app,
+        ["ca", "issue", "node-1", *ca, "--address", "10.0.0.1", "--job", "a", "--out", str(tmp_path / "out"), "--json"],
     )
     files = json.loads(issued.output)
     assert Path(files["key"]).stat().st_mode & 0o077 == 0
@@ -133,7 +134,10 @@ def test_a_ca_issues_certificates_that_can_be_shown(tmp_path: Path) -> None:
     assert node["subject"] == "CN=node-1"
     assert node["issuer"] == authority["subject"]
     assert node["valid_now"]
-    assert "10.0.0.1" in node["names"]
+    assert {"10.0.0.1", "urn:hive-qos:job:a"} <= set(node["names"])
+    assert RUN.invoke(app, ["ca", "revoke", "node-2", *ca]).exit_code == ExitCode.CONFIGURATION
+    revoked = RUN.invoke(app, ["ca", "revoke", "node-1", *ca, "--json"])
+    assert json.loads(revoked.output) == {"list": str(tmp_path / "ca" / "ca.crl")}
 
 
 def test_a_renewed_certificate_keeps_role_and_addresses_and_replaces_the_pair(tmp_path: Path) -> None:
@@ -141,7 +145,7 @@ def test_a_renewed_certificate_keeps_role_and_addresses_and_replaces_the_pair(tm
     RUN.invoke(app, ["ca", "init", *ca])
     refused = RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--renew"])
     assert refused.exit_code == ExitCode.CONFIGURATION
-    assert "nothing to renew there" in refused.output
+    assert "b1.crt': cannot be read: No such file" in refused.output
     addresses = ["--address", "10.0.0.1", "--address", "fd00::1", "--address", "b1.example"]
     assert RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--role", "broker", *addresses]).exit_code == 0
     again = RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--role", "broker", *addresses])

@@ -14,6 +14,7 @@ from transport.engine.base import Credentials, Trust
 from transport.identity import (
     ca_init,
     ca_issue,
+    ca_revoke,
     configured_identity,
     ephemeral_identity,
     load_identity,
@@ -84,6 +85,107 @@ def test_a_broker_is_believed_where_brokers_are_asked_for(folder: Path) -> None:
     certificates, trust = loaded(folder, "b1")
     brokers = Trust(ca_pem=trust.ca_pem, roles=frozenset({"broker"}))
     assert verify_peer(certificates, brokers, now=NOW).name == "b1"
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "good"),
+    [
+        ([], [], True),
+        ([], ["résnet 50/a"], True),
+        ([], ["other"], False),
+        (["résnet 50/a"], ["résnet 50/a"], True),
+        (["résnet 50/a", "other"], ["résnet 50/a"], True),
+        (["résnet 50/a"], ["other", "another"], False),
+        (["résnet 50/a"], [], False),
+    ],
+)
+def test_a_certificate_counts_for_the_jobs_that_it_names(
+    folder: Path, tmp_path: Path, own: list[str], theirs: list[str], good: bool
+) -> None:
+    ca = folder / "ca"
+    mine, other = (ca_issue(ca, name, jobs=jobs, out=tmp_path) for name, jobs in (("own", own), ("their", theirs)))
+    identity = load_identity(ca=ca / "ca.crt", certificate=mine.certificate, key=mine.key, job="résnet 50/a")
+    certificates = x509.load_pem_x509_certificates(other.certificate.read_bytes())
+    if good:
+        assert verify_peer(certificates, identity.trust, now=NOW).jobs == set(theirs)
+    else:
+        assert code_of(certificates, identity.trust) == WireCode.JOB_MISMATCH
+
+
+def test_a_certificate_for_another_job_than_ones_own_is_found_before_any_peer_refuses_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    files = ca_issue(folder / "ca", "own", jobs=["one", "two"], out=tmp_path)
+    with pytest.raises(ConfigurationError, match="is for 'one', 'two', and HIVE_JOB is 'three'"):
+        load_identity(ca=folder / "ca" / "ca.crt", certificate=files.certificate, key=files.key, job="three")
+
+
+@pytest.mark.parametrize(("job", "role"), [("", "job"), ("x" * 129, "job"), ("one", "broker")])
+def test_a_job_that_no_certificate_can_be_for_is_refused(folder: Path, tmp_path: Path, job: str, role: str) -> None:
+    with pytest.raises(ConfigurationError, match="job"):
+        ca_issue(folder / "ca", "own", role=role, jobs=[job], out=tmp_path)
+
+
+@pytest.fixture
+def revoking(tmp_path: Path) -> Path:
+    """A CA that has issued to n1, to n2 and to n2 again."""
+    ca_init(tmp_path / "ca")
+    for name, out in (("n1", "."), ("n2", "."), ("n2", "again")):
+        ca_issue(tmp_path / "ca", name, out=tmp_path / out)
+    return tmp_path
+
+
+def test_what_was_issued_to_a_node_is_refused_once_it_is_revoked(revoking: Path) -> None:
+    certificates, trust = loaded(revoking, "n2")
+    assert trust.revoked == frozenset()
+    listed = ca_revoke(revoking / "ca", "n2")
+    again = x509.load_pem_x509_certificates((revoking / "again" / "n2.crt").read_bytes())
+    trust = loaded(revoking, "n1")[1]
+    assert code_of(certificates, trust) == code_of(again, trust) == WireCode.CERTIFICATE_REVOKED
+    assert verify_peer(loaded(revoking, "n1")[0], trust, now=NOW).name == "n1"
+    assert ca_revoke(revoking / "ca", "n1") == listed == revoking / "ca" / "ca.crl"
+    assert len(loaded(revoking, "n1")[1].revoked) == 3
+    ca_issue(revoking / "ca", "n2", out=revoking / "fresh")
+    fresh = x509.load_pem_x509_certificates((revoking / "fresh" / "n2.crt").read_bytes())
+    assert verify_peer(fresh, loaded(revoking, "n1")[1], now=NOW).name == "n2"
+
+
+def test_one_certificate_alone_can_be_revoked_also_where_nobody_noted_it(revoking: Path) -> None:
+    (revoking / "ca" / "issued").unlink()
+    with pytest.raises(ConfigurationError, match="name the file with --certificate"):
+        ca_revoke(revoking / "ca", "n2")
+    with pytest.raises(ConfigurationError, match="is of n1, not of n2"):
+        ca_revoke(revoking / "ca", "n2", certificate=revoking / "n1.crt")
+    ca_revoke(revoking / "ca", "n2", certificate=revoking / "again" / "n2.crt")
+    certificates, trust = loaded(revoking, "n2")
+    assert verify_peer(certificates, trust, now=NOW).name == "n2"
+    again = x509.load_pem_x509_certificates((revoking / "again" / "n2.crt").read_bytes())
+    assert code_of(again, trust) == WireCode.CERTIFICATE_REVOKED
+
+
+def test_a_list_that_is_not_this_cas_is_named_and_not_left_out(revoking: Path, folder: Path) -> None:
+    ca_issue(folder / "other", "o1", out=revoking)
+    foreign = ca_revoke(folder / "other", "o1")
+    for content in (foreign.read_bytes(), b"", b"-----BEGIN X509 CRL-----"):
+        (revoking / "ca" / "ca.crl").write_bytes(content)
+        with pytest.raises(ConfigurationError, match=r"ca\.crl.*copy it again"):
+            loaded(revoking, "n1")
+    foreign.unlink()
+
+
+def test_a_list_whose_time_is_over_counts_and_the_log_says_so(
+    revoking: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ca_revoke(revoking / "ca", "n2")
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Later:
+            return cls.fromtimestamp(NOW.timestamp() + 4000 * 86400, tz)
+
+    monkeypatch.setattr("transport.identity.revocation.datetime.datetime", Later)
+    assert len(loaded(revoking, "n1")[1].revoked) == 2
+    assert "it still counts" in caplog.text
 
 
 def test_a_ca_certificate_is_not_a_node(folder: Path) -> None:
