@@ -8,6 +8,7 @@ Rules
 - Where one connection is not enough there are more (`transport.lane_links`); what such a one loses goes over the first.
 - A rank that is gone fails the sends to it and, after a moment, the receives from it (`transport.inbox`). Should it
   live after all, it is told so, and its operations with us fail.
+- That a rank is gone we know by our own connection to it; what others say of it alone is not enough (`hearsay`).
 - Every key carries the sender's rank in its tag, because ranks on one host may share one certificate.
 """
 
@@ -33,6 +34,7 @@ from transport.engine.base import (
     Received,
     SendDone,
 )
+from transport.hearsay import Hearsay
 from transport.inbox import Inbox, ReceiveEnd, Receiving
 from transport.lane_links import LaneLinks, OpenEnd
 from transport.lanes import LaneLaw
@@ -98,6 +100,7 @@ class Endpoint:
         self._endpoints: dict[bool, int] = {}
         self._early: list[Event] = []
         self.closing = False
+        self.hearsay = Hearsay(peers, self.control)
         self.lanes = LaneLinks(
             lane_law,
             peers=peers,
@@ -281,7 +284,7 @@ class Endpoint:
                     self._dial(self._engine, action, now_s)
                 else:
                     self._gone(action)
-            wake_s = min(self.peers.next_wake_s(), self.lanes.tick(now_s))
+            wake_s = min(self.peers.next_wake_s(), self.lanes.tick(now_s), self.hearsay.tick(now_s))
         wake_s = min(wake_s, self._sends.tick(now_s, self._gone_s))
         if self._engine is not None:
             wake_s = min(wake_s, self._inbox.tick(self._engine, now_s, self._gone_s))
@@ -302,7 +305,7 @@ class Endpoint:
             self._attempts[attempt] = (dial.rank, dial.bulk)
 
     def bury(self, gone: Gone | None) -> None:
-        """Somebody else knows that a rank is gone (`PeerTable.left`, `PeerTable.dead`)."""
+        """A rank is gone by what it or others say (`PeerTable.left`, `PeerTable.dead`)."""
         if gone is not None:
             self._gone(gone)
 
@@ -362,7 +365,9 @@ class Endpoint:
             shunned_by = known if known is not None else shunned_by
             if not self.closing:
                 self.lanes.lost(now_s, event.connection, "" if event.error is None else reason)
-            self.peers.down(event.connection, reason=reason, now_s=now_s)
+            lost = self.peers.down(event.connection, reason=reason, now_s=now_s)
+            if lost is not None:
+                self.hearsay.down(lost)
         said = event.error.wire_code if isinstance(event.error, PeerError) else None
         if shunned_by is not None and said == WireCode.COUNTED_AS_GONE:
             self.bury(self.peers.shunned(shunned_by, f"it counts this rank as gone ({reason})"))

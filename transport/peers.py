@@ -5,7 +5,7 @@
     LOST   -> UP     reconnected: operations go on where they were
     LOST   -> DEAD   not reconnected within `reconnect_s`
     any    -> LEFT   it said that it leaves
-    any    -> DEAD   another rank says that it is dead
+    LOST   -> DEAD   another rank says that it is dead
     any    -> SHUN   it says that we count as gone: it goes on without us, for good
 
 Between two ranks the smaller one dials, and the larger one too when nothing has arrived within `DIAL_OTHER_S`: one
@@ -249,7 +249,7 @@ class PeerTable:
         return self._end(rank, Phase.LEFT, "it has left the group")
 
     def dead(self, rank: int, reason: str) -> Gone | None:
-        """Somebody knows that it is dead. None when it was gone already."""
+        """It is dead. None when it was gone already."""
         return self._end(rank, Phase.DEAD, reason)
 
     def shunned(self, rank: int, reason: str) -> Gone | None:

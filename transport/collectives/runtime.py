@@ -19,6 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError, TransportError
 from transport import bootstrap
@@ -64,6 +65,7 @@ class Runtime:
         self._retired: deque[str] = deque()
         self._order = itertools.count()
         self._lost: dict[int, str] = {}
+        self._disbelieved: set[tuple[int, int]] = set()
         self._connected = threading.Event()
         self._refusals = 0
         self._refusal: PeerError | None = None
@@ -455,17 +457,37 @@ class Runtime:
                 "op": "moved", "number": int(number), "address": str(address), "port": int(port), "bulk_port": int(bulk)
             } if is_reachable(address, port, bulk):  # fmt: skip
                 self._endpoint.peer_moved(rank, number=number, address=address, port=port, bulk_port=bulk)
+            case {"op": "alive"}:
+                pass  # its acknowledgement is the answer
             case {"op": "leave"}:
                 self._endpoint.bury(self._endpoint.peers.left(rank))
             case {"op": "dead", "rank": int(dead), "reason": str(reason)} if dead in self._endpoint.peers.peers:
-                self._endpoint.bury(self._endpoint.peers.dead(dead, f"{reason} (noticed by rank {rank})"))
+                self._endpoint.hearsay.check(
+                    dead, functools.partial(self._heard_dead, dead, reason, rank), now_s=time.monotonic()
+                )
             case {"op": "abort", "group": str(group), "step": int(number), "reason": str(reason)}:
                 lost = message.get("lost")
-                known = lost if isinstance(lost, int) else None
-                given_up = GivenUp(rank, reason, lost=known, disagrees=message.get("disagrees") is True)
-                self._tasks.given_up_by((group, number), given_up)
+                given_up = GivenUp(rank, reason, disagrees=message.get("disagrees") is True)
+                if isinstance(lost, int) and lost in self._endpoint.peers.peers:
+                    given_up = replace(given_up, lost=lost)
+                    heard = functools.partial(self._heard_given_up, (group, number), given_up)
+                    self._endpoint.hearsay.check(lost, heard, now_s=time.monotonic())
+                else:
+                    self._tasks.given_up_by((group, number), given_up)
             case _:
                 _log.warning("rank %d sent a control message that is not understood: %.64r", rank, message.get("op"))
+
+    def _heard_dead(self, rank: int, reason: str, by: int, lost: bool) -> None:
+        """Another rank says that a rank is dead, and whether it is lost to us is known."""
+        if lost:
+            self._endpoint.bury(self._endpoint.peers.dead(rank, f"{reason} (noticed by rank {by})"))
+        elif (by, rank) not in self._disbelieved:
+            self._disbelieved.add((by, rank))
+            _log.warning("rank %d says that it lost rank %d, which still answers this rank: %s", by, rank, reason)
+
+    def _heard_given_up(self, key: tuple[str, int], given_up: GivenUp, lost: bool) -> None:
+        """Another rank has given an operation up for the loss of one, and whether that is lost to us is known."""
+        self._tasks.given_up_by(key, given_up if lost else replace(given_up, answers=True))
 
     def _refused(self, rank: int, error: PeerError) -> None:
         """Dialling a rank ended with its fault, or what looks so. While we connect, that does not mend itself."""

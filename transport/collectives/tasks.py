@@ -1,7 +1,8 @@
 """All collectives of one rank that are under way: begun, timed out, given up, told to the others. In the loop's thread.
 
 When a collective fails on one rank, that rank tells the other members, so that they do not wait for their own timeouts:
-they raise the same lost rank, or `CancelledError` naming who gave up and why. What others say of an operation that this
+they raise the same lost rank, or `CancelledError` naming who gave up and why. Where that rank still answers, it is the
+latter, and names both: one member's word is no proof that a rank is gone. What others say of an operation that this
 rank has not begun yet is remembered until it does.
 """
 
@@ -57,12 +58,14 @@ class GivenUp:
     Args:
         rank: who says it, as a rank of the endpoint.
         lost: the rank of the endpoint whose loss it was, if it was one.
+        answers: that rank still answers us: only the two of them know which of them is to blame.
         disagrees: the members do not call the same thing; `reason` says what each called.
     """
 
     rank: int
     reason: str
     lost: int | None = None
+    answers: bool = False
     disagrees: bool = False
 
 
@@ -139,7 +142,10 @@ class Tasks:
             self._do_not_begin(key, work, CancelledError(f"{work.what}: the transport was closed"))
             return
         if given_up is not None:
-            self._do_not_begin(key, work, self._error_of(given_up, group))
+            error = self._error_of(given_up, group)
+            self._do_not_begin(key, work, error)
+            if given_up.answers:
+                self._tell_others(key, group.ranks, error)
             return
         late = self._found_late.pop(call.site.group, None)
         if late is not None:
@@ -240,7 +246,8 @@ class Tasks:
         if group is not None and given_up.rank not in group.ranks:
             return
         if task is not None and group is not None:
-            task.fail(self._error_of(given_up, group), remote=True)
+            # Whoever lost a rank does not tell that one, so we do.
+            task.fail(self._error_of(given_up, group), remote=not given_up.answers)
         elif self._not_begun(key):
             _remember(self._given_up, key, given_up)
         elif group is not None and given_up.disagrees and key in self._done:
@@ -314,6 +321,10 @@ class Tasks:
         """What this rank raises when another one has given up; ranks are those of the group."""
         index = group.ranks.index(given_up.rank) if given_up.rank in group.ranks else given_up.rank
         peer = None if given_up.lost not in group.ranks else self._endpoint.peers.peers.get(given_up.lost)
+        if peer is not None and given_up.answers:
+            accused = group.ranks.index(peer.rank)
+            said = f"it says that it lost rank {accused}, which still answers this rank: {given_up.reason}"
+            return CancelledError(f"rank {index} gave up: {said}")
         if peer is not None:
             return ConnectionLostError(peer.name, given_up.reason, rank=group.ranks.index(peer.rank))
         if given_up.disagrees:

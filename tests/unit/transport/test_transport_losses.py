@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from patience import wait_until
 
-from hive_qos.errors import ConnectionLostError
+from hive_qos.errors import CancelledError, ConnectionLostError
 from transport import Group
 
 
@@ -62,10 +63,11 @@ def test_the_first_use_of_a_subgroup_after_a_death_raises_at_once(make_world):
 
 @pytest.mark.parametrize(("members", "dead"), [((1, 2, 3), 3), ((2, 3, 4), 4), ((4, 3, 1), 3), ((3, 1, 0), 1)])
 def test_a_subgroup_names_a_lost_member_by_its_rank_in_it_on_every_other_member(make_world, members, dead):
-    world = make_world(5)
+    world = make_world(5, reconnect_s=30.0)
     subs = {rank: world.groups[rank].subgroup(members, name="s") for rank in members}
     works = {rank: subs[rank].allreduce(np.ones(10, "f4"), timeout_s=20.0) for rank in members if rank != dead}
-    # One member learns it first, and is the only one that knows before it gives up and says so.
+    # One member knows it first, and says so; the others have lost the connection, and would wait for another.
+    world.network.kill(f"rank-{dead}")
     first = subs[next(iter(works))]._runtime
     first._loop.call(lambda: first._endpoint.bury(first._endpoint.peers.dead(dead, "cable cut")))
     for work in works.values():
@@ -79,10 +81,30 @@ def test_a_death_that_one_rank_notices_reaches_those_who_do_not_talk_to_the_dead
     world = make_world(3, reconnect_s=0.1)
     with world.network.lock:
         world.network.engines["rank-1"].dead = True
+    world.network.hold("rank-2", "rank-1")
     world.network.cut("rank-0", "rank-1")
-    # Rank 2's own connection to rank 1 still looks alive.
+    # Rank 2's own connection to rank 1 is not known to be lost yet, but nothing is acknowledged.
+    receiving = world.groups[2].recv(np.zeros(3), 1, timeout_s=60.0)
+    wait_until(lambda: 1 in world.groups[0].lost_ranks())
+    endpoint = world.groups[2]._runtime._endpoint
+    wait_until(lambda: endpoint.hearsay._waiting)
+    endpoint.peers._reconnect_s = 60.0  # what ends the wait is the word of rank 0
+    world.network.cut("rank-2", "rank-1")
     with pytest.raises(ConnectionLostError, match="noticed by rank 0"):
-        world.groups[2].recv(np.zeros(3), 1, timeout_s=60.0).wait(30)
+        receiving.wait(30)
+
+
+def test_a_rank_that_is_said_to_be_lost_and_does_not_answer_counts_as_there_while_it_is_heard(make_world, monkeypatch):
+    monkeypatch.setattr("transport.hearsay.LISTEN_S", 0.2)
+    world = make_world(3)
+    world.network.hold("rank-1", "rank-2")
+    work = world.groups[1].barrier(timeout_s=60.0)
+    liar = world.groups[0]._runtime
+    abort = {"op": "abort", "group": "w", "step": 0, "reason": "cable cut", "lost": 2}
+    liar._loop.call(lambda: liar._endpoint.control(1, abort))
+    with pytest.raises(CancelledError, match="rank 0 gave up: it says that it lost rank 2, which still answers"):
+        work.wait(30)
+    assert not world.groups[1].lost_ranks()
 
 
 def test_a_rank_that_leaves_after_its_part_is_done_harms_nobody(make_world):
