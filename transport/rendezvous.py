@@ -8,10 +8,13 @@ torch's stores fit the protocol through `integrations`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
+import secrets
 import socket
 import socketserver
+import stat
 import struct
 import threading
 import time
@@ -82,19 +85,29 @@ class MemoryRendezvous:
 class FileRendezvous:
     """A store in a directory that all ranks see: one host, or a shared file system. Nothing is deleted by it.
 
+    Links in the directory are not followed, and only this user and root may write in it.
+
     Args:
-        directory: made if it is not there; use a new one for every run.
+        directory: made, for this user alone, if it is not there; use a new one for every run.
+
+    Raises:
+        ConfigurationError: it is no directory, it is somebody else's, or others may write in it; so `get` of an entry.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
-        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise ConfigurationError("rendezvous", str(directory), "is no directory") from error
+        _check_ours(self._directory, self._directory.stat())
 
     def set(self, key: str, value: bytes) -> None:
         _check(key, value)
         path = self._path(key)
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-        draft.write_bytes(value)
+        draft = path.with_name(f".{secrets.token_hex(8)}")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(value)
         draft.replace(path)  # readers see all of it or nothing
 
     def get(self, key: str, timeout_s: float) -> bytes:
@@ -102,13 +115,42 @@ class FileRendezvous:
         give_up_s = time.monotonic() + timeout_s
         while True:
             with contextlib.suppress(FileNotFoundError):
-                return path.read_bytes()
+                return _read_entry(path)
             if time.monotonic() >= give_up_s:
                 raise TimedOutError(f"rendezvous key {key}", timeout_s=timeout_s)
             time.sleep(POLL_S)
 
     def _path(self, key: str) -> Path:
         return self._directory / urllib.parse.quote(key, safe="")
+
+
+def _read_entry(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigurationError("rendezvous", str(path), "is a link: links are not followed") from error
+        raise
+    try:
+        found = os.fstat(descriptor)
+        _check_ours(path, found)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > VALUE_BYTES_MAX:
+            reason = f"is no file of at most {VALUE_BYTES_MAX} bytes"
+            raise ConfigurationError("rendezvous", str(path), reason)
+        return os.read(descriptor, VALUE_BYTES_MAX)
+    finally:
+        os.close(descriptor)
+
+
+def _check_ours(path: Path, found: os.stat_result) -> None:
+    if found.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(
+            "rendezvous", str(path), f"belongs to user {found.st_uid}: use a directory of your own"
+        )
+    if found.st_mode & 0o022:
+        mode = stat.S_IMODE(found.st_mode)
+        reason = f"others may write to it (mode {mode:04o}); write `chmod go-w {path}`, or use a directory of your own"
+        raise ConfigurationError("rendezvous", str(path), reason)
 
 
 # One request a connection: "S" or "G", u16 key length, u32 value length (or milliseconds to wait), 16 bytes that the

@@ -17,6 +17,8 @@ CONGESTION: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Congestion controls, and with which engines they go; `auto` finds out when it has chosen one."""
 JOB_BYTES_MAX = 128
+SECRET_BYTES_MIN = 16
+"""128 bits, where they are random: whoever reads a signed entry can try secrets at home."""
 LANES_MAX = 4
 """Half of the connections of a kind that a peer takes: each may be dialled again before its loss was noticed."""
 
@@ -77,6 +79,9 @@ class Settings:
             raise ConfigurationError("HIVE_CONGESTION", self.congestion, reason)
         if len(self.job.encode()) > JOB_BYTES_MAX:
             raise ConfigurationError("HIVE_JOB", self.job, f"at most {JOB_BYTES_MAX} bytes of UTF-8")
+        if 0 < len(self.job_secret) < SECRET_BYTES_MIN:
+            reason = f"write at least {SECRET_BYTES_MIN} bytes, as `openssl rand -hex 16` makes them"
+            raise ConfigurationError("HIVE_JOB_SECRET", f"{len(self.job_secret)} bytes", reason)
         for name, address in (("HIVE_LISTEN", self.listen), ("HIVE_ADVERTISE", self.advertise)):
             if address:
                 try:

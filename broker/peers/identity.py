@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import stat
 
 from cryptography import x509
 
@@ -25,7 +23,6 @@ def broker_identity(settings: PeersPolicy) -> ConfiguredIdentity:
         ConfigurationError: a file cannot be read, others may read the key, or the certificate is one that every peer
             would refuse: of another CA, for another role, or not valid now.
     """
-    _check_private(settings.key)
     try:
         identity = load_identity(
             ca=settings.ca, certificate=settings.certificate, key=settings.key, roles=frozenset({"broker"})
@@ -52,13 +49,3 @@ def good_until(identity: ConfiguredIdentity) -> datetime.datetime:
     """When this broker's certificate, or one that it is signed by, ends."""
     chain = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
     return min(certificate.not_valid_after_utc for certificate in chain)
-
-
-def _check_private(path: str) -> None:
-    try:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-    except OSError as error:
-        raise ConfigurationError("peers.key", path, f"cannot be read: {error.strerror}; {_ISSUE}") from error
-    if mode & 0o077:
-        reason = f"others may read it (mode {mode:04o}), so it may be anybody's by now; write `chmod 600 {path}`, or "
-        raise ConfigurationError("peers.key", path, reason + "issue a new certificate and key")

@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--broker", default="off")
     options = parser.parse_args()
     stop = threading.Event()
-    settings = Settings(engine=options.engine, broker=options.broker, job_secret=b"lab")
+    settings = Settings(engine=options.engine, broker=options.broker, job_secret=b"secret of the lab")
 
     def listen() -> None:
         sys.stdin.read()

@@ -85,7 +85,12 @@ def test_torchrun_runs_between_two_hosts(sites: Lab, tmp_path: Path, shared_stor
     program.write_text(TOTAL)
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={sites['a'].address}:29400", str(program)]
-    environment = {"PYTHONPATH": str(ROOT), "HIVE_JOB_SECRET": "x", "HIVE_BROKER": "off", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "HIVE_JOB_SECRET": "secret of the test",
+        "HIVE_BROKER": "off",
+        "OMP_NUM_THREADS": "1",
+    }
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "0" if shared_store == "yes" else "1"
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(sites[name].run, command, env=environment, timeout_s=200.0) for name in ("a", "c")]

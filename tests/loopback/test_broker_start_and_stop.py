@@ -59,7 +59,7 @@ def test_a_host_is_shaped_whatever_is_wrong_with_the_way_to_other_brokers(
             assert running.error is None
             assert running.kernel.observe("lo") is not None
             (alarm,) = running.status()["alarms"]
-            assert (alarm["code"], "host.key" in alarm["text"]) == ("peers-unavailable", True)
+            assert (alarm["code"], "ca.crt" in alarm["text"]) == ("peers-unavailable", True)
             ca_init(tmp_path / "ca")
             ca_issue(tmp_path / "ca", "host", role="broker", addresses=["127.0.0.1"], out=tmp_path)
             wait_until(lambda: f"{listen!r}: cannot bind" in running.status()["alarms"][0]["text"])

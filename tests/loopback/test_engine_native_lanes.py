@@ -44,7 +44,7 @@ SIZES = [0, 1, 1000, 64 * 1024, 64 * 1024 + 1, 300_000, MIB, MIB + 1, 5 * MIB]
 def ranks(*laws: LaneLaw, engine: str = "native", broker: str = "off") -> Iterator[list[Group]]:
     """Two ranks, each at an address of its own, as on two hosts."""
     store = MemoryRendezvous()
-    plain = Settings(broker=broker, engine=engine, job_secret=b"s")
+    plain = Settings(broker=broker, engine=engine, job_secret=b"secret of the test")
 
     def connect(rank: int) -> Group:
         settings = replace(plain, listen=f"127.0.0.{1 + rank}", lanes=laws[rank])

@@ -39,7 +39,7 @@ node = Node("b")
 print(node.identity.pin.hex(), node.address[1], flush=True)
 node.serve(Trust(pins={bytes.fromhex(sys.stdin.readline()): "a"}))
 up = node.take(ConnectionUp).connection
-settings = Settings(listen="127.0.0.1", broker="off", engine="native", job_secret=b"s")
+settings = Settings(listen="127.0.0.1", broker="off", engine="native", job_secret=b"secret of the test")
 group = Group.connect(FileRendezvous(folder), rank=1, world_size=2, settings=settings)
 post, send = node.post("a", bytearray(size)), node.send(up, bytearray(size))
 print("holding", flush=True)
@@ -69,7 +69,7 @@ def test_a_minute_without_the_interpreter_stalls_no_transfer_and_is_no_death(tmp
     assert held.stdout is not None
     try:
         up = connected_to_program(a, held)
-        settings = Settings(listen="127.0.0.1", broker="off", engine="native", job_secret=b"s")
+        settings = Settings(listen="127.0.0.1", broker="off", engine="native", job_secret=b"secret of the test")
         group = Group.connect(FileRendezvous(str(tmp_path)), rank=0, world_size=2, settings=settings)
         post = a.post("b", bytearray(SIZE))
         said = held.stdout.readline()

@@ -28,9 +28,19 @@ def test_a_group_registers_its_sockets_announces_bursts_and_reports_measurements
     rendezvous = MemoryRendezvous()
     settings = [
         Settings(
-            listen="127.0.0.1", engine=os.environ["HIVE_ENGINE"], job="j", job_secret=b"x", broker=str(broker.path)
+            listen="127.0.0.1",
+            engine=os.environ["HIVE_ENGINE"],
+            job="j",
+            job_secret=b"secret of the test",
+            broker=str(broker.path),
         ),
-        Settings(listen="127.0.0.1", engine=os.environ["HIVE_ENGINE"], job="j", job_secret=b"x", broker="off"),
+        Settings(
+            listen="127.0.0.1",
+            engine=os.environ["HIVE_ENGINE"],
+            job="j",
+            job_secret=b"secret of the test",
+            broker="off",
+        ),
     ]
 
     def run(rank: int) -> None:
@@ -64,7 +74,10 @@ def test_a_group_registers_its_sockets_announces_bursts_and_reports_measurements
 
 def test_a_broker_that_is_not_there_changes_nothing(tmp_path):
     settings = Settings(
-        listen="127.0.0.1", engine=os.environ["HIVE_ENGINE"], job_secret=b"x", broker=str(tmp_path / "nobody.sock")
+        listen="127.0.0.1",
+        engine=os.environ["HIVE_ENGINE"],
+        job_secret=b"secret of the test",
+        broker=str(tmp_path / "nobody.sock"),
     )
     rendezvous = MemoryRendezvous()
 
@@ -91,7 +104,7 @@ def test_a_told_rate_is_followed_and_a_broker_that_dies_sets_training_free(tmp_p
             listen="127.0.0.1",
             engine=os.environ["HIVE_ENGINE"],
             congestion="rate",
-            job_secret=b"x",
+            job_secret=b"secret of the test",
             broker=str(broker.path) if rank == 0 else "off",
         )
 

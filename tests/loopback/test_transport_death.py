@@ -25,7 +25,7 @@ class Program:
             "HIVE_LISTEN": "127.0.0.1",
             "HIVE_BROKER": "off",
             "HIVE_ENGINE": os.environ["HIVE_ENGINE"],
-            "HIVE_JOB_SECRET": "x",
+            "HIVE_JOB_SECRET": "secret of the test",
             "PYTHONFAULTHANDLER": "1",
         }
         self.process = subprocess.Popen(

@@ -15,7 +15,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run_all(commands: list[list[str]]) -> list[str]:
-    environment = os.environ | {"HIVE_LISTEN": "127.0.0.1", "HIVE_BROKER": "off", "HIVE_JOB_SECRET": "x"}
+    environment = os.environ | {
+        "HIVE_LISTEN": "127.0.0.1",
+        "HIVE_BROKER": "off",
+        "HIVE_JOB_SECRET": "secret of the test",
+    }
     processes = [
         subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         for command in commands

@@ -12,7 +12,7 @@ import numpy as np
 from hive_qos.errors import MisuseError
 from transport import Group, MemoryRendezvous, Settings
 
-settings = Settings(listen="127.0.0.1", broker="/nonexistent/session.sock", job_secret=b"s")
+settings = Settings(listen="127.0.0.1", broker="/nonexistent/session.sock", job_secret=b"secret of the test")
 rendezvous = MemoryRendezvous()
 pool = ThreadPoolExecutor(2)
 first, second = pool.map(

@@ -294,7 +294,7 @@ def test_a_rank_that_is_not_who_it_should_be_is_refused(ranks, tmp_path, what):
         if what == "one without":
             settings[1] = LOCAL
     elif what == "another secret":
-        settings[1] = dataclasses.replace(LOCAL, job_secret=b"another")
+        settings[1] = dataclasses.replace(LOCAL, job_secret=b"another secret of the test")
     else:
         settings[1] = dataclasses.replace(LOCAL, job_secret=b"")
     # A wrong secret is found in the other's entry; a certificate when dialling, for as long as both may try.

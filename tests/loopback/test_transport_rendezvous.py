@@ -15,7 +15,7 @@ from patience import LIMIT_S, wait_until
 from test_transport_examples import free_port
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, TimedOutError, TransportError
-from transport.rendezvous import VALUE_BYTES_MAX, MemoryRendezvous, TcpRendezvous
+from transport.rendezvous import VALUE_BYTES_MAX, FileRendezvous, MemoryRendezvous, TcpRendezvous
 
 MEETING = """
 import sys, transport
@@ -101,7 +101,8 @@ def test_ranks_that_wait_learn_that_rank_0_was_killed():
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"HIVE_BROKER": "off", "HIVE_LISTEN": "127.0.0.1", "HIVE_JOB_SECRET": "s"},
+            env=os.environ
+            | {"HIVE_BROKER": "off", "HIVE_LISTEN": "127.0.0.1", "HIVE_JOB_SECRET": "secret of the test"},
         )
         for rank in (0, 1)
     )
@@ -123,3 +124,51 @@ def test_ranks_that_wait_learn_that_rank_0_was_killed():
 def test_an_address_that_cannot_be_one_is_named(address):
     with pytest.raises(ConfigurationError, match=r'write "host:port"'):
         TcpRendezvous(address, serve=False)
+
+
+def test_a_store_of_files_is_made_for_its_user_alone_and_keeps_what_was_set(tmp_path):
+    store = FileRendezvous(tmp_path / "meet")
+    store.set("hive/w/1", b"first")
+    store.set("hive/w/1", b"second")
+    assert store.get("hive/w/1", 0.0) == b"second"
+    assert (tmp_path / "meet").stat().st_mode & 0o777 == 0o700
+    assert [one.name for one in (tmp_path / "meet").iterdir()] == ["hive%2Fw%2F1"]
+
+
+@pytest.mark.parametrize("what", ["link", "directory", "fifo", "long", "writable"])
+def test_an_entry_that_no_rank_has_written_is_refused(tmp_path, what):
+    store, entry = FileRendezvous(tmp_path), tmp_path / "key"
+    secret = tmp_path / "other"
+    secret.write_bytes(b"somebody's file")
+    match what:
+        case "link":
+            entry.symlink_to(secret)
+        case "directory":
+            entry.mkdir()
+        case "fifo":
+            os.mkfifo(entry)
+        case "long":
+            entry.write_bytes(bytes(VALUE_BYTES_MAX + 1))
+        case "writable":
+            entry.write_bytes(b"value")
+            entry.chmod(0o666)
+    with pytest.raises(ConfigurationError, match=str(entry)):
+        store.get("key", LIMIT_S)
+
+
+def test_what_is_set_replaces_a_link_and_does_not_follow_it(tmp_path):
+    store, other = FileRendezvous(tmp_path), tmp_path / "other"
+    other.write_bytes(b"somebody's file")
+    (tmp_path / "key").symlink_to(other)
+    store.set("key", b"value")
+    assert store.get("key", 0.0) == b"value"
+    assert other.read_bytes() == b"somebody's file"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_a_directory_in_which_others_may_write_is_no_store(tmp_path, mode):
+    directory = tmp_path / "meet"
+    directory.mkdir()
+    directory.chmod(mode)
+    with pytest.raises(ConfigurationError, match="chmod go-w"):
+        FileRendezvous(directory)

@@ -73,7 +73,11 @@ def _group(run: Run, lab: Lab, contender: Contender, world: int) -> Iterator[lis
             argv = python("tools.bench.programs.rank", "--backend", contender.backend, "--rank", str(rank))
             argv += ["--world-size", str(world)]
             env = {"GLOO_SOCKET_IFNAME": place.interface, "HIVE_INTERFACE": place.interface}
-            env |= {"HIVE_ENGINE": contender.engine or "auto", "HIVE_JOB": "bench", "HIVE_JOB_SECRET": "of-this-run"}
+            env |= {
+                "HIVE_ENGINE": contender.engine or "auto",
+                "HIVE_JOB": "bench",
+                "HIVE_JOB_SECRET": "bench-only-secret-of-this-run",
+            }
             log = run.folder / "logs" / f"allreduce-{world}-{contender.name.replace(' ', '-')}-{rank}.log"
             side = Side(place, argv, log=log, env=env)
             stack.callback(side.close)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,11 +67,11 @@ def load_identity(
             whoever's own names none believes those that name none, too.
 
     Raises:
-        ConfigurationError: names the variable, the file and what is wrong with it.
+        ConfigurationError: names the variable, the file and what is wrong with it, also that others may read the key.
     """
     ca_pem = _read("HIVE_CA", ca)
     certificate_pem = _read("HIVE_CERT", certificate)
-    key_pem = _read("HIVE_KEY", key)
+    key_pem = _read_private("HIVE_KEY", key)
     try:
         authorities = x509.load_pem_x509_certificates(ca_pem)
     except ValueError as error:
@@ -106,3 +108,21 @@ def _read(variable: str, path: str | Path) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(variable, str(path), f"cannot be read: {error.strerror}") from error
+
+
+def _read_private(variable: str, path: str | Path) -> bytes:
+    """A file that only its owner may read, who is this user or root: for root's programs, root alone."""
+    try:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            content = file.read()
+    except OSError as error:
+        raise ConfigurationError(variable, str(path), f"cannot be read: {error.strerror}") from error
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid not in (0, os.geteuid()):
+        reason = f"belongs to user {found.st_uid}, who may read and replace it; write `chown {os.geteuid()} {path}`"
+    elif mode & 0o077:
+        reason = f"others may read it (mode {mode:04o}), so it may be anybody's by now; write `chmod 600 {path}`"
+    else:
+        return content
+    raise ConfigurationError(variable, str(path), f"{reason}, or issue a new certificate and key")

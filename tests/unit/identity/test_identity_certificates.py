@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import stat
 from pathlib import Path
 
@@ -186,6 +187,32 @@ def test_a_list_whose_time_is_over_counts_and_the_log_says_so(
     monkeypatch.setattr("transport.identity.revocation.datetime.datetime", Later)
     assert len(loaded(revoking, "n1")[1].revoked) == 2
     assert "it still counts" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_a_key_that_others_may_read_is_refused_with_what_to_do(folder: Path, tmp_path: Path, mode: int) -> None:
+    key = tmp_path / "n1.key"
+    key.write_bytes((folder / "n1.key").read_bytes())
+    key.chmod(mode)
+    with pytest.raises(ConfigurationError, match=f"chmod 600 {key}") as caught:
+        load_identity(ca=folder / "ca" / "ca.crt", certificate=folder / "n1.crt", key=key)
+    assert caught.value.key == "HIVE_KEY"
+    key.chmod(0o400)
+    assert load_identity(ca=folder / "ca" / "ca.crt", certificate=folder / "n1.crt", key=key).node == "n1"
+
+
+def test_a_key_of_another_user_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its mode is, that user may replace it."""
+    key = tmp_path / "n1.key"
+    key.write_bytes((folder / "n1.key").read_bytes())
+    key.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(key, 12345, -1)
+    else:
+        stranger = os.geteuid() + 1
+        monkeypatch.setattr("os.geteuid", lambda: stranger)
+    with pytest.raises(ConfigurationError, match="belongs to user"):
+        load_identity(ca=folder / "ca" / "ca.crt", certificate=folder / "n1.crt", key=key)
 
 
 def test_a_ca_certificate_is_not_a_node(folder: Path) -> None:

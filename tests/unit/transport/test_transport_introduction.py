@@ -12,7 +12,7 @@ from transport.introduction import Introduction, Run, decode, encode
 from transport.rendezvous import FileRendezvous, MemoryRendezvous
 from transport.settings import Settings
 
-SECRET = Settings(job="j", job_secret=b"s")
+SECRET = Settings(job="j", job_secret=b"secret of the test")
 RUN = Run("w", 4, bytes(16))
 ENTRY = Introduction(rank=3, node="rank-3", address="10.0.0.4", port=4242, bulk_port=4243, pin=bytes(range(32)))
 
@@ -61,7 +61,7 @@ def test_the_secret_counts_with_certificates_of_a_ca_too(tmp_path):
 
 
 def test_an_entry_of_another_job_or_secret_is_refused():
-    for settings in (replace(SECRET, job="other"), replace(SECRET, job_secret=b"t"), Settings()):
+    for settings in (replace(SECRET, job="other"), replace(SECRET, job_secret=b"another of the test"), Settings()):
         with pytest.raises(PeerError, match="HIVE_JOB_SECRET"):
             decode(encode(ENTRY, settings, RUN), rank=3, settings=SECRET, run=RUN)
 
@@ -97,20 +97,35 @@ def test_bytes_that_are_no_entry_are_refused(entry):
         decode(entry, rank=3, settings=Settings(), run=RUN)
 
 
+@pytest.mark.parametrize("secret", [b"s", b"x" * 15])
+def test_a_secret_that_can_be_guessed_is_refused_and_not_told(secret):
+    with pytest.raises(ConfigurationError, match="at least 16 bytes") as caught:
+        Settings.from_environment({"HIVE_JOB_SECRET": secret.decode()})
+    assert caught.value.key == "HIVE_JOB_SECRET"
+    assert f"{len(secret)} bytes" in str(caught.value)
+    assert "xx" not in str(caught.value)
+    Settings(job_secret=b"x" * 16)
+
+
 def test_settings_come_from_the_environment():
     settings = Settings.from_environment(
         {
             "HIVE_LISTEN": "[fd00::1]:4000",
             "HIVE_ADVERTISE": "10.1.1.1",
             "HIVE_JOB": "j",
-            "HIVE_JOB_SECRET": "s",
+            "HIVE_JOB_SECRET": "secret of the test",
             "HIVE_ENGINE": "aioquic",
             "HIVE_BROKER": "off",
         }
     )
     assert (settings.listen, settings.listen_port, settings.advertise) == ("fd00::1", 4000, "10.1.1.1")
-    assert (settings.job, settings.job_secret, settings.engine, settings.broker) == ("j", b"s", "aioquic", "off")
-    assert "s" not in repr(settings).partition("job_secret")[2]
+    assert (settings.job, settings.job_secret, settings.engine, settings.broker) == (
+        "j",
+        b"secret of the test",
+        "aioquic",
+        "off",
+    )
+    assert "secret of" not in repr(settings)
     assert Settings.from_environment({}) == Settings()
     assert Settings.from_environment({"HIVE_LANES_MAX": "1"}).lanes.lanes_max == 1
     assert Settings.from_environment({"HIVE_LISTEN": "10.0.0.1"}).listen_port == 0

@@ -21,7 +21,7 @@ from transport.introduction import RUN_BYTES, Run
 from transport.withdrawal import REASON_CHARS_MAX, THREAD_NAME, Withdrawal
 
 OPEN = Settings(broker="off", job="j")
-SECRET = replace(OPEN, job_secret=b"s")
+SECRET = replace(OPEN, job_secret=b"secret of the test")
 KEY = "hive/w/withdrawal"
 RUN = Run("w", 3, bytes(RUN_BYTES))
 
@@ -107,7 +107,7 @@ def test_a_withdrawal_that_is_not_the_jobs_own_changes_nothing_where_there_is_a_
     """Unsigned, signed with another secret, of another run, changed, or no withdrawal at all: all ranks connect."""
     forgers: list[Callable[[MemoryRendezvous], None]] = [
         lambda store: said(OPEN, ValueError("x"), store=store),
-        lambda store: said(replace(SECRET, job_secret=b"t"), ValueError("x"), store=store),
+        lambda store: said(replace(SECRET, job_secret=b"another of the test"), ValueError("x"), store=store),
         lambda store: said(replace(SECRET, job="k"), ValueError("x"), store=store),
         lambda store: said(SECRET, ValueError("x"), run=replace(RUN, nonce=b"x" * RUN_BYTES), store=store),
         lambda store: store.set(KEY, b"[" * 60_000),

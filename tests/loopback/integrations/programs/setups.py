@@ -28,7 +28,7 @@ def alone(rank: int, size: int) -> None:
 
 
 def with_a_secret_and_no_broker(rank: int, size: int) -> None:
-    os.environ.update(HIVE_JOB_SECRET="a secret", HIVE_BROKER="/nonexistent/session.sock")
+    os.environ.update(HIVE_JOB_SECRET="secret of the test", HIVE_BROKER="/nonexistent/session.sock")
     connect()
     work(size)
     dist.destroy_process_group()
