@@ -137,7 +137,7 @@ class Core(Loop):
         half_open = [link for link in self._links if link.attempt is None and not link.verified]
         judged = admission.admit_first_packet(
             half_open=len(half_open),
-            of_source=sum(admission.source_of(link.address[0]) == source for link in half_open),
+            of_source=sum(link.source == source for link in half_open),
             proved=original_cid is not None,
         )
         match judged:
@@ -155,6 +155,7 @@ class Core(Loop):
             original_cid=original_cid or cid,
             retry_cid=None if original_cid is None else cid,
         )
+        link.source = source
         self._by_cid[cid] = link
         return link
 

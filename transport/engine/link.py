@@ -24,7 +24,7 @@ class Link:
     """State of one connection beside QUIC's.
 
     `number` is the connection's id once it is up. `peer` is an address until the certificate has been judged. `proved`:
-    its first packet answered a Retry.
+    its first packet answered a Retry. `source`: as whom it is counted while it is half open, where others dialled.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Link:
         self.number: int | None = None
         self.peer = called(address, expected_peer)
         self.addresses: frozenset[str] = frozenset()
+        self.source = ""
         self.verified = False
         self.peer_hello: Mapping[int, Any] | None = None
         self.sends: dict[int, SendStream] = {}
