@@ -66,7 +66,7 @@ def issue(
         Path | None, typer.Option("--out", "-o", help="Where NODE.crt and NODE.key go (default: here).")
     ] = None,
     renew: Annotated[
-        bool, typer.Option("--renew", help="Replace the pair that is there; role, addresses and jobs stay unless given.")
+        bool, typer.Option("--renew", help="Replace the pair that is there; what is not given stays.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -103,7 +103,7 @@ def ca_issue(
         renew: replace the pair that is there by a new certificate with a new key.
 
     Raises:
-        ConfigurationError: no CA there, an unknown role, a bad name, address or job, files that exist, or none to renew.
+        ConfigurationError: no CA there, a bad role, name, address or job, files that exist, or none to renew.
     """
     _check_days(days)
     try:

@@ -185,7 +185,7 @@ def test_check_looks_at_the_certificates_that_peers_names(tmp_path: Path) -> Non
     check = ["broker", "--check", "--config", str(path)]
     missing = RUN.invoke(app, check)
     assert missing.exit_code == ExitCode.CONFIGURATION
-    assert "peers.key" in missing.output
+    assert "peers.certificate" in missing.output
     RUN.invoke(app, ["ca", "issue", "b1", *ca, *out, "--role", "broker", "--address", "10.0.0.1", "--days", "20"])
     found = RUN.invoke(app, check)
     assert found.exit_code == 0, found.output
