@@ -2,6 +2,7 @@
 
     registration   tells torch of the backend; cheap, and never breaks `import torch`
     adapters       what torch calls: method names and argument shapes of each version
+    overloads      the ways to call one method, brought to a single form
     core           the collectives, over `transport.Group`
     work           a running operation as torch wants to see it: wait, future, exception
     staging        tensors to plain memory and back: non-contiguous ones, GPU ones

@@ -8,6 +8,7 @@ adapters make them torch's as well.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -273,6 +274,25 @@ class Core:
             lambda limit_s: self.group.recv(staged.memory, peer, tag, timeout_s=limit_s),
             result=[tensor],
         )
+
+    def give_up(self, what: str, error: Exception, *, count: int = 1) -> None:
+        """Tell the others, in this call's place among the group's, that this rank cannot begin it.
+
+        Args:
+            what: the collective's name.
+            error: why.
+            count: how many collectives of the transport it is.
+        """
+        if self._closed.locked() or os.getpid() != self.world.process:
+            return
+        self.sequence = next(self._numbers)
+
+        def tell() -> None:
+            with contextlib.suppress(MisuseError):  # the transport is closed, which the others know
+                for _ in range(count):
+                    self.group.give_up(f"{what}: {error}")
+
+        self._order.start(tell, until_ready=None, late=tell, failed=lambda _error: None)
 
     # Lifecycle.
 

@@ -42,8 +42,11 @@ class TorchCancelledError(CancelledError, dist.DistBackendError):
     """`CancelledError`, raised through torch: the group was aborted or destroyed while this operation was under way."""
 
 
-class TorchMisuseError(MisuseError, dist.DistBackendError, ValueError):
-    """`MisuseError`, raised through torch: a wrong argument or a group used after its end."""
+class TorchMisuseError(MisuseError, dist.DistBackendError, ValueError, TypeError):
+    """`MisuseError`, raised through torch: a wrong argument or a group used after its end.
+
+    Of arguments torch's own backends raise, by the kind of mistake, all of these.
+    """
 
 
 class TorchConfigurationError(ConfigurationError, dist.DistBackendError):

@@ -1,9 +1,11 @@
 """torch's names and argument shapes of the collectives, the same for both adapters, over `core`.
 
-torch calls by several names for one thing: `_allgather_base` before 2.14 is `all_gather_single` since, and functional
+torch calls by several names for one thing: `_allgather_base` is `all_gather_single` since 2.13, and functional
 collectives use the `_coalesced` forms. A method that is missing fails as "No backend type associated with device type
-cpu", so that all names are here. Options are torch's option objects; the plain forms (`allreduce([t])`, `barrier()`),
-which Python code calls on a process group directly, work as well.
+cpu", so that all names are here, each with all its overloads (`overloads`).
+
+A rank that raises before it has begun a collective gives up its place in the group's order: the others, which wait for
+it in that collective, raise as well, with its reason, and the next collective is the next one for all.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -19,12 +21,13 @@ from hive_qos.errors import HiveError, MisuseError
 from integrations.torch_backend import monitor, sparse
 from integrations.torch_backend.core import Core, Tensors
 from integrations.torch_backend.errors import as_torch_error
+from integrations.torch_backend.overloads import Overloads
 from integrations.torch_backend.reduction import reduction_of
 from integrations.torch_backend.work import HiveWork
-from transport import ReduceOp
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Method = Callable[Concatenate["Methods", P], R]
 
 
 def raising_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
@@ -40,135 +43,199 @@ def raising_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+def called_as(*forms: str) -> Callable[[Method[P, R]], Callable[..., R]]:
+    """Call the method with the arguments of the first of c10d's forms, whichever of them the caller used."""
+
+    def decorate(method: Method[P, R]) -> Callable[..., R]:
+        overloads = Overloads(method.__name__, forms)
+
+        @functools.wraps(method)
+        def wrapper(self: Methods, /, *args: Any, **kwargs: Any) -> R:
+            return method(self, *overloads.arguments(args, kwargs))  # type: ignore[call-arg]  # found at run time
+
+        return raising_torch_errors(wrapper)
+
+    return decorate
+
+
+def collective(*forms: str, coalesced: bool = False) -> Callable[[Method[P, HiveWork]], Callable[..., HiveWork]]:
+    """`called_as`, for what every member calls: if it raises here, the others learn of it.
+
+    Args:
+        forms: c10d's.
+        coalesced: the first argument lists the tensors of several collectives.
+    """
+
+    def decorate(method: Method[P, HiveWork]) -> Callable[..., HiveWork]:
+        overloads = Overloads(method.__name__, forms)
+
+        @functools.wraps(method)
+        def wrapper(self: Methods, /, *args: Any, **kwargs: Any) -> HiveWork:
+            count = 1
+            try:
+                arguments = overloads.arguments(args, kwargs)
+                count = len(arguments[-2]) if coalesced else 1
+                return method(self, *arguments)  # type: ignore[call-arg]  # found at run time
+            except Exception as error:
+                self.core.give_up(method.__name__, error, count=count)
+                raise
+
+        return raising_torch_errors(wrapper)
+
+    return decorate
+
+
 class Methods:
     """What torch calls on a backend or on a process group. The adapter that mixes this in sets `core` first."""
 
     core: Core
 
-    @raising_torch_errors
-    def allreduce(self, tensors: Any, opts: Any = None) -> HiveWork:
-        tensors = _tensors(tensors)
-        op, factor = _reduction(opts)
-        if any(tensor.layout is torch.sparse_coo for tensor in tensors):
+    @collective(
+        "tensors: [T], opts: AllreduceOptions",
+        "tensors: [T], op: ReduceOp, timeout: timedelta",
+        "tensor: T, op: ReduceOp, timeout: timedelta",
+    )
+    def allreduce(self, tensors: Tensors, opts: Any) -> HiveWork:
+        op, factor = reduction_of(opts.reduceOp)
+        tensor = _only(tensors)
+        if tensor.layout is torch.sparse_coo:
             return sparse.allreduce(self.core, tensors, op, timeout_s=_timeout_s(opts))
         return self.core.allreduce(tensors, op, factor=factor, timeout_s=_timeout_s(opts))
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> HiveWork:
-        return self.allreduce(tensors, opts)
+    @collective("tensors: [T], opts: AllreduceCoalescedOptions", coalesced=True)
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> HiveWork:
+        op, factor = reduction_of(opts.reduceOp)
+        return self.core.allreduce(tensors, op, factor=factor, timeout_s=_timeout_s(opts))
 
-    @raising_torch_errors
-    def broadcast(self, tensors: Any, opts: Any = None) -> HiveWork:
-        return self.core.broadcast(_tensors(tensors), _root(opts), timeout_s=_timeout_s(opts))
+    @collective("tensors: [T], opts: BroadcastOptions", "tensor: T, root: int, timeout: timedelta")
+    def broadcast(self, tensors: Tensors, opts: Any) -> HiveWork:
+        return self.core.broadcast([_only(tensors)], opts.rootRank, timeout_s=_timeout_s(opts))
 
-    @raising_torch_errors
-    def reduce(self, tensors: Any, opts: Any = None) -> HiveWork:
-        op, factor = _reduction(opts)
+    @collective("tensors: [T], opts: ReduceOptions", "tensor: T, root: int, op: ReduceOp, timeout: timedelta")
+    def reduce(self, tensors: Tensors, opts: Any) -> HiveWork:
+        op, factor = reduction_of(opts.reduceOp)
         tensor = _only(tensors)
         if factor is not None:
             tensor = tensor.detach() * factor  # the tensors of other ranks than the root stay as they are
-            if self.core.group.rank == _root(opts):
+            if self.core.group.rank == opts.rootRank:
                 _only(tensors).detach().copy_(tensor)
                 tensor = _only(tensors)
-        return self.core.reduce(tensor, _root(opts), op, timeout_s=_timeout_s(opts))
+        return self.core.reduce(tensor, opts.rootRank, op, timeout_s=_timeout_s(opts))
 
-    @raising_torch_errors
-    def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> HiveWork:
-        return self.core.all_gather(output_tensors, input_tensors, timeout_s=_timeout_s(opts))
+    @collective(
+        "output_tensors: [[T]], input_tensors: [T], opts: AllgatherOptions",
+        "output_tensors: [T], input_tensor: T, timeout: timedelta",
+    )
+    def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> HiveWork:
+        outputs, tensor = _only_list(output_tensors), _only(input_tensors)
+        return self.core.all_gather([outputs], [tensor], timeout_s=_timeout_s(opts))
 
-    @raising_torch_errors
-    def allgather_coalesced(
-        self, output_lists: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
-    ) -> HiveWork:
-        """Unlike `allgather`, the outer list is by rank: `output_lists[rank][i]` is that rank's `input_tensors[i]`."""
+    @collective("output_lists: [[T]], input_list: [T], opts: AllgatherOptions", coalesced=True)
+    def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any) -> HiveWork:
+        """Unlike `allgather`, the outer list is by rank: `output_lists[rank][i]` is that rank's `input_list[i]`."""
+        if any(len(row) != len(input_list) for row in output_lists):
+            raise MisuseError(f"every list of outputs must have {len(input_list)} tensors, as many as there are inputs")
         by_input = [list(row) for row in zip(*output_lists, strict=True)]
-        return self.core.all_gather(by_input, input_tensors, timeout_s=_timeout_s(opts))
+        return self.core.all_gather(by_input, input_list, timeout_s=_timeout_s(opts))
 
-    @raising_torch_errors
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HiveWork:
+    @collective("output: T, input: T, opts: AllgatherOptions")
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HiveWork:
         return self.core.all_gather_single([output], [input], timeout_s=_timeout_s(opts))
 
     _allgather_base = all_gather_single
 
-    @raising_torch_errors
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> HiveWork:
+    @collective("outputs: [T], inputs: [T], opts: AllgatherOptions", coalesced=True)
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> HiveWork:
         return self.core.all_gather_single(outputs, inputs, timeout_s=_timeout_s(opts))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @raising_torch_errors
-    def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None) -> HiveWork:
-        op, factor = _reduction(opts)
-        inputs = [[_times(tensor, factor) for tensor in row] for row in input_tensors]
-        return self.core.reduce_scatter(output_tensors, inputs, op, timeout_s=_timeout_s(opts))
+    @collective(
+        "output_tensors: [T], input_tensors: [[T]], opts: ReduceScatterOptions",
+        "output: T, input: [T], op: ReduceOp, timeout: timedelta",
+        "output_tensors: T, input_tensor: [T], op: ReduceOp, timeout: timedelta",
+    )
+    def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> HiveWork:
+        op, factor = reduction_of(opts.reduceOp)
+        inputs = [_times(tensor, factor) for tensor in _only_list(input_tensors)]
+        return self.core.reduce_scatter([_only(output_tensors)], [inputs], op, timeout_s=_timeout_s(opts))
 
-    @raising_torch_errors
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HiveWork:
-        op, factor = _reduction(opts)
+    @collective("outputTensor: T, inputTensor: T, opts: ReduceScatterOptions")
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HiveWork:
+        op, factor = reduction_of(opts.reduceOp)
         return self.core.reduce_scatter_single([output], [_times(input, factor)], op, timeout_s=_timeout_s(opts))
 
     _reduce_scatter_base = reduce_scatter_single
 
-    @raising_torch_errors
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> HiveWork:
-        op, factor = _reduction(opts)
+    @collective("outputs: [T], inputs: [T], opts: ReduceScatterOptions", coalesced=True)
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> HiveWork:
+        op, factor = reduction_of(opts.reduceOp)
         scaled = [_times(tensor, factor) for tensor in inputs]
         return self.core.reduce_scatter_single(outputs, scaled, op, timeout_s=_timeout_s(opts))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    @raising_torch_errors
-    def gather(self, output_tensors: Sequence[Tensors], input_tensors: Any, opts: Any = None) -> HiveWork:
-        outputs = output_tensors[0] if output_tensors else []
-        return self.core.gather(outputs, _only(input_tensors), _root(opts), timeout_s=_timeout_s(opts))
+    @collective(
+        "output_tensors: [[T]], input_tensors: [T], opts: GatherOptions",
+        "output_tensors: [T], input_tensor: T, root: int, timeout: timedelta",
+    )
+    def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> HiveWork:
+        outputs = _only_list(output_tensors) if output_tensors else []
+        return self.core.gather(outputs, _only(input_tensors), opts.rootRank, timeout_s=_timeout_s(opts))
 
-    @raising_torch_errors
-    def scatter(self, output_tensors: Any, input_tensors: Sequence[Tensors], opts: Any = None) -> HiveWork:
-        inputs = input_tensors[0] if input_tensors else []
-        return self.core.scatter(_only(output_tensors), inputs, _root(opts), timeout_s=_timeout_s(opts))
+    @collective(
+        "output_tensors: [T], input_tensors: [[T]], opts: ScatterOptions",
+        "output_tensor: T, input_tensors: [T], root: int, timeout: timedelta",
+    )
+    def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> HiveWork:
+        inputs = _only_list(input_tensors) if input_tensors else []
+        return self.core.scatter(_only(output_tensors), inputs, opts.rootRank, timeout_s=_timeout_s(opts))
 
-    @raising_torch_errors
-    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> HiveWork:
+    @collective(
+        "output_tensors: [T], input_tensors: [T], opts: AllToAllOptions",
+        "output_tensor: [T], input_tensor: [T], opts: AllToAllOptions",
+    )
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any) -> HiveWork:
         return self.core.all_to_all(output_tensors, input_tensors, timeout_s=_timeout_s(opts))
 
-    @raising_torch_errors
+    @collective(
+        "output: T, input: T, output_split_sizes: [int], input_split_sizes: [int], opts: AllToAllOptions",
+        "output: T, input: T, output_split_sizes: [int], input_split_sizes: [int], timeout: timedelta",
+        "output_tensor: T, input_tensor: T, output_split_sizes: [int], input_split_sizes: [int], opts: AllToAllOptions",
+    )
     def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        output_split_sizes: Sequence[int] | None = None,
-        input_split_sizes: Sequence[int] | None = None,
-        opts: Any = None,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any,
     ) -> HiveWork:
         return self.core.all_to_all_single(
-            output,
-            input,
-            output_rows=output_split_sizes or (),
-            input_rows=input_split_sizes or (),
-            timeout_s=_timeout_s(opts),
+            output, input, output_rows=output_split_sizes, input_rows=input_split_sizes, timeout_s=_timeout_s(opts)
         )
 
     alltoall_base = all_to_all_single
 
-    @raising_torch_errors
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> HiveWork:
-        return self.core.send(_only(tensors), dst, tag)
-
-    @raising_torch_errors
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> HiveWork:
-        return self.core.recv(_only(tensors), src, tag)
-
-    @raising_torch_errors
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> HiveWork:
-        return self.core.recv(_only(tensors), None, tag)
-
-    @raising_torch_errors
-    def barrier(self, opts: Any = None) -> HiveWork:
+    @collective("opts: BarrierOptions", "timeout: timedelta")
+    def barrier(self, opts: Any) -> HiveWork:
         return self.core.barrier(timeout_s=_timeout_s(opts))
 
-    @raising_torch_errors
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        # torch 2.15 passes its options object, torch 2.13 the timeout itself.
-        limit_s = _seconds(getattr(timeout, "timeout", timeout))
+    @called_as("tensors: [T], dstRank: int, tag: int")
+    def send(self, tensors: Tensors, dst: int, tag: int) -> HiveWork:
+        return self.core.send(_only(tensors), dst, tag)
+
+    @called_as("tensors: [T], srcRank: int, tag: int")
+    def recv(self, tensors: Tensors, src: int, tag: int) -> HiveWork:
+        return self.core.recv(_only(tensors), src, tag)
+
+    @called_as("tensors: [T], tag: int")
+    def recv_anysource(self, tensors: Tensors, tag: int) -> HiveWork:
+        return self.core.recv(_only(tensors), None, tag)
+
+    @called_as("timeout: timedelta, wait_all_ranks: bool", "opts: BarrierOptions, wait_all_ranks: bool")
+    def monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:
+        limit_s = _seconds(getattr(timeout, "timeout", timeout))  # torch 2.15 calls a backend with the options object
         monitor.barrier(self.core, timeout_s=limit_s, wait_all_ranks=wait_all_ranks)
 
     # Lifecycle.
@@ -193,25 +260,18 @@ class Methods:
         return self.core.sequence
 
 
-def _tensors(tensors: Any) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+def _only(tensors: Tensors) -> torch.Tensor:
+    if len(tensors) != 1:
+        raise MisuseError(f"this operation takes one tensor, not {len(tensors)}; the coalesced ones take several")
+    return tensors[0]
 
 
-def _only(tensors: Any) -> torch.Tensor:
-    found = _tensors(tensors)
-    if len(found) != 1:
-        raise MisuseError(f"this operation takes one tensor, not {len(found)}")
-    return found[0]
-
-
-def _root(opts: Any) -> int:
-    return opts if isinstance(opts, int) else 0 if opts is None else int(opts.rootRank)
-
-
-def _reduction(opts: Any) -> tuple[ReduceOp, float | torch.Tensor | None]:
-    if opts is None:
-        return ReduceOp.SUM, None
-    return reduction_of(getattr(opts, "reduceOp", opts))
+def _only_list(lists: Sequence[Tensors]) -> Tensors:
+    if len(lists) != 1:
+        raise MisuseError(
+            f"this operation takes one list of tensors, not {len(lists)}; the coalesced ones take several"
+        )
+    return lists[0]
 
 
 def _timeout_s(opts: Any) -> float | None:
