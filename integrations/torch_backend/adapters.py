@@ -15,6 +15,8 @@ In a mixed group (`cpu:hive,cuda:nccl`) torch 2.15 must keep its own ProcessGrou
 
 from __future__ import annotations
 
+import collections
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from hive_qos.errors import MisuseError
 from integrations.torch_backend.core import Core
 from integrations.torch_backend.methods import Methods, raising_torch_errors
 from integrations.torch_backend.world import group_name_of, world_for
@@ -81,12 +84,20 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
     @raising_torch_errors
     def split(self, store: Any, ranks: Sequence[int], opts: Any) -> HiveBackend:
         """A backend of some of this one's ranks, over the same connections."""
+        if self.core.group.rank not in ranks:  # torch crashes on a None of Python's
+            raise MisuseError(
+                f"rank {self.core.group.rank} is in none of the groups that split_group was asked for: in a group of"
+                " several backends give every rank one, or use new_group"
+            )
         world = self.core.world
         world_ranks = [world.ranks[self.core.group.ranks[rank]] for rank in ranks]
         group = world.lend(group_name_of(opts.group_name), world_ranks, timeout_s=self.core.timeout_s)
         child = HiveBackend(Core(world, group, timeout_s=self.core.timeout_s))
         _keep(child)
         return child
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """What a rank outside of a new group calls where `init_process_group` got a `device_id`; hive needs nothing."""
 
 
 class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on purpose, see above
@@ -110,15 +121,21 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
 
 
 class HiveProcessGroupWithBackend(HiveProcessGroup):
-    """The process group on torch 2.15."""
+    """The process group on torch 2.15. `device` is what `init_process_group` got as `device_id`."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, *, device: torch.device | None) -> None:
         super().__init__(core)
+        if device is not None:
+            self.bound_device_id = device
         backend = HiveBackend(core)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in DEVICES:
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
         _keep(backend)
+
+    def split_group(self, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        """torch's own, but for ranks that are in no new group: they get None, as from Gloo."""
+        return super().split_group(ranks, *args, **kwargs) if self.rank() in ranks else None
 
 
 class HiveProcessGroupAlone(HiveProcessGroup):
@@ -159,6 +176,10 @@ class HiveProcessGroupAlone(HiveProcessGroup):
         return self
 
     @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    @property
     def supports_coalescing(self) -> bool:
         return False
 
@@ -188,13 +209,17 @@ def backend_can_be_subclassed() -> bool:
     return True
 
 
-def is_mixed(options: Any) -> bool:
-    """Whether the group under construction gets other backends as well ("cpu:hive,cuda:nccl").
+def is_mixed() -> bool:
+    """Whether the group that torch is making gets other backends as well ("cpu:hive,cuda:nccl").
 
-    torch 2.15 shows the group: one with a single backend of ours is of the custom type and has nothing registered yet.
+    torch tells a backend's creator nothing of the others, so that this reads the configuration from torch's own frame.
     """
-    outer = getattr(options, "process_group", None)
-    return outer is not None and (outer.name() != "custom" or bool(outer._device_types))
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "_new_process_group_helper":
+            return len(set(frame.f_locals["backend_config"].get_device_backend_map().values())) > 1
+    return False
 
 
 @raising_torch_errors
@@ -204,16 +229,23 @@ def create(options: Any, _group_options: object = None) -> Any:
     Blocks until all ranks have connected when the group is the first with its ranks; at once for a group of ranks that
     are connected already.
     """
+    if getattr(options, "enable_reconfigure", False):
+        raise MisuseError(
+            "hive groups cannot be reconfigured: leave out enable_reconfigure=True; when a rank is lost, destroy the"
+            " group and start again with those who are left"
+        )
     timeout_s = options.timeout.total_seconds()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     name = group_name_of(options.group_id)
     world = world_for(options, ranks=ranks, name=name, timeout_s=timeout_s)
     core = Core(world, world.lend(name, ranks, timeout_s=timeout_s), timeout_s=timeout_s)
-    kind: Any
+    adapter: Any
     if not backend_can_be_subclassed():
-        kind = HiveProcessGroupAlone
+        adapter = HiveProcessGroupAlone(core)
+    elif is_mixed():
+        adapter = HiveBackend(core)
     else:
-        kind = HiveBackend if is_mixed(options) else HiveProcessGroupWithBackend
-    adapter = kind(core)
+        outer = getattr(options, "process_group", None)
+        adapter = HiveProcessGroupWithBackend(core, device=outer and outer.bound_device_id)
     _keep(adapter)
     return adapter

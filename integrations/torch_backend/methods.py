@@ -23,7 +23,7 @@ from integrations.torch_backend.core import Core, Tensors
 from integrations.torch_backend.errors import as_torch_error
 from integrations.torch_backend.overloads import Overloads
 from integrations.torch_backend.reduction import reduction_of
-from integrations.torch_backend.work import HiveWork
+from integrations.torch_backend.work import HiveWork, uncompiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +31,7 @@ Method = Callable[Concatenate["Methods", P], R]
 
 
 def raising_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """Let our errors leave `method` as classes that are RuntimeErrors as well."""
+    """Let our errors leave `method` as classes that are RuntimeErrors as well. It is for torch to call."""
 
     @functools.wraps(method)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -40,7 +40,7 @@ def raising_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
         except HiveError as error:
             raise as_torch_error(error) from error
 
-    return wrapper
+    return uncompiled(wrapper)
 
 
 def called_as(*forms: str) -> Callable[[Method[P, R]], Callable[..., R]]:

@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 import torch
@@ -35,6 +35,17 @@ _log = structlog.get_logger("integrations.torch")
 
 NO_LIMIT = timedelta(0)
 """torch's way to say that a wait has no timeout of its own."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_compiler: Any = torch.compiler  # has no types
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Keep torch.compile from tracing what torch's C++ calls within a compiled region, as DDP's reducer does."""
+    disabled: Callable[P, R] = _compiler.disable(function)
+    return disabled
 
 
 class Outcome:
@@ -92,6 +103,7 @@ class HiveWork(dist.Work):
 
     # What torch calls.
 
+    @uncompiled
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Block until it has ended. The GIL is free meanwhile, and Ctrl-C interrupts the waiting.
 

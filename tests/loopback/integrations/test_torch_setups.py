@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from torch_ranks import RankResult, RunRanks
 
 pytestmark = pytest.mark.timeout(300)
@@ -18,13 +19,17 @@ SCENARIOS = {
     "beside_gloo": 3,
     "with_a_wrong_variable": 1,
 }
+SCENARIOS_OF_2_15 = {"with_a_device_id": 3, "with_a_device_id_and_no_backend": 2, "to_be_reconfigured": 2}
+"""Before, torch takes GPUs alone as a device_id, and knows nothing of groups that change."""
+NEWER = hasattr(dist.ProcessGroup, "reconfigure")
+of_2_15 = pytest.mark.skipif(not NEWER, reason="torch 2.15 has this first")
 Results = dict[str, list[RankResult]]
 
 
 @pytest.fixture(scope="module")
 def results(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> Results:
     scratch: Path = tmp_path_factory.mktemp("scratch")
-    return run_ranks("setups.py", SCENARIOS, SCRATCH=str(scratch))
+    return run_ranks("setups.py", {**SCENARIOS, **(SCENARIOS_OF_2_15 if NEWER else {})}, SCRATCH=str(scratch))
 
 
 @pytest.mark.parametrize(
@@ -54,3 +59,24 @@ def test_a_wrong_variable_is_named(results: Results) -> None:
     (result,) = results["with_a_wrong_variable"]
     assert "HIVE_ENGINE" in result.reports[0]["text"]
     assert result.reports[0]["text"].startswith("[configuration]")
+
+
+@of_2_15
+def test_groups_form_where_a_device_id_is_given_also_without_this_rank(results: Results) -> None:
+    for result in results["with_a_device_id"]:
+        assert result.exit_code == 0, result.output
+        total = 2.0 if result.rank < 2 else 1.0
+        assert result.reports == [
+            {"device": "cpu:0", "mixed": False, "total": total},
+            {"device": "cpu:0", "mixed": True, "total": total},
+        ]
+    for result in results["with_a_device_id_and_no_backend"]:
+        assert result.exit_code == 0, result.output
+
+
+@of_2_15
+def test_a_group_that_is_to_be_reconfigured_is_refused(results: Results) -> None:
+    for result in results["to_be_reconfigured"]:
+        (report,) = result.reports
+        assert report["text"].startswith("[misuse]")
+        assert "enable_reconfigure" in report["text"]

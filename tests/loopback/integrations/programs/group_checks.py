@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from checks import check, data, everybody, raises, same
@@ -180,6 +183,40 @@ def ddp_communication_hooks_work(rank: int, size: int) -> None:
 
 
 @check
+def compiled_ddp_trains_as_it_does_uncompiled(rank: int, size: int) -> None:
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of DDP's own profiling
+    gradients = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(20, 5)
+        ddp: Any = torch.nn.parallel.DistributedDataParallel(model)
+        step = torch.compile(ddp, backend="eager") if compiled else ddp
+        for _ in range(2):  # before the second step DDP's reducer broadcasts from C++, within the compiled region
+            step(torch.full((4, 20), float(rank))).sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert torch.allclose(gradients[1], gradients[0])
+
+
+@check
+def batched_messages_compile(rank: int, size: int) -> None:
+    right, left = (rank + 1) % size, (rank - 1) % size
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def exchange(tensor: torch.Tensor) -> torch.Tensor:
+        received = torch.empty_like(tensor)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, right), dist.P2POp(dist.irecv, received, left)])
+        for work in works:
+            work.wait()
+        return received + 1
+
+    with torch._dynamo.config.patch(enable_p2p_compilation=True):  # type: ignore[attr-defined]  # torch's switch for it
+        if hasattr(dist.ProcessGroup, "reconfigure"):
+            same(exchange(data(rank, 4)), data(left, 4) + 1)
+        else:  # before torch 2.15 its C++ asks for a backend, which Python cannot make
+            raises(RuntimeError, lambda: exchange(data(rank, 4)), "No backend type")
+
+
+@check
 def data_loader_workers_leave_the_engine_alone(rank: int, size: int) -> None:
     dataset = torch.utils.data.TensorDataset(torch.arange(64.0))
     loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=2, multiprocessing_context="fork")
@@ -207,6 +244,13 @@ def split_groups_work(rank: int, size: int) -> None:
     tensor = data(rank, 3)
     dist.all_reduce(tensor, group=group)
     same(tensor, data(2, 3) if rank == 2 else data(0, 3) + data(1, 3))
+    pair = dist.split_group(split_ranks=[[0, 1]])
+    if rank == 2:
+        assert pair is dist.GroupMember.NON_GROUP_MEMBER
+    else:
+        tensor = data(rank, 3)
+        dist.all_reduce(tensor, group=pair)
+        same(tensor, data(0, 3) + data(1, 3))
 
 
 @check

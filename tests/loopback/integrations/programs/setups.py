@@ -79,3 +79,36 @@ def with_a_wrong_variable(rank: int, size: int) -> None:
         connect()
     except RuntimeError as error:
         report(text=str(error))
+
+
+def with_a_device_id(rank: int, size: int) -> None:
+    """As scripts do that say which device is a rank's; torch then splits the default group to make others."""
+    for backend in ("hive", "cpu:hive,cuda:gloo"):
+        connect(backend, device_id=torch.device("cpu:0"))
+        device = dist.group.WORLD.bound_device_id  # type: ignore[union-attr]
+        mixed = type(dist.group.WORLD) is dist.ProcessGroup
+        pair = dist.new_group([0, 1])
+        tensor = torch.ones(10)
+        if rank < 2:
+            dist.all_reduce(tensor, group=pair)
+        dist.barrier()
+        report(device=str(device), mixed=mixed, total=tensor[0].item())
+        dist.destroy_process_group()
+
+
+def with_a_device_id_and_no_backend(rank: int, size: int) -> None:
+    """With the adapter for torch 2.13."""
+    from integrations.torch_backend import adapters
+
+    adapters.backend_can_be_subclassed = lambda: False
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
+    connect(device_id=torch.device("cpu:0"))
+    work(size)
+    dist.destroy_process_group()
+
+
+def to_be_reconfigured(rank: int, size: int) -> None:
+    try:
+        connect(enable_reconfigure=True)
+    except RuntimeError as error:
+        report(text=str(error))
