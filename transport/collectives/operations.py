@@ -8,8 +8,8 @@ import enum
 class ReduceOp(enum.Enum):
     """How the ranks' values become one.
 
-    `MEAN` divides the sum by the number of ranks, in the accumulator's precision, and needs a floating or complex
-    dtype. `MIN` and `MAX` need an ordered dtype (not complex). The bitwise three need integers or bool.
+    `MEAN` divides the sum by the number of ranks, in the accumulator's precision. Of integers it is cut toward zero,
+    of bool there is none. `MIN` and `MAX` need an ordered dtype (not complex). The bitwise three need integers or bool.
     For bool, `SUM` and `MAX` are "or", `PRODUCT` and `MIN` are "and".
     """
 

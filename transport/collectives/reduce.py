@@ -50,8 +50,8 @@ def check(dtype: str, op: ReduceOp) -> None:
     floating = dtype.startswith(("float", "bfloat", "complex"))
     if dtype.startswith("float8") or dtype == "":
         raise MisuseError(f"{dtype or 'plain bytes'} cannot be reduced; convert to bfloat16 or float32 first")
-    if op is ReduceOp.MEAN and not floating:
-        raise MisuseError(f"the mean of {dtype} is not an integer; use SUM, or convert to a floating dtype")
+    if op is ReduceOp.MEAN and dtype == "bool":
+        raise MisuseError('there is no mean of bool; use SUM, which is "or", or convert to a floating dtype')
     if op in _BITWISE and floating:
         raise MisuseError(f"bitwise reductions need integers or bool, not {dtype}")
     if op in _ORDERED and dtype.startswith("complex"):
@@ -82,7 +82,7 @@ def reduce_into(target: memoryview, sources: Sequence[memoryview], *, dtype: str
         for source in sources[1:]:
             _UFUNCS[op](total, widen(source), out=total)
         if divisor is not None:
-            np.divide(total, total.dtype.type(divisor), out=total)
+            total = _quotient(total, divisor)
         np.frombuffer(target, dtype=np.uint8)[:] = narrow(total).view(np.uint8)
 
 
@@ -95,8 +95,17 @@ def _accumulate(
     for value in values[2:]:
         ufunc(total, value, out=total)
     if divisor is not None:
-        np.divide(total, total.dtype.type(divisor), out=total)
+        total = _quotient(total, divisor)
     np.frombuffer(target, dtype=dtype)[:] = total
+
+
+def _quotient(total: Array, divisor: int) -> Array:
+    """`total / divisor`; of integers cut toward zero, as C divides them, and NCCL."""
+    if total.dtype.kind not in "iu":
+        return np.divide(total, total.dtype.type(divisor), out=total)
+    wide = total if total.itemsize == 8 else total.astype(np.int64)  # the divisor may not fit into 8 bits
+    quotient, rest = np.divmod(wide, wide.dtype.type(divisor))
+    return quotient + ((rest != 0) & (wide < 0))  # type: ignore[no-any-return]  # divmod rounds down
 
 
 def widen_bfloat16(source: memoryview) -> Array:

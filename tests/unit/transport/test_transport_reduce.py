@@ -90,6 +90,19 @@ def test_integers_wrap_around():
     assert run([np.array([200], "u1"), np.array([100], "u1")], "uint8", ReduceOp.SUM).tolist() == [44]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
+def test_a_mean_of_integers_is_cut_toward_zero(dtype):
+    values = [np.array(row, dtype) for row in ([7, -7, 6, -1], [0, 0, 0, 0], [1, -1, 0, 0])]
+    assert run(values, dtype, ReduceOp.MEAN).tolist() == [2, -2, 2, 0]
+
+
+def test_a_mean_of_integers_is_exact_where_floats_are_not_and_of_more_ranks_than_the_dtype_counts():
+    largest = 2**63 - 1
+    assert run([np.array([largest], "i8"), np.array([0], "i8")], "int64", ReduceOp.MEAN).tolist() == [largest // 2]
+    assert run([np.array([2**64 - 1], "u8"), np.array([0], "u8")], "uint64", ReduceOp.MEAN).tolist() == [largest]
+    assert run([np.array([0], "i1")] * 299 + [np.array([-100], "i1")], "int8", ReduceOp.MEAN).tolist() == [0]
+
+
 def test_the_mean_of_one_rank_is_its_value():
     assert run([np.array([3.0], "f4")], "float32", ReduceOp.MEAN).tolist() == [3.0]
 
@@ -97,7 +110,6 @@ def test_the_mean_of_one_rank_is_its_value():
 @pytest.mark.parametrize(
     ("dtype", "op"),
     [
-        ("int32", ReduceOp.MEAN),
         ("bool", ReduceOp.MEAN),
         ("float32", ReduceOp.BAND),
         ("bfloat16", ReduceOp.BXOR),

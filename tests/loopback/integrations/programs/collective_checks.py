@@ -7,6 +7,7 @@ import functools
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+import torch.distributed.nn
 from checks import COMPLEX, FLOATS, INTEGERS, OP, check, data, everybody, raises, same
 
 
@@ -41,6 +42,37 @@ def allreduce_knows_every_operation(rank: int, size: int) -> None:
     same(reduced(OP.MAX, torch.bool), everybody(size, 65, dtype=torch.bool).any(0))
     same(reduced(OP.MIN, torch.bool), everybody(size, 65, dtype=torch.bool).all(0))
     same(reduced(OP.SUM, torch.bool), everybody(size, 65, dtype=torch.bool).any(0))
+
+
+@check
+def averages_of_integers_are_cut_toward_zero(rank: int, size: int) -> None:
+    mine = torch.arange(-4, 2 * size - 4, dtype=torch.int64) * (rank + 1)
+    average = torch.tensor([int(value * size * (size + 1) / 2 / size) for value in range(-4, 2 * size - 4)])
+    everywhere = mine.clone()
+    dist.all_reduce(everywhere, op=OP.AVG)
+    same(everywhere, average)
+    at_root = mine.clone()
+    dist.reduce(at_root, 1, op=OP.AVG)
+    same(at_root, average if rank == 1 else mine)
+    part = torch.empty(2, dtype=torch.int64)
+    dist.reduce_scatter_tensor(part, mine, op=OP.AVG)
+    same(part, average[2 * rank : 2 * rank + 2])
+    raises(RuntimeError, lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), op=OP.AVG), "[misuse]")
+
+
+@check
+def calls_that_lightning_makes_for_its_metrics(rank: int, size: int) -> None:
+    """`sync_dist=True` averages what is logged, also integers: divided by hand over Gloo, by AVG over all others."""
+    for logged, expected in ((torch.tensor(3 + 2 * rank), size + 2), (torch.tensor(1.0 + rank), (1.0 + size) / 2)):
+        dist.barrier(group=dist.group.WORLD)
+        dist.all_reduce(logged, op=OP.AVG, group=dist.group.WORLD, async_op=False)
+        same(logged, torch.tensor(expected, dtype=logged.dtype))
+    mine = torch.full((2,), float(rank), requires_grad=True)
+    gathered = torch.stack(dist.nn.functional.all_gather(mine, dist.group.WORLD))
+    same(gathered.detach(), torch.arange(float(size))[:, None].expand(size, 2))
+    gathered.sum().backward()
+    assert mine.grad is not None
+    same(mine.grad, torch.full((2,), float(size)))
 
 
 @check
