@@ -102,10 +102,12 @@ def _accumulate(
 def _quotient(total: Array, divisor: int) -> Array:
     """`total / divisor`; of integers cut toward zero, as C divides them, and NCCL."""
     if total.dtype.kind not in "iu":
-        return np.divide(total, total.dtype.type(divisor), out=total)
+        np.divide(total, total.dtype.type(divisor), out=total)
+        return total
     wide = total if total.itemsize == 8 else total.astype(np.int64)  # the divisor may not fit into 8 bits
     quotient, rest = np.divmod(wide, wide.dtype.type(divisor))
-    return quotient + ((rest != 0) & (wide < 0))  # type: ignore[no-any-return]  # divmod rounds down
+    quotient += (rest != 0) & (wide < 0)  # divmod rounds down
+    return quotient
 
 
 def widen_bfloat16(source: memoryview) -> Array:
