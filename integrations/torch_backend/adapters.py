@@ -15,7 +15,6 @@ In a mixed group (`cpu:hive,cuda:nccl`) torch 2.15 must keep its own ProcessGrou
 
 from __future__ import annotations
 
-import collections
 import sys
 from collections.abc import Sequence
 from typing import Any
