@@ -16,7 +16,7 @@ from broker.daemon.receivers import Receivers
 from broker.daemon.shapes import shape_of
 from broker.decide import decide
 from broker.model import Allocation, InterfaceAllocation, Measurements, State
-from broker.policy import CLASS_NAMES
+from broker.policy import CLASS_NAMES, Policy
 from hive_qos.errors import KernelRejectedError
 from shaping.fake import FakeKernel
 from shaping.journal import Journal
@@ -46,8 +46,8 @@ class Host:
         )
         self.apply(self.wanted)
 
-    def apply(self, allocation: Allocation) -> None:
-        self.plant.apply(allocation, policy=POLICY, passed=(), present=frozenset(NAMES))
+    def apply(self, allocation: Allocation, policy: Policy = POLICY) -> None:
+        self.plant.apply(allocation, policy=policy, passed=(), present=frozenset(NAMES))
 
     def codes(self) -> list[tuple[str, str]]:
         return [(alarm.code, alarm.subject) for alarm in self.plant.alarms()]
@@ -108,6 +108,21 @@ def test_an_ifb_that_somebody_deletes_is_made_again_at_the_next_decision_and_onc
         host.apply(host.wanted)
         assert (host.codes(), host.plant.names) == ([], set(NAMES))
         assert "hqifb1" in host.kernel.ifbs()
+
+
+def test_what_another_policy_moves_by_less_than_the_dead_band_is_written_and_what_is_measured_is_not(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(host.shaper, "apply_ingress", lambda shape: written.append(shape.interface))
+    classes = tuple(
+        replace(one, ceil_bits_per_s=int(0.99 * one.ceil_bits_per_s)) for one in host.wanted.ingress[0].classes
+    )
+    lower = replace(host.wanted, ingress=tuple(replace(one, classes=classes) for one in host.wanted.ingress))
+    host.apply(lower)
+    assert written == []
+    host.apply(lower, replace(POLICY))
+    assert written == list(NAMES)
 
 
 def test_of_several_one_is_given_back_at_each_tick(host: Host) -> None:
