@@ -56,6 +56,25 @@ def _shares(found: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def _fresh(found: Mapping[str, Any]) -> Figure:
+    """Step of idle (median, whisker to the 95th percentile) and storage of what is left, start by start."""
+    figure, (steps, storage) = plt.subplots(1, 2, figsize=(10.4, 4.2), layout="constrained")
+    for place, start in enumerate(found.values()):
+        if start["of_idle"] is not None:
+            steps.bar(place, start["of_idle"], color=COLOURS["brokered"])
+            steps.errorbar(
+                place, start["of_idle"], yerr=[[0.0], [max(0.0, start["p95"] - start["of_idle"])]], color="k"
+            )
+        storage.bar(place, start["storage_of_left"], color=COLOURS["brokered"])
+    for axes in (steps, storage):
+        axes.set_xlabel("start")
+        axes.axhline(1.0, color="#222222", linewidth=0.8, linestyle=":")
+        axes.spines[["top", "right"]].set_visible(False)
+    steps.set_ylabel("step, of idle (whisker: 95th percentile)")
+    storage.set_ylabel("storage, of what training leaves")
+    return figure
+
+
 def bar(axes: Axes, place: float, name: str, middle: float, *, low: float, high: float, width: float = 0.75) -> None:
     """One bar with a whisker and its figure."""
     axes.bar(place, middle, width, color=COLOURS.get(name.split(",")[0], OTHER))
@@ -178,6 +197,7 @@ def _hold(found: Mapping[str, Any]) -> Figure:
 DRAWN: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = {
     "sender": _shares,
     "receiver": _shares,
+    "fresh": _fresh,
     "remote": _shares,
     "capacity": _capacity,
     "way-in": _capacity,

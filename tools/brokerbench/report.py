@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tools.brokerbench import changing_figures, failing_figures, figures, way_in_figures
+from tools.brokerbench import changing_figures, failing_figures, figures, fresh_figures, way_in_figures
 from tools.brokerbench.records import Record, read
 from tools.brokerbench.settings import IDLE, SCENARIOS
 
@@ -20,6 +20,7 @@ Goal: TypeAlias = tuple[str, float | None, str, float]
 FIGURES: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Any]]] = {
     "sender": figures.shares,
     "receiver": figures.shares,
+    "fresh": fresh_figures.fresh,
     "remote": figures.shares,
     "capacity": changing_figures.capacity,
     "way-in": way_in_figures.way_in,
@@ -32,6 +33,9 @@ FIGURES: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Any]]] = {
 
 STEP_GOALS = {"sender": (1.05, 1.15, 0.95), "receiver": (1.10, None, 0.85), "remote": (1.10, None, 0.85)}
 """Step of idle: median and 95th percentile, at most; storage of what is left, at least."""
+
+FRESH_STARTS, FRESH_GOALS = 20, (1.05, 1.3, 0.80)
+"""Of each start: step of idle, median and 95th percentile, at most; storage of what is left, at least."""
 
 STEPS_COUNTED_MIN = 200
 """Of each condition there: fewer say little of a 95th percentile. A short run (`--quick`) misses it, and says so."""
@@ -119,6 +123,8 @@ def goals(scenarios: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Sequen
                 found.append((f"{scenario}: step of idle, 95th percentile", ratio.get("p95"), "at_most", p95))
             of_left = ours.get("storage_of_left", {}).get("all")
             found.append((f"{scenario}: storage of what is left", of_left, "at_least", storage))
+    if "fresh" in scenarios:
+        found += _fresh_goals(scenarios["fresh"])
     for scenario in ("capacity", "way-in"):
         if scenario in scenarios:
             found += _capacity_goals(scenario, scenarios[scenario].get("brokered", {}))
@@ -138,6 +144,23 @@ def goals(scenarios: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Sequen
         for name, kept in ours.get("kept", {}).items():
             found.append((f"jobs: guarantee of {name} kept", kept, "at_least", 0.98))
     return found
+
+
+def _fresh_goals(starts: Mapping[str, Any]) -> list[Goal]:
+    """The worst start's figures; one that has no step in its flood is worse than any bound."""
+
+    def worst(name: str) -> float:
+        return max(math.inf if start[name] is None else float(start[name]) for start in starts.values())
+
+    median, p95, storage = FRESH_GOALS
+    of_left = min(float(start["storage_of_left"]) for start in starts.values())
+    each = f"fresh, each of {len(starts)} starts"
+    return [
+        ("fresh: starts", len(starts), "at_least", FRESH_STARTS),
+        (f"{each}: step of idle, median", worst("of_idle"), "at_most", median),
+        (f"{each}: step of idle, 95th percentile", worst("p95"), "at_most", p95),
+        (f"{each}: storage of what is left", of_left, "at_least", storage),
+    ]
 
 
 def _change_goals(found: Mapping[str, Any]) -> list[Goal]:

@@ -4,6 +4,7 @@
                          +===100== s
     receiver   a ==100== r ==100== b     storage s -> b      both meet at b's link; s has ten times its rate
                          +==1000== s
+    fresh      as receiver
     remote     a ==100== r --40-- q ==100== b    a -> s      a slow link behind, which nobody was told of
                                   +===100== s
     way in     a ==100== r ==100== b     storage s, t -> b   the link of b changes its rate, and nobody is told

@@ -1,5 +1,6 @@
-"""Everything about a run that can be chosen. A whole run takes an hour and a half on a machine with two cores: 13 to 15
-minutes for each scenario of training and for the way in, 9 to 12 for capacity and jobs, 2 to 6 for the others."""
+"""Everything about a run that can be chosen. A whole run takes an hour and three quarters on a machine with two cores:
+12 to 15 minutes for each scenario of training and for the way in, 9 to 12 for capacity and jobs, 2 to 6 for the others.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,19 @@ from dataclasses import dataclass
 from hive_qos.errors import ConfigurationError
 
 MBIT = 1_000_000
-SCENARIOS = ("sender", "receiver", "remote", "capacity", "way-in", "jobs", "changes", "flows", "faults", "hold")
+SCENARIOS = (
+    "sender",
+    "receiver",
+    "fresh",
+    "remote",
+    "capacity",
+    "way-in",
+    "jobs",
+    "changes",
+    "flows",
+    "faults",
+    "hold",
+)
 """In the order of a run."""
 
 IDLE = "idle"
@@ -38,6 +51,7 @@ class Settings:
         block_seconds_max: no block lasts longer; it then has fewer steps, and the report says how many.
         flood_s: storage has the link to itself for so long before training goes on: TCP has left slow start.
         variants: that take turns.
+        fresh_rounds: starts of everything, each with a flood.
         capacity_rates: of the changing link, one after the other. capacity_parts_s: how long each.
         capacity_rounds: turns of the variants there, and where the way in changes.
         jobs_s: how long two jobs and storage share the link. jobs_rounds: turns.
@@ -69,6 +83,7 @@ class Settings:
     calm_steps: int = 10
     block_seconds_max: float = 120.0
     flood_s: float = 1.5
+    fresh_rounds: int = 20
     capacity_rates: tuple[int, ...] = (100 * MBIT, 30 * MBIT, 70 * MBIT)
     capacity_parts_s: tuple[float, ...] = (7.0, 10.0, 12.0)
     capacity_rounds: int = 3
@@ -83,7 +98,8 @@ class Settings:
     scenario_seconds_max: float = 2400.0
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "flows", "capacity_rounds", "jobs_rounds", "changes", "flow_count", "hold_requests"):
+        rounds = ("rounds", "fresh_rounds", "capacity_rounds", "jobs_rounds")
+        for name in (*rounds, "flows", "changes", "flow_count", "hold_requests"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(name, getattr(self, name), "has to be at least 1")
         for variant in self.variants:
@@ -108,6 +124,7 @@ QUICK = Settings(
     settling_steps=4,
     calm_steps=4,
     flood_s=1.0,
+    fresh_rounds=2,
     capacity_parts_s=(6.0, 6.0, 8.0),
     capacity_rounds=1,
     jobs_s=12.0,

@@ -29,12 +29,14 @@ MEET_PORT = 29500
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training job: what a step computes, how much it reduces, and whether computing takes half to twice as long."""
+    """A training job: what a step computes, how much it reduces, whether computing takes half to twice as long, and
+    whether a scalar is reduced after it, as a loss is."""
 
     name: str
     compute_s: float
     payload_bytes: int
     irregular: bool = False
+    scalar: bool = False
 
 
 class Tail:
@@ -195,6 +197,7 @@ class Stage:
             argv = python("tools.brokerbench.programs.rank", "--control", str(control), "--rank", str(rank))
             argv += ["--meet", meet, "--payload-bytes", str(job.payload_bytes), "--compute-s", str(job.compute_s)]
             argv += ["--irregular"] if job.irregular else []
+            argv += ["--scalar"] if job.scalar else []
             argv += ["--busy"] if self.settings.busy else []
             env = environment(
                 HIVE_INTERFACE=self.lab[host].interface,

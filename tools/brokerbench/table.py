@@ -18,6 +18,7 @@ NONE = "-"
 TITLES = {
     "sender": "1  Bottleneck at the sender's own link",
     "receiver": "2  Bottleneck at the receiver's link, flooded from a link ten times faster",
+    "fresh": "2b  The same in the first seconds after everything has started",
     "remote": "3  Remote bottleneck of unknown rate with a deep buffer",
     "capacity": "4  A link that falls to a third and rises again",
     "way-in": "5  A way in that falls to a third and rises again",
@@ -116,6 +117,15 @@ _SHARES: list[Column] = [
 ]
 
 
+_FRESH: list[Column] = [
+    ("idle step", lambda f: seconds(f["idle_s"])),
+    ("of idle", lambda f: number(f["of_idle"], 3)),
+    ("95 %", lambda f: number(f["p95"])),
+    ("storage, of left", lambda f: number(f["storage_of_left"])),
+    ("steps", lambda f: str(f["steps"])),
+]
+
+
 def _followed(name: str) -> Callable[[Mapping[str, Any]], str]:
     def text(figures: Mapping[str, Any]) -> str:
         found = figures[name]
@@ -189,6 +199,7 @@ _HOLD: list[Column] = [
 COLUMNS: Mapping[str, Sequence[Column]] = {
     "sender": _SHARES,
     "receiver": _SHARES,
+    "fresh": _FRESH,
     "remote": _SHARES,
     "capacity": _CAPACITY,
     "way-in": _WAY_IN,

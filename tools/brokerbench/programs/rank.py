@@ -59,6 +59,7 @@ def run(options: argparse.Namespace) -> None:
     grants = Grants(options.control)
     rendezvous = transport.TcpRendezvous(options.meet, serve=options.rank == 0)
     gradients = np.full(options.payload_bytes // 4, float(options.rank), dtype=np.float32)
+    loss = np.full(1, float(options.rank), dtype=np.float32)
     with transport.Group.connect(
         rendezvous, rank=options.rank, world_size=options.world, timeout_s=CONNECT_S_MAX
     ) as group:
@@ -71,6 +72,8 @@ def run(options: argparse.Namespace) -> None:
             compute(factor * options.compute_s, busy=options.busy)
             reduce_s = time.monotonic()
             group.allreduce(gradients, transport.ReduceOp.MEAN, timeout_s=STEP_S_MAX).wait()
+            if options.scalar:
+                group.allreduce(loss, transport.ReduceOp.MEAN, timeout_s=STEP_S_MAX).wait()
             end_s = time.monotonic()
             record: dict[str, Any] = {"rank": options.rank, "step": step, "start_s": begin_s, "end_s": end_s}
             record |= {"step_s": end_s - begin_s, "reduce_s": end_s - reduce_s}
@@ -88,6 +91,7 @@ def main() -> None:
     parser.add_argument("--payload-bytes", type=int, required=True)
     parser.add_argument("--compute-s", type=float, required=True)
     parser.add_argument("--irregular", action="store_true", help="computing takes half to twice as long, at random")
+    parser.add_argument("--scalar", action="store_true", help="reduce a scalar too, at the end of each step")
     parser.add_argument("--busy", action="store_true", help="compute on a core, not asleep")
     broker_link.Session = SwitchedSession  # type: ignore[attr-defined]  # the class that BrokerLink makes its session of
     try:
