@@ -80,7 +80,8 @@ def follow(
     if received_bytes is not None and state.received_bytes is not None:
         came += 8 * max(0, received_bytes - state.received_bytes)
     state = _take_senders(
-        replace(state, came_bits=came, received_bytes=received_bytes), senders, now_s=now_s
+        replace(state, came_bits=came, received_bytes=received_bytes), senders, came_bits=came - state.came_bits,
+        now_s=now_s,
     )  # fmt: skip
     beside = _beside(state, now_s=now_s)
     known = {_burst(burst): burst for burst in state.bursts}
@@ -160,7 +161,14 @@ def has_privilege(state: IngressState, uid: int, job: str) -> bool:
     return entry is None or entry.unused < UNUSED_MAX
 
 
-def _take_senders(state: IngressState, samples: Sequence[SenderSample], *, now_s: float) -> IngressState:
+def _take_senders(
+    state: IngressState, samples: Sequence[SenderSample], *, came_bits: float, now_s: float
+) -> IngressState:  # fmt: skip
+    """Count storage by sender.
+
+    What a new one has brought counts, too, up to `came_bits`, all that came since the last tick: counted as the rest's,
+    which is remembered, it would make training's next bursts look smaller than they are.
+    """
     known = {entry.address: entry for entry in state.senders}
     stored = state.stored_bits
     brokerless_s = state.brokerless_s
@@ -170,6 +178,8 @@ def _take_senders(state: IngressState, samples: Sequence[SenderSample], *, now_s
         read_s = now_s - sample.age_s
         entry = known.get(sample.address)
         if entry is None:
+            brought = min(came_bits, WIRE_PER_PAYLOAD * 8 * sample.received_bytes)
+            stored, came_bits = stored + brought, came_bits - brought
             known[sample.address] = SenderState(sample.address, now_s, sample.received_bytes, read_s)
             continue
         elapsed_s = read_s - entry.read_s

@@ -262,6 +262,19 @@ def test_what_comes_of_another_class_counts_as_the_rest() -> None:
     assert rate == pytest.approx(HELD_TO - 1.1 * 40_000_000, rel=0.02)
 
 
+def test_what_a_new_sender_brought_before_it_was_seen_is_storage_and_not_the_rest() -> None:
+    decision = at(0.0, burst=True)
+    for tick in (1, 2):
+        decision = at(tick / 10, state=decision.state)
+    first = at(0.3, sender("10.0.0.3", 950_000), received_bytes=1_000_000, state=decision.state)
+    (rate,) = held(first).values()
+    assert rate >= 0.99 * HELD_TO, "80 Mbit/s for a tick, counted as others', would leave it less"
+    both = at(
+        0.3, sender("10.0.0.3", 900_000), sender("10.0.0.4", 900_000), received_bytes=1_000_000, state=decision.state
+    )
+    assert both.state.ingress[0].stored_bits <= 8_000_000, "no more than came"
+
+
 def test_without_a_speed_nothing_is_held_and_an_alarm_says_so() -> None:
     decision = at(0.0, sender("10.0.0.3"), burst=True, link=None)
     assert decision.holds == ()

@@ -12,7 +12,7 @@ import pytest
 
 from broker.config import load
 from broker.daemon import tcp_watch
-from broker.daemon.deciding import Deciding, looks_first
+from broker.daemon.deciding import Deciding, looks_first, looks_soon
 from broker.daemon.flows import FlowTable
 from broker.daemon.log import open_log
 from broker.daemon.matching import Matching
@@ -22,6 +22,8 @@ from broker.daemon.plant import CLASSIFY_S, Plant
 from broker.daemon.slices import Sliced
 from broker.daemon.sock_diag import TcpConnection
 from broker.daemon.tcp_watch import SLICE_S, TcpWatch
+from broker.decide import decide
+from broker.model import CLASS_NAMES, Burst, ClassSample, Decision, InterfaceSample, Measurements, State
 from shaping.fake import FakeKernel
 from shaping.journal import Journal
 from shaping.shaper import Shaper
@@ -42,6 +44,20 @@ PAGES = 5
 )
 def test_tcp_is_looked_at_where_the_decision_rests_on_it(ingress: str, between: bool, asked: bool, looks: bool) -> None:
     assert looks_first(load(f'{TEXT}ingress = "{ingress}"\n'), between=between, asked=asked) is looks
+
+
+def test_who_begins_to_send_is_looked_for_as_soon_as_there_is_training_to_protect() -> None:
+    policy = load(f'{TEXT}ingress = "40 Mbit/s"\n')
+
+    def decided(now_s: float, *bursts: Burst, state: State) -> Decision:
+        sample = InterfaceSample("eth0", None, 0.0, tuple(ClassSample(name, 0) for name in CLASS_NAMES), bursts=bursts)
+        return decide(now_s=now_s, state=state, measurements=Measurements((sample,)), policy=policy)
+
+    quiet = decided(0.0, state=State())
+    trains = decided(0.1, Burst("job", 1, 4_000_000, 0.0, 1.0), state=quiet.state)
+    after = decided(30.0, state=trains.state)
+    assert not trains.holds, "nobody sends yet"
+    assert [looks_soon(decision) for decision in (quiet, trains, after)] == [False, True, False]
 
 
 class Host:
