@@ -122,6 +122,48 @@ def test_the_way_in_is_followed_by_the_receiver_and_steps_are_compared_part_by_p
     assert all(name.startswith("way-in: ") for name in goals)
 
 
+def start(number: int, flooded_s: float, *, last_s: float, stored_bytes_per_s: float) -> dict[str, Any]:
+    """14 s of steps of 0.5 s, then 14 s of longer ones while storage floods; training sends 5 MB/s all the time."""
+    times = [(0.5 * n, 0.5 * (n + 1)) for n in range(28)]
+    times += [(14.0 + flooded_s * n, 14.0 + flooded_s * (n + 1)) for n in range(int(14.0 / flooded_s) - 1)]
+    times.append((28.0 - last_s, 28.0))
+    return {
+        "kind": "block",
+        "scenario": "fresh",
+        "condition": "brokered",
+        "round": number,
+        "rate_bits_per_s": 100 * MBIT,
+        "end_s": 28.0,
+        "counters": {"compute": ["r", "x", 0], "storage": None},
+        "decisions": {},
+        "steps": {"training": [step(0, n, begin_s, end_s) for n, (begin_s, end_s) in enumerate(times)]},
+        "samples": {"r": [sample(t_s / 10, 5e5 * t_s) for t_s in range(281)]},
+        "sink": [[t_s / 10, stored_bytes_per_s * max(0.0, t_s / 10 - 14.0)] for t_s in range(281)],
+    }
+
+
+def test_every_fresh_start_is_judged_by_itself() -> None:
+    good = start(0, 0.5, last_s=0.5, stored_bytes_per_s=0.9 * 7.125e6 * 1448 / 1514)
+    bad = start(1, 0.7, last_s=2.0, stored_bytes_per_s=0.5 * 7.125e6 * 1448 / 1514)
+    found = report.compute([], [good, bad])
+    one, other = found["scenarios"]["fresh"].values()
+    assert (one["of_idle"], one["p95"], one["steps"]) == (1.0, 1.0, 28)
+    assert one["storage_of_left"] == pytest.approx(0.9, rel=0.01), "of 97 Mbit/s less 40"
+    assert (other["of_idle"], other["storage_of_left"]) == (pytest.approx(1.4), pytest.approx(0.5, rel=0.01))
+    assert other["p95"] > 1.4
+    goals = {goal["name"]: (goal["value"], goal["passed"]) for goal in found["goals"]}
+    assert goals["fresh: starts"] == (2, False)
+    assert goals["fresh, each of 2 starts: step of idle, median"] == (pytest.approx(1.4), False), "the worst one's"
+    assert goals["fresh, each of 2 starts: storage of what is left"][1] is False
+
+
+def test_a_start_in_whose_flood_no_step_ends_misses_every_bound() -> None:
+    hangs = start(0, 0.5, last_s=0.5, stored_bytes_per_s=5e6)
+    hangs["steps"]["training"] = hangs["steps"]["training"][:28]
+    goals = {goal["name"]: goal["passed"] for goal in report.compute([], [hangs])["goals"]}
+    assert goals["fresh, each of 1 starts: step of idle, median"] is False
+
+
 def test_a_round_of_the_way_in_has_each_of_the_chosen_variants_once() -> None:
     chosen = Settings(variants=("none", "priority", "brokered"))
     assert conditions(chosen) == ("idle", "none", "brokered", "priority, IFB", "brokered, IFB")
