@@ -55,9 +55,6 @@ USED_LEAST = 0.1
 """A hold for which less than a tenth of what was announced came in was not used, or the announcement was a lie."""
 UNUSED_MAX = 3
 """So many unused holds in a row cost a job its privilege, until one of its bursts has been used."""
-MISSES_MIN, MISS_PART = 3, 0.5
-"""A next burst is expected where the last three forecasts were right to half of the round trip that it saves training;
-with worse ones storage would lose more than training gains."""
 PEAK_AFTER_S = 0.3
 LOOK_S_MIN = 0.02
 """A burst that is nearly over is looked at fifty times a second: each look costs about 3 ms of CPU."""
@@ -112,7 +109,7 @@ def follow(
             entry = InboundBurstState(
                 burst.job, burst.step, now_s, burst.announced_bytes, beside, used_s=now_s, uid=burst.uid
             )
-            jobs[who] = _begun(jobs.get(who), burst, now_s=now_s)
+            jobs[who] = replace(jobs.get(who) or InboundJobState(burst.job, now_s, uid=burst.uid), seen_s=now_s)
         entry = replace(entry, announced_bytes=max(entry.announced_bytes, burst.announced_bytes))
         followed.append(_progress(entry, state, beside, jobs.get(who), now_s=now_s, alone=len(current) == 1))
     return replace(
@@ -124,26 +121,13 @@ def follow(
     )
 
 
-def expected(state: IngressState, *, now_s: float, lead_s: float) -> InboundJobState | None:
-    """The job whose next burst is so near that storage has to make room now, None where there is none."""
-    for job in state.jobs:
-        due_s = _forecast(state, job, lead_s=lead_s)
-        if due_s is not None and due_s - lead_s <= now_s <= due_s + max(job.misses_s):
-            return job
-    return None
-
-
-def look_again_s(state: IngressState, *, now_s: float, lead_s: float, capacity_bits_per_s: int) -> float | None:
-    """In how many seconds a burst may be over or expected, None where nothing is known of that."""
+def look_again_s(state: IngressState, *, capacity_bits_per_s: int) -> float | None:
+    """In how many seconds a burst may be over, None where nothing is known of that."""
     times = []
     for burst in state.bursts:
         usual = _usual_bits(burst, _job(state, burst.uid, burst.job))
         if usual is not None and not burst.over and len(state.bursts) == 1:
             times.append(max(LOOK_S_MIN, (OVER * usual - burst.come_bits) / capacity_bits_per_s))
-    for job in state.jobs:
-        due_s = _forecast(state, job, lead_s=lead_s)
-        if due_s is not None and due_s - lead_s > now_s:
-            times.append(due_s - lead_s - now_s)
     return min(times, default=None)
 
 
@@ -271,15 +255,6 @@ def _others(state: IngressState) -> float:
     return max(0.0, state.others_bits_per_s)
 
 
-def _begun(job: InboundJobState | None, burst: Burst, *, now_s: float) -> InboundJobState:
-    job = job or InboundJobState(burst.job, now_s, uid=burst.uid)
-    misses = job.misses_s
-    if job.due_s is not None:
-        misses = (abs(now_s - burst.age_s - job.due_s), *misses)[:REMEMBERED]
-    due_s = None if burst.next_s is None else now_s + burst.next_s
-    return replace(job, seen_s=now_s, misses_s=misses, due_s=due_s)
-
-
 def _ended(job: InboundJobState | None, burst: InboundBurstState, *, alone: bool, now_s: float) -> InboundJobState:
     job = job or InboundJobState(burst.job, now_s, uid=burst.uid)
     unused = burst.come_bits < USED_LEAST * 8 * burst.announced_bytes
@@ -291,15 +266,6 @@ def _ended(job: InboundJobState | None, burst: InboundBurstState, *, alone: bool
     return replace(
         job, seen_s=now_s, ratios=ratios, peaks_bits_per_s=peaks, unused=job.unused + 1 if unused else 0
     )  # fmt: skip
-
-
-def _forecast(state: IngressState, job: InboundJobState, *, lead_s: float) -> float | None:
-    """When a job's next burst is due, None where it is under way or forecasts have not been good."""
-    if job.due_s is None or len(job.misses_s) < MISSES_MIN or max(job.misses_s) > MISS_PART * lead_s:
-        return None
-    if job.unused >= UNUSED_MAX or any((burst.uid, burst.job) == (job.uid, job.job) for burst in state.bursts):
-        return None
-    return job.due_s
 
 
 def _burst(burst: Burst | InboundBurstState) -> tuple[int, str, int]:

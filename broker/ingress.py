@@ -10,7 +10,6 @@ where there is none, or it refuses, the kernel drops it here, on an IFB, when it
                                     after 0.3 s what it has not used so far, where no IFB holds storage)
     the burst is over, or does not  as between bursts, at once
     come after 0.3 s
-    the next one is due             the floor, a round trip and 5 ms ahead, where the last forecasts were right
     a burst comes in that nobody    the guarantee: it is seen 15 ms late and was promised by nobody (broker.observed)
     announced
     storage is owed over its window what repays it, burst or not
@@ -55,9 +54,6 @@ OTHERS_ROOM = 1.1
 PEAK_LOW, PEAK_ROOM = 0.5, 1.15
 """A job whose last five bursts never came at half of our rate is held up elsewhere: storage gets the rest, less room
 for it to come 15 % faster from burst to burst."""
-DRAIN_S = 0.005
-"""The 64 KiB that a sender's shaper may have let go at once, at 100 Mbit/s."""
-ROUND_TRIP_S_MAX = 0.2
 STORED_MIN = 0.05
 """Of our rate: storage that brings less than this is in nobody's way, and nothing is looked at between ticks for it."""
 SHOWN_BURST_S = 0.3
@@ -132,11 +128,10 @@ def decide_ingress(
         senders=tuple(_judged(entry, before.allowance_bits_per_s > own.floor, elapsed_s) for entry in state.senders),
     )  # fmt: skip
     told = {entry.address: entry for entry in senders if entry.traffic_class == LENDER}
-    lead_s = min(ROUND_TRIP_S_MAX, max((entry.rtt_s or 0.0 for entry in told.values()), default=0.0)) + DRAIN_S
     owed = guarantee.repay_rate_bits_per_s(state.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
     in_kernel = _wants_ifb(state, interface, now_s=now_s)
     allowance, why = _allowance(
-        state, own, rate, owed=owed, window_s=window_s, lead_s=lead_s, draining=estimate.draining, in_kernel=in_kernel,
+        state, own, rate, owed=owed, window_s=window_s, draining=estimate.draining, in_kernel=in_kernel,
         now_s=now_s,
     )  # fmt: skip
     if source == "fallback":
@@ -148,7 +143,7 @@ def decide_ingress(
         senders=tuple(_allowed(entry, allowed.get(entry.address, 0), now_s=now_s) for entry in state.senders),
     )
     again = [
-        inbound.look_again_s(state, now_s=now_s, lead_s=lead_s, capacity_bits_per_s=rate) if allowance else None,
+        inbound.look_again_s(state, capacity_bits_per_s=rate) if allowance else None,
         observed.quiet_in_s(state.observed, now_s=now_s),
     ]
     close = _look_closely(state, rate, now_s=now_s)
@@ -210,14 +205,13 @@ def _allowed(sender: SenderState, allowed: int, *, now_s: float) -> SenderState:
 
 
 def _allowance(
-    state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, lead_s: float, draining: bool,
+    state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, draining: bool,
     in_kernel: bool, now_s: float,
 ) -> tuple[int | None, reasons.Reasoned]:  # fmt: skip
     """What all storage together may send towards us, None where it is free, and why."""
     if state.training_s is None or now_s - state.training_s > IDLE_S:
         return None, ingress_reasons.NothingToProtect()
     coming = [burst for burst in state.bursts if _deserves_room(burst, state, rate, now_s=now_s)]
-    due = inbound.expected(state, now_s=now_s, lead_s=lead_s)
     why: reasons.Reasoned
     if coming and coming[0].uid == observed.USER:
         room = max(own.guarantee, _unused_by(coming, state, rate, in_kernel=in_kernel, now_s=now_s))
@@ -225,9 +219,6 @@ def _allowance(
     elif coming:
         room = max(own.floor, _unused_by(coming, state, rate, in_kernel=in_kernel, now_s=now_s))
         why = ingress_reasons.BurstComes(coming[0].job, coming[0].step, room)
-    elif due is not None:
-        room = own.floor
-        why = ingress_reasons.BurstExpected(due.job, room)
     else:
         beside = max(0.0, state.others_bits_per_s)
         if any(not burst.over for burst in state.bursts):  # it comes, though not so that it deserves a hold

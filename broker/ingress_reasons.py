@@ -72,21 +72,6 @@ class BurstSeen:
 
 
 @dataclass(frozen=True)
-class BurstExpected:
-    """The next burst is due within a round trip; the last forecasts were right."""
-
-    code: ClassVar[str] = "burst-expected"
-    job: str
-    rate_bits_per_s: int
-
-    def text(self) -> str:
-        return (
-            f"the next burst of job {self.job} is due any moment: storage sends us at most "
-            f"{format_rate(self.rate_bits_per_s)}"
-        )
-
-
-@dataclass(frozen=True)
 class OwedOnTheWayIn:
     """Storage got less than its guarantee of the way in over its window, so it yields less."""
 

@@ -67,7 +67,7 @@ class InboundJobState:
     """What the last bursts of a user's job brought, newest first.
 
     Fields: `ratios` received bits an announced bit; `peaks_bits_per_s` the highest rate in each; `unused` how many in
-    a row brought next to nothing; `due_s` when the next one was said to come; `misses_s` how far off that was.
+    a row brought next to nothing.
     """
 
     job: str
@@ -75,8 +75,6 @@ class InboundJobState:
     ratios: tuple[float, ...] = ()
     peaks_bits_per_s: tuple[float, ...] = ()
     unused: int = 0
-    due_s: float | None = None
-    misses_s: tuple[float, ...] = ()
     uid: int = 0
 
 

@@ -89,7 +89,6 @@ class Inflow:
     one_way_s: float = 0.002
     holds_take_s: float = 0.008
     controlled: bool = True
-    forecast: bool = True
     deadline_s: float = 1.0
     announces: bool = True
     beside: Callable[[float], tuple[Burst, ...]] = lambda now_s: ()  # what others announce, who send nothing
@@ -238,7 +237,7 @@ class Inflow:
         bursts: tuple[Burst, ...] = ()
         if step is not None:
             age_s = self.now_s - self.begun[-1]
-            period_s = self.begun[-1] - self.begun[-2] if len(self.begun) > 1 and self.forecast else None
+            period_s = self.begun[-1] - self.begun[-2] if len(self.begun) > 1 else None
             next_s = None if period_s is None else max(0.0, period_s - age_s)
             bursts = (Burst("job", step, self.burst_bytes, age_s, self.deadline_s - age_s, next_s),)
         bursts += self.beside(self.now_s)

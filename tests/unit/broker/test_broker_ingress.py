@@ -65,11 +65,8 @@ def test_without_holds_a_flood_doubles_the_step(idle_s: float) -> None:
 
 
 @pytest.mark.parametrize("one_way_s", [0.002, 0.02])
-@pytest.mark.parametrize("forecast", [True, False])
-def test_a_flood_leaves_the_step_as_it_is_and_gets_what_is_left(
-    idle_s: float, forecast: bool, one_way_s: float
-) -> None:
-    world = Inflow(POLICY, [Storage("10.0.0.3")], forecast=forecast, one_way_s=one_way_s).run(15)
+def test_a_flood_leaves_the_step_as_it_is_and_gets_what_is_left(idle_s: float, one_way_s: float) -> None:
+    world = Inflow(POLICY, [Storage("10.0.0.3")], one_way_s=one_way_s).run(15)
     assert world.step_s <= (1.05 if one_way_s < 0.01 else 1.10) * idle_s
     assert world.of_leftover >= 0.85
 

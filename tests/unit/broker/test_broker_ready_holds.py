@@ -31,7 +31,7 @@ def asked(holds: Sequence[Hold]) -> Mapping[str, int]:
 @pytest.mark.parametrize("wants_bits_per_s", [1e9, 10e6])
 def test_what_is_ready_is_what_the_decision_about_the_burst_asks_for(wants_bits_per_s: float) -> None:
     senders = [Storage("10.0.0.3", wants_bits_per_s), Storage("10.0.0.4")]
-    decisions = Inflow(POLICY, senders, forecast=False).run(15).decisions
+    decisions = Inflow(POLICY, senders).run(15).decisions
     begins = [
         (before, after)
         for before, after in itertools.pairwise(decisions)
