@@ -44,7 +44,7 @@ class Neighbours:
     def look(self, *, now_s: float) -> None:
         """Open the channel, where there is to be one and there is none yet, and measure the ways. For every tick.
 
-        Of each broker's round trips the least counts: what a burst's own queue adds is no way that a hold has to go.
+        Of each broker's round trips the least is shown: what a burst's own queue adds is no way that a hold has to go.
         """
         if self._channel is None and self._opening is not None:
             self._channel = self._opening.look()
