@@ -53,12 +53,15 @@ class ArrivalBook:
 
         Args:
             connections: those of `other` have no sender, and are remembered: a class may change.
-            whole: whether these are all that there are.
+            whole: whether these are all that there are; of none, whether TCP was looked at.
         """
+        if not connections:  # then whoever is seen next has come since
+            self._whole = whole
+            return
         if connections is self._counted:
             return
         self._counted = connections
-        at_s = max((connection.at_s for connection, _ in connections), default=self._looked_s)
+        at_s = max(connection.at_s for connection, _ in connections)
         if at_s == self._looked_s:
             return
         self._looked_s = at_s

@@ -72,6 +72,8 @@ class FlowTable:
         self._taken_s = -math.inf
         self._sampled: dict[str, list[tuple[FlowSample, float]]] | None = None
         self.tcp_count = 0
+        self.tcp_whole = False
+        """Whether the last look held all connections; False before the first."""
         self.tcp_shown: tuple[tuple[TcpConnection, str], ...] = ()
         self._numbers = 0
 
@@ -129,6 +131,7 @@ class FlowTable:
         """Take a look at the TCP connections of the namespace; it replaces the former one."""
         self._tcp = tuple((connection, matching.class_of(connection)) for connection in connections)
         self._sampled = None
+        self.tcp_whole = len(self._tcp) >= self.tcp_count
         others = heapq.nlargest(
             OTHERS_SHOWN_MAX,
             (entry for entry in self._tcp if entry[1] == "other"),

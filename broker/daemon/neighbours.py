@@ -92,8 +92,7 @@ class Neighbours:
         """
         if not wanted and self._opening is None:
             return {}
-        seen = flows.tcp_connections()
-        self._arrivals.count(seen, whole=len(seen) >= flows.tcp_count)
+        self._arrivals.count(flows.tcp_connections(), whole=flows.tcp_whole)
         brokers = self._channel.brokers() if self._channel is not None else {}
         nobody = "unknown" if self._channel is not None else "no"
         return self._arrivals.samples(

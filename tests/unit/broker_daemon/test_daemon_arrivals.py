@@ -40,6 +40,14 @@ def test_what_came_before_us_does_not_count_and_what_comes_later_counts_from_its
     assert sample.age_s == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize(("looked", "counts"), [(True, 3_000), (False, 0)])
+def test_the_first_of_all_counts_from_its_first_byte_where_there_was_none_before(looked: bool, counts: int) -> None:
+    book = ArrivalBook()
+    book.count([], whole=looked)
+    book.count([(connection(300, at_s=0.1), "storage")], whole=True)
+    assert seen(book, 0.1)[SENDER].received_bytes == counts
+
+
 def test_one_that_comes_into_view_late_does_not_bring_its_whole_life() -> None:
     book, old = ArrivalBook(), 10**9
     book.count([(connection(0, at_s=0.0), "storage")], whole=False)

@@ -98,7 +98,8 @@ def test_those_that_are_too_many_to_be_asked_singly_are_listed_as_often_as_a_han
 @pytest.mark.usefixtures("no_cost")
 def test_where_there_are_none_the_kernels_table_is_walked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel([])
-    watched(monkeypatch, kernel, seconds=10 * LIST_S)
+    assert not FlowTable().tcp_whole, "nobody has looked yet"
+    assert watched(monkeypatch, kernel, seconds=10 * LIST_S).tcp_whole
     assert 9 <= kernel.lists <= 11
     assert not kernel.questions
 
