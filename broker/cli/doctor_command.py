@@ -24,6 +24,7 @@ from broker import client
 from broker.cli.alarm_advice import ALARM_ADVICE
 from broker.cli.exits import ExitCode
 from broker.daemon import cgroups
+from broker.policy import DaemonPolicy, Policy
 from hive_qos.errors import BrokerError, BrokerUnavailableError, HiveError
 from hive_qos.text import printable
 
@@ -185,22 +186,24 @@ def _layers(socket: Path | None) -> list[Finding]:
     try:
         found = client.status(str(socket) if socket is not None else None)
         names = [str(entry.get("name", "")) for entry in found.get("interfaces", [])]
-    except (BrokerError, OSError, ValueError):
-        names = _configured_interfaces()
+    except BrokerError:
+        policy = _configured()
+        names = [entry.name for entry in policy.interfaces] if policy is not None else []
     return [
         Finding(f"interface {printable(one.interface)}", "note", one.text, one.advice)
         for one in misplaced(name for name in names if name and "/" not in name)
     ]
 
 
-def _configured_interfaces() -> list[str]:
+def _configured() -> Policy | None:
+    """What the configuration says; None where it cannot be read: the broker's own start says what is wrong with it."""
     from broker.cli.broker_command import DEFAULT_CONFIG
     from broker.config import ConfigurationErrors, load
 
     try:
-        return [entry.name for entry in load(DEFAULT_CONFIG.read_text(encoding="utf-8")).interfaces]
-    except (OSError, UnicodeDecodeError, ConfigurationErrors):  # the broker's own start says what is wrong with it
-        return []
+        return load(DEFAULT_CONFIG.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ConfigurationErrors):
+        return None
 
 
 def _cgroup() -> list[Finding]:
@@ -223,7 +226,9 @@ def _tcp() -> list[Finding]:
 
 def _groups() -> list[Finding]:
     found = []
-    for name, right in (("hive-qos", "use the broker"), ("hive-qos-admin", "change policy")):
+    policy = _configured()
+    daemon = policy.daemon if policy is not None else DaemonPolicy()
+    for name, right in ((daemon.group, "use the broker"), (daemon.admin_group, "change policy")):
         try:
             members = grp.getgrnam(name).gr_mem
             found.append(Finding(f"group {name}", "good", f"may {right}: root, {', '.join(members) or 'nobody else'}"))
@@ -240,8 +245,9 @@ def _broker(socket: Path | None) -> list[Finding]:
         document = client.status(None if socket is None else str(socket))
     except BrokerUnavailableError as problem:
         return [Finding("broker", "note", str(problem), "training and storage go on without, unshaped")]
-    except BrokerError as problem:
-        return [Finding("broker", "note", str(problem))]
+    except BrokerError as problem:  # its own word on what this user may do
+        advice = "if it is a matter of rights: usermod -aG GROUP USER, then log in again, for a login keeps its groups"
+        return [Finding("broker", "bad", str(problem), advice)]
     names = ", ".join(str(entry.get("name")) for entry in document.get("interfaces", []))
     found = [Finding("broker", "good", f"shapes {names}"), *_guard(document)]
     for alarm in document.get("alarms", []):

@@ -7,7 +7,7 @@ so that a host without our sysusers file is still of use, and `notes` says so.
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import enum
 import errno
 import grp
@@ -22,8 +22,9 @@ from broker.policy import Policy
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python's socket module does not name it
 _SO_PEERPIDFD = 77  # likewise; since Linux 6.5
 _DEMOTED = ("storage", "other")
-_GROUPS_MAX = 1024
-"""Supplementary groups that are looked at; a user with more is judged by the first."""
+_GROUPS_MAX = 65_536
+"""Supplementary groups of a process: NGROUPS_MAX of credentials(7)."""
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Right(enum.IntEnum):
@@ -51,11 +52,17 @@ def peer_of(sock: socket.socket) -> Peer:
         OSError: not such a socket.
     """
     pid, uid, gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    groups: tuple[int, ...] = ()
-    with contextlib.suppress(OSError):  # ERANGE for more groups than fit: judged by uid and gid alone
-        raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _GROUPS_MAX)
-        groups = struct.unpack(f"={len(raw) // 4}I", raw)
-    return Peer(pid=pid, uid=owners.owner_of(uid), gid=gid, groups=frozenset((gid, *groups)))
+    return Peer(pid=pid, uid=owners.owner_of(uid), gid=gid, groups=frozenset((gid, *_groups_of(sock))))
+
+
+def _groups_of(sock: socket.socket) -> list[int]:
+    """The supplementary groups at the other end. By the C library: Python's getsockopt gives 1,024 bytes at most."""
+    groups = (ctypes.c_uint32 * _GROUPS_MAX)()
+    size = ctypes.c_uint32(ctypes.sizeof(groups))
+    if _libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, groups, ctypes.byref(size)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"SO_PEERGROUPS: {os.strerror(number)}")
+    return groups[: size.value // ctypes.sizeof(ctypes.c_uint32)]
 
 
 def process_of(sock: socket.socket, peer: Peer) -> int | None:
