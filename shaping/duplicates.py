@@ -5,14 +5,12 @@ It needs what ptrace(2) needs: root, or CAP_SYS_PTRACE, and no Yama scope of 3. 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
 import socket
 import struct
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hive_qos.errors import KernelRejectedError, PrivilegeError
@@ -23,11 +21,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
-def duplicate(pid: int, descriptor: int, *, cookie: int) -> Iterator[socket.socket | None]:
+def duplicate(
+    pid: int, descriptor: int, *, cookie: int, close: Callable[[int], None]
+) -> Iterator[socket.socket | None]:
     """The socket at a process' descriptor, for the time of a `with` block.
 
     Args:
         cookie: the kernel's name of the socket that is meant (SO_COOKIE). What is there now may be another one.
+        close: closes our duplicate. Where its owner closed his meanwhile it is the last, and that lasts as long as he
+            chose (SO_LINGER).
 
     Returns:
         None where it is not there any more: the process has ended, closed it, or put something else in its place.
@@ -36,15 +38,32 @@ def duplicate(pid: int, descriptor: int, *, cookie: int) -> Iterator[socket.sock
         PrivilegeError: we may not.
         KernelRejectedError: this kernel cannot, or has another reason.
     """
-    sock = _taken(pid, descriptor)
+    found = _taken(pid, descriptor)
+    if found is None:
+        yield None
+        return
     try:
-        yield sock if sock is not None and _cookie(sock) == cookie else None
+        with _borrowed(found) as sock:
+            yield sock if sock is not None and _cookie(sock) == cookie else None
     finally:
-        if sock is not None:
-            close_duplicate(sock)
+        close(found)
 
 
-def _taken(pid: int, descriptor: int) -> socket.socket | None:
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
+    """A descriptor as a socket that does not close it; None for a file."""
+    try:
+        sock = socket.socket(fileno=descriptor)
+    except OSError:
+        yield None
+        return
+    try:
+        yield sock
+    finally:
+        sock.detach()
+
+
+def _taken(pid: int, descriptor: int) -> int | None:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -62,11 +81,7 @@ def _taken(pid: int, descriptor: int) -> socket.socket | None:
         if code in (errno.EPERM, errno.EACCES):
             raise PrivilegeError("a socket of another process can be had with CAP_SYS_PTRACE alone")
         raise KernelRejectedError("take a socket from its process", errno_value=code)
-    try:
-        return socket.socket(fileno=found)
-    except OSError:  # a file by now
-        os.close(found)
-        return None
+    return found
 
 
 def _cookie(sock: socket.socket) -> int:
@@ -74,14 +89,3 @@ def _cookie(sock: socket.socket) -> int:
         return int(struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))[0])
     except OSError:
         return 0
-
-
-def close_duplicate(sock: socket.socket) -> None:
-    """Close ours. Where its owner closed his meanwhile it is the last, and with SO_LINGER that would wait: not here."""
-    lingers = False
-    with contextlib.suppress(OSError):
-        lingers = bool(struct.unpack("=ii", sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))[0])
-    if lingers:
-        threading.Thread(target=sock.close, name="close a lingering socket", daemon=True).start()
-    else:
-        sock.close()

@@ -48,7 +48,7 @@ def fetch(target: str, *, socket_path: str | None = None, timeout_s: float = 3.0
     return _request("GET", target, socket_path=socket_path, timeout_s=timeout_s)
 
 
-def post(target: str, *, socket_path: str | None = None, timeout_s: float = 6.0) -> str:
+def post(target: str, *, socket_path: str | None = None, timeout_s: float = 10.0) -> str:
     """POST to one path of the broker's HTTP socket, and give its words.
 
     Args:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 ANSWER_S_MAX = 4.0
-"""A request lives 5 s in all; a reload takes milliseconds."""
-REQUESTS_MAX = 16
-"""`http_api` serves as many at once."""
+"""How long a request waits until the loop takes it; a tick takes milliseconds."""
 
 
 @dataclass
@@ -28,7 +27,7 @@ class Answer:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
     """One wish: "reload" or "confirm". `answers` takes exactly one answer."""
 
@@ -46,17 +45,28 @@ class Control:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._waiting: queue.Queue[Request] = queue.Queue(REQUESTS_MAX)
+        self._waiting: deque[Request] = deque()  # append, remove and popleft are atomic: either side gets a request
 
     def ask(self, request: Request) -> Answer:
-        """Have it done, and wait for that. In a thread that is not the loop's."""
+        """Have it done, and wait for that. In a thread that is not the loop's.
+
+        A request that the loop has not taken in time is withdrawn: it is not done. One that it has taken is answered.
+        """
+        self._waiting.append(request)
+        self._wake()
         try:
-            self._waiting.put_nowait(request)
-            self._wake()
             return request.answers.get(timeout=ANSWER_S_MAX)
-        except (queue.Full, queue.Empty):
-            return Answer(503, "the broker does not come to it now; hive-qos status says what holds")
+        except queue.Empty:
+            pass
+        try:
+            self._waiting.remove(request)
+        except ValueError:
+            return request.answers.get()
+        return Answer(503, "the broker does not come to it now, and will not do it; hive-qos status says what holds")
 
     def take(self) -> Request | None:
-        """The next wish, for the loop; None when there is none."""
-        return None if self._waiting.empty() else self._waiting.get_nowait()  # nobody else takes
+        """The next wish, for the loop, which answers it; None when there is none."""
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None

@@ -14,6 +14,7 @@ service that crashes again and again has another cgroup each time. What cannot b
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import socket
 import time
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from broker.daemon.descriptors import processes, sockets_of
 from broker.daemon.log import Log
@@ -49,6 +51,13 @@ NOT_SEEN = "no process holds them that we may look into (CAP_SYS_PTRACE)"
 NOT_ALLOWED = "their process may not be touched (CAP_SYS_PTRACE)"
 
 
+class Close(Protocol):
+    """Closes a descriptor."""
+
+    def __call__(self, descriptor: int, *, uid: int) -> None:
+        """Soon, for this user."""
+
+
 @dataclass(frozen=True)
 class _Pending:
     socket: OwnedSocket
@@ -62,6 +71,7 @@ class EarlierSockets:
         mount: where cgroup v2 is; None leaves rules on users.
         mark: as `shaping.sockets.mark_socket`.
         remember: as `SocketClassifier.remember`.
+        close: closes a descriptor of a user's soon: here it might last.
         mark_minor: what `mark` is told for a target (`Shaper.mark_minor`).
         sockets_of, duplicate: of other processes; a finder's where this one may not look into them.
         cpu_clock: as of `Sliced`.
@@ -73,13 +83,14 @@ class EarlierSockets:
         mount: Path | None,
         mark: Callable[..., None],
         remember: Callable[[socket.socket, Rule], bool],
+        close: Close,
         log: Log,
         mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
         sockets_of: Callable[[int], Iterator[tuple[int, int]]] = sockets_of,
         duplicate: Callable[..., AbstractContextManager[socket.socket | None]] = duplicate,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._mount, self._mark, self._remember, self._log = mount, mark, remember, log
+        self._mount, self._mark, self._remember, self._close, self._log = mount, mark, remember, close, log
         self._mark_minor = mark_minor
         self._sockets_of, self._duplicate = sockets_of, duplicate
         self._rules: tuple[Rule, ...] = ()
@@ -238,7 +249,8 @@ class EarlierSockets:
 
     def _give_class(self, pid: int, descriptor: int, wanted: _Pending) -> bool:
         """False where the socket is not at that descriptor any more; it may be at another one."""
-        with self._duplicate(pid, descriptor, cookie=wanted.socket.cookie) as sock:
+        close = functools.partial(self._close, uid=wanted.socket.uid)
+        with self._duplicate(pid, descriptor, cookie=wanted.socket.cookie, close=close) as sock:
             if sock is None:
                 return False
             if wanted.socket.listens:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from broker import precedence
@@ -25,7 +25,6 @@ from broker.daemon import capabilities
 from broker.daemon.finding import ANSWER, BYTES_MAX, DENIED, GIVEN, MORE, REFUSED
 from broker.daemon.log import Log
 from hive_qos.errors import KernelRejectedError, PrivilegeError
-from shaping.duplicates import close_duplicate
 
 MODULE = "broker.daemon.finding"
 ANSWER_S = 0.1
@@ -48,6 +47,7 @@ class Finder:
         self._sock: socket.socket | None = None
         self._number = 0
         self._waited_s = 0.0
+        self._close: Callable[[int], None] = os.close
 
     def start(self) -> None:
         """Start the process, and give the capability up, for this thread and those that it starts from now on."""
@@ -98,8 +98,11 @@ class Finder:
             yield from zip(values[::2], values[1::2], strict=True)
 
     @contextmanager
-    def duplicate(self, pid: int, descriptor: int, *, cookie: int) -> Iterator[socket.socket | None]:
+    def duplicate(
+        self, pid: int, descriptor: int, *, cookie: int, close: Callable[[int], None]
+    ) -> Iterator[socket.socket | None]:
         """As `duplicates.duplicate`; of IPv4 and IPv6 sockets."""
+        self._close = close  # of one that comes too late, too
         *_, (kind, values, sock) = self._ask(b"t", pid, descriptor, cookie)
         if kind == DENIED:
             raise PrivilegeError("a socket of another process can be had with CAP_SYS_PTRACE alone")
@@ -109,7 +112,7 @@ class Finder:
             yield sock
         finally:
             if sock is not None:
-                close_duplicate(sock)
+                close(sock.detach())
 
     def _ask(self, word: bytes, *numbers: int) -> Iterator[tuple[int, array[int], socket.socket | None]]:
         """The answers to one question: kind, values, and the socket that came with it, which is the caller's.
@@ -132,7 +135,7 @@ class Finder:
             else:
                 kind = MORE
                 if sock is not None:
-                    close_duplicate(sock)
+                    self._close(sock.detach())
 
     def _answer(
         self, finder: socket.socket, *, within_s: float = ANSWER_S

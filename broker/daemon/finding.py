@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import signal
 import socket
 import struct
 import sys
@@ -52,7 +54,7 @@ def _list(sock: socket.socket, number: int, pid: int) -> None:
 
 def _give(sock: socket.socket, number: int, pid: int, descriptor: int, cookie: int) -> None:
     try:
-        with duplicate(pid, descriptor, cookie=cookie) as found:
+        with duplicate(pid, descriptor, cookie=cookie, close=_close) as found:
             if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
                 sock.send(ANSWER.pack(number, GONE))
             else:
@@ -63,8 +65,24 @@ def _give(sock: socket.socket, number: int, pid: int, descriptor: int, cookie: i
         sock.send(ANSWER.pack(number, REFUSED) + array("Q", [problem.errno_value]).tobytes())
 
 
+def _close(descriptor: int) -> None:
+    """Close a duplicate that may be the last by now, and then lingers: a process that exits does not (`broker.closer`).
+
+    The child has a copy until ours is closed, which the end of the pipe tells it.
+    """
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(reader)
+    os.close(descriptor)
+    os.close(writer)
+
+
 def main(arguments: list[str]) -> int:
     """`SOCKET_DESCRIPTOR`, as the daemon calls it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children: the kernel reaps them
     with socket.socket(fileno=int(arguments[0])) as sock, contextlib.suppress(ConnectionError):  # it died meanwhile
         serve(sock)
     return 0

@@ -1,14 +1,15 @@
 """The HTTP socket: status, policy, flows and metrics to read; reload and confirm to do. HTTP/1.1 over a Unix socket.
 
-The standard library's server, made safe: GET and two POSTs, no bodies, few requests at a time, a time limit on each,
-and rights by SO_PEERCRED. It runs in threads of its own, sees nothing but the last snapshot, and asks the loop to do
-what is wanted.
+The standard library's server, made safe: GET and two POSTs, no bodies, no descriptors, few requests at a time and of a
+user, a time limit on each, and rights by SO_PEERCRED. It runs in threads of its own, sees nothing but the last
+snapshot, and asks the loop to do what is wanted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.server
+import io
 import json
 import os
 import select
@@ -18,19 +19,25 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from broker import precedence
 from broker.client.mailbox import Wake
-from broker.daemon.authority import Authority, Right, peer_of
-from broker.daemon.control import REQUESTS_MAX, Answer, Request
+from broker.daemon.authority import Authority, Peer, Right, peer_of
+from broker.daemon.closing import Closing
+from broker.daemon.control import Answer, Request
 from broker.daemon.pages import DESCRIPTION, JSON, PATHS, Pages
 from broker.daemon.runtime import listen
 from broker.daemon.snapshot import Snapshot
 from hive_qos import __version__
 
-REQUESTS_AT_ONCE = REQUESTS_MAX
+REQUESTS_AT_ONCE = {Right.NONE: 4, Right.USE: 12, Right.CHANGE: 16}
+"""Of all who have at most this right: nobody keeps out those who may do more."""
+REQUESTS_PER_USER_MAX = 4
+"""Of one user who may not change policy."""
 REQUEST_TIMEOUT_S = 5.0
+"""For reading a request, and again for writing its answer."""
 LOOK_S = 0.1
 """How often it is looked for requests whose time is up. While there is none the server sleeps."""
 _ACTIONS = {"/v1/reload": "reload", "/v1/confirm": "confirm"}
@@ -43,6 +50,7 @@ class HttpApi:
         snapshot: the latest one, from any thread; None before the first tick.
         authority: who may ask, now; it may change with the policy.
         ask: has the loop do something.
+        closing: gets the connections that are over.
     """
 
     def __init__(
@@ -52,12 +60,13 @@ class HttpApi:
         snapshot: Callable[[], Snapshot | None],
         authority: Callable[[], Authority],
         ask: Callable[[Request], Answer],
+        closing: Closing,
     ) -> None:
         self._path = path
         rights = authority()
         listener = listen(path, kind=socket.SOCK_STREAM, mode=rights.socket_mode, group=rights.group)
         listener.setblocking(True)
-        self._server = _Server(listener, snapshot, authority, ask)
+        self._server = _Server(listener, snapshot, authority, ask, closing)
         self._thread = threading.Thread(target=self._server.serve, name="hive-broker-http", daemon=True)
         self._thread.start()
 
@@ -70,6 +79,19 @@ class HttpApi:
             os.unlink(self._path)
 
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+
+@dataclass
+class _Open:
+    """A request that is served. `until_s` is None while the loop has it."""
+
+    peer: Peer
+    right: Right
+    until_s: float | None
+
+
 class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
     daemon_threads = True
     block_on_close = False
@@ -80,12 +102,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         snapshot: Callable[[], Snapshot | None],
         authority: Callable[[], Authority],
         ask: Callable[[Request], Answer],
+        closing: Closing,
     ) -> None:
         super().__init__(("", 0), _Handler)
-        self.listener, self.snapshot, self.authority, self.ask = listener, snapshot, authority, ask
+        self.listener, self.snapshot, self.authority, self._ask = listener, snapshot, authority, ask
         self.pages, self.ended = Pages(), Wake()
+        self._closing = closing
         self._lock = threading.Lock()
-        self._until_s: dict[socket.socket, float] = {}
+        self._open: dict[socket.socket, _Open] = {}
 
     def serve(self) -> None:
         """Take requests until `ended` is set: `serve_forever` wakes ten times a second for nothing.
@@ -97,11 +121,13 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         poll.register(self.listener, select.POLLIN)
         poll.register(self.ended.reader, select.POLLIN)
         while True:
-            ready = [descriptor for descriptor, _ in poll.poll(1000 * LOOK_S if self._until_s else None)]
+            ready = [descriptor for descriptor, _ in poll.poll(1000 * LOOK_S if self._open else None)]
             if self.ended.reader in ready:
                 self.ended.close()
                 return
-            if ready:
+            if ready and self._closing.full:
+                time.sleep(LOOK_S)
+            elif ready:
                 self._take()
             self._end_late_requests()
 
@@ -110,12 +136,13 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         try:
             request, address = self.get_request()
         except OSError:  # the client went again, or there is no descriptor to spare
+            time.sleep(LOOK_S)
             return
         try:
             if self.verify_request(request, address):
                 self.process_request(request, address)
                 return
-        except RuntimeError:  # no thread to spare
+        except (OSError, RuntimeError):  # nobody knows whose it is; no thread to spare
             pass
         self.shutdown_request(request)
 
@@ -126,27 +153,43 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Take the request, unless there are too many at once: then it is closed unanswered."""
+        peer = peer_of(request)
+        right = self.authority().right_of(peer)
         with self._lock:
-            if len(self._until_s) >= REQUESTS_AT_ONCE:
+            theirs = [one for one in self._open.values() if one.right <= right]
+            own = sum(one.peer.uid == peer.uid for one in theirs)
+            if len(theirs) >= REQUESTS_AT_ONCE[right] or (right < Right.CHANGE and own >= REQUESTS_PER_USER_MAX):
                 return False
-            self._until_s[request] = time.monotonic() + REQUEST_TIMEOUT_S
+            self._open[request] = _Open(peer, right, time.monotonic() + REQUEST_TIMEOUT_S)
             return True
+
+    def right_of(self, request: Any) -> Right:
+        """What the sender of a request may do now."""
+        return self.authority().right_of(self._open[request].peer)
+
+    def ask(self, wanted: Request, *, by: Any) -> Answer:
+        """Have the loop do what a request asks for. Its time goes on with the answer."""
+        self._open[by].until_s = None
+        try:
+            return self._ask(wanted)
+        finally:
+            self._open[by].until_s = time.monotonic() + REQUEST_TIMEOUT_S
 
     def _end_late_requests(self) -> None:
         """However slowly they go on."""
         now_s = time.monotonic()
         with self._lock:
-            late = [request for request, until_s in self._until_s.items() if now_s > until_s]
+            late = [one for one, how in self._open.items() if how.until_s is not None and now_s > how.until_s]
         for request in late:
             with contextlib.suppress(OSError):  # it ended by itself meanwhile
                 request.shutdown(socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._until_s.pop(request, None)
+            over = self._open.pop(request, None)
         with contextlib.suppress(OSError):  # the client went first
-            request.shutdown(socket.SHUT_WR)
-        request.close()
+            request.shutdown(socket.SHUT_RDWR)
+        self._closing.take([request.detach()], uid=over.peer.uid if over is not None else -1)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away in the middle is no event; its thread ends."""
@@ -155,10 +198,34 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         self.listener.close()
 
 
+class _PlainBytes(io.RawIOBase):
+    """What a client sends, without descriptors: received they would be ours to close, which lasts as long as he chose.
+
+    Raises:
+        ConnectionAbortedError: some came.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        there, _, flags, _ = self._sock.recvmsg(len(memoryview(buffer)), 0, socket.MSG_PEEK)
+        if flags & socket.MSG_CTRUNC:
+            raise ConnectionAbortedError("descriptors have no place in a request")
+        return self._sock.recv_into(buffer, len(there)) if there else 0
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
-    timeout = REQUEST_TIMEOUT_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_PlainBytes(self.connection))
 
     def do_GET(self) -> None:
         path = self.path.split("?", 1)[0]
@@ -200,16 +267,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if wanted:  # a trial that is misspelt must not become a change for good
             self._refuse(400, f"{path} knows no {', '.join(sorted(wanted))!r}")
             return
-        answer = self.server.ask(Request(_ACTIONS[path], trial_s))
+        answer = self.server.ask(Request(_ACTIONS[path], trial_s), by=self.request)
         self._answer_json(answer.code, {"done" if answer.code == 200 else "error": answer.text})
 
     do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_PUT
 
     def _allowed(self, wanted: Right) -> bool:
-        try:
-            right = self.server.authority().right_of(peer_of(self.connection))
-        except OSError:
-            right = Right.NONE
+        right = self.server.right_of(self.request)
         if right < wanted:
             self._refuse(403, "not in the broker's group" if wanted is Right.USE else "only the admin group may change")
         return right >= wanted

@@ -98,6 +98,7 @@ class Loop:
             authority=lambda: self._in_force.authority,
             host=socket.gethostname(),
             hub=self._hub,
+            closing=parts.closing,
             log=given.log,
             clock=self._clock,
         )
@@ -109,6 +110,7 @@ class Loop:
             snapshot=self._showing.ask,
             authority=lambda: self._in_force.authority,
             ask=self._control.ask,
+            closing=self._parts.closing,
         )
         try:
             self._notifier.ready(self._shaping())

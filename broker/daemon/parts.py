@@ -16,6 +16,7 @@ from pathlib import Path
 
 from broker.daemon import cgroups
 from broker.daemon.bursts import BurstBook
+from broker.daemon.closing import Closing
 from broker.daemon.configurations import Configurations
 from broker.daemon.deciding import Deciding
 from broker.daemon.descriptors import sockets_of
@@ -99,6 +100,7 @@ class Parts:
     deciding: Deciding
     publishing: Publishing
     recorder: Recorder | None
+    closing: Closing
     interface_of: Callable[[str], str | None]
 
     def put_back(self) -> tuple[str, ...]:
@@ -114,6 +116,7 @@ class Parts:
         self.link_events.close()
         self.traffic.close()
         self.probes.close()
+        self.closing.close()
 
 
 def compose(
@@ -142,7 +145,8 @@ def compose(
     roster = Roster(plant, kernel=given.kernel, journal=journal, links=links, slots=jobs.slots, log=log, clock=clock)
     own_cgroups = OwnCgroups(wanted=given.classifier is not None, log=log)
     cgroup_mount = cgroups.mount_point()
-    earlier = _earlier_sockets(given, plant, cgroup_mount=cgroup_mount) if earlier_sockets else None
+    closing = Closing(log=log, clock=clock)
+    earlier = _earlier_sockets(given, plant, closing, cgroup_mount=cgroup_mount) if earlier_sockets else None
 
     def interface_of(address: str) -> str | None:
         return routes.interface_towards(address, shaped=plant.names, now_s=clock())
@@ -218,6 +222,7 @@ def compose(
         deciding=deciding,
         publishing=publishing,
         recorder=recorder,
+        closing=closing,
         interface_of=interface_of,
     )
 
@@ -231,12 +236,13 @@ def marking_control(mark: Callable[..., None], plant: Plant) -> Callable[[socket
     return mark_control
 
 
-def _earlier_sockets(given: Given, plant: Plant, *, cgroup_mount: str | None) -> EarlierSockets:
+def _earlier_sockets(given: Given, plant: Plant, closing: Closing, *, cgroup_mount: str | None) -> EarlierSockets:
     finder = given.finder
     return EarlierSockets(
         mount=Path(cgroup_mount) if cgroup_mount is not None else None,
         mark=given.mark,
         remember=given.classifier.remember if given.classifier is not None else lambda *_: False,
+        close=lambda descriptor, *, uid: closing.take([descriptor], uid=uid),
         log=given.log,
         mark_minor=plant.mark_minor,
         sockets_of=sockets_of if finder is None else finder.sockets_of,

@@ -1,8 +1,8 @@
 """The session socket: accepts, asks the kernel who it is, receives packets with descriptors, and feeds the machine.
 
-One thread and one selector, shared with the daemon. Every descriptor that arrives is closed on every path: marking a
-socket needs it only for a moment. What a client may cost is bounded: sessions, messages a second, sockets, replies
-that it does not read.
+One thread and one selector, shared with the daemon. Every descriptor that arrives, and every connection that ends, is
+handed to `Closing`: this thread closes nothing of a client's, for a close may last as long as its owner chose. What a
+client may cost is bounded: sessions, messages a second, sockets, replies that it does not read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX, encode
+from broker.closer import SPACE
 from broker.daemon.authority import Authority, Peer, Right, peer_of, process_of
+from broker.daemon.closing import Closing
 from broker.daemon.log import Log
 from broker.daemon.machine import Allowance, End, Machine, Phase, Reply, error
 from broker.daemon.messages import Announce, AnnounceEnd, Declare, Enter, Hello, Register, Report
@@ -36,6 +38,10 @@ _REPORT_PREFIX = b'{"op":"report"'
 """How a report of `broker.client` begins; one that is written in another order is read all the same."""
 PACKETS_PER_WAKE = 16
 """Then the other sessions get their turn."""
+PAUSE_S = 0.1
+"""How long a session is not read whose user is `Closing.behind`."""
+_NOBODY = 2**32 - 1
+"""The user of a connection of which the kernel does not say whose it is: (uid_t) -1."""
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 """Flags of a packet, or of descriptors, that the kernel had to cut; as a number, for an enumeration takes longer."""
 
@@ -111,6 +117,7 @@ class SessionServer:
 
     Args:
         authority: the rights in force now.
+        closing: gets what is to be closed.
         clock: monotonic seconds.
     """
 
@@ -122,24 +129,28 @@ class SessionServer:
         authority: Callable[[], Authority],
         host: str,
         hub: Hub,
+        closing: Closing,
         log: Log,
         clock: Callable[[], float],
     ) -> None:
         self._authority = authority
         self.sessions: dict[str, Session] = {}
         self._selector, self._host, self._hub, self._log, self._clock = selector, host, hub, log, clock
+        self._closing = closing
         self._numbers = 0
         self._report_bytes_left = REPORT_BYTES_PER_TICK
         self._path = path
         mode, group = authority().socket_mode, authority().group
         self._listener = listen(path, kind=socket.SOCK_SEQPACKET, mode=mode, group=group)
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._accepts = False
+        self.housekeeping()
 
     def close(self) -> None:
         """End every session and remove the socket."""
         for session in list(self.sessions.values()):
             self._end(session, "", "the broker stops")
-        self._selector.unregister(self._listener)
+        if self._accepts:
+            self._selector.unregister(self._listener)
         self._listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
@@ -148,6 +159,10 @@ class SessionServer:
         """Once a tick: read again from who was paused, end who never said hello."""
         now_s = self._clock()
         self._report_bytes_left = REPORT_BYTES_PER_TICK
+        self._closing.look()
+        if not self._accepts and not self._closing.full:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._accepts = True
         for session in list(self.sessions.values()):
             if session.paused_until_s is not None and now_s >= session.paused_until_s:
                 session.paused_until_s = None
@@ -165,6 +180,10 @@ class SessionServer:
             self._end(session, "internal", "a mistake of ours")
 
     def _accept(self) -> None:
+        if self._closing.full:  # who comes now waits in the listener's queue, until housekeeping
+            self._selector.unregister(self._listener)
+            self._accepts = False
+            return
         try:
             sock, _ = self._listener.accept()
         except OSError as problem:  # out of descriptors, or gone before we came
@@ -172,8 +191,9 @@ class SessionServer:
             return
         try:
             peer = peer_of(sock)
-        except OSError:
-            sock.close()
+        except OSError as problem:
+            self._log.warning("session not accepted", error=f"the kernel does not say whose it is: {problem}")
+            self._closing.take([sock.detach()], uid=_NOBODY)
             return
         right = self._authority().right_of(peer)
         refusal = self._refusal(peer, right)
@@ -187,7 +207,7 @@ class SessionServer:
         )
         if refusal is not None:
             session.send(error(*refusal).message)
-            _close(sock)
+            self._hang_up(session)
             self._log.warning("session refused", uid=peer.uid, pid=peer.pid, code=refusal[0])
             return
         assert pidfd is not None
@@ -218,6 +238,9 @@ class SessionServer:
         for _ in range(PACKETS_PER_WAKE):
             if session.closed:
                 return
+            if self._closing.behind(session.peer.uid):
+                self._pause(session, PAUSE_S)
+                return
             try:
                 packet, descriptors, truncated = _receive(session.sock)
             except BlockingIOError:
@@ -230,13 +253,16 @@ class SessionServer:
                     actions = session.machine.receive(packet, descriptors=len(descriptors), truncated=truncated)
                     self._perform(session, actions, descriptors)
                 finally:
-                    for descriptor in descriptors:
-                        os.close(descriptor)
-            now_s = self._clock()
-            if not session.closed and not session.allowance.take(now_s=now_s):
-                session.paused_until_s = now_s + session.allowance.wait_s()
-                self._selector.unregister(session.sock)
+                    if descriptors:
+                        self._closing.take(descriptors, uid=session.peer.uid)
+            if not session.closed and not session.allowance.take(now_s=self._clock()):
+                self._pause(session, session.allowance.wait_s())
                 return
+
+    def _pause(self, session: Session, wait_s: float) -> None:
+        """Read nothing of a session until a time has passed."""
+        session.paused_until_s = self._clock() + wait_s
+        self._selector.unregister(session.sock)
 
     def _is_too_much(self, session: Session, packet: bytes) -> bool:
         """Whether this is a report beyond what we read between two ticks."""
@@ -286,7 +312,7 @@ class SessionServer:
             return self._hub.register(session, message, sockets)
         finally:
             for sock in sockets:
-                sock.detach()  # closed with all the others, where they were received
+                sock.detach()  # handed to `Closing` with all the others, where they were received
 
     def _end(self, session: Session, code: str, text: str) -> None:
         if session.closed:
@@ -299,27 +325,33 @@ class SessionServer:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(session.pidfd)
             os.close(session.pidfd)
-        _close(session.sock)
+        self._hang_up(session)
         self.sessions.pop(session.name, None)
         self._log.info("session over", session=session.name, reason=text, code=code or None)
         self._hub.gone(session)
 
-
-def _close(sock: socket.socket) -> None:
-    """Close, so that the peer reads what we said last: where packets of his are unread, he is told ECONNRESET first."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RD)  # nothing comes any more, so that this ends
-        while sock.recv(1, socket.MSG_DONTWAIT):
-            pass
-    sock.close()
+    def _hang_up(self, session: Session) -> None:
+        """End a connection so that the peer reads what we said last: where packets of his are unread when it is closed,
+        he is told ECONNRESET first. What carries descriptors is left unread: they would become ours to close."""
+        sock = session.sock
+        with contextlib.suppress(OSError):  # he has gone, or nothing more is there
+            sock.shutdown(socket.SHUT_RDWR)
+            for _ in range(PACKETS_PER_WAKE):
+                packet, _, flags, _ = sock.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                if not packet or flags & socket.MSG_CTRUNC:
+                    break
+                sock.recv(1, socket.MSG_DONTWAIT)
+        self._closing.take([sock.detach()], uid=session.peer.uid)
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:
-    """One packet, its descriptors, and whether the kernel had to cut either."""
-    space = socket.CMSG_LEN(DESCRIPTORS_MAX * array.array("i").itemsize)
-    packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES_MAX, space, socket.MSG_CMSG_CLOEXEC)
+    """One packet, its descriptors, and whether it is beyond the limits.
+
+    There is room for all descriptors that a packet can carry: those without room would be closed here, by the kernel.
+    """
+    packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES_MAX, SPACE, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return packet, list(descriptors), bool(flags & _CUT)
+    return packet, list(descriptors), bool(flags & _CUT) or len(descriptors) > DESCRIPTORS_MAX

@@ -71,8 +71,8 @@ def cookie_of(pid: int, descriptor: int) -> int:
 
     found = _taken(pid, descriptor)
     assert found is not None
-    with found:
-        return int(struct.unpack("=Q", found.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8))[0])
+    with socket.socket(fileno=found) as sock:
+        return int(struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8))[0])
 
 
 def test_all_sockets_of_a_process_are_listed_however_many_and_whoever_stopped_listening(
@@ -86,14 +86,14 @@ def test_all_sockets_of_a_process_are_listed_however_many_and_whoever_stopped_li
 
 def test_a_socket_of_ip_is_given_and_no_other(finder: Finder, holder: Holder) -> None:
     cookie = cookie_of(holder.pid, holder.inet)
-    with finder.duplicate(holder.pid, holder.inet, cookie=cookie) as sock:
+    with finder.duplicate(holder.pid, holder.inet, cookie=cookie, close=os.close) as sock:
         assert sock is not None
         assert priority_of(sock) == 5
-    with finder.duplicate(holder.pid, holder.inet, cookie=cookie + 1) as sock:
+    with finder.duplicate(holder.pid, holder.inet, cookie=cookie + 1, close=os.close) as sock:
         assert sock is None
     for descriptor in (holder.unix, 1, 4711):
         cookie = cookie_of(holder.pid, descriptor) if descriptor == holder.unix else 0
-        with finder.duplicate(holder.pid, descriptor, cookie=cookie) as sock:
+        with finder.duplicate(holder.pid, descriptor, cookie=cookie, close=os.close) as sock:
             assert sock is None
 
 
@@ -104,7 +104,10 @@ def test_one_that_stands_still_is_waited_for_a_moment_and_its_late_answers_are_d
     began_s = time.monotonic()
     with pytest.raises(PermissionError, match="in time"):
         list(finder.sockets_of(holder.pid))
-    with pytest.raises(PermissionError, match="in time"), finder.duplicate(holder.pid, holder.inet, cookie=1):
+    with (
+        pytest.raises(PermissionError, match="in time"),
+        finder.duplicate(holder.pid, holder.inet, cookie=1, close=os.close),
+    ):
         pass
     assert time.monotonic() - began_s >= 2 * ANSWER_S
     assert finder.cpu_s() >= 2 * ANSWER_S

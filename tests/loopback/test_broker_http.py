@@ -17,7 +17,9 @@ from patience import LIMIT_S, wait_until
 
 from broker.config import load
 from broker.daemon import http_api
-from broker.daemon.authority import Authority
+from broker.daemon.authority import Authority, Right
+from broker.daemon.closing import Closing
+from broker.daemon.log import open_log
 
 
 def http_request(path: str, method: str, target: str, body: bytes | None = None) -> tuple[int, dict[str, str]]:
@@ -56,7 +58,10 @@ def test_http_requests_that_never_end_are_ended_and_too_many_are_turned_away(
 ) -> None:
     monkeypatch.setattr(http_api, "REQUEST_TIMEOUT_S", 0.3)
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(http_api.REQUESTS_AT_ONCE + 4)]
+        slow = [
+            stack.enter_context(socket.socket(socket.AF_UNIX))
+            for _ in range(http_api.REQUESTS_AT_ONCE[Right.CHANGE] + 4)
+        ]
         for sock in slow:
             sock.connect(running.api)  # waits where the queue of the listener is full
             sock.settimeout(LIMIT_S)
@@ -103,8 +108,13 @@ def test_what_needs_no_snapshot_does_not_ask_the_loop(tmp_path: Path) -> None:
 
     rights = Authority.of(load('version = 1\n[[interface]]\nname = "lo"\negress = "40 Mbit/s"\n'))
     path = str(tmp_path / "api.sock")
+    closing = Closing(log=open_log())
     api = http_api.HttpApi(
-        path=path, snapshot=snapshot, authority=lambda: rights, ask=lambda _: pytest.fail("nothing is to be done")
+        path=path,
+        snapshot=snapshot,
+        authority=lambda: rights,
+        ask=lambda _: pytest.fail("nothing is to be done"),
+        closing=closing,
     )
     try:
         assert http_request(path, "GET", "/v1/nothing")[0] == 404
@@ -115,3 +125,5 @@ def test_what_needs_no_snapshot_does_not_ask_the_loop(tmp_path: Path) -> None:
         assert asked == ["asked"]
     finally:
         api.close()
+        closing.look()
+        closing.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from broker.cli.app import app
 from broker.cli.exits import ExitCode
 from broker.client import http
 from broker.config import load
+from broker.daemon import control, http_api
 from broker.daemon.authority import Right
+from broker.daemon.configurations import Configurations
 from broker.daemon.shapes import shape_of
 from broker.decide import decide
 from broker.model import Measurements, State
@@ -217,3 +221,36 @@ def test_who_may_only_use_the_broker_may_not_reload_it(running: Running, monkeyp
         with pytest.raises(BrokerRejectedError, match="may change"):
             http.post(action, socket_path=running.api)
     assert running.status()["interfaces"][0]["capacity_bits_per_s"] > 30e6
+
+
+def test_a_request_that_the_loop_did_not_take_in_time_is_not_done_later(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.write(CONFIGURATION.replace("40 Mbit/s", "30 Mbit/s"))
+    assert "on trial" in http.post("/v1/reload?confirm_s=600", socket_path=running.api)
+    monkeypatch.setattr(control, "ANSWER_S_MAX", 0.1)
+    release = threading.Event()
+    running.between_rounds(release)
+    with pytest.raises(BrokerRejectedError, match="503"):
+        http.post("/v1/confirm", socket_path=running.api)
+    release.set()
+    monkeypatch.undo()
+    assert http.post("/v1/confirm", socket_path=running.api) == "confirmed", "it was still on trial"
+
+
+def test_a_request_that_the_loop_has_taken_is_answered_however_long_it_takes(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.write(CONFIGURATION.replace("40 Mbit/s", "30 Mbit/s"))
+    assert "on trial" in http.post("/v1/reload?confirm_s=600", socket_path=running.api)
+    monkeypatch.setattr(control, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(http_api, "REQUEST_TIMEOUT_S", 0.2)
+    confirm, taken_s = Configurations.confirm, []
+
+    def slow(configurations: Configurations) -> bool:
+        taken_s.append(time.monotonic())
+        wait_until(lambda: time.monotonic() > taken_s[0] + 0.5)
+        return confirm(configurations)
+
+    monkeypatch.setattr(Configurations, "confirm", slow)
+    assert http.post("/v1/confirm", socket_path=running.api) == "confirmed"

@@ -28,6 +28,7 @@ class Sweeping:
             mount=mount,
             mark=lambda *_, **__: None,
             remember=lambda *_: False,
+            close=lambda *_, **__: None,
             log=open_log(),
             cpu_clock=lambda: self.cpu_s,
         )
