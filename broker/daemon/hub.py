@@ -115,10 +115,10 @@ class SessionHub:
             except ValueError as problem:
                 return error("not-inet", str(problem), number=message.number)
             except HiveError as problem:
-                self._log.error("socket not marked", session=session.name, error=str(problem))
+                self._log.error("socket not marked", session=session.name, uid=session.peer.uid, error=str(problem))
                 return error(problem.code, str(problem), number=message.number)
             except OSError as problem:
-                self._log.error("socket not marked", session=session.name, error=str(problem))
+                self._log.error("socket not marked", session=session.name, uid=session.peer.uid, error=str(problem))
                 return error("kernel-rejected", str(problem), number=message.number)
             flow = PassedSocket(
                 name=self._flows.number(),
@@ -224,7 +224,9 @@ class SessionHub:
         except HiveError as problem:
             return error(problem.code, str(problem), number=message.number)
         if made:
-            self._log.warning("cgroups", note="somebody removed the cgroups of the classes; they are made again")
+            self._log.warning(
+                "cgroups", uid=peer.uid, note="somebody removed the cgroups of the classes; they are made again"
+            )
             self._reclassify()
         self._log.info("program entered a class", pid=peer.pid, uid=peer.uid, traffic_class=traffic_class)
         return Reply({"op": "entered", "id": message.number, "class": traffic_class})

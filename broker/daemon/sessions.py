@@ -187,12 +187,12 @@ class SessionServer:
         try:
             sock, _ = self._listener.accept()
         except OSError as problem:  # out of descriptors, or gone before we came
-            self._log.warning("session not accepted", error=str(problem))
+            self._log.warning("session not accepted", uid=None, error=str(problem))
             return
         try:
             peer = peer_of(sock)
         except OSError as problem:
-            self._log.warning("session not accepted", error=f"the kernel does not say whose it is: {problem}")
+            self._log.warning("session not accepted", uid=None, error=f"the kernel does not say whose it is: {problem}")
             self._closing.take([sock.detach()], uid=_NOBODY)
             return
         right = self._authority().right_of(peer)
@@ -327,7 +327,7 @@ class SessionServer:
             os.close(session.pidfd)
         self._hang_up(session)
         self.sessions.pop(session.name, None)
-        self._log.info("session over", session=session.name, reason=text, code=code or None)
+        self._log.info("session over", session=session.name, uid=session.peer.uid, reason=text, code=code or None)
         self._hub.gone(session)
 
     def _hang_up(self, session: Session) -> None:

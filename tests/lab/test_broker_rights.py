@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from broker_host import COMMAND, CONFIGURATION, Broker, two_hosts
 
+from broker import client
+from hive_qos.errors import BrokerRejectedError
+
 ROOT = Path(__file__).parents[2]
 UID, OWN_GROUP, GROUP, OUTSIDE = 2001, 2001, 65534, 65533
 """A user without a name; the group of `CONFIGURATION`, which is nogroup; and one that gives nothing."""
@@ -21,6 +24,35 @@ sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 sock.connect(sys.argv[1])
 sock.send(json.dumps({"v": 1, "op": "hello", "client": "test", "job": "j"}).encode())
 print(json.loads(sock.recv(65536))["op"])
+"""
+HOLD = """
+import socket, sys
+held = []
+while True:
+    for sock in held[:]:
+        try:
+            if not sock.recv(1, socket.MSG_DONTWAIT):
+                held.remove(sock)
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            held.remove(sock)
+    while len(held) < 20:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(sys.argv[1])
+        held.append(sock)
+        if len(held) == 4:
+            print(flush=True)
+"""
+
+
+COME_AGAIN = """
+import socket, sys
+for _ in range(300):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(sys.argv[1])
+        sock.send(b"garbage")
+        sock.recv(1000)
 """
 
 
@@ -34,11 +66,13 @@ def broker() -> Iterator[Broker]:
         broker.stop()
 
 
+def become(groups: list[int], *, uid: int = UID) -> list[str]:
+    """The beginning of a command: an ordinary user whose login has these supplementary groups."""
+    return ["setpriv", f"--reuid={uid}", f"--regid={OWN_GROUP}", "--groups", ",".join(map(str, groups)), "--"]
+
+
 def as_user(broker: Broker, argv: list[str], *, groups: list[int]) -> subprocess.CompletedProcess[str]:
-    """Run a program as an ordinary user whose login has these supplementary groups."""
-    supplementary = ["--groups", ",".join(map(str, groups))] if groups else ["--clear-groups"]
-    become = ["setpriv", f"--reuid={UID}", f"--regid={OWN_GROUP}", *supplementary, "--"]
-    return broker.host.run([*become, *argv], check=False, cwd=ROOT)
+    return broker.host.run([*become(groups), *argv], check=False, cwd=ROOT)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +100,31 @@ def test_doctor_says_of_a_users_rights_what_the_broker_says(broker: Broker, grou
     (found,) = [finding for finding in findings if finding["what"] == "broker"]
     assert found["verdict"] == verdict, found
     assert ("log in again" in found["advice"]) == (verdict == "bad")
+
+
+def test_a_user_who_holds_all_connections_that_he_gets_keeps_nobody_else_out(broker: Broker) -> None:
+    api = str(broker.folder / "run/broker.sock")
+    argv = [*become([GROUP]), sys.executable, "-c", HOLD, api]
+    holder = broker.host.popen(argv, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        for _ in range(30):
+            with pytest.raises(BrokerRejectedError, match="nothing is on trial"):
+                client.http.post("/v1/confirm", socket_path=api)
+        another = broker.host.run(
+            [*become([GROUP], uid=UID + 1), *COMMAND, "status", "--socket", api], check=False, cwd=ROOT
+        )
+        assert another.returncode == 0, another.stderr
+        assert holder.poll() is None
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_a_user_who_comes_again_and_again_does_not_fill_the_log(broker: Broker) -> None:
+    before = broker.log.count("session over")
+    argv = [*become([GROUP]), sys.executable, "-c", COME_AGAIN, broker.sessions]
+    assert broker.host.run(argv, check=False).returncode == 0
+    said = broker.log.count("session over") - before
+    assert 1 <= said < 100, said

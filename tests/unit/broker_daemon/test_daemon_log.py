@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from broker.daemon.log import TEXT_MAX, Lines, Log
+from broker.daemon.log import KINDS_MAX, LINES_AT_ONCE, LINES_PER_S, TEXT_MAX, Lines, Log
 
 
 def log(*, journal: bool = True, verbose: bool = False) -> tuple[Log, io.StringIO]:
@@ -55,3 +55,28 @@ def test_an_exception_that_is_handled_follows_its_line() -> None:
     assert said[0] == "<3>session failed session=s-1"
     assert said[1].startswith("Traceback")
     assert said[-1] == "ValueError: of this session"
+
+
+def test_what_one_user_brings_about_again_and_again_is_told_so_often_and_counted() -> None:
+    out, now_s = io.StringIO(), [0.0]
+    lines = Lines(out, journal=True, verbose=False, clock=lambda: now_s[0])
+    for _ in range(1000):
+        lines.warning("session refused", uid=7, code="not-allowed")
+    assert out.getvalue().count("\n") == LINES_AT_ONCE
+    lines.warning("session refused", uid=8, code="not-allowed")
+    lines.info("session", uid=7)
+    for _ in range(100):
+        lines.info("ready")
+    assert out.getvalue().count("\n") == LINES_AT_ONCE + 102, "others, other events, and what nobody brings about"
+    now_s[0] = 1 / LINES_PER_S
+    lines.warning("session refused", uid=7, code="not-allowed")
+    lines.warning("session refused", uid=7, code="not-allowed")
+    assert out.getvalue().splitlines()[-1] == "<4>session refused uid=7 code=not-allowed left_out=970"
+
+
+def test_of_many_users_the_latest_are_remembered() -> None:
+    lines, _ = log()
+    for uid in range(2 * KINDS_MAX):
+        lines.warning("session refused", uid=uid)
+    assert isinstance(lines, Lines)
+    assert len(lines._kinds) == KINDS_MAX
