@@ -21,6 +21,8 @@ from broker.policy import Policy
 
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python's socket module does not name it
 _SO_PEERPIDFD = 77  # likewise; since Linux 6.5
+_GONE = (errno.ESRCH, errno.EINVAL, errno.ENODATA)
+"""What the kernel says of a process that has been waited for; which of them depends on its version."""
 _DEMOTED = ("storage", "other")
 _GROUPS_MAX = 65_536
 """Supplementary groups of a process: NGROUPS_MAX of credentials(7)."""
@@ -70,18 +72,25 @@ def process_of(sock: socket.socket, peer: Peer) -> int | None:
 
     The kernel's own word where it gives it (SO_PEERPIDFD); before Linux 6.5 the process that has the number now, which
     is another one only when the first ended since it connected and its number came round within these microseconds.
+
+    Raises:
+        OSError: there is no descriptor to spare, or a sandbox forbids it.
     """
     if peer.pid <= 0:  # of a pid namespace that we do not see into
         return None
     try:
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as problem:
-        if problem.errno != errno.ENOPROTOOPT:
+        if problem.errno in _GONE:
             return None
+        if problem.errno != errno.ENOPROTOOPT:
+            raise
     try:
         return os.pidfd_open(peer.pid)
-    except OSError:
-        return None
+    except OSError as problem:
+        if problem.errno in _GONE:
+            return None
+        raise
 
 
 @dataclass(frozen=True)

@@ -191,13 +191,13 @@ class SessionServer:
             return
         try:
             peer = peer_of(sock)
+            right = self._authority().right_of(peer)
+            refusal = self._refusal(peer, right)
+            pidfd = process_of(sock, peer) if refusal is None else None
         except OSError as problem:
             self._log.warning("session not accepted", uid=None, error=f"the kernel does not say whose it is: {problem}")
             self._closing.take([sock.detach()], uid=_NOBODY)
             return
-        right = self._authority().right_of(peer)
-        refusal = self._refusal(peer, right)
-        pidfd = process_of(sock, peer) if refusal is None else None
         if refusal is None and pidfd is None:
             refusal = ("no-process", "the process that connected cannot be seen from here, or has ended")
         self._numbers += 1

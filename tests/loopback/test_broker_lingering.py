@@ -204,6 +204,31 @@ def test_a_file_is_closed_and_no_thread_to_spare_ends_nothing(
     assert running.error is None
 
 
+def test_a_file_whose_close_hangs_holds_its_user_up_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, closes, answered = Closing(log=open_log()), os.close, threading.Event()
+    reader, writer = os.pipe()
+
+    def close(descriptor: int) -> None:  # as one of a FUSE file, whose server has to answer first
+        if descriptor == writer:
+            answered.wait(60)
+        closes(descriptor)
+
+    monkeypatch.setattr(os, "close", close)
+    closing.look()
+    one, other = socket.socketpair()
+    closing.take([writer], uid=7)
+    closing.take([one.detach()], uid=8)
+    assert (closing.behind(7), closing.behind(8)) == (True, False)
+    other.settimeout(SOON_S)
+    assert other.recv(1) == b""
+    other.close()
+    answered.set()
+    assert os.read(reader, 1) == b""
+    wait_until(lambda: not closing.behind(7), what=lambda: "a file that is closed is still waited for")
+    closing.close()
+    os.close(reader)
+
+
 def test_a_closer_that_dies_is_started_again(running: Running, lingering: Lingering) -> None:
     assert running.daemon is not None
     closing = running.daemon._parts.closing

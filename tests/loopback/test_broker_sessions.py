@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import socket
 from pathlib import Path
 
+import pytest
 from broker_support import Running, ask, connected, register
 from patience import wait_until
 
@@ -98,3 +100,14 @@ def test_a_pidfd_is_of_the_process_that_connected_and_there_is_none_for_one_that
         assert f"Pid:\t{os.getpid()}\n" in Path(f"/proc/self/fdinfo/{descriptor}").read_text()
         os.close(descriptor)
         assert authority.process_of(ours, dataclasses.replace(peer, pid=0)) is None
+
+
+def test_a_lack_of_descriptors_is_not_taken_for_a_process_that_is_gone() -> None:
+    class Short(socket.socket):
+        """A socket of a process that has no descriptor to spare."""
+
+        def getsockopt(self, *_: int) -> int:  # type: ignore[override]
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with Short(socket.AF_UNIX) as sock, pytest.raises(OSError, match="Too many open files"):
+        authority.process_of(sock, authority.Peer(pid=os.getpid(), uid=0, gid=0, groups=frozenset()))
