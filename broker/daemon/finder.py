@@ -32,6 +32,7 @@ ANSWER_S = 0.1
 READY_S_MAX = 15.0
 """A Python process starts in 0.2 s; on a machine that stands still now and then, in a few."""
 END_S_MAX = 2.0
+"""The finder ends within milliseconds after the daemon closed its end, unless a disk makes it wait."""
 
 
 class Finder:

@@ -28,6 +28,7 @@ MORE, LAST, DENIED, GONE, GIVEN, REFUSED = range(6)
 SOCKETS_AT_ONCE = 512
 """8 KiB of values: a page fits any socket buffer."""
 BYTES_MAX = ANSWER.size + 16 * SOCKETS_AT_ONCE
+"""Of an answer: a descriptor and an inode of 8 bytes for each socket of a page."""
 
 
 def serve(sock: socket.socket) -> None:
