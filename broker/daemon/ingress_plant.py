@@ -29,7 +29,7 @@ LOST_AGAIN_S = 1.0
 unshaped for less than the 2 s within which a host has to be right again, whoever deletes it over and over."""
 
 VERIFY_S = 5.0
-"""Between two looks whether the IFB still is as written: netlink tells of devices, not of classes that somebody changed."""
+"""Between two looks whether the IFB is as written: netlink tells of devices, not of classes that somebody changed."""
 
 
 @dataclass
