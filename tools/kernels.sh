@@ -20,7 +20,7 @@ shift
 (($#)) || set -- bookworm trixie
 folder=$(realpath -m "${KERNELS_DIR:-$here/out/kernels}")
 mkdir -p "$folder"
-tests=${TESTS:-tests/lab/test_shaping_kernel.py tests/lab/test_shaping_pieces.py tests/lab/test_shaping_cgroup.py
+tests=${TESTS:-tests/lab/test_shaping_kernel.py tests/lab/test_shaping_cgroup.py
   tests/lab/test_shaping_sockets.py tests/lab/test_shaping_ingress.py tests/lab/test_stock_kernel.py}
 
 missing=()
@@ -99,7 +99,9 @@ boot() {
     >"$place/log/virtiofsd" 2>&1 &
   trap "kill $! 2>/dev/null || true; rm -f '$share'" RETURN
   for _ in $(seq 50); do [[ -S $share ]] && break; sleep 0.1; done
-  timeout --kill-after=10 "${BOOT_S_MAX:-1800}" nice -n 19 qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu Nehalem -smp 2 \
+  # Without cmpxchg16b: qemu 7.2 spoils the flags when it emulates that on two processors, and Linux 6.12 dies of it.
+  timeout --kill-after=10 "${BOOT_S_MAX:-1800}" nice -n 19 qemu-system-x86_64 -machine q35 -accel tcg,thread=multi \
+    -cpu Nehalem,-cx16 -smp 2 \
     -m 3G -object memory-backend-memfd,id=memory,size=3G,share=on -numa node,memdev=memory \
     -chardev socket,id=files,path="$share" -device vhost-user-fs-pci,chardev=files,tag=host \
     -kernel "$image" -initrd "$place/initial.gz" -append 'console=ttyS0 quiet panic=-1 loglevel=3' \
