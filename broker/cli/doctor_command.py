@@ -116,7 +116,11 @@ def _engine_in_use(native: str | ImportError) -> Finding:
 
 def _torch() -> list[Finding]:
     if importlib.util.find_spec("torch") is None:
-        return [Finding("torch", "note", "not installed; a storage host needs none", "pip install '.[torch]', in its repository")]
+        return [
+            Finding(
+                "torch", "note", "not installed; a storage host needs none", "pip install '.[torch]', in its repository"
+            )
+        ]
     entries = importlib.metadata.entry_points(group="torch.backends")
     if any(entry.name == "hive" for entry in entries):
         return [Finding("torch", "good", f"{importlib.metadata.version('torch')}, backend `hive` is known to it")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from broker_host import COMMAND, CONFIGURATION, SINK, Broker, broker_in, two_hosts
-from patience import best_of, wait_until
+from patience import most_of, wait_until
 
 from shaping.model import INNER_MINOR, MAJOR
 from tools.lab import Lab
@@ -80,13 +80,13 @@ def test_a_ceiling_lowered_by_a_reload_limits_storage_on_a_fast_link(lab: Lab) -
         flood = broker.host.popen([sys.executable, "-c", FLOOD, lab["b"].address])
         try:
             assert kernel(broker)[0] == 30.0
-            best_of(lambda: sent_mbit(broker, "storage"), lambda mbit: mbit > 25.0)
+            most_of(lambda: sent_mbit(broker, "storage"), lambda mbit: mbit > 25.0)
             for mbit in (15, 29, 30):
                 (broker.folder / "broker.toml").write_text(with_ceiling(f"{mbit} Mbit/s"))
                 broker.host.run([*COMMAND, "reload", "--socket", str(broker.folder / "run/broker.sock")])
                 wait_until(lambda mbit=mbit: kernel(broker)[0] == mbit, what=broker.status)
                 if mbit == 15:
-                    best_of(lambda: sent_mbit(broker, "storage"), lambda mbit: 12.0 < mbit < 16.0)
+                    most_of(lambda: sent_mbit(broker, "storage"), lambda mbit: 12.0 < mbit < 16.0)
         finally:
             for program in (flood, sink):
                 program.kill()
@@ -116,7 +116,7 @@ def test_who_puts_everything_into_control_has_a_twentieth_of_the_link(lab: Lab) 
         argv = [sys.executable, "-c", CONTROL_FLOOD, lab["b"].address, broker.sessions]
         flood = broker.host.popen(argv, cwd=ROOT)
         try:
-            best_of(lambda: sent_mbit(broker, "control"), lambda mbit: mbit > 4.0)
+            most_of(lambda: sent_mbit(broker, "control"), lambda mbit: mbit > 4.0)
             assert kernel(broker, "control")[0] == pytest.approx(0.05 * 0.97 * 100)
         finally:
             flood.kill()
