@@ -1,6 +1,7 @@
 """Who may ask, and who may change: the kernel's word on the other end of a Unix socket against two groups of the host.
 
-Root and the daemon's own user may do everything; the admin group may change policy; the group may use the broker.
+Root and the daemon's own user may do everything; the admin group may change policy; the group may use the broker. Root
+of a container is root by its number alone: it may use the broker, and change policy where its groups allow it.
 A group that the host does not have gives nobody anything: users named in `match = [{uid = ...}]` are admitted instead,
 so that a host without our sysusers file is still of use, and `notes` says so.
 """
@@ -12,9 +13,11 @@ import enum
 import errno
 import grp
 import os
+import signal
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from broker.daemon import owners
 from broker.policy import Policy
@@ -39,12 +42,17 @@ class Right(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Peer:
-    """The process at the other end when it connected, as the kernel tells it; `uid` as whom it counts (`owners`)."""
+    """The process at the other end when it connected, as the kernel tells it; `uid` as whom it counts (`owners`).
+
+    Args:
+        apart: in a pid or user namespace of its own, as a container's processes are. Looked at for root alone.
+    """
 
     pid: int
     uid: int
     gid: int
     groups: frozenset[int]
+    apart: bool = False
 
 
 def peer_of(sock: socket.socket) -> Peer:
@@ -54,7 +62,29 @@ def peer_of(sock: socket.socket) -> Peer:
         OSError: not such a socket.
     """
     pid, uid, gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return Peer(pid=pid, uid=owners.owner_of(uid), gid=gid, groups=frozenset((gid, *_groups_of(sock))))
+    peer = Peer(pid=pid, uid=owners.owner_of(uid), gid=gid, groups=frozenset((gid, *_groups_of(sock))))
+    return replace(peer, apart=_is_apart(sock, peer)) if peer.uid in (0, os.geteuid()) else peer
+
+
+def _is_apart(sock: socket.socket, peer: Peer) -> bool:
+    """Whether the process at the other end is in another pid or user namespace than ours, or not there any more.
+
+    By its numbers in pid namespaces below ours, and its map of users as seen from ours: both can be read without the
+    right to look into it, which `/proc/PID/ns` asks for (user_namespaces(7), pid_namespaces(7)).
+    """
+    process = process_of(sock, peer)
+    if process is None:
+        return True
+    try:
+        with open(f"/proc/{peer.pid}/status", encoding="ascii", errors="replace") as status:
+            numbers = next(line.split()[1:] for line in status if line.startswith("NSpid:"))
+        users = Path(f"/proc/{peer.pid}/uid_map").read_bytes()
+        signal.pidfd_send_signal(process, 0)  # it is still there: what was read is of this process
+    except (OSError, StopIteration):
+        return True
+    finally:
+        os.close(process)
+    return len(numbers) != 1 or users != Path("/proc/self/uid_map").read_bytes()
 
 
 def _groups_of(sock: socket.socket) -> list[int]:
@@ -121,9 +151,10 @@ class Authority:
 
     def right_of(self, peer: Peer) -> Right:
         """Say what a peer may do."""
-        if peer.uid in (0, os.geteuid()) or (self.admin_group is not None and self.admin_group in peer.groups):
+        is_root = peer.uid in (0, os.geteuid())
+        if (is_root and not peer.apart) or (self.admin_group is not None and self.admin_group in peer.groups):
             return Right.CHANGE
-        if peer.uid in self.uids or (self.group is not None and self.group in peer.groups):
+        if is_root or peer.uid in self.uids or (self.group is not None and self.group in peer.groups):
             return Right.USE
         return Right.NONE
 

@@ -87,6 +87,19 @@ def test_a_member_by_a_supplementary_group_may_use_the_broker(broker: Broker, gr
     assert hello.stdout.strip() == "welcome", hello
 
 
+@pytest.mark.parametrize(
+    "apart", [["--pid", "--fork"], ["--user", "--map-root-user"]], ids=["pid namespace", "user namespace"]
+)
+def test_root_of_a_container_may_use_the_broker_and_not_change_its_policy(broker: Broker, apart: list[str]) -> None:
+    socket = ["--socket", str(broker.folder / "run/broker.sock")]
+    contained = ["unshare", *apart, "--", *COMMAND]
+    reload = broker.host.run([*contained, "reload", *socket], check=False)
+    assert reload.returncode == 5
+    assert "only the admin group may change" in reload.stderr
+    assert broker.host.run([*contained, "status", *socket], check=False).returncode == 0
+    assert broker.host.run([*COMMAND, "reload", *socket], check=False).returncode == 0
+
+
 def test_who_is_in_no_group_of_the_broker_is_kept_out(broker: Broker) -> None:
     status = as_user(broker, [*COMMAND, "status", "--socket", str(broker.folder / "run/broker.sock")], groups=[OUTSIDE])
     assert status.returncode == 5, status
