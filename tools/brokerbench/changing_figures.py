@@ -9,6 +9,7 @@ Capacity
   goal gives for following, and what it takes to drain what has gathered until then.
 - delay: of echoes that were asked in settled time, there and back over the changing link, 95th percentile.
 - used: bytes that crossed the link in settled time, of its rate.
+- whole: the same of a whole part, from the change on, with the queue that a fall leaves.
 
 Jobs
 - got: a job's reduced bytes in the block, steps at its edges counted in part, in bits a second of payload.
@@ -20,11 +21,11 @@ Jobs
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, takewhile
-from typing import Any
+from typing import Any, TypeAlias
 
-from tools.brokerbench.figures import Figures, counter_of, followed_within, idle_share, jain, series_of
+from tools.brokerbench.figures import Figures, Interval, counter_of, followed_within, idle_share, jain, series_of
 from tools.brokerbench.records import Record
 from tools.measure.fixed import SHAPED_SHARE
 from tools.measure.series import Series, percentile
@@ -33,6 +34,9 @@ SETTLED_AFTER_S = (4.0, 3.0, 6.0)
 """Of the parts of a block: the start, the fall, the rise."""
 
 PARTS = ("start", "fall", "rise")
+Span: TypeAlias = Callable[[Record, int], Interval]
+"""What counts of a part of a block: `settled` or `whole`."""
+
 FALL_BAND, RISE_SHARE, FOLLOWED_S = (0.3, 1.0), 0.9, 1.0
 JOBS_WINDOW_S = 10.0
 GUARANTEE_WINDOW_S, GUARANTEE_STEP_S = 60.0, 0.5
@@ -55,20 +59,27 @@ def capacity(
             None if fell is None else _followed(block, 2, host=host, figure=figure)
             for block, fell in zip(blocks, fall, strict=True)
         ]
-        parts = {name: _part(blocks, place) for place, name in enumerate(PARTS)}
-        delays = [parts[name]["delay_s"] for name in ("fall", "rise") if parts[name]["delay_s"] is not None]
+        parts = {
+            name: _part(blocks, place, settled) | {"whole": _part(blocks, place, whole)}
+            for place, name in enumerate(PARTS)
+        }
         found[condition] = {
             "rounds": len(blocks),
             "fall_s": _worst(fall),
             "rise_s": _worst(rise),
             "parts": parts,
-            "delay_s": max(delays, default=None),
-            "used": min(part["used"] for part in parts.values()),
+            **_worst_part(parts),
+            "whole": _worst_part({name: part["whole"] for name, part in parts.items()}),
             "idle_share": statistics.median(
                 idle_share(block, (block["parts"][0]["begin_s"], block["parts"][-1]["end_s"])) for block in blocks
             ),
         }
     return found
+
+
+def _worst_part(parts: Mapping[str, Figures]) -> Figures:
+    delays = [parts[name]["delay_s"] for name in ("fall", "rise") if parts[name]["delay_s"] is not None]
+    return {"delay_s": max(delays, default=None), "used": min(part["used"] for part in parts.values())}
 
 
 def _followed(block: Record, place: int, *, host: str, figure: str) -> float | None:
@@ -88,15 +99,21 @@ def _worst(found: Sequence[float | None]) -> Figures | None:
     return {"median": statistics.median(followed), "high": max(followed), "missed": len(found) - len(followed)}
 
 
-def settled(block: Record, place: int) -> tuple[float, float]:
-    """The settled time of a part of a block."""
+def whole(block: Record, place: int) -> Interval:
+    """All the time of a part of a block."""
     part = block["parts"][place]
-    return part["begin_s"] + SETTLED_AFTER_S[place], part["end_s"]
+    return part["begin_s"], part["end_s"]
 
 
-def steps_s(block: Record, place: int) -> list[float]:
+def settled(block: Record, place: int) -> Interval:
+    """The settled time of a part of a block."""
+    begin_s, end_s = whole(block, place)
+    return begin_s + SETTLED_AFTER_S[place], end_s
+
+
+def steps_s(block: Record, interval: Interval) -> list[float]:
     """The steps that began and ended in it."""
-    begin_s, end_s = settled(block, place)
+    begin_s, end_s = interval
     return [
         step["step_s"]
         for step in block["steps"]["training"]
@@ -104,15 +121,15 @@ def steps_s(block: Record, place: int) -> list[float]:
     ]
 
 
-def _part(blocks: Sequence[Record], place: int) -> Figures:
+def _part(blocks: Sequence[Record], place: int, span: Span) -> Figures:
     trips, used_bytes, could_bytes, steps = [], 0.0, 0.0, []
     for block in blocks:
         part = block["parts"][place]
-        interval = settled(block, place)
+        interval = span(block, place)
         trips += [trip_s for t_s, trip_s in block["echoes"] if interval[0] <= t_s <= interval[1]]
         used_bytes += counter_of(block, block["crossed"]).delta(interval)
         could_bytes += part["rate_bits_per_s"] / 8 * (interval[1] - interval[0])
-        steps += steps_s(block, place)
+        steps += steps_s(block, interval)
     return {
         "rate_bits_per_s": blocks[0]["parts"][place]["rate_bits_per_s"],
         "delay_s": percentile(trips, 0.95) if trips else None,

@@ -23,8 +23,10 @@ Faults
 
 Holds
 - latency: from the start of the receiver's all_reduce, which announces its burst, until the sender's kernel tells that
-  a class for one destination got half of its ceil or less, minus half of an idle echo's round trip. held: bursts for
-  which that happened; the others found storage held back already, or were not believed.
+  a class for one destination got half of its ceil or less, minus half of an idle echo's round trip.
+- held: bursts for which that happened; the others found storage held back already, or were not believed. made: held, of
+  all that were announced.
+- whole: the same from the brokers' start on, when they do not know each other yet.
 """
 
 from __future__ import annotations
@@ -117,7 +119,12 @@ def _fault(record: Record) -> Figures:
 
 
 def holds(records: Sequence[Record]) -> dict[str, Figures]:
-    """How long holds took, over all blocks."""
+    """How many holds were made, and how long they took, over all blocks."""
+    return {"brokered": _holds(records, since="begin_s") | {"whole": _holds(records, since="first_s")}}
+
+
+def _holds(records: Sequence[Record], *, since: str) -> Figures:
+    """Of the bursts after a time that each record has; earlier versions kept no `first_s`."""
     latencies: list[float] = []
     announced = 0
     for record in records:
@@ -125,15 +132,19 @@ def holds(records: Sequence[Record]) -> dict[str, Figures]:
         falls = _falls(record["classes"])
         for step in record["steps"]["training"]:
             at_s = step["end_s"] - step["reduce_s"]
-            if step["rank"] != record["receiver_rank"] or not record["begin_s"] <= at_s <= record["end_s"]:
+            since_s = record.get(since, record["begin_s"])
+            if step["rank"] != record["receiver_rank"] or not since_s <= at_s <= record["end_s"]:
                 continue
             announced += 1
             found = next((t_s for t_s in falls if at_s <= t_s <= step["end_s"]), None)
             if found is not None:
                 latencies.append(found - at_s - one_way_s)
-    if not latencies:
-        return {"brokered": {"announced": announced, "held": 0, "latency_s": None}}
-    return {"brokered": {"announced": announced, "held": len(latencies), "latency_s": spread(latencies)}}
+    return {
+        "announced": announced,
+        "held": len(latencies),
+        "made": len(latencies) / announced if announced else None,
+        "latency_s": spread(latencies) if latencies else None,
+    }
 
 
 def _falls(changes: Sequence[Sequence[float]]) -> list[float]:

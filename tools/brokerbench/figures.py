@@ -1,8 +1,8 @@
 """Every figure of training beside storage, computed from raw records alone: pure functions.
 
 Definitions
-- A block is the steps of one condition in one round. Its first steps, until it has settled, are in the records but in
-  no figure. Step times are rank 0's.
+- A block is the steps of one condition in one round. Its first steps, until it has settled, count in no figure but
+  those under `whole`, which are of the block from its first step. Step times are rank 0's.
 - ratio: a step's time divided by the median step of the idle block of the same round. Median and 95th percentile are
   over all counted steps of all rounds; `low` and `high` are the smallest and the largest median of a round.
 - A block's interval runs from the start of its first counted step to the end of its last. Bytes of an interval are the
@@ -114,11 +114,14 @@ class Block:
         return self.interval[1] - self.interval[0]
 
 
-def block_of(record: Record) -> Block | None:
-    """Read a record; None where no step counted."""
-    rows = [
-        step for step in record["steps"]["training"] if step["rank"] == 0 and step["step"] >= record["first_counted"]
-    ]
+def block_of(record: Record, *, whole: bool = False) -> Block | None:
+    """Read a record; None where no step counted.
+
+    Args:
+        whole: from its first step, not from the first that counts as settled.
+    """
+    first = 0 if whole else record["first_counted"]
+    rows = [step for step in record["steps"]["training"] if step["rank"] == 0 and step["step"] >= first]
     if not rows:
         return None
     interval = (float(rows[0]["start_s"]), float(rows[-1]["end_s"]))
@@ -167,14 +170,29 @@ def idle_share(record: Record, interval: Interval) -> float:
 def shares(records: Sequence[Record]) -> dict[str, Figures]:
     """The figures of one scenario of training, by condition."""
     blocks = [block for record in records if (block := block_of(record)) is not None]
+    whole = [block for record in records if (block := block_of(record, whole=True)) is not None]
     idle = {block.round: statistics.median(block.steps_s) for block in blocks if block.condition == "idle"}
     found = {}
     for condition in dict.fromkeys(block.condition for block in blocks):
-        found[condition] = _condition([block for block in blocks if block.condition == condition], idle)
+        figures = _condition([block for block in blocks if block.condition == condition], idle)
+        figures["whole"] = _training([block for block in whole if block.condition == condition], idle)
+        found[condition] = figures
     return found
 
 
 def _condition(blocks: Sequence[Block], idle: Mapping[int, float]) -> Figures:
+    figures = _training(blocks, idle)
+    figures["idle_share"] = statistics.median(block.idle_share for block in blocks)
+    figures["cores"] = {
+        name: statistics.median(block.cores.get(name, 0.0) for block in blocks)
+        for name in sorted({name for block in blocks for name in block.cores})
+    }
+    figures["limit"] = _limit(figures, blocks[0].rate_bits_per_s)
+    return figures
+
+
+def _training(blocks: Sequence[Block], idle: Mapping[int, float]) -> Figures:
+    """Steps and storage of the blocks of one condition."""
     seconds = [step_s for block in blocks for step_s in block.steps_s]
     figures: Figures = {
         "step_s": spread(seconds),
@@ -186,18 +204,12 @@ def _condition(blocks: Sequence[Block], idle: Mapping[int, float]) -> Figures:
             "low": min(_of_left([block]) for block in blocks),
             "high": max(_of_left([block]) for block in blocks),
         },
-        "idle_share": statistics.median(block.idle_share for block in blocks),
-        "cores": {
-            name: statistics.median(block.cores.get(name, 0.0) for block in blocks)
-            for name in sorted({name for block in blocks for name in block.cores})
-        },
     }
     pairs = [(block, idle[block.round]) for block in blocks if block.round in idle]
     if pairs:
         ratios = [step_s / idle_s for block, idle_s in pairs for step_s in block.steps_s]
         medians = [statistics.median(block.steps_s) / idle_s for block, idle_s in pairs]
         figures["ratio"] = {**spread(ratios), "low": min(medians), "high": max(medians)}
-    figures["limit"] = _limit(figures, blocks[0].rate_bits_per_s)
     return figures
 
 

@@ -42,8 +42,8 @@ def measure(run: Run) -> None:
         stage.wait(QUIET_S)
         quiet = stage.seen()["echoes"]
         stage.enter("brokered")
+        first_s = time.monotonic()
         stage.train(SETTLING_S)
-        stage.forget()
         cpu_begin, begin_s = stage.cpu_seconds(), time.monotonic()
         stage.train(settings.hold_requests * STEP_S)
         end_s = time.monotonic()
@@ -56,6 +56,7 @@ def measure(run: Run) -> None:
             SCENARIO,
             condition="brokered",
             round=run.rounds(SCENARIO, 1)[0],
+            first_s=first_s,
             begin_s=begin_s,
             end_s=end_s,
             cpu_s={"begin": cpu_begin, "end": cpu_end},

@@ -37,6 +37,9 @@ STEP_GOALS = {"sender": (1.05, 1.15, 0.95), "receiver": (1.10, None, 0.85), "rem
 FRESH_STARTS, FRESH_GOALS = 20, (1.05, 1.3, 0.80)
 """Of each start: step of idle, median and 95th percentile, at most; storage of what is left, at least."""
 
+HOLDS_MADE = 0.99
+"""Of the bursts that are announced, so many at least make the sender hold storage back."""
+
 STEPS_COUNTED_MIN = 200
 """Of each condition there: fewer say little of a 95th percentile. A short run (`--quick`) misses it, and says so."""
 
@@ -128,6 +131,8 @@ def goals(scenarios: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Sequen
     for scenario in ("capacity", "way-in"):
         if scenario in scenarios:
             found += _capacity_goals(scenario, scenarios[scenario].get("brokered", {}))
+    if "way-in" in scenarios:
+        found += _way_in_step_goals(scenarios["way-in"].get("brokered", {}))
     if "changes" in scenarios:
         found += _change_goals(scenarios["changes"])
     if "flows" in scenarios:
@@ -135,7 +140,9 @@ def goals(scenarios: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Sequen
     if "faults" in scenarios:
         found += _fault_goals(scenarios["faults"])
     if "hold" in scenarios:
-        latency = scenarios["hold"]["brokered"]["latency_s"] or {}
+        holds = scenarios["hold"]["brokered"]
+        latency = holds["latency_s"] or {}
+        found.append(("hold: made, of those asked for", holds["made"], "at_least", HOLDS_MADE))
         found.append(("hold: beyond the way there, median, s", latency.get("median"), "at_most", 0.010))
         found.append(("hold: the same, 95th percentile, s", latency.get("p95"), "at_most", 0.025))
     if "jobs" in scenarios:
@@ -191,6 +198,14 @@ def _fault_goals(found: Mapping[str, Any]) -> list[Goal]:
         right_s = seen["right_s"]
         goals.append((f"{fault}: right again, s", math.inf if right_s is None else right_s, "at_most", 2.0))
     return goals
+
+
+def _way_in_step_goals(ours: Mapping[str, Any]) -> list[Goal]:
+    """At each rate of the link, what a receiver's link of a constant rate has to reach."""
+    return [
+        (f"way-in: step of idle, median, {name}", part["of_idle"], "at_most", STEP_GOALS["receiver"][0])
+        for name, part in ours.get("parts", {}).items()
+    ]
 
 
 def _capacity_goals(scenario: str, ours: Mapping[str, Any]) -> list[Goal]:

@@ -91,6 +91,11 @@ def _ratio(figures: Mapping[str, Any]) -> str:
     return NONE if ratio is None else f"{ratio['median']:.2f} ({ratio['low']:.2f} … {ratio['high']:.2f})"
 
 
+def _whole(show: Callable[[Mapping[str, Any]], str]) -> Callable[[Mapping[str, Any]], str]:
+    """The same figure with its transient; reports of earlier versions have none."""
+    return lambda figures: show(figures["whole"]) if "whole" in figures else NONE
+
+
 def _of_left(figures: Mapping[str, Any]) -> str:
     share = figures["storage_of_left"]
     if not figures["storage_bits_per_s"] > 1e5:
@@ -110,6 +115,8 @@ _SHARES: list[Column] = [
     ("95 %", lambda f: number(f.get("ratio", {}).get("p95"))),
     ("storage", lambda f: format_rate(f["storage_bits_per_s"]) if f["storage_bits_per_s"] > 1e5 else NONE),
     ("of left", _of_left),
+    ("whole: 95 %", _whole(lambda f: number(f.get("ratio", {}).get("p95")))),
+    ("of left", _whole(lambda f: _of_left(f).split(" ")[0])),
     ("steps", lambda f: str(f["step_s"]["n"])),
     ("CPU idle", lambda f: number(f["idle_share"])),
     ("broker, cores", _brokers),
@@ -141,11 +148,21 @@ def _of_parts(key: str, show: Callable[[float | None], str]) -> Callable[[Mappin
     return lambda figures: " / ".join(show(part[key]) for part in figures["parts"].values())
 
 
+def _of_whole_parts(key: str, show: Callable[[float | None], str]) -> Callable[[Mapping[str, Any]], str]:
+    return lambda figures: " / ".join(_whole(lambda part: show(part[key]))(part) for part in figures["parts"].values())
+
+
+def _milliseconds(value: float | None) -> str:
+    return number(value and 1e3 * value, 0)
+
+
 _CAPACITY: list[Column] = [
     ("a fall is followed within", _followed("fall_s")),
     ("a rise within", _followed("rise_s")),
-    ("delay of people, 95 %, ms: start / fall / rise", _of_parts("delay_s", lambda s: number(s and 1e3 * s, 0))),
+    ("delay of people, 95 %, ms: start / fall / rise", _of_parts("delay_s", _milliseconds)),
     ("used", _of_parts("used", number)),
+    ("whole: delay", _of_whole_parts("delay_s", _milliseconds)),
+    ("used", _of_whole_parts("used", number)),
     ("step, s", _of_parts("step_s", number)),
     ("CPU idle", lambda f: number(f["idle_share"])),
 ]
@@ -192,6 +209,7 @@ _FAULTS: list[Column] = [
 _HOLD: list[Column] = [
     ("bursts", lambda f: str(f["announced"])),
     ("held", lambda f: str(f["held"])),
+    ("whole", _whole(lambda f: f"{f['held']} of {f['announced']}")),
     ("beyond the way there", lambda f: seconds(f["latency_s"] and f["latency_s"]["median"])),
     ("95 %", lambda f: seconds(f["latency_s"] and f["latency_s"]["p95"])),
     ("longest", lambda f: seconds(f["latency_s"] and f["latency_s"]["high"])),

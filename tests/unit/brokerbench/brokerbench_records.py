@@ -19,7 +19,7 @@ def block(
     steps: int = 10,
     settling: int = 2,
 ) -> dict[str, Any]:
-    """Steps of one length over 100 Mbit/s; the settling ones take twice as long, and nothing is to show it."""
+    """Steps of one length over 100 Mbit/s; the settling ones take twice as long, and `whole` alone is to show it."""
     rows, t_s = [], 100.0
     for number in range(steps):
         seconds = step_s * (2 if number < settling else 1)

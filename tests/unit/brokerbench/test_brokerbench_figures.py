@@ -56,11 +56,22 @@ def test_the_longest_gap_counts_the_ends_of_the_interval_too() -> None:
     assert figures.gaps([], begin_s=0.0, end_s=3.0) == 3.0
 
 
-def test_settling_steps_count_in_no_figure() -> None:
+def test_settling_steps_count_beside_the_settled_figures_only() -> None:
     found = figures.shares([block("idle", 0.5)])["idle"]
     assert found["step_s"]["median"] == found["step_s"]["high"] == 0.5
     assert found["step_s"]["n"] == 8
     assert found["compute_bits_per_s"] == pytest.approx(40e6)
+    assert (found["whole"]["step_s"]["n"], found["whole"]["step_s"]["high"]) == (10, 1.0)
+    assert (found["ratio"]["p95"], found["whole"]["ratio"]["p95"]) == (1.0, pytest.approx(2.0))
+
+
+def test_what_storage_lacks_while_a_block_settles_shows_beside_what_it_gets_then() -> None:
+    record = block("brokered", 0.5, storage_bytes_per_s=6e6)  # two steps of 1 s, eight of 0.5 s
+    for sample in record["samples"]["r"]:  # nothing in the first two seconds
+        sample["interfaces"]["to-s"][2] = max(0.0, sample["t_s"] - 102.0) * 6e6
+    found = figures.shares([record])["brokered"]
+    assert found["storage_of_left"]["all"] == pytest.approx(6 / 7.125)
+    assert found["whole"]["storage_of_left"]["all"] == pytest.approx(4 / 6 * 6 / 7.125)
 
 
 def test_a_ratio_is_taken_to_the_idle_steps_of_the_same_round() -> None:

@@ -73,6 +73,9 @@ def test_delay_and_use_count_once_settled_and_whoever_does_not_decide_does_not_f
     found = changing_figures.capacity([changing("none", [])])["none"]
     assert found["fall_s"] is None
     assert found["delay_s"] == 0.01  # the queue of the first 2.5 s after the fall has been drained
+    assert (found["parts"]["fall"]["whole"]["delay_s"], found["whole"]["delay_s"]) == (0.3, 0.3)
+    assert found["whole"]["used"] == pytest.approx(0.27)
+    assert found["parts"]["rise"]["whole"]["delay_s"] == 0.01
     assert found["parts"]["fall"]["used"] == pytest.approx(0.9)
     assert found["used"] == pytest.approx(0.27)
     assert found["parts"]["fall"]["step_s"] == 1.0
@@ -117,9 +120,12 @@ def test_the_way_in_is_followed_by_the_receiver_and_steps_are_compared_part_by_p
     )
     assert [part["of_idle"] for part in found["brokered, IFB"]["parts"].values()] == 3 * [pytest.approx(1.8)]
     assert found["brokered"]["parts"]["fall"]["storage_bits_per_s"] == pytest.approx(8 * 1514_000)
-    goals = [goal["name"] for goal in report_["goals"]]
-    assert len(goals) == 4, "what is done at the receiver alone has none"
+    assert found["brokered"]["parts"]["fall"]["whole"]["storage_bits_per_s"] == pytest.approx(8 * 1514_000)
+    goals = {goal["name"]: goal for goal in report_["goals"]}
+    assert len(goals) == 7, "what is done at the receiver alone has none"
     assert all(name.startswith("way-in: ") for name in goals)
+    steps = [goals[f"way-in: step of idle, median, {part}"] for part in ("start", "fall", "rise")]
+    assert [(goal["value"], goal["passed"]) for goal in steps] == 3 * [(pytest.approx(1.2), False)]
 
 
 def start(number: int, flooded_s: float, *, last_s: float, stored_bytes_per_s: float) -> dict[str, Any]:
@@ -373,6 +379,21 @@ def test_a_hold_takes_from_the_announcement_to_the_kernel_less_the_way() -> None
     assert (found["announced"], found["held"]) == (5, 2)  # one came when its burst was over, one was no destination's
     assert found["latency_s"]["low"] == pytest.approx(0.003)
     assert found["latency_s"]["high"] == pytest.approx(0.015)
+    assert found["made"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("made", "passed"), [(99, True), (98, False), (0, False)])
+def test_of_a_hundred_holds_that_are_asked_for_one_may_be_missed(made: int, passed: bool) -> None:
+    record = held([(n + 1.008, 0x320) for n in range(made)]) | {"scenario": "hold", "kind": "block", "end_s": 101.0}
+    record["steps"] = {"training": [step(1, n, n + 1.0, n + 1.5) for n in range(100)]}
+    goals = {goal["name"]: goal for goal in report.compute([], [record])["goals"]}
+    assert goals["hold: made, of those asked for"]["passed"] is passed
+
+
+def test_holds_from_before_brokers_knew_each_other_count_beside_the_others() -> None:
+    record = held([(3.01, 0x320), (4.01, 0x320), (5.01, 0x320)]) | {"first_s": 1.0, "begin_s": 3.0}
+    found = failing_figures.holds([record])["brokered"]
+    assert (found["made"], found["whole"]["made"]) == (1.0, pytest.approx(0.6))
 
 
 def test_without_a_hold_there_is_no_latency() -> None:
