@@ -232,6 +232,12 @@ class Host:
         self.rates.append((now_s, interface.capacity_bits_per_s))
         self.reasons.append((now_s, self.reason))
 
+    @property
+    def raised_s(self) -> float | None:
+        """When the law last tried more, whatever it names as the reason for the rate."""
+        capacity = self.state.interfaces[0].capacity
+        return capacity and capacity.raised_s
+
 
 @dataclass
 class Changing:
@@ -322,9 +328,9 @@ class Changing:
 
     def _decide(self, host: Host) -> None:
         self._tcp_info(host)
-        before = host.capacity
+        raised_s = host.raised_s
         host.decide(self._bursts(host), self.now_s)
-        if self.now_s >= self.stalls_from_s and host.reason == "probing" and host.capacity > before:
+        if self.now_s >= self.stalls_from_s and host.raised_s != raised_s:
             for entry in (self.a, self.b):
                 for after_s in self.stalls_after_probe_s:
                     self._later(self.now_s + after_s, entry.stall)

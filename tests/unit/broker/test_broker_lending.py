@@ -12,6 +12,7 @@ from control_loop import Controlled
 from fluid_link import World, quic, tcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import assert_most, over_seeds
 
 from broker.config import load
 from broker.decide import decide
@@ -133,24 +134,28 @@ def test_a_shorter_window_is_kept_as_well_as_its_bursts_allow() -> None:
     assert law.least_of_any_window(20, from_s=15) >= 0.96
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_where_the_bottleneck_is_elsewhere_announcing_beats_priority_alone(seed: int) -> None:
+def test_where_the_bottleneck_is_elsewhere_announcing_beats_priority_alone() -> None:
     plain = policy(storage=20, window_s=60)
-    idle = statistics.median(steps_s(run(world(storage=False, seed=seed), 60, Controlled(plain))))
-    alone = statistics.median(steps_s(run(world(seed=seed), 60, Priority(plain))))
-    law = Controlled(plain)
-    ours = run(world(seed=seed), 60, law)
-    assert alone > 2 * idle
-    assert statistics.median(steps_s(ours)) <= 1.1 * idle
-    left = REMOTE - ours.sent["compute"] * 8 / ours.now_s
-    assert ours.sent["storage"] * 8 / ours.now_s >= 0.85 * left
-    assert "expects-burst" in codes(ours)
-    assert replay(law.lines).first_difference is None
+
+    def one(seed: int) -> tuple[float, float, float]:
+        idle = statistics.median(steps_s(run(world(storage=False, seed=seed), 60, Controlled(plain))))
+        alone = statistics.median(steps_s(run(world(seed=seed), 60, Priority(plain))))
+        law = Controlled(plain)
+        ours = run(world(seed=seed), 60, law)
+        left = REMOTE - ours.sent["compute"] * 8 / ours.now_s
+        assert "expects-burst" in codes(ours)
+        assert replay(law.lines).first_difference is None
+        return alone / idle, statistics.median(steps_s(ours)) / idle, ours.sent["storage"] * 8 / ours.now_s / left
+
+    alone, ours, of_left = zip(*over_seeds(4, one), strict=True)
+    assert_most(alone, 1, at_least=2)
+    assert_most(ours, 1, at_most=1.1)
+    assert_most(of_left, 1, at_least=0.85)
 
 
 def test_where_the_bottleneck_elsewhere_jumps_announcing_beats_measuring_alone() -> None:
     """The 95th percentile of steps: a queue that a fall leaves elsewhere is not fed while training waits in it. Of
-    twelve seeds it is ten: where measuring alone is lucky with the place of the jumps, it is as good."""
+    20 seeds 7 gain less than a tenth: where measuring alone is lucky with the place of the jumps, it is as good."""
 
     def jumps(at_s: float) -> float:
         return REMOTE if int(at_s / 3) % 2 else 13e6
@@ -159,19 +164,24 @@ def test_where_the_bottleneck_elsewhere_jumps_announcing_beats_measuring_alone()
         steps = steps_s(run(world(seed=seed, rate=jumps, **changes), 70, Controlled(policy(storage=20, window_s=60))))
         return steps[int(0.95 * len(steps))]
 
-    parts = [late_s(seed) / late_s(seed, announce=False) for seed in range(1, 13)]
-    assert statistics.median(parts) < 0.85
-    assert max(parts) < 1.2
+    parts = over_seeds(12, lambda seed: late_s(seed) / late_s(seed, announce=False))
+    assert_most(parts, 0.5, at_most=0.85)
+    assert_most(parts, 1, at_most=1.2)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_where_the_bottleneck_is_here_announcing_equals_priority_alone(seed: int) -> None:
+def test_where_the_bottleneck_is_here_announcing_equals_priority_alone() -> None:
     plain = policy(storage=20, window_s=60)
-    alone = run(world(FULL, seed=seed, burst_bytes=2_000_000), 60, Priority(plain))
-    ours = run(world(FULL, seed=seed, burst_bytes=2_000_000), 60, Controlled(plain))
-    assert statistics.median(steps_s(ours)) <= 1.02 * statistics.median(steps_s(alone))
-    assert ours.sent["storage"] >= 0.98 * alone.sent["storage"]
-    assert not {"yields-to-burst", "expects-burst"} & set(codes(ours)), "HTB's priority is enough here"
+
+    def one(seed: int) -> tuple[float, float]:
+        alone = run(world(FULL, seed=seed, burst_bytes=2_000_000), 60, Priority(plain))
+        ours = run(world(FULL, seed=seed, burst_bytes=2_000_000), 60, Controlled(plain))
+        assert not {"yields-to-burst", "expects-burst"} & set(codes(ours)), "HTB's priority is enough here"
+        longer = statistics.median(steps_s(ours)) / statistics.median(steps_s(alone))
+        return longer, ours.sent["storage"] / alone.sent["storage"]
+
+    longer, stored = zip(*over_seeds(4, one), strict=True)
+    assert_most(longer, 1, at_most=1.02)
+    assert_most(stored, 1, at_least=0.98)
 
 
 def test_storage_is_let_back_at_the_decision_that_hears_of_a_bursts_end() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from seeds import assert_most, over_seeds
 
 from broker.config import load
 from broker.decide import decide
@@ -70,18 +71,22 @@ def silence(_: float, chance: random.Random) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("traffic", [speech, video, call_over_bad_wifi])
-@pytest.mark.parametrize("seed", range(5))
-def test_a_call_is_seen_within_eight_seconds(traffic: Traffic, seed: int) -> None:
-    assert watch(traffic, for_s=8, seed=seed).present
+def test_a_call_is_seen_within_eight_seconds(traffic: Traffic) -> None:
+    assert_most(over_seeds(50, lambda seed: watch(traffic, for_s=8, seed=seed).present), 1, at_least=True)
 
 
 @pytest.mark.parametrize("traffic", [upload, download, pages, typing, flood_of_small_packets, silence])
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_no_call_is_not_taken_for_one(traffic: Traffic, seed: int) -> None:
-    state = PresenceState()
-    for _ in range(60):
-        state = watch(traffic, for_s=1, state=state, seed=seed)
-        assert not state.present
+def test_what_is_no_call_is_not_taken_for_one(traffic: Traffic) -> None:
+    """In none of 60 seconds."""
+
+    def taken(seed: int) -> bool:
+        state, found = PresenceState(), False
+        for _ in range(60):
+            state = watch(traffic, for_s=1, state=state, seed=seed)
+            found = found or state.present
+        return found
+
+    assert_most(over_seeds(10, taken), 1, at_most=False)
 
 
 def test_a_pause_of_less_than_half_a_minute_is_no_end_and_a_longer_one_is() -> None:
