@@ -96,7 +96,7 @@ def test_after_a_fall_the_rate_stays_close_below_the_new_capacity(halved: list[W
 
 def test_a_rise_is_followed_within_five_seconds(run: Run) -> None:
     """With 6 of 20 seeds less than 0.85 of it is decided at some time after 5 s, with 3 after 5.5 s."""
-    worlds = over_seeds(20, lambda seed: run(World(rate=falls_to(HALF, until_s=25.0), **busy(seed=seed)), 40))
+    worlds = over_seeds(10, lambda seed: run(World(rate=falls_to(HALF, until_s=25.0), **busy(seed=seed)), 40))
     assert_most([min(rates(world, 30.0, 40)) for world in worlds], 0.7, at_least=34)
     assert_most([min(rates(world, 30.5, 40)) for world in worlds], 0.85, at_least=35)
     assert_most([min(rates(world, 31, 40)) for world in worlds], 1, at_least=32)
@@ -205,6 +205,6 @@ def test_delay_that_does_not_follow_our_rate_is_not_blamed_on_us_for_long(run: R
 
 def test_half_of_the_reports_lost_still_find_a_fall_within_two_seconds(run: Run) -> None:
     """With 2 of 20 seeds it takes longer."""
-    worlds = over_seeds(20, lambda seed: run(World([quic(), tcp()], falls_to(HALF), report_lost=0.5, seed=seed), 40))
+    worlds = over_seeds(10, lambda seed: run(World([quic(), tcp()], falls_to(HALF), report_lost=0.5, seed=seed), 40))
     assert_most([max(rates(world, 14, 40)) for world in worlds], 0.9, at_most=24)
     assert_most([statistics.mean(rates(world, 15, 40)) for world in worlds], 1, at_least=17)
