@@ -306,6 +306,11 @@ class Group:
         )
 
     @property
+    def next_number(self) -> int:
+        """The number that the group's next collective gets here."""
+        return self._runtime.next_number(self.name)
+
+    @property
     def site(self) -> calls.Site:
         """Where this group's collectives are called: for `transport.collectives.calls`."""
         return calls.Site(group=self.name, rank=self.rank, size=self.size)

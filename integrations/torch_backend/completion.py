@@ -103,6 +103,8 @@ class FirstInFirstOut:
     def __init__(self, threads: CompletionThreads) -> None:
         self._threads = threads
         self._waiting: collections.deque[tuple[Callable[[], None], Callable[[], None], Failed]] = collections.deque()
+        self.queued = 0
+        """Operations that had to wait until now."""
         self._draining = threading.Lock()  # never waited for: who finds it taken leaves the work to whoever has it
 
     def start(
@@ -124,8 +126,14 @@ class FirstInFirstOut:
         if until_ready is None and not self._waiting:
             begin()
             return
+        self.queued += 1
         self._waiting.append((until_ready or _nothing, late, failed))
         self._threads.run(self._drain)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any operation is queued."""
+        return bool(self._waiting)
 
     def _drain(self) -> None:
         while self._waiting and self._draining.acquire(blocking=False):

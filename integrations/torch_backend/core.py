@@ -25,6 +25,7 @@ from integrations.torch_backend.world import World
 from transport.collectives import calls
 
 Tensors = Sequence[torch.Tensor]
+Places = tuple[int, int | None]
 StartMessage = Callable[[float], transport.Work]
 """Starts a message at the transport, given its timeout in seconds."""
 
@@ -275,16 +276,29 @@ class Core:
             result=[tensor],
         )
 
-    def give_up(self, what: str, error: Exception, *, count: int = 1) -> None:
+    def places(self) -> Places:
+        """How many places among the group's collectives are taken: those that had to queue, and the transport's number
+        where none is queued and it moves by a call alone."""
+        return self._order.queued, None if self._order.waiting else self.group.next_number
+
+    def give_up(self, what: str, error: Exception, *, since: Places | None, count: int = 1) -> None:
         """Tell the others, in this call's place among the group's, that this rank cannot begin it.
+
+        Nothing is told where the call has its place, and a signal's handler raised after that: it runs, or the
+        transport has told the others. A second place would set all later calls against the wrong ones of the others.
 
         Args:
             what: the collective's name.
             error: why.
+            since: `places` when the call began; None where it did not come so far.
             count: how many collectives of the transport it is.
         """
         if self._closed.locked() or os.getpid() != self.world.process:
             return
+        if since is not None:
+            queued, number = since
+            if self._order.queued != queued or number not in (None, self.group.next_number):
+                return
         self.sequence = next(self._numbers)
 
         def tell() -> None:

@@ -71,13 +71,14 @@ def collective(*forms: str, coalesced: bool = False) -> Callable[[Method[P, Hive
 
         @functools.wraps(method)
         def wrapper(self: Methods, /, *args: Any, **kwargs: Any) -> HiveWork:
-            count = 1
+            count, since = 1, None
             try:
+                since = self.core.places()
                 arguments = overloads.arguments(args, kwargs)
                 count = len(arguments[-2]) if coalesced else 1
                 return method(self, *arguments)  # type: ignore[call-arg]  # found at run time
             except Exception as error:
-                self.core.give_up(method.__name__, error, count=count)
+                self.core.give_up(method.__name__, error, since=since, count=count)
                 raise
 
         return raising_torch_errors(wrapper)

@@ -292,6 +292,11 @@ class Runtime:
             )
         )
 
+    def next_number(self, group: str) -> int:
+        """As `Group`; 0 of one that is forgotten."""
+        membership = self._groups.get(group)
+        return 0 if membership is None else membership.next_number
+
     def give_up(self, group: str, reason: str) -> None:
         """Let the group's next collective fail on its other members: this rank cannot begin it."""
         self._check_process()

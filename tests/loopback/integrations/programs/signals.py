@@ -20,6 +20,8 @@ from ranks import connect, report
 
 OURS = ("/transport/", "/integrations/torch_backend/", "/threading.py", "/queue.py", "/_weakrefset.py")
 HANG_S = 20.0
+RAISED_IN = ("/transport/collectives/runtime.py", "/torch_backend/core.py", "/torch_backend/completion.py")
+RAISED_LINES = 150
 
 
 def at_every_line(rank: int, size: int) -> None:
@@ -63,6 +65,48 @@ def at_every_line(rank: int, size: int) -> None:
     faulthandler.cancel_dump_traceback_later()
     dist.destroy_process_group()
     report(lines=lines)
+
+
+class AlarmError(Exception):
+    """What a program's own handler raises, as many do to bound a step's time."""
+
+
+def raising(rank: int, size: int) -> None:
+    """Rank 0's handler raises in the middle of a call, each time one line further on. What follows must match."""
+    connect()
+    faulthandler.dump_traceback_later(200, exit=True)
+    left = 0
+
+    def handle(_number: int, _frame: object) -> None:
+        raise AlarmError
+
+    def on_line(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left == 0:
+                signal.raise_signal(signal.SIGUSR1)
+        return on_line
+
+    def on_call(frame: FrameType, _event: str, _argument: Any) -> Any:
+        return on_line if any(part in frame.f_code.co_filename for part in RAISED_IN) else None
+
+    signal.signal(signal.SIGUSR1, handle)
+    interrupted = 0
+    for lines in range(1, RAISED_LINES):
+        left = lines if rank == 0 else 0
+        sys.settrace(on_call if rank == 0 else None)
+        try:
+            dist.all_reduce(torch.ones(10))
+        except (AlarmError, dist.DistBackendError):  # the second of rank 1, where rank 0 gave up
+            interrupted += 1
+        finally:
+            sys.settrace(None)
+        tensor = torch.full((10,), float(lines))
+        dist.all_reduce(tensor)
+        assert tensor.eq(size * lines).all(), (lines, tensor)
+    faulthandler.cancel_dump_traceback_later()
+    report(interrupted=interrupted)
 
 
 def storm(rank: int, size: int) -> None:
