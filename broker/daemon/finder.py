@@ -128,21 +128,20 @@ class Finder:
         question = b"%b %d %b" % (word, asked, b" ".join(b"%d" % number for number in numbers))
         with contextlib.suppress(OSError):  # it does not read, or has ended: the answer says which
             self._sock.send(question, socket.MSG_DONTWAIT)
-        kind = MORE
+        kind, until_s = MORE, time.monotonic() + ANSWER_S
         while kind == MORE:
-            number, kind, values, sock = self._answer(self._sock)
+            number, kind, values, sock = self._answer(self._sock, within_s=until_s - time.monotonic())
             if number == asked:
                 yield kind, values, sock
-            else:
+                until_s = time.monotonic() + ANSWER_S
+            else:  # of a question before, whose pages may be many
                 kind = MORE
                 if sock is not None:
                     self._close(sock.detach())
 
-    def _answer(
-        self, finder: socket.socket, *, within_s: float = ANSWER_S
-    ) -> tuple[int, int, array[int], socket.socket | None]:
+    def _answer(self, finder: socket.socket, *, within_s: float) -> tuple[int, int, array[int], socket.socket | None]:
         began_s = time.monotonic()
-        finder.settimeout(within_s)
+        finder.settimeout(max(within_s, 0.001))
         try:
             packet, descriptors, _, _ = socket.recv_fds(finder, BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError as problem:

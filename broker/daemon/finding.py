@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import signal
 import socket
 import struct
@@ -44,9 +45,13 @@ def serve(sock: socket.socket) -> None:
 
 def _list(sock: socket.socket, number: int, pid: int) -> None:
     held = sockets_of(pid)
+    next_question = select.poll()
+    next_question.register(sock, select.POLLIN)
     try:
         while page := list(itertools.islice(held, SOCKETS_AT_ONCE)):
             sock.send(ANSWER.pack(number, MORE) + array("Q", itertools.chain.from_iterable(page)).tobytes())
+            if next_question.poll(0):  # nobody waits for this answer any more
+                break
     except PermissionError:
         sock.send(ANSWER.pack(number, DENIED))
     else:

@@ -17,7 +17,7 @@ from patience import wait_until
 
 from broker.daemon import capabilities
 from broker.daemon.finder import ANSWER_S, Finder
-from broker.daemon.finding import SOCKETS_AT_ONCE
+from broker.daemon.finding import ANSWER, BYTES_MAX, LAST, MORE, SOCKETS_AT_ONCE, serve
 from broker.daemon.log import open_log
 from shaping.sockets import priority_of
 
@@ -82,6 +82,18 @@ def test_all_sockets_of_a_process_are_listed_however_many_and_whoever_stopped_li
         break
     assert holder.inodes <= {inode for _, inode in finder.sockets_of(holder.pid)}
     assert list(finder.sockets_of(2**22 + 1)) == []  # no such process
+
+
+def test_a_long_answer_ends_when_the_next_question_is_there(holder: Holder) -> None:
+    daemon, finder = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with daemon, finder:
+        daemon.send(b"s 1 %d" % holder.pid)
+        daemon.send(b"s 2 %d" % (2**22 + 1))
+        daemon.shutdown(socket.SHUT_WR)
+        serve(finder)
+        finder.close()
+        packets = iter(lambda: daemon.recv(BYTES_MAX), b"")
+        assert [ANSWER.unpack_from(packet) for packet in packets] == [(0, LAST), (1, MORE), (1, LAST), (2, LAST)]
 
 
 def test_a_socket_of_ip_is_given_and_no_other(finder: Finder, holder: Holder) -> None:
