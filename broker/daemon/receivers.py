@@ -2,7 +2,8 @@
 
 A rule names the address and port that the kernel gave to a socket, and its peer where it is connected: so it matches
 what that socket gets and nothing else. What counts is what the kernel lists now (sock_diag):
-- the socket is still open, in our network namespace, and of the user who passed it (root may pass anybody's);
+- the socket is still open, in our network namespace, and of the user who passed it, whose subordinate users' are his
+  (root may pass anybody's);
 - it is bound to an address of the interface, or to all of the host's and then to those of the interface. So nobody
   classifies what comes over loopback, what the host forwards, or an address that is not its own (IP_FREEBIND);
 - it is not bound to another interface.
@@ -13,9 +14,11 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import psutil
 
+from broker.daemon import owners
 from broker.daemon.flows import PassedSocket
 from broker.daemon.log import Log
 from broker.daemon.sock_diag import BoundSocket, bound_sockets
@@ -91,7 +94,8 @@ class Receivers:
             return
         self._looked_s, self._own = now_s, {}
         try:
-            self._bound = self._sockets(inodes)
+            found = self._sockets(inodes)
+            self._bound = {inode: replace(one, uid=owners.owner_of(one.uid)) for inode, one in found.items()}
         except OSError as problem:
             self._bound = {}
             if str(problem) != self._said:

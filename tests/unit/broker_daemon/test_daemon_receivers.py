@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from broker.daemon import owners
 from broker.daemon.flows import PassedSocket
 from broker.daemon.log import open_log
 from broker.daemon.receivers import ADDRESSES_MAX, LOOK_S, SOCKETS_MAX, Receivers, arrivals_at
@@ -67,6 +69,16 @@ def test_a_socket_gets_what_arrives_at_the_addresses_that_it_shares_with_the_int
     sock: BoundSocket, addresses: list[str]
 ) -> None:
     assert [one.address for one in arrivals_at(sock, OWN)] == addresses
+
+
+def test_a_socket_of_a_container_is_of_the_user_whose_container_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "subuid").write_text("1000:100000:65536\n")
+    monkeypatch.setattr(owners, "owner_of", owners.Owners(tmp_path / "subuid").owner_of)
+    bench = Bench({1: bound(1, uid=100_999), 2: bound(2, uid=200_999, local=("10.0.0.1", 40001))})
+    arriving = bench.arriving(passed(1, uid=1000), passed(2, uid=1000))
+    assert arriving == {("compute", Arrival("udp", "10.0.0.1", 40000, None))}
 
 
 def test_of_many_addresses_a_socket_that_takes_all_has_a_bounded_number() -> None:
