@@ -74,6 +74,8 @@ def collective(*forms: str, coalesced: bool = False) -> Callable[[Method[P, Hive
             count, since = 1, None
             try:
                 since = self.core.places()
+                if coalesced:  # as many as the others begin, as far as a call that fits no form tells
+                    count = next((len(one) for one in (*kwargs.values(), *args[::-1]) if isinstance(one, Sequence)), 1)
                 arguments = overloads.arguments(args, kwargs)
                 count = len(arguments[-2]) if coalesced else 1
                 return method(self, *arguments)  # type: ignore[call-arg]  # found at run time

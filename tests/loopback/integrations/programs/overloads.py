@@ -205,6 +205,7 @@ RIGHT_CALLS: dict[str, Callable[[Any, int], Any]] = {
     "single_output_too_small": lambda group, size: group._allgather_base(torch.ones(size), torch.ones(1)),
     "bits_of_floats": lambda group, size: group.allreduce(torch.ones(1), dist.ReduceOp.SUM),
     "coalesced": lambda group, size: group.all_gather_single_coalesced([torch.ones(size)] * 2, [torch.ones(1)] * 2),
+    "coalesced_keyword": lambda group, size: group.allreduce_coalesced([torch.ones(1) for _ in range(3)]),
 }
 """What the others call while one rank calls the wrong one of the same name."""
 
@@ -236,7 +237,11 @@ def mistakes_of_one(rank: int, size: int) -> None:
     connect()
     group: Any = dist.group.WORLD
     # Gloo reads past the output's end here, so that it is not among what is compared.
-    wrong = {**WRONG_CALLS, "coalesced": lambda group, size: group.all_gather_single_coalesced([ONE] * 2, [ONE] * 2)}
+    wrong = {
+        **WRONG_CALLS,
+        "coalesced": lambda group, size: group.all_gather_single_coalesced([ONE] * 2, [ONE] * 2),
+        "coalesced_keyword": lambda group, size: group.allreduce_coalesced([ONE] * 3, bogus=1),
+    }
     for name, call in RIGHT_CALLS.items():
         started_s = time.monotonic()
         kinds, text = [], ""
