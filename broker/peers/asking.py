@@ -150,6 +150,11 @@ class Asking:
             if at == address:
                 held.asked = held.verdict = None
 
+    def start_afresh(self) -> None:
+        """Everybody may be dialled at once: what went wrong before says nothing about another certificate."""
+        for contact in self._contacts.values():
+            contact.dialling, contact.refused, contact.failures, contact.retry_at_s = False, "", 0, 0.0
+
     def messages(self, *, now_s: float) -> list[Outgoing]:
         """What to send now."""
         out = []

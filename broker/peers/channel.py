@@ -86,11 +86,11 @@ class PeerChannel:
         """
         self._take()
         now_s = self._clock()
-        for attempt in self._attempts.values():
-            self._asking.failed(attempt, now_s=now_s)
         self._attempts.clear()
         for connection in self._connections:
             self._drop(connection, now_s)
+        self._asking.start_afresh()
+        self._refusals = Refusals(log=self._log)
         self._carrier.renew(identity)
         self._warn_of_no_address()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from engine_support import EACH, engines, over, pytest_generate_tests
@@ -256,3 +257,21 @@ def test_a_renewed_certificate_is_presented_and_what_was_asked_goes_on(
     assert {one.peer for one in b.channel.status() if one.state == "connected"} == {"a-renewed"}
     assert {one.peer for one in a.channel.status() if one.state == "connected"} == {"b"}
     assert not a.channel.alarms()
+
+
+@over(EACH[0])
+def test_who_was_refused_is_talked_to_at_once_with_a_certificate_that_is_good(
+    opened: Open, cluster: Cluster, tmp_path: Path, engines: tuple[str, str]
+) -> None:
+    port = free_port(A_HOST, B_HOST)
+    listen = f"{B_HOST}:{port}"
+    a = opened("a", f"{A_HOST}:{port}", engine=engines[0])
+    b = Broker(Cluster(tmp_path, "theirs").policy("b", listen, engine=engines[1]), port=port)
+    try:
+        b.hold(A_HOST)
+        until(lambda: b.state_of(A_HOST).startswith("refused"), a, b)
+        b.channel.renew(broker_identity(cluster.policy("b", listen, engine=engines[1])))
+        until(lambda: b.state_of(A_HOST) == "connected", a, b)
+        assert [one.state for one in b.channel.status()] == ["connected"], "nothing is told of the former certificate"
+    finally:
+        b.close()

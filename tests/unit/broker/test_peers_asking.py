@@ -146,6 +146,16 @@ def test_who_refused_us_is_not_dialled_again_for_a_minute_and_the_status_says_wh
     assert asking.dials(now_s=RETRY_S_MAX) == [HOLD.address]
 
 
+def test_with_another_certificate_who_refused_us_is_dialled_at_once() -> None:
+    asking = Asking()
+    asking.want([HOLD], now_s=0.0)
+    asking.dials(now_s=0.0)
+    asking.failed(HOLD.address, refused="revoked", now_s=0.0)
+    asking.start_afresh()
+    assert asking.state(HOLD.address, now_s=1.0) == "not dialled yet"
+    assert asking.dials(now_s=1.0) == [HOLD.address]
+
+
 def test_a_peer_that_dialled_us_is_asked_over_its_connection() -> None:
     asking = Asking()
     asking.reached(HOLD.address, now_s=0.0)
