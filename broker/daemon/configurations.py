@@ -138,8 +138,8 @@ class Configurations:
     def refused(self, problem: Exception) -> str:
         """The next one is not in force, the former one holds; returns the words for it."""
         text = f"not taken, the former one holds: {problem}"
-        self._alarm = Alarm(code="configuration-rejected", subject=_FILE, text=text)
-        self._log.error("reload", error=text)
+        self._alarm = Alarm(code="configuration-rejected", subject=_FILE, text=_one_line(text))
+        self._log.error("reload", error=self._alarm.text)
         return text
 
     def confirm(self) -> bool:
@@ -189,7 +189,7 @@ class Configurations:
             return None
 
     def _hold_former(self, code: str, why: str) -> None:
-        text = f"the last good one holds, not what the file says: {why}"
+        text = _one_line(f"the last good one holds, not what the file says: {why}")
         self._alarm = Alarm(code=code, subject=_FILE, text=text)
         self._log.error("configuration", error=text)
 
@@ -211,3 +211,8 @@ class Configurations:
             if isinstance(named, dict) and isinstance(named.get("state_dir"), str):
                 return str(named["state_dir"])
         return DaemonPolicy().state_dir
+
+
+def _one_line(text: str) -> str:
+    """For alarms and the log, which escape line breaks: several mistakes come one to a line."""
+    return "; ".join(text.splitlines())

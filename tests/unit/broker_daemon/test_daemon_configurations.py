@@ -79,6 +79,20 @@ def test_a_file_that_turns_out_bad_at_a_start_does_not_end_what_worked(host: Hos
     assert host.codes() == []
 
 
+def test_several_mistakes_are_one_line_in_the_alarm_at_a_reload_and_at_a_start(host: Host) -> None:
+    host.started_with()
+    host.file = BAD + "daemom = 1\n"
+    with pytest.raises(HiveError) as mistakes:
+        host.daemons[-1].next()
+    assert "\n" in host.daemons[-1].refused(mistakes.value), "a terminal shows them one to a line"
+    assert "\n" not in host.daemons[-1].alarms()[0].text
+    assert host.started_with() == 10
+    (alarm,) = host.daemons[-1].alarms()
+    assert "\n" not in alarm.text
+    assert "daemom" in alarm.text
+    assert "interface" in alarm.text
+
+
 def test_a_bad_file_with_nothing_good_behind_it_is_the_error_that_it_is(host: Host) -> None:
     host.file = BAD
     with pytest.raises(HiveError, match="interface"):
