@@ -12,7 +12,13 @@ from broker.cli.status_command import SocketOption
 def reload(
     confirm: Annotated[
         float | None,
-        typer.Option("--confirm", metavar="SECONDS", help="Go back to the former one unless `hive-qos confirm` comes."),
+        typer.Option(
+            "--confirm",
+            metavar="SECONDS",
+            min=1,
+            max=3600,
+            help="Go back to the former one unless `hive-qos confirm` comes within this time.",
+        ),
     ] = None,
     socket: SocketOption = None,
 ) -> None:

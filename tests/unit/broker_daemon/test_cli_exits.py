@@ -107,6 +107,12 @@ def test_every_help_page_has_the_exit_codes_and_every_command_an_example() -> No
         assert "Example" in text
 
 
+@pytest.mark.parametrize("seconds", ["0", "3601", "nan", "soon"])
+def test_a_trial_of_no_possible_length_is_a_mistake_of_the_command_line(seconds: str, tmp_path: Path) -> None:
+    result = RUN.invoke(app, ["reload", "--confirm", seconds, "--socket", str(tmp_path / "none")])
+    assert result.exit_code == ExitCode.USAGE, result.output
+
+
 def test_check_names_every_mistake_with_key_and_value(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(
