@@ -13,6 +13,7 @@ from pathlib import Path
 
 from broker.in_charge import claims
 from hive_qos.errors import HiveError
+from shaping import ifb
 from shaping.ceilings import journalled_lines, open_ceilings, own_roots
 from shaping.journal import Journal
 from shaping.netlink import TcSocket
@@ -30,16 +31,19 @@ def open_abandoned(state_directory: Path) -> str | None:
     """
     try:
         with contextlib.closing(TcSocket()) as tc:
-            roots = own_roots(tc)
+            found = {socket.if_indextoname(index): index for index in own_roots(tc)}
+            roots = {
+                name: index for name, index in found.items() if not ifb.is_ours(name)
+            }  # nothing reaches an IFB then
             if not roots:
                 return None
-            names = ", ".join(sorted(socket.if_indextoname(index) for index in roots))
+            names = ", ".join(sorted(roots))
             if os.geteuid() != 0:
                 return f"a broker that has ended may hold back traffic on {names}; `sudo hive-qos status` opens that"
             if claims():
                 return None
             stop_redirecting(tc)
-            changed = open_ceilings(tc, dict.fromkeys(roots) | journalled_lines(Journal(state_directory)))
+            changed = open_ceilings(tc, dict.fromkeys(roots.values()) | journalled_lines(Journal(state_directory)))
     except (HiveError, OSError) as problem:
         return f"what a broker has left here cannot be looked at: {problem}"
     if not changed:

@@ -52,7 +52,7 @@ class InForce:
             self.policy, self.authority = instead, Authority.of(instead)
             self._take_over_interfaces()
 
-    def put(self, policy: Policy, *, whatever: bool = False) -> None:
+    def put(self, policy: Policy, *, whatever: bool = False) -> str:
         """As `reloads.Force`."""
         self._patience()
         old, roster = self.policy, self._parts.roster
@@ -69,6 +69,7 @@ class InForce:
         roster.keep(policy)
         self._parts.neighbours.renew(now_s=self._clock(), at_once=True)
         self.policy, self.authority = policy, Authority.of(policy)
+        return "; ".join(one.text for one in self._parts.neighbours.alarms() if one.code == "certificate-refused")
 
     def _take_over_interfaces(self) -> None:
         policy, roster = self.policy, self._parts.roster

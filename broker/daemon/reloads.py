@@ -21,8 +21,8 @@ class Force(Protocol):
         HiveError, OSError, ValueError: it cannot be, and the former one holds.
     """
 
-    def __call__(self, policy: Policy, *, whatever: bool = False) -> None:
-        """Make it hold."""
+    def __call__(self, policy: Policy, *, whatever: bool = False) -> str:
+        """Make it hold; returns what beside it could not be taken, "" where all was."""
 
 
 class Reloads:
@@ -81,12 +81,13 @@ class Reloads:
         self._notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
         try:
             policy = self._configurations.next(trial_s=trial_s)
-            self._force(policy)
+            refused = self._force(policy)
         except (HiveError, OSError, ValueError) as problem:
             mistaken = getattr(problem, "code", "") == ConfigurationError.code
             answer = Answer(422 if mistaken else 409, self._configurations.refused(problem))
         else:
-            answer = Answer(200, self._configurations.taken(trial_s=trial_s))
+            taken = self._configurations.taken(trial_s=trial_s)
+            answer = Answer(200, f"{taken}; but {refused}" if refused else taken)
             names = ",".join(sorted(entry.name for entry in policy.interfaces))
             self._log.info("reload", interfaces=names, note=answer.text)
         self._done()

@@ -22,9 +22,9 @@ def is_askable(address: str) -> bool:
     return not (found.is_multicast or found.is_unspecified or found.is_link_local)
 
 
-def plain_host(called: str) -> str:
-    """The address of a peer that is called by address and port ("10.0.0.1:4710"); what else it is called, unchanged."""
+def plain_host(called: str) -> str | None:
+    """The address of a peer that is called by address and port ("10.0.0.1:4710"); None for one that has a name by now."""
     try:
         return plain(called.rpartition(":")[0].strip("[]"))
     except ValueError:
-        return called
+        return None

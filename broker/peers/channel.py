@@ -245,8 +245,8 @@ class PeerChannel:
         refused = printable(error.reason, length_max=300) if error is not None else ""
         if dialled is not None:
             self._asking.failed(dialled, refused=refused, now_s=now_s)
-        if error is not None:
-            address = dialled or plain_host(event.peer)
+        address = dialled or plain_host(event.peer)
+        if error is not None and address is not None:
             self._refusals.note(address, refused, code=error.wire_code, now_s=now_s)
 
     def _heard(self, event: Received, now_s: float) -> None:
