@@ -23,7 +23,7 @@ def is_askable(address: str) -> bool:
 
 
 def plain_host(called: str) -> str | None:
-    """The address of a peer that is called by address and port ("10.0.0.1:4710"); None for one that has a name by now."""
+    """The address of a peer called by address and port ("10.0.0.1:4710"); None for one that has a name by now."""
     try:
         return plain(called.rpartition(":")[0].strip("[]"))
     except ValueError:
