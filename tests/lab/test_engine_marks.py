@@ -87,7 +87,7 @@ def test_both_sockets_of_a_rank_are_marked_each_for_its_own_and_so_are_those_of_
                         one.rounds(2)
                     seen = codepoints(sock)
                 last.update((where, codes[-1]) for where, codes in seen.items())
-                here = {where[1]: codes[-1] for where, codes in seen.items() if where[0] == address}
+                here = {where[1]: code for where, code in last.items() if where[0] == address}
                 return len(here) == 2 and set(here.values()) == MARKS
 
             wait_until(marked, what=last.items)
