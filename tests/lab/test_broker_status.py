@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_host import COMMAND, Broker, broker_in, two_hosts
+from broker_host import COMMAND, PEERS, STORAGE, TRAINER, Broker, broker_in, two_hosts
 from patience import LIMIT_S, wait_until
 
 from tools.lab import Lab
@@ -28,41 +28,6 @@ match = [{{ port = 4873 }}]
 guarantee_window = "3 s"
 [daemon]
 group = "nogroup"
-"""
-PEERS = """
-[peers]
-listen = "0.0.0.0:4710"
-ca = "{pki}/ca.crt"
-certificate = "{pki}/{host}.crt"
-key = "{pki}/{host}.key"
-"""
-STORAGE = """
-import socket, sys, threading
-if sys.argv[1] == "sink":
-    server = socket.create_server(("", 4873))
-    print(flush=True)
-    def take(connection):
-        while connection.recv(1 << 16):
-            pass
-    while True:
-        threading.Thread(target=take, args=(server.accept()[0],), daemon=True).start()
-with socket.create_connection((sys.argv[1], 4873), 30) as connection:
-    while True:
-        connection.sendall(bytes(1 << 16))
-"""
-TRAINER = """
-import socket, sys, time
-from broker.client import Session
-sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-with Session(job="lab", socket_path=sys.argv[1]) as session:
-    session.register(sock, traffic_class="compute", role="gradient")
-    for step in range(10_000):
-        session.announce(step=step, bytes_by_destination={sys.argv[2]: 200_000}, deadline_s=0.2)
-        for _ in range(150):
-            sock.sendto(bytes(1400), (sys.argv[2], 9))
-        time.sleep(0.1)
-        session.announce_end(step=step)
-        time.sleep(0.3)
 """
 UDP = """
 import pathlib, socket, sys, time
