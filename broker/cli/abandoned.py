@@ -32,9 +32,8 @@ def open_abandoned(state_directory: Path) -> str | None:
     try:
         with contextlib.closing(TcSocket()) as tc:
             found = {socket.if_indextoname(index): index for index in own_roots(tc)}
-            roots = {
-                name: index for name, index in found.items() if not ifb.is_ours(name)
-            }  # nothing reaches an IFB then
+            # An IFB holds nobody back: the guard, or we here, take what leads to it away.
+            roots = {name: index for name, index in found.items() if not ifb.is_ours(name)}
             if not roots:
                 return None
             names = ", ".join(sorted(roots))

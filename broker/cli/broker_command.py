@@ -16,13 +16,11 @@ from typing import Annotated
 import typer
 
 from broker.cli.exits import ExitCode
-from broker.policy import Policy
+from broker.policy import DaemonPolicy, Policy
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, ShapingError
 from shaping.kernel_api import Classifier
 
 DEFAULT_CONFIG = Path("/etc/hive-qos/broker.toml")
-WARN_DAYS = 30
-"""Before a certificate's end, as the running broker's alarm."""
 
 Config = Annotated[Path, typer.Option("--config", "-c", readable=False, help="The broker's configuration file.")]
 StateDir = Annotated[
@@ -220,6 +218,7 @@ def _check_certificate(policy: Policy) -> None:
     """
     if policy.peers is None:
         return
+    from broker.daemon.own_certificate import WARN_DAYS
     from broker.peers.identity import broker_identity, certified_addresses, good_until
 
     identity = broker_identity(policy.peers)
@@ -270,5 +269,5 @@ def _parse(text: str, *, runtime_dir: Path | None, state_dir: Path | None, recor
 def state_directory(config: Path) -> Path:
     """Where the broker of a configuration file keeps its state; the default's where there is no such file."""
     if not config.exists():  # cleaning up must work after the package has gone
-        return Path("/var/lib/hive-qos")
+        return Path(DaemonPolicy().state_dir)
     return Path(_parse(_read(config), runtime_dir=None, state_dir=None, record=None).daemon.state_dir)
