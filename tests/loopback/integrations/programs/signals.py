@@ -24,36 +24,42 @@ RAISED_IN = ("/transport/collectives/runtime.py", "/torch_backend/core.py", "/to
 RAISED_LINES = 150
 
 
+class Countdown:
+    """Traces lines of files that have one of `parts` in their names; raises SIGUSR1 when `left` of them have come."""
+
+    def __init__(self, parts: tuple[str, ...]) -> None:
+        self.parts, self.left = parts, 0
+
+    def on_call(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+        return self._on_line if any(part in frame.f_code.co_filename for part in self.parts) else None
+
+    def _on_line(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGUSR1)
+        return self._on_line
+
+
 def at_every_line(rank: int, size: int) -> None:
     """Call and await collectives again and again, each time with a handler one line further on."""
     connect()
     own = dist.new_group([0])
     faulthandler.dump_traceback_later(200, exit=True)
-    left = 0
+    countdown = Countdown(OURS)
 
     def handle(_number: int, _frame: object) -> None:
         works = [dist.all_reduce(torch.ones(10), group=own, async_op=True), dist.barrier(async_op=True)]
         for work in works:
             work.wait(timedelta(seconds=HANG_S))
 
-    def on_line(frame: FrameType, event: str, _argument: Any) -> Any:
-        nonlocal left
-        if event == "line":
-            left -= 1
-            if left == 0:
-                signal.raise_signal(signal.SIGUSR1)
-        return on_line
-
-    def on_call(frame: FrameType, _event: str, _argument: Any) -> Any:
-        return on_line if any(part in frame.f_code.co_filename for part in OURS) else None
-
     signal.signal(signal.SIGUSR1, handle)
     lines = 0
-    while left <= 0:
+    while countdown.left <= 0:
         lines += 1
-        left = lines
+        countdown.left = lines
         tensors = [torch.ones(10), torch.ones(1000).view(10, 100).t()]
-        sys.settrace(on_call)
+        sys.settrace(countdown.on_call)
         try:
             works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
             works.append(dist.barrier(async_op=True))
@@ -75,27 +81,16 @@ def raising(rank: int, size: int) -> None:
     """Rank 0's handler raises in the middle of a call, each time one line further on. What follows must match."""
     connect()
     faulthandler.dump_traceback_later(200, exit=True)
-    left = 0
+    countdown = Countdown(RAISED_IN)
 
     def handle(_number: int, _frame: object) -> None:
         raise AlarmError
 
-    def on_line(frame: FrameType, event: str, _argument: Any) -> Any:
-        nonlocal left
-        if event == "line":
-            left -= 1
-            if left == 0:
-                signal.raise_signal(signal.SIGUSR1)
-        return on_line
-
-    def on_call(frame: FrameType, _event: str, _argument: Any) -> Any:
-        return on_line if any(part in frame.f_code.co_filename for part in RAISED_IN) else None
-
     signal.signal(signal.SIGUSR1, handle)
     interrupted = 0
     for lines in range(1, RAISED_LINES):
-        left = lines if rank == 0 else 0
-        sys.settrace(on_call if rank == 0 else None)
+        countdown.left = lines if rank == 0 else 0
+        sys.settrace(countdown.on_call if rank == 0 else None)
         try:
             dist.all_reduce(torch.ones(10))
         except (AlarmError, dist.DistBackendError):  # the second of rank 1, where rank 0 gave up
