@@ -25,7 +25,7 @@ def clear(state_directory: Path = STATE_DIRECTORY) -> tuple[str, ...]:
         PrivilegeError: without CAP_NET_ADMIN.
         ShapingError: the kernel refused, or a journal entry cannot be read.
     """
-    from shaping.cgroup import SocketClassifier, find_mount
+    from shaping.classify.cgroup import SocketClassifier, find_mount
     from shaping.journal import Journal
     from shaping.kernel import RealKernel
     from shaping.shaper import Shaper

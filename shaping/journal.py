@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from hive_qos.errors import ShapingError
 from hive_qos.files import sync_directory, write_whole
-from shaping.ifb import is_ours
-from shaping.model import PriorQdisc
+from shaping.model import PriorQdisc, is_ours
 
 T = TypeVar("T")
 

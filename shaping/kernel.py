@@ -18,37 +18,16 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError, ShapingError
-from shaping import nftables, redirect
-from shaping.class_counters import decode_class_counters
-from shaping.codec import (
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    NLM_F_REPLACE,
-    RTM_GETQDISC,
-    RTM_GETTCLASS,
-    RTM_GETTFILTER,
-    TC_H_ROOT,
-    Object,
-    decode_class,
-    decode_filter,
-    decode_leaf,
-    decode_root,
-    encode_delete_root,
-    encode_dump,
-    encode_operation,
-    encode_qdisc,
-    options_to_give_back,
-)
-from shaping.ifb import (
+from shaping.classify import nftables
+from shaping.ingress import redirect
+from shaping.ingress.ifb import (
     encode_delete_link,
     encode_ifb,
     encode_no_addresses,
     encode_up,
     interface_number,
-    is_ours,
     running_number,
 )
-from shaping.links import Link, decode_link, encode_look, encode_segments
 from shaping.model import (
     HELD_NAME,
     INNER_MINOR,
@@ -73,9 +52,31 @@ from shaping.model import (
     Tree,
     classid,
     describe,
+    is_ours,
     show_classid,
 )
-from shaping.netlink import TcSocket
+from shaping.netlink.class_counters import decode_class_counters
+from shaping.netlink.links import Link, decode_link, encode_look, encode_segments
+from shaping.netlink.tc_codec import (
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    NLM_F_REPLACE,
+    RTM_GETQDISC,
+    RTM_GETTCLASS,
+    RTM_GETTFILTER,
+    TC_H_ROOT,
+    Object,
+    decode_class,
+    decode_filter,
+    decode_leaf,
+    decode_root,
+    encode_delete_root,
+    encode_dump,
+    encode_operation,
+    encode_qdisc,
+    options_to_give_back,
+)
+from shaping.netlink.tc_socket import TcSocket
 
 RAW_OPTIONS = "raw"
 """Key of the prior qdisc's options as the kernel's own bytes in hexadecimal; they can be given back as they are."""

@@ -7,9 +7,13 @@ Rates are bits per second here; the one place that turns them into the kernel's 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
+
+_IFB_PREFIX = "hqifb"
+_IFB_NAME = re.compile(rf"{_IFB_PREFIX}\d+")
 
 MAJOR = 0xFFE0
 """Handle major of everything that is ours. The kernel gives out 8000: and upwards, people write small ones."""
@@ -513,3 +517,18 @@ class Attachment:
     prior: PriorQdisc
     operations: tuple[Operation, ...]
     notes: tuple[str, ...] = ()
+
+
+def device_of(interface_number: int) -> str:
+    """The IFB of an interface."""
+    return f"{_IFB_PREFIX}{interface_number}"
+
+
+def number_behind(device: str) -> int:
+    """Back from an IFB of ours to the number of its interface."""
+    return int(device.removeprefix(_IFB_PREFIX))
+
+
+def is_ours(name: str) -> bool:
+    """Whether an interface's name is that of an IFB of ours."""
+    return _IFB_NAME.fullmatch(name) is not None

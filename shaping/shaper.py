@@ -22,10 +22,9 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from hive_qos.errors import ConfigurationError, HiveError, KernelRejectedError, ShapingError
-from shaping.classification import Classification
-from shaping.counters import counters_of
-from shaping.diff import StructureError, diff
-from shaping.ingress import Ingress
+from shaping.classify.rules import Classification
+from shaping.gso_limit import Segments
+from shaping.ingress.attachment import Ingress
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
 from shaping.model import (
@@ -43,8 +42,9 @@ from shaping.model import (
     SegmentState,
     Tree,
 )
-from shaping.segments import Segments
-from shaping.tree import desired_tree
+from shaping.plan.counters import counters_of
+from shaping.plan.desired_tree import desired_tree
+from shaping.plan.diff import StructureError, diff
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import os
 import socket
 from pathlib import Path
 
-from broker.in_charge import claims
+from broker.process.namespace_claim import claims
 from hive_qos.errors import HiveError
-from shaping import ifb
-from shaping.ceilings import journalled_lines, open_ceilings, own_roots
+from shaping.failsafe import journalled_lines, open_ceilings, own_roots
+from shaping.ingress.redirect import stop_redirecting
 from shaping.journal import Journal
-from shaping.netlink import TcSocket
-from shaping.redirect import stop_redirecting
+from shaping.model import is_ours
+from shaping.netlink.tc_socket import TcSocket
 
 
 def open_abandoned(state_directory: Path) -> str | None:
@@ -33,7 +33,7 @@ def open_abandoned(state_directory: Path) -> str | None:
         with contextlib.closing(TcSocket()) as tc:
             found = {socket.if_indextoname(index): index for index in own_roots(tc)}
             # An IFB holds nobody back: the guard, or we here, take what leads to it away.
-            roots = {name: index for name, index in found.items() if not ifb.is_ours(name)}
+            roots = {name: index for name, index in found.items() if not is_ours(name)}
             if not roots:
                 return None
             names = ", ".join(sorted(roots))

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from broker.cli.exits import ExitCode
-from broker.policy import DaemonPolicy, Policy
+from broker.policy.types import DaemonPolicy, Policy
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, ShapingError
 from shaping.kernel_api import Classifier
 
@@ -66,18 +66,18 @@ def broker(
         _warn_of_absent(policy)
         _check_certificate(policy)
         return
-    from broker.daemon.configurations import Configurations, Source
-    from broker.daemon.log import open_log
+    from broker.daemon.config_store import Configurations, Source
+    from broker.process.log import open_log
 
     log = open_log(verbose=verbose)
     state = None if state_dir is None else str(state_dir.absolute())
     # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
     configurations = Configurations(Source(read=lambda: _read(config), parse=parse, state_dir=state), log=log)
     from broker.daemon.daemon import Daemon, Options
-    from broker.daemon.finder import Finder
-    from broker.daemon.going_first import GoingFirst
-    from broker.daemon.guardian import Guardian
-    from broker.daemon.notify import Notifier
+    from broker.process.notify import Notifier
+    from broker.process.rt_budget import GoingFirst
+    from broker.process.socket_finder_client import Finder
+    from broker.process.watchdog_client import Guardian
     from shaping.kernel import RealKernel
 
     received: list[int] = []
@@ -131,8 +131,8 @@ def clear(
     Example:
       systemctl stop hive-qos; hive-qos clear
     """
-    from broker.daemon import cgroups
-    from broker.daemon.runtime import Lock, NamespaceLock
+    from broker.enforce import cgroups
+    from broker.process.locks import Lock, NamespaceLock
     from shaping.journal import Journal
     from shaping.kernel import RealKernel
     from shaping.shaper import Shaper
@@ -173,7 +173,7 @@ def replay(
     Example:
       hive-qos replay /var/lib/hive-qos/decisions.jsonl
     """
-    from broker.record import replay as replay_lines
+    from broker.law.recording import replay as replay_lines
 
     try:
         with open(file, encoding="utf-8") as lines:
@@ -218,8 +218,8 @@ def _check_certificate(policy: Policy) -> None:
     """
     if policy.peers is None:
         return
-    from broker.daemon.own_certificate import WARN_DAYS
     from broker.peers.identity import broker_identity, certified_addresses, good_until
+    from broker.peers.own_certificate import WARN_DAYS
 
     identity = broker_identity(policy.peers)
     until = good_until(identity)
@@ -235,7 +235,7 @@ def _check_certificate(policy: Policy) -> None:
 
 def _classifier() -> Classifier | None:
     """The classifier of sockets, where this host can have one; the daemon says what is missing where it cannot."""
-    from shaping.cgroup import SocketClassifier
+    from shaping.classify.cgroup import SocketClassifier
 
     try:
         return SocketClassifier()
@@ -244,13 +244,13 @@ def _classifier() -> Classifier | None:
 
 
 def _read(path: Path) -> str:
-    from broker.daemon.configuration_file import read
+    from broker.daemon.config_file import read
 
     return read(path)
 
 
 def _parse(text: str, *, runtime_dir: Path | None, state_dir: Path | None, record: Path | None) -> Policy:
-    from broker.config import load
+    from broker.policy.toml import load
 
     policy = load(text)
     daemon = policy.daemon

@@ -23,8 +23,8 @@ import typer
 from broker import client
 from broker.cli.alarm_advice import ALARM_ADVICE
 from broker.cli.exits import ExitCode
-from broker.daemon import cgroups
-from broker.policy import DaemonPolicy, Policy
+from broker.enforce import cgroups
+from broker.policy.types import DaemonPolicy, Policy
 from hive_qos.errors import BrokerError, BrokerUnavailableError, HiveError
 from hive_qos.text import printable
 
@@ -153,8 +153,8 @@ def _shaping() -> list[Finding]:
 
 
 def _socket_programs() -> Finding:
-    from shaping import bpf
-    from shaping.cgroup import SocketClassifier
+    from shaping.classify import bpf
+    from shaping.classify.cgroup import SocketClassifier
 
     what = "classification by cgroup and user"
     try:
@@ -167,8 +167,8 @@ def _socket_programs() -> Finding:
 
 
 def _forwarded() -> Finding:
-    from shaping import nftables
-    from shaping.netlink import TcSocket
+    from shaping.classify import nftables
+    from shaping.netlink.tc_socket import TcSocket
 
     what = "classification behind NAT"
     advice = "what containers behind NAT send is `other`, whatever rules say: modprobe nf_tables, Linux 5.12 or later"
@@ -185,7 +185,7 @@ def _forwarded() -> Finding:
 
 def _layers(socket: Path | None) -> list[Finding]:
     """Bridges, bonds and VLANs among what the broker shapes, or would by its configuration."""
-    from broker.daemon.link_layers import misplaced
+    from broker.enforce.device_stack import misplaced
 
     try:
         found = client.status(str(socket) if socket is not None else None)
@@ -202,7 +202,7 @@ def _layers(socket: Path | None) -> list[Finding]:
 def _configured() -> Policy | None:
     """What the configuration says; None where it cannot be read: the broker's own start says what is wrong with it."""
     from broker.cli.broker_command import DEFAULT_CONFIG
-    from broker.config import ConfigurationErrors, load
+    from broker.policy.toml import ConfigurationErrors, load
 
     try:
         return load(DEFAULT_CONFIG.read_text(encoding="utf-8"))
@@ -218,7 +218,7 @@ def _cgroup() -> list[Finding]:
 
 
 def _tcp() -> list[Finding]:
-    from broker.daemon.sock_diag import tcp_pages
+    from broker.measure.tcp_diag import tcp_pages
 
     try:
         count = sum(len(page) for page in tcp_pages(clock=time.monotonic))

@@ -14,7 +14,7 @@ from typing import ParamSpec
 
 import typer
 
-from broker.policy import DaemonPolicy
+from broker.policy.types import DaemonPolicy
 from hive_qos.errors import (
     BrokerError,
     BrokerRejectedError,

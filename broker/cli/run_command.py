@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from broker import client
-from broker.daemon import cgroups
+from broker.enforce import cgroups
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError, HiveError
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126

@@ -16,30 +16,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker.api.latest_snapshot import Showing
+from broker.api.requests import Control, Wishes
+from broker.api.snapshot import Snapshot
 from broker.client.mailbox import Wake
-from broker.daemon.channel_opening import ChannelOpening, load_channel
-from broker.daemon.configurations import Configurations
-from broker.daemon.control import Control, Wishes
-from broker.daemon.finder import Finder
-from broker.daemon.going_first import GoingFirst
-from broker.daemon.guardian import Guardian
-from broker.daemon.in_force import InForce
-from broker.daemon.log import Log
+from broker.daemon.active_policy import InForce
+from broker.daemon.composition import Given, Parts, compose, marking_control
+from broker.daemon.config_store import Configurations
 from broker.daemon.loop import Loop
-from broker.daemon.neighbours import Neighbours
-from broker.daemon.notify import Notifier
-from broker.daemon.own_certificate import OwnCertificate
-from broker.daemon.parts import Given, Parts, compose, marking_control
-from broker.daemon.reloads import Reloads
-from broker.daemon.runtime import Lock, NamespaceLock, directory
-from broker.daemon.showing import Showing
-from broker.daemon.snapshot import Snapshot
-from broker.in_charge import NAME
-from broker.policy import PeersPolicy
+from broker.daemon.peer_link import Neighbours
+from broker.daemon.peer_opening import ChannelOpening, load_channel
+from broker.daemon.reload import Reloads
+from broker.peers.own_certificate import OwnCertificate
+from broker.policy.types import PeersPolicy
+from broker.process.locks import Lock, NamespaceLock, directory
+from broker.process.log import Log
+from broker.process.namespace_claim import NAME
+from broker.process.notify import Notifier
+from broker.process.rt_budget import GoingFirst
+from broker.process.socket_finder_client import Finder
+from broker.process.watchdog_client import Guardian
 from hive_qos.errors import ShapingError
+from shaping.classify.socket_priority import mark_socket
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
-from shaping.sockets import mark_socket
 
 
 @dataclass(frozen=True)

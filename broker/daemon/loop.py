@@ -11,19 +11,19 @@ import selectors
 import socket
 from collections.abc import Callable
 
+from broker.api.latest_snapshot import Showing
+from broker.api.requests import Control, Wishes
+from broker.api.server import HttpApi
 from broker.client.mailbox import Wake
-from broker.daemon.control import Control, Wishes
-from broker.daemon.deciding import Decided
-from broker.daemon.http_api import HttpApi
-from broker.daemon.hub import SessionHub
-from broker.daemon.in_force import InForce
-from broker.daemon.notify import Notifier
-from broker.daemon.parts import Given, Parts
-from broker.daemon.reloads import Reloads
-from broker.daemon.rhythm import Moment, Occasions, Rhythm
-from broker.daemon.sessions import SessionServer
-from broker.daemon.showing import Showing
-from broker.guard import BEATS_WITHIN_S
+from broker.daemon.active_policy import InForce
+from broker.daemon.composition import Given, Parts
+from broker.daemon.reload import Reloads
+from broker.daemon.tick import Decided
+from broker.daemon.tick_scheduler import Moment, Occasions, Rhythm
+from broker.process.notify import Notifier
+from broker.process.watchdog import BEATS_WITHIN_S
+from broker.sessions.server import SessionServer
+from broker.sessions.service import SessionHub
 
 
 class Loop:

@@ -8,7 +8,7 @@ Theory of operation
   and its leases end, for nobody knows whose the address is now.
 - Leases outlive the connection that they came over; they end by themselves.
 - A certificate that is renewed is presented by an engine of its own: all connections end with a goodbye, and those that
-  are wanted are made anew. One that ends unrenewed closes the channel (`broker.daemon.neighbours`), so no connection
+  are wanted are made anew. One that ends unrenewed closes the channel (`broker.daemon.peer_link`), so no connection
   lives longer than our certificate. The other side's is judged when a connection is made, and watched by its owner.
 """
 
@@ -19,21 +19,21 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from broker.daemon.log import Log
-from broker.holds import Hold, Lease, Verdict
-from broker.model import Alarm
-from broker.peers import wire
-from broker.peers.addresses import is_askable, plain, plain_host
-from broker.peers.answers import Answers
-from broker.peers.asking import Asking
-from broker.peers.book import LeaseBook
-from broker.peers.carrier import Carrier
-from broker.peers.connections import CONNECTIONS_MAX, Connection, Connections
-from broker.peers.reading import Reading
+from broker.model.leases import Hold, Lease, Verdict
+from broker.model.reasons import Reason
+from broker.model.values import Alarm
+from broker.peers.peer_status import PeerStatus
+from broker.peers.protocol import wire
+from broker.peers.protocol.addresses import is_askable, plain, plain_host
+from broker.peers.protocol.connections import CONNECTIONS_MAX, Connection, Connections
+from broker.peers.protocol.lease_table import LeaseBook
+from broker.peers.protocol.receive_quota import Reading
+from broker.peers.protocol.replies import Answers
+from broker.peers.protocol.requests import Asking
+from broker.peers.quic_endpoint import Carrier
 from broker.peers.refusals import Refusals
-from broker.peers.report import PeerStatus
-from broker.policy import PeersPolicy
-from broker.reasons import Reason
+from broker.policy.types import PeersPolicy
+from broker.process.log import Log
 from hive_qos.errors import PeerError
 from hive_qos.text import printable
 from transport.engine.base import ConnectionDown, ConnectionStatistics, ConnectionUp, OperationFailed, Received
@@ -52,7 +52,7 @@ class PeerChannel:
     Args:
         wake: called from another thread when something has come: have `urgent` looked at at once.
         clock: seconds, monotonic.
-        mark: puts the socket into its class (`shaping.sockets.mark_socket`).
+        mark: puts the socket into its class (`shaping.classify.socket_priority.mark_socket`).
         port: where others listen; where we do, unless two are to be on one address.
 
     Raises:

@@ -6,7 +6,7 @@ import datetime
 
 from cryptography import x509
 
-from broker.policy import PeersPolicy
+from broker.policy.types import PeersPolicy
 from hive_qos.errors import ConfigurationError
 from transport.identity import ConfiguredIdentity, load_identity, verify_peer
 from transport.identity.names import claims_of

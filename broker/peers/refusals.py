@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.daemon.log import Log
+from broker.process.log import Log
 from hive_qos.text import printable
 
 KNOWN_MAX = 64

@@ -6,10 +6,10 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shaping import nftables
-from shaping.attributes import pack_attribute, pack_text
-from shaping.codec import NLM_F_CREATE, Request
-from shaping.netlink import TcSocket
+from shaping.classify import nftables
+from shaping.netlink.attributes import pack_attribute, pack_text
+from shaping.netlink.tc_codec import NLM_F_CREATE, Request
+from shaping.netlink.tc_socket import TcSocket
 from tools.lab.host import Host
 from tools.lab.kernel import entered
 

@@ -152,7 +152,7 @@ class Broker:
                 words = path.read_bytes().split(b"\0")  # of what has ended and is not waited for, nothing
             except OSError:  # it ended meanwhile
                 continue
-            if b"broker.guard" in words and str(self.folder / "state").encode() in words:
+            if b"broker.process.watchdog" in words and str(self.folder / "state").encode() in words:
                 found.append(int(path.parent.name))
         return found
 

@@ -11,7 +11,7 @@ import pytest
 from native_cases import asks_for_native, need
 from shaping_bench import Bench, make_bench
 
-from shaping.cgroup import SocketClassifier
+from shaping.classify.cgroup import SocketClassifier
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
 from shaping.shaper import Shaper

@@ -18,7 +18,7 @@ from address_translation import masquerade
 from broker_host import COMMAND, SINK, Broker, broker_in
 from patience import LIMIT_S, wait_until
 
-from broker.policy import CLASS_NAMES
+from broker.policy.types import CLASS_NAMES
 from shaping.model import LEAF_MINOR, classid
 from tools.lab import Lab
 from tools.lab.host import Host

@@ -17,7 +17,7 @@ from tools.lab import Lab
 # From when a file is there on, so many requests, one by one instead of some at a time; then the end.
 DYING = """
 import os, signal
-from shaping.netlink import TcSocket
+from shaping.netlink.tc_socket import TcSocket
 left, whole = int(os.environ["DIES_AFTER"]), TcSocket._execute_batch
 def one_by_one(socket, requests):
     global left

@@ -16,7 +16,7 @@ import pytest
 from broker_host import Broker, broker_in, two_hosts
 from patience import wait_until
 
-from shaping import cgroup
+from shaping.classify import cgroup
 from tools.lab import Lab
 from tools.lab.host import Host
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from broker_host import COMMAND, CONFIGURATION, Broker, broker_in, two_hosts
 
-from shaping import bpf, cgroup
-from shaping.bpf import instruction
+from shaping.classify import bpf, cgroup
+from shaping.classify.bpf import instruction
 from tools.lab import Lab
 
 USER = "nobody"

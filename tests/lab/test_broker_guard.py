@@ -217,7 +217,7 @@ def test_a_frozen_broker_is_not_said_to_be_absent_and_its_tree_is_left_to_its_gu
 
 
 def test_the_restore_units_command_opens_what_is_left_and_nothing_else(broker: Broker, kernel: RealKernel) -> None:
-    once = [sys.executable, "-P", "-m", "broker.guard", "--once", str(broker.folder / "state")]
+    once = [sys.executable, "-P", "-m", "broker.process.watchdog", "--once", str(broker.folder / "state")]
     broker.end(signal.SIGKILL)
     wait_until(lambda: not broker.guards())
     tc = ["tc", "class", "change", "dev", "eth0", "parent", "ffe0:30", "classid", "ffe0:310", "htb", "prio", "3"]

@@ -16,7 +16,7 @@ import pytest
 from broker_host import COMMAND, PEERS, STORAGE, TRAINER, Broker, broker_in
 from patience import LIMIT_S, wait_until
 
-from broker.daemon.ingress_plant import LOST_AGAIN_S
+from broker.enforce.ingress import LOST_AGAIN_S
 from tools.brokerbench.figures import gaps
 from tools.lab import Lab
 from tools.lab.host import Host

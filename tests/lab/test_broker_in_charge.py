@@ -14,7 +14,7 @@ import pytest
 from broker_host import COMMAND, CONFIGURATION, Broker, broker_in, two_hosts
 from patience import wait_until
 
-from broker.in_charge import NAME, claims
+from broker.process.namespace_claim import NAME, claims
 from tools.lab import Lab
 
 USER = "nobody"
@@ -34,7 +34,7 @@ if os.fork():
 print(flush=True)
 sys.stdin.read()
 """
-GUARD_ONCE = [sys.executable, "-P", "-m", "broker.guard", "--once"]
+GUARD_ONCE = [sys.executable, "-P", "-m", "broker.process.watchdog", "--once"]
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from patience import LIMIT_S
 
-from broker.daemon import authority, owners
-from broker.daemon.job_book import JobBook
+from broker.process import rights as authority
+from broker.process import subordinate_users
+from broker.sessions.job_table import JobBook
 from shaping.model import JOB_MINOR
 
 NOBODY = pwd.getpwnam("nobody")
@@ -47,7 +48,7 @@ def test_users_of_a_subordinate_range_are_one_user(
         if each.is_relative_to("/tmp") and each != Path("/tmp"):
             each.chmod(0o755)
     (folder / "subuid").write_text("nobody:100000:65536\nroot:300000:65536\n")
-    monkeypatch.setattr(owners, "owner_of", owners.Owners(folder / "subuid").owner_of)
+    monkeypatch.setattr(subordinate_users, "owner_of", subordinate_users.Owners(folder / "subuid").owner_of)
     contained = peers(folder, range(100_000, 100_006))
     (folder / "s").unlink()
     of_root = peers(folder, range(300_000, 300_002))

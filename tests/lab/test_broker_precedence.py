@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from broker import precedence
+from broker.process import rt_priority
 
 LIMIT_S = 60
 
@@ -107,13 +107,13 @@ def test_it_is_taken_in_the_main_thread_alone() -> None:
 
 
 def test_the_bound_is_longer_than_a_reload_and_shorter_than_the_watchdogs() -> None:
-    assert 0.1 < precedence.SPELL_S < precedence.SPELL_S_MAX < 5.0
+    assert 0.1 < rt_priority.SPELL_S < rt_priority.SPELL_S_MAX < 5.0
 
 
 def test_the_daemons_log_says_once_that_it_was_lost() -> None:
     said = run(
         """
-        from broker.daemon.going_first import GoingFirst
+        from broker.process.rt_budget import GoingFirst
         class Log:
             def warning(self, event, **fields):
                 print(event, fields["note"])
@@ -134,7 +134,7 @@ def test_the_daemons_log_says_once_that_it_was_lost() -> None:
 def test_who_works_with_short_sleeps_loses_it_and_all_have_it_again_when_it_has_been_calm() -> None:
     said = run(
         """
-        from broker.daemon.going_first import CALM_S, GoingFirst
+        from broker.process.rt_budget import CALM_S, GoingFirst
         class Log:
             def warning(self, event, **fields):
                 print(fields["note"])

@@ -16,8 +16,8 @@ from broker_host import COMMAND, SEND_TCP, Broker, broker_in, two_hosts
 from patience import wait_until
 from test_broker_earlier_sockets import PORT, RULES, SINK, program, sends
 
-from broker.daemon.capabilities import SYS_PTRACE
-from shaping import cgroup
+from broker.process.capabilities import SYS_PTRACE
+from shaping.classify import cgroup
 from tools.lab import Lab
 
 SERVICE = Path(__file__).parents[2] / "systemd/hive-qos.service"
@@ -81,7 +81,7 @@ def finders(broker: Broker) -> list[int]:
     assert broker.process is not None
     children = Path(f"/proc/{broker.process.pid}/task").glob("*/children")
     pids = [int(pid) for path in children for pid in path.read_text().split()]
-    return [pid for pid in pids if b"broker.daemon.finding" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in pids if b"broker.process.socket_finder" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.parametrize("before", [(), of_the_service()])

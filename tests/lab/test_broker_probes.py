@@ -14,10 +14,10 @@ import pytest
 from broker_host import CONFIGURATION, Broker, broker_in
 from patience import wait_until
 
-from broker.daemon.icmp import HEADER, PAYLOAD_BYTES, REPLY
-from broker.daemon.log import open_log
-from broker.daemon.probes import SILENT_S, Probes
-from broker.policy import ProbePolicy
+from broker.measure.icmp import HEADER, PAYLOAD_BYTES, REPLY
+from broker.measure.probes import SILENT_S, Probes
+from broker.policy.types import ProbePolicy
+from broker.process.log import open_log
 from tools.lab import Lab
 from tools.lab.spoil import internet_checksum
 

@@ -12,14 +12,15 @@ import pytest
 from patience import wait_until
 from shaping_bench import INTERFACE, PAYLOAD_BYTES, SENDER, Bench
 
-from broker.config import load
-from broker.daemon.flows import PassedSocket
-from broker.daemon.ingress_plant import IngressPlant
-from broker.daemon.log import open_log
-from broker.daemon.receivers import Receivers
-from broker.decide import decide
-from broker.model import Allocation, Measurements, State
-from broker.policy import CLASS_NAMES
+from broker.enforce.inbound_rules import Receivers
+from broker.enforce.ingress import IngressPlant
+from broker.law.decide import decide
+from broker.law.state import State
+from broker.measure.flow_table import PassedSocket
+from broker.model.values import Allocation, Measurements
+from broker.policy.toml import load
+from broker.policy.types import CLASS_NAMES
+from broker.process.log import open_log
 from shaping.shaper import Shaper
 from tools.lab.kernel import entered
 

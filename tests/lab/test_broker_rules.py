@@ -18,8 +18,8 @@ import pytest
 from broker_host import COMMAND, Broker
 from patience import wait_until
 
-from broker.policy import CLASS_NAMES
-from shaping import cgroup
+from broker.policy.types import CLASS_NAMES
+from shaping.classify import cgroup
 from tools.lab import Lab
 
 USER = 61_236

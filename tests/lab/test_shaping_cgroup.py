@@ -14,9 +14,9 @@ import pytest
 from shaping_bench import Bench
 
 from hive_qos.errors import KernelRejectedError
-from shaping import bpf, cgroup
-from shaping.bpf import instruction
-from shaping.cgroup import SocketClassifier
+from shaping.classify import bpf, cgroup
+from shaping.classify.bpf import instruction
+from shaping.classify.cgroup import SocketClassifier
 from shaping.model import Rule
 from tools.lab.kernel import entered
 
@@ -151,7 +151,7 @@ def test_an_absolute_path_and_one_below_the_mount_are_the_same_cgroup(
 ATTACH = """
 import sys
 from pathlib import Path
-from shaping.cgroup import SocketClassifier
+from shaping.classify.cgroup import SocketClassifier
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
 from shaping.model import CLASS_NAMES, ClassShape, InterfaceShape, Rule

@@ -17,8 +17,8 @@ from patience import LIMIT_S, wait_until
 from shaping_bench import FAMILIES, INTERFACE, PAYLOAD_BYTES, RECEIVER, Bench, tool
 from shaping_contract import MBIT, make_shape
 
-from shaping import cgroup
-from shaping.diff import diff
+from shaping.classify import cgroup
+from shaping.classify.socket_priority import mark_socket
 from shaping.kernel import RealKernel
 from shaping.model import (
     DESTINATION_MINOR,
@@ -33,9 +33,9 @@ from shaping.model import (
     Rule,
     classid,
 )
+from shaping.plan.desired_tree import desired_tree
+from shaping.plan.diff import diff
 from shaping.shaper import Shaper
-from shaping.sockets import mark_socket
-from shaping.tree import desired_tree
 from tools.lab.kernel import entered
 
 

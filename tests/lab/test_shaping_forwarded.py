@@ -9,13 +9,13 @@ import pytest
 from shaping_bench import Bench
 
 from hive_qos.errors import ShapingError
-from shaping import nftables
-from shaping.attributes import pack_text
-from shaping.codec import NLM_F_CREATE, Request
+from shaping.classify import nftables
 from shaping.kernel import RealKernel
 from shaping.model import MARK_MINOR, Rule
-from shaping.netlink import TcSocket
-from shaping.tree import RULES_MAX, packet_filters
+from shaping.netlink.attributes import pack_text
+from shaping.netlink.tc_codec import NLM_F_CREATE, Request
+from shaping.netlink.tc_socket import TcSocket
+from shaping.plan.desired_tree import RULES_MAX, packet_filters
 from tools.lab.kernel import entered
 
 _NEWTABLE, _GETTABLE, _DELTABLE = 0xA00, 0xA01, 0xA02

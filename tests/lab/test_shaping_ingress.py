@@ -17,11 +17,10 @@ from patience import LIMIT_S, most_of, wait_until
 from shaping_bench import FAMILIES, INTERFACE, PAYLOAD_BYTES, SENDER, Bench, tool
 from shaping_contract import MBIT, make_shape
 
-from broker.daemon.link_events import LinkEvents
+from broker.measure.link_events import LinkEvents
 from hive_qos.errors import ConfigurationError
-from shaping.ifb import device_of
 from shaping.journal import Journal
-from shaping.model import CLASS_NAMES, IngressShape, Rule
+from shaping.model import CLASS_NAMES, IngressShape, Rule, device_of
 from shaping.shaper import Shaper
 from tools.lab.kernel import entered
 
@@ -238,7 +237,8 @@ def test_clearing_removes_what_no_journal_knows(shaper: Shaper, bench: Bench, de
 def guard(bench: Bench, *arguments: str, **options: object) -> subprocess.Popen[str]:
     with entered(bench.sender):
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "broker.guard", *arguments], cwd=ROOT, text=True, stderr=subprocess.PIPE,
+            [sys.executable, "-P", "-m", "broker.process.watchdog", *arguments],
+            cwd=ROOT, text=True, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)}, **options,  # type: ignore[call-overload]  # those of Popen
         )  # fmt: skip
 

@@ -16,13 +16,13 @@ from shaping_bench import INTERFACE, Bench
 from shaping_contract import CLAIMS, MBIT, RULES, make_shape
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError
-from shaping.diff import diff
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
 from shaping.kernel_api import Kernel
 from shaping.model import INNER_MINOR, LEAF_MINOR, AddClass, AddRoot
+from shaping.plan.desired_tree import desired_tree
+from shaping.plan.diff import diff
 from shaping.shaper import Shaper
-from shaping.tree import desired_tree
 from tools.lab.kernel import entered
 
 

@@ -17,11 +17,11 @@ from patience import LIMIT_S, most_of, wait_until
 from shaping_bench import FAMILIES, INTERFACE, RECEIVER, Bench, make_bench, tool
 from shaping_contract import MBIT, make_shape
 
+from shaping.classify.socket_priority import mark_socket
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
 from shaping.model import LEAF_MINOR, InterfaceShape
 from shaping.shaper import Shaper
-from shaping.sockets import mark_socket
 from tools.lab.kernel import entered
 
 TAP = "tap0"

@@ -18,11 +18,11 @@ from patience import LIMIT_S, most_of
 from shaping_bench import INTERFACE, PAYLOAD_BYTES, RECEIVER, Bench
 from shaping_contract import MBIT, make_shape
 
+from shaping.classify.socket_priority import mark_socket
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
 from shaping.model import BULK_NAME, DSCP, MARK_MINOR, InterfaceShape
 from shaping.shaper import Shaper
-from shaping.sockets import mark_socket
 from tools.lab.kernel import entered
 
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from shaping.classify.socket_priority import mark_socket, priority_of
 from shaping.model import LEAF_MINOR, classid
-from shaping.sockets import mark_socket, priority_of
 
 
 @pytest.mark.parametrize(

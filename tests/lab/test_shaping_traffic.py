@@ -16,13 +16,13 @@ from patience import LIMIT_S, wait_until
 from shaping_bench import FAMILIES, INTERFACE, PAYLOAD_BYTES, RECEIVER, SENDER, Bench
 from shaping_contract import make_shape
 
-from shaping import cgroup
-from shaping.cgroup import SocketClassifier
+from shaping.classify import cgroup
+from shaping.classify.cgroup import SocketClassifier
+from shaping.classify.socket_priority import mark_socket, priority_of
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
 from shaping.model import BULK_NAME, DSCP, LEAF_MINOR, MARK_MINOR, Rule, classid
 from shaping.shaper import Shaper
-from shaping.sockets import mark_socket, priority_of
 from tools.lab.kernel import entered
 
 USER = 61_234

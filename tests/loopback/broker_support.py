@@ -16,14 +16,14 @@ from patience import LIMIT_S, wait_until
 
 from broker import client
 from broker.client.protocol import encode
-from broker.config import load
-from broker.daemon import configuration_file
-from broker.daemon.configurations import Configurations, Source
+from broker.daemon import config_file
+from broker.daemon.config_store import Configurations, Source
 from broker.daemon.daemon import Daemon, Options
-from broker.daemon.log import open_log
-from broker.daemon.notify import Notifier
+from broker.policy.toml import load
+from broker.process.log import open_log
+from broker.process.notify import Notifier
 from hive_qos.errors import BrokerUnavailableError
-from shaping.fake import FakeClassifier, FakeKernel
+from shaping.testing import FakeClassifier, FakeKernel
 
 CONFIGURATION = """
 version = 1
@@ -84,7 +84,7 @@ class Running:
                 self.error = problem
 
         path = self.folder / "broker.toml"
-        source = Source(read=lambda: configuration_file.read(path), parse=load, state_dir=str(self.folder / "state"))
+        source = Source(read=lambda: config_file.read(path), parse=load, state_dir=str(self.folder / "state"))
         options = Options(Configurations(source, log=open_log()))
         self.daemon = Daemon(options, kernel=self.kernel, classifier=FakeClassifier(), log=open_log(),
                              mark=self.mark or mark, namespace=self.namespace or claim_of(self.folder),

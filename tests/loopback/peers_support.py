@@ -21,13 +21,13 @@ from cryptography.x509.oid import NameOID
 from engine_support import bound_socket
 from patience import LIMIT_S, wait_until
 
-from broker.holds import Hold, Lease, Verdict
-from broker.peers import wire
-from broker.peers.carrier import GROUP, SETTINGS
+from broker.model.leases import Hold, Lease, Verdict
+from broker.model.reasons import Reason
 from broker.peers.channel import PeerChannel
 from broker.peers.listening import split_listen
-from broker.policy import PeersPolicy
-from broker.reasons import Reason
+from broker.peers.protocol import wire
+from broker.peers.quic_endpoint import GROUP, SETTINGS
+from broker.policy.types import PeersPolicy
 from transport.engine import create_engine
 from transport.engine.base import (
     ConnectionDown,

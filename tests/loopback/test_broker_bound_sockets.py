@@ -6,7 +6,7 @@ import os
 import socket
 from contextlib import closing
 
-from broker.daemon.sock_diag import BoundSocket, bound_sockets
+from broker.measure.tcp_diag import BoundSocket, bound_sockets
 
 
 def listed(*socks: socket.socket) -> list[BoundSocket | None]:

@@ -15,11 +15,11 @@ from contextlib import closing
 import pytest
 from patience import wait_until
 
-from broker.daemon import capabilities
-from broker.daemon.finder import ANSWER_S, Finder
-from broker.daemon.finding import ANSWER, BYTES_MAX, LAST, MORE, SOCKETS_AT_ONCE, serve
-from broker.daemon.log import open_log
-from shaping.sockets import priority_of
+from broker.process import capabilities
+from broker.process.log import open_log
+from broker.process.socket_finder import ANSWER, BYTES_MAX, LAST, MORE, SOCKETS_AT_ONCE, serve
+from broker.process.socket_finder_client import ANSWER_S, Finder
+from shaping.classify.socket_priority import priority_of
 
 SO_COOKIE = 57
 HOLDER = """
@@ -67,7 +67,7 @@ def process_of(finder: Finder) -> int:
 
 
 def cookie_of(pid: int, descriptor: int) -> int:
-    from shaping.duplicates import _taken
+    from shaping.classify.pidfd_getfd import _taken
 
     found = _taken(pid, descriptor)
     assert found is not None

@@ -20,9 +20,9 @@ from broker_support import Running, ask, connected, register
 from patience import wait_until
 
 from broker.client.protocol import DESCRIPTORS_MAX
-from broker.daemon import cgroups
-from broker.daemon.sessions import SESSIONS_PER_USER_MAX
-from broker.record import replay
+from broker.enforce import cgroups
+from broker.law.recording import replay
+from broker.sessions.server import SESSIONS_PER_USER_MAX
 from hive_qos.errors import PrivilegeError
 
 HELLO = {"v": 1, "op": "hello", "client": "fuzz", "job": "f", "pid": 1, "rates": True}

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 from patience import LIMIT_S, wait_until
 
-from broker import guard
-from broker.daemon.guardian import Guardian
-from broker.daemon.log import open_log
-from broker.guard import Guard
+from broker.process import watchdog
+from broker.process.log import open_log
+from broker.process.watchdog import Guard
+from broker.process.watchdog_client import Guardian
 from hive_qos.errors import KernelRejectedError, ShapingError
 from shaping.journal import Journal
 
@@ -69,8 +69,8 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr(guard, "AGAIN_S", 0.01)
-    monkeypatch.setattr(guard, "START_S", 60.0)  # what is not to be opened is not, however slow the machine
+    monkeypatch.setattr(watchdog, "AGAIN_S", 0.01)
+    monkeypatch.setattr(watchdog, "START_S", 60.0)  # what is not to be opened is not, however slow the machine
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(LIMIT_S)
     made = Watched(ours, None)  # type: ignore[arg-type]  # its methods are the guard's
@@ -115,11 +115,11 @@ def test_a_goodbye_ends_it_and_opens_nothing(watched: Watched) -> None:
 def test_silence_opens_once_and_the_next_beat_is_told(watched: Watched) -> None:
     watched.ask("b 1")
     wait_until(lambda: watched.opened == 1)
-    time.sleep(3 * guard.SILENCE_S)
+    time.sleep(3 * watchdog.SILENCE_S)
     assert watched.opened == 1
     sequence, opened, silence_s = watched.ask("b 2")
     assert (sequence, opened) == (b"2", b"1")
-    assert float(silence_s) >= guard.SILENCE_S
+    assert float(silence_s) >= watchdog.SILENCE_S
     wait_until(lambda: watched.opened == 2)  # silent again: once more
 
 
@@ -136,7 +136,7 @@ def test_a_start_and_a_reload_are_given_time(
 ) -> None:
     if message is not None:
         watched.ask(message)
-    time.sleep(2 * guard.SILENCE_S + guard.GRACE_S)
+    time.sleep(2 * watchdog.SILENCE_S + watchdog.GRACE_S)
     assert watched.opened == 0
     watched.ask("b 2")
     wait_until(lambda: watched.opened == 1)

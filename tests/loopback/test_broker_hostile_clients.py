@@ -23,10 +23,10 @@ from patience import most_of, wait_until
 
 from broker.client import Session, request
 from broker.client.protocol import encode
-from broker.daemon import sessions
-from broker.daemon.authority import Authority, Right
-from broker.daemon.hub import SessionHub
-from broker.daemon.machine import MESSAGES_AT_ONCE, MESSAGES_PER_S
+from broker.process.rights import Authority, Right
+from broker.sessions import server
+from broker.sessions.protocol import MESSAGES_AT_ONCE, MESSAGES_PER_S
+from broker.sessions.service import SessionHub
 from hive_qos.errors import BrokerRejectedError
 
 QUEUE_MAX = 1000
@@ -93,7 +93,7 @@ def test_a_session_whose_process_and_connection_end_in_one_round_does_not_end_th
 def test_a_process_that_is_not_to_be_found_gets_a_clear_refusal_and_no_session(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "process_of", lambda sock, peer: None)  # as the kernel's answer for a reaped one
+    monkeypatch.setattr(server, "process_of", lambda sock, peer: None)  # as the kernel's answer for a reaped one
     with connected(running.sessions, hello=False) as session:
         assert json.loads(session.recv(1000))["code"] == "no-process"
         assert session.recv(10) == b""
@@ -132,7 +132,7 @@ def test_a_session_that_is_ended_for_one_packet_hears_why_though_it_sent_others(
 
 
 def test_who_never_says_hello_is_told_why_it_ends(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(server, "HELLO_TIMEOUT_S", 0.05)
     with connected(running.sessions, hello=False) as session:
         assert json.loads(session.recv(70_000))["code"] == "no-hello"
         assert session.recv(10) == b""
@@ -157,7 +157,7 @@ def test_a_session_that_cannot_be_watched_is_ended_and_the_daemon_lives_on(
 
 
 def test_one_user_does_not_take_all_sessions(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "SESSIONS_PER_USER_MAX", 3)
+    monkeypatch.setattr(server, "SESSIONS_PER_USER_MAX", 3)
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(connected(running.sessions))

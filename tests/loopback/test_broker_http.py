@@ -15,11 +15,11 @@ import pytest
 from broker_support import Running
 from patience import LIMIT_S, wait_until
 
-from broker.config import load
-from broker.daemon import http_api
-from broker.daemon.authority import Authority, Right
-from broker.daemon.closing import Closing
-from broker.daemon.log import open_log
+from broker.api import server
+from broker.policy.toml import load
+from broker.process.closer_client import Closing
+from broker.process.log import open_log
+from broker.process.rights import Authority, Right
 
 
 def http_request(path: str, method: str, target: str, body: bytes | None = None) -> tuple[int, dict[str, str]]:
@@ -56,11 +56,10 @@ def test_the_http_socket_reads_and_changes_nothing(running: Running) -> None:
 def test_http_requests_that_never_end_are_ended_and_too_many_are_turned_away(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_api, "REQUEST_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.3)
     with contextlib.ExitStack() as stack:
         slow = [
-            stack.enter_context(socket.socket(socket.AF_UNIX))
-            for _ in range(http_api.REQUESTS_AT_ONCE[Right.CHANGE] + 4)
+            stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(server.REQUESTS_AT_ONCE[Right.CHANGE] + 4)
         ]
         for sock in slow:
             sock.connect(running.api)  # waits where the queue of the listener is full
@@ -109,7 +108,7 @@ def test_what_needs_no_snapshot_does_not_ask_the_loop(tmp_path: Path) -> None:
     rights = Authority.of(load('version = 1\n[[interface]]\nname = "lo"\negress = "40 Mbit/s"\n'))
     path = str(tmp_path / "api.sock")
     closing = Closing(log=open_log())
-    api = http_api.HttpApi(
+    api = server.HttpApi(
         path=path,
         snapshot=snapshot,
         authority=lambda: rights,

@@ -18,12 +18,12 @@ from patience import wait_until
 
 from broker.client import http
 from broker.client.protocol import encode
-from broker.daemon import sessions
-from broker.daemon.authority import Authority, Right
-from broker.daemon.closing import Closing
-from broker.daemon.log import open_log
+from broker.process.closer_client import Closing
+from broker.process.log import open_log
+from broker.process.rights import Authority, Right
+from broker.sessions import server
 from hive_qos.errors import BrokerRejectedError
-from shaping.duplicates import duplicate
+from shaping.classify.pidfd_getfd import duplicate
 
 LINGER_S = 20
 SOON_S = LINGER_S / 2
@@ -111,7 +111,7 @@ def test_a_session_that_passes_a_lingering_socket_holds_nobody_up(
 def test_who_is_refused_or_says_no_hello_holds_nobody_up(
     running: Running, lingering: Lingering, monkeypatch: pytest.MonkeyPatch, right: Right, sessions_max: int
 ) -> None:
-    monkeypatch.setattr(sessions, "SESSIONS_PER_USER_MAX", sessions_max)
+    monkeypatch.setattr(server, "SESSIONS_PER_USER_MAX", sessions_max)
     with (
         connected(running.sessions) as other,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel,

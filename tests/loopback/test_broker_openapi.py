@@ -16,7 +16,7 @@ from patience import LIMIT_S
 from schemathesis import GenerationMode, openapi
 from test_broker_http import http_request
 
-from broker.daemon.openapi import description
+from broker.api.openapi import description
 
 OPERATIONS = [(path, method) for path, methods in description()["paths"].items() for method in methods]
 EXAMPLES = 40

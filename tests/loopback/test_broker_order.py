@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from broker.config import load
-from broker.daemon.configurations import Configurations, Source
-from broker.daemon.log import open_log
-from broker.daemon.parts import Given, Parts, compose
-from broker.holds import Hold
-from broker.policy import Policy
-from shaping.fake import FakeKernel
+from broker.daemon.composition import Given, Parts, compose
+from broker.daemon.config_store import Configurations, Source
+from broker.model.leases import Hold
+from broker.policy.toml import load
+from broker.policy.types import Policy
+from broker.process.log import open_log
 from shaping.journal import Journal
+from shaping.testing import FakeKernel
 
 
 def text(egress: str) -> str:

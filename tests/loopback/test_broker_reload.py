@@ -13,22 +13,23 @@ from broker_support import CONFIGURATION, Running, ask, connected, register
 from patience import wait_until
 from typer.testing import CliRunner
 
+from broker.api import requests, server
 from broker.cli.app import app
 from broker.cli.exits import ExitCode
 from broker.client import http
-from broker.config import load
-from broker.daemon import control, http_api
-from broker.daemon.authority import Right
-from broker.daemon.configurations import Configurations
-from broker.daemon.shapes import shape_of
-from broker.decide import decide
-from broker.model import Measurements, State
+from broker.daemon.config_store import Configurations
+from broker.enforce.shapes import shape_of
+from broker.law.decide import decide
+from broker.law.state import State
+from broker.model.values import Measurements
+from broker.policy.toml import load
+from broker.process.rights import Right
 from hive_qos.errors import BrokerRejectedError
-from shaping.fake import FakeKernel
 from shaping.journal import Journal
-from shaping.leaves import RATE_BITS_PER_S_MIN
 from shaping.model import JOB_MINOR, ChangeClass, InterfaceShape
+from shaping.plan.leaves import RATE_BITS_PER_S_MIN
 from shaping.shaper import Shaper
+from shaping.testing import FakeKernel
 
 
 def test_a_reload_takes_a_good_configuration_and_keeps_the_last_good_one(running: Running) -> None:
@@ -55,7 +56,7 @@ def test_a_reload_takes_a_good_configuration_and_keeps_the_last_good_one(running
 def test_who_asks_after_a_reload_was_answered_is_not_shown_the_former_policy(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.daemon.showing.WAIT_S", 30.0)  # however busy the machine is
+    monkeypatch.setattr("broker.api.latest_snapshot.WAIT_S", 30.0)  # however busy the machine is
     for rate in range(30, 40):
         running.write(CONFIGURATION.replace("40 Mbit/s", f"{rate} Mbit/s"))
         http.fetch("/v1/policy", socket_path=running.api)  # so that there is something fresh to be shared
@@ -102,7 +103,7 @@ def test_a_jobs_leaf_keeps_a_rate_through_a_reload(running: Running) -> None:
 def test_an_interface_that_is_not_there_is_an_alarm_and_is_shaped_when_it_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.daemon.roster.LOOK_S", 0.05)
+    monkeypatch.setattr("broker.enforce.interfaces.LOOK_S", 0.05)
     late = FakeKernel(["lo", "eth7"])
     running = Running(tmp_path, kernel=late)
     there = ["lo"]
@@ -215,7 +216,7 @@ def test_a_file_in_the_middle_of_being_written_is_not_taken_though_what_is_there
 
 
 def test_who_may_only_use_the_broker_may_not_reload_it(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.daemon.authority.Authority.right_of", lambda self, peer: Right.USE)
+    monkeypatch.setattr("broker.process.rights.Authority.right_of", lambda self, peer: Right.USE)
     running.write(CONFIGURATION.replace("40 Mbit/s", "10 Mbit/s"))
     for action in ("/v1/reload", "/v1/reload?confirm_s=60", "/v1/confirm"):
         with pytest.raises(BrokerRejectedError, match="may change"):
@@ -228,7 +229,7 @@ def test_a_request_that_the_loop_did_not_take_in_time_is_not_done_later(
 ) -> None:
     running.write(CONFIGURATION.replace("40 Mbit/s", "30 Mbit/s"))
     assert "on trial" in http.post("/v1/reload?confirm_s=600", socket_path=running.api)
-    monkeypatch.setattr(control, "ANSWER_S_MAX", 0.1)
+    monkeypatch.setattr(requests, "ANSWER_S_MAX", 0.1)
     release = threading.Event()
     running.between_rounds(release)
     with pytest.raises(BrokerRejectedError, match="will not do it"):
@@ -243,8 +244,8 @@ def test_a_request_that_the_loop_has_taken_is_answered_however_long_it_takes(
 ) -> None:
     running.write(CONFIGURATION.replace("40 Mbit/s", "30 Mbit/s"))
     assert "on trial" in http.post("/v1/reload?confirm_s=600", socket_path=running.api)
-    monkeypatch.setattr(control, "ANSWER_S_MAX", 0.05)
-    monkeypatch.setattr(http_api, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(requests, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.2)
     confirm, taken_s = Configurations.confirm, []
 
     def slow(configurations: Configurations) -> bool:

@@ -13,7 +13,7 @@ from patience import wait_until
 from peers_support import A_HOST, B_HOST, Broker, Cluster, free_port, until
 
 from broker.client import http
-from broker.policy import PeersPolicy
+from broker.policy.types import PeersPolicy
 from transport.identity import ca_revoke
 
 PEERS = """

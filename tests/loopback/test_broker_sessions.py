@@ -13,9 +13,9 @@ from broker_support import Running, ask, connected, register
 from patience import wait_until
 
 from broker.client import Session
-from broker.daemon import authority
+from broker.process import rights
+from shaping.classify.socket_priority import mark_socket
 from shaping.model import JOB_MINOR, MARK_MINOR
-from shaping.sockets import mark_socket
 
 IPPROTO_MPTCP = 262  # the socket module of Python 3.11 does not know it everywhere
 
@@ -94,12 +94,12 @@ def test_reports_of_who_has_sockets_cross_to_the_measurements_of_their_interface
 def test_a_pidfd_is_of_the_process_that_connected_and_there_is_none_for_one_that_cannot_be_seen() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        peer = authority.peer_of(ours)
-        descriptor = authority.process_of(ours, peer)
+        peer = rights.peer_of(ours)
+        descriptor = rights.process_of(ours, peer)
         assert descriptor is not None
         assert f"Pid:\t{os.getpid()}\n" in Path(f"/proc/self/fdinfo/{descriptor}").read_text()
         os.close(descriptor)
-        assert authority.process_of(ours, dataclasses.replace(peer, pid=0)) is None
+        assert rights.process_of(ours, dataclasses.replace(peer, pid=0)) is None
 
 
 def test_a_lack_of_descriptors_is_not_taken_for_a_process_that_is_gone() -> None:
@@ -110,4 +110,4 @@ def test_a_lack_of_descriptors_is_not_taken_for_a_process_that_is_gone() -> None
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with Short(socket.AF_UNIX) as sock, pytest.raises(OSError, match="Too many open files"):
-        authority.process_of(sock, authority.Peer(pid=os.getpid(), uid=0, gid=0, groups=frozenset()))
+        rights.process_of(sock, rights.Peer(pid=os.getpid(), uid=0, gid=0, groups=frozenset()))

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from broker.cli.app import app
 from broker.cli.exits import ExitCode
-from broker.daemon.runtime import NamespaceLock
-from shaping.fake import FakeClassifier, FakeKernel
+from broker.process.locks import NamespaceLock
 from shaping.model import Operation
+from shaping.testing import FakeClassifier, FakeKernel
 
 
 class Interrupted(FakeKernel):
@@ -57,7 +57,7 @@ def test_a_signal_during_the_start_puts_back_what_was_there(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a test that fails here must not end the run
     monkeypatch.setattr("shaping.kernel.RealKernel", kernel)
-    monkeypatch.setattr("shaping.cgroup.SocketClassifier", FakeClassifier)
+    monkeypatch.setattr("shaping.classify.cgroup.SocketClassifier", FakeClassifier)
     monkeypatch.setattr("broker.daemon.daemon.NamespaceLock", lambda _: NamespaceLock(claim_of(tmp_path)))
     config = tmp_path / "broker.toml"
     config.write_text('version = 1\n[[interface]]\nname = "lo"\negress = "8 Mbit/s"\n')

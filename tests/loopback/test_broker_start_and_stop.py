@@ -10,16 +10,17 @@ import pytest
 from broker_support import CONFIGURATION, Running, ask, claim_of, connected
 from patience import LIMIT_S, wait_until
 
-from broker.config import load
-from broker.daemon.configurations import Configurations, Source
+from broker.daemon.config_store import Configurations, Source
 from broker.daemon.daemon import Daemon, Options
-from broker.daemon.log import open_log
-from broker.daemon.neighbours import Neighbours
-from broker.daemon.notify import Notifier
-from broker.daemon.shapes import shape_of
-from broker.decide import decide
-from broker.model import Measurements, State
-from broker.record import replay
+from broker.daemon.peer_link import Neighbours
+from broker.enforce.shapes import shape_of
+from broker.law.decide import decide
+from broker.law.recording import replay
+from broker.law.state import State
+from broker.model.values import Measurements
+from broker.policy.toml import load
+from broker.process.log import open_log
+from broker.process.notify import Notifier
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, PrivilegeError, ShapingError
 from shaping.journal import Journal
 from shaping.shaper import Shaper
@@ -44,7 +45,7 @@ def test_a_start_that_cannot_be_is_one_clear_error_and_leaves_nothing(tmp_path: 
 def test_a_host_is_shaped_whatever_is_wrong_with_the_way_to_other_brokers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.daemon.channel_opening.RETRY_S", 0.05)
+    monkeypatch.setattr("broker.daemon.peer_opening.RETRY_S", 0.05)
     running = Running(tmp_path)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))

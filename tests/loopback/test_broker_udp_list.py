@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from broker.daemon.sock_diag import udp_pages
+from broker.measure.tcp_diag import udp_pages
 
 
 def inode(sock: socket.socket) -> int:

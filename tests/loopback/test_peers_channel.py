@@ -11,13 +11,13 @@ from engine_support import EACH, engines, over, pytest_generate_tests
 from patience import wait_until
 from peers_support import A_HOST, B_HOST, Broker, Cluster, Heard, free_port, until
 
-from broker.holds import Verdict
-from broker.peers.asking import SHORT_LIFE_S
+from broker.model.leases import Verdict
+from broker.model.reasons import Reason
 from broker.peers.channel import PeerChannel
-from broker.peers.connections import IDLE_S
 from broker.peers.identity import broker_identity
 from broker.peers.listening import split_listen
-from broker.reasons import Reason
+from broker.peers.protocol.connections import IDLE_S
+from broker.peers.protocol.requests import SHORT_LIFE_S
 
 __all__ = ["engines", "pytest_generate_tests"]
 Open = Callable[..., Broker]

@@ -13,12 +13,12 @@ import pytest
 from engine_support import EACH, bound_socket, engines, over, pytest_generate_tests
 from peers_support import A_HOST, B_HOST, Broker, Cluster, Rogue, free_port, granted, until
 
-from broker.holds import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
-from broker.peers import connections, wire
-from broker.peers.carrier import SETTINGS
-from broker.peers.reading import MESSAGES_AT_ONCE, MESSAGES_PER_S
-from broker.peers.wire import Key, Refusal
-from broker.reasons import Reason
+from broker.model.leases import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
+from broker.model.reasons import Reason
+from broker.peers.protocol import connections, wire
+from broker.peers.protocol.receive_quota import MESSAGES_AT_ONCE, MESSAGES_PER_S
+from broker.peers.protocol.wire import Key, Refusal
+from broker.peers.quic_endpoint import SETTINGS
 from hive_qos.errors import PeerError
 from hive_qos.units import RATE_BITS_PER_S_MAX
 from transport.engine.base import ConnectionDown, ConnectionUp, Credentials, EngineSettings

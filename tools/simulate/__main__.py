@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from broker.config import ConfigurationErrors
-from broker.config import load as load_policy
-from broker.policy import Policy
+from broker.policy.toml import ConfigurationErrors
+from broker.policy.toml import load as load_policy
+from broker.policy.types import Policy
 from hive_qos.errors import ConfigurationError
 from tools.simulate import report
 from tools.simulate.scenario import Scenario, load

@@ -9,21 +9,21 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.decide import decide
-from broker.holds import HELD_CLASS
-from broker.model import (
+from broker.law.decide import decide
+from broker.law.decision import Decision
+from broker.law.recording import header_line, tick_line
+from broker.law.state import State
+from broker.model.leases import HELD_CLASS
+from broker.model.values import (
     Burst,
     ClassSample,
-    Decision,
     DestinationSample,
     FlowSample,
     InterfaceSample,
     Measurements,
     SenderSample,
 )
-from broker.policy import CLASS_NAMES, Policy
-from broker.record import header_line, tick_line
-from broker.state import State
+from broker.policy.types import CLASS_NAMES, Policy
 from tools.simulate.fluid import PACKET_BITS, Ints, Network
 from tools.simulate.leases import Leases
 

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from broker.holds import Hold, Lease, Verdict
+from broker.model.leases import Hold, Lease, Verdict
 
 
 @dataclass(order=True, frozen=True)

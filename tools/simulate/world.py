@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from broker.model import Burst
-from broker.policy import CLASS_NAMES, Policy
+from broker.model.values import Burst
+from broker.policy.types import CLASS_NAMES, Policy
 from tools.simulate.brokers import HostBroker, by_priority
 from tools.simulate.fluid import QUIC, STEP_S, TCP, Flows, Kind, Network, Shapers
 from tools.simulate.leases import Leases

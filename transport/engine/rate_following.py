@@ -72,8 +72,8 @@ class EndpointRate:
     """One endpoint's rate, divided among its connections that have data. Members are known by any hashable name.
 
     They have equal parts, and what one does not want goes to the others. Each is told the level of the water (as in
-    `broker.allocate`) and may go up to that: as long as nobody sends more than he says that he wants, all together
-    send the rate.
+    `broker.law.sharing.water_filling`) and may go up to that: as long as nobody sends more than he says that he wants,
+    all together send the rate.
     """
 
     def __init__(self) -> None:

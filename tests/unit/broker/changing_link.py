@@ -16,10 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from broker.decide import decide
-from broker.model import CLASS_NAMES, Burst, ClassSample, Decision, FlowSample, InterfaceSample, Measurements, Policy
-from broker.record import header_line, tick_line
-from broker.state import State
+from broker.law.decide import decide
+from broker.law.decision import Decision
+from broker.law.recording import header_line, tick_line
+from broker.law.state import State
+from broker.model.values import Burst, ClassSample, FlowSample, InterfaceSample, Measurements
+from broker.policy.types import CLASS_NAMES, Policy
 
 STEP_S, TICK_S, ECHO_S = 0.002, 0.1, 0.02
 PACKET_BYTES = 1_514

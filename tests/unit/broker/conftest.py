@@ -8,8 +8,8 @@ import pytest
 from control_loop import Controlled
 from fluid_link import World
 
-from broker.config import load
-from broker.model import Policy
+from broker.policy.toml import load
+from broker.policy.types import Policy
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fluid_link import World
 
-from broker.decide import decide
-from broker.model import Policy, State
-from broker.record import header_line, tick_line
+from broker.law.decide import decide
+from broker.law.recording import header_line, tick_line
+from broker.law.state import State
+from broker.policy.types import Policy
 
 
 class Controlled:

@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from broker.model import CLASS_NAMES, Burst, ClassSample, Decision, FlowSample, InterfaceSample, Measurements
+from broker.law.decision import Decision
+from broker.model.values import Burst, ClassSample, FlowSample, InterfaceSample, Measurements
+from broker.policy.types import CLASS_NAMES
 
 STEP_S = 0.005
 PACKET_BYTES = 1_514

@@ -12,19 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from broker.decide import decide
-from broker.model import (
-    CLASS_NAMES,
-    Burst,
-    ClassSample,
-    Decision,
-    FlowSample,
-    InterfaceSample,
-    Measurements,
-    Policy,
-    SenderSample,
-    State,
-)
+from broker.law.decide import decide
+from broker.law.decision import Decision
+from broker.law.state import State
+from broker.model.values import Burst, ClassSample, FlowSample, InterfaceSample, Measurements, SenderSample
+from broker.policy.types import CLASS_NAMES, Policy
 
 STEP_S = 0.001
 WIRE = 1.0456

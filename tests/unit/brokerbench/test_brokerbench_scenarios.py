@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hive_qos.errors import HiveError
 from shaping.model import Capabilities
-from shaping.tree import desired_tree
+from shaping.plan.desired_tree import desired_tree
 from tools.brokerbench import changing_figures, failing_figures, faults, report, scenes, variants
 from tools.brokerbench.figures import Figures
 from tools.brokerbench.programs import changer, ending

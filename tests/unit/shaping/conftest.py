@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shaping.fake import FakeKernel
 from shaping.journal import Journal
+from shaping.testing import FakeKernel
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from dataclasses import replace
 import pytest
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError
-from shaping.destinations import leaf_of_address
-from shaping.diff import diff
 from shaping.kernel_api import Kernel
 from shaping.model import (
     LEAF_MINOR,
@@ -31,7 +29,9 @@ from shaping.model import (
     Rule,
     Tree,
 )
-from shaping.tree import desired_tree
+from shaping.plan.desired_tree import desired_tree
+from shaping.plan.destinations import leaf_of_address
+from shaping.plan.diff import diff
 
 MBIT = 1_000_000
 

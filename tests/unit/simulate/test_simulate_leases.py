@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import load as load_policy
-from broker.holds import Hold, Verdict
-from broker.reasons import Reason
-from broker.record import replay
+from broker.law.recording import replay
+from broker.model.leases import Hold, Verdict
+from broker.model.reasons import Reason
+from broker.policy.toml import load as load_policy
 from tools.simulate import world
 from tools.simulate.__main__ import NO_POLICY
 from tools.simulate.leases import Leases

@@ -12,8 +12,8 @@ import pytest
 from simulated_networks import TWO_HOSTS
 from typer.testing import CliRunner
 
-from broker.config import load as load_policy
-from broker.record import replay
+from broker.law.recording import replay
+from broker.policy.toml import load as load_policy
 from tools.simulate.__main__ import DEFAULT as SITES
 from tools.simulate.__main__ import NO_POLICY, app
 from tools.simulate.scenario import Change, load, parse

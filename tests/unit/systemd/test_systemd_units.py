@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from broker import precedence
-from broker.config import CLASS_DEFAULTS, load
-from broker.policy import CLASS_NAMES, DaemonPolicy, MatchRule
+from broker.policy.toml import CLASS_DEFAULTS, load
+from broker.policy.types import CLASS_NAMES, DaemonPolicy, MatchRule
+from broker.process import rt_priority
 
 SYSTEMD = Path(__file__).parents[3] / "systemd"
 UNITS = ("hive-qos.service", "hive-qos-restore.service", "hive-compute.slice", "hive-storage.slice")
@@ -93,7 +93,7 @@ def test_the_service_keeps_four_capabilities_and_names_why_each() -> None:
 
 def test_the_service_may_go_before_ordinary_programs_and_no_further() -> None:
     service = settings_of("hive-qos.service")
-    assert service["LimitRTPRIO"] == [str(precedence.PRIORITY)]
+    assert service["LimitRTPRIO"] == [str(rt_priority.PRIORITY)]
     assert "RestrictRealtime" not in service
     allowed = service["SystemCallFilter"]
     denied = next(number for number, line in enumerate(allowed) if line.startswith("~") and "@resources" in line)
@@ -112,7 +112,7 @@ def test_the_guard_outlives_the_daemon_and_what_it_could_not_do_is_done_after_it
     service, restore = settings_of("hive-qos.service"), settings_of("hive-qos-restore.service")
     assert service["KillMode"] == ["process"]  # "mixed" and "control-group" kill the guard with the daemon
     state = DaemonPolicy().state_dir
-    assert service["ExecStopPost"] == [f"-{PYTHON} -P -m broker.guard --once {state}"]
+    assert service["ExecStopPost"] == [f"-{PYTHON} -P -m broker.process.watchdog --once {state}"]
     assert service["OnFailure"] == ["hive-qos-restore.service"]
     assert restore["ExecStart"] == [f"{INSTALLED} clear --state-dir {state}"]
     (kept,), (needed,) = service["CapabilityBoundingSet"], restore["CapabilityBoundingSet"]

@@ -18,8 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+from shaping.classify.socket_priority import mark_socket
 from shaping.model import DSCP, JOB_MINOR
-from shaping.sockets import mark_socket
 from tools.brokerbench.programs.ending import Ending
 
 PORT = 8732

@@ -1,0 +1,70 @@
+"""What readers see: one snapshot, made by the loop when somebody asks for it, and once a second besides.
+
+To put everything together costs a tenth of a tick, and most ticks nobody looks at. Who asks wakes the loop, which is
+the only one that may look at what is shown; one that does not come to it in time leaves what was shown last. However
+many ask, and however often, they share one that is at most `SHARED_S` old: so the loop is woken for them ten times a
+second at most.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from broker.api.snapshot import Snapshot
+
+WAIT_S = 0.5
+"""A tick takes milliseconds. A loop that hangs is seen by the age of what it shows, a second and a bit."""
+SHOW_S = 1.0
+"""How often it is put together though nobody asks: who asks of a loop that hangs gets nothing older."""
+SHARED_S = 0.1
+"""A tick: what is shown is as old as that anyway."""
+
+
+class Showing:
+    """Between the loop's thread and those that ask.
+
+    Args:
+        wake: wakes the loop; safe in any thread.
+        clock: the loop's.
+    """
+
+    def __init__(self, wake: Callable[[], None], *, clock: Callable[[], float]) -> None:
+        self._wake, self._clock = wake, clock
+        self._changed = threading.Condition()
+        self._snapshot: Snapshot | None = None
+        self._outdated, self._wanted = False, False
+        self._shown_s = float("-inf")
+
+    @property
+    def last(self) -> Snapshot | None:
+        """What was shown last, None before the first."""
+        return self._snapshot
+
+    def due(self, *, now_s: float) -> bool:
+        """For the loop: whether to show what holds now."""
+        return self._outdated and (self._wanted or now_s - self._shown_s >= SHOW_S)
+
+    def outdate(self) -> None:
+        """For the loop: there is a new decision, which nobody has seen."""
+        self._outdated = True
+
+    def hurry(self) -> None:
+        """For the loop: what was shown is not to be shared any more, whoever asks next sees what comes next."""
+        self._outdated, self._shown_s = True, float("-inf")
+
+    def show(self, snapshot: Snapshot, *, now_s: float) -> None:
+        """For the loop: this is what holds now."""
+        with self._changed:
+            self._snapshot, self._shown_s = snapshot, now_s
+            self._outdated = self._wanted = False
+            self._changed.notify_all()
+
+    def ask(self) -> Snapshot | None:
+        """For any other thread: what holds now, or held a tick ago; None where nothing was ever shown."""
+        with self._changed:
+            if self._outdated and self._clock() - self._shown_s >= SHARED_S:
+                self._wanted = True
+                self._wake()
+                self._changed.wait_for(lambda: not self._outdated, WAIT_S)
+            return self._snapshot

@@ -1,0 +1,306 @@
+"""The HTTP socket: status, policy, flows and metrics to read; reload and confirm to do. HTTP/1.1 over a Unix socket.
+
+The standard library's server, made safe: GET and two POSTs, no bodies, no descriptors, few requests at a time and of a
+user, a time limit on each, and rights by SO_PEERCRED. It runs in threads of its own, sees nothing but the last
+snapshot, and asks the loop to do what is wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import io
+import json
+import os
+import select
+import socket
+import socketserver
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from broker.api.pages import DESCRIPTION, JSON, PATHS, Pages
+from broker.api.requests import Answer, Request
+from broker.api.snapshot import Snapshot
+from broker.client.mailbox import Wake
+from broker.process import rt_priority
+from broker.process.closer_client import Closing
+from broker.process.locks import listen
+from broker.process.rights import Authority, Peer, Right, peer_of
+from hive_qos import __version__
+
+REQUESTS_AT_ONCE = {Right.NONE: 4, Right.USE: 12, Right.CHANGE: 16}
+"""Of all who have at most this right: nobody keeps out those who may do more."""
+REQUESTS_PER_USER_MAX = 4
+"""Of one user who may not change policy."""
+REQUEST_TIMEOUT_S = 5.0
+"""For reading a request, and again for writing its answer."""
+LOOK_S = 0.1
+"""How often it is looked for requests whose time is up. While there is none the server sleeps."""
+_ACTIONS = {"/v1/reload": "reload", "/v1/confirm": "confirm"}
+
+
+class HttpApi:
+    """The server; `close` stops it.
+
+    Args:
+        snapshot: the latest one, from any thread; None before the first tick.
+        authority: who may ask, now; it may change with the policy.
+        ask: has the loop do something.
+        closing: gets the connections that are over.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        snapshot: Callable[[], Snapshot | None],
+        authority: Callable[[], Authority],
+        ask: Callable[[Request], Answer],
+        closing: Closing,
+    ) -> None:
+        self._path = path
+        rights = authority()
+        listener = listen(path, kind=socket.SOCK_STREAM, mode=rights.socket_mode, group=rights.group)
+        listener.setblocking(True)
+        self._server = _Server(listener, snapshot, authority, ask, closing)
+        self._thread = threading.Thread(target=self._server.serve, name="hive-broker-http", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and remove the socket."""
+        self._server.ended.set()
+        self._thread.join(timeout=REQUEST_TIMEOUT_S)
+        self._server.server_close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+
+@dataclass
+class _Open:
+    """A request that is served. `until_s` is None while the loop has it."""
+
+    peer: Peer
+    right: Right
+    until_s: float | None
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        snapshot: Callable[[], Snapshot | None],
+        authority: Callable[[], Authority],
+        ask: Callable[[Request], Answer],
+        closing: Closing,
+    ) -> None:
+        super().__init__(("", 0), _Handler)
+        self.listener, self.snapshot, self.authority, self._ask = listener, snapshot, authority, ask
+        self.pages, self.ended = Pages(), Wake()
+        self._closing = closing
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, _Open] = {}
+
+    def serve(self) -> None:
+        """Take requests until `ended` is set: `serve_forever` wakes ten times a second for nothing.
+
+        In a thread of the server's own, whose requests have theirs: none of them goes before other programs.
+        """
+        rt_priority.give_up()
+        poll = select.poll()
+        poll.register(self.listener, select.POLLIN)
+        poll.register(self.ended.reader, select.POLLIN)
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll(1000 * LOOK_S if self._open else None)]
+            if self.ended.reader in ready:
+                self.ended.close()
+                return
+            if ready and self._closing.full:
+                time.sleep(LOOK_S)
+            elif ready:
+                self._take()
+            self._end_late_requests()
+
+    def _take(self) -> None:
+        """Give a request that is there a thread of its own."""
+        try:
+            request, address = self.get_request()
+        except OSError:  # the client went again, or there is no descriptor to spare
+            time.sleep(LOOK_S)
+            return
+        try:
+            if self.verify_request(request, address):
+                self.process_request(request, address)
+                return
+        except (OSError, RuntimeError):  # nobody knows whose it is; no thread to spare
+            pass
+        self.shutdown_request(request)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        sock, _ = self.listener.accept()
+        sock.settimeout(REQUEST_TIMEOUT_S)
+        return sock, ("unix", 0)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Take the request, unless there are too many at once: then it is closed unanswered."""
+        peer = peer_of(request)
+        right = self.authority().right_of(peer)
+        with self._lock:
+            theirs = [one for one in self._open.values() if one.right <= right]
+            own = sum(one.peer.uid == peer.uid for one in theirs)
+            if len(theirs) >= REQUESTS_AT_ONCE[right] or (right < Right.CHANGE and own >= REQUESTS_PER_USER_MAX):
+                return False
+            self._open[request] = _Open(peer, right, time.monotonic() + REQUEST_TIMEOUT_S)
+            return True
+
+    def right_of(self, request: Any) -> Right:
+        """What the sender of a request may do now."""
+        return self.authority().right_of(self._open[request].peer)
+
+    def ask(self, wanted: Request, *, by: Any) -> Answer:
+        """Have the loop do what a request asks for. Its time goes on with the answer."""
+        self._open[by].until_s = None
+        try:
+            return self._ask(wanted)
+        finally:
+            self._open[by].until_s = time.monotonic() + REQUEST_TIMEOUT_S
+
+    def _end_late_requests(self) -> None:
+        """However slowly they go on."""
+        now_s = time.monotonic()
+        with self._lock:
+            late = [one for one, how in self._open.items() if how.until_s is not None and now_s > how.until_s]
+        for request in late:
+            with contextlib.suppress(OSError):  # it ended by itself meanwhile
+                request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            over = self._open.pop(request, None)
+        with contextlib.suppress(OSError):  # the client went first
+            request.shutdown(socket.SHUT_RDWR)
+        self._closing.take([request.detach()], uid=over.peer.uid if over is not None else -1)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away in the middle is no event; its thread ends."""
+
+    def server_close(self) -> None:
+        self.listener.close()
+
+
+class _PlainBytes(io.RawIOBase):
+    """What a client sends, without descriptors: received they would be ours to close, which lasts as long as he chose.
+
+    Raises:
+        ConnectionAbortedError: some came.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        there, _, flags, _ = self._sock.recvmsg(len(memoryview(buffer)), 0, socket.MSG_PEEK)
+        if flags & socket.MSG_CTRUNC:
+            raise ConnectionAbortedError("descriptors have no place in a request")
+        return self._sock.recv_into(buffer, len(there)) if there else 0
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_PlainBytes(self.connection))
+
+    def do_GET(self) -> None:
+        path = self.path.split("?", 1)[0]
+        if not self._allowed(Right.USE):
+            return
+        if path in _ACTIONS:
+            self.do_PUT()
+        elif path not in PATHS:
+            self._refuse(404, f"known here: {', '.join(PATHS)}")
+        elif path == DESCRIPTION:
+            self._answer_page(*self.server.pages.description())
+        elif (snapshot := self.server.snapshot()) is None:  # the loop is asked for what needs one alone
+            self._refuse(503, "no tick yet")
+        else:
+            self._answer_page(*self.server.pages.of(path, snapshot))
+
+    def do_PUT(self) -> None:
+        path = self.path.split("?", 1)[0]
+        if not self._allowed(Right.CHANGE if path == "/v1/policy" else Right.USE):
+            return
+        if path in _ACTIONS:
+            self._refuse(405, f"{path} is done by a POST", allow="POST")
+        else:
+            self._refuse(405, "policy is changed in broker.toml, then `systemctl reload hive-qos`")
+
+    def do_POST(self) -> None:
+        path, _, query = self.path.partition("?")
+        if path not in _ACTIONS:
+            self.do_PUT()
+            return
+        if not self._allowed(Right.CHANGE):
+            return
+        try:
+            wanted = urllib.parse.parse_qs(query, keep_blank_values=True, max_num_fields=4)
+            trial_s = float(wanted.pop("confirm_s")[0]) if "confirm_s" in wanted and path == "/v1/reload" else None
+        except ValueError:
+            self._refuse(400, "confirm_s is a number of seconds")
+            return
+        if wanted:  # a trial that is misspelt must not become a change for good
+            self._refuse(400, f"{path} knows no {', '.join(sorted(wanted))!r}")
+            return
+        answer = self.server.ask(Request(_ACTIONS[path], trial_s), by=self.request)
+        self._answer_json(answer.code, {"done" if answer.code == 200 else "error": answer.text})
+
+    do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_PUT
+
+    def _allowed(self, wanted: Right) -> bool:
+        right = self.server.right_of(self.request)
+        if right < wanted:
+            self._refuse(403, "not in the broker's group" if wanted is Right.USE else "only the admin group may change")
+        return right >= wanted
+
+    def _refuse(self, code: int, text: str, *, allow: str = "GET") -> None:
+        self._answer_json(code, {"error": text}, allow=allow)
+
+    def _answer_page(self, kind: str, body: bytes) -> None:
+        self._answer(200, body, kind=kind)
+
+    def _answer_json(self, code: int, value: Any, *, allow: str = "GET") -> None:
+        self._answer(code, json.dumps(value).encode(), kind=JSON, allow=allow)
+
+    def _answer(self, code: int, body: bytes, *, kind: str, allow: str = "GET") -> None:
+        self.close_connection = True  # whatever else was sent, a body included, is not read
+        self.send_response(code)
+        if code == 405:
+            self.send_header("Allow", allow)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return f"hive-qos/{__version__}"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged: a status that is watched would fill the journal."""

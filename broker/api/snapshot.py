@@ -1,0 +1,89 @@
+"""What the loop shows of one tick, frozen: whoever asks has it rendered in his own thread. Values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from broker.api.class_averages import NOTHING_YET, Figures
+from broker.law.decision import Decision
+from broker.measure.flow_table import PassedSocket
+from broker.measure.socket_owners import Origin
+from broker.measure.tcp_diag import TcpConnection, UdpSocket
+from broker.model.leases import Hold, Lease, Verdict
+from broker.model.status_values import GuardInfo, HostLoad, SegmentInfo
+from broker.model.values import Alarm, JobKey, Measurements
+from broker.peers.peer_status import PeerStatus
+from broker.policy.types import Policy
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """One connected program. `told_bits_per_s`: by class, at which rate it was told that it may send; `command` the
+    name of its process."""
+
+    name: str
+    client: str
+    job: str
+    pid: int
+    uid: int
+    told_bits_per_s: Mapping[str, int] = field(default_factory=dict)
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class DaemonInfo:
+    """How the daemon itself fares, and its guard (None: beside a kernel in memory).
+
+    `sockets_marked`: those that got their class because they were there before their rule.
+    """
+
+    pid: int
+    up_s: float
+    ticks: int
+    applied: int
+    late_ticks: int
+    cpu_s: float
+    tick_s_max: float
+    sockets_marked: int = 0
+    guard: GuardInfo | None = None
+
+
+@dataclass(frozen=True)
+class HoldsInfo:
+    """What stands between us and other brokers: `asked` of them and what they said, `leases` that they have of us and
+    what we made of them, `peers` themselves."""
+
+    asked: tuple[tuple[Hold, Verdict | None], ...] = ()
+    leases: tuple[tuple[Lease, Verdict | None], ...] = ()
+    peers: tuple[PeerStatus, ...] = ()
+
+
+NO_HOLDS = HoldsInfo()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
+
+    Of `tcp_connections` in all, `tcp` are those that are shown; `udp` sockets that are, each with whether something of
+    it was seen waiting lately; `origins` says by inode whose they are; `slots` of leaves by job.
+    """
+
+    host: str
+    daemon: DaemonInfo
+    policy: Policy
+    decision: Decision
+    measurements: Measurements
+    sessions: tuple[SessionInfo, ...]
+    passed: tuple[PassedSocket, ...]
+    tcp: tuple[tuple[TcpConnection, str], ...]
+    segments: Mapping[str, SegmentInfo]
+    alarms: tuple[Alarm, ...]
+    origins: Mapping[int, Origin] = field(default_factory=dict)
+    tcp_connections: int = 0
+    holds: HoldsInfo = NO_HOLDS
+    slots: Mapping[JobKey, int] = field(default_factory=dict)
+    load: HostLoad = field(default_factory=HostLoad)
+    udp: tuple[tuple[UdpSocket, str, bool], ...] = ()
+    figures: Figures = NOTHING_YET

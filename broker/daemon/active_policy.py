@@ -1,0 +1,87 @@
+"""The policy in force: taken up at the start, replaced at a reload, the former one where the new one cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.daemon.composition import Parts
+from broker.daemon.config_store import Configurations
+from broker.enforce.device_stack import misplaced
+from broker.policy.types import Policy
+from broker.process.log import Log
+from broker.process.rights import Authority
+from hive_qos.errors import HiveError
+
+
+class InForce:
+    """For the loop's thread; `authority` may be read in any.
+
+    `policy` is what every decision is made by, `authority` who may do what under it.
+
+    Args:
+        patience: asks the guard for patience: many interfaces take long.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        configurations: Configurations,
+        parts: Parts,
+        *,
+        patience: Callable[[], None],
+        log: Log,
+        clock: Callable[[], float],
+    ) -> None:
+        self._configurations, self._parts = configurations, parts
+        self._patience, self._log, self._clock = patience, log, clock
+        self.policy = configurations.first
+        self.authority = Authority.of(self.policy)
+
+    def begin(self) -> None:
+        """Take up the policy to start with, or the last good one where that one cannot be.
+
+        Raises:
+            HiveError, OSError, ValueError: neither can be.
+        """
+        try:
+            self._take_over_interfaces()
+        except (HiveError, OSError, ValueError) as problem:
+            instead = self._configurations.instead(self.policy, problem)
+            if instead is None:
+                raise
+            self.policy, self.authority = instead, Authority.of(instead)
+            self._take_over_interfaces()
+
+    def put(self, policy: Policy, *, whatever: bool = False) -> str:
+        """As `reloads.Force`."""
+        self._patience()
+        old, roster = self.policy, self._parts.roster
+        if (policy.daemon, policy.peers) != (old.daemon, old.peers):
+            note = "changes of [daemon] and [peers] need a restart; files that [peers] names are read again without one"
+            self._log.warning("reload", note=note)
+        try:
+            self._attach_all(policy)
+        except (HiveError, OSError, ValueError) as problem:
+            if not whatever:
+                roster.keep(old)
+                raise
+            self._log.error("configuration", error=str(problem))  # the ticks try again
+        roster.keep(policy)
+        self._parts.neighbours.renew(now_s=self._clock(), at_once=True)
+        self.policy, self.authority = policy, Authority.of(policy)
+        return "; ".join(one.text for one in self._parts.neighbours.alarms() if one.code == "certificate-refused")
+
+    def _take_over_interfaces(self) -> None:
+        policy, roster = self.policy, self._parts.roster
+        roster.require_one(policy)
+        roster.give_back_strays(policy)
+        self._parts.ingress_plant.clear(entry.name for entry in policy.interfaces)
+        self._parts.own_cgroups.make()
+        self._attach_all(policy)
+        roster.keep(policy)
+
+    def _attach_all(self, policy: Policy) -> None:
+        """Attach what policy names and is there, and bring what we hold already to it."""
+        self._parts.deciding.attach_all(policy)
+        for one in misplaced(entry.name for entry in policy.interfaces):
+            self._log.warning("interface", interface=one.interface, note=f"{one.text}; {one.advice}")

@@ -1,0 +1,115 @@
+"""What a decision rests on, gathered from everybody who knows a part of it: one `Measurements`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from broker.daemon.peer_link import Neighbours
+from broker.daemon.sample_buffer import Readings
+from broker.enforce.egress import Plant
+from broker.enforce.ingress import IngressPlant
+from broker.measure.flow_table import FlowTable
+from broker.measure.interfaces import Links, Traffic
+from broker.measure.probes import Probes
+from broker.measure.rate_watch import PaceWatch
+from broker.measure.wall_clock import WallClocks
+from broker.model.values import InterfaceSample, Measurements
+from broker.policy.types import Policy
+from broker.sessions.burst_table import BurstBook
+from broker.sessions.job_table import JobBook
+from broker.sessions.need_table import EVERYWHERE, NeedBook
+
+
+class Measuring:
+    """For the loop's thread.
+
+    Args:
+        interface_of: the shaped interface towards an address.
+        traffic: counts what came in; its owner closes it. paces: what left lately.
+    """
+
+    def __init__(
+        self,
+        *,
+        plant: Plant,
+        ingress_plant: IngressPlant,
+        links: Links,
+        traffic: Traffic,
+        paces: PaceWatch,
+        flows: FlowTable,
+        bursts: BurstBook,
+        needs: NeedBook,
+        jobs: JobBook,
+        neighbours: Neighbours,
+        probes: Probes,
+        readings: Readings,
+        interface_of: Callable[[str], str | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._plant, self._ingress_plant, self._links = plant, ingress_plant, links
+        self._traffic, self._paces = traffic, paces
+        self._flows, self._bursts, self._needs, self._jobs = flows, bursts, needs, jobs
+        self._neighbours, self._probes, self._readings = neighbours, probes, readings
+        self._interface_of, self._clock = interface_of, clock
+        self._wall_clocks = WallClocks()
+
+    def measure(self, policy: Policy, *, fresh_s: float) -> Measurements:
+        """Everything of the interfaces that we hold. Counters younger than `fresh_s` will do."""
+        now_s = self._clock()
+        flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
+        probes = self._probes.samples(now_s=now_s)
+        bursts = self._bursts.current(now_s=now_s)
+        needs = self._needs.current(now_s=now_s)
+        received = self._traffic.received_bytes()
+        wanted = any(entry.ingress for entry in policy.interfaces)
+        senders = self._neighbours.senders(self._flows, wanted=wanted, interface_of=self._interface_of, now_s=now_s)
+        leases = self._neighbours.leases(interface_of=self._interface_of)
+        replaced = self._flows.replaced(interface_of=self._interface_of, now_s=now_s)
+        interfaces = []
+        for entry in policy.interfaces:
+            if entry.name in self._plant.names:
+                samples, age_s = self._plant.read(entry.name, fresh_s=fresh_s)
+                earlier = self._readings.earlier(entry.name, now_s=self._clock())
+                interfaces.append(
+                    InterfaceSample(
+                        name=entry.name,
+                        link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
+                        mtu_bytes=self._links.mtu_bytes(entry.name, now_s=now_s),
+                        carrier=self._links.carrier(entry.name, now_s=now_s),
+                        carrier_changes=self._links.carrier_changes(entry.name, now_s=now_s),
+                        counters_age_s=age_s,
+                        classes=samples,
+                        flows=(*probes.get(entry.name, ()), *flows.get(entry.name, ())),
+                        bursts=bursts.get(entry.name, ()),
+                        needs=(*needs.get(entry.name, ()), *needs.get(EVERYWHERE, ())),
+                        received_bytes=received.get(entry.name),
+                        jobs=self._jobs.samples(entry.name, self._plant.leaves(entry.name), now_s=now_s),
+                        senders=senders.get(entry.name, ()),
+                        destinations=self._plant.destinations(entry.name),
+                        leases=leases.get(entry.name, ()),
+                        pace_bits_per_s=self._paces.pace_bits_per_s(entry.name),
+                        earlier=earlier,
+                        earlier_flows=replaced.get(entry.name, ()) if earlier else (),
+                        arriving=self._ingress_plant.read(entry.name),
+                    )
+                )
+        wall = self._wall_clocks.read(entry.timezone for entry in policy.schedules)
+        return Measurements(interfaces=tuple(interfaces), wall=wall)
+
+    def with_links(self, policy: Policy, *, fresh_s: float) -> Measurements:
+        """The same, so that leaves of jobs and leases keep what they have; of interfaces that we do not hold yet the
+        link alone."""
+        held, now_s = self.measure(policy, fresh_s=fresh_s), self._clock()
+        links = (
+            InterfaceSample(
+                name=entry.name,
+                link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
+                mtu_bytes=self._links.mtu_bytes(entry.name, now_s=now_s),
+                carrier=self._links.carrier(entry.name, now_s=now_s),
+                carrier_changes=self._links.carrier_changes(entry.name, now_s=now_s),
+            )
+            for entry in policy.interfaces
+            if entry.name not in self._plant.names
+        )
+        return replace(held, interfaces=(*held.interfaces, *links))

@@ -1,0 +1,216 @@
+"""Which configuration holds: what the file says, or the last good one where that cannot work or was not confirmed.
+
+    start               the file; the last good one where the file is bad, cannot be taken up, or was on trial last time
+    reload              the file: kept as the good one once it is in force. A bad one changes nothing
+    reload on trial     the same, but the good one stays the good one until `confirm`; without it in time it comes back
+
+Reading and remembering only: the daemon puts a policy in force, and says here what came of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from broker.daemon import last_good_config
+from broker.daemon.last_good_config import Kept
+from broker.model.values import Alarm
+from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, DaemonPolicy, Policy
+from broker.process.log import Log
+from hive_qos.errors import ConfigurationError, HiveError
+
+_FILE = "broker.toml"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where configurations come from.
+
+    Args:
+        read: the text of the file; raises HiveError.
+        parse: a text as a policy, with what the command line overrides; raises HiveError for a bad one.
+        state_dir: the state directory of the command line, None where that names none.
+    """
+
+    read: Callable[[], str]
+    parse: Callable[[str], Policy]
+    state_dir: str | None = None
+
+
+class Configurations:
+    """The texts of one daemon, from its start on. `first` is the policy to start with.
+
+    Raises:
+        HiveError: the file is bad, and no good one is kept.
+    """
+
+    def __init__(self, source: Source, *, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source, self._log, self._clock = source, log, clock
+        self._text = ""
+        self._alarm: Alarm | None = None
+        self._until_s: float | None = None
+        self._trial_s = 0.0
+        self.first = self._first()
+
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    def _first(self) -> Policy:
+        text, policy, problem = "", None, None
+        try:
+            text = self._source.read()
+            policy = self._source.parse(text)
+        except HiveError as error:
+            problem = error
+        self._state_dir = policy.daemon.state_dir if policy is not None else self._state_dir_of(text)
+        self._kept = last_good_config.read(self._state_dir)
+        if policy is not None and text != self._kept.refused:
+            self._text = text
+            return policy
+        good = self._good()
+        if good is not None:
+            self._text = self._kept.good or ""
+            why = (
+                str(problem)
+                if problem is not None
+                else "it was on trial and never confirmed (hive-qos reload takes it)"
+            )
+            self._hold_former("configuration-rejected", why)
+            return good
+        if policy is None:
+            assert problem is not None  # no policy without one
+            raise problem
+        self._text = text
+        return policy
+
+    def instead(self, policy: Policy, problem: Exception) -> Policy | None:
+        """The last good policy, when the one to start with cannot be taken up; None where there is no other."""
+        good = self._good()
+        if good is None or self._kept.good == self._text or good.daemon != policy.daemon:
+            return None
+        self._text = self._kept.good or ""
+        self._hold_former("configuration-rejected", str(problem))
+        return good
+
+    def started(self) -> None:
+        """What was started with is in force: it is the last good one now."""
+        if self._text != self._kept.good:
+            self._keep(Kept(good=self._text))
+
+    # --- reload --------------------------------------------------------------------------------------------------
+
+    def next(self, *, trial_s: float | None = None) -> Policy:
+        """The file's policy, to be put in force; say `taken` or `refused` afterwards.
+
+        Args:
+            trial_s: for how long it is on trial; None means that it is good as soon as it is in force.
+
+        Raises:
+            HiveError: the file is bad, or a trial cannot be remembered.
+        """
+        self._next_text = self._source.read()
+        policy = self._source.parse(self._next_text)
+        if trial_s is not None:
+            if not TRIAL_S_MIN <= trial_s <= TRIAL_S_MAX:
+                raise ConfigurationError("confirm", trial_s, f"{TRIAL_S_MIN:g} to {TRIAL_S_MAX:g} seconds")
+            if self._good() is None:
+                raise ConfigurationError(
+                    "confirm", trial_s, "not possible: no former configuration is kept to go back to"
+                )
+            if self._next_text != self._kept.good and not self._keep(replace(self._kept, refused=self._next_text)):
+                raise ConfigurationError("confirm", trial_s, "not possible: the state directory cannot be written")
+        return policy
+
+    def taken(self, *, trial_s: float | None = None) -> str:
+        """The next one is in force; returns what of that is worth saying."""
+        self._text, self._alarm, self._until_s = self._next_text, None, None
+        if trial_s is None or self._text == self._kept.good:
+            if self._keep(Kept(good=self._text)):
+                return "taken"
+            return f"in force, but not kept in {self._state_dir} (the log says why): free some space and reload again"
+        self._until_s, self._trial_s = self._clock() + trial_s, trial_s
+        return f"taken on trial: without `hive-qos confirm` within {trial_s:g} s the former one comes back"
+
+    def refused(self, problem: Exception) -> str:
+        """The next one is not in force, the former one holds; returns the words for it."""
+        text = f"not taken, the former one holds: {problem}"
+        self._alarm = Alarm(code="configuration-rejected", subject=_FILE, text=_one_line(text))
+        self._log.error("reload", error=self._alarm.text)
+        return text
+
+    def confirm(self) -> bool:
+        """What is on trial is good; False when nothing is.
+
+        Raises:
+            ConfigurationError: that cannot be remembered; the trial goes on.
+        """
+        if self._until_s is None:
+            return False
+        if not self._keep(Kept(good=self._text)):
+            raise ConfigurationError("confirm", "now", "not possible: the state directory cannot be written")
+        self._until_s = None
+        self._log.info("reload", note="confirmed")
+        return True
+
+    def overdue(self) -> Policy | None:
+        """The good policy, once the trial is over without a word: it is to be put in force. None otherwise."""
+        if self._until_s is None or self._clock() < self._until_s:
+            return None
+        self._until_s = None
+        good = self._good()
+        if good is None:  # nothing good was ever kept: the state directory could not be written at the start
+            self._log.error("reload", error="not confirmed in time, but no former configuration is kept; it stays")
+            return None
+        self._text = self._kept.good or ""
+        self._hold_former("configuration-rolled-back", f"not confirmed within {self._trial_s:g} s")
+        return good
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What of the configuration needs somebody."""
+        if self._until_s is not None:
+            left_s = max(0.0, self._until_s - self._clock())
+            text = f"on trial: without `hive-qos confirm` the former one comes back in {left_s:.0f} s"
+            return (Alarm(code="configuration-unconfirmed", subject=_FILE, text=text),)
+        return () if self._alarm is None else (self._alarm,)
+
+    # --- small parts ---------------------------------------------------------------------------------------------
+
+    def _good(self) -> Policy | None:
+        if self._kept.good is None:
+            return None
+        try:
+            return self._source.parse(self._kept.good)
+        except HiveError as problem:  # of an earlier version of ours
+            self._log.error("configuration", error=f"the last good one cannot be used any more: {problem}")
+            return None
+
+    def _hold_former(self, code: str, why: str) -> None:
+        text = _one_line(f"the last good one holds, not what the file says: {why}")
+        self._alarm = Alarm(code=code, subject=_FILE, text=text)
+        self._log.error("configuration", error=text)
+
+    def _keep(self, kept: Kept) -> bool:
+        try:
+            last_good_config.write(self._state_dir, kept)
+        except OSError as problem:
+            self._log.error("configuration", error=f"the last good one cannot be kept: {problem}")
+            return False
+        self._kept = kept
+        return True
+
+    def _state_dir_of(self, text: str) -> str:
+        """Where a file that is bad keeps things: it may be bad elsewhere."""
+        if self._source.state_dir is not None:
+            return self._source.state_dir
+        with contextlib.suppress(tomllib.TOMLDecodeError, RecursionError):
+            named = tomllib.loads(text).get("daemon")
+            if isinstance(named, dict) and isinstance(named.get("state_dir"), str):
+                return str(named["state_dir"])
+        return DaemonPolicy().state_dir
+
+
+def _one_line(text: str) -> str:
+    """For alarms and the log, which escape line breaks: several mistakes come one to a line."""
+    return "; ".join(text.splitlines())

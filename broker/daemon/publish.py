@@ -1,0 +1,174 @@
+"""Puts together what the broker shows of a tick: the decision, what it rests on, and how everybody fares."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Mapping
+
+from broker.api.class_averages import Following
+from broker.api.snapshot import DaemonInfo, SessionInfo, Snapshot
+from broker.daemon.config_store import Configurations
+from broker.daemon.peer_link import Neighbours
+from broker.daemon.recorder import Recorder
+from broker.enforce.egress import Plant
+from broker.enforce.ingress import IngressPlant
+from broker.enforce.interfaces import Roster
+from broker.enforce.reclassify import EarlierSockets
+from broker.law.decision import Decision
+from broker.measure.flow_table import FlowTable
+from broker.measure.host_load import HostLoads
+from broker.measure.port_classes import Matching
+from broker.measure.probes import Probes
+from broker.measure.socket_owners import NAME_LENGTH_MAX, Origin, Origins, Shown
+from broker.measure.udp_sockets import UdpWatch
+from broker.model.values import Alarm, Measurements
+from broker.policy.types import Policy
+from broker.process.log import Log
+from broker.process.proc_fds import command_of
+from broker.process.rt_budget import GoingFirst
+from broker.process.socket_finder_client import Finder
+from broker.process.watchdog_client import Guardian
+from broker.sessions.job_table import JobBook
+from broker.sessions.server import Session
+from hive_qos.text import printable
+
+
+class Publishing:
+    """For the loop's thread. Those of its parts that are None are not there in this daemon.
+
+    Args:
+        started_s: when the daemon began.
+        cgroup_mount: where cgroup v2 is, for the names of connections' cgroups.
+    """
+
+    def __init__(
+        self,
+        *,
+        plant: Plant,
+        ingress_plant: IngressPlant,
+        roster: Roster,
+        flows: FlowTable,
+        jobs: JobBook,
+        neighbours: Neighbours,
+        probes: Probes,
+        configurations: Configurations,
+        guardian: Guardian | None,
+        going_first: GoingFirst | None,
+        earlier: EarlierSockets | None,
+        recorder: Recorder | None,
+        cgroup_mount: str | None,
+        finder: Finder | None,
+        log: Log,
+        started_s: float,
+    ) -> None:
+        self._plant, self._ingress_plant, self._roster = plant, ingress_plant, roster
+        self._flows, self._jobs, self._neighbours, self._probes = flows, jobs, neighbours, probes
+        self._configurations, self._guardian, self._earlier = configurations, guardian, earlier
+        self._going_first = going_first
+        self._recorder, self._origins = recorder, Origins(cgroup_mount, finder=finder)
+        self._host, self._started_s = socket.gethostname(), started_s
+        self._known: Mapping[int, Origin] = {}
+        self._loads = HostLoads()
+        self._udp, self._following = UdpWatch(log=log), Following()
+        self._matching: Matching | None = None
+        self._wanted: tuple[object, object] | None = None
+        self._looked_for: Shown = ()
+        self._commands: dict[str, str | None] = {}
+
+    def look(self, policy: Policy, *, now_s: float) -> None:
+        """Look a little further for whose connections are: at every tick, so that it is known when somebody asks."""
+        if self._matching is None or self._matching.policy is not policy:
+            self._matching = Matching(policy)
+        self._udp.look(matching=self._matching, now_s=now_s)
+        tcp, udp = self._flows.tcp_shown, self._udp.shown
+        if self._wanted is None or self._wanted[0] is not tcp or self._wanted[1] is not udp:
+            self._wanted = tcp, udp
+            self._looked_for = (*((one, name) for one, name, _ in udp), *tcp)
+        self._known = self._origins.look(self._looked_for, now_s=now_s)
+
+    def snapshot(
+        self,
+        decision: Decision,
+        *,
+        measurements: Measurements,
+        policy: Policy,
+        sessions: Mapping[str, Session],
+        now_s: float,
+        ticks: int,
+        late_ticks: int,
+        tick_s_max: float,
+    ) -> Snapshot:
+        """All of one tick, frozen."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        tcp = self._flows.tcp_shown
+        self._commands = {
+            name: self._commands[name] if name in self._commands else _command(one.peer.pid)
+            for name, one in sessions.items()
+        }
+        return Snapshot(
+            host=self._host,
+            daemon=DaemonInfo(
+                pid=os.getpid(),
+                up_s=now_s - self._started_s,
+                ticks=ticks,
+                applied=self._plant.applied,
+                late_ticks=late_ticks,
+                cpu_s=usage.ru_utime + usage.ru_stime,
+                tick_s_max=tick_s_max,
+                sockets_marked=self._earlier.marked if self._earlier is not None else 0,
+                guard=None if self._guardian is None else self._guardian.info(),
+            ),
+            policy=policy,
+            decision=decision,
+            measurements=measurements,
+            segments=self._roster.segments(),
+            slots=self._jobs.slots(),
+            sessions=tuple(
+                SessionInfo(
+                    name=one.name,
+                    client=one.machine.hello.client,
+                    job=one.job,
+                    pid=one.peer.pid,
+                    uid=one.peer.uid,
+                    told_bits_per_s=one.told_bits_per_s,
+                    command=self._commands[one.name],
+                )
+                for one in sessions.values()
+            ),
+            passed=tuple(self._flows.passed.values()),
+            tcp=tcp,
+            udp=self._udp.shown,
+            figures=self._following.follow(measurements, tcp, decision=decision, policy=policy, now_s=now_s),
+            tcp_connections=self._flows.tcp_count,
+            origins=self._known,
+            alarms=self._alarms(decision),
+            holds=self._neighbours.info(decision),
+            load=self._loads.look(now_s=now_s),
+        )
+
+    def _alarms(self, decision: Decision) -> tuple[Alarm, ...]:
+        of_roster = self._roster.alarms()
+        refused = {alarm.subject for alarm in of_roster}  # there, but not to be shaped: that is said instead
+        single = (
+            self._recorder.alarm if self._recorder is not None else None,
+            self._earlier.alarm() if self._earlier is not None else None,
+        )
+        return (
+            *(one for one in decision.alarms if one.code != "interface-missing" or one.subject not in refused),
+            *self._plant.alarms(),
+            *self._ingress_plant.alarms(),
+            *(alarm for alarm in self._configurations.alarms() if alarm is not None),
+            *(alarm for alarm in single if alarm is not None),
+            *of_roster,
+            *self._neighbours.alarms(),
+            *self._probes.alarms(),
+            *(self._guardian.alarms() if self._guardian is not None else ()),
+            *(self._going_first.alarms() if self._going_first is not None else ()),
+        )
+
+
+def _command(pid: int) -> str | None:
+    name = command_of(pid)
+    return None if name is None else printable(name, length_max=NAME_LENGTH_MAX)

@@ -1,0 +1,169 @@
+"""One decision and its application: measure, decide, ask other brokers, write to the kernel.
+
+    a burst is announced  ask others for what the last decision made ready (`broker.daemon.speculative_holds`)
+    tick, announcement*   look at TCP -> measure -> decide -> ask others -> egress -> answer others -> ingress
+    another one asks      measure -> decide -> egress -> ask others -> answer others -> ingress -> look at TCP
+    a tick that reads     rules and their sockets, and a look at TCP that is under way, as at every tick
+
+Who sends to us, and how much came before a burst, is asked of TCP (half a millisecond with few connections, up to three
+with many). What another broker's lease gets does not depend on that, so it does not wait for it; and (*) where no way
+in is looked after, nobody has to be asked for room, and what TCP says of the way out can wait for the next tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.daemon.collect import Measuring
+from broker.daemon.peer_link import Neighbours
+from broker.daemon.sample_buffer import Readings
+from broker.daemon.speculative_holds import AskingAhead
+from broker.enforce.egress import Plant
+from broker.enforce.ingress import IngressPlant
+from broker.enforce.interfaces import Roster
+from broker.enforce.own_cgroups import OwnCgroups
+from broker.enforce.reclassify import EarlierSockets
+from broker.enforce.shapes import rules_of
+from broker.law.decide import decide
+from broker.law.decision import Decision
+from broker.law.state import State
+from broker.measure.flow_table import FlowTable
+from broker.measure.port_classes import Matching
+from broker.measure.rate_watch import PaceWatch
+from broker.measure.tcp_sockets import TcpWatch
+from broker.model.values import Measurements
+from broker.policy.types import Policy
+
+COUNTERS_FRESH_S = 0.02
+"""An announcement between two ticks is decided on the counters of the last tick, unless they are older than this."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision with all that it was made from."""
+
+    now_s: float
+    before: State
+    measurements: Measurements
+    decision: Decision
+
+
+def looks_first(policy: Policy, *, between: bool, asked: bool) -> bool:
+    """Whether a decision, made between two ticks or because of another broker alone, is preceded by a look at TCP."""
+    return not asked and (not between or any(entry.ingress for entry in policy.interfaces))
+
+
+def looks_soon(decision: Decision) -> bool:
+    """Whether TCP is to be looked at before each decision: training is protected, also from storage that begins now.
+
+    A look twice a second found a first flood 0.25 s late, and by then training's sender had cut its own rate.
+    """
+    return any(entry.allowance_bits_per_s for entry in decision.state.ingress)
+
+
+class Deciding:
+    """For the loop's thread.
+
+    Args:
+        earlier: gives sockets that were there before their rule its class; None leaves them.
+    """
+
+    def __init__(
+        self,
+        *,
+        measuring: Measuring,
+        plant: Plant,
+        roster: Roster,
+        ingress_plant: IngressPlant,
+        neighbours: Neighbours,
+        readings: Readings,
+        paces: PaceWatch,
+        tcp_watch: TcpWatch,
+        flows: FlowTable,
+        earlier: EarlierSockets | None,
+        own_cgroups: OwnCgroups,
+        clock: Callable[[], float],
+    ) -> None:
+        self._measuring, self._plant, self._roster, self._ingress_plant = measuring, plant, roster, ingress_plant
+        self._neighbours, self._paces, self._tcp_watch, self._flows = neighbours, paces, tcp_watch, flows
+        self._readings = readings
+        self._earlier, self._own_cgroups, self._clock = earlier, own_cgroups, clock
+        self._state = State()
+        self._matching: Matching | None = None
+        self.ahead = AskingAhead(neighbours.ask, clock=clock)
+        self.ticks = 0
+        self.again_s: float | None = None
+        """When the last decision wants to be made again, whatever happens."""
+
+    def attach_all(self, policy: Policy) -> None:
+        """Attach what policy names and is there, and bring what we hold already to it.
+
+        Raises:
+            HiveError, OSError, ValueError: as `Roster.attach_all`.
+        """
+        measurements = self._measuring.with_links(policy, fresh_s=COUNTERS_FRESH_S)
+        decision = decide(now_s=self._clock(), state=self._state, measurements=measurements, policy=policy)
+        self._roster.attach_all(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)
+
+    def decide(self, policy: Policy, *, between: bool, asked: bool) -> Decided:
+        """Decide, and bring it about.
+
+        Args:
+            between: between two ticks, where counters of a moment ago will do.
+            asked: because of another broker alone.
+        """
+        if looks_first(policy, between=between, asked=asked):
+            self._look_at_tcp(policy)
+        fresh_s = COUNTERS_FRESH_S if between or self._readings.news else 0.0
+        measurements = self._measuring.measure(policy, fresh_s=fresh_s)
+        now_s, before = self._clock(), self._state
+        decision = decide(now_s=now_s, state=before, measurements=measurements, policy=policy)
+        self._state = decision.state
+        self.ticks += 1
+        self.again_s = None if decision.again_s is None else now_s + decision.again_s
+        first, second = self._ask_others, self._apply_egress
+        for act in (second, first) if asked else (first, second):
+            act(decision, policy)
+        self._neighbours.answer(decision)
+        self.ahead.know(decision.ready, made_s=now_s)
+        self._paces.want(decision.watches)
+        if looks_soon(decision):
+            self._tcp_watch.hasten()
+        self._ingress_plant.check()
+        self._ingress_plant.apply(
+            decision.allocation, policy=policy, passed=self._flows.passed.values(), present=self._plant.names
+        )
+        self._keep_rules(policy, now_s=now_s, urgent=between)
+        if asked:
+            self._look_at_tcp(policy)
+        self._readings.decided(decision, measurements, policy=policy, now_s=now_s)
+        return Decided(now_s, before, measurements, decision)
+
+    def keep_up(self, policy: Policy) -> None:
+        """At a tick that only reads: what is done in slices goes on as at every tick, and so does what is looked for
+        by time. Each returns at once where nothing of it is due or under way."""
+        self._keep_rules(policy, now_s=self._clock(), urgent=False)
+        if self._tcp_watch.under_way:
+            self._look_at_tcp(policy)
+
+    def _keep_rules(self, policy: Policy, *, now_s: float, urgent: bool) -> None:
+        classified = self._plant.classify()
+        if self._earlier is not None:
+            self._earlier.look(
+                lambda: rules_of(policy, class_cgroups=self._own_cgroups.paths),
+                classified=classified,
+                now_s=now_s,
+                urgent=urgent,
+            )
+
+    def _ask_others(self, decision: Decision, _: Policy) -> None:
+        self._neighbours.ask(decision.holds)
+
+    def _apply_egress(self, decision: Decision, policy: Policy) -> None:
+        self._roster.apply(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)
+
+    def _look_at_tcp(self, policy: Policy) -> None:
+        if self._matching is None or self._matching.policy is not policy:
+            self._matching = Matching(policy)
+        self._tcp_watch.look(self._flows, matching=self._matching, now_s=self._clock())

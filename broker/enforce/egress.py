@@ -1,0 +1,260 @@
+"""The shaped interfaces as the daemon holds them: attached at start, read and changed each tick, put back at the end.
+
+At start every failure is the operator's to mend. From then on none ends the daemon: an interface keeps the last tree
+that the kernel took, an alarm says what is wrong, and it is tried again, a second later and then every few seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from broker.enforce.samples import samples_of
+from broker.enforce.shapes import worth_applying
+from broker.model.values import Alarm, ClassSample, DestinationSample
+from broker.process.log import Log
+from hive_qos.errors import HiveError
+from shaping.model import HELD_NAME, ClassCounters, InterfaceShape, SegmentState
+from shaping.shaper import Shaper
+
+RETRY_S = 1.0
+CLASSIFY_S = 0.5
+"""How often we look for cgroups that have come since, or were removed and made again, as systemd does for each start of
+a service; one stat for each rule. Their sockets are classified from then on, and those of the gap are looked for."""
+VERIFY_S = 5.0
+"""How often we look whether our tree still stands; somebody else's `tc qdisc del` is found within that time."""
+
+DIRECT_S = 0.95
+"""How often we look whether packets passed unshaped: every second, a tick early. It costs as much as all counters."""
+
+
+@dataclass
+class _Interface:
+    shape: InterfaceShape
+    attached: bool = True
+    stands: bool = True  # what the kernel has is what we wrote last, as far as we know
+    samples: tuple[ClassSample, ...] = ()
+    leaves: Mapping[int, ClassCounters] = field(default_factory=dict)
+    destinations: tuple[DestinationSample, ...] = ()
+    read_at_s: float | None = None
+    verified_at_s: float = 0.0
+    not_before_s: float = 0.0
+    direct_packets: int = 0
+    direct_at_s: float = float("-inf")
+    alarm: Alarm | None = None
+    direct_alarm: Alarm | None = None
+
+
+class Plant:
+    """All shaped interfaces of one daemon.
+
+    Args:
+        take_over: replace a root qdisc that somebody configured; `detach` puts it back.
+        rebuild: replace a tree of ours that another version built.
+    """
+
+    def __init__(
+        self, shaper: Shaper, *, log: Log, clock: Callable[[], float], take_over: bool = False, rebuild: bool = False
+    ) -> None:
+        self._shaper, self._log, self._clock = shaper, log, clock
+        self._take_over, self._rebuild = take_over, rebuild
+        self._interfaces: dict[str, _Interface] = {}
+        self._classified_at_s = float("-inf")
+        self._classify_notes: tuple[str, ...] = ()
+        self.applied = 0
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The interfaces that we hold."""
+        return frozenset(self._interfaces)
+
+    @property
+    def stands(self) -> bool:
+        """Whether the kernel has what we wrote last, at every interface that we hold, as far as we know."""
+        return all(entry.attached and entry.stands and entry.alarm is None for entry in self._interfaces.values())
+
+    def mark_minor(self, target: str) -> int:
+        """What a socket of this class, or of its bulk part, is marked with (`Shaper.mark_minor`)."""
+        return self._shaper.mark_minor(target)
+
+    def attach(self, shape: InterfaceShape) -> None:
+        """Take an interface over, or adopt what a former daemon left there.
+
+        Raises:
+            ConfigurationError, ShapingError: as `Shaper.attach`; the interface is as before.
+        """
+        attachment = self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
+        self._interfaces[shape.interface] = _Interface(shape=shape, verified_at_s=self._clock())
+        self._log.info(
+            "interface attached",
+            interface=shape.interface,
+            adopted=attachment.adopted,
+            prior=attachment.prior.kind,
+            operations=len(attachment.operations),
+        )
+        for note in attachment.notes:
+            self._log.warning("interface", interface=shape.interface, note=note)
+
+    def change(self, shape: InterfaceShape) -> None:
+        """Bring an attached interface to `shape`, as `apply`, but say when the kernel does not want it.
+
+        Raises:
+            HiveError, ValueError: it stays as it was.
+        """
+        entry = self._interfaces[shape.interface]
+        if entry.attached and worth_applying(entry.shape, shape):
+            self._write(entry, shape)
+
+    def detach(self, interface: str) -> str | None:
+        """Put back what was there before, on an interface of ours or of a former daemon's. Never raises.
+
+        Returns:
+            What went wrong, None when nothing did.
+        """
+        entry = self._interfaces.pop(interface, None)
+        if entry is not None and not entry.attached:
+            return None
+        try:
+            for note in self._shaper.detach(interface):
+                self._log.warning("interface", interface=interface, note=note)
+        except Exception as problem:  # noqa: BLE001 - the other interfaces have to be given back all the same
+            self._log.error("interface not given back", interface=interface, error=str(problem))
+            return f"{interface}: {problem}"
+        self._log.info("interface given back", interface=interface)
+        return None
+
+    def release(self, interface: str) -> None:
+        """Hold an interface no more, and leave it as it is: it has another name now."""
+        self._interfaces.pop(interface, None)
+        self._shaper.release(interface)
+
+    def close(self) -> tuple[str, ...]:
+        """Detach everything; returns what went wrong."""
+        problems = [self.detach(name) for name in list(self._interfaces)]
+        return tuple(problem for problem in problems if problem is not None)
+
+    def read(self, interface: str, *, fresh_s: float) -> tuple[tuple[ClassSample, ...], float | None]:
+        """The class counters and their age in seconds (None: never read). Counters younger than `fresh_s` will do."""
+        entry, now_s = self._interfaces[interface], self._clock()
+        due = entry.read_at_s is None or now_s - entry.read_at_s >= fresh_s
+        if due and entry.attached:
+            try:
+                direct = now_s - entry.direct_at_s >= DIRECT_S
+                counters = self._shaper.counters(interface, direct=direct)
+            except (HiveError, OSError) as problem:
+                self._lost(entry, "counters-unreadable", str(problem))
+            else:
+                entry.samples = samples_of(counters.classes)
+                entry.leaves = counters.jobs
+                entry.destinations = tuple(
+                    DestinationSample(address, HELD_NAME, counted.sent_bytes, counted.backlog_bytes)
+                    for address, counted in sorted(counters.destinations.items())
+                )
+                entry.read_at_s = now_s
+                if counters.direct_packets is not None:
+                    entry.direct_at_s = now_s
+                    self._watch_direct(entry, counters.direct_packets)
+        return entry.samples, None if entry.read_at_s is None else max(0.0, self._clock() - entry.read_at_s)
+
+    def leaves(self, interface: str) -> Mapping[int, ClassCounters]:
+        """The counters of the jobs' leaves by slot, as `read` found them last."""
+        return self._interfaces[interface].leaves
+
+    def destinations(self, interface: str) -> tuple[DestinationSample, ...]:
+        """Of the last `read`: the addresses that have a leaf of their own."""
+        return self._interfaces[interface].destinations
+
+    def apply(self, shape: InterfaceShape) -> None:
+        """Bring an interface to `shape`, where that is worth a write. Never raises for what the kernel does."""
+        entry, now_s = self._interfaces[shape.interface], self._clock()
+        if now_s < entry.not_before_s:
+            return
+        try:
+            if not entry.attached:
+                self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
+                self._log.info("interface attached again", interface=shape.interface)
+                entry.verified_at_s = now_s
+            elif worth_applying(entry.shape, shape) or not entry.stands:
+                self._write(entry, shape)
+            elif now_s - entry.verified_at_s < VERIFY_S:
+                return
+            elif self._shaper.verify(shape.interface):
+                shape, entry.verified_at_s = entry.shape, now_s
+            else:
+                note = "somebody changed our tree or gso_max_segs; looked at again"
+                self._log.warning("interface", interface=shape.interface, note=note)
+                self._shaper.apply(shape)
+                entry.verified_at_s = now_s
+        except (HiveError, OSError, ValueError) as problem:  # ValueError: a shape that cannot be
+            self._lost(entry, "apply-failed", str(problem))
+            return
+        entry.shape, entry.attached, entry.stands = shape, True, True  # attached and mended trees stand, too
+        if entry.alarm is not None:
+            self._log.info("interface well again", interface=shape.interface)
+            entry.alarm = None
+
+    def reopened(self) -> None:
+        """The guard has opened the ceilings: what is decided next is written, though it be what was decided last."""
+        for entry in self._interfaces.values():
+            entry.stands, entry.not_before_s = False, 0.0
+
+    def segments(self, interface: str) -> SegmentState | None:
+        """What came of an interface's `gso_max_segs`; None while we do not hold it."""
+        entry = self._interfaces.get(interface)
+        return self._shaper.segments(interface) if entry is not None and entry.attached else None
+
+    def classify(self, *, at_once: bool = False) -> bool:
+        """Every `CLASSIFY_S`, or at once: keep rules on cgroups and users in force; log what is not, when that changes.
+
+        Returns:
+            Whether it was time.
+        """
+        now_s = self._clock()
+        if not at_once and now_s - self._classified_at_s < CLASSIFY_S:
+            return False
+        self._classified_at_s = now_s
+        try:
+            notes = self._shaper.classify()
+        except (HiveError, OSError, ValueError) as problem:
+            notes = (str(problem),)
+        for note in set(notes) - set(self._classify_notes):
+            self._log.warning("rules", note=note)
+        self._classify_notes = notes
+        return True
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What is wrong now."""
+        entries = self._interfaces.values()
+        return tuple(alarm for entry in entries for alarm in (entry.alarm, entry.direct_alarm) if alarm is not None)
+
+    def _write(self, entry: _Interface, shape: InterfaceShape) -> None:
+        """Write to the kernel, after a look at what it has where that is not known.
+
+        Of a write that fails a part may be in force: then nothing stands, and the next tick looks and writes.
+        """
+        if not entry.stands:
+            self._shaper.verify(entry.shape.interface)
+        entry.stands = False
+        self._shaper.apply(shape)
+        entry.shape, entry.stands = shape, True
+        self.applied += 1
+
+    def _lost(self, entry: _Interface, code: str, text: str) -> None:
+        now_s = self._clock()
+        entry.not_before_s = now_s + RETRY_S
+        name = entry.shape.interface
+        if entry.alarm is None or entry.alarm.code != code:
+            self._log.error("interface", interface=name, code=code, error=text)
+        entry.alarm = Alarm(code=code, subject=name, text=text)
+        try:
+            entry.attached = self._shaper.observe(name) is not None and name in self._shaper.interfaces
+        except (HiveError, OSError):  # not even that: the interface is gone
+            entry.attached = False
+
+    def _watch_direct(self, entry: _Interface, direct_packets: int) -> None:
+        if direct_packets > entry.direct_packets:
+            text = f"{direct_packets} packets passed unshaped (a class that traffic points to is missing)"
+            if entry.direct_alarm is None:
+                self._log.error("interface", interface=entry.shape.interface, code="unshaped-packets", error=text)
+            entry.direct_alarm = Alarm(code="unshaped-packets", subject=entry.shape.interface, text=text)
+        entry.direct_packets = direct_packets

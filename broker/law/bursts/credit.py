@@ -1,0 +1,146 @@
+"""How far announcements are believed, and who has lost that privilege: a rule with a memory, by job and by user.
+
+An announcement keeps storage away, so a program could announce what it never sends, and it calls itself as it likes:
+
+    known     a job is believed up to twice the largest of its last measured bursts.
+    new       a name without a history, up to what the link carries in `FIRST_BURST_S`; of each user `NAMES_AT_ONCE`
+              such names, one more each `NAME_S`, and none while a job of his has lost the privilege. Beyond, a name has
+              to be known first: its bursts are measured all the same.
+    unused    `UNUSED_IN_A_ROW` bursts that carry less than `USED_PART` of what was claimed cost a job its privilege:
+              it holds nobody back for `BARRED_S`, twice as long each time that it happens again, up to `BARRED_S_MAX`.
+    redeemed  `USED_IN_A_ROW` bursts that were used give it back at once, with a clean record. One whose time is over
+              has the privilege on trial: one more unused burst costs it again.
+
+Which number a step carries, whether it repeats or goes back, makes no difference: every burst that ends is judged. So
+what a liar takes from storage is beginnings of bursts, of 0.3 s each: `UNUSED_IN_A_ROW` for each of his first names, or
+as many as he may have under way at once (16 in all), then one in `BARRED_S_MAX`. Who sends just enough to be believed
+has to send half of what he claims. Storage's account is made good for all of it within its window
+(broker.law.sharing.guarantee).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from broker.law.state import BurstState, JobState, UserState
+from broker.law.structs import replace
+from broker.model.values import Alarm
+
+CREDIT_FACTOR = 2
+"""An announcement is believed up to twice the recently measured burst (docs/decisions.md)."""
+FIRST_BURST_S = 2.0
+"""A job without history: what the link carries in two seconds, which is also the longest hold between brokers."""
+BURSTS_REMEMBERED = 4
+NAMES_AT_ONCE, NAME_S = 4.0, 60.0
+"""A user starts a few jobs at once; whoever changes the name with each burst is believed once a minute."""
+USED_PART = 0.5
+"""Steps of one job differ in size (a last, smaller batch; an exchange now and then), but not three times in a row by so
+much: what is claimed follows the last one."""
+UNUSED_IN_A_ROW, USED_IN_A_ROW = 3, 3
+BARRED_S, BARRED_S_MAX = 10.0, 600.0
+"""Ten seconds are ten steps or more without a hold: felt by who lied, nothing to who did not mean to."""
+
+ALARMS_MAX = 16
+"""Of one interface: more of the same say nothing new."""
+
+LOST, UNKNOWN = "lost", "name"
+
+
+@dataclass(frozen=True)
+class Belief:
+    """How far a burst that begins is believed. `withheld` says why not at all: `LOST`, `UNKNOWN`, or "" for nothing."""
+
+    bytes_max: int
+    first: bool
+    withheld: str
+
+
+def belief(
+    job: JobState | None, user: UserState, *, barred_user: bool, capacity_bits_per_s: int, now_s: float
+) -> tuple[Belief, UserState]:
+    """Say how far a burst that begins is believed, and what that costs the user.
+
+    Args:
+        job: what is known of the job; None at its first burst.
+        user: from `renewed`.
+        barred_user: whether a job of this user has lost the privilege.
+        capacity_bits_per_s: bounds a first announcement.
+        now_s: the tick's time.
+    """
+    if job is not None and job.burst_bytes:
+        bytes_max = CREDIT_FACTOR * max(job.burst_bytes)
+        return Belief(bytes_max, False, LOST if is_barred(job, now_s=now_s) else ""), user
+    bytes_max = int(capacity_bits_per_s * FIRST_BURST_S / 8)
+    if job is not None and job.admitted:
+        return Belief(bytes_max, True, ""), user
+    if barred_user or user.names_left < 1:
+        return Belief(bytes_max, True, UNKNOWN), user
+    return Belief(bytes_max, True, ""), replace(user, names_left=user.names_left - 1)
+
+
+def claim(burst: BurstState, announced_bytes: int) -> BurstState:
+    """Take what a burst has announced so far, which may grow while it lasts.
+
+    Who has sent nothing lately claims a byte, so that he is judged as well.
+    """
+    claimed = max(0, min(announced_bytes, max(1, burst.claim_bytes_max)))
+    credited = 0 if burst.withheld else min(claimed, burst.claim_bytes_max)
+    return replace(burst, claimed_bytes=claimed, credited_bytes=credited)
+
+
+def judge(job: JobState, burst: BurstState, *, size_bytes: int, now_s: float) -> JobState:
+    """Book a burst that has ended: its size, and whether it was used."""
+    job = replace(job, seen_s=now_s, burst_bytes=(size_bytes, *job.burst_bytes)[:BURSTS_REMEMBERED])
+    if burst.claimed_bytes <= 0:
+        return job  # nothing was announced
+    if size_bytes >= USED_PART * burst.claimed_bytes:
+        job = replace(job, unused=0, used=min(USED_IN_A_ROW, job.used + 1))
+        return replace(job, barred_until_s=0.0, barred_s=0.0) if job.used >= USED_IN_A_ROW else job
+    job = replace(job, used=0, unused=min(UNUSED_IN_A_ROW, job.unused + 1))
+    again = job.barred_s > 0 and not is_barred(job, now_s=now_s)
+    if not again and (job.unused < UNUSED_IN_A_ROW or is_barred(job, now_s=now_s)):
+        return job
+    barred_s = min(BARRED_S_MAX, 2 * job.barred_s or BARRED_S)
+    return replace(job, barred_s=barred_s, barred_until_s=now_s + barred_s)
+
+
+def is_barred(job: JobState, *, now_s: float) -> bool:
+    """Whether a job has lost its privilege for now."""
+    return now_s < job.barred_until_s
+
+
+def alarms(name: str, jobs: Iterable[JobState], *, now_s: float) -> tuple[Alarm, ...]:
+    """Which jobs have lost their privilege, the worst of them.
+
+    Args:
+        name: of the interface.
+        jobs: all that are known there.
+        now_s: the tick's time.
+    """
+    lost = sorted(
+        (job for job in jobs if is_barred(job, now_s=now_s)), key=lambda job: (-job.barred_s, job.uid, job.job)
+    )
+    return tuple(
+        Alarm(
+            "announcements-unused", f"{name}/{job.job}",
+            f"user {job.uid} announced bursts for job {job.job} and did not send them; they hold nobody back for "
+            f"{job.barred_until_s - now_s:.0f} s, or until {USED_IN_A_ROW} of them are sent",
+        )
+        for job in lost[:ALARMS_MAX]
+    )  # fmt: skip
+
+
+def renewed(users: Mapping[int, UserState], uid: int, *, now_s: float) -> UserState:
+    """A user's allowance of new names as of now."""
+    user = users.get(uid)
+    if user is None:
+        return UserState(uid, NAMES_AT_ONCE, now_s)
+    left = min(NAMES_AT_ONCE, user.names_left + (now_s - user.as_of_s) / NAME_S)
+    return UserState(uid, left, now_s)
+
+
+def worth_keeping(users: Iterable[UserState], *, most: int) -> tuple[UserState, ...]:
+    """Of many users those whose allowance is not whole anyway, the poorest first when there are too many."""
+    spent = [user for user in users if user.names_left < NAMES_AT_ONCE]
+    return tuple(sorted(sorted(spent, key=lambda user: (user.names_left, user.uid))[:most], key=lambda user: user.uid))

@@ -1,0 +1,249 @@
+"""What the network carried, by when packets arrived: an estimator that held-up acknowledgements cannot fool.
+
+A one-way sample says when a packet left here and how long it waited elsewhere, so when it arrived. What we sent between
+two such packets arrived between their arrivals; while a queue stood there the whole time, that is what the bottleneck
+carried of ours:
+
+    C = (sent(l2) - sent(l1)) / (a2 - a1)        l: when a packet left here; a = l + its wait elsewhere
+
+which is the send rate divided by 1 + slope of the wait. From 97 to 30 Mbit/s the wait grows by 2.2 s a second, so two
+packets that left 0.1 s apart arrive 0.32 s apart. What was held up in a queue towards us changes when we hear of it and
+not what we hear: acknowledgements by themselves said 46 Mbit/s on that link of 30, or 14, as that queue shrank or grew.
+
+A peer that stalled has waits that shrink by a second a second: then arrivals coincide, C is very large, and the peer
+has no say. Of the others the middle one counts: one that lies, or that has a slow link of its own, moves it by little,
+and of two by half of the difference. The other use is how long the queue is at this moment, which no sample can say:
+what has left since the last sample has to pass at C, too.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import TypeAlias
+
+from broker.law.capacity import thresholds
+from broker.law.state import ArrivalState, TickState
+
+STANDING_S = 0.015
+"""A wait above this is a queue that stands: half of what counts as bloat, above the noise of busy hosts (5-10 ms)."""
+DEEP_S, DEEP_TIMES = 0.1, 2
+"""A queue of more may be a full buffer, which drops part of what was sent: then the stretch counts in which least was
+carried, for what is dropped makes too much of every other. On a slow link, where few packets take as long, it is so
+many times what stands."""
+SPAN_S_MIN, SHALLOW_SPAN_S_MIN, SPAN_S_MAX = 0.12, 0.3, 0.8
+"""Arrivals less apart than a tick and its jitter measure noise (10 ms of 120), and in a shallow queue that noise is the
+most of what is measured; further apart they tell about the past."""
+STRETCH_S = 0.2
+"""The shortest stretch of a deep queue that counts by itself, or half of the whole: ticks say what left to 100 ms."""
+FULL_S = 0.05
+"""By so much a wait may exceed the longest that was seen: what was dropped at a full buffer does not wait."""
+SPAN_S_LEAST = 0.02
+"""For packets that left well apart and arrived together."""
+UNHEARD_S = 0.25
+"""Whether a queue stood between two packets of which the second left so long after the first had arrived, nobody knows:
+two samples and a half. It did where what left meanwhile is more than could pass."""
+HELD_UP_S = 0.02
+"""By so much sooner than what left between them can pass: twice the noise of busy hosts (10 ms)."""
+AGE_S_MAX = 1.5
+"""As old as a destination's signals may be (broker.law.capacity.quorum)."""
+KEPT_S = 2.0
+"""How far back arrivals are kept: twice what they are read over, and a little."""
+APART_S, OF_PEER_MAX, PEERS_MAX = 0.04, 20, 8
+"""A session says one ten to twenty times a second; of several sessions with one peer they may come at once, and closer
+ones than this say nothing more. Two seconds of ten a second of each peer, and of so many peers that the middle one is
+known: 160 in all, which cost less than a fifth of a millisecond to read."""
+TOLD_MIN = 5
+"""Arrivals of two seconds: a peer that is asked ten times a second says twenty, unless our own queue is long."""
+
+Point: TypeAlias = tuple[float, float, float, float]
+"""Of a packet when it left, when it arrived, how many bits had left by then, and how long it waited for ours."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What was carried of ours lately, over which span of arrivals; how long what leaves now will wait elsewhere, and
+    the longest that a packet of the span did, which from `deep_s` on may have been a full buffer."""
+
+    carried_bits_per_s: float
+    span_s: float
+    wait_s: float
+    deepest_s: float
+    deep_s: float = DEEP_S
+
+    @property
+    def deep(self) -> bool:
+        return self.deepest_s >= self.deep_s
+
+
+def kept(
+    arrivals: Sequence[ArrivalState], more: Sequence[ArrivalState], *, now_s: float
+) -> tuple[ArrivalState, ...]:  # fmt: skip
+    """The arrivals to remember of those so far and a tick's new ones: by peer, each peer's in order of time.
+
+    Of more peers than `PEERS_MAX` those that were there first stay, so that no new name moves them out. Where programs
+    of several users tell, one peer of each counts: whoever names many has no more to say than the others.
+    """
+    old = [entry for entry in arrivals if entry.left_s > now_s - KEPT_S]
+    if not more and len(old) == len(arrivals):
+        return tuple(arrivals)
+    users = {entry.peer: entry.uid for entry in (*old, *more)}  # in the order in which they came
+    peers = list(users)
+    if len(set(users.values())) > 1:
+        peers = [peer for place, peer in enumerate(peers) if users[peer] not in map(users.get, peers[:place])]
+    peers = peers[:PEERS_MAX]
+    found: list[ArrivalState] = []
+    for peer in peers:
+        own = [entry for entry in old if entry.peer == peer]
+        for entry in sorted((entry for entry in more if entry.peer == peer), key=lambda entry: entry.left_s):
+            if not own or entry.left_s >= own[-1].left_s + APART_S:
+                own.append(entry)
+        found += own[-OF_PEER_MAX:]
+    return tuple(found)
+
+
+def by_peer(
+    arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, since_s: float, now_s: float,
+    most_bits_per_s: float = math.inf, left_at_bits_per_s: float = math.inf,
+) -> dict[str, Passage | None]:  # fmt: skip
+    """Say of each peer what the network carried while its packets stood in a queue, None where they stand in none;
+    nothing of who knows too little.
+
+    Args:
+        arrivals: by peer, each peer's in order of time.
+        ticks: what left, as far back as the arrivals.
+        since_s: what left before then does not count.
+        now_s: the tick's time.
+        most_bits_per_s: more cannot have been carried.
+        left_at_bits_per_s: what the last of them left at, at least.
+    """
+    found: dict[str, Passage | None] = {}
+    left: Left | None = None
+    standing_s = thresholds.at_least(STANDING_S, left_at_bits_per_s)
+    deep_s = max(DEEP_S, DEEP_TIMES * standing_s)
+    for peer, entries in groupby(arrivals, key=lambda entry: entry.peer):
+        own = [entry for entry in entries if since_s <= entry.left_s]
+        if not own or own[-1].left_s < now_s - AGE_S_MAX:
+            continue
+        if own[-1].wait_s < standing_s:
+            found[peer] = None
+            continue
+        left = left or Left(ticks)
+        passage = _of_peer(
+            own, left, now_s=now_s, most_bits_per_s=most_bits_per_s, standing_s=standing_s, deep_s=deep_s
+        )
+        if passage is not None:
+            found[peer] = passage
+    return found
+
+
+def middle(heard: Collection[Passage | None]) -> Passage | None:
+    """What several peers say together, where more see a queue than see none: of each figure the middle one, of two the
+    mean."""
+    passages = [passage for passage in heard if passage is not None]
+    if 2 * len(passages) <= len(heard):
+        return None
+    return Passage(
+        statistics.median(passage.carried_bits_per_s for passage in passages),
+        statistics.median(passage.span_s for passage in passages),
+        statistics.median(passage.wait_s for passage in passages),
+        statistics.median(passage.deepest_s for passage in passages),
+        passages[0].deep_s,
+    )
+
+
+def is_told(arrivals: Sequence[ArrivalState]) -> bool:
+    """Whether peers say often enough when packets arrive for the law to wait for it."""
+    return len(arrivals) >= TOLD_MIN
+
+
+class Left:
+    """What left until a time; within a tick evenly."""
+
+    def __init__(self, ticks: Sequence[TickState]) -> None:
+        self._ends_s = [tick.at_s for tick in ticks]
+        self._ticks = ticks
+        self._bits = list(accumulate((tick.sent_bits for tick in ticks), initial=0.0))
+        self.since_s = ticks[0].at_s - ticks[0].elapsed_s if ticks else 0.0
+
+    def until(self, at_s: float) -> float:
+        number = bisect_left(self._ends_s, at_s)
+        if number == len(self._ticks):
+            return self._bits[-1]
+        tick = self._ticks[number]
+        within_s = at_s - tick.at_s + tick.elapsed_s
+        return self._bits[number] + (tick.sent_bits * within_s / tick.elapsed_s if within_s > 0 else 0.0)
+
+    def between(self, from_s: float, to_s: float) -> float:
+        return self.until(to_s) - self.until(from_s)
+
+
+def _of_peer(
+    arrivals: Sequence[ArrivalState], left: Left, *, now_s: float, most_bits_per_s: float, standing_s: float,
+    deep_s: float,
+) -> Passage | None:  # fmt: skip
+    last = arrivals[-1]
+    standing = [last]
+    for entry in reversed(arrivals[:-1]):
+        if entry.wait_s < standing_s or last.arrived_s - entry.arrived_s > SPAN_S_MAX or entry.left_s < left.since_s:
+            break
+        later = standing[-1]
+        if later.left_s - entry.arrived_s > UNHEARD_S and (
+            entry.left_s + entry.wait_s + left.between(entry.left_s, later.left_s) / most_bits_per_s < later.left_s
+        ):
+            break
+        standing.append(entry)
+    standing.reverse()
+    whole_s = last.arrived_s - standing[0].arrived_s
+    points = [(entry.left_s, entry.arrived_s, left.until(entry.left_s), entry.wait_s) for entry in standing]
+    prompt = _prompt(points, most_bits_per_s)
+    carried, deepest_s = _carried(prompt, deep_s=deep_s)
+    if not carried:  # it was the peer that stalled
+        carried, deepest_s = _carried(points, deep_s=deep_s)
+    if not carried:
+        return None
+    wait_s = last.left_s + last.wait_s + (left.until(now_s) - points[-1][2]) / carried - now_s
+    return Passage(carried, whole_s, min(max(0.0, wait_s), deepest_s + FULL_S), deepest_s, deep_s)
+
+
+def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:
+    """The packets that were not held up at the peer: after one that was, the next arrives sooner than what left between
+    them can pass."""
+    kept = [points[-1]]
+    for point in reversed(points[:-1]):
+        _, arrived_s, bits, _ = point
+        if kept[-1][1] - arrived_s >= (kept[-1][2] - bits) / most_bits_per_s - HELD_UP_S:
+            kept.append(point)
+    kept.reverse()
+    return kept
+
+
+def _carried(points: Sequence[Point], *, deep_s: float) -> tuple[float, float]:
+    """What was carried between these packets, 0 where they are too close to tell; and the longest that one waited."""
+    whole_s = points[-1][1] - points[0][1]
+    deepest_s = max(wait_s for *_, wait_s in points)
+    deep = deepest_s >= deep_s
+    pairs = [(points[0], points[-1])]
+    if deep:
+        apart_s = max(STRETCH_S, whole_s / 2)
+        pairs += [
+            (first, second)
+            for number, first in enumerate(points)
+            for second in points[number + 1 :]
+            if second[1] - first[1] >= apart_s
+        ]
+    least_s = SPAN_S_MIN if deep else SHALLOW_SPAN_S_MIN
+    rates = (_between(first, second, least_s) for first, second in pairs)
+    return min((rate for rate in rates if rate > 0), default=0.0), deepest_s
+
+
+def _between(first: Point, second: Point, least_s: float) -> float:
+    """What was carried between two packets; 0 where they are too close to tell."""
+    span_s = second[1] - first[1]
+    if max(span_s, second[0] - first[0]) < least_s:
+        return 0.0
+    return (second[2] - first[2]) / max(span_s, SPAN_S_LEAST)

@@ -1,0 +1,204 @@
+"""What the samples of one connection tell: how long they waited elsewhere, what it sent and lost, what it delivered.
+
+Which of that is a queue elsewhere, and what several connections say together, is in `broker.law.capacity.signals`, with
+what else lengthens a round trip; what several destinations do, in `broker.law.capacity.quorum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from broker.law.capacity import cross_traffic, windowed_min
+from broker.law.state import ArrivalState, FlowState, TickState
+from broker.law.structs import replace
+from broker.model.values import FlowSample
+from broker.policy.types import CLASS_NAMES
+
+PROBE = "probe"
+"""The source of samples that were asked for: each answer is a new round trip, however small."""
+REPORT = "report"
+"""The source of what programs say; everything else our own kernel has measured."""
+PACKET_BYTES = 1_600
+"""One packet that waits is not a queue: a class that has nothing more to send leaves at no rate worth the name."""
+PROGRESS_BYTES = 3_000
+"""Acknowledged since the last sample for its round trip to be a new one: two packets."""
+QUEUE_TRUSTED_S = 0.12
+"""Up to here our own queue can be subtracted: a leaf holds 50 ms at capacity (docs/shaping.md), twice that at half of
+it."""
+QUEUE_SHORT_S = 0.03
+"""Above this our own queue is not known well enough to say when a packet left it: at 97 Mbit/s training has 7 ms."""
+QUEUE_LOOK_BACK_S = 0.25
+"""A sample may be a tick old, and the queue was read at another instant: two and a half ticks."""
+QUEUE_JOINED_S = 0.12
+"""A packet joined our queue one round trip before its acknowledgement; a tick either way."""
+BASELINE_RISE = 0.001
+"""Per sample and only while the link is not loaded (cake-autorate's value): a longer path is learned in minutes."""
+FLOW_STALE_S = 1.5
+"""TCP_INFO comes once a second on busy hosts; half as much again."""
+
+LOSS_FRESH = 10
+"""A first window (RFC 6928) of new packets, before which what a connection lost may be of before the last cut: what is
+repeated goes before what is new."""
+OWED_S = 2.0
+"""After a drain: who sends so little that it has not sent them by then will not, and what it loses counts again."""
+
+Span: TypeAlias = tuple[float, float]
+"""Excess delay in seconds, at least and at most: it is not known to which instant of our own queue a sample belongs."""
+
+
+def is_known(flow: FlowState, *, at_s: float) -> bool:
+    """Whether a sample of that time was taken in already: its age is counted up until there is a new one."""
+    return bool(flow.points) and at_s <= flow.points[-1][0] + 0.005
+
+
+def round_trip(
+    before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState], loaded: bool
+) -> tuple[FlowState, Span | None]:
+    """Take in one connection's sample; its excess delay, at least and at most, where the sample has one to give."""
+    at_s = now_s - sample.age_s
+    if is_known(before, at_s=at_s):
+        return before, None
+    delivered = sample.delivered_bytes or 0
+    point = (at_s, delivered, sample.sent_packets or 0, sample.lost_packets or 0)
+    old = [entry for entry in before.points if entry[0] > now_s - FLOW_STALE_S]
+    if old and delivered < old[-1][1]:
+        old = []  # the counters began anew: another connection under the same name
+    after = replace(before, points=(*old[-12:], point))
+    rtt_s = least_rtt_s(sample)
+    progress = bool(before.points) and delivered - before.points[-1][1] >= (
+        1 if sample.source == PROBE else PROGRESS_BYTES
+    )
+    if rtt_s is None or not (progress or before.baseline_s is None):
+        return after, None
+    index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
+    since_s = at_s - rtt_s - QUEUE_LOOK_BACK_S
+    own_s = [tick.queue_s[index] for tick in ticks if tick.at_s >= min(since_s, now_s)]
+    baseline_s = _baseline(before, sample, rtt_s=rtt_s, loaded=loaded)
+    after = replace(after, baseline_s=baseline_s, minimum_s=sample.rtt_s_min)
+    if not progress or max(own_s) > QUEUE_TRUSTED_S:
+        return after, None
+    joined_s = at_s - rtt_s
+    then_s = [tick.queue_s[index] for tick in ticks if abs(tick.at_s - joined_s) <= QUEUE_JOINED_S] or own_s
+    return after, (max(0.0, rtt_s - baseline_s - max(own_s)), max(0.0, rtt_s - baseline_s - min(then_s)))
+
+
+def one_way(
+    before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState], rate_bits_per_s: int
+) -> tuple[FlowState, Span | None, ArrivalState | None]:
+    """Take in one connection's one-way sample; its excess delay, at least and at most, and when it arrived, where there
+    is a new one. Of both the part that is a queue of others is taken off."""
+    if sample.one_way_s is None or sample.one_way_age_s is None:
+        return before, None, None
+    sent_s = now_s - sample.age_s - sample.one_way_age_s
+    if before.way_at_s is not None and sent_s <= before.way_at_s + 0.005:
+        return before, None, None
+    after = replace(
+        before, way_at_s=sent_s, way_least_s=windowed_min.booked(before.way_least_s, sample.one_way_s, at_s=sent_s)
+    )
+    index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
+    near = [tick for tick in ticks if sent_s - QUEUE_JOINED_S <= tick.at_s <= sent_s + QUEUE_LOOK_BACK_S]
+    own_s = [tick.queue_s[index] for tick in near]
+    if not own_s:
+        return after, None, None
+    excess_s = windowed_min.over(after.way_least_s, sample.one_way_s)
+    wait_s = max(0.0, excess_s - min(own_s))
+    theirs_s, shown_s = cross_traffic.others_s(
+        before, wait_s, left_s=sent_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s
+    )
+    after = replace(after, way_wait_s=wait_s, others_s=theirs_s, others_at_s=shown_s)
+    excess_s -= theirs_s
+    trusted = max(own_s) <= QUEUE_TRUSTED_S
+    span = (max(0.0, excess_s - max(own_s)), max(0.0, excess_s - min(own_s))) if trusted else None
+    return after, span, _arrival(sample, sent_s, excess_s, theirs_s, index, ticks)
+
+
+def packets(before: FlowState, after: FlowState) -> tuple[int, int]:
+    """Packets that a connection sent and lost between its last sample and this tick's, if this tick has one."""
+    if not before.points or after.points[-1] is before.points[-1]:
+        return 0, 0
+    _, _, sent_before, lost_before = before.points[-1]
+    _, _, sent, lost = after.points[-1]
+    return max(0, sent - sent_before), max(0, lost - lost_before)
+
+
+def counted_since(before: FlowState, after: FlowState, *, since_s: float) -> tuple[FlowState, bool]:
+    """Whether what a connection lost between its last sample and this tick's was sent after a time, 0 for always; and
+    what it is to be remembered by: it owes `LOSS_FRESH` new packets from then on."""
+    if since_s <= 0 or after.points[-1:] == before.points[-1:]:
+        return after, True
+    at_s = after.points[-1][0]
+    if at_s >= since_s + OWED_S:
+        return (replace(after, owed_packets=0) if after.owed_packets else after), True
+    if before.points and before.points[-1][0] >= since_s:
+        owed, part = before.owed_packets, 1.0
+    else:  # not known before, or then
+        from_s = before.points[-1][0] if before.points else at_s
+        owed, part = LOSS_FRESH, max(0.0, at_s - since_s) / (at_s - from_s) if at_s > from_s else 0.0
+    if not owed:
+        return after, True
+    sent, lost = packets(before, after)
+    return replace(after, owed_packets=max(0, owed - int(part * max(0, sent - lost)))), False
+
+
+def delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
+    """A connection's delivery rate over a window that ends now, whenever its samples were taken."""
+    if len(flow.points) < 2 or flow.points[-1][0] < now_s - FLOW_STALE_S or flow.points[-1][1] == flow.points[0][1]:
+        return 0.0
+    return max(0.0, (_delivered(flow, now_s) - _delivered(flow, now_s - window_s)) * 8 / window_s)
+
+
+def told_peer(uid: int | None, peer: str) -> str:
+    """A peer as one user's programs know it: what another user says of the same address is another's."""
+    return f"{uid}/{peer}"
+
+
+def _arrival(
+    sample: FlowSample, sent_s: float, excess_s: float, theirs_s: float, index: int, ticks: Sequence[TickState]
+) -> ArrivalState | None:
+    """When a packet left here and how long it waited elsewhere; None where it is not known how long it waited here."""
+    before = [tick for tick in ticks if tick.at_s <= sent_s][-1:]
+    after = [tick for tick in ticks if tick.at_s > sent_s][:1]
+    here_s = [tick.queue_s[index] if tick.backlog_bytes[index] > PACKET_BYTES else 0.0 for tick in (*before, *after)]
+    if max(here_s) > QUEUE_SHORT_S:
+        return None
+    if len(here_s) == 2:
+        part = (sent_s - before[0].at_s) / (after[0].at_s - before[0].at_s)
+        mean_s = (1 - part) * here_s[0] + part * here_s[1]
+    else:
+        mean_s = here_s[0]
+    peer = told_peer(sample.uid, sample.peer)
+    return ArrivalState(peer, sent_s + mean_s, max(0.0, excess_s - mean_s), theirs_s, sample.uid)
+
+
+def least_rtt_s(sample: FlowSample) -> float | None:
+    """The lesser of a sample's round trips, the last and the smoothed one; None where it has neither."""
+    known = [value for value in (sample.rtt_latest_s, sample.rtt_s) if value is not None and value > 0]
+    return min(known) if known else None
+
+
+def _baseline(before: FlowState, sample: FlowSample, *, rtt_s: float, loaded: bool) -> float:
+    """Falls at once, rises slowly and only without load; the transport's own minimum counts when it is a new one."""
+    if before.baseline_s is None:
+        known = sample.rtt_s_min if before.minimum_s is None and sample.rtt_s_min else rtt_s
+        return min(known, rtt_s)
+    baseline_s = min(before.baseline_s, rtt_s)
+    if sample.rtt_s_min and (before.minimum_s is None or sample.rtt_s_min < before.minimum_s):
+        baseline_s = min(baseline_s, sample.rtt_s_min)
+    if not loaded:
+        baseline_s += BASELINE_RISE * (rtt_s - baseline_s)
+    return baseline_s
+
+
+def _delivered(flow: FlowState, at_s: float) -> float:
+    """The connection's counter at a time: between samples a straight line, after the last one at its last rate."""
+    points = flow.points
+    left = points[0]
+    if at_s <= left[0]:
+        return float(left[1])
+    end = left
+    for point in points[1:]:
+        left, end = end, point
+        if point[0] >= at_s:
+            break
+    return left[1] + (end[1] - left[1]) * (at_s - left[0]) / max(end[0] - left[0], 0.01)

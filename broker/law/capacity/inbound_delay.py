@@ -1,0 +1,287 @@
+"""Who sees a queue in front of our link: how long packets take towards us, over their own baseline, sender by sender.
+
+Three things tell of it:
+
+    way/     the transport's clocks: a message of the peer's carries when it left (transport.path_delay). One way, and
+             ten times a second or more. Only changes mean anything.
+    broker/  the round trip to the sender's broker. Its packets go first at both ends (class control), so what is in it
+             stands on the way: towards us, or from us.
+    tcp/     the receiver's side of storage's TCP (tcpi_rcv_rtt). While a hold of ours is what limits its sender it
+             includes the queue that we asked for, and says nothing.
+
+What waits in an IFB of ours, our own kernel's counters say: that is taken off all that comes through it.
+
+The two directions are told apart so: what the way out's own signals say of a queue there is taken off a round trip;
+where they say nothing and our own way out is loaded, a round trip does not count.
+
+A sender's own slow link looks the same as ours, to him. So two senders have to see a queue, and none may surely see
+none: what stands in front of our link, everybody's packets wait in. And of one of them TCP or his broker has to say
+so: a program of ours may say what it likes of as many peers as it likes. What those two say of a sender is a series of
+its own, and where it says anything, programs are not asked about him. No user's programs have more places among the
+series that are followed than another's (`broker.law.capacity.sampling`).
+
+What is measured decides against what is told:
+
+    queue   two see one and none surely sees none. Two measured ones are enough, whatever programs say; one measured
+            needs a told one, and nobody's word against both
+    clear   a measured one surely sees none, no such one's last sample is late, and not two measured ones see a queue:
+            one may have a slow link of his own. Where nothing is measured, programs' word is enough that all see none
+
+Otherwise nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeVar
+
+from broker.law.capacity import windowed_min
+from broker.law.capacity.flow_delay import FLOW_STALE_S, QUEUE_TRUSTED_S
+from broker.law.capacity.inbound_state import Series, SourceState, VoiceState, WayInState
+from broker.law.capacity.quorum import SLOW_APART_S, SLOW_S, VOTE_S, middle_of_voices
+from broker.law.capacity.sampling import in_turns
+from broker.law.sharing.plan import LENDER
+from broker.law.state import SignalState
+from broker.law.structs import replace
+from broker.model.values import FlowSample, SenderSample
+
+Entry = TypeVar("Entry")
+
+HIGH, OF = 3, 4
+"""Three of the last four samples; where fewer came meanwhile, all of them, and at least two."""
+VOICES_MIN = 2
+REPORTED = "way/"
+NEW_S = 0.005
+LOADED = 0.5
+"""Of the way out. Above it, a round trip says nothing unless the way out itself says what is in it."""
+SOURCES_MAX, REMEMBERED = 64, 8
+NOTHING_HERE: Mapping[str, float] = MappingProxyType({})
+HELD_FOR_S = 0.5
+"""After a hold the sender's own queue is still in what its connections measure: TCP smooths over some round trips."""
+
+
+@dataclass(frozen=True)
+class WayOut:
+    """What is known of the other direction: what it carries, what part of that is used, and how long packets wait in a
+    queue there, None where nothing one-way is known."""
+
+    bits_per_s: int
+    load: float = 0.0
+    excess_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`queue` whether one stands in front of our link, `clear` whether surely none does; `disputed` whether anybody,
+    alone or by a program's word, sees one, or saw one in half of the last samples; programs are not asked where two
+    measured ones are sure that there is none; `excess_s` of those that see one,
+    the middle of them; `since_s` and `until_s` from when to when all of them saw it; `seen_by` how many do, `heard` how
+    many say anything, be it now this and now that."""
+
+    queue: bool
+    clear: bool
+    disputed: bool
+    excess_s: float
+    since_s: float
+    until_s: float
+    seen_by: int
+    heard: int
+
+
+def queue_on_the_way_out(state: SignalState | None, *, now_s: float) -> float | None:
+    """What the way out says of a queue there, whoever fills it, by one-way signals alone: two-way ones have the way in
+    in them."""
+    if state is None:
+        return None
+    fresh = [entry for entry in state.destinations if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
+    return middle_of_voices((entry, entry.excess[-1][1] + entry.others_s) for entry in fresh)
+
+
+def hear(
+    state: WayInState, *, flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str],
+    out: WayOut, now_s: float, here: Mapping[str, float] = NOTHING_HERE,
+) -> WayInState:  # fmt: skip
+    """Take in a tick's samples.
+
+    Args:
+        held: the addresses that a hold of ours has limited lately.
+        here: class to how long its packets wait in an IFB of ours.
+    """
+    samples: list[tuple[str, str, float, float, float, int | None]] = []  # key, sender, when, value, else in it, whose
+    for flow in flows:
+        waits_s = here.get(flow.traffic_class, 0.0)
+        if (
+            flow.way_in_s is None
+            or flow.way_in_age_s is None
+            or flow.age_s >= FLOW_STALE_S
+            or waits_s > QUEUE_TRUSTED_S
+        ):
+            continue
+        at_s = now_s - flow.age_s - flow.way_in_age_s
+        samples.append((f"{REPORTED}{flow.key}", flow.peer, at_s, flow.way_in_s, waits_s, flow.uid))
+    explained = out.excess_s if out.excess_s is not None else 0.0 if out.load < LOADED else None
+    for sender in senders:
+        if explained is None or sender.traffic_class != LENDER:
+            continue
+        if sender.broker_rtt_s is not None:
+            at_s = now_s - sender.broker_rtt_age_s
+            samples.append((f"broker/{sender.address}", sender.address, at_s, sender.broker_rtt_s, explained, None))
+        waits_s = here.get(LENDER, 0.0)
+        if sender.receive_rtt_s is not None and sender.address not in held and waits_s <= QUEUE_TRUSTED_S:
+            at_s = now_s - sender.age_s
+            else_s = explained + waits_s
+            samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, else_s, None))
+    known = {entry.key: entry for entry in state.sources}
+    told: dict[str, tuple[float, float]] = {}
+    measured: dict[str, tuple[float, float]] = {}
+    samples.sort(key=lambda sample: sample[0])
+    chosen = _chosen(samples, key=lambda sample: sample[0], user=lambda sample: sample[5])
+    for key, sender_of, at_s, value_s, else_s, uid in chosen:
+        before = known.get(key)
+        if before is not None and (at_s <= before.at_s + NEW_S or value_s == before.value_s):
+            continue  # the same sample as before: a measurement repeats to the last digit only when it is none
+        entry = _with(before, key, sender_of, uid, at_s=at_s, value_s=value_s)
+        known[key] = entry
+        if before is None or at_s < state.ignore_before_s:
+            continue
+        over_s = max(0.0, windowed_min.over(entry.least_s, value_s) - else_s)
+        excess = told if key.startswith(REPORTED) else measured
+        last = excess.get(sender_of, (at_s, over_s))
+        excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # of one sender who waits least
+    latest = sorted(known.values(), key=lambda entry: (-entry.at_s, entry.key))
+    kept = _chosen(latest, key=lambda entry: entry.key, user=lambda entry: entry.uid)
+    fresh = tuple(entry for entry in kept if now_s - entry.at_s <= windowed_min.WINDOW_S)
+    return replace(
+        state,
+        sources=tuple(sorted(fresh, key=lambda entry: entry.key)),
+        voices=_voices(state, told, measured, now_s=now_s),
+    )
+
+
+def _chosen(
+    entries: Sequence[Entry], *, key: Callable[[Entry], str], user: Callable[[Entry], int | None]
+) -> list[Entry]:  # fmt: skip
+    """Those that are followed: what was measured first, then of each user as many; each one's in their order."""
+    measured = [entry for entry in entries if not key(entry).startswith(REPORTED)]
+    told = in_turns([entry for entry in entries if key(entry).startswith(REPORTED)], of=user)
+    return [*measured, *told][:SOURCES_MAX]
+
+
+def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
+    """What the senders say together."""
+    told, measured = _Votes(), _Votes()
+    for voice in state.voices:
+        sees = _sees(voice.measured, threshold_s=threshold_s, now_s=now_s)
+        votes, series = (told, voice.told) if sees is None else (measured, voice.measured)
+        if sees is None:
+            sees = _sees(voice.told, threshold_s=threshold_s, now_s=now_s)
+        if sees:
+            votes.high.append(series)
+        elif sees is not None:
+            votes.low += 1
+            votes.late += series[-1][1] > threshold_s
+    enough = len(measured.high) >= VOICES_MIN
+    high = measured.high if enough else [*measured.high, *told.high]
+    low = measured.low + (0 if enough else told.low)
+    nobody = not measured.high and not told.high and told.low > 0 and not told.late
+    clear = not enough and not measured.late if measured.low else nobody
+    sure = measured.low - measured.late >= VOICES_MIN
+    doubtful = any(
+        _is_doubtful(series, threshold_s=threshold_s, now_s=now_s)
+        for voice in state.voices
+        for series in ((voice.measured,) if sure else voice.both)
+    )
+    excess_s = sorted(next(wait_s for _, wait_s in reversed(series) if wait_s > threshold_s) for series in high)
+    return Verdict(
+        queue=len(high) >= VOICES_MIN and len(measured.high) > 0 and not low,
+        clear=clear,
+        disputed=len(measured.high) > 0 or (len(told.high) > 0 and not sure) or doubtful,
+        excess_s=excess_s[len(high) // 2] if high else 0.0,
+        since_s=max((_since_s(series, threshold_s=threshold_s) for series in high), default=0.0),
+        until_s=min((series[-1][0] for series in high), default=now_s),
+        seen_by=len(high),
+        heard=sum(_is_heard(voice, now_s=now_s) for voice in state.voices),
+    )
+
+
+@dataclass
+class _Votes:
+    """The series of those who see a queue, how many see none, and of how many of these the last sample was late."""
+
+    high: list[Series] = field(default_factory=list)
+    low: int = 0
+    late: int = 0
+
+
+def _is_heard(voice: VoiceState, *, now_s: float) -> bool:
+    return any(series and series[-1][0] > now_s - SLOW_S for series in voice.both)
+
+
+def _is_doubtful(series: Series, *, threshold_s: float, now_s: float) -> bool:
+    """Whether half of the last samples tell of a queue, so that nobody knows."""
+    fresh = [seconds for at_s, seconds in series[-OF:] if at_s > now_s - VOTE_S]
+    return len(fresh) > 1 and 2 * sum(seconds > threshold_s for seconds in fresh) >= len(fresh)
+
+
+def _sees(series: Series, *, threshold_s: float, now_s: float) -> bool | None:
+    """Whether a series sees a queue; None where it says nothing, or now this and now that."""
+    fresh = [entry for entry in series[-OF:] if entry[0] > now_s - VOTE_S]
+    needed = min(HIGH, len(fresh))
+    slow = series[-2:]
+    if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
+        fresh, needed = [entry for entry in slow if entry[0] > now_s - SLOW_S], 2
+    if len(fresh) < 2:
+        return None
+    over = sum(seconds > threshold_s for _, seconds in fresh)
+    if over >= needed and fresh[-1][1] > threshold_s:
+        return True
+    return False if 2 * (len(fresh) - over) >= len(fresh) else None
+
+
+def _since_s(series: Series, *, threshold_s: float) -> float:
+    """Since when a sender that sees a queue now has seen it in every sample."""
+    since_s = series[-1][0]
+    for at_s, seconds in reversed(series):
+        if seconds <= threshold_s:
+            break
+        since_s = at_s
+    return since_s
+
+
+def rebase(state: WayInState) -> WayInState:
+    """Take today's times as the path's own."""
+    return replace(state, sources=(), voices=())
+
+
+def _with(
+    before: SourceState | None, key: str, sender: str, uid: int | None, *, at_s: float, value_s: float
+) -> SourceState:  # fmt: skip
+    least = windowed_min.booked(before.least_s if before is not None else (), value_s, at_s=at_s)
+    return SourceState(key, sender, at_s, value_s, least, uid)
+
+
+def _voices(
+    state: WayInState, told: dict[str, tuple[float, float]], measured: dict[str, tuple[float, float]], *, now_s: float
+) -> tuple[VoiceState, ...]:
+    voices = {voice.sender: voice for voice in state.voices}
+    for sender in {*told, *measured}:
+        before = voices.get(sender, VoiceState(sender))
+        voices[sender] = VoiceState(
+            sender, _longer(before.told, told.get(sender)), _longer(before.measured, measured.get(sender))
+        )
+    fresh = (
+        replace(voice, told=_lately(voice.told, now_s=now_s), measured=_lately(voice.measured, now_s=now_s))
+        for voice in voices.values()
+    )
+    return tuple(sorted((voice for voice in fresh if voice.told or voice.measured), key=lambda voice: voice.sender))
+
+
+def _longer(series: Series, sample: tuple[float, float] | None) -> Series:
+    return series if sample is None else (*series[1 - REMEMBERED :], sample)
+
+
+def _lately(series: Series, *, now_s: float) -> Series:
+    """A series that goes on, and nothing of one that has ended."""
+    return series if series and series[-1][0] > now_s - SLOW_S else ()

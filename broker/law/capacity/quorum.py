@@ -1,0 +1,234 @@
+"""What destinations say together about a bottleneck elsewhere: whether they see a queue, or lose packets.
+
+Each has a vote where our own kernel measured it: TCP_INFO, or an echo that was asked for. What programs say they
+measured is as good as its user, who may invent as many peers as he likes: all that one user says is one vote, that of
+the majority of his peers, and he has no more places among the connections that are looked at than other users
+(broker.law.capacity.sampling). Nothing is remembered here; broker.law.capacity.signals does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar
+
+from broker.law.capacity.flow_delay import REPORT, told_peer
+from broker.law.capacity.sampling import FLOWS_MAX, in_turns
+from broker.law.state import DestinationState, SignalState
+from broker.model.values import FlowSample
+
+Value = TypeVar("Value")
+
+ACTIVE_S = 1.5
+"""How old a destination's last signal may be: a step's gap in either class is shorter."""
+VOTE_S, SLOW_S, SLOW_APART_S = 0.8, 2.5, 0.5
+"""Samples that vote together: eight ticks; where they come once a second, the last two."""
+LOSS_PART, LOSS_SENT_SURE = 0.01, 100
+"""Less than 1 % is lost on any link, or only thought lost; of so many packets lately none is lost where one in twenty
+is, once in 170 times."""
+
+_Vote: TypeAlias = tuple[int, int]
+"""1, -1 or 0: sees a queue, surely sees none, is not sure; and the same of those alone where the way was measured by
+itself."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one destination says, for people.
+
+    Fields: `excess_s` by how much its last packet was late at least, beside our own queue; `baseline_s` the least round
+    trip to it, None where none is known; `source` as in `FlowSample`, `uid` whose programs say it where it is "report";
+    `two_way` whether the way back is in it, so that it can only say that there is no queue; `sees_queue` None where it
+    is not sure.
+    """
+
+    address: str
+    excess_s: float
+    baseline_s: float | None
+    source: str
+    two_way: bool
+    sees_queue: bool | None
+    uid: int | None
+
+
+def agree(
+    state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int, stalled: Collection[str] = ()
+) -> int:
+    """How many destinations see a queue, each by a vote of its own; 0 unless they prevail.
+
+    Most of the one-way votes surely have to see one. Where the way there is measured by itself ("asked"), such a vote
+    is enough, if not as many others surely see none: who is not sure, because it may be our own queue, has no say. A
+    two-way vote can only say no. What one user's programs say is one vote, by the same rule among their peers.
+
+    Args:
+        state: the signals.
+        now_s: the tick's time.
+        threshold_s: what counts as a queue.
+        high, of: a destination sees one when so many of so many last samples do; with samples only once a second, two.
+        stalled: destinations that are not sure, whatever they say, as `broker.law.capacity.delivery_rate` names them.
+    """
+    votes: list[tuple[DestinationState, _Vote]] = []
+    clear_two_way: list[tuple[DestinationState, bool]] = []
+    for entry in state.destinations:
+        if entry.two_way:
+            if (clear := _is_clear(entry, now_s=now_s, threshold_s=threshold_s)) is not None:
+                clear_two_way.append((entry, clear))
+            continue
+        vote = _sees(entry, now_s=now_s, threshold_s=threshold_s, high=high, of=of)
+        if vote is not None:
+            vote = 0 if told_peer(entry.uid, entry.peer) in stalled else vote
+            votes.append((entry, (vote, vote if entry.asked else 0)))
+    by_voter = _by_voter(votes, together=_one_vote)
+    if _one_vote(by_voter)[0] <= 0 or _most(_by_voter(clear_two_way, together=_most)):
+        return 0
+    return _at_most_peers(sum(vote > 0 for vote, _ in votes), (entry.peer for entry, (vote, _) in votes if vote > 0))
+
+
+def _sees(entry: DestinationState, *, now_s: float, threshold_s: float, high: int, of: int) -> int | None:
+    """A one-way destination's vote: 1, -1 or 0 as in `_Vote`; None where it has nothing to say."""
+    fresh, needed = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S], high
+    slow = entry.excess[-2:]
+    if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
+        fresh, needed = [sample for sample in slow if sample[0] > now_s - SLOW_S], 2
+    if len(fresh) < 2:
+        return None
+    if sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:
+        return 1
+    return -1 if 2 * sum(most_s <= threshold_s for _, _, most_s in fresh) >= len(fresh) else 0
+
+
+def _is_clear(entry: DestinationState, *, now_s: float, threshold_s: float) -> bool | None:
+    """Whether most of a two-way destination's last samples say that there is no queue; None where there are none."""
+    recent = [sample for sample in entry.excess if sample[0] > now_s - ACTIVE_S]
+    return 2 * sum(most_s <= threshold_s for _, _, most_s in recent) > len(recent) if recent else None
+
+
+def heard(
+    state: SignalState, *, flows: Sequence[FlowSample], threshold_s: float, high: int, of: int
+) -> list[Heard]:  # fmt: skip
+    """What each destination says as of the last tick, for people: at most `FLOWS_MAX` of them, what our kernel measured
+    first, then of each user's as many.
+
+    Args:
+        flows: as of that tick; they tell which connections lead where.
+        threshold_s, high, of: as in `agree`.
+    """
+    if not state.ticks:
+        return []
+    now_s, by_key = state.ticks[-1].at_s, {flow.key: flow for flow in flows}
+    baselines: dict[str, float] = {}
+    for known in state.flows:
+        if known.key in by_key and known.baseline_s is not None:
+            peer = by_key[known.key].peer
+            baselines[peer] = min(known.baseline_s, baselines.get(peer, math.inf))
+    found = []
+    for entry in state.destinations:
+        if entry.excess[-1][0] <= now_s - ACTIVE_S:
+            continue
+        vote = None if entry.two_way else _sees(entry, now_s=now_s, threshold_s=threshold_s, high=high, of=of)
+        sees = {1: True, -1: False}.get(vote or 0)
+        if entry.two_way and _is_clear(entry, now_s=now_s, threshold_s=threshold_s):
+            sees = False
+        excess_s = entry.excess[-1][1]
+        found.append(
+            Heard(entry.peer, excess_s, baselines.get(entry.peer), entry.source, entry.two_way, sees, entry.uid)
+        )
+    measured = [one for one in found if one.source != REPORT]
+    told = in_turns([one for one in found if one.source == REPORT], of=lambda one: one.uid)
+    return [*measured, *told][:FLOWS_MAX]
+
+
+def two_way_high(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> int:
+    """How many two-way destinations see a queue, be it on the way there or back, as in `agree`; 0 unless most do."""
+    sees = []
+    for entry in state.destinations:
+        fresh = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S]
+        if entry.two_way and fresh:
+            sees.append((entry, sum(least_s > threshold_s for _, least_s, _ in fresh) >= high))
+    votes = _by_voter(sees, together=_most)
+    return _at_most_peers(sum(votes), (entry.peer for entry, high in sees if high)) if _most(votes) else 0
+
+
+def losing(state: SignalState, flows: Sequence[FlowSample]) -> int:
+    """How many destinations lose packets on the way, each by a vote of its own; 0 unless most that can tell do."""
+    known = {flow.key: flow for flow in state.flows}
+    lost: list[tuple[FlowSample, tuple[int, int]]] = []
+    for sample in flows:
+        points = known[sample.key].points if sample.key in known else ()
+        if points:
+            lost.append((sample, (points[-1][3] - points[0][3], points[-1][2] - points[0][2])))
+    votes = [_loses(pair) for pair in _by_voter(lost, together=_summed)]
+    sure = [loses for loses in votes if loses is not None]
+    return _at_most_peers(sum(sure), (sample.peer for sample, pair in lost if _loses(pair))) if _most(sure) else 0
+
+
+def clear(state: SignalState, *, two_way: bool, since_s: float, threshold_s: float) -> bool | None:
+    """Whether at least half of the destinations of one kind heard of since a time surely see no queue; None: none
+    heard."""
+    of_kind = [entry for entry in state.destinations if entry.two_way is two_way]
+    heard = [(entry, [most_s for at_s, _, most_s in entry.excess[-2:] if at_s >= since_s]) for entry in of_kind]
+    worst = _by_voter(((entry, max(excess)) for entry, excess in heard if excess), together=_lower_middle)
+    return _lower_middle(worst) <= threshold_s if worst else None
+
+
+def middle_by_voter(said: Iterable[tuple[DestinationState, float]]) -> float | None:
+    """The middle one of what destinations say, each user's programs with one vote; None where nobody says anything."""
+    votes = _by_voter(said, together=_middle)
+    return _middle(votes) if votes else None
+
+
+class _Speaks(Protocol):
+    @property
+    def source(self) -> str: ...
+    @property
+    def uid(self) -> int | None: ...
+
+
+def _by_voter(
+    said: Iterable[tuple[_Speaks, Value]], *, together: Callable[[Sequence[Value]], Value]
+) -> list[Value]:  # fmt: skip
+    """What each vote says: a destination that our kernel measured by itself, what a user's programs say together."""
+    found: list[Value] = []
+    by_user: dict[int | None, list[Value]] = {}
+    for who, value in said:
+        if who.source == REPORT:
+            by_user.setdefault(who.uid, []).append(value)
+        else:
+            found.append(value)
+    return [*found, *(together(values) for values in by_user.values())]
+
+
+def _at_most_peers(votes: int, peers: Iterable[str]) -> int:
+    """Voices that speak of so many destinations."""
+    return min(votes, len(set(peers)))
+
+
+def _one_vote(votes: Sequence[_Vote]) -> _Vote:
+    """What several votes come to."""
+    total, asked = sum(vote for vote, _ in votes), sum(asked for _, asked in votes)
+    sees = _most([vote > 0 for vote, _ in votes]) or min(total, asked) > 0
+    together = 1 if sees else min(0, max(-1, total))
+    return together, together if any(asked for _, asked in votes) else 0
+
+
+def _most(votes: Sequence[bool]) -> bool:
+    return 2 * sum(votes) > len(votes)
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _lower_middle(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _loses(pair: tuple[int, int]) -> bool | None:
+    """Whether of so many packets lost, of so many sent, the way loses some; None where they are too few to tell."""
+    lost, sent = pair
+    return True if lost > 0 and lost >= LOSS_PART * sent else False if sent >= LOSS_SENT_SURE else None
+
+
+def _summed(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(one for one, _ in pairs), sum(other for _, other in pairs)

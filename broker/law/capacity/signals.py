@@ -1,0 +1,409 @@
+"""What the measurements say about a bottleneck elsewhere: unexplained delay, loss on the way, and what came through.
+
+Every connection's round trip is compared with its own baseline. Four things lengthen it that are not a queue
+of ours elsewhere:
+
+- our own queue. A storage connection with 128 KiB in its leaf at 20 Mbit/s waits 52 ms here. So the class' backlog
+  divided by the rate at which the class left is subtracted, as its highest value since the packet can have been queued;
+  where that is more than `QUEUE_TRUSTED_S` (a class that HTB starves) the sample says nothing.
+- a queue towards us. In an all-reduce everybody sends at once, and acknowledgements wait behind the peer's data, at the
+  peer or at our own slow way in; transports then take packets for lost that are not. So our transport measures the way
+  there by itself (transport.path_delay). Where it does not, samples are "two-way" while much comes in: they can say
+  that there is no queue, never that there is one. The gaps between bursts can.
+- a busy processor. It holds up single samples: the lesser of the last and the smoothed round trip counts, and several
+  ticks in a row have to agree.
+- a queue of others, which stood before we sent anything (broker.law.capacity.cross_traffic): only what exceeds it
+  counts.
+
+What several destinations come to together is broker.law.capacity.quorum' word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from broker.law.capacity import delivery_rate, quorum, sampling
+from broker.law.capacity.flow_delay import (
+    FLOW_STALE_S,
+    QUEUE_LOOK_BACK_S,
+    REPORT,
+    Span,
+    counted_since,
+    delivery,
+    is_known,
+    one_way,
+    packets,
+    round_trip,
+)
+from broker.law.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
+from broker.law.structs import replace
+from broker.model.values import ClassSample, FlowSample
+
+HISTORY_S = 2.0
+"""How far back ticks are kept: local drops show as a transport's loss up to a few round trips later."""
+PEAK_S, PEAK_PART_S = 1.0, 0.08
+"""As long as a burst's delay is remembered; a tick, for a shorter part is a few packets."""
+WINDOW_S = 0.3
+"""Over which delivery is measured: three reports; shorter shows the grain of acknowledgements, longer the past."""
+RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
+"""Below 85 % of the most that came in, the way in has room; what was seen fades by a half in twelve minutes."""
+TWO_WAY_PART = 0.3
+"""Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
+GAPS_S = 10.0
+"""A step is shorter than this where steps matter."""
+PRESSED_S = 0.5
+"""Two reports and a half: whether somebody wants more than the network takes."""
+RATIO_GAIN = 0.05
+"""Twenty ticks (2 s): the ratio of wire to delivered bytes changes with the mix of packets only."""
+RATIO_MIN, RATIO_MAX = 0.9, 1.3
+"""Headers cost 3-5 % at full size, up to 30 % for small packets; outside, part of the traffic is not reported."""
+COVERED_MIN = 0.5
+"""Delivery is trusted when the ratio was plausible in most of the recent ticks."""
+ARRIVAL_S, ARRIVED = 1.0, 0.97
+"""A second: several round trips, so that acknowledgements have come back; 3 % is what the ratio is known to."""
+LOSS_LAG_S = 0.5
+"""What was lost before a cut's drain ended is found by the packets after it, or when a timer of 0.2 to 0.4 s runs out.
+TCP counts a loss when it sends again, which while a burst goes first is as late as that is long: so besides, a
+connection's losses count once it has sent new packets (`broker.law.capacity.flow_delay.LOSS_FRESH`)."""
+LOSS_PACKETS_MIN = 3
+"""One or two packets in a second are lost on any link, or only thought lost."""
+
+
+class _Told(NamedTuple):
+    """Of which destination something is said, and by whom."""
+
+    peer: str
+    two_way: bool
+    told: bool
+    uid: int | None
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What can be said now.
+
+    Fields: `excess_s` the middle one of the destinations, the fresh one-way ones where there are some, None where
+    nobody says anything; `baseline_s` the shortest baseline; `pressed` whether another class than compute has more to
+    send than the network takes; `wanting` whether any class had, since the oldest signal that speaks of a queue;
+    `through_bits_per_s` what arrives, on the wire's scale, None where reports do not cover the traffic;
+    `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the last second, and
+    `lost_since_packets` and `lost_since_fraction` those of them that were sent after the last cut's drain; `flows` how
+    many connections were heard of lately.
+    """
+
+    excess_s: float | None
+    baseline_s: float
+    pressed: bool
+    wanting: bool
+    through_bits_per_s: float | None
+    tx_bits_per_s: float
+    lost_packets: int
+    lost_fraction: float
+    lost_since_packets: int
+    lost_since_fraction: float
+    flows: int
+
+
+def observe(
+    state: SignalState, *, now_s: float, flows: Sequence[FlowSample], classes: Sequence[ClassSample],
+    sent_bits: Sequence[float], received_bits: float | None, dropped_packets: int, elapsed_s: float, loaded: bool,
+    rate_bits_per_s: int,
+) -> SignalState:  # fmt: skip
+    """Take in one tick.
+
+    Args:
+        state: so far.
+        now_s: the tick's time.
+        flows: as measured, in any order.
+        classes: fresh counters, in the order of `CLASS_NAMES`.
+        sent_bits: what each class sent since the last tick, in the same order.
+        received_bits: what the interface received since the last tick; None where that is not known.
+        dropped_packets: by our own queues since the last tick.
+        elapsed_s: since the last tick.
+        loaded: whether the link is loaded, so that baselines must not rise.
+        rate_bits_per_s: what this interface may send at.
+    """
+    ticks = [
+        *_ticks_before(state.ticks, now_s=now_s, sent_bits=sent_bits, elapsed_s=elapsed_s),
+        _tick(now_s, elapsed_s, classes, sent_bits, received_bits, dropped_packets),
+    ]
+    known = {flow.key: flow for flow in state.flows}
+    kept: list[FlowState] = []
+    excess: dict[_Told, Span] = {}
+    asked: dict[_Told, float] = {}
+    sources: dict[_Told, str] = {}
+    arrivals: list[ArrivalState] = []
+    pressed_s, wanting_s = state.pressed_s, state.wanting_s
+    lost = sent = lost_since = sent_since = 0
+    for sample in sampling.chosen(flows):
+        before, at_s = known.get(sample.key) or FlowState(sample.key), now_s - sample.age_s
+        if sample.one_way_s is None and is_known(before, at_s=at_s):  # of many TCP connections most, in most ticks
+            kept.append(before)
+            continue
+        after, both_ways = round_trip(before, sample, now_s=now_s, ticks=ticks, loaded=loaded)
+        after, way_there, arrival = one_way(after, sample, now_s=now_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s)
+        if arrival is not None:
+            arrivals.append(arrival)
+        if after is before:  # no new sample of either kind
+            kept.append(after)
+            continue
+        more_sent, more_lost = packets(before, after)
+        after, counts = counted_since(before, after, since_s=state.ignore_before_s)
+        kept.append(after)
+        compute = sample.traffic_class == "compute"
+        if not sample.application_limited:
+            wanting_s = now_s
+            pressed_s = pressed_s if compute else now_s
+        two_way = _is_two_way(sample, ticks, at_s=at_s)
+        if not two_way:
+            sent, lost = sent + more_sent, lost + more_lost
+            if counts:
+                sent_since, lost_since = sent_since + more_sent, lost_since + more_lost
+        if way_there is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
+            told = _Told(sample.peer, False, sample.source == REPORT, sample.uid)
+            _note(excess, told, way_there)
+            sources[told] = sample.source
+            asked[told] = min(after.others_s, asked.get(told, after.others_s))
+        if both_ways is None or sample.one_way_s is not None or at_s < state.ignore_before_s:
+            continue
+        if compute or not two_way:  # else what training's samples tell, at most that there is no queue, is enough
+            told = _Told(sample.peer, two_way, sample.source == REPORT, sample.uid)
+            _note(excess, told, both_ways)
+            sources[told] = sample.source
+    ticks[-1] = replace(
+        ticks[-1], lost_packets=lost, sent_packets=sent, lost_since_packets=lost_since, sent_since_packets=sent_since
+    )
+    state = replace(
+        state,
+        flows=tuple(kept),
+        destinations=_destinations(state.destinations, excess, asked, sources, now_s=now_s),
+        ticks=tuple(ticks),
+        arrivals=delivery_rate.kept(state.arrivals, arrivals, now_s=now_s),
+        pressed_s=pressed_s,
+        wanting_s=wanting_s,
+        one_way_s=now_s if any(not told.two_way for told in excess) else state.one_way_s,
+        received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(ticks, now_s=now_s)),
+    )
+    return _learn(state, now_s=now_s)
+
+
+def read(state: SignalState, *, now_s: float) -> Signals:
+    """Say what the memory means now."""
+    active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - quorum.ACTIVE_S]
+    fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - quorum.VOTE_S]
+    excess_s = quorum.middle_of_voices((entry, entry.excess[-1][1]) for entry in fresh or active)
+    lost, sent = _loss(state, now_s=now_s)
+    lost_since, sent_since = _loss(state, now_s=now_s, after_drain=True)
+    return Signals(
+        excess_s=excess_s,
+        baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
+        pressed=state.pressed_s is not None and state.pressed_s > now_s - PRESSED_S,
+        wanting=state.wanting_s is not None and state.wanting_s > now_s - quorum.ACTIVE_S,
+        through_bits_per_s=through_bits_per_s(state, now_s=now_s) if state.covered > COVERED_MIN else None,
+        tx_bits_per_s=tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S),
+        lost_packets=lost,
+        lost_fraction=lost / sent if sent else 0.0,
+        lost_since_packets=lost_since,
+        lost_since_fraction=lost_since / sent_since if sent_since else 0.0,
+        flows=sum(1 for flow in state.flows if flow.points and flow.points[-1][0] > now_s - FLOW_STALE_S),
+    )
+
+
+def less_comes_in(state: SignalState, *, now_s: float) -> bool:
+    """Whether much comes in, but clearly less than has been seen to: the way in, as we know it, is not what is full."""
+    received = _received(state.ticks, now_s=now_s)
+    much = received > TWO_WAY_PART * tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S)
+    return much and received < RECEIVED_FULL * state.received_bits_per_s_max
+
+
+def _received(ticks: Sequence[TickState], *, now_s: float) -> float:
+    received_bits = elapsed_s = 0.0
+    for tick in ticks:
+        if tick.at_s > now_s - WINDOW_S + 1e-9:
+            received_bits, elapsed_s = received_bits + (tick.received_bits or 0.0), elapsed_s + tick.elapsed_s
+    return received_bits / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def one_way_expected(state: SignalState, *, now_s: float) -> bool:
+    """Whether one-way signals come now and then, in the gaps between bursts, so that waiting for one makes sense."""
+    return state.one_way_s is not None and state.one_way_s > now_s - GAPS_S
+
+
+def arrives(state: SignalState, *, now_s: float) -> bool:
+    """Whether what left in the last second came through as well: then the path carries it, whatever delay says."""
+    if state.covered <= COVERED_MIN:
+        return False
+    left = tx_bits_per_s(state, now_s=now_s, window_s=ARRIVAL_S)
+    return through_bits_per_s(state, now_s=now_s, window_s=ARRIVAL_S) >= ARRIVED * left > 0
+
+
+def forget(state: SignalState, *, before_s: float) -> SignalState:
+    """Drop delay signals and ignore those that were measured before a time: they describe a rate that is over."""
+    return replace(state, destinations=(), ignore_before_s=before_s)
+
+
+def rebase(state: SignalState) -> SignalState:
+    """Take today's delay as the path's own: new baselines are learned from here."""
+    flows = tuple(replace(flow, baseline_s=None, way_least_s=()) for flow in state.flows)
+    return replace(state, flows=flows, destinations=())
+
+
+def peak_tx_bits_per_s(state: SignalState, *, now_s: float) -> float:
+    """The most that left in any tenth of the last second: what a burst's beginning puts into a queue elsewhere."""
+    peak = bits = elapsed_s = 0.0
+    for tick in state.ticks:
+        if tick.at_s <= now_s - PEAK_S:
+            continue
+        bits, elapsed_s = bits + tick.sent_bits, elapsed_s + tick.elapsed_s
+        if elapsed_s >= PEAK_PART_S:
+            peak, bits, elapsed_s = max(peak, bits / elapsed_s), 0.0, 0.0
+    return peak
+
+
+def tx_bits_per_s(state: SignalState, *, now_s: float, window_s: float) -> float:
+    """What left the interface over a window."""
+    sent_bits = elapsed_s = 0.0
+    for tick in state.ticks:
+        if tick.at_s > now_s - window_s + 1e-9:
+            sent_bits, elapsed_s = sent_bits + tick.sent_bits, elapsed_s + tick.elapsed_s
+    return sent_bits / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def through_bits_per_s(state: SignalState, *, now_s: float, window_s: float = WINDOW_S) -> float:
+    """What the reported connections delivered over a window, on the wire's scale."""
+    delivered = 0.0
+    for flow in state.flows:
+        delivered += delivery(flow, now_s=now_s, window_s=window_s)
+    return state.wire_ratio * delivered
+
+
+def delivered_by_flow(state: SignalState, *, now_s: float) -> dict[str, float]:
+    """What each connection that is listened to delivered over the last second, bits per second on the wire's scale."""
+    return {flow.key: state.wire_ratio * delivery(flow, now_s=now_s, window_s=1.0) for flow in state.flows}
+
+
+def _tick(
+    now_s: float, elapsed_s: float, classes: Sequence[ClassSample], sent_bits: Sequence[float],
+    received_bits: float | None, dropped_packets: int,
+) -> TickState:  # fmt: skip
+    backlog_bytes = tuple(entry.backlog_bytes for entry in classes)
+    return TickState(
+        at_s=now_s,
+        elapsed_s=elapsed_s,
+        sent_bits=math.fsum(sent_bits),
+        received_bits=received_bits,
+        lost_packets=0,
+        sent_packets=0,
+        dropped_packets=dropped_packets,
+        backlog_bytes=backlog_bytes,
+        queue_s=_queues_s(backlog_bytes, sent_bits, elapsed_s=elapsed_s),
+    )
+
+
+def _ticks_before(
+    ticks: Sequence[TickState], *, now_s: float, sent_bits: Sequence[float], elapsed_s: float
+) -> list[TickState]:
+    """The ticks to remember. What waited at the last one left at the rate of this one, which is known only now: a class
+    may be starved from one to the next."""
+    kept = [tick for tick in ticks if tick.at_s > now_s - HISTORY_S]
+    if kept:
+        left_s = _queues_s(kept[-1].backlog_bytes, sent_bits, elapsed_s=elapsed_s)
+        kept[-1] = replace(kept[-1], queue_s=left_s)
+    return kept
+
+
+def _queues_s(backlog_bytes: Sequence[int], sent_bits: Sequence[float], *, elapsed_s: float) -> tuple[float, ...]:
+    return tuple(_queue_s(size, bits / elapsed_s) for size, bits in zip(backlog_bytes, sent_bits, strict=True))
+
+
+def _queue_s(backlog_bytes: int, rate_bits_per_s: float) -> float:
+    """How long a class' backlog takes to leave at the rate at which the class leaves; at most 10 s."""
+    if backlog_bytes <= 0:
+        return 0.0
+    return min(10.0, backlog_bytes * 8 / max(rate_bits_per_s, 1.0))
+
+
+def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) -> bool:
+    """Whether a round trip may have waited in a queue towards us: while much came in, or, where it is not known what
+    comes in, whenever training sends (in an all-reduce everybody does at once)."""
+    if ticks[-1].received_bits is None:
+        return sample.traffic_class == "compute"
+    return _much_came_in(ticks, since_s=at_s - (sample.rtt_s or 0.0) - QUEUE_LOOK_BACK_S)
+
+
+def _note(excess: dict[_Told, Span], destination: _Told, span: Span) -> None:
+    """Of a destination's connections the one that waits least counts: what it waits in, all wait in."""
+    least_s, most_s = excess.get(destination, span)
+    excess[destination] = (min(least_s, span[0]), min(most_s, span[1]))
+
+
+def _much_came_in(ticks: Sequence[TickState], *, since_s: float) -> bool:
+    """Whether so much came in since a time that acknowledgements may have waited in a queue towards us."""
+    received = sent = 0.0
+    for tick in ticks:
+        if tick.at_s >= since_s:
+            received, sent = received + (tick.received_bits or 0.0), sent + tick.sent_bits
+    return received > TWO_WAY_PART * sent
+
+
+def _destinations(
+    before: Sequence[DestinationState], excess: Mapping[_Told, Span], asked: Mapping[_Told, float],
+    sources: Mapping[_Told, str], *, now_s: float,
+) -> tuple[DestinationState, ...]:  # fmt: skip
+    known = {_told(entry): entry for entry in before if entry.excess[-1][0] > now_s - 2 * quorum.ACTIVE_S}
+    for told, (least_s, most_s) in excess.items():
+        entry = known.get(told, DestinationState(told.peer, told.two_way, sources[told], told.uid))
+        known[told] = replace(
+            entry,
+            source=sources[told],
+            asked=told in asked,
+            excess=(*entry.excess[-7:], (now_s, least_s, most_s)),
+            others_s=asked.get(told, 0.0),
+        )
+    return tuple(known[told] for told in sorted(known, key=_in_order))
+
+
+def _told(entry: DestinationState) -> _Told:
+    return _Told(entry.peer, entry.two_way, entry.source == REPORT, entry.uid)
+
+
+def _in_order(told: _Told) -> tuple[str, bool, bool, int]:
+    return told.peer, told.two_way, told.told, -1 if told.uid is None else told.uid
+
+
+def _loss(state: SignalState, *, now_s: float, after_drain: bool = False) -> tuple[int, int]:
+    """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count.
+
+    `after_drain`: of these what was sent after the last cut's drain.
+    """
+    lag_s = LOSS_LAG_S if after_drain and state.ignore_before_s > 0 else 0.0
+    since_s = max(now_s - 1.0, state.ignore_before_s + lag_s)
+    lost = sent = dropped = 0
+    for tick in state.ticks:
+        dropped += tick.dropped_packets
+        if tick.at_s > since_s:
+            lost += tick.lost_since_packets if after_drain else tick.lost_packets
+            sent += tick.sent_since_packets if after_drain else tick.sent_packets
+    return max(0, lost - dropped), sent
+
+
+def _learn(state: SignalState, *, now_s: float) -> SignalState:
+    """Learn how wire bytes relate to delivered ones while no queue grows anywhere."""
+    lost, sent = _loss(state, now_s=now_s)
+    if lost >= max(LOSS_PACKETS_MIN, quorum.LOSS_PART * sent):
+        return state
+    quiet = all(entry.excess[-1][1] < 0.01 for entry in state.destinations)
+    tx = tx_bits_per_s(state, now_s=now_s, window_s=1.0)
+    if not quiet or tx < 100_000:
+        return state
+    through = through_bits_per_s(state, now_s=now_s, window_s=1.0) / state.wire_ratio
+    ratio = tx / through if through > 0 else 0.0
+    plausible = RATIO_MIN <= ratio <= RATIO_MAX
+    return replace(
+        state,
+        wire_ratio=state.wire_ratio + RATIO_GAIN * (ratio - state.wire_ratio) if plausible else state.wire_ratio,
+        covered=state.covered + RATIO_GAIN * (float(plausible) - state.covered),
+    )

@@ -1,0 +1,352 @@
+"""The control law: from what was measured to what every class gets, with a reason for each figure. No clock, no I/O.
+
+Per interface and tick:
+
+    counters   -> throughput, demand, what storage is owed        broker.law.sharing.demand,
+    broker.law.sharing.guarantee announced  -> credits, bursts under way and expected
+    broker.law.bursts.announced, broker.law.bursts.credit, broker.law.bursts.forecast declared   -> what storage needs,
+    and whether data is at risk broker.law.sharing.storage_needs signals    -> capacity broker.law.capacity.estimator
+    wall clock, a call -> the promises that hold now broker.law.sharing.schedule, broker.law.sharing.call_detector,
+    broker.law.sharing.effective_policy all these  -> HTB rate and ceil of each class, and why
+    broker.law.sharing.plan, broker.law.sharing.water_filling
+               -> what each job and connection gets of its class  broker.law.sharing.jobs
+    leases     -> what may go towards those who asked             broker.law.holds.grant
+    arriving   -> what to ask of those who send to us             broker.law.holds.request
+
+A new plan replaces the last one when the capacity or a promise changed, or a rate moved by more than the dead band;
+else the last one stands, so that the kernel is not written to for nothing. So the dead band damps what is measured;
+what policy says is in force exactly, at once. Inputs are sorted first: their order means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.law import catch_up
+from broker.law.bursts import announced as bursts
+from broker.law.bursts import credit, forecast
+from broker.law.capacity import estimator
+from broker.law.capacity.inbound_delay import WayOut, queue_on_the_way_out
+from broker.law.decision import Decision
+from broker.law.holds import grant
+from broker.law.holds.request import Inflow, decide_ingress
+from broker.law.inbound_state import IngressState
+from broker.law.reading import Reading
+from broker.law.sharing import call_detector, gso, jobs, overcommit, schedule, storage_needs
+from broker.law.sharing.plan import LENDER, ClassNeeds, ClassPlan, Promises, moves, plan, promises_of, unheld
+from broker.law.sharing.schedule import Holding
+from broker.law.state import AppliedState, ClassState, InterfaceState, State
+from broker.law.step import booked
+from broker.law.structs import replace
+from broker.model import reasons
+from broker.model.leases import Hold, Ready, Verdict
+from broker.model.values import (
+    Alarm,
+    Allocation,
+    ClassAllocation,
+    Credit,
+    InterfaceAllocation,
+    InterfaceSample,
+    Measurements,
+    SegmentAllocation,
+)
+from broker.policy.types import InterfacePolicy, Policy
+from hive_qos.units import format_rate
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    state: InterfaceState
+    allocation: InterfaceAllocation
+    credits: tuple[Credit, ...]
+    alarms: tuple[Alarm, ...]
+    verdicts: tuple[Verdict, ...]
+    again_s: float | None = None
+
+
+def decide(*, now_s: float, state: State, measurements: Measurements, policy: Policy) -> Decision:
+    """Decide what every class of every interface gets from now on.
+
+    Args:
+        now_s: the tick's time on a monotonic clock whose zero means nothing; never below that of the last call.
+        state: `State()` at first, then the last decision's.
+        measurements: what is known; missing interfaces, classes and flows are allowed and are said in alarms.
+        policy: what the operator wants; it may change from call to call.
+
+    Returns:
+        A decision whose rates sum to at most each interface's capacity; with class `other`, where that capacity is one
+        destination's alone, to at most the interface's own rate.
+    """
+    samples = {sample.name: sample for sample in measurements.interfaces}
+    states = {entry.name: entry for entry in state.interfaces}
+    hours = schedule.holding(policy.schedules, measurements.wall)
+    outcomes = [
+        _interface(
+            now_s=now_s,
+            state=states.get(entry.name) or InterfaceState(entry.name),
+            sample=samples.get(entry.name),
+            interface=entry,
+            policy=policy,
+            hours=hours,
+        )
+        for entry in policy.interfaces
+    ]
+    ways_in = {entry.name: entry for entry in state.ingress}
+    ways_out = {outcome.state.name: outcome for outcome in outcomes}
+    inflows = [
+        decide_ingress(
+            now_s=now_s,
+            state=ways_in.get(entry.name) or IngressState(entry.name),
+            sample=samples.get(entry.name),
+            credited=ways_out[entry.name].state.bursts,
+            out=_way_out(ways_out[entry.name], now_s=now_s),
+            interface=entry,
+            policy=policy,
+            trained=ways_out[entry.name].state.jobs,
+        )
+        for entry in policy.interfaces
+        if entry.ingress
+    ]
+    soon = [*(outcome.again_s for outcome in outcomes), *(inflow.again_s for inflow in inflows)]
+    return Decision(
+        state=State(
+            ticks=state.ticks + 1,
+            interfaces=tuple(outcome.state for outcome in outcomes),
+            ingress=tuple(inflow.state for inflow in inflows),
+        ),
+        allocation=Allocation(
+            tuple(outcome.allocation for outcome in outcomes),
+            tuple(inflow.allocation for inflow in inflows),
+            schedules=tuple(entry.shown for entry in hours),
+        ),
+        credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
+        alarms=(
+            *(alarm for outcome in outcomes for alarm in outcome.alarms),
+            *schedule.alarms(policy.schedules, measurements.wall),
+            *(alarm for inflow in inflows for alarm in inflow.alarms),
+        ),
+        holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
+        verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
+        again_s=min((time_s for time_s in soon if time_s is not None), default=None),
+        watches=tuple(inflow.watch for inflow in inflows if inflow.watch is not None),
+        ready=tuple(_beside_others(ready, inflow, inflows) for inflow in inflows for ready in inflow.ready),
+    )
+
+
+def _way_out(outcome: _Outcome, *, now_s: float) -> WayOut:
+    """What the way in has to know of the way out."""
+    allocation, known = outcome.allocation, outcome.state.capacity
+    used = sum(entry.throughput_bits_per_s or 0 for entry in allocation.classes)
+    return WayOut(
+        bits_per_s=allocation.capacity_bits_per_s,
+        load=used / max(1, allocation.capacity_bits_per_s),
+        excess_s=queue_on_the_way_out(known.signals if known is not None else None, now_s=now_s),
+    )
+
+
+def _beside_others(ready: Ready, own: Inflow, inflows: Sequence[Inflow]) -> Ready:
+    """What is ready for a burst through one interface, with what is asked for because of the others."""
+    others = [hold for inflow in inflows if inflow is not own for hold in inflow.holds]
+    return replace(ready, holds=_one_each([*ready.holds, *others]))
+
+
+def _one_each(holds: list[Hold]) -> tuple[Hold, ...]:
+    """Of a sender that comes in through two interfaces the lower hold: there is one lease for an address."""
+    least: dict[str, Hold] = {}
+    for hold in holds:
+        if hold.address not in least or hold.rate_bits_per_s < least[hold.address].rate_bits_per_s:
+            least[hold.address] = hold
+    return tuple(least[address] for address in sorted(least))
+
+
+def _interface(
+    *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
+    hours: tuple[Holding, ...],
+) -> _Outcome:  # fmt: skip
+    decided_on_s = state.counters_s
+    state = catch_up.taken_in(state, sample, interface=interface, policy=policy, hours=hours, now_s=now_s)
+    read = Reading(now_s=now_s, state=state, sample=sample)
+    seen = sample or InterfaceSample(interface.name)  # of one that is not there nothing was seen
+    leased = grant.leased(seen.leases)
+    read.waits_elsewhere(grant.waiting_bytes(seen.destinations, leased))
+    own_flows = grant.not_held(seen.flows, leased)
+    account = booked(read, state=state, sample=sample, flows=own_flows, interface=interface, policy=policy, hours=hours)
+    estimate, people, now = account.estimate, account.people, account.in_force
+    rate = estimate.rate_bits_per_s
+    risks, declared = storage_needs.follow(state.risks, seen.needs, now_s=now_s)
+    holding_back = grant.decide_held(
+        now_s=now_s,
+        states=state.held,
+        leases=seen.leases,
+        samples=seen.destinations if read.fresh else (),
+        read_s=read.counters_s,
+        delivered_bits_per_s=grant.delivered(
+            seen.flows,
+            seen.leases,
+            state.capacity.signals if state.capacity else None,
+            now_s=now_s,
+        ),
+        storage=next(entry for entry in now.classes if entry.name == LENDER),
+        capacity_bits_per_s=rate,
+        replicas=declared.replicas,
+        late_s=grant.late_s(seen.flows, seen.leases),
+    )
+    classes, wants = [], []
+    state, active = bursts.follow(
+        state, seen.bursts, sent_bytes=read.sent_bytes("compute") if read.fresh else None,
+        capacity_bits_per_s=rate, now_s=now_s,
+    )  # fmt: skip
+    promised, kept = account.promised, account.kept_bits_per_s
+    for entry in now.classes:
+        own = promised[entry.name]
+        observed, need = read.needs(
+            entry, kept[entry.name], own.ceiling, own.floor, limit=now.limits.get(entry.name),
+            announced=[(burst.left_bytes, burst.remaining_s) for burst in active] if entry.name == "compute" else [],
+            declared=declared if entry.name == LENDER else None,
+        )  # fmt: skip
+        classes.append(observed)
+        wants.append(need)
+    used = next((entry.throughput_bits_per_s for entry in classes if entry.name == "compute"), None)
+    holding = bursts.using(active, throughput_bits_per_s=used, capacity_bits_per_s=rate)
+    lead_s = forecast.lead_s(seen.flows, destinations=bursts.destinations(seen), excess_s=estimate.excess_s)
+    ahead = forecast.due(state.jobs, lead_s=lead_s, now_s=now_s)
+    plans = plan(
+        wants, promised=promised, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=(*holding, *ahead)
+    )
+    elsewhere = estimate.state.base_bits_per_s if estimate.one_destination else None
+    if elsewhere is not None:
+        ceiling = promises_of(now.classes, elsewhere)[call_detector.PEOPLE].ceiling
+        plans = unheld(plans, ceiling_bits_per_s=ceiling, open_bits_per_s=elsewhere)
+    plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
+    told_apart = jobs.told_apart(seen.jobs)
+    limited, pieces = gso.follow(
+        state.segments, wanted=interface.limit_segments, rate_bits_per_s=rate, mtu_bytes=seen.mtu_bytes
+    )
+    after = replace(
+        state,
+        counters_s=read.counters_s,
+        received_bytes=read.received_bytes,
+        classes=tuple(classes),
+        risks=risks,
+        capacity=estimate.state,
+        applied_capacity_bits_per_s=rate,
+        applied=tuple(_applied(entry) for entry in plans),
+        job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_since(decided_on_s), now_s=now_s),
+        presence=people,
+        held=holding_back.states,
+        segments=limited,
+    )
+    allocation = InterfaceAllocation(
+        name=interface.name,
+        direction="egress",
+        capacity_bits_per_s=rate,
+        capacity_source=estimate.source,
+        capacity_reason=reasons.state(estimate.reason),
+        classes=tuple(
+            _class_allocation(entry, need, observed, read)
+            for entry, need, observed in zip(plans, wants, classes, strict=True)
+        ),
+        destinations=holding_back.destinations,
+        presence=call_detector.shown(people, now_s=now_s) if policy.presence.enabled else None,
+        segments=SegmentAllocation(pieces.gso_max_segs, reasons.state(pieces.reason)),
+        open_bits_per_s=elsewhere,
+    )
+    allocation, job_alarms = jobs.divided(
+        allocation, samples=told_apart, uses=after.job_uses, flows=seen.flows, heard=estimate.state.signals,
+        policies=policy.jobs, bursts=active, now_s=now_s
+    )  # fmt: skip
+    share = next(entry.share_bits_per_s for entry in plans if entry.name == LENDER)
+    alarms = (
+        *_alarms(seen, read, estimate, promised),
+        *credit.alarms(interface.name, after.jobs, now_s=now_s),
+        *storage_needs.alarms(interface.name, declared, share_bits_per_s=share),
+        *job_alarms,
+    )
+    again_s = bursts.again_s(
+        after.jobs, holding, throughput_bits_per_s=used, capacity_bits_per_s=rate, lead_s=lead_s, now_s=now_s
+    )
+    credits = bursts.credits(interface.name, after, now_s=now_s)
+    return _Outcome(after, allocation, credits, alarms, holding_back.verdicts, again_s if estimate.unsettled else None)
+
+
+def _with_dead_band(
+    plans: tuple[ClassPlan, ...], state: InterfaceState, rate: int, *, fresh: bool
+) -> tuple[ClassPlan, ...]:
+    """Keep the last figures where they were made of the same capacity and promises, and no rate moved by more than the
+    dead band, or nothing is known. A ceil is a promise, or the rate while the class is held: it moves with these."""
+    if rate != state.applied_capacity_bits_per_s:
+        return plans
+    last = {entry.name: entry for entry in state.applied}
+    stands = []
+    for entry in plans:
+        before, now = last.get(entry.name), _applied(entry)
+        if before is None or before.promised != now.promised:
+            return plans
+        if fresh and (
+            before.held is not now.held
+            or moves(now.rate_bits_per_s, before.rate_bits_per_s, guarantee_bits_per_s=now.guarantee_bits_per_s)
+        ):
+            return plans
+        if before != now:
+            entry = replace(entry, rate_bits_per_s=before.rate_bits_per_s, ceil_bits_per_s=before.ceil_bits_per_s)
+        stands.append(entry)
+    return tuple(stands)
+
+
+def _applied(entry: ClassPlan) -> AppliedState:
+    return AppliedState(
+        entry.name,
+        entry.rate_bits_per_s,
+        entry.ceil_bits_per_s,
+        entry.guarantee_bits_per_s,
+        entry.floor_bits_per_s,
+        entry.ceiling_bits_per_s,
+    )
+
+
+def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, read: Reading) -> ClassAllocation:
+    sample = read.samples.get(entry.name)
+    throughput = observed.throughput_bits_per_s if read.fresh else None
+    return ClassAllocation(
+        name=entry.name,
+        rate_bits_per_s=entry.rate_bits_per_s,
+        ceil_bits_per_s=entry.ceil_bits_per_s,
+        priority=need.policy.priority,
+        guarantee_bits_per_s=entry.guarantee_bits_per_s,
+        floor_bits_per_s=entry.floor_bits_per_s,
+        ceiling_bits_per_s=entry.ceiling_bits_per_s,
+        demand_bits_per_s=need.demand_bits_per_s,
+        share_bits_per_s=entry.share_bits_per_s,
+        throughput_bits_per_s=None if throughput is None else int(throughput),
+        backlog_bytes=sample.backlog_bytes + read.elsewhere_bytes * (entry.name == LENDER) if sample else None,
+        dropped_packets=sample.dropped_packets if sample else None,
+        reason=reasons.state(entry.reason),
+    )
+
+
+def _alarms(
+    sample: InterfaceSample, read: Reading, estimate: estimator.CapacityEstimate, promised: Mapping[str, Promises]
+) -> tuple[Alarm, ...]:
+    name = sample.name
+    if not read.present:  # what its capacity would be concerns nobody
+        return (Alarm("interface-missing", name, "it is not there; it is shaped when it appears"),)
+    found = []
+    if sample.carrier is False:
+        found.append(Alarm("link-down", name, _without_carrier(sample)))
+    if not read.fresh:
+        found.append(Alarm("counters-stale", name, "no class counters for half a second; the last plan stands"))
+    if estimate.fallback:
+        rate = format_rate(estimate.rate_bits_per_s)
+        found.append(
+            Alarm("capacity-unknown", name, f"neither the operator nor the driver names a speed; assumed {rate}")
+        )
+    return (*found, *overcommit.alarms(name, promised, capacity_bits_per_s=estimate.rate_bits_per_s))
+
+
+def _without_carrier(sample: InterfaceSample) -> str:
+    changes = "" if sample.carrier_changes is None else f" ({sample.carrier_changes} changes of it so far)"
+    return (
+        f"no carrier{changes}: nothing leaves or comes in; is the cable out, the other end off, or the interface set "
+        "down? What was known of its speed holds until it is back"
+    )

@@ -1,0 +1,300 @@
+"""The sender's side: what other brokers ask of us, and how much of it is done.
+
+A peer whose link we flood asks us to hold storage back towards it. It knows its link; we know what storage was
+promised. So a lease is kept, within these bounds, whatever the peer says:
+
+    what      storage alone, towards the address from which the peer asks, for as long as the lease lasts
+    floor     the floor's share of the smaller of both links, at every moment
+    window    storage's guarantee of the smaller of both links, over its window: when it is at risk, more is sent than
+              was asked for, until nothing is owed (`broker.law.sharing.guarantee`)
+
+What a peer does with the time cannot be seen from here, and need not be: its own broker lets go when a burst does not
+come (`broker.law.holds.request`), and one that lies gets what the account leaves it, which is once 3 % of a window, and
+then no more than the rest of the guarantee.
+
+The promise counts only while something waits to go there. A peer may call its link slower than it is, to owe us less;
+so it counts at least as what lately went there: what its connections delivered before it asked, and what was sent while
+it held us. That is forgotten only while it does not hold, or a hold would prove its own link slow; or where our own
+connections find that link full for 0.3 s: down to what the peer says, or a quarter. For where a link has become slower
+storage was repaid by what it had carried before, and flooded it in bursts. Each destination has its own account: a
+sender with a fast link of its own is not judged by that link, and what waits for a held destination is not what our own
+link keeps waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from broker.law.capacity import signals
+from broker.law.capacity.flow_delay import REPORT
+from broker.law.inbound_state import HeldState
+from broker.law.sharing import guarantee
+from broker.law.sharing.demand import BACKLOG_BYTES_MIN
+from broker.law.sharing.plan import promises
+from broker.law.state import SignalState
+from broker.law.structs import replace
+from broker.model import inbound_reasons, reasons
+from broker.model.leases import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
+from broker.model.values import DestinationAllocation, DestinationSample, FlowSample
+from broker.policy.types import ClassPolicy
+
+DESTINATIONS_MAX = 8
+"""Leaves for destinations that the kernel side keeps ready; of more leases the oldest keep theirs."""
+LINGER_S = 5.0
+"""How long a leaf outlives its lease: what waits in it leaves in order, and the next burst finds it there."""
+RATE_BITS_PER_S_MIN = 64_000
+NOBODY_LATE: Mapping[str, float] = MappingProxyType({})
+MOST_DECAY_S = 60.0
+"""The most that went to a destination is forgotten over a minute in which nobody holds it."""
+FULL_S, FULL_FOR_S, FULL_AGE_S = 0.06, 0.3, 0.3
+"""A link is full to which our connections take 60 ms longer than at best, beyond what they wait for in our own leaf:
+twice what counts as a queue elsewhere, for TCP smooths over some round trips. Measured at a fall from 100 to 30 Mbit/s:
+130 to 250 ms for half a second. Samples that are older say nothing."""
+LEAF_S = 0.5
+"""What a packet waited for in the leaf so long ago may still be in what TCP smooths."""
+LEFT_AT_ONCE = 0.25
+"""Of the most that went there: a fall to a quarter is believed at once, a deeper one where the queue stays. A host that
+lies about its link has to keep a real queue in front of it for as long, each time."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What was decided about one interface's leases."""
+
+    states: tuple[HeldState, ...]
+    destinations: tuple[DestinationAllocation, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def leased(leases: Sequence[Lease]) -> frozenset[str]:
+    """The addresses towards which somebody holds us back."""
+    if not leases:
+        return frozenset()
+    return frozenset(lease.address for lease in leases if _refusal(lease) is None)
+
+
+def waiting_bytes(samples: Sequence[DestinationSample], addresses: Collection[str]) -> int:
+    """What waits for held destinations: not for lack of our own link."""
+    if not addresses:
+        return 0
+    return sum(entry.backlog_bytes for entry in samples if entry.address in addresses)
+
+
+def not_held(flows: Sequence[FlowSample], addresses: Collection[str]) -> tuple[FlowSample, ...]:
+    """The connections whose delay says something of the path: not those that wait because somebody asked for it."""
+    if not addresses:
+        return tuple(flows)
+    return tuple(flow for flow in flows if flow.traffic_class != HELD_CLASS or flow.peer not in addresses)
+
+
+def delivered(
+    flows: Sequence[FlowSample], leases: Sequence[Lease], heard: SignalState | None, *, now_s: float
+) -> Mapping[str, float]:
+    """What went to each address of a lease over the last second, by its connections' own word, bits per second."""
+    addresses = leased(leases)
+    if not addresses or heard is None:
+        return {}
+    sent = signals.delivered_by_flow(heard, now_s=now_s)
+    found = dict.fromkeys(addresses, 0.0)
+    for flow in flows:
+        if flow.traffic_class == HELD_CLASS and flow.peer in found:
+            found[flow.peer] += sent.get(flow.key, 0.0)
+    return found
+
+
+def late_s(flows: Sequence[FlowSample], leases: Sequence[Lease]) -> Mapping[str, float]:
+    """How much longer than at best storage's connections to each address of a lease take, seconds: the middle one's.
+
+    Those that our kernel measures: what programs say of theirs would let any of them take from all others what these
+    are owed.
+    """
+    addresses = leased(leases)
+    waits: dict[str, list[float]] = {}
+    for flow in flows if addresses else ():
+        if flow.traffic_class != HELD_CLASS or flow.peer not in addresses or flow.age_s > FULL_AGE_S:
+            continue
+        if flow.source == REPORT:
+            continue
+        if flow.rtt_s is not None and flow.rtt_s_min is not None:
+            waits.setdefault(flow.peer, []).append(flow.rtt_s - flow.rtt_s_min)
+    return {address: sorted(found)[(len(found) - 1) // 2] for address, found in waits.items()}
+
+
+def decide_held(
+    *, now_s: float, states: Sequence[HeldState], leases: Sequence[Lease], samples: Sequence[DestinationSample],
+    read_s: float | None, delivered_bits_per_s: Mapping[str, float], storage: ClassPolicy, capacity_bits_per_s: int,
+    replicas: int = 0, late_s: Mapping[str, float] = NOBODY_LATE,
+) -> Holding:  # fmt: skip
+    """Decide about the leases of one interface.
+
+    Args:
+        now_s: the tick's time.
+        states: of the last tick.
+        leases: in force, in any order.
+        samples: counters of the destinations that have leaves, read at `read_s` (None: never).
+        delivered_bits_per_s: from `delivered`.
+        storage: the class' policy.
+        capacity_bits_per_s: of our own way out.
+        replicas: objects at risk that count now (`broker.law.sharing.storage_needs`).
+        late_s: from the function of that name.
+    """
+    if not states and not leases:
+        return Holding((), (), ())
+    known = {entry.address: entry for entry in states}
+    counters = {entry.address: entry for entry in samples if entry.traffic_class == HELD_CLASS}
+    verdicts = []
+    asked: dict[str, Lease] = {}
+    for lease in sorted(leases, key=lambda entry: (entry.address, entry.peer, entry.number)):
+        refusal = _refusal(lease)
+        if refusal is not None:
+            verdicts.append(_verdict(lease, capacity_bits_per_s, refusal, granted=False))
+        elif lease.address not in asked or lease.rate_bits_per_s < asked[lease.address].rate_bits_per_s:
+            asked[lease.address] = lease
+    order = sorted(
+        asked.keys() | {entry.address for entry in states if now_s - entry.seen_s <= LINGER_S},
+        key=lambda address: (address not in asked, address not in known, address),
+    )
+    served = order[:DESTINATIONS_MAX]
+    for address in order[DESTINATIONS_MAX:]:
+        full = inbound_reasons.HoldRefused(f"{DESTINATIONS_MAX} destinations are held back already")
+        verdicts += [_verdict(lease, capacity_bits_per_s, full, granted=False) for lease in _of(address, leases)]
+    after, destinations = [], []
+    for address in sorted(served):
+        entry = known.get(address) or HeldState(address, now_s)
+        most = max(entry.sent_bits_per_s_max, delivered_bits_per_s.get(address, 0.0))
+        entry = replace(entry, sent_bits_per_s_max=most)
+        if read_s is not None:
+            entry = _ask_the_link(
+                entry, counters.get(address), asked.get(address), late_s=late_s.get(address), now_s=now_s
+            )
+        entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)
+        rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s, replicas=replicas)
+        floor = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s)).floor
+        destinations.append(
+            DestinationAllocation(address, HELD_CLASS, max(1, min(rate, floor)), max(1, rate), reasons.state(why))
+        )
+        if address in asked:
+            entry = replace(entry, seen_s=now_s)
+            verdicts += [_verdict(lease, rate, why, granted=True) for lease in _of(address, leases)]
+        after.append(replace(entry, rate_bits_per_s=rate))
+    remembered = [
+        entry
+        for entry in states
+        if entry.address not in served and now_s - entry.seen_s <= max(LINGER_S, storage.guarantee_window_s)
+    ]
+    return Holding(
+        states=tuple(sorted([*after, *remembered], key=lambda entry: entry.address)),
+        destinations=tuple(destinations),
+        verdicts=tuple(sorted(verdicts, key=lambda entry: (entry.peer, entry.address, entry.number))),
+    )
+
+
+def promised_there(
+    states: Sequence[HeldState], leases: Sequence[Lease], storage: ClassPolicy, capacity_bits_per_s: int
+) -> Mapping[str, int]:
+    """What storage is promised towards each address of a lease: its guarantee of the smaller link."""
+    known = {entry.address: entry for entry in states}
+    return {
+        lease.address: promises(storage, _link(known[lease.address], lease, capacity_bits_per_s)).guarantee
+        for lease in leases
+        if lease.address in known
+    }
+
+
+def _of(address: str, leases: Sequence[Lease]) -> list[Lease]:
+    """The leases of an address that may be kept."""
+    return [lease for lease in leases if lease.address == address and _refusal(lease) is None]
+
+
+def _refusal(lease: Lease) -> inbound_reasons.HoldRefused | None:
+    if lease.traffic_class != HELD_CLASS:
+        return inbound_reasons.HoldRefused(f"only {HELD_CLASS} may be held back from outside")
+    if not 0 < lease.remaining_s <= LEASE_S_MAX or lease.rate_bits_per_s < 0 or lease.capacity_bits_per_s <= 0:
+        return inbound_reasons.HoldRefused(f"a lease has a rate, a capacity, and at most {LEASE_S_MAX:g} s")
+    return None
+
+
+def _link(entry: HeldState, lease: Lease | None, capacity_bits_per_s: int) -> int:
+    """The smaller of both links, where the peer's counts at least as what lately went there."""
+    claimed = lease.capacity_bits_per_s if lease is not None else 0
+    return min(capacity_bits_per_s, max(claimed, int(entry.sent_bits_per_s_max)))
+
+
+def _ask_the_link(
+    entry: HeldState, sample: DestinationSample | None, lease: Lease | None, *, late_s: float | None, now_s: float
+) -> HeldState:
+    """Forget what went there where our own connections find the link full: it may carry as little as its host says."""
+    if sample is None:
+        return entry
+    wait_s = 8 * sample.backlog_bytes / entry.rate_bits_per_s if entry.rate_bits_per_s else 0.0
+    waits = (*(one for one in entry.leaf_waits if one[0] > now_s - LEAF_S), (now_s, wait_s))
+    entry = replace(entry, leaf_waits=waits)
+    if lease is None or late_s is None or late_s - max(seconds for _, seconds in waits) < FULL_S:
+        return replace(entry, full_s=None)
+    if entry.full_s is None:
+        return replace(entry, full_s=now_s)
+    if now_s - entry.full_s < FULL_FOR_S:
+        return entry
+    most = entry.sent_bits_per_s_max
+    left = min(most, max(float(lease.capacity_bits_per_s), LEFT_AT_ONCE * most))
+    return replace(entry, full_s=now_s, sent_bits_per_s_max=left)
+
+
+def _count(
+    entry: HeldState, sample: DestinationSample | None, lease: Lease | None, storage: ClassPolicy,
+    capacity_bits_per_s: int, *, read_s: float | None,
+) -> HeldState:  # fmt: skip
+    """Book what went there since the counter was read last."""
+    if sample is None or read_s is None:
+        return replace(entry, counter_s=None)
+    if entry.counter_s is None or sample.sent_bytes < entry.sent_bytes:
+        return replace(entry, counter_s=read_s, sent_bytes=sample.sent_bytes)
+    elapsed_s = read_s - entry.counter_s
+    if elapsed_s <= 0:
+        return entry
+    sent_bits = 8 * (sample.sent_bytes - entry.sent_bytes)
+    most = entry.sent_bits_per_s_max
+    if lease is None:
+        most *= max(0.0, 1 - elapsed_s / MOST_DECAY_S)
+    elif elapsed_s >= 0.05 and entry.seen_s >= entry.counter_s:
+        # Less time is the grain of a burst of the shaper, and what leaves without a hold may wait on its way.
+        most = max(most, sent_bits / elapsed_s)
+    entry = replace(entry, counter_s=read_s, sent_bytes=sample.sent_bytes, sent_bits_per_s_max=most)
+    if lease is None:
+        return entry
+    promise = promises(storage, _link(entry, lease, capacity_bits_per_s)).guarantee
+    account = guarantee.account(
+        entry.account, received_bits=sent_bits, guarantee_bits_per_s=promise, window_s=storage.guarantee_window_s,
+        elapsed_s=elapsed_s, waiting=sample.backlog_bytes >= BACKLOG_BYTES_MIN, now_s=read_s,
+    )  # fmt: skip
+    return replace(entry, account=account)
+
+
+def _rate(
+    entry: HeldState, lease: Lease | None, storage: ClassPolicy, capacity_bits_per_s: int, *, replicas: int
+) -> tuple[int, reasons.Reasoned]:
+    """What may go there, and why."""
+    ceiling = promises(storage, capacity_bits_per_s).ceiling
+    if lease is None:
+        return ceiling, inbound_reasons.HoldOver()
+    own = promises(storage, _link(entry, lease, capacity_bits_per_s))
+    window_s = storage.guarantee_window_s
+    floor = max(own.floor, RATE_BITS_PER_S_MIN)
+    asked = lease.rate_bits_per_s
+    due = guarantee.repay_rate_bits_per_s(entry.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
+    why: reasons.Reasoned
+    if replicas and own.guarantee > max(asked, floor, due):
+        rate, why = own.guarantee, inbound_reasons.HoldRaisedAtRisk(lease.peer, asked, own.guarantee, replicas)
+    elif due > max(asked, floor):
+        rate, why = due, inbound_reasons.HoldRaised(lease.peer, asked, own.guarantee, window_s)
+    elif asked < floor:
+        rate, why = floor, inbound_reasons.HeldAtFloor(lease.peer, asked, floor)
+    else:
+        rate, why = asked, inbound_reasons.HeldForPeer(lease.peer, asked)
+    return min(rate, ceiling), why
+
+
+def _verdict(lease: Lease, rate: int, why: reasons.Reasoned, *, granted: bool) -> Verdict:
+    return Verdict(lease.peer, lease.address, lease.number, granted, rate, reasons.state(why))

@@ -1,0 +1,372 @@
+"""The way in: how much storage may be sent towards us, by whom, and what to ask of their brokers.
+
+The queue in front of our link is not ours: it is in a switch or at the provider, it is first come, first served, and a
+storage host with a faster link fills it. Only the sender can hold storage back, so its broker is asked (`Hold`);
+where there is none, or it refuses, the kernel drops it here, on an IFB, when it has had its share of the link.
+
+    nothing announced for 10 s      storage is free
+    between bursts                  what others leave of 0.95 of the link: no queue stands there when a burst begins
+    a burst comes in                the floor (what training has never used, where that is more than half of the link;
+                                    after 0.3 s what it has not used so far, where no IFB holds storage)
+    the burst is over, or does not  as between bursts, at once
+    come after 0.3 s
+    a burst comes in that nobody    the guarantee: it is seen 15 ms late and was promised by nobody
+    (broker.law.bursts.detector) announced storage is owed over its window what repays it, burst or not
+
+What storage may send is divided among its senders by max-min: who uses clearly less than his part for a second leaves
+it to the others, and what nobody wants is spread over all, so that whoever begins finds room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.law.bursts import detector, inbound
+from broker.law.bursts.announced import START_S, USED_MIN, start_s
+from broker.law.capacity import ifb_delay, inbound_estimator
+from broker.law.capacity.decrease import DRAIN_FACTOR
+from broker.law.capacity.inbound_delay import HELD_FOR_S, WayOut
+from broker.law.holds import prepared, request_status
+from broker.law.inbound_state import InboundBurstState, IngressState, SenderState
+from broker.law.sharing import guarantee
+from broker.law.sharing.plan import LENDER, Promises, promises
+from broker.law.sharing.water_filling import Claim, allocate
+from broker.law.state import BurstState, JobState
+from broker.law.structs import replace
+from broker.model import inbound_reasons, reasons
+from broker.model.leases import Hold, Ready
+from broker.model.values import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
+from broker.policy.types import InterfacePolicy, Policy
+
+IDLE_S = 10.0
+"""Without a burst for so long nobody is held back: outer rounds of tens of seconds begin against a full queue, once."""
+OTHERS_ROOM = 1.1
+"""What comes beside storage may grow by a tenth before the next look."""
+PEAK_LOW, PEAK_ROOM = 0.5, 1.15
+"""A job whose last five bursts never came at half of our rate is held up elsewhere: storage gets the rest, less room
+for it to come 15 % faster from burst to burst."""
+STORED_MIN = 0.05
+"""Of our rate: storage that brings less than this is in nobody's way, and nothing is looked at between ticks for it."""
+SHOWN_BURST_S = 0.3
+"""An announced burst that lasts for longer has shown how fast it comes: as long as one is new
+(`broker.law.bursts.announced`)."""
+LONG_S = 2.0
+"""A burst that was not announced and lasts for longer has shown how fast it comes; a lease is no longer either."""
+LIMITED = 0.8
+"""Who uses so much of what it may would use more."""
+MODEST_S, MODEST_ROOM, MODEST_PART = 1.0, 1.6, 0.1
+"""Who has used less for a second is left 1.6 times the most that it used, and a tenth of an equal part at least."""
+LEASE_S = 0.9
+"""Whoever we hold back is free again so soon after we die: nobody starves for a second."""
+HOLDS_MAX = 64
+HOLD_BITS_PER_S_MIN = 64_000
+UP_BAND, DOWN_BAND = 0.05, 0.02
+"""Changes that are not worth a message: the headroom takes them."""
+BROKERLESS_S = 60.0
+"""An IFB stays for so long after storage came that no broker holds back: building one for each file costs more."""
+
+
+@dataclass(frozen=True)
+class Inflow:
+    """What was decided about one interface's way in."""
+
+    state: IngressState
+    allocation: InterfaceAllocation
+    holds: tuple[Hold, ...]
+    alarms: tuple[Alarm, ...]
+    again_s: float | None
+    watch: Watch | None = None
+    ready: tuple[Ready, ...] = ()
+
+
+def decide_ingress(
+    *, now_s: float, state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState],
+    out: WayOut, interface: InterfacePolicy, policy: Policy, trained: Sequence[JobState] = (),
+) -> Inflow:  # fmt: skip
+    """Decide what storage may send towards one interface.
+
+    Args:
+        now_s: the tick's time.
+        state: of the last tick.
+        sample: what was measured; None where the interface is not there.
+        credited: how far this tick's bursts through the interface are believed (`broker.law.bursts.announced`).
+        out: what is known of the other way.
+        interface: its policy; `ingress` is set.
+        policy: the classes' promises.
+        trained: what is known of jobs that send through the interface, as this tick leaves it.
+    """
+    senders = sample.senders if sample is not None else ()
+    arriving = sample.arriving if sample is not None else ()
+    state = replace(state, here=ifb_delay.follow(state.here, arriving, now_s=now_s))
+    estimate = _capacity(state, sample, interface, out, now_s=now_s)
+    rate, source = estimate.rate_bits_per_s, estimate.source
+    before = state = replace(state, capacity=estimate.state)
+    slower = min(rate, out.bits_per_s)
+    bursts, state = _bursts(state, sample, credited, slower=slower, now_s=now_s)
+    state = inbound.follow(
+        state, now_s=now_s, received_bytes=sample.received_bytes if sample is not None else None, senders=senders,
+        bursts=bursts, capacity_bits_per_s=rate,
+    )  # fmt: skip
+    own = promises(policy.class_policy(LENDER), rate)
+    window_s = policy.class_policy(LENDER).guarantee_window_s
+    elapsed_s = now_s - before.at_s if before.at_s is not None else 0.0
+    limited = any(_limited(entry) for entry in state.senders)
+    state = replace(
+        state,
+        account=guarantee.account(
+            state.account, received_bits=state.stored_bits - before.stored_bits, guarantee_bits_per_s=own.guarantee,
+            window_s=window_s, elapsed_s=elapsed_s, waiting=limited, now_s=now_s,
+        ),
+        senders=tuple(_judged(entry, before.allowance_bits_per_s > own.floor, elapsed_s) for entry in state.senders),
+    )  # fmt: skip
+    told = {entry.address: entry for entry in senders if entry.traffic_class == LENDER}
+    owed = guarantee.repay_rate_bits_per_s(state.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
+    in_kernel = _wants_ifb(state, interface, now_s=now_s)
+    allowance, why = _allowance(
+        state, own, rate, owed=owed, window_s=window_s, draining=estimate.draining, in_kernel=in_kernel,
+        now_s=now_s,
+    )  # fmt: skip
+    if source == "fallback":
+        allowance, why = None, inbound_reasons.IngressUnknown()
+    allowed = _divide(state.senders, told, allowance, own.floor, in_kernel=in_kernel)
+    state = replace(
+        state,
+        allowance_bits_per_s=allowance or 0,
+        senders=tuple(_allowed(entry, allowed.get(entry.address, 0), now_s=now_s) for entry in state.senders),
+    )
+    again = [
+        inbound.look_again_s(state, capacity_bits_per_s=rate) if allowance else None,
+        detector.quiet_in_s(state.observed, now_s=now_s),
+    ]
+    close = _look_closely(state, rate, now_s=now_s)
+
+    def ready(job: JobState) -> Ready:
+        room = max(own.floor, owed, _never_used([(job.uid, job.job)], state, rate))
+        begins = inbound_reasons.BurstBegins(job.job, min(room, own.ceiling))
+        parts = _divide(state.senders, told, begins.rate_bits_per_s, own.floor, in_kernel=in_kernel)
+        least_bytes = prepared.bytes_min(rate)
+        return Ready(interface.name, job.uid, job.job, least_bytes, _holds(parts, told, rate, begins))
+
+    jobs = prepared.jobs(state, trained, capacity_bits_per_s=rate, now_s=now_s) if allowed else ()
+    return Inflow(
+        state=state,
+        allocation=request_status.allocation(
+            interface.name, state, policy, estimate, why, allowance, in_kernel=in_kernel
+        ),
+        holds=_holds(allowed, told, rate, why),
+        alarms=request_status.alarms(
+            interface,
+            told,
+            policy,
+            estimate,
+            inbound_estimator.base_rate(interface, sample),
+            in_kernel=in_kernel,
+            holding=bool(allowance),
+        ),
+        again_s=min((time_s for time_s in again if time_s is not None), default=None),
+        watch=detector.watch(interface.name, state.observed, slower_bits_per_s=slower) if close else None,
+        ready=tuple(ready(job) for job in jobs),
+    )
+
+
+def _capacity(
+    state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, out: WayOut, *, now_s: float
+) -> inbound_estimator.WayInEstimate:
+    lately = frozenset(
+        entry.address for entry in state.senders if entry.held_s is not None and now_s - entry.held_s < HELD_FOR_S
+    )
+    here = _wants_ifb(state, interface, now_s=now_s)
+    return inbound_estimator.estimate(
+        now_s=now_s,
+        state=state.capacity,
+        base=inbound_estimator.base_rate(interface, sample),
+        received_bytes=sample.received_bytes if sample is not None else None,
+        flows=sample.flows if sample is not None else (),
+        senders=sample.senders if sample is not None else (),
+        held=lately,
+        limited=any(_limited(entry) for entry in state.senders) or (here and _limited_here(state)),
+        out=out,
+        holding=here or any(entry.allowed_bits_per_s for entry in state.senders),
+        here=ifb_delay.waits_s(state.here, now_s=now_s),
+    )
+
+
+def _allowed(sender: SenderState, allowed: int, *, now_s: float) -> SenderState:
+    sender = replace(sender, allowed_bits_per_s=allowed)
+    return replace(sender, held_s=now_s) if _limited(sender) else sender
+
+
+def _allowance(
+    state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, draining: bool,
+    in_kernel: bool, now_s: float,
+) -> tuple[int | None, reasons.Reasoned]:  # fmt: skip
+    """What all storage together may send towards us, None where it is free, and why."""
+    if state.training_s is None or now_s - state.training_s > IDLE_S:
+        return None, inbound_reasons.NothingToProtect()
+    coming = [burst for burst in state.bursts if _deserves_room(burst, state, rate, now_s=now_s)]
+    why: reasons.Reasoned
+    if coming and coming[0].uid == detector.USER:
+        room = max(own.guarantee, _unused_by(coming, state, rate, in_kernel=in_kernel, now_s=now_s))
+        why = inbound_reasons.BurstSeen(room)
+    elif coming:
+        room = max(own.floor, _unused_by(coming, state, rate, in_kernel=in_kernel, now_s=now_s))
+        why = inbound_reasons.BurstComes(coming[0].job, coming[0].step, room)
+    else:
+        beside = max(0.0, state.others_bits_per_s)
+        if any(not burst.over for burst in state.bursts):  # it comes, though not so that it deserves a hold
+            beside += state.training_bits_per_s or 0.0
+        carried = DRAIN_FACTOR * rate if draining else rate
+        room = max(own.floor, own.guarantee, int(carried - OTHERS_ROOM * beside))
+        why = inbound_reasons.LeavesRoom(min(room, own.ceiling), rate)
+    if owed > room:
+        room = min(rate, owed)
+        why = inbound_reasons.OwedOnTheWayIn(min(room, own.ceiling), window_s)
+    return max(1, min(room, own.ceiling)), why
+
+
+def _bursts(
+    state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState], *, slower: int, now_s: float
+) -> tuple[tuple[Burst, ...], IngressState]:
+    """The bursts that are under way: those that were announced, and what looks like one that was not."""
+    announced = _believed(sample.bursts if sample is not None else (), credited)
+    if any(_explains(burst, slower) for burst in announced):
+        state = replace(state, announced_s=now_s)
+    seen, burst = detector.follow(
+        state.observed, sample, slower_bits_per_s=slower, announced_s=state.announced_s, now_s=now_s
+    )  # fmt: skip
+    trains_s = state.training_s if seen.trains_s is None else max(seen.trains_s, state.training_s or 0.0)
+    state = replace(state, observed=seen, training_s=trains_s)
+    return (announced if burst is None else (*announced, burst)), state
+
+
+def _explains(burst: Burst, slower_bits_per_s: int) -> bool:
+    """Whether what training sends now may be what a burst announced: it is new, or its bytes take so long at the least
+    use. A byte explains nothing, whatever deadline it has."""
+    at_least_use_s = burst.announced_bytes * 8 / (USED_MIN * slower_bits_per_s)
+    return burst.age_s < start_s(burst.announced_bytes, capacity_bits_per_s=slower_bits_per_s) + at_least_use_s
+
+
+def _look_closely(state: IngressState, rate: int, *, now_s: float) -> bool:
+    """Whether a burst that nobody announces would be worth to be known at once: training goes on, and storage comes."""
+    if state.observed.trains_s is None or now_s - state.observed.trains_s > IDLE_S:
+        return False
+    if detector.is_announced(state.observed, state.announced_s):
+        return False
+    return math.fsum(entry.most_bits_per_s for entry in state.senders) >= STORED_MIN * rate
+
+
+def _believed(bursts: Sequence[Burst], credited: Sequence[BurstState]) -> tuple[Burst, ...]:
+    """The bursts that have credit, each announced as far as that goes: the way in believes nobody further."""
+    credit = {(entry.uid, entry.job, entry.step): entry.credited_bytes for entry in credited}
+    believed = (replace(one, announced_bytes=credit.get((one.uid, one.job, one.step), 0)) for one in bursts)
+    return tuple(one for one in believed if one.announced_bytes > 0)
+
+
+def _deserves_room(burst: InboundBurstState, state: IngressState, rate: int, *, now_s: float) -> bool:
+    """New bursts, and older ones while training does come in; not those of jobs that hold for nothing. A small one is
+    new for no longer than it takes at the least use."""
+    if burst.over or not inbound.has_privilege(state, burst.uid, burst.job):
+        return False
+    has_come = burst.used_s > burst.started_s
+    new_s = START_S if has_come else start_s(burst.announced_bytes, capacity_bits_per_s=rate)
+    return now_s - burst.used_s < new_s
+
+
+def _unused_by(
+    coming: Sequence[InboundBurstState], state: IngressState, rate: int, *, in_kernel: bool, now_s: float
+) -> int:
+    """What training has not used so far in bursts that go on; what it has never used in its last bursts, where that is
+    more than half of the link; else nothing. An IFB (`in_kernel`) lets nobody into an announced burst before its end:
+    what it drops of storage has passed the link, and made a queue there, which training's sender takes for its own."""
+    others = max(0.0, state.others_bits_per_s)
+    long_s = LONG_S if coming[0].uid == detector.USER else math.inf if in_kernel else SHOWN_BURST_S
+    if all(now_s - burst.started_s >= long_s for burst in coming):
+        peak = max(burst.peak_bits_per_s for burst in coming)  # of each what came of all
+        return max(0, int(rate - PEAK_ROOM * peak - others))
+    return _never_used(sorted({(burst.uid, burst.job) for burst in coming}), state, rate)
+
+
+def _never_used(jobs: Sequence[tuple[int, str]], state: IngressState, rate: int) -> int:
+    """What jobs (by user and name) have never used in their last bursts, likewise."""
+    peaks = [inbound.peak_bits_per_s(state, uid, job) for uid, job in jobs]
+    if any(peak is None or peak > PEAK_LOW * rate for peak in peaks):
+        return 0
+    others = max(0.0, state.others_bits_per_s)
+    return max(0, int(rate - PEAK_ROOM * math.fsum(peak for peak in peaks if peak is not None) - others))
+
+
+def _limited(sender: SenderState) -> bool:
+    """Whether a sender would send more if it might."""
+    used = max(sender.last_bits_per_s, sender.rate_bits_per_s)
+    return sender.allowed_bits_per_s > 0 and used >= LIMITED * sender.allowed_bits_per_s
+
+
+def _limited_here(state: IngressState) -> bool:
+    """Whether storage would bring more if an IFB of ours let it: some of it waits there, or it brings all it may."""
+    if ifb_delay.wait_s(state.here, LENDER) > 0:
+        return True
+    brings = math.fsum(entry.rate_bits_per_s for entry in state.senders)
+    return brings >= LIMITED * state.allowance_bits_per_s > 0
+
+
+def _judged(sender: SenderState, might: bool, elapsed_s: float) -> SenderState:
+    if not might or not sender.allowed_bits_per_s:
+        return sender
+    return replace(sender, modest_s=0.0 if _limited(sender) else sender.modest_s + elapsed_s)
+
+
+def _wants_ifb(state: IngressState, interface: InterfacePolicy, *, now_s: float) -> bool:
+    if interface.ingress_bits_per_s is None or state.brokerless_s is None:
+        return False
+    return now_s - state.brokerless_s <= BROKERLESS_S
+
+
+def _divide(
+    senders: Sequence[SenderState], told: Mapping[str, SenderSample], allowance: int | None, floor: int, *,
+    in_kernel: bool,
+) -> Mapping[str, int]:  # fmt: skip
+    """What each sender of storage that has a broker, or may have one, is held to; nothing where nothing is held."""
+    if allowance is None:
+        return {}
+    here = [entry for entry in senders if entry.address in told]
+    free = [entry for entry in here if told[entry.address].broker == "no"]
+    here = [entry for entry in here if told[entry.address].broker != "no"]
+    here = sorted(here, key=lambda entry: (-entry.rate_bits_per_s, entry.address))[:HOLDS_MAX]
+    if not here:
+        return {}
+    taken = sum(int(entry.rate_bits_per_s) for entry in free)
+    room = max(min(floor, allowance), allowance - taken)
+    least = room // len(here)
+    claims = []
+    for entry in here:
+        granted = told[entry.address].granted_bits_per_s or 0
+        modest = max(int(MODEST_ROOM * entry.most_bits_per_s), int(MODEST_PART * least))
+        wants = modest if entry.modest_s >= MODEST_S else room
+        owed = min(granted, room) if granted > entry.allowed_bits_per_s > 0 else 0  # its broker gives it more
+        claims.append(Claim(1.0, owed, owed, room, max(wants, owed)))
+    shares = allocate(claims, capacity_bits_per_s=room).rates_bits_per_s
+    spare = (room - sum(shares)) // len(here)
+    return {
+        entry.address: _steady(entry.allowed_bits_per_s, max(HOLD_BITS_PER_S_MIN, share + spare))
+        for entry, share in zip(here, shares, strict=True)
+    }
+
+
+def _steady(last: int, now: int) -> int:
+    """The last figure where the new one is hardly another."""
+    close = last <= now <= last * (1 + UP_BAND) or now <= last <= now * (1 + DOWN_BAND)
+    return last if last and close else now
+
+
+def _holds(
+    allowed: Mapping[str, int], told: Mapping[str, SenderSample], rate: int, why: reasons.Reasoned
+) -> tuple[Hold, ...]:
+    """What to ask for. Of our capacity each sender's promise counts the part that the sender has of the allowance."""
+    total = sum(allowed.values())
+    reason = reasons.state(why)
+    return tuple(
+        Hold(address, LENDER, held, max(held, rate * held // total), LEASE_S, reason)
+        for address, held in sorted(allowed.items())
+    )

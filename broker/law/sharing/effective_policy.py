@@ -1,0 +1,42 @@
+"""The classes as they are treated now: what the file says, then the schedules that hold, then a call under way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.law.sharing import call_detector, schedule
+from broker.law.sharing.schedule import Holding
+from broker.law.state import PresenceState
+from broker.model import reasons
+from broker.policy.types import ClassPolicy, Policy
+
+
+@dataclass(frozen=True)
+class Promised:
+    """The classes in force, and why a ceiling is not the file's, by class."""
+
+    classes: tuple[ClassPolicy, ...]
+    limits: Mapping[str, reasons.Reasoned]
+
+
+def in_force(policy: Policy, held: Sequence[Holding], state: PresenceState, *, capacity_bits_per_s: int) -> Promised:
+    """Put together what holds at one interface.
+
+    Args:
+        policy: what the file says.
+        held: the schedules that hold.
+        state: whether somebody is on a call through this interface.
+        capacity_bits_per_s: the interface's, of which shares are.
+    """
+    classes = schedule.overlaid(policy.classes, held)
+    limits = schedule.ceiling_reasons(held, capacity_bits_per_s)
+    if not (policy.presence.enabled and state.present):
+        return Promised(classes, limits)
+    gentler = tuple(
+        call_detector.gentler(entry, policy.presence, capacity_bits_per_s=capacity_bits_per_s) for entry in classes
+    )
+    for before, after in zip(classes, gentler, strict=True):
+        if after.ceiling != before.ceiling:
+            limits[after.name] = reasons.HeldByPresence(after.ceiling.of(capacity_bits_per_s))
+    return Promised(gentler, limits)

@@ -1,0 +1,135 @@
+"""How many segments TCP may hand to an interface in one piece, by the rate that the interface is shaped to. Pure.
+
+TCP builds super-frames of up to 64 KiB (GSO), and a shaper sends each whole: at 20 Mbit/s whoever comes next waits for
+26 ms. So a piece may take at most `PIECE_S_MAX` at the rate, and at least one segment. The count is a power of two, so
+that it changes seldom, and stands while a rate `STEADY` off would give it, so that a rate at an edge does not make it
+swing. For frames of 1514 bytes:
+
+    rate from, Mbit/s     0    12.1   24.2   48.4   96.9   193.8   262
+    segments              1    2      4      8      16     32      the device's own
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from broker.law.state import SegmentState
+from broker.model.reasons import Reasoned
+from hive_qos.units import format_rate
+
+PIECE_S_MAX = 0.002
+"""Smaller pieces cost CPU, each passing the stack by itself, and win little: a frame takes 0.6 ms at 20 Mbit/s."""
+STEADY = 0.2
+"""Part of the rate by which it has to pass an edge. A piece then takes at most 2.4 ms."""
+HEADER_BYTES = 14
+"""Of Ethernet, which the kernel counts beside the packet."""
+MTU_BYTES = 1500
+"""Of an interface that is not there yet."""
+PIECE_BYTES_MAX = 65_536
+"""What TCP builds unless a device says otherwise: where that passes within `PIECE_S_MAX`, no limit is needed."""
+
+
+@dataclass(frozen=True)
+class SegmentChoice:
+    """What an interface's `gso_max_segs` shall be (None: the device's own), and why."""
+
+    gso_max_segs: int | None
+    reason: Reasoned
+
+
+@dataclass(frozen=True)
+class PieceTime:
+    """So many segments pass in this time."""
+
+    code: ClassVar[str] = "gso-piece-time"
+    segments: int
+    piece_s: float
+    rate_bits_per_s: int
+
+    def text(self) -> str:
+        rate = format_rate(self.rate_bits_per_s)
+        return f"{self.segments} segments in one piece take {1e3 * self.piece_s:.2g} ms at {rate}"
+
+
+@dataclass(frozen=True)
+class FastEnough:
+    """The largest piece that TCP builds passes in time."""
+
+    code: ClassVar[str] = "gso-fast-enough"
+    piece_s: float
+    rate_bits_per_s: int
+
+    def text(self) -> str:
+        rate = format_rate(self.rate_bits_per_s)
+        return f"64 KiB in one piece take {1e3 * self.piece_s:.2g} ms at {rate}; the device's own limit stands"
+
+
+@dataclass(frozen=True)
+class LeftToTheDevice:
+    """Policy says so."""
+
+    code: ClassVar[str] = "gso-off"
+
+    def text(self) -> str:
+        return 'gso_max_segs = "off" in the configuration; the device\'s own limit stands'
+
+
+@dataclass(frozen=True)
+class NotInForce:
+    """The kernel side left another limit than the chosen one."""
+
+    code: ClassVar[str] = "gso-not-in-force"
+    note: str
+
+    def text(self) -> str:
+        return self.note
+
+
+OFF = SegmentChoice(None, LeftToTheDevice())
+
+
+def follow(
+    last: SegmentState | None, *, wanted: bool, rate_bits_per_s: int, mtu_bytes: int | None
+) -> tuple[SegmentState, SegmentChoice]:
+    """Choose at a tick.
+
+    Args:
+        last: what was remembered, None for the first time.
+        wanted: by policy.
+        rate_bits_per_s: what the interface is shaped to.
+        mtu_bytes: its own, None where that is not known.
+    """
+    choice = OFF
+    if wanted:
+        choice = choose(rate_bits_per_s, frame_bytes=(mtu_bytes or MTU_BYTES) + HEADER_BYTES, last=last)
+    return SegmentState(choice.gso_max_segs), choice
+
+
+def choose(rate_bits_per_s: int, *, frame_bytes: int, last: SegmentChoice | SegmentState | None) -> SegmentChoice:
+    """Choose for an interface.
+
+    Args:
+        rate_bits_per_s: what it is shaped to.
+        frame_bytes: its full frame, MTU and link-layer header.
+        last: what was chosen before; None for the first time.
+    """
+    segments = _segments_at(rate_bits_per_s, frame_bytes)
+    if last is not None:
+        low = _segments_at(rate_bits_per_s * (1 - STEADY), frame_bytes)
+        high = _segments_at(rate_bits_per_s * (1 + STEADY), frame_bytes)
+        if low <= (last.gso_max_segs or math.inf) <= high:
+            segments = last.gso_max_segs or math.inf
+    if segments == math.inf:
+        return SegmentChoice(None, FastEnough(PIECE_BYTES_MAX * 8 / rate_bits_per_s, rate_bits_per_s))
+    count = int(segments)
+    return SegmentChoice(count, PieceTime(count, count * frame_bytes * 8 / rate_bits_per_s, rate_bits_per_s))
+
+
+def _segments_at(rate_bits_per_s: float, frame_bytes: int) -> float:
+    """Infinite where no limit is needed."""
+    piece_bytes = rate_bits_per_s / 8 * PIECE_S_MAX
+    if piece_bytes >= PIECE_BYTES_MAX:
+        return math.inf
+    return 2.0 ** math.floor(math.log2(max(1.0, piece_bytes / frame_bytes)))

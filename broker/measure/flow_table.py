@@ -1,0 +1,321 @@
+"""What is known of flows: sockets that were passed, connections that sessions report, TCP connections that we see.
+
+Bounded in every direction, and cheap: a thousand connections must fit into 3 % of a core. What goes to the decision is
+therefore at most `SAMPLES_MAX` an interface: first what our kernel measured, storage and compute before the rest, the
+busiest first; then what programs report, of each user as many.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from broker.law.capacity.sampling import in_turns
+from broker.law.structs import replace
+from broker.measure.port_classes import Matching
+from broker.measure.tcp_diag import TcpConnection
+from broker.model.connection_report import Connection
+from broker.model.values import NO_JOB, FlowSample, JobKey
+from broker.policy.types import CLASS_NAMES
+
+SAMPLES_MAX = 128
+"""Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
+TCP_SAMPLES_MAX = 32
+"""Of these, TCP connections: the decision follows as many."""
+SAMPLES_PER_SESSION_MIN = 2
+CONNECTIONS_PER_SESSION_MAX = 1024
+SENDS_BYTES, SENDS_S = 3_000, 1.0
+"""Two packets between two reports are traffic; who had none for a second sends nothing now."""
+OTHERS_SHOWN_MAX = 16
+"""Connections of `other` that are shown: those with the most that waits."""
+FORGET_S = 10.0
+"""A connection that nobody has reported for so long is over; the decision calls it stale long before."""
+
+
+@dataclass(frozen=True)
+class PassedSocket:
+    """A socket that a session passed and that we marked. `inode` finds it again in sock_diag."""
+
+    name: str
+    session: str
+    job: str
+    traffic_class: str
+    role: str
+    protocol: str
+    local: str
+    pid: int
+    uid: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class _Reported:
+    connection: Connection
+    at_s: float
+    sent_s: float
+
+
+class FlowTable:
+    """All flows of one daemon. Times come in as monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.passed: dict[str, PassedSocket] = {}
+        self._classes: dict[str, set[str]] = {}
+        self._whose: dict[str, tuple[int, str]] = {}
+        self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
+        self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
+        self._replaced: collections.deque[tuple[str, _Reported]] = collections.deque(maxlen=SAMPLES_MAX)
+        self._taken_s = -math.inf
+        self._sampled: dict[str, list[tuple[FlowSample, float]]] | None = None
+        self.tcp_count = 0
+        self.tcp_whole = False
+        """Whether the last look held all connections; False before the first."""
+        self.tcp_shown: tuple[tuple[TcpConnection, str], ...] = ()
+        self._numbers = 0
+
+    def number(self) -> str:
+        """The next flow's name."""
+        self._numbers += 1
+        return f"f-{self._numbers}"
+
+    def add(self, flow: PassedSocket) -> None:
+        """Enter a socket that was passed and marked."""
+        self.passed[flow.name] = flow
+        self._classes.setdefault(flow.session, set()).add(flow.traffic_class)
+        self._whose[flow.session] = flow.uid, flow.job
+
+    def job_of(self, session: str) -> JobKey:
+        """The job of a session that has passed sockets; `NO_JOB` where it named none."""
+        whose = self._whose.get(session, NO_JOB)
+        return whose if whose[1] else NO_JOB
+
+    def _user_of(self, session: str) -> int | None:
+        return self._whose.get(session, NO_JOB)[0]
+
+    def classes_of(self, session: str) -> tuple[str, ...]:
+        """The classes of the sockets that a session passed, in the order of `CLASS_NAMES`."""
+        found = self._classes.get(session, ())
+        return tuple(name for name in CLASS_NAMES if name in found)
+
+    def report(
+        self, session: str, connections: Iterable[Connection], *, now_s: float
+    ) -> list[tuple[Connection, int]]:  # fmt: skip
+        """Take what a session measures; of too many connections the oldest are dropped.
+
+        Returns:
+            Each connection with the bytes that it delivered since its last report.
+        """
+        mine = self._reported.setdefault(session, {})
+        deliveries = []
+        for connection in connections:
+            key = (connection.peer, connection.port)
+            before = mine.pop(key, None)
+            if before is not None and before.at_s > self._taken_s:
+                self._replaced.append((session, before))
+            delivered = _delivered(before, connection)
+            sent_s = now_s if delivered >= SENDS_BYTES else before.sent_s if before is not None else -math.inf
+            mine[key] = _Reported(connection, now_s, sent_s)
+            deliveries.append((connection, delivered))
+        while mine:  # in the order of their last report
+            oldest = next(iter(mine))
+            if len(mine) <= CONNECTIONS_PER_SESSION_MAX and now_s - mine[oldest].at_s <= FORGET_S:
+                break
+            del mine[oldest]
+        return deliveries
+
+    def see_tcp(self, connections: Iterable[TcpConnection], *, matching: Matching) -> None:
+        """Take a look at the TCP connections of the namespace; it replaces the former one."""
+        self._tcp = tuple((connection, matching.class_of(connection)) for connection in connections)
+        self._sampled = None
+        self.tcp_whole = len(self._tcp) >= self.tcp_count
+        others = heapq.nlargest(
+            OTHERS_SHOWN_MAX,
+            (entry for entry in self._tcp if entry[1] == "other"),
+            key=lambda entry: entry[0].waiting_bytes,
+        )
+        self.tcp_shown = (*(entry for entry in self._tcp if entry[1] != "other"), *others)
+
+    def count_tcp(self, connections: int) -> None:
+        """How many there are in all: of very many a look holds those alone that matter."""
+        self.tcp_count = connections
+
+    def forget(self, session: str) -> None:
+        """Drop everything of a session that is gone."""
+        self._reported.pop(session, None)
+        self._classes.pop(session, None)
+        self._whose.pop(session, None)
+        ended = (entry for entry in self._replaced if entry[0] != session)  # what it said would be nobody's
+        self._replaced = collections.deque(ended, maxlen=SAMPLES_MAX)
+        self.passed = {name: flow for name, flow in self.passed.items() if flow.session != session}
+
+    def tcp_connections(self) -> tuple[tuple[TcpConnection, str], ...]:
+        """The last look, with the class of each."""
+        return self._tcp
+
+    def samples(
+        self, *, interface_of: Callable[[str], str | None], now_s: float
+    ) -> Mapping[str, tuple[FlowSample, ...]]:
+        """What the decision shall see of each shaped interface, with ages as of now."""
+        if self._sampled is None:
+            self._sampled = self._sample_tcp(interface_of)
+        measured = {
+            interface: [
+                replace(sample, age_s=max(0.0, now_s - at_s)) for sample, at_s in sampled if now_s - at_s <= FORGET_S
+            ]
+            for interface, sampled in self._sampled.items()
+        }
+        reported = self._last(lambda entry: now_s - entry.at_s <= FORGET_S)
+        told = self._by_interface(reported, interface_of=interface_of, now_s=now_s)
+        return {
+            interface: (*measured.get(interface, ()), *told.get(interface, ()))[:SAMPLES_MAX]
+            for interface in {**measured, **told}
+        }
+
+    def taken(self, *, now_s: float) -> None:
+        """A decision has seen all that was reported until now."""
+        self._replaced.clear()
+        self._taken_s = now_s
+
+    def replaced(
+        self, *, interface_of: Callable[[str], str | None], now_s: float
+    ) -> Mapping[str, tuple[FlowSample, ...]]:
+        """The last reports since `taken` that others of their connections have replaced, by interface."""
+        return self._by_interface(self._replaced, interface_of=interface_of, now_s=now_s)
+
+    def reported_since(
+        self, since_s: float, *, interface_of: Callable[[str], str | None], now_s: float
+    ) -> Mapping[str, tuple[FlowSample, ...]]:
+        """The last report of each connection that has reported since a time, by interface; as many as `samples`."""
+        fresh = self._last(lambda entry: entry.at_s > since_s)
+        return self._by_interface(fresh, interface_of=interface_of, now_s=now_s)
+
+    def senders(
+        self, *, interface_of: Callable[[str], str | None], now_s: float
+    ) -> Mapping[tuple[str, str], frozenset[str]]:
+        """The sessions that send through each interface in each class, by what they report."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for session, connections in self._reported.items():
+            for entry in itertools.islice(reversed(connections.values()), SAMPLES_MAX):
+                if now_s - entry.sent_s <= SENDS_S:
+                    interface = interface_of(entry.connection.peer)
+                    if interface is not None:
+                        found.setdefault((interface, entry.connection.traffic_class), set()).add(session)
+        return {key: frozenset(names) for key, names in found.items()}
+
+    def only_interface(self, session: str, *, interface_of: Callable[[str], str | None], now_s: float) -> str | None:
+        """The shaped interface through which all peers of a session are reached; None where there is no such one."""
+        found = {
+            interface_of(entry.connection.peer)
+            for entry in itertools.islice(reversed(self._reported.get(session, {}).values()), SAMPLES_MAX)
+            if now_s - entry.at_s <= FORGET_S
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def _by_interface(
+        self,
+        entries: Iterable[tuple[str, _Reported]],
+        *,
+        interface_of: Callable[[str], str | None],
+        now_s: float,
+    ) -> dict[str, tuple[FlowSample, ...]]:
+        """As samples; of too many those that come first of each user, in turns."""
+        found: dict[str, list[tuple[str, _Reported]]] = {}
+        for session, entry in entries:
+            interface = interface_of(entry.connection.peer)
+            if interface is not None:
+                found.setdefault(interface, []).append((session, entry))
+        for interface, mine in found.items():
+            if len(mine) > SAMPLES_MAX:
+                found[interface] = in_turns(mine, of=lambda one: self._user_of(one[0]))[:SAMPLES_MAX]
+        return {
+            interface: tuple(
+                _of_report(session, *self._whose.get(session, NO_JOB), entry, now_s) for session, entry in mine
+            )
+            for interface, mine in found.items()
+        }
+
+    def _last(self, wanted: Callable[[_Reported], bool]) -> Iterable[tuple[str, _Reported]]:
+        """The freshest reports of each session, as long as they are wanted: of each user as many, and of each of his
+        sessions, so that each has some."""
+        sessions = collections.Counter(map(self._user_of, self._reported))
+        for session, connections in self._reported.items():
+            places = SAMPLES_MAX // (len(sessions) * sessions[self._user_of(session)])
+            each = max(SAMPLES_PER_SESSION_MIN, places)
+            for entry in itertools.takewhile(wanted, itertools.islice(reversed(connections.values()), each)):
+                yield session, entry
+
+    def _sample_tcp(self, interface_of: Callable[[str], str | None]) -> dict[str, list[tuple[FlowSample, float]]]:
+        """The connections of the last look that the decision shall see, each with the time of the look."""
+        found: dict[str, list[tuple[FlowSample, float]]] = {}
+        interfaces: dict[str, str | None] = {}
+        for connection, traffic_class in self._busiest():
+            address = connection.remote[0]
+            if address not in interfaces:  # a thousand connections lead to few hosts
+                interfaces[address] = interface_of(address)
+            interface = interfaces[address]
+            if interface is not None and len(found.setdefault(interface, [])) < TCP_SAMPLES_MAX:
+                found[interface].append((_of_tcp(connection, traffic_class), connection.at_s))
+        return found
+
+    def _busiest(self) -> list[tuple[TcpConnection, str]]:
+        few = len(self._tcp) <= TCP_SAMPLES_MAX
+        return list(self._tcp) if few else sorted(self._tcp, key=lambda entry: importance(*entry))
+
+
+def importance(connection: TcpConnection, traffic_class: str) -> tuple[bool, bool, int]:
+    """The order in which connections matter, the first one most: a class before `other`, who sends now before who does
+    not, and then who has sent most, so that it is the same ones for a while."""
+    return (traffic_class == "other", connection.waiting_bytes == 0, -connection.acked_bytes)
+
+
+def _delivered(before: _Reported | None, connection: Connection) -> int:
+    """What a connection delivered since its last report; 0 without one, and where it counts anew."""
+    delivered, earlier = connection.delivered_bytes, before.connection.delivered_bytes if before is not None else None
+    return max(0, delivered - earlier) if delivered is not None and earlier is not None else 0
+
+
+def _of_report(session: str, uid: int | None, job: str, entry: _Reported, now_s: float) -> FlowSample:
+    connection = entry.connection
+    return FlowSample(
+        key=f"{session}/{connection.peer}:{connection.port}",
+        peer=connection.peer,
+        traffic_class=connection.traffic_class,
+        source="report",
+        age_s=now_s - entry.at_s,
+        rtt_s=connection.rtt_s,
+        rtt_latest_s=connection.rtt_latest_s,
+        rtt_s_min=connection.rtt_s_min,
+        one_way_s=connection.one_way_s,
+        one_way_age_s=connection.one_way_age_s,
+        way_in_s=connection.way_in_s,
+        way_in_age_s=connection.way_in_age_s,
+        received_bytes=connection.received_bytes,
+        delivered_bytes=connection.delivered_bytes,
+        sent_packets=connection.sent_packets,
+        lost_packets=connection.lost_packets,
+        delivery_rate_bits_per_s=connection.delivery_rate_bits_per_s,
+        application_limited=connection.application_limited,
+        job=job,
+        uid=uid,
+    )
+
+
+def _of_tcp(connection: TcpConnection, traffic_class: str) -> FlowSample:
+    return FlowSample(
+        key=f"tcp/{connection.local[1]}/{connection.remote[0]}:{connection.remote[1]}",
+        peer=connection.remote[0],
+        traffic_class=traffic_class,
+        source="tcp-info",
+        age_s=0.0,
+        rtt_s=connection.rtt_s,
+        rtt_s_min=connection.rtt_s_min,
+        delivered_bytes=connection.acked_bytes,
+        sent_packets=connection.sent_segments,
+        lost_packets=connection.retransmitted_segments,
+        delivery_rate_bits_per_s=connection.delivery_rate_bits_per_s,
+        application_limited=connection.application_limited,
+    )

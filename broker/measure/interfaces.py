@@ -1,0 +1,195 @@
+"""What interfaces there are towards an address, whether each has a carrier, how fast it says that it is, and how long
+its frames are."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.measure.route_query import Kernel, LinkLook
+
+ROUTE_LIFE_S = 10.0
+ROUTES_MAX = 4096
+LINKS_LIFE_S = 10.0
+_READ_BYTES = 1 << 16
+_RECEIVED, _SENT = 0, 8
+"""Columns of /proc/net/dev."""
+MTU_BYTES = 1500
+"""Of an interface that is not there yet."""
+
+_SIOCGIFMTU, _SIOCETHTOOL = 0x8921, 0x8946
+_ETHTOOL_GSET, _ETHTOOL_GDRVINFO = 0x1, 0x3
+_LINK_SETTINGS_BYTES, _DRIVER_INFO_BYTES = 44, 196
+_SPEED_UNKNOWN = (0xFFFF, 0xFFFFFFFF)
+_NO_SPEED = ("veth", "tun", "bridge", "dummy", "ifb", "wireguard", "openvswitch")
+"""Drivers whose speed is made up (veth says 10 Gbit/s, tun 10 Mbit/s): better none than that."""
+
+
+class Routes:
+    """Which shaped interface leads to an address. Remembers for a while; for one thread."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._known: dict[str, tuple[str | None, float]] = {}
+
+    def interface_towards(self, address: str, *, shaped: frozenset[str], now_s: float) -> str | None:
+        """Name the shaped interface that a packet to `address` leaves by; None when it is another, or none."""
+        known = self._known.get(address)
+        if known is None or now_s - known[1] > ROUTE_LIFE_S:
+            if len(self._known) >= ROUTES_MAX:
+                self._known.clear()
+            try:
+                name = self._kernel.interface_towards(address)
+            except OSError:  # no answer in time: ask again next time, count the flow nowhere meanwhile
+                return None
+            known = (name, now_s)
+            self._known[address] = known
+        return known[0] if known[0] in shaped else None
+
+    def forget(self) -> None:
+        """Interfaces have changed: ask again."""
+        self._known.clear()
+
+
+class Traffic:
+    """What came in and left through each interface of our network namespace. The file stays open: to look it up again
+    in each tick costs as much as to read it."""
+
+    def __init__(self) -> None:
+        self._file = os.open("/proc/self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
+
+    def received_bytes(self) -> dict[str, int]:
+        """What came in, cumulative."""
+        return self._column(_RECEIVED)
+
+    def sent_bytes(self) -> dict[str, int]:
+        """What left, cumulative."""
+        return self._column(_SENT)
+
+    def _column(self, number: int) -> dict[str, int]:
+        data = b""
+        while part := os.pread(self._file, _READ_BYTES, len(data)):
+            data += part
+        lines = data.decode("utf-8", "surrogateescape").split("\n")[2:]  # proc_pid_net(5): two lines of headings
+        entries = (line.rpartition(":") for line in lines if line)
+        return {name.strip(): int(counters.split(None, number + 1)[number]) for name, _, counters in entries}
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    at_s: float
+    link_bits_per_s: int | None
+    mtu_bytes: int
+    carrier: bool | None
+    carrier_changes: int | None
+
+
+class Links:
+    """What kernel and drivers say of links. Remembers for a while; for one thread.
+
+    A driver without a carrier names no speed, or any. What it said last with one holds meanwhile, as long as the
+    interface is the same: a cable that is pulled and put back is the same link.
+
+    Args:
+        look: how the link of an interface fares by the kernel's word (`netlink.Kernel.link`).
+    """
+
+    def __init__(self, look: Callable[[str], LinkLook | None]) -> None:
+        self._link = look
+        self._known: dict[str, _Seen] = {}
+        self._speeds: dict[str, tuple[int, int]] = {}  # by name: number of the interface, its last speed with a carrier
+
+    def link_bits_per_s(self, interface: str, *, now_s: float) -> int | None:
+        """The link's speed, the last one while it has no carrier; None where the driver says none that means
+        anything."""
+        return self._look(interface, now_s).link_bits_per_s
+
+    def mtu_bytes(self, interface: str, *, now_s: float) -> int:
+        """The longest packet that the link takes."""
+        return self._look(interface, now_s).mtu_bytes
+
+    def carrier(self, interface: str, *, now_s: float) -> bool | None:
+        """Whether the link has a carrier, None where the kernel does not say."""
+        return self._look(interface, now_s).carrier
+
+    def carrier_changes(self, interface: str, *, now_s: float) -> int | None:
+        """How often the carrier came or went since the interface was made, None where the kernel does not say."""
+        return self._look(interface, now_s).carrier_changes
+
+    def forget(self) -> None:
+        """Links have changed: ask again."""
+        self._known.clear()
+
+    def _look(self, interface: str, now_s: float) -> _Seen:
+        """Ask for one interface alone: who asks for all at once is stopped by one whose name is no text."""
+        known = self._known.get(interface)
+        if known is None or now_s - known.at_s > LINKS_LIFE_S:
+            try:
+                link = self._link(interface)
+            except OSError:  # no answer in time: ask again when this is old
+                link = None
+            speed = speed_mbit_per_s_of(interface)
+            means = speed > 0 and driver_of(interface) not in _NO_SPEED
+            said = speed * 1_000_000 if means else None
+            known = _Seen(
+                at_s=now_s,
+                link_bits_per_s=said if link is None else self._lasting(interface, link, said),
+                mtu_bytes=mtu_bytes_of(interface),
+                carrier=None if link is None else link.carrier,
+                carrier_changes=None if link is None else link.carrier_changes,
+            )
+            self._known[interface] = known
+        return known
+
+    def _lasting(self, interface: str, link: LinkLook, said_bits_per_s: int | None) -> int | None:
+        """What the driver says now, or said last while there was a carrier, of this very interface."""
+        if link.carrier:
+            self._speeds.pop(interface, None)
+            if said_bits_per_s is not None:
+                self._speeds[interface] = link.number, said_bits_per_s
+            return said_bits_per_s
+        number, last_bits_per_s = self._speeds.get(interface, (0, 0))
+        return last_bits_per_s if number == link.number else said_bits_per_s
+
+
+def driver_of(interface: str) -> str:
+    """The driver's name as ethtool shows it, "" where the interface has none."""
+    return _ethtool(interface, _ETHTOOL_GDRVINFO, _DRIVER_INFO_BYTES)[4:36].split(b"\0", 1)[0].decode(errors="replace")
+
+
+def speed_mbit_per_s_of(interface: str) -> int:
+    """What the driver says that the link does, 0 where it says nothing (struct ethtool_cmd: in two halves)."""
+    low, high = struct.unpack_from("=H14xH", _ethtool(interface, _ETHTOOL_GSET, _LINK_SETTINGS_BYTES), 12)
+    speed = high << 16 | low
+    return 0 if speed in _SPEED_UNKNOWN else speed
+
+
+def mtu_bytes_of(interface: str) -> int:
+    """The longest packet that an interface takes; Ethernet's for one that is gone."""
+    request = bytearray(struct.pack("16si20x", interface.encode(), 0))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            fcntl.ioctl(sock, _SIOCGIFMTU, request)
+        except OSError:
+            return MTU_BYTES
+    return int(struct.unpack_from("=i", request, 16)[0])
+
+
+def _ethtool(interface: str, command: int, size_bytes: int) -> bytes:
+    """One answer of the driver; zeros from one that has none, or that is gone meanwhile."""
+    info = array.array("B", struct.pack("=I", command) + bytes(size_bytes - 4))
+    request = struct.pack("16sP16x", interface.encode(), info.buffer_info()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            fcntl.ioctl(sock, _SIOCETHTOOL, request)
+        except OSError:
+            return bytes(size_bytes)
+    return bytes(info)

@@ -1,0 +1,110 @@
+"""Looks, between two ticks, at how fast an interface sends, where a decision wants to be called when that changes.
+
+A tick costs milliseconds; a look costs 40 µs: one file, two numbers of which have changed. So fifty looks a second are
+a five-hundredth of a core, and there are none while no decision asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from broker.law.bursts.detector import WINDOW_S_MIN
+from broker.model.values import Watch
+
+LOOK_S = 0.02
+FRESH_S = 0.05
+"""An older pace is none."""
+AGAIN_S_MAX = 1.0
+"""A crossing after which the same is asked for again was not what the decision looks for; it is told of it again after
+20 ms, which its own counters may have needed, and then half as often each time."""
+
+
+@dataclass
+class _Watched:
+    watch: Watch
+    sent_bytes: int = 0
+    at_s: float | None = None
+    pace_bits_per_s: int | None = None
+    told_s: float | None = None
+    again_s: float = LOOK_S
+
+
+class PaceWatch:
+    """For the loop's thread.
+
+    Args:
+        sent_bytes: the counters of all interfaces.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, sent_bytes: Callable[[], Mapping[str, int]], *, clock: Callable[[], float]) -> None:
+        self._sent_bytes, self._clock = sent_bytes, clock
+        self._watched: dict[str, _Watched] = {}
+        self._next_s = float("inf")
+        self.crossed = False
+        """Something has crossed since `want` was called."""
+
+    @property
+    def next_s(self) -> float:
+        """When to look next; never, while nobody wants it."""
+        return self._next_s
+
+    def want(self, watches: Iterable[Watch]) -> None:
+        """From now on look for these, and for nothing else."""
+        before, self._watched, self.crossed = self._watched, {}, False
+        for watch in watches:
+            known = before.get(watch.interface)
+            if known is None:
+                known = _Watched(watch)
+            elif known.watch.rising is not watch.rising:
+                known = _Watched(watch, known.sent_bytes, known.at_s, known.pace_bits_per_s)
+            known.watch = watch
+            self._watched[watch.interface] = known
+        if not self._watched:
+            self._next_s = float("inf")
+        elif self._next_s == float("inf"):
+            self._next_s = self._clock() + LOOK_S
+
+    def look(self) -> bool:
+        """Look, where it is time; whether something crosses now."""
+        now_s = self._clock()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + LOOK_S
+        counters = self._sent_bytes()
+        due = False
+        for interface, entry in self._watched.items():
+            sent_bytes = counters.get(interface)
+            if sent_bytes is not None:
+                due |= _crossed(entry, sent_bytes, now_s=now_s)
+        self.crossed |= due
+        return due
+
+    def pace_bits_per_s(self, interface: str) -> int | None:
+        """What left in the last look; None where nobody looks."""
+        entry = self._watched.get(interface)
+        if entry is None or entry.at_s is None or self._clock() - entry.at_s > FRESH_S:
+            return None
+        return entry.pace_bits_per_s
+
+
+def _crossed(entry: _Watched, sent_bytes: int, *, now_s: float) -> bool:
+    """Take in a counter, and say whether it is time to tell."""
+    elapsed_s = now_s - entry.at_s if entry.at_s is not None else 0.0
+    if entry.at_s is not None and elapsed_s < WINDOW_S_MIN:
+        return False
+    known = entry.at_s is not None and sent_bytes >= entry.sent_bytes
+    pace = int(8 * (sent_bytes - entry.sent_bytes) / elapsed_s) if known else None
+    entry.sent_bytes, entry.at_s, entry.pace_bits_per_s = sent_bytes, now_s, pace
+    if pace is None:
+        return False
+    if (pace >= entry.watch.bits_per_s) is not entry.watch.rising:
+        entry.told_s, entry.again_s = None, LOOK_S
+        return False
+    if entry.told_s is not None:
+        if now_s - entry.told_s < 0.9 * entry.again_s:  # looks come a little early as often as late
+            return False
+        entry.again_s = min(AGAIN_S_MAX, 2 * entry.again_s)
+    entry.told_s = now_s
+    return True

@@ -1,0 +1,137 @@
+"""Who sends to us how much in which class, counted for each address over all of its connections, come and gone.
+
+TCP says of each connection how many segments have arrived (tcpi_data_segs_in) and how long they are; what it has in
+order (tcpi_bytes_received) would stand still behind each lost packet while the link is full, and jump when that comes.
+A connection that ends takes its counter with it, so differences are added up here for the address and the class.
+A connection counts from its first byte where the look before had all connections and not this one, so that it came
+later; else from when we first saw it: it may have been there for a day, unseen among too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.measure.peer_rtt import BrokerTrip
+from broker.measure.tcp_diag import TcpConnection
+from broker.model.leases import Verdict
+from broker.model.values import SenderSample
+
+FORGET_S = 5.0
+"""An address without connections for so long sends nothing; its counter begins anew when it comes again."""
+SENDERS_MAX = 256
+CONNECTIONS_MAX = 8192
+"""Addresses and connections that are remembered: those that were seen last."""
+
+SEGMENTS_MIN = 4
+"""So many since the last look, and what TCP says of a connection's round trip is new."""
+WRAPS = 2**32
+"""tcpi_segs_in counts in 32 bits (linux/tcp.h)."""
+
+_Endpoint = tuple[str, int]
+
+
+@dataclass
+class _Sender:
+    received_bytes: int = 0
+    seen_s: float = 0.0
+    receive_rtt_s: float | None = None
+
+
+class ArrivalBook:
+    """The senders of one host. For one thread; times come in."""
+
+    def __init__(self) -> None:
+        self._senders: dict[tuple[str, str], _Sender] = {}
+        self._connections: dict[tuple[_Endpoint, _Endpoint], tuple[int, float]] = {}
+        self._looked_s = float("-inf")
+        self._whole = False
+        self._counted: Sequence[tuple[TcpConnection, str]] = ()
+
+    def count(self, connections: Sequence[tuple[TcpConnection, str]], *, whole: bool) -> None:
+        """Take in a look at TCP connections, each with its class; twice the same does nothing.
+
+        Args:
+            connections: those of `other` have no sender, and are remembered: a class may change.
+            whole: whether these are all that there are; of none, whether TCP was looked at.
+        """
+        if not connections:  # then whoever is seen next has come since
+            self._whole = whole
+            return
+        if connections is self._counted:
+            return
+        self._counted = connections
+        at_s = max(connection.at_s for connection, _ in connections)
+        if at_s == self._looked_s:
+            return
+        self._looked_s = at_s
+        for sender in self._senders.values():
+            sender.receive_rtt_s = None
+        for connection, traffic_class in connections:
+            ends = (connection.local, connection.remote)
+            came = connection.arrived_segments
+            known, _ = self._connections.pop(ends, (0 if self._whole else came, at_s))
+            self._connections[ends] = (came, at_s)  # in the order of their last look
+            if traffic_class == "other":
+                continue
+            sender = self._senders.setdefault((connection.remote[0], traffic_class), _Sender())
+            grown = (came - known) % WRAPS
+            # One that went back without having wrapped is the counter of another connection between the same ends.
+            sender.received_bytes += (grown if grown < WRAPS // 2 else came) * connection.segment_bytes
+            if grown >= SEGMENTS_MIN and connection.receive_rtt_s is not None:
+                sender.receive_rtt_s = min(connection.receive_rtt_s, sender.receive_rtt_s or connection.receive_rtt_s)
+            sender.seen_s = at_s
+        self._whole = whole
+        self._forget(at_s)
+
+    def _forget(self, at_s: float) -> None:
+        while self._connections:
+            oldest = next(iter(self._connections))
+            if len(self._connections) <= CONNECTIONS_MAX and at_s - self._connections[oldest][1] <= FORGET_S:
+                break
+            del self._connections[oldest]
+        for key in [key for key, sender in self._senders.items() if at_s - sender.seen_s > FORGET_S]:
+            del self._senders[key]
+        if len(self._senders) > SENDERS_MAX:
+            latest = sorted(self._senders.items(), key=lambda entry: -entry[1].seen_s)[:SENDERS_MAX]
+            self._senders = dict(latest)
+
+    def samples(
+        self, *, interface_of: Callable[[str], str | None], broker_of: Callable[[str], str],
+        trip_of: Callable[[str], BrokerTrip | None], held: Mapping[str, Verdict], now_s: float,
+    ) -> Mapping[str, tuple[SenderSample, ...]]:  # fmt: skip
+        """What the decision shall know of each interface's senders.
+
+        Args:
+            interface_of: the shaped interface towards an address; what comes back from there comes in by it.
+            broker_of: whether a broker answers at an address.
+            trip_of: the least and the last round trip to its broker; TCP's own may include the sender's queue.
+            held: what that broker said to our hold.
+        """
+        found: dict[str, list[SenderSample]] = {}
+        age_s = max(0.0, now_s - self._looked_s)
+        for (address, traffic_class), sender in self._senders.items():
+            interface = interface_of(address)
+            if interface is None:
+                continue
+            verdict, trip = held.get(address), trip_of(address)
+            found.setdefault(interface, []).append(
+                SenderSample(
+                    address=address,
+                    traffic_class=traffic_class,
+                    received_bytes=sender.received_bytes,
+                    age_s=age_s,
+                    rtt_s=trip.least_s if trip is not None else None,
+                    broker=broker_of(address),
+                    granted_bits_per_s=verdict.rate_bits_per_s if verdict is not None and verdict.granted else None,
+                    refused=verdict is not None and not verdict.granted,
+                    broker_rtt_s=trip.last_s if trip is not None else None,
+                    receive_rtt_s=sender.receive_rtt_s,
+                    broker_rtt_age_s=max(0.0, now_s - trip.since_s) if trip is not None else 0.0,
+                )
+            )
+        return {interface: tuple(samples) for interface, samples in found.items()}
+
+    def addresses(self, traffic_class: str) -> tuple[str, ...]:
+        """Those that have connections of a class with us, whoever sends."""
+        return tuple(sorted(address for address, name in self._senders if name == traffic_class))

@@ -1,0 +1,112 @@
+"""Looks at the TCP connections of the host, as often as it is cheap: about half a percent of a core.
+
+A list takes the kernel through its whole table of connections, 2 MB on most machines, however few there are. So up to
+`ASKED_MAX` connections are asked for by themselves, as often as `SHARE` allows: ten of them at almost every tick; the
+list, which shows new ones, is read every `LIST_S`. Up to `ALL_MAX` are all listed with their TCP_INFO, as often as
+`SHARE` allows (a hundred: three times a second) and at least once a second. Of more, the list is read as often as
+`SHARE` allows (1,000: every 3 s, 10,000: every 25 s), and between two lists the `FOLLOWED_MAX` that matter are asked
+for by themselves, once a second: `flows.importance` says which, and those that bring most. All of it goes in slices, so
+that no tick waits for a list.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+from broker.measure.budget import Sliced
+from broker.measure.flow_table import FlowTable, importance
+from broker.measure.port_classes import Matching
+from broker.measure.tcp_diag import TcpConnection, tcp_asked, tcp_pages
+from broker.process.log import Log
+
+SHARE = 0.003
+"""Of a core, for the list."""
+HASTENED_SHARE = 0.01
+"""While it is hastened: ten connections may be looked at every thirty milliseconds, five hundred every half second."""
+INTERVAL_S_MIN, LIST_S, SECOND_S = 0.1, 0.5, 1.0
+SLICE_S = 0.003
+"""CPU time in one tick. A page is 0.4 ms."""
+RETRY_S = 30.0
+ASKED_MAX = 64
+"""With 12 µs each 0.8 ms, where a list takes 0.2 ms for its table and as much again for 64 connections: not more, and
+the caches keep what the tick is about to use."""
+ALL_MAX = 500
+"""With 7 µs each, classified and all, 3.5 ms: the decision believes a connection's figures for 1.5 s."""
+FOLLOWED_MAX, BRINGING_MAX = 128, 32
+"""With 12 µs each, 1.5 ms every second: 0.15 % of a core. The decision looks at 32 of them, and at what those that
+bring something to us bring together: they are the fewer on most hosts."""
+
+
+class TcpWatch:
+    """Feeds a flow table. For one thread."""
+
+    def __init__(self, *, log: Log, clock: Callable[[], float]) -> None:
+        self._log, self._clock = log, clock
+        self._few = Sliced(
+            self._list, share=SHARE, interval_s_min=INTERVAL_S_MIN, interval_s_max=SECOND_S, slice_s=SLICE_S
+        )
+        self._asking = Sliced(
+            self._follow, share=SHARE, interval_s_min=INTERVAL_S_MIN, interval_s_max=SECOND_S, slice_s=SLICE_S
+        )
+        self._all = Sliced(self._list, share=SHARE, interval_s_min=SECOND_S, slice_s=SLICE_S)
+        self._following = Sliced(
+            self._follow, share=SHARE, interval_s_min=SECOND_S, interval_s_max=SECOND_S, slice_s=SLICE_S
+        )
+        self._many = False
+        self._chosen: list[TcpConnection] = []
+
+    def hasten(self) -> None:
+        """Let the next look come with the next tick, where a look is cheap: it matters now who sends to us."""
+        if not self._many:
+            self._few.hasten(share=HASTENED_SHARE)
+
+    @property
+    def under_way(self) -> bool:
+        """A look has begun and not ended."""
+        return any(work.under_way for work in (self._few, self._asking, self._all, self._following))
+
+    def look(self, flows: FlowTable, *, matching: Matching, now_s: float) -> None:
+        """Look, when it is time. A kernel that refuses is asked again after `RETRY_S`; delay signals are then fewer."""
+        self._flows, self._matching = flows, matching
+        try:
+            if self._many:
+                self._all.go(now_s=now_s)
+                self._following.go(now_s=now_s)
+            elif self._few.go(now_s=now_s):
+                if len(self._chosen) <= ASKED_MAX:  # between two lists they are asked for, or there are none
+                    self._few.space(LIST_S)
+            elif not self._few.under_way and 0 < len(self._chosen) <= ASKED_MAX:
+                self._asking.go(now_s=now_s)
+        except OSError as problem:
+            self._log.warning("sock_diag", error=str(problem), note="TCP connections are not measured")
+            for work in (self._few, self._asking, self._all, self._following):
+                work.wait(now_s + RETRY_S)
+
+    def _list(self) -> Iterator[None]:
+        count = 0
+        found: list[TcpConnection] = []
+        for page in tcp_pages(clock=self._clock):
+            count += len(page)
+            found.extend(page)
+            if len(found) > 2 * ALL_MAX:
+                found = self._choose(found)
+            yield
+        self._many = count > ALL_MAX
+        self._flows.count_tcp(count)
+        self._chosen = self._choose(found) if self._many else found
+        self._flows.see_tcp(self._chosen, matching=self._matching)
+
+    def _follow(self) -> Iterator[None]:
+        found: list[TcpConnection] = []
+        for page in tcp_asked(self._chosen, clock=self._clock):
+            found.extend(page)
+            yield
+        self._flows.see_tcp(found, matching=self._matching)
+
+    def _choose(self, connections: list[TcpConnection]) -> list[TcpConnection]:
+        bringing = heapq.nlargest(BRINGING_MAX, connections, key=lambda one: one.received_bytes)
+        chosen = {one.question for one in bringing}
+        classed = [(one, self._matching.class_of(one)) for one in connections if one.question not in chosen]
+        first = heapq.nsmallest(FOLLOWED_MAX - len(bringing), classed, key=lambda entry: importance(*entry))
+        return [*bringing, *(one for one, _ in first)]

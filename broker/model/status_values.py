@@ -1,0 +1,36 @@
+"""What parts of the daemon tell of themselves, for the status document. Values alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.model.reasons import Reason
+
+
+@dataclass(frozen=True)
+class GuardInfo:
+    """How the guard fares. `openings`: how often it has opened the ceilings while this daemon lived; `started`: how
+    many guards this daemon has had."""
+
+    pid: int | None
+    alive: bool
+    openings: int
+    started: int
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    """How much of all processors was used in the last second (0 to 1), what memory there is, and what the daemon has;
+    None where that is not known."""
+
+    processors_used: float | None = None
+    memory_available_bytes: int | None = None
+    daemon_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class SegmentInfo:
+    """How many segments an interface takes in one piece now (None: the kernel does not say), and why."""
+
+    gso_max_segs: int | None
+    gso_reason: Reason

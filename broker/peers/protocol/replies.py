@@ -1,0 +1,56 @@
+"""Which verdicts are worth an answer: each ask gets one, and whoever holds a lease hears when its rate changes.
+
+No input or output, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker.model.leases import Lease, Verdict
+from broker.peers.protocol.wire import Answer
+
+REPEAT_S = 0.1
+"""Between two answers to the same ask: the rate of a lease may move with every tick."""
+RATE_CHANGE = 0.05
+"""A smaller change of the rate is not worth a message."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    verdict: Verdict
+    at_s: float
+
+
+class Answers:
+    """What was answered to the leases in force."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str], _Said] = {}
+
+    def due(self, verdicts: Sequence[Verdict], leases: Sequence[Lease], *, now_s: float) -> list[tuple[Lease, Answer]]:
+        """The answers to send now, each with the lease that it belongs to."""
+        by_key = {(lease.peer, lease.address): lease for lease in leases}
+        self._said = {key: said for key, said in self._said.items() if key in by_key}
+        out = []
+        for verdict in verdicts:
+            key = (verdict.peer, verdict.address)
+            lease, said = by_key.get(key), self._said.get(key)
+            if lease is None or verdict.number > lease.number:
+                continue
+            if said is not None and not _is_news(verdict, said, now_s=now_s):
+                continue
+            self._said[key] = _Said(verdict, now_s)
+            remaining_s = lease.remaining_s if verdict.granted else 0.0
+            answer = Answer(verdict.number, verdict.granted, verdict.rate_bits_per_s, remaining_s, verdict.reason)
+            out.append((lease, answer))
+        return out
+
+
+def _is_news(verdict: Verdict, said: _Said, *, now_s: float) -> bool:
+    before = said.verdict
+    if verdict.number != before.number or verdict.granted != before.granted:
+        return True
+    moved = abs(verdict.rate_bits_per_s - before.rate_bits_per_s) > RATE_CHANGE * before.rate_bits_per_s
+    return now_s >= said.at_s + REPEAT_S and (moved or verdict.reason.code != before.reason.code)

@@ -1,0 +1,191 @@
+"""What the operator wants, validated whole: the frozen result of reading `broker.toml`. `broker.policy.toml` makes
+it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+CLASS_NAMES = ("control", "compute", "storage", "other")
+"""The classes of every host, in the order of their HTB minors 10, 20, 30, 40."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a capacity: either a fraction of it or a rate of its own. Exactly one of the two is set."""
+
+    fraction: float | None = None
+    rate_bits_per_s: int | None = None
+
+    def of(self, capacity_bits_per_s: int) -> int:
+        """Give the rate that this is of a capacity, rounded down, at most the capacity."""
+        if self.rate_bits_per_s is not None:
+            return min(self.rate_bits_per_s, capacity_bits_per_s)
+        return int((self.fraction or 0.0) * capacity_bits_per_s)
+
+
+@dataclass(frozen=True)
+class MatchRule:
+    """One way to find traffic of a class. Exactly one field is set.
+
+    Fields: `cgroup` path below the cgroup v2 mount, e.g. "hive.slice/hive-storage.slice"; `port` TCP or UDP, either
+    end; `uid` the user that owns the socket; `dscp` codepoint 0 to 63; `address` a network, of either end, e.g.
+    "10.88.0.0/16" or "fd00::/64".
+    """
+
+    cgroup: str | None = None
+    port: int | None = None
+    uid: int | None = None
+    dscp: int | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True)
+class ClassPolicy:
+    """What one class is promised. The words are those of `docs/configuration.md`; lower `priority` is served first."""
+
+    name: str
+    guarantee: Share
+    guarantee_window_s: float
+    floor: Share
+    ceiling: Share
+    weight: float
+    priority: int
+    match: tuple[MatchRule, ...] = ()
+
+
+@dataclass(frozen=True)
+class InterfacePolicy:
+    """One shaped interface.
+
+    Fields: `egress_bits_per_s` None is "auto": the link's own speed, measured from there on; `limit_segments` whether
+    its `gso_max_segs` follows the rate; `ingress` whether the way in is looked after, by asking the brokers of those
+    who send; `ingress_bits_per_s` what it carries, and then an IFB holds who has no broker; None: the link's own speed.
+    """
+
+    name: str
+    egress_bits_per_s: int | None = None
+    limit_segments: bool = True
+    ingress: bool = False
+    ingress_bits_per_s: int | None = None
+
+
+@dataclass(frozen=True)
+class DaemonPolicy:
+    """Where the daemon keeps things and how often it decides."""
+
+    tick_s: float = 0.1
+    state_dir: str = "/var/lib/hive-qos"
+    api_socket: str = "/run/hive-qos/broker.sock"
+    session_socket: str = "/run/hive-qos/session.sock"
+    group: str = "hive-qos"
+    admin_group: str = "hive-qos-admin"
+    record_file: str | None = None
+
+
+@dataclass(frozen=True)
+class JobPolicy:
+    """What one job gets of its class, or each of the jobs that a pattern names.
+
+    Fields: `name` a job's name, or a pattern with `*`, `?` and `[...]`; `guarantee` what it gets whenever it wants it,
+    and `ceiling` what it never exceeds, shares of the interface's capacity; `weight` its part of the rest; `uid` whose
+    jobs alone it is for, None for everybody's of that name.
+    """
+
+    name: str
+    weight: float = 1.0
+    guarantee: Share = Share(0.0)
+    ceiling: Share = Share(1.0)
+    uid: int | None = None
+
+
+@dataclass(frozen=True)
+class ClassOverride:
+    """What of a class is otherwise for a time. None: as the class has it."""
+
+    name: str
+    guarantee: Share | None = None
+    floor: Share | None = None
+    ceiling: Share | None = None
+    weight: float | None = None
+    priority: int | None = None
+
+
+@dataclass(frozen=True)
+class SchedulePolicy:
+    """Hours of the week in which classes are treated otherwise.
+
+    Fields: `days` on which it begins, 0 is Monday; `from_s` and `to_s` seconds of the local clock's day; where `to_s`
+    is not after `from_s` it ends on the next day; `timezone` a name of the time zone database.
+    """
+
+    name: str
+    days: tuple[int, ...]
+    from_s: int
+    to_s: int
+    timezone: str
+    classes: tuple[ClassOverride, ...] = ()
+
+
+@dataclass(frozen=True)
+class PresencePolicy:
+    """What happens while somebody is on a call: `other` is promised at least, `storage` may use at most."""
+
+    enabled: bool = False
+    other_guarantee: Share = Share(0.25)
+    storage_ceiling: Share = Share(0.5)
+
+
+@dataclass(frozen=True)
+class PeersPolicy:
+    """How this broker talks to others (`hive-broker/1`), and as whom.
+
+    Fields: `listen` a literal address and a UDP port, e.g. "[::]:4710"; `ca`, `certificate` and `key` files in PEM;
+    `engine` "auto", "native" or "aioquic".
+    """
+
+    listen: str
+    ca: str
+    certificate: str
+    key: str
+    engine: str = "auto"
+
+
+@dataclass(frozen=True)
+class ProbePolicy:
+    """Hosts that are sent an ICMP echo every `interval_s`, by their plain addresses."""
+
+    targets: tuple[str, ...]
+    interval_s: float
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Everything that the operator decided. `classes` holds all four, in the order of `CLASS_NAMES`.
+
+    `peers` is None where this broker talks to no other, `probe` where it sends no packet of its own to measure.
+    `jobs` and `schedules` are in the order of the file, which decides where several match or hold.
+    """
+
+    interfaces: tuple[InterfacePolicy, ...]
+    classes: tuple[ClassPolicy, ...]
+    daemon: DaemonPolicy = field(default_factory=DaemonPolicy)
+    jobs: tuple[JobPolicy, ...] = ()
+    schedules: tuple[SchedulePolicy, ...] = ()
+    presence: PresencePolicy = PresencePolicy()
+    peers: PeersPolicy | None = None
+    probe: ProbePolicy | None = None
+
+    def class_policy(self, name: str) -> ClassPolicy:
+        """Find a class by name.
+
+        Raises:
+            KeyError: no such class.
+        """
+        for entry in self.classes:
+            if entry.name == name:
+                return entry
+        raise KeyError(name)
+
+
+TRIAL_S_MIN, TRIAL_S_MAX = 1.0, 3600.0
+"""Less cannot be answered by hand; who needs more than an hour wants a plain reload."""

@@ -1,0 +1,207 @@
+"""The guard: a small process beside the daemon that opens ceilings to the line's rate when nobody decides any more.
+
+It takes redirections to IFBs away as well (`shaping.ingress.redirect`): one whose IFB fails loses all that arrives, and
+the daemon, which would have noticed, is not there.
+
+    daemon --"b SEQUENCE"------> guard     a beat. "j": and the journal has changed. "s": the next may take START_S
+    daemon <--"SEQUENCE OPENED SILENCE"-- guard     heard; how often it has opened, and after how many seconds last
+    daemon --"q"---------------> guard     everything was put back: end quietly
+
+    end of the socket without "q"  the daemon died: open at once, try again for a while where the kernel refuses, end
+    no beat for SILENCE_S          its ticks have stopped: open once, and wait; it decides anew when they come back
+
+It lives in a session of its own and holds the daemon's claim on the network namespace, so that the next daemon of this
+namespace begins when this one is done. It knows interfaces by number, imports little, and asks for nothing but netlink
+once it has started. `python -m broker.process.watchdog --once STATE_DIRECTORY` opens what is there and ends, without a
+daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.process import rt_priority
+from broker.process.namespace_claim import claims
+from hive_qos.errors import HiveError
+from shaping.failsafe import journalled_lines, open_ceilings
+from shaping.ingress.redirect import stop_redirecting
+from shaping.journal import Journal
+from shaping.netlink.tc_socket import TcSocket
+
+BEATS_WITHIN_S = 0.25
+"""The daemon's loop gives a beat at least that often, whatever its tick."""
+SILENCE_S = 0.6
+"""Two beats lost and a bit: with the opening itself, a millisecond or two, less than the second that is promised. A
+daemon that is only late loses nothing but the rest of a hold."""
+GRACE_S = 0.2
+"""When the guard itself wakes late, the whole machine stood still: the daemon gets this much to be heard, once."""
+LATE_S = 0.05
+START_S = 10.0
+"""Before its first beat the daemon takes interfaces over, and reads back what it built: that is not interfered with."""
+AGAIN_S = 0.2
+TRIES = 25
+"""After a death: five seconds. What the kernel refuses that long is left to the next start, or to `hive-qos clear`."""
+MESSAGE_BYTES_MAX = 64
+"""A beat is a letter and a number."""
+
+
+class Guard:
+    """The guard's whole life, from the first message to the last.
+
+    Args:
+        sock: the connected SOCK_SEQPACKET to the daemon.
+        opening: opens all ceilings, and returns how many classes it changed; raises HiveError or OSError.
+        relearn: reads the journal again.
+        say: one line for the log.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        opening: Callable[[], int],
+        relearn: Callable[[], None],
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sock, self._opening, self._relearn, self._say, self._clock = sock, opening, relearn, say, clock
+        self._sock.setblocking(False)
+        self._opened = 0
+        self._silence_s = 0.0
+
+    def run(self) -> bool:
+        """Watch until the daemon says goodbye or is gone; False when it is gone and something could not be opened."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        self._answer("0")
+        heard_s = self._clock()
+        deadline_s: float | None = heard_s + START_S
+        grace = True
+        while True:
+            wait_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
+            if poll.poll(None if wait_s is None else wait_s * 1000):
+                messages = self._received()
+                if b"q" in messages:
+                    return True
+                if b"" in messages:
+                    return self._open_after_death()
+                self._take(messages)
+                heard_s, grace = self._clock(), True
+                deadline_s = heard_s + (START_S if messages[-1].startswith(b"s") else SILENCE_S)
+                continue
+            now_s = self._clock()
+            if deadline_s is not None and grace and now_s - deadline_s > LATE_S:
+                grace, deadline_s = False, now_s + GRACE_S
+                continue
+            deadline_s = None if self._open_after_silence(now_s - heard_s) else self._clock() + AGAIN_S
+
+    def _received(self) -> list[bytes]:
+        """All messages that are there; the last is empty when the daemon is gone."""
+        messages: list[bytes] = []
+        with contextlib.suppress(BlockingIOError):
+            while not messages or messages[-1]:
+                with contextlib.suppress(ConnectionError):  # an answer of ours stays unread; what it said comes next
+                    messages.append(self._sock.recv(MESSAGE_BYTES_MAX))
+        return messages
+
+    def _take(self, messages: list[bytes]) -> None:
+        if any(message.startswith(b"j") for message in messages):
+            self._relearn()
+        self._answer(messages[-1][2:].decode("ascii", "replace"))
+
+    def _answer(self, sequence: str) -> None:
+        with contextlib.suppress(OSError):  # a daemon that does not read is told the same next time; a dead one never
+            self._sock.send(f"{sequence} {self._opened} {self._silence_s:.3f}".encode())
+
+    def _open_after_silence(self, silence_s: float) -> bool:
+        self._opened += 1
+        self._silence_s = silence_s
+        try:
+            changed = self._opening()
+        except (HiveError, OSError) as problem:
+            self._say(f"no tick for {silence_s:.2f} s, and ceilings cannot be opened: {problem}")
+            return False
+        self._say(f"no tick for {silence_s:.2f} s: ceilings opened to the line's rate ({changed} classes changed)")
+        return True
+
+    def _open_after_death(self) -> bool:
+        began_s = self._clock()
+        for left in reversed(range(TRIES)):
+            try:
+                changed = self._opening()
+            except (HiveError, OSError) as problem:
+                if not left:
+                    self._say(f"the daemon is gone, and ceilings cannot be opened: {problem}")
+                    return False
+                time.sleep(AGAIN_S)
+            else:
+                took_ms = (self._clock() - began_s) * 1000
+                if changed:  # nothing held anybody back: a start that was refused says itself what is wrong
+                    self._say(f"the daemon is gone: {changed} classes opened to the line's rate in {took_ms:.1f} ms")
+                break
+        return True
+
+
+class _Opening:
+    """What to open: what the journal said last, and then what it says now, should a disk keep us from that."""
+
+    def __init__(self, state_directory: Path) -> None:
+        self._journal = Journal(state_directory)
+        self._tc = TcSocket()  # made now: a host in need has no descriptor to spare
+        self._lines: dict[int, int | None] = {}
+        self.relearn()
+
+    def relearn(self) -> None:
+        numbers = {number for number, _ in socket.if_nameindex()}
+        known = {number: line for number, line in self._lines.items() if number in numbers}  # renamed ones, too
+        self._lines = known | journalled_lines(self._journal)
+
+    def open(self) -> int:
+        try:  # first: nobody looks any more whether an IFB still carries what arrives
+            stopped = stop_redirecting(self._tc)
+            if stopped:
+                say(f"what arrives at {stopped} interfaces is not shaped any more")
+        finally:
+            known, changed = self._lines, open_ceilings(self._tc, self._lines)
+            self.relearn()
+        return changed if self._lines == known else changed + open_ceilings(self._tc, self._lines)
+
+
+def say(text: str) -> None:
+    """Write a line to stderr, where that does not block: nobody may be reading the log of a daemon that hangs."""
+    prefix = "<4>" if "JOURNAL_STREAM" in os.environ else ""
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    if any(event & select.POLLOUT for _, event in poll.poll(0)):
+        with contextlib.suppress(OSError):
+            os.write(2, f"{prefix}hive-qos guard: {text}\n".encode())
+
+
+def main(arguments: list[str]) -> int:
+    """`--once STATE_DIRECTORY`, or `SOCKET_DESCRIPTOR STATE_DIRECTORY` as the daemon calls it. 0 when all went well."""
+    try:
+        opening = _Opening(Path(arguments[1]))
+        if arguments[0] == "--once":
+            if claims():  # a daemon of this network namespace, or a guard of one, works
+                return 0
+            changed = opening.open()
+            if changed:
+                say(f"{changed} classes opened to the line's rate")
+            return 0
+    except (HiveError, OSError) as problem:
+        say(str(problem))
+        return 1
+    rt_priority.take()  # where that is not allowed, the daemon has said so
+    with socket.socket(fileno=int(arguments[0])) as sock:
+        return 0 if Guard(sock, opening=opening.open, relearn=opening.relearn, say=say).run() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

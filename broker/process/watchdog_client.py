@@ -1,0 +1,244 @@
+"""The daemon's side of its guard (broker.process.watchdog): starts it, gives it beats, hears from it, replaces one that
+died.
+
+A beat goes out before anything is written to the kernel. After a gap in which the guard may have opened the ceilings,
+its answer is waited for first: then it opens nothing while we write, and we know whether what stands is still ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.model.status_values import GuardInfo
+from broker.model.values import Alarm
+from broker.process import rt_priority
+from broker.process.log import Log
+from broker.process.watchdog import BEATS_WITHIN_S, MESSAGE_BYTES_MAX, SILENCE_S
+from broker.process.watchdog_cleanup import MODULE
+from hive_qos.errors import ShapingError
+from shaping.journal import Journal
+
+BEAT_S = 0.6 * BEATS_WITHIN_S
+"""Beats are at least this far apart, every second tick by default: one costs the two processes 0.1 ms each."""
+ASK_AFTER_S = SILENCE_S / 2
+"""After a gap of this length the guard is asked: it may have opened, or be about to."""
+ANSWER_S = 0.25
+"""How long a tick waits for that; a guard that takes longer is not opening anything either."""
+DEAF_S = 3.0
+"""A guard that answers nothing for so long while we tick hangs, and is replaced."""
+READY_S_MAX = 15.0
+"""A Python process starts in 0.1 s; on a machine that stands still now and then, in a few."""
+RESTART_S = 1.0
+"""Between two tries to start a guard: a Python process, every second, is what a host bears."""
+END_S_MAX = 2.0
+"""A guard that was told that all is put back ends in milliseconds; one that hangs is killed then."""
+
+
+class Guardian:
+    """Keeps one guard alive beside this daemon. For the loop's thread.
+
+    Args:
+        command: what is run, before the descriptor and the state directory.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: Log,
+        clock: Callable[[], float] = time.monotonic,
+        command: tuple[str, ...] = (sys.executable, "-P", "-m", MODULE),
+    ) -> None:
+        self._log, self._clock, self._command = log, clock, command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
+        self._ready = self._reopened = self._was_busy = False
+        self._sequence = self._heard = self._seen = 0
+        self._beat_s: float | None = None
+        self._unanswered_s: float | None = None
+        self._launched_s = 0.0
+        self._started = self._openings = 0
+
+    def start(self, journal: Journal, *, lock: int) -> None:
+        """Start the guard, and wait until it watches.
+
+        Args:
+            journal: names the interfaces whose ceilings it opens.
+            lock: the descriptor of our claim on the network namespace, which it holds with us.
+
+        Raises:
+            ShapingError: it does not start; nobody would open ceilings if we died.
+        """
+        self._journal, self._journal_changes, self._lock = journal, journal.changes, lock
+        try:
+            self._launch()
+        except OSError as problem:
+            raise ShapingError(f"the guard cannot be started: {problem}; without it nothing is shaped") from problem
+        until_s = time.monotonic() + READY_S_MAX
+        while not self._ready and time.monotonic() < until_s and self._running():
+            self._hear(wait_s=0.05)
+        if not self._ready:
+            self.end(restored=False)
+            raise ShapingError("the guard does not start (the log may say why); without it nothing is shaped")
+
+    def beat(self, *, busy: bool = False) -> bool:
+        """Tell the guard that we are alive; True when it has opened the ceilings since last asked.
+
+        Cheap: call it often. Between beats it does nothing.
+
+        Args:
+            busy: what comes now may take as long as a start (a reload does): until the next beat it has patience.
+        """
+        now_s = self._clock()
+        patient = busy or self._was_busy
+        if self._beat_s is not None and now_s - self._beat_s < BEAT_S and not patient:
+            return False
+        self._was_busy = busy
+        gap_s = None if self._beat_s is None else now_s - self._beat_s
+        self._beat_s = now_s
+        if self._sock is None:
+            self._launch_again(now_s)
+        self._hear()
+        self._send(busy)
+        if gap_s is None or gap_s > ASK_AFTER_S:
+            until_s = time.monotonic() + ANSWER_S
+            while self._sock is not None and self._heard < self._sequence and time.monotonic() < until_s:
+                self._hear(wait_s=max(0.001, until_s - time.monotonic()))
+        if self._unanswered_s is not None and now_s - self._unanswered_s > DEAF_S:
+            self._lost(f"has not answered for {DEAF_S:g} s")
+        reopened, self._reopened = self._reopened, False
+        return reopened
+
+    def end(self, *, restored: bool) -> None:
+        """End the guard. Unless all was put back it opens what is left of ours first."""
+        sock, self._sock = self._sock, None
+        process, self._process = self._process, None
+        if sock is None or process is None:
+            return
+        if restored:
+            with contextlib.suppress(OSError):  # it is gone already
+                sock.send(b"q")
+        else:
+            sock.close()
+        try:
+            process.wait(END_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk; its end is not ours to wait for
+                process.wait(END_S_MAX)
+        sock.close()
+
+    def info(self) -> GuardInfo:
+        """How it fares."""
+        alive = self._ready and self._running()
+        pid = self._process.pid if self._process is not None else None
+        return GuardInfo(pid=pid, alive=alive, openings=self._openings, started=self._started)
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What is wrong with it now."""
+        if self._ready:
+            return ()
+        text = "nobody opens the ceilings if this daemon dies; it is started again every second"
+        return (Alarm(code="guard-missing", subject="guard", text=text),)
+
+    def _launch(self) -> None:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            argv = [*self._command, str(its.fileno()), str(Path(self._journal.directory).absolute())]
+            environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+            with rt_priority.suspended():
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env=environment,
+                    pass_fds=(its.fileno(), self._lock),
+                    start_new_session=True,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            its.close()
+        ours.setblocking(False)
+        self._sock = ours
+        self._started += 1
+        self._launched_s = self._clock()
+        self._seen = 0
+
+    def _launch_again(self, now_s: float) -> None:
+        if now_s - self._launched_s < RESTART_S:
+            return
+        self._launched_s = now_s
+        try:
+            self._launch()
+        except OSError as problem:
+            self._log.error("guard", error=f"cannot be started: {problem}")
+
+    def _send(self, busy: bool) -> None:
+        if self._sock is None:
+            return
+        changes = self._journal.changes
+        kind = "s" if busy else "j" if changes != self._journal_changes else "b"
+        self._sequence += 1
+        try:
+            self._sock.send(f"{kind} {self._sequence}".encode())
+            if kind == "j":
+                self._journal_changes = changes
+        except BlockingIOError:  # it does not read: DEAF_S decides
+            pass
+        except OSError as problem:
+            self._lost(f"has died ({problem.strerror})")
+            return
+        if self._unanswered_s is None:
+            self._unanswered_s = self._clock()
+
+    def _hear(self, *, wait_s: float = 0.0) -> None:
+        """Take what the guard has said; wait at most so long for a first word."""
+        sock = self._sock
+        if sock is None:
+            return
+        if wait_s:
+            poll = select.poll()
+            poll.register(sock, select.POLLIN)
+            poll.poll(wait_s * 1000)
+        try:
+            while answer := sock.recv(MESSAGE_BYTES_MAX):
+                self._understand(answer)
+            self._lost("has died")
+        except BlockingIOError:
+            pass
+        except OSError as problem:
+            self._lost(f"has died ({problem.strerror})")
+
+    def _understand(self, answer: bytes) -> None:
+        sequence, opened, silence_s = answer.split()
+        if not self._ready:
+            self._ready = True
+            if self._started > 1:
+                self._log.info("guard watches again")
+        self._heard, self._unanswered_s = int(sequence), None
+        if int(opened) != self._seen:
+            self._openings += int(opened) - self._seen
+            self._seen, self._reopened = int(opened), True
+            text = "opened the ceilings, because no tick came; decided anew now"
+            self._log.warning("guard", note=text, silence_s=float(silence_s))
+
+    def _lost(self, what: str) -> None:
+        """It is gone, or of no use: what it did last is not known, so what stands is looked at."""
+        self._log.error("guard", error=f"{what}; started again")
+        if self._process is not None:
+            self._process.kill()
+        self.end(restored=True)
+        self._ready, self._reopened, self._unanswered_s = False, True, None
+
+    def _running(self) -> bool:
+        return self._process is not None and self._process.poll() is None

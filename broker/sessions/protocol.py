@@ -1,0 +1,155 @@
+"""One session as a state machine: packets in, actions out; all rules of the protocol stand here. No sockets, no clock.
+
+    NEW --hello--> OPEN --bye, end--> OVER
+    any --garbage, or a message out of order--> error reply, OVER
+
+A broken protocol (no JSON, too long, unknown operation before hello, descriptors where none belong) ends the session.
+A request that is merely refused (bad field, not a socket, policy) is answered with an error, and the session lives on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.client.protocol import DESCRIPTORS_MAX, VERSION, MessageError, decode
+from broker.sessions.messages import Announce, AnnounceEnd, Bye, Declare, Enter, Hello, Message, Register, Report, read
+
+MESSAGES_PER_S = 200.0
+"""Ten reports and a burst or two each 100 ms are 30 a second; more than 200 is a program gone wrong."""
+MESSAGES_AT_ONCE = 100.0
+"""What may come in one go: a reconnecting program that registers all its sockets."""
+FLOWS_MAX = 256
+"""Sockets of one session; the client library keeps to the same bound."""
+
+
+class Phase(enum.Enum):
+    """Where a session stands."""
+
+    NEW = "new"
+    OPEN = "open"
+    OVER = "over"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Send this to the client."""
+
+    message: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class End:
+    """Close the connection, after the replies before it. `code` is empty for a goodbye."""
+
+    code: str
+    text: str
+
+
+Action = Reply | End | Hello | Register | Announce | AnnounceEnd | Declare | Report | Enter
+
+
+def error(code: str, text: str, *, number: int | None = None) -> Reply:
+    """An error reply, with the id of the request that it answers where there was one."""
+    message: dict[str, Any] = {"op": "error", "code": code, "text": text}
+    if number is not None:
+        message["id"] = number
+    return Reply(message)
+
+
+@dataclass
+class Allowance:
+    """A token bucket of messages: who overdraws is not read from until there is allowance again."""
+
+    per_s: float = MESSAGES_PER_S
+    at_once: float = MESSAGES_AT_ONCE
+    left: float = MESSAGES_AT_ONCE
+    as_of_s: float | None = None
+
+    def take(self, *, now_s: float) -> bool:
+        """Count one message; False when the bucket is empty now and reading should pause."""
+        if self.as_of_s is not None:
+            self.left = min(self.at_once, self.left + (now_s - self.as_of_s) * self.per_s)
+        self.as_of_s = now_s
+        self.left -= 1
+        return self.left >= 1
+
+    def wait_s(self) -> float:
+        """How long until there is allowance again, as of the last `take`."""
+        return max(0.0, (1 - self.left) / self.per_s)
+
+
+@dataclass
+class Machine:
+    """The protocol state of one session.
+
+    Args:
+        name: what the broker calls the session.
+        host: what the welcome says of this host.
+    """
+
+    name: str
+    host: str
+    phase: Phase = Phase.NEW
+    hello: Hello = field(default_factory=lambda: Hello(client="", job=""))
+    flows: int = 0
+
+    def receive(self, packet: bytes, *, descriptors: int = 0, truncated: bool = False) -> tuple[Action, ...]:
+        """Take one packet.
+
+        Args:
+            packet: as received; empty means that the client closed its end.
+            descriptors: how many came with it.
+            truncated: the kernel had to cut the packet or its descriptors.
+        """
+        if self.phase is Phase.OVER:
+            return ()
+        if not packet and not truncated:
+            return self._end("", "the client closed its end")
+        if truncated:
+            return self._broken("too-long", f"a packet beyond the limits (64 KiB, {DESCRIPTORS_MAX} descriptors)")
+        try:
+            raw = decode(packet)
+        except MessageError as problem:
+            return self._broken(problem.code, str(problem))
+        number = raw.get("id") if isinstance(raw.get("id"), int) and not isinstance(raw.get("id"), bool) else None
+        try:
+            message = read(raw)
+        except MessageError as problem:
+            if self.phase is Phase.NEW or problem.code == "unknown-version":
+                return self._broken(problem.code, str(problem))
+            return (error(problem.code, str(problem), number=number),)
+        return self._advance(message, descriptors)
+
+    def _advance(self, message: Message, descriptors: int) -> tuple[Action, ...]:
+        if isinstance(message, Hello) != (self.phase is Phase.NEW):
+            return self._broken("out-of-order", "hello comes first, and once")
+        if descriptors and not isinstance(message, Register):
+            return self._broken("unexpected-descriptors", "only register carries descriptors")
+        if isinstance(message, Hello):
+            self.phase, self.hello = Phase.OPEN, message
+            return (message, Reply({"op": "welcome", "v": VERSION, "session": self.name, "host": self.host}))
+        if isinstance(message, Bye):
+            return self._end("", "the client said goodbye")
+        if isinstance(message, Register):
+            return self._register(message, descriptors)
+        return (message,)
+
+    def _register(self, message: Register, descriptors: int) -> tuple[Action, ...]:
+        if not 1 <= descriptors <= DESCRIPTORS_MAX:
+            text = f"register needs 1 to {DESCRIPTORS_MAX} descriptors, came with {descriptors}"
+            return (error("no-descriptor" if not descriptors else "too-many", text, number=message.number),)
+        if self.flows + descriptors > FLOWS_MAX:
+            return (error("too-many", f"a session has at most {FLOWS_MAX} sockets", number=message.number),)
+        self.flows += descriptors
+        return (message,)
+
+    def _broken(self, code: str, text: str) -> tuple[Action, ...]:
+        self.phase = Phase.OVER
+        return (error(code, text), End(code, text))
+
+    def _end(self, code: str, text: str) -> tuple[Action, ...]:
+        self.phase = Phase.OVER
+        return (End(code, text),)

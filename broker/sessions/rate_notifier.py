@@ -1,0 +1,79 @@
+"""Which rate each session is told that asked for rates: its part of what its class could send over the route's link.
+
+A rate is told where all peers that a session reports are reached through one shaped interface; with several ways, or
+one that is not shaped (the same host), no single figure is true of its socket. A class' offer is divided by weight
+among its jobs (`broker.law.sharing.available_rate`), and a job's among its sessions that send at present, equally; a
+session is told what it would have if it began now, and the others learn of it at the next tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from broker.law.sharing.available_rate import offered_to_job_bits_per_s
+from broker.measure.flow_table import FlowTable
+from broker.model.values import Allocation, InterfaceAllocation
+from broker.sessions.server import Session
+
+VALID_S = 3.0
+"""How long a rate counts that is not told again."""
+REPEAT_S = 1.0
+CHANGE = 0.02
+"""Less than this is no news; the broker's dead band."""
+
+
+class RateBook:
+    """What was told to whom."""
+
+    def __init__(self, flows: FlowTable) -> None:
+        self._flows = flows
+        self._told: dict[tuple[str, str], tuple[int | None, float]] = {}
+
+    def tell(
+        self,
+        allocation: Allocation,
+        sessions: Iterable[Session],
+        *,
+        interface_of: Callable[[str], str | None],
+        now_s: float,
+    ) -> None:
+        """Tell each session what has changed, and once a second what has not."""
+        listening = [session for session in sessions if session.machine.hello.rates]
+        if not listening:
+            self._told.clear()
+            return
+        offers = {entry.name: entry for entry in allocation.interfaces}
+        busy = self._flows.senders(interface_of=interface_of, now_s=now_s)
+        told: dict[tuple[str, str], tuple[int | None, float]] = {}
+        for session in listening:
+            for name in self._flows.classes_of(session.name):
+                key = (session.name, name)
+                rate: int | None = None
+                interface = self._flows.only_interface(session.name, interface_of=interface_of, now_s=now_s)
+                if interface is not None and interface in offers:
+                    others = busy.get((interface, name), frozenset()) - {session.name}
+                    rate = self._part(session.name, others, offers[interface], name)
+                told[key] = self._told.get(key, (None, now_s))
+                if _is_news(rate, told[key], now_s):
+                    message: Mapping[str, Any] = {
+                        "op": "rate", "class": name, "bits_per_s": rate, "valid_s": VALID_S
+                    }  # fmt: skip
+                    session.send(message)  # one that is not taken is repeated soon
+                    told[key] = (rate, now_s)
+            said = {name: told[session.name, name][0] for name in self._flows.classes_of(session.name)}
+            session.told_bits_per_s = {name: rate for name, rate in said.items() if rate is not None}
+        self._told = told
+
+    def _part(self, session: str, others: frozenset[str], interface: InterfaceAllocation, name: str) -> int:
+        job = self._flows.job_of(session)
+        jobs = [self._flows.job_of(other) for other in others]
+        offered = offered_to_job_bits_per_s(interface, name, job, sending=frozenset(jobs))
+        return offered // (jobs.count(job) + 1)
+
+
+def _is_news(rate: int | None, told: tuple[int | None, float], now_s: float) -> bool:
+    last, at_s = told
+    if rate is None or last is None:
+        return rate != last
+    return abs(rate - last) > CHANGE * last or now_s - at_s >= REPEAT_S

@@ -1,0 +1,357 @@
+"""The session socket: accepts, asks the kernel who it is, receives packets with descriptors, and feeds the machine.
+
+One thread and one selector, shared with the daemon. Every descriptor that arrives, and every connection that ends, is
+handed to `Closing`: this thread closes nothing of a client's, for a close may last as long as its owner chose. What a
+client may cost is bounded: sessions, messages a second, sockets, replies that it does not read.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import selectors
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX, encode
+from broker.process.closer import SPACE
+from broker.process.closer_client import Closing
+from broker.process.locks import listen
+from broker.process.log import Log
+from broker.process.rights import Authority, Peer, Right, peer_of, process_of
+from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Hello, Register, Report
+from broker.sessions.protocol import Allowance, End, Machine, Phase, Reply, error
+
+SESSIONS_MAX = 256
+"""Programs of one host that train or store; each costs a few kilobytes and two descriptors."""
+SESSIONS_PER_USER_MAX = 64
+"""So that no user takes them all."""
+HELLO_TIMEOUT_S = 5.0
+REPORT_BYTES_PER_TICK = 16 * 1024
+"""Reports read between two ticks: about 64 connections, 2 ms. What is beyond is dropped unread, not queued."""
+REPORT_INTERVAL_S_MAX = 1.0
+"""But every session is heard once a second."""
+_REPORT_PREFIX = b'{"op":"report"'
+"""How a report of `broker.client` begins; one that is written in another order is read all the same."""
+PACKETS_PER_WAKE = 16
+"""Then the other sessions get their turn."""
+PAUSE_S = 0.1
+"""How long a session is not read whose user is `Closing.behind`."""
+_NOBODY = 2**32 - 1
+"""The user of a connection of which the kernel does not say whose it is: (uid_t) -1."""
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+"""Flags of a packet, or of descriptors, that the kernel had to cut; as a number, for an enumeration takes longer."""
+
+
+class Hub(Protocol):
+    """What the daemon does with what sessions say. Called in the loop's thread."""
+
+    def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
+        """Mark the sockets, which are only lent for the call."""
+
+    def announce(self, session: Session, message: Announce) -> None:
+        """A burst; the answer is sent after the decision."""
+
+    def announce_end(self, session: Session, message: AnnounceEnd) -> None:
+        """A burst is over."""
+
+    def need(self, session: Session, message: Declare) -> Reply:
+        """What storage has to do."""
+
+    def report(self, session: Session, message: Report) -> None:
+        """Fresh measurements."""
+
+    def enter(self, session: Session, message: Enter) -> Reply:
+        """Move the peer's process into the cgroup of a class."""
+
+    def gone(self, session: Session) -> None:
+        """The session has ended; forget all of it."""
+
+
+class Session:
+    """One connected client. `told_bits_per_s`: by class, at which rate it was told that it may send."""
+
+    def __init__(
+        self, *, name: str, host: str, sock: socket.socket, peer: Peer, pidfd: int | None, right: Right, now_s: float
+    ) -> None:
+        self.name = name
+        self.sock = sock
+        self.peer = peer
+        self.right = right
+        self.since_s = now_s
+        self.machine = Machine(name=name, host=host)
+        self.allowance = Allowance()
+        self.reported_s = float("-inf")
+        self.paused_until_s: float | None = None
+        self.pidfd = pidfd
+        self.closed = False
+        self.told_bits_per_s: dict[str, int] = {}
+
+    @property
+    def job(self) -> str:
+        """What the client calls its job."""
+        return self.machine.hello.job
+
+    def has_ended(self) -> bool:
+        """Whether the process that connected is gone: its number may be somebody else's then."""
+        if self.pidfd is None or self.closed:
+            return True
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def send(self, message: Any) -> bool:
+        """Send one message; False when the client does not read its answers, or is gone."""
+        try:
+            self.sock.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
+
+
+class SessionServer:
+    """All sessions of one daemon.
+
+    Args:
+        authority: the rights in force now.
+        closing: gets what is to be closed.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        selector: selectors.BaseSelector,
+        authority: Callable[[], Authority],
+        host: str,
+        hub: Hub,
+        closing: Closing,
+        log: Log,
+        clock: Callable[[], float],
+    ) -> None:
+        self._authority = authority
+        self.sessions: dict[str, Session] = {}
+        self._selector, self._host, self._hub, self._log, self._clock = selector, host, hub, log, clock
+        self._closing = closing
+        self._numbers = 0
+        self._report_bytes_left = REPORT_BYTES_PER_TICK
+        self._path = path
+        mode, group = authority().socket_mode, authority().group
+        self._listener = listen(path, kind=socket.SOCK_SEQPACKET, mode=mode, group=group)
+        self._accepts = False
+        self.housekeeping()
+
+    def close(self) -> None:
+        """End every session and remove the socket."""
+        for session in list(self.sessions.values()):
+            self._end(session, "", "the broker stops")
+        if self._accepts:
+            self._selector.unregister(self._listener)
+        self._listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def housekeeping(self) -> None:
+        """Once a tick: read again from who was paused, end who never said hello."""
+        now_s = self._clock()
+        self._report_bytes_left = REPORT_BYTES_PER_TICK
+        self._closing.look()
+        if not self._accepts and not self._closing.full:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._accepts = True
+        for session in list(self.sessions.values()):
+            if session.paused_until_s is not None and now_s >= session.paused_until_s:
+                session.paused_until_s = None
+                self._selector.register(session.sock, selectors.EVENT_READ, lambda one=session: self._read(one))
+            if session.machine.phase is Phase.NEW and now_s - session.since_s > HELLO_TIMEOUT_S:
+                text = f"no hello within {HELLO_TIMEOUT_S:g} s"
+                session.send(error("no-hello", text).message)
+                self._end(session, "no-hello", text)
+
+    def fail(self, session: Session) -> None:
+        """End a session of which a message brought about the exception that is handled now, and log that."""
+        self._log.error("session failed", session=session.name, uid=session.peer.uid, exc_info=True)
+        if not session.closed:
+            session.send(error("internal", "the broker made a mistake with this message; see its log").message)
+            self._end(session, "internal", "a mistake of ours")
+
+    def _accept(self) -> None:
+        if self._closing.full:  # who comes now waits in the listener's queue, until housekeeping
+            self._selector.unregister(self._listener)
+            self._accepts = False
+            return
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as problem:  # out of descriptors, or gone before we came
+            self._log.warning("session not accepted", uid=None, error=str(problem))
+            return
+        try:
+            peer = peer_of(sock)
+            right = self._authority().right_of(peer)
+            refusal = self._refusal(peer, right)
+            pidfd = process_of(sock, peer) if refusal is None else None
+        except OSError as problem:
+            self._log.warning("session not accepted", uid=None, error=f"the kernel does not say whose it is: {problem}")
+            self._closing.take([sock.detach()], uid=_NOBODY)
+            return
+        if refusal is None and pidfd is None:
+            refusal = ("no-process", "the process that connected cannot be seen from here, or has ended")
+        self._numbers += 1
+        name = f"s-{self._numbers}"
+        session = Session(
+            name=name, host=self._host, sock=sock, peer=peer, pidfd=pidfd, right=right, now_s=self._clock()
+        )
+        if refusal is not None:
+            session.send(error(*refusal).message)
+            self._hang_up(session)
+            self._log.warning("session refused", uid=peer.uid, pid=peer.pid, code=refusal[0])
+            return
+        assert pidfd is not None
+        sock.setblocking(False)
+        self.sessions[name] = session
+        try:
+            self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(session))
+            self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._end(session, "", "its process ended"))
+        except OSError as problem:  # more descriptors than epoll may watch
+            self._end(session, "", f"cannot be watched: {problem.strerror}")
+
+    def _refusal(self, peer: Peer, right: Right) -> tuple[str, str] | None:
+        if right is Right.NONE:
+            return "not-allowed", f"user {peer.uid} is not in the broker's group"
+        if len(self.sessions) >= SESSIONS_MAX:
+            return "too-many", f"at most {SESSIONS_MAX} sessions"
+        if sum(one.peer.uid == peer.uid for one in self.sessions.values()) >= SESSIONS_PER_USER_MAX:
+            return "too-many", f"at most {SESSIONS_PER_USER_MAX} sessions of one user"
+        return None
+
+    def _read(self, session: Session) -> None:
+        try:
+            self._read_packets(session)
+        except Exception:  # noqa: BLE001 - whatever one client brings about ends its session, never the daemon
+            self.fail(session)
+
+    def _read_packets(self, session: Session) -> None:
+        for _ in range(PACKETS_PER_WAKE):
+            if session.closed:
+                return
+            if self._closing.behind(session.peer.uid):
+                self._pause(session, PAUSE_S)
+                return
+            try:
+                packet, descriptors, truncated = _receive(session.sock)
+            except BlockingIOError:
+                return
+            except OSError as problem:
+                self._end(session, "", f"connection lost: {problem}")
+                return
+            if descriptors or not self._is_too_much(session, packet):
+                try:
+                    actions = session.machine.receive(packet, descriptors=len(descriptors), truncated=truncated)
+                    self._perform(session, actions, descriptors)
+                finally:
+                    if descriptors:
+                        self._closing.take(descriptors, uid=session.peer.uid)
+            if not session.closed and not session.allowance.take(now_s=self._clock()):
+                self._pause(session, session.allowance.wait_s())
+                return
+
+    def _pause(self, session: Session, wait_s: float) -> None:
+        """Read nothing of a session until a time has passed."""
+        session.paused_until_s = self._clock() + wait_s
+        self._selector.unregister(session.sock)
+
+    def _is_too_much(self, session: Session, packet: bytes) -> bool:
+        """Whether this is a report beyond what we read between two ticks."""
+        if session.machine.phase is not Phase.OPEN or not packet.startswith(_REPORT_PREFIX):
+            return False
+        now_s = self._clock()
+        if self._report_bytes_left <= 0 and now_s - session.reported_s < REPORT_INTERVAL_S_MAX:
+            return True
+        self._report_bytes_left -= len(packet)
+        session.reported_s = now_s
+        return False
+
+    def _perform(self, session: Session, actions: tuple[object, ...], descriptors: list[int]) -> None:
+        for action in actions:
+            reply: Reply | None = None
+            match action:
+                case Reply():
+                    reply = action
+                case End():
+                    self._end(session, action.code, action.text)
+                case Hello():
+                    self._log.info("session", session=session.name, client=action.client, job=action.job,
+                                   pid=session.peer.pid, uid=session.peer.uid)  # fmt: skip
+                case Register():
+                    reply = self._register(session, action, descriptors)
+                case Announce():
+                    self._hub.announce(session, action)
+                case AnnounceEnd():
+                    self._hub.announce_end(session, action)
+                case Declare():
+                    reply = self._hub.need(session, action)
+                case Report():
+                    self._hub.report(session, action)
+                case Enter():
+                    reply = self._hub.enter(session, action)
+            if reply is not None and not session.closed and not session.send(reply.message):
+                self._end(session, "not-reading", "the client does not read its answers")
+
+    def _register(self, session: Session, message: Register, descriptors: list[int]) -> Reply:
+        sockets: list[socket.socket] = []
+        try:
+            for descriptor in descriptors:
+                try:
+                    sockets.append(socket.socket(fileno=descriptor))
+                except OSError:
+                    return error("not-a-socket", "a descriptor that is no socket", number=message.number)
+            return self._hub.register(session, message, sockets)
+        finally:
+            for sock in sockets:
+                sock.detach()  # handed to `Closing` with all the others, where they were received
+
+    def _end(self, session: Session, code: str, text: str) -> None:
+        if session.closed:
+            return
+        session.closed = True
+        if session.paused_until_s is None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(session.sock)
+        if session.pidfd is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(session.pidfd)
+            os.close(session.pidfd)
+        self._hang_up(session)
+        self.sessions.pop(session.name, None)
+        self._log.info("session over", session=session.name, uid=session.peer.uid, reason=text, code=code or None)
+        self._hub.gone(session)
+
+    def _hang_up(self, session: Session) -> None:
+        """End a connection so that the peer reads what we said last: where packets of his are unread when it is closed,
+        he is told ECONNRESET first. What carries descriptors is left unread: they would become ours to close."""
+        sock = session.sock
+        with contextlib.suppress(OSError):  # he has gone, or nothing more is there
+            sock.shutdown(socket.SHUT_RDWR)
+            for _ in range(PACKETS_PER_WAKE):
+                packet, _, flags, _ = sock.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                if not packet or flags & socket.MSG_CTRUNC:
+                    break
+                sock.recv(1, socket.MSG_DONTWAIT)
+        self._closing.take([sock.detach()], uid=session.peer.uid)
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:
+    """One packet, its descriptors, and whether it is beyond the limits.
+
+    There is room for all descriptors that a packet can carry: those without room would be closed here, by the kernel.
+    """
+    packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES_MAX, SPACE, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return packet, list(descriptors), bool(flags & _CUT) or len(descriptors) > DESCRIPTORS_MAX

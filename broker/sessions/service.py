@@ -1,0 +1,314 @@
+"""What sessions ask for, done: sockets marked, bursts and needs entered, reports taken, processes moved. In the loop's
+thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from broker.enforce import cgroups
+from broker.law.bursts.announced import BURSTS_PER_USER_MAX
+from broker.measure.flow_table import FlowTable, PassedSocket
+from broker.model.token_bucket import Allowances
+from broker.model.values import Credit
+from broker.process.log import Log
+from broker.process.rights import Authority, Peer
+from broker.sessions.burst_habits import Habits
+from broker.sessions.burst_table import BurstBook
+from broker.sessions.job_table import JobBook
+from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Register, Report
+from broker.sessions.need_table import NeedBook
+from broker.sessions.protocol import Reply, error
+from broker.sessions.server import Session
+from hive_qos.errors import HiveError
+from shaping.classify.socket_priority import netns_cookie, own_netns_cookie
+from shaping.model import BULK_NAME, DSCP, JOB_MINOR, MARK_MINOR
+
+URGENT_PER_S, URGENT_AT_ONCE = 20.0, 5.0
+"""Decisions between ticks that one user may bring about: ten steps a second begin and end. Beyond that his bursts are
+decided on at the next tick, like everything else."""
+DESTINATIONS_PER_S, DESTINATIONS_AT_ONCE = 2000.0, 4000.0
+"""Destinations of one user's bursts and needs that are looked up: 16 ranks to 64 peers twice a second. Each may cost
+the kernel 40 microseconds."""
+USERS_MAX = 256
+"""Users whose allowances are remembered, the latest; there are not more sessions than that."""
+
+_FOREIGN = (
+    "a socket of another network namespace: its class ends at a veth, where the broker's rules on addresses, ports and "
+    "DSCP count, and what arrives at it is told by these alone"
+)
+
+
+class SessionHub:
+    """The daemon's side of the session protocol.
+
+    Args:
+        interface_of: the shaped interface towards an address.
+        cgroup_mount: where the cgroups of the classes are; None where this host cannot classify by them.
+        mark: `shaping.classify.socket_priority.mark_socket`.
+        mark_minor: what it is told for a target (`Shaper.mark_minor`).
+        jobs: which jobs there are, and whose leaf is whose.
+        authority: the rights in force now.
+        reclassify: puts the rules on cgroups in force again, at once.
+        settle: decides and applies, at once.
+        fail: ends a session of which something went wrong just now, as `SessionServer.fail`.
+        ask_ahead: `broker.daemon.speculative_holds.AskingAhead.announced`.
+
+    `urgent` says that a burst began or ended since the last `answer`: decide now, not at the next tick; `changed` that
+    the next tick has to decide: somebody came, went, announced or declared. `habits` knows when the next burst may.
+    """
+
+    def __init__(
+        self,
+        *,
+        flows: FlowTable,
+        bursts: BurstBook,
+        jobs: JobBook,
+        needs: NeedBook,
+        clock: Callable[[], float],
+        interface_of: Callable[[str], str | None],
+        cgroup_mount: str | None,
+        mark: Callable[..., None],
+        authority: Callable[[], Authority],
+        reclassify: Callable[[], object],
+        settle: Callable[[], None],
+        fail: Callable[[Session], None],
+        log: Log,
+        mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
+        ask_ahead: Callable[[int, str, Mapping[str, int]], bool] = lambda *_: False,
+    ) -> None:
+        self._authority, self._reclassify, self._mark_minor = authority, reclassify, mark_minor
+        self._settle, self._fail = settle, fail
+        self.urgent = self.changed = False
+        self._ask_ahead = ask_ahead
+        self._asked = False
+        """Others were asked because of a burst that no decision has seen yet. Until one has, nothing takes a burst
+        away; what would, and all that comes after it, waits in `_later`."""
+        self._later: list[tuple[Session, Callable[[], None]]] = []
+        self._jobs, self.habits = jobs, Habits()
+        self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
+        self._interface_of = interface_of
+        self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
+        self._netns_cookie = own_netns_cookie()
+        self._waiting: list[tuple[str, Announce]] = []
+        self._soon = Allowances[int](per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE, remembered=USERS_MAX)
+        self._destinations = Allowances[int](
+            per_s=DESTINATIONS_PER_S, at_once=DESTINATIONS_AT_ONCE, remembered=USERS_MAX
+        )
+
+    def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
+        """Mark passed sockets: all of a message, or as many as the kernel takes before it refuses one."""
+        leaf = BULK_NAME if message.traffic_class == "compute" and message.role == "bulk" else message.traffic_class
+        slot = self._leaf_of(session, message.traffic_class)
+        minor = self._mark_minor(leaf) if slot is None or leaf == BULK_NAME else JOB_MINOR[slot]
+        names = []
+        foreign = False
+        for sock in sockets:
+            try:
+                self._mark(sock, minor=minor, dscp=DSCP[leaf])
+                local = _endpoint(sock)
+                foreign = foreign or netns_cookie(sock) != self._netns_cookie
+            except ValueError as problem:
+                return error("not-inet", str(problem), number=message.number)
+            except HiveError as problem:
+                self._log.error("socket not marked", session=session.name, uid=session.peer.uid, error=str(problem))
+                return error(problem.code, str(problem), number=message.number)
+            except OSError as problem:
+                self._log.error("socket not marked", session=session.name, uid=session.peer.uid, error=str(problem))
+                return error("kernel-rejected", str(problem), number=message.number)
+            flow = PassedSocket(
+                name=self._flows.number(),
+                session=session.name,
+                job=session.job,
+                traffic_class=message.traffic_class,
+                role=message.role,
+                protocol="tcp" if sock.type == socket.SOCK_STREAM else "udp",
+                local=local,
+                pid=session.peer.pid,
+                uid=session.peer.uid,
+                inode=os.fstat(sock.fileno()).st_ino,
+            )
+            self._flows.add(flow)
+            names.append(flow.name)
+        answer: dict[str, Any] = {"op": "registered", "id": message.number, "flows": names}
+        return Reply({**answer, "note": _FOREIGN} if foreign else answer)
+
+    def _leaf_of(self, session: Session, traffic_class: str) -> int | None:
+        """The slot of the leaf for a session's socket. A new one gets its rate before its first packet: HTB books a
+        packet as time at the rate of the moment, and at a spare leaf's rate that is ten seconds."""
+        known, peer = self._jobs.slots(), session.peer
+        self.changed = True
+        slot = self._jobs.register(session.name, job=session.job, traffic_class=traffic_class, uid=peer.uid)
+        if slot is not None and (peer.uid, session.job) not in known and self._soon.take(peer.uid, now_s=self._clock()):
+            self._settle()
+        return slot
+
+    def announce(self, session: Session, message: Announce) -> None:
+        """Enter a burst; `answer` replies.
+
+        Only for the job that the session's hello named: each name starts with the credit of a first burst.
+        """
+        crowded = self._bursts.of_user(session.peer.uid) >= BURSTS_PER_USER_MAX  # more than a decision looks at
+        if self._asked and (self._later or crowded):
+            self._later.append((session, functools.partial(self.announce, session, message)))
+            return
+        if message.job != session.job:
+            text = f"this session announces for the job of its hello, {session.job!r}, alone"
+            session.send(error("bad-field", text, number=message.number).message)
+            return
+        refusal = self._too_many(session, len(message.bytes_by_destination), number=message.number)
+        if refusal is not None:
+            session.send(refusal.message)
+            return
+        now_s, uid, job, step = self._clock(), session.peer.uid, message.job, message.step
+        size_bytes = self._bursts.announce(session.name, message, uid=uid, now_s=now_s, interface_of=self._interface_of)
+        if self._decide_soon(uid) and self._bursts.of_user(uid) == 1 and self._ask_ahead(uid, job, size_bytes):
+            self._asked = True
+        self.habits.began(session.name, step=step, next_s=message.next_s, now_s=now_s)
+        if message.number is not None:
+            self._waiting.append((session.name, message))
+
+    def announce_end(self, session: Session, message: AnnounceEnd) -> None:
+        """Take a burst out."""
+        if self._asked:
+            self._later.append((session, functools.partial(self.announce_end, session, message)))
+            return
+        self.habits.ended(session.name, step=message.step, now_s=self._clock())
+        if self._bursts.end(session.name, job=message.job, step=message.step):
+            self._decide_soon(session.peer.uid)
+
+    def need(self, session: Session, message: Declare) -> Reply:
+        """Take what a storage program declares, from whoever may put programs into `storage`."""
+        uid = session.peer.uid
+        if not self._authority().may_enter(session.peer, "storage"):
+            text = f"user {uid} may not use class storage, so it has nothing to declare for it"
+            return error("not-allowed", text, number=message.number)
+        refusal = self._too_many(session, len(message.bytes_by_destination), number=message.number)
+        if refusal is not None:
+            return refusal
+        self._needs.declare(session.name, message, uid=uid, now_s=self._clock(), interface_of=self._interface_of)
+        self.changed = True
+        if message.replicas_at_risk:
+            self._decide_soon(uid)
+        return Reply({"op": "noted", "id": message.number})
+
+    def report(self, session: Session, message: Report) -> None:
+        """Take measurements of who has sockets here, as of the classes of those: others have nothing to measure."""
+        classes = self._flows.classes_of(session.name)
+        if classes:
+            connections = [
+                one if one.traffic_class in classes else dataclasses.replace(one, traffic_class=classes[-1])
+                for one in message.connections
+            ]
+            now_s = self._clock()
+            deliveries = self._flows.report(session.name, connections, now_s=now_s)
+            job = self._flows.job_of(session.name)
+            self._jobs.delivered(job, deliveries, interface_of=self._interface_of, now_s=now_s)
+
+    def enter(self, session: Session, message: Enter) -> Reply:
+        """Move the process that connected into the cgroup of a class, where policy lets it and no limit is left behind:
+        not root's either, which may be a container's. Who may leave one can move himself (`hive-qos run`)."""
+        peer, traffic_class = session.peer, message.traffic_class
+        refusal = self._may_not_enter(peer, traffic_class)
+        if refusal is not None:
+            return error(*refusal, number=message.number)
+        assert self._cgroup_mount is not None
+        if session.has_ended():  # looked at last: its number may be somebody else's from then on
+            return error("no-process", "the process that connected has ended", number=message.number)
+        try:
+            made = cgroups.enter(self._cgroup_mount, traffic_class=traffic_class, pid=peer.pid)
+        except HiveError as problem:
+            return error(problem.code, str(problem), number=message.number)
+        if made:
+            self._log.warning(
+                "cgroups", uid=peer.uid, note="somebody removed the cgroups of the classes; they are made again"
+            )
+            self._reclassify()
+        self._log.info("program entered a class", pid=peer.pid, uid=peer.uid, traffic_class=traffic_class)
+        return Reply({"op": "entered", "id": message.number, "class": traffic_class})
+
+    def _may_not_enter(self, peer: Peer, traffic_class: str) -> tuple[str, str] | None:
+        if self._cgroup_mount is None:
+            return (
+                "not-supported",
+                "this host cannot classify by cgroup (no cgroup v2, or no BPF); see `hive-qos doctor`",
+            )
+        if not self._authority().may_enter(peer, traffic_class):
+            text = (
+                f"whole programs of user {peer.uid} may not enter {traffic_class}: that needs "
+                f"`match = [{{ uid = {peer.uid} }}]` in [class.{traffic_class}], root or the admin group; "
+                "or pass single sockets"
+            )
+            return "not-allowed", text
+        try:
+            held = cgroups.left_behind(self._cgroup_mount, pid=peer.pid)
+        except (HiveError, OSError) as problem:
+            return "not-allowed", f"what holds process {peer.pid} in its cgroup cannot be read: {problem}"
+        if held:
+            text = (
+                f"the process would leave behind what holds it in its cgroup: {', '.join(held)}. Start it outside of "
+                f"that, or name its cgroup in [class.{traffic_class}] match, or pass its sockets; root of this host "
+                "moves itself"
+            )
+            return "limited", text
+        return None
+
+    def gone(self, session: Session) -> None:
+        """Forget a session. Its bursts no longer hold anybody back; its sockets keep their marks until they close."""
+        if self._asked:
+            self._later.append((session, functools.partial(self.gone, session)))
+            return
+        self._flows.forget(session.name)
+        self._jobs.forget(session.name)
+        self._needs.forget(session.name)
+        self.habits.forget(session.name)
+        self.changed = True
+        if self._bursts.forget(session.name):
+            self._decide_soon(session.peer.uid)
+
+    def _decide_soon(self, uid: int) -> bool:
+        """Decide before the next tick, if this user has not had that too often; many that come together cost one.
+
+        Returns:
+            Whether it is so.
+        """
+        self.changed = True
+        if not self.urgent:
+            self.urgent = self._soon.take(uid, now_s=self._clock())
+        return self.urgent
+
+    def _too_many(self, session: Session, count: int, *, number: int | None) -> Reply | None:
+        """The refusal of a message with more destinations than its user may still name."""
+        if self._destinations.take(session.peer.uid, count=count, now_s=self._clock()):
+            return None
+        text = f"at most {DESTINATIONS_PER_S:.0f} destinations a second in all that user {session.peer.uid} declares"
+        return error("too-many", text, number=number)
+
+    def answer(self, credits: Iterable[Credit], sessions: Mapping[str, Session]) -> None:
+        """Tell who announced what the decision made of it."""
+        self.urgent = self.changed = False
+        waiting, self._waiting = self._waiting, []
+        granted: dict[tuple[int, str, int], int] = {}
+        for credit in credits:
+            key = (credit.uid, credit.job, credit.step)
+            granted[key] = granted.get(key, 0) + credit.credited_bytes
+        for name, message in waiting:
+            session = sessions.get(name)
+            if session is not None:
+                size_bytes = granted.get((session.peer.uid, message.job, message.step), 0)
+                session.send({"op": "credited", "id": message.number, "bytes": size_bytes})
+        self._asked, later, self._later = False, self._later, []
+        for session, go_on in later:
+            try:
+                go_on()
+            except Exception:  # noqa: BLE001 - what waited of one session ends that one, as if it had not waited
+                self._fail(session)
+
+
+def _endpoint(sock: socket.socket) -> str:
+    address = sock.getsockname()
+    return f"[{address[0]}]:{address[1]}" if sock.family == socket.AF_INET6 else f"{address[0]}:{address[1]}"

@@ -1,0 +1,112 @@
+"""Open ceilings to the line's rate where nobody decides any more: what a hold has taken from a class it may have again.
+
+Every class of ours may then send what the line carries, the root with them; rates stay, so every floor and who goes
+first stays as it was. It asks the kernel what is there and changes only what is lower, only below roots of ours: to do
+it twice, or where nothing of ours is, changes nothing. No pyroute2, so that a small process can do it
+(broker.process.watchdog).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hive_qos.errors import HiveError, ShapingError
+from hive_qos.units import bytes_per_s_of
+from shaping.journal import Journal
+from shaping.model import MAJOR, ROOT_MINOR, ClassSpec, QdiscSpec, Tree, describe
+from shaping.netlink.tc_codec import (
+    RTM_GETQDISC,
+    RTM_GETTCLASS,
+    TC_H_ROOT,
+    decode_class,
+    decode_root,
+    encode_dump,
+    encode_operation,
+)
+from shaping.netlink.tc_socket import TcSocket
+from shaping.plan.desired_tree import burst_bytes
+from shaping.plan.diff import diff
+
+Lines = Mapping[int, int | None]
+"""What each interface's line carries in bits per second, by its number, which a new name does not change."""
+
+
+def opened(tree: Tree, line_bits_per_s: int | None) -> Tree:
+    """The same tree with every ceiling at the line's rate, or at the root's own where that is more or nothing else is
+    known. The root has nobody to borrow from, so its rate is opened as well."""
+    root = next((spec for spec in tree.classes if spec.minor == ROOT_MINOR), None)
+    if root is None:  # cut short while it was built: nothing limits anybody yet
+        return tree
+    line = max(bytes_per_s_of(line_bits_per_s or 0) * 8, root.ceil_bits_per_s)
+    return replace(tree, classes=tuple(_opened(spec, line) for spec in tree.classes))
+
+
+def open_ceilings(tc: TcSocket, lines: Lines) -> int:
+    """Open every root of ours on these interfaces, and read back that it is so.
+
+    Returns:
+        How many classes were changed; 0 when all was open, or nothing of ours is there.
+
+    Raises:
+        ShapingError: the kernel refused something; all other interfaces have been opened by then.
+    """
+    roots = own_roots(tc)
+    changed, refused = 0, []
+    for index in lines.keys() & roots.keys():
+        try:
+            changed += _open_one(tc, index, roots[index], lines[index])
+        except ShapingError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
+    return changed
+
+
+def own_roots(tc: TcSocket) -> dict[int, QdiscSpec]:
+    """The roots of ours in this network namespace, by their interface's number. Needs no privilege."""
+    return {
+        found.interface_index: decode_root(found)[0]
+        for found in tc.dump("list queues", encode_dump(RTM_GETQDISC, interface_index=0))
+        if found.parent == TC_H_ROOT and found.kind == "htb" and found.handle == MAJOR << 16
+    }
+
+
+def journalled_lines(journal: Journal) -> dict[int, int | None]:
+    """The lines of the interfaces that a journal names and that are there now."""
+    lines = {}
+    for name in journal.interfaces():
+        try:
+            index = socket.if_nametoindex(name)
+        except OSError:  # gone
+            continue
+        try:
+            lines[index] = journal.read_line(name)
+        except (HiveError, OSError):  # unreadable: what its root has is opened to its classes all the same
+            lines[index] = None
+    return lines
+
+
+def _open_one(tc: TcSocket, index: int, root: QdiscSpec, line_bits_per_s: int | None) -> int:
+    before = _tree(tc, index, root)
+    operations = diff(before, opened(before, line_bits_per_s))
+    tc.execute([(describe(one), encode_operation(one, interface_index=index)) for one in operations])
+    after = _tree(tc, index, root)
+    if operations and after != opened(after, line_bits_per_s):
+        raise ShapingError(f"ceilings of interface {index} are not open though the kernel took them")
+    return len(operations)
+
+
+def _tree(tc: TcSocket, index: int, root: QdiscSpec) -> Tree:
+    found = tc.dump(f"list classes of interface {index}", encode_dump(RTM_GETTCLASS, interface_index=index))
+    classes = (decode_class(one) for one in found if one.handle >> 16 == MAJOR)
+    return Tree(qdisc=root, classes=tuple(sorted(classes, key=lambda spec: spec.minor)), leaves=())
+
+
+def _opened(spec: ClassSpec, line_bits_per_s: int) -> ClassSpec:
+    if spec.ceil_bits_per_s >= line_bits_per_s:
+        return spec
+    burst = burst_bytes(line_bits_per_s // 8)
+    wider = replace(spec, ceil_bits_per_s=line_bits_per_s, cburst_bytes=burst)
+    return wider if spec.minor != ROOT_MINOR else replace(wider, rate_bits_per_s=line_bits_per_s, burst_bytes=burst)

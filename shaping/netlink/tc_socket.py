@@ -1,0 +1,230 @@
+"""One netlink socket: batches with acknowledgements, transactions, and dumps. Synchronous, for one thread.
+
+A batch is one system call: the kernel works through its messages in order under one lock each, and answers every one.
+That is as near to a transaction as traffic control offers. nftables has real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from hive_qos.errors import KernelRejectedError, PrivilegeError
+from shaping.netlink.attributes import attribute_map
+from shaping.netlink.tc_codec import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Object, Request, decode_object
+
+T = TypeVar("T")
+
+# struct nlmsghdr and numbers of linux/netlink.h.
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_NLM_F_ACK_TLVS, _NLM_F_DUMP_INTR = 0x200, 0x10
+_NLMSGERR_ATTR_MSG = 1
+_SOL_NETLINK, _NETLINK_CAP_ACK, _NETLINK_EXT_ACK = 270, 10, 11
+_SO_SNDBUFFORCE = 32
+
+_BATCH_MESSAGES = 64
+"""Messages in one system call: 64 of at most 400 bytes stay below the default send buffer of 208 KiB, and their
+acknowledgements (at most 200 bytes each) below the receive buffer."""
+
+_RECEIVE_BYTES = 256 * 1024
+"""The kernel fills dumps to at most 32 KiB a message train; eight times that is never truncated."""
+
+_ANSWER_S = 5.0
+"""The kernel answers while we send. Longer means that it never will; rather an error than a hanging broker."""
+
+_DUMP_TRIES = 5
+"""A dump that another program's change interrupted is repeated; so many in a row mean a fight over the tree."""
+
+
+class TcSocket:
+    """An AF_NETLINK socket in the network namespace of the thread that makes it; of rtnetlink, if nothing else is said.
+
+    Raises:
+        KernelRejectedError: the kernel has no such netlink family.
+    """
+
+    def __init__(self, family: int = socket.NETLINK_ROUTE) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
+        except OSError as error:
+            raise _lost("open one", error) from error
+        self._socket.bind((0, 0))
+        self._socket.settimeout(_ANSWER_S)
+        self._socket.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
+        self._socket.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
+        self._sequence = 0
+
+    def execute(self, requests: Sequence[tuple[str, Request]]) -> None:
+        """Send requests in order and wait for all their acknowledgements.
+
+        Args:
+            requests: each with a readable description for the error.
+
+        Raises:
+            PrivilegeError: EPERM.
+            KernelRejectedError: the first one that was refused, with the kernel's words. Those after it were tried.
+        """
+        first_error: KernelRejectedError | PrivilegeError | None = None
+        for start in range(0, len(requests), _BATCH_MESSAGES):
+            for error in self._execute_batch(requests[start : start + _BATCH_MESSAGES]):
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    def transact(self, what: str, requests: Sequence[Request], *, begin: Request, end: Request) -> None:
+        """Have all requests done or, where one of them is refused, none (nfnetlink's batches).
+
+        Only the last is acknowledged: every answer takes a kilobyte of the receive buffer, and errors come unasked.
+
+        Raises:
+            PrivilegeError: EPERM.
+            KernelRejectedError: the first error, with the kernel's words.
+        """
+        first = self._sequence + 1
+        data = bytearray()
+        for number, request in enumerate((begin, *requests, end)):
+            self._sequence += 1
+            flags = NLM_F_ACK if number == len(requests) else 0
+            data += _frame(request, NLM_F_REQUEST | flags, self._sequence)
+        with contextlib.suppress(PermissionError):  # then the kernel refuses what is sent, too, and says why
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, len(data))  # it goes in one piece
+        self._put(bytes(data))
+        while True:
+            for message_type, told, sequence, body in self._receive():
+                if message_type != _NLMSG_ERROR or sequence < first:
+                    continue
+                error = _error_of(what, told, body)
+                if error is not None:
+                    raise error
+                if sequence == self._sequence - 1:
+                    return
+
+    def dump(self, what: str, request: Request) -> list[Object]:
+        """Ask for a list of objects, with all that they say. Raises as `read`."""
+        return self.read(what, request, decode_object)
+
+    def read(self, what: str, request: Request, decode: Callable[[int, bytes], T]) -> list[T]:
+        """Ask for a list; asks again when it changed while it was read. `decode` takes a message's type and body.
+
+        Raises:
+            KernelRejectedError: the kernel refused, or the list never held still.
+        """
+        for _ in range(_DUMP_TRIES):
+            objects, interrupted = self._read_once(what, request, decode, NLM_F_DUMP)
+            if not interrupted:
+                return objects
+        raise KernelRejectedError(what, errno_value=errno.EAGAIN, detail="the list changed each time while it was read")
+
+    def ask(self, what: str, request: Request, decode: Callable[[int, bytes], T]) -> T:
+        """Ask for one object.
+
+        Raises:
+            KernelRejectedError: the kernel refused, or there is none.
+        """
+        objects, _ = self._read_once(what, request, decode, NLM_F_ACK)
+        if not objects:
+            raise KernelRejectedError(what, errno_value=errno.ENOENT, detail="the kernel has no answer")
+        return objects[0]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _execute_batch(self, requests: Sequence[tuple[str, Request]]) -> list[KernelRejectedError | PrivilegeError]:
+        waiting: dict[int, str] = {}
+        data = bytearray()
+        for what, request in requests:
+            self._sequence += 1
+            waiting[self._sequence] = what
+            data += _frame(request, NLM_F_REQUEST | NLM_F_ACK, self._sequence)
+        self._put(bytes(data))
+        errors = []
+        while waiting:
+            for message_type, flags, sequence, body in self._receive():
+                if message_type != _NLMSG_ERROR or sequence not in waiting:
+                    continue
+                error = _error_of(waiting.pop(sequence), flags, body)
+                if error is not None:
+                    errors.append(error)
+        return errors
+
+    def _read_once(
+        self, what: str, request: Request, decode: Callable[[int, bytes], T], flags: int
+    ) -> tuple[list[T], bool]:
+        """What comes until the list ends (NLM_F_DUMP) or the question is acknowledged (NLM_F_ACK); and whether a list
+        changed meanwhile."""
+        sequence = self._send(request, NLM_F_REQUEST | flags)
+        objects: list[T] = []
+        interrupted = False
+        while True:
+            for message_type, told, found, body in self._receive():
+                if found != sequence:
+                    continue
+                interrupted = interrupted or bool(told & _NLM_F_DUMP_INTR)
+                if message_type == _NLMSG_DONE:
+                    return objects, interrupted
+                if message_type == _NLMSG_ERROR:
+                    error = _error_of(what, told, body)
+                    if error is not None:
+                        raise error
+                    return objects, interrupted
+                objects.append(decode(message_type, body))
+
+    def _send(self, request: Request, flags: int) -> int:
+        self._sequence += 1
+        self._put(_frame(request, flags, self._sequence))
+        return self._sequence
+
+    def _put(self, data: bytes) -> None:
+        try:
+            self._socket.send(data)
+        except OSError as error:
+            raise _lost("send to the kernel", error) from error
+
+    def _receive(self) -> list[tuple[int, int, int, bytes]]:
+        """One datagram as messages: type, flags, sequence, body. A late answer to an earlier request is told by its
+        sequence and dropped by the caller."""
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except OSError as error:
+            raise _lost("wait for the kernel's answer", error) from error
+        messages = []
+        offset = 0
+        while offset + _HEADER.size <= len(data):
+            length, message_type, flags, sequence, _ = _HEADER.unpack_from(data, offset)
+            if length < _HEADER.size:
+                break
+            messages.append((message_type, flags, sequence, data[offset + _HEADER.size : offset + length]))
+            offset += (length + 3) & ~3
+        return messages
+
+
+def _lost(what: str, error: OSError) -> KernelRejectedError:
+    """The socket itself failed: a timeout (ETIMEDOUT), no memory for the answer (ENOBUFS)."""
+    code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
+    return KernelRejectedError(f"{what} on a netlink socket", errno_value=code, detail=os.strerror(code))
+
+
+def _frame(request: Request, flags: int, sequence: int) -> bytes:
+    length = _HEADER.size + len(request.body)
+    header = _HEADER.pack(length, request.message_type, flags | request.flags, sequence, 0)
+    return header + request.body + b"\0" * (-length % 4)
+
+
+def _error_of(what: str, flags: int, body: bytes) -> KernelRejectedError | PrivilegeError | None:
+    """Read struct nlmsgerr: a negative errno, the request's header, then the kernel's words where it has some."""
+    (code,) = struct.unpack_from("=i", body)
+    if code == 0:
+        return None
+    words = os.strerror(-code)
+    if flags & _NLM_F_ACK_TLVS:
+        texts = attribute_map(body, 4 + _HEADER.size)
+        words = texts.get(_NLMSGERR_ATTR_MSG, words.encode()).rstrip(b"\0").decode("utf-8", "replace")
+    if -code in (errno.EPERM, errno.EACCES):
+        return PrivilegeError(f"{what}: {words}; it needs CAP_NET_ADMIN in this network namespace")
+    return KernelRejectedError(what, errno_value=-code, detail=words)

@@ -1,0 +1,230 @@
+"""Whole screens of `hive-qos status` at 80 columns, from what the daemon decided and measured to what a person reads.
+
+`screens/NAME.txt` is the screen of the situation of that name.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from broker.api.class_averages import Figures
+from broker.api.document import document
+from broker.api.snapshot import DaemonInfo, HoldsInfo, SessionInfo, Snapshot
+from broker.api.window_average import Average
+from broker.cli.status_table import render
+from broker.law.decision import Decision
+from broker.law.inbound_state import HeldState
+from broker.law.state import InterfaceState, State
+from broker.measure.socket_owners import Origin
+from broker.measure.tcp_diag import TcpConnection, UdpSocket
+from broker.model.leases import Lease, Verdict
+from broker.model.reasons import LinkIsFree, Reason, SharesItsClass, YieldsToBurst, state
+from broker.model.status_values import HostLoad, SegmentInfo
+from broker.model.values import (
+    Alarm,
+    Allocation,
+    Burst,
+    ClassAllocation,
+    Credit,
+    DestinationAllocation,
+    DestinationSample,
+    FlowSample,
+    InterfaceAllocation,
+    InterfaceSample,
+    JobAllocation,
+    Measurements,
+)
+from broker.policy.toml import load
+
+POLICY = load('version = 1\n[[interface]]\nname = "eth0"\n')
+PARTS = {"control": (0.02, 0), "compute": (0.6, 1), "storage": (0.2, 3), "other": (0.1, 2)}
+MBIT = 1_000_000
+FREE = Reason("link-is-free", "may use all that others leave")
+
+
+def classes(capacity: int, sends: dict[str, int], waits: dict[str, int], **reasons: Reason) -> list[ClassAllocation]:
+    return [
+        ClassAllocation(
+            name=name, rate_bits_per_s=capacity // 50, ceil_bits_per_s=capacity, priority=priority,
+            guarantee_bits_per_s=int(part * capacity), floor_bits_per_s=capacity // 50, ceiling_bits_per_s=capacity,
+            demand_bits_per_s=capacity // 50, share_bits_per_s=capacity, throughput_bits_per_s=sends.get(name, 0),
+            backlog_bytes=waits.get(name, 0), dropped_packets=0,
+            reason=reasons.get(name, state(LinkIsFree(capacity))),
+        )
+        for name, (part, priority) in PARTS.items()
+    ]  # fmt: skip
+
+
+def averages(over_s: float = 60.0, **bits_per_s: float) -> dict[Any, Average]:
+    return {("eth0", name): Average(int(bits_per_s.get(name, 0)), over_s) for name in PARTS}
+
+
+def snapshot(capacity: int, entries: list[ClassAllocation], host: str = "trainer-1", **more: Any) -> Snapshot:
+    """An interface with these classes; what is decided and measured besides comes in by name."""
+    text = f"{capacity / MBIT:.3g} Mbit/s: the configured rate, less headroom; no queue seen elsewhere"
+    link = InterfaceAllocation(
+        "eth0", "egress", capacity, "configured", Reason("link-rate", text), tuple(entries),
+        jobs=more.pop("jobs", ()), destinations=more.pop("destinations", ()),
+    )  # fmt: skip
+    return Snapshot(
+        host=host,
+        daemon=DaemonInfo(1, 100.0, 10, 2, 0, 0.1, 0.01),
+        policy=POLICY,
+        decision=Decision(more.pop("state", State()), Allocation((link,)), more.pop("credits", ())),
+        measurements=Measurements((more.pop("sample", InterfaceSample("eth0")),)),
+        sessions=more.pop("sessions", ()),
+        passed=(),
+        tcp=more.pop("tcp", ()),
+        segments={"eth0": SegmentInfo(None, Reason("gso-whole", ""))},
+        alarms=more.pop("alarms", ()),
+        **more,
+    )
+
+
+def idle() -> Snapshot:
+    capacity = int(38.8 * MBIT)
+    figures = Figures(classes=averages())
+    return snapshot(capacity, classes(capacity, {}, {}), figures=figures)
+
+
+def connection(peer: str, inode: int) -> TcpConnection:
+    return TcpConnection(
+        ("10.0.0.1", 50_000 + inode), (peer, 873), uid=0, inode=inode, classid=0, dscp=0, rtt_s=0.01, rtt_s_min=None,
+        acked_bytes=1, received_bytes=1, sent_segments=1, retransmitted_segments=0, delivery_rate_bits_per_s=8,
+        application_limited=False, question=bytes((inode,)),
+    )  # fmt: skip
+
+
+def sharing() -> Snapshot:
+    """Training's burst beside storage: 5.3 Mbit/s of 9.7 promised at the moment, 11.3 on average."""
+    capacity = int(48.5 * MBIT)
+    sends = {"control": 12_000, "compute": 37_800_000, "storage": 5_300_000, "other": 5_200_000}
+    entries = classes(
+        capacity, sends, {"compute": 217_500, "storage": 1_258_000},
+        storage=state(YieldsToBurst("llm", 29, 4 * 2**20, 0.21)),
+    )  # fmt: skip
+    share = state(SharesItsClass(38_000_000, 38_000_000, 1.0, 1.0))
+    job = JobAllocation(
+        "llm", "compute", 1.0, 30 * MBIT, capacity, 0, 38 * MBIT, 40 * MBIT, 37_600_000, 217_500, share, uid=1000
+    )
+    flow = FlowSample("s-1/10.0.0.2:4", "10.0.0.2", "compute", "report", 0.1, rtt_s=0.01, job="llm", uid=1000)
+    burst = Burst("llm", 29, 4 * 2**20, age_s=0.1, remaining_s=0.21, uid=1000)
+    udp = UdpSocket(("0.0.0.0", 22_000), ("0.0.0.0", 0), uid=1000, inode=90, classid=0, dscp=0, waiting_bytes=9_000)
+    tcp = [connection("10.0.0.9", number) for number in (1, 2, 3)]
+    return snapshot(
+        capacity, entries, jobs=(job,),
+        sample=InterfaceSample("eth0", flows=(flow,), bursts=(burst,)),
+        sessions=(SessionInfo("s-1", "transport", "llm", 4711, 1000, command="python3"),),
+        slots={(1000, "llm"): 1},
+        credits=(Credit("eth0", "llm", 29, 4 * 2**20, uid=1000, reason=Reason("credit-of-measured", "")),),
+        tcp=tuple((one, "storage") for one in tcp),
+        udp=((udp, "other", True),),
+        origins={90: Origin(912, "syncthing"), **{one.inode: Origin(4820, "rsync") for one in tcp}},
+        figures=Figures(
+            classes=averages(control=11_000, compute=31.2 * MBIT, storage=11.3 * MBIT, other=2_000),
+            jobs={("eth0", "compute", 1000, "llm"): Average(int(31.1 * MBIT), 60.0)},
+            sent={flow.key: Average(36_000_000, 2.0), **{one.question: Average(1_700_000, 2.0) for one in tcp}},
+            received={flow.key: Average(31_000_000, 2.0), **{one.question: Average(30_000, 2.0) for one in tcp}},
+        ),
+        load=HostLoad(processors_used=0.99),
+    )  # fmt: skip
+
+
+def held() -> Snapshot:
+    """What a storage host sees while a trainer's broker holds it back for a burst."""
+    capacity = 970 * MBIT
+    why = Reason("held-for-peer", "trainer-1-broker asked for at most 1.02 Mbit/s towards it")
+    lease = Lease("trainer-1-broker", "10.91.0.1", 7, "storage", 1_020_000, 48_500_000, 0.1, 0.9)
+    return snapshot(
+        capacity, classes(capacity, {"storage": 1_010_000}, {"storage": 1_258_000}), host="store-1",
+        destinations=(DestinationAllocation("10.91.0.1", "storage", 970_000, 1_020_000, why),),
+        sample=InterfaceSample(
+            "eth0", destinations=(DestinationSample("10.91.0.1", "storage", 10**9, 1_258_000),), leases=(lease,)
+        ),
+        state=State(interfaces=(InterfaceState("eth0", held=(HeldState("10.91.0.1", 0.0),)),)),
+        holds=HoldsInfo(leases=((lease, Verdict("trainer-1-broker", "10.91.0.1", 7, True, 1_020_000, why)),)),
+        figures=Figures(
+            classes=averages(storage=11.3 * MBIT),
+            destinations={("eth0", "storage", "10.91.0.1"): Average(1_010_000, 2.0)},
+            towards={("eth0", "storage", "10.91.0.1"): Average(int(11.3 * MBIT), 62.0)},
+        ),
+    )  # fmt: skip
+
+
+def missed() -> Snapshot:
+    """Guarantees that do not fit into a link that has become slower, and what that does to storage."""
+    capacity = 10 * MBIT
+    entries = classes(
+        capacity, {"compute": 6_200_000, "storage": 1_900_000, "other": 1_700_000}, {"storage": 1_258_000}
+    )
+    promised = [replace(one, guarantee_bits_per_s=2 * one.guarantee_bits_per_s) for one in entries]
+    text = (
+        "the guarantees sum to 18.4 Mbit/s, 10 Mbit/s are there; floors hold, and above its floor each class has 49 % "
+        "of its guarantee"
+    )
+    figures = averages(compute=6.1 * MBIT, storage=2.1 * MBIT, other=1.6 * MBIT)
+    figures["eth0", "storage"] = Average(2_100_000, 63.0, waiting_s=63.0)
+    return snapshot(
+        capacity, promised, alarms=(Alarm("guarantees-scaled", "eth0", text),), figures=Figures(classes=figures)
+    )
+
+
+SITUATIONS = {"idle": idle, "sharing": sharing, "held": held, "missed": missed}
+
+
+def screen(value: dict[str, Any], *, colours: bool = False) -> str:
+    written = io.StringIO()
+    Console(width=80, file=written, highlight=False, force_terminal=colours).print(render(value))
+    return "".join(f"{line.rstrip()}\n" for line in written.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_the_screen_reads_as_it_was_designed(name: str) -> None:
+    path = Path(__file__).parent / "screens" / f"{name}.txt"
+    assert screen(document(SITUATIONS[name]())) == path.read_text()
+    assert max(map(len, path.read_text().splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_colours_add_nothing_that_words_do_not_say(name: str) -> None:
+    value = document(SITUATIONS[name]())
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", screen(value, colours=True))
+    assert [line.rstrip() for line in plain.splitlines()] == screen(value).splitlines()
+
+
+def test_ten_thousand_connections_of_many_programs_are_the_busiest_and_a_number() -> None:
+    tcp = [connection(f"10.0.{number}.9", number) for number in range(1, 251)]
+    rates = {one.question: Average(1000 * MBIT // (9 + number), 2.0) for number, one in enumerate(tcp, 1)}
+    many = replace(
+        sharing(),
+        tcp=tuple((one, "storage") for one in tcp),
+        tcp_connections=10_000,
+        origins={one.inode: Origin(one.inode, "rsync") for one in tcp},
+        figures=Figures(sent=rates),
+    )
+    value = document(many)
+    assert (len(value["programs"]), value["programs_total"]) == (20, 251)
+    text = screen(value)
+    assert "rsync 1           storage   100 Mbit/s" in text, "the busiest first"
+    assert "and 241 more; 10,000 TCP connections in all" in text
+    assert len(text.splitlines()) < 40
+
+
+def test_a_reason_and_a_name_of_any_length_are_wrapped_and_not_cut() -> None:
+    value = document(sharing())
+    value["jobs"][0]["job"] = "nightly-llama-70b-pretraining-with-a-name-that-is-longer-than-40-columns"
+    words = "because " * 40
+    value["interfaces"][0]["classes"][2]["limited_by"] = {"code": "link", "text": words}
+    value["peers"] = [{"address": "10.0.0.9", "peer": "store-1", "state": f"refused: {words}", "rtt_s": None}]
+    text = screen(value)
+    assert value["jobs"][0]["job"] in text
+    assert text.count("because") == 80
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80

@@ -1,0 +1,220 @@
+"""Which configuration holds: the transcript of what an operator does, and what a daemon makes of it, killed or not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from broker.daemon import last_good_config
+from broker.daemon.config_store import Configurations, Source
+from broker.daemon.last_good_config import Kept
+from broker.policy.toml import load
+from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, Policy
+from broker.process.log import open_log
+from hive_qos.errors import ConfigurationError, HiveError
+
+BAD = "version = 1\n"
+TRIAL_S = 60.0
+
+
+def text(mbit: int) -> str:
+    return f'version = 1\n[[interface]]\nname = "eth0"\negress = "{mbit} Mbit/s"\n'
+
+
+def rate(policy: Policy | None) -> int:
+    assert policy is not None
+    return (policy.interfaces[0].egress_bits_per_s or 0) // 1_000_000
+
+
+@dataclass
+class Host:
+    """A state directory, a file, a clock."""
+
+    state: Path
+    file: str = text(10)
+    now_s: float = 0.0
+    daemons: list[Configurations] = field(default_factory=list)
+
+    def start(self) -> Configurations:
+        """A daemon starts, whether the last one was stopped or killed; what it starts with works."""
+        source = Source(read=lambda: self.file, parse=self.parse, state_dir=str(self.state))
+        self.daemons.append(Configurations(source, log=open_log(), clock=lambda: self.now_s))
+        return self.daemons[-1]
+
+    def parse(self, text: str) -> Policy:
+        policy = load(text)
+        return replace(policy, daemon=replace(policy.daemon, state_dir=str(self.state)))
+
+    def started_with(self) -> int:
+        daemon = self.start()
+        found = rate(daemon.first)
+        daemon.started()
+        return found
+
+    def codes(self) -> list[str]:
+        return [alarm.code for alarm in self.daemons[-1].alarms()]
+
+    def reload(self, mbit: int, *, trial_s: float | None = None) -> None:
+        self.file = text(mbit)
+        assert rate(self.daemons[-1].next(trial_s=trial_s)) == mbit
+        self.daemons[-1].taken(trial_s=trial_s)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    (tmp_path / "state").mkdir(mode=0o700)
+    return Host(tmp_path / "state")
+
+
+def test_a_file_that_turns_out_bad_at_a_start_does_not_end_what_worked(host: Host) -> None:
+    assert host.started_with() == 10
+    host.file = BAD
+    assert host.started_with() == 10
+    assert host.codes() == ["configuration-rejected"]
+    host.file = text(20)
+    assert host.started_with() == 20
+    assert host.codes() == []
+
+
+def test_several_mistakes_are_one_line_in_the_alarm_at_a_reload_and_at_a_start(host: Host) -> None:
+    host.started_with()
+    host.file = BAD + "daemom = 1\n"
+    with pytest.raises(HiveError) as mistakes:
+        host.daemons[-1].next()
+    assert "\n" in host.daemons[-1].refused(mistakes.value), "a terminal shows them one to a line"
+    assert "\n" not in host.daemons[-1].alarms()[0].text
+    assert host.started_with() == 10
+    (alarm,) = host.daemons[-1].alarms()
+    assert "\n" not in alarm.text
+    assert "daemom" in alarm.text
+    assert "interface" in alarm.text
+
+
+def test_a_bad_file_with_nothing_good_behind_it_is_the_error_that_it_is(host: Host) -> None:
+    host.file = BAD
+    with pytest.raises(HiveError, match="interface"):
+        host.start()
+
+
+def test_what_cannot_be_taken_up_at_a_start_gives_way_to_the_last_good_one(host: Host) -> None:
+    host.started_with()
+    host.file = text(20)
+    daemon = host.start()
+    assert rate(daemon.instead(daemon.first, ConfigurationError("interface.name", "eth0", "no such interface"))) == 10
+    daemon.started()
+    assert host.codes() == ["configuration-rejected"]
+    assert last_good_config.read(str(host.state)).good == text(10)
+
+
+def test_the_last_good_one_that_cannot_be_taken_up_has_nothing_behind_it(host: Host) -> None:
+    host.started_with()
+    daemon = host.start()
+    assert daemon.instead(daemon.first, OSError("no")) is None
+
+
+def test_a_trial_that_is_confirmed_is_the_last_good_one(host: Host) -> None:
+    host.started_with()
+    host.reload(20, trial_s=TRIAL_S)
+    assert host.codes() == ["configuration-unconfirmed"]
+    assert host.daemons[-1].confirm()
+    host.now_s += 2 * TRIAL_S
+    assert host.daemons[-1].overdue() is None
+    assert host.codes() == []
+    assert not host.daemons[-1].confirm()
+    assert host.started_with() == 20
+
+
+def test_a_trial_without_a_word_goes_back_once_and_the_next_start_does_not_take_it_up(host: Host) -> None:
+    host.started_with()
+    host.reload(20, trial_s=TRIAL_S)
+    host.now_s += TRIAL_S - 0.1
+    assert host.daemons[-1].overdue() is None
+    host.now_s += 0.2
+    assert rate(host.daemons[-1].overdue()) == 10
+    assert host.daemons[-1].overdue() is None
+    assert host.codes() == ["configuration-rolled-back"]
+    assert not host.daemons[-1].confirm()
+    assert host.started_with() == 10
+    assert host.codes() == ["configuration-rejected"]
+    host.reload(20)  # said again, and plainly
+    assert host.codes() == []
+    assert host.started_with() == 20
+
+
+def test_a_daemon_that_is_killed_in_a_trial_starts_with_the_confirmed_one(host: Host) -> None:
+    host.started_with()
+    host.reload(20, trial_s=TRIAL_S)
+    assert host.started_with() == 10
+    assert host.started_with() == 10
+    host.file = text(30)  # another text is another try
+    assert host.started_with() == 30
+
+
+def test_a_trial_upon_a_trial_goes_back_to_the_confirmed_one(host: Host) -> None:
+    host.started_with()
+    host.reload(20, trial_s=TRIAL_S)
+    host.now_s += TRIAL_S / 2
+    host.reload(30, trial_s=TRIAL_S)
+    host.now_s += TRIAL_S * 0.75
+    assert host.daemons[-1].overdue() is None
+    host.now_s += TRIAL_S * 0.5
+    assert rate(host.daemons[-1].overdue()) == 10
+
+
+def test_a_bad_file_in_a_trial_leaves_the_trial_as_it_is(host: Host) -> None:
+    host.started_with()
+    host.reload(20, trial_s=TRIAL_S)
+    host.file = BAD
+    with pytest.raises(HiveError) as problem:
+        host.daemons[-1].next()
+    host.daemons[-1].refused(problem.value)
+    host.now_s += TRIAL_S + 1
+    assert rate(host.daemons[-1].overdue()) == 10
+
+
+@pytest.mark.parametrize("trial_s", [0.0, -1.0, TRIAL_S_MIN / 2, TRIAL_S_MAX * 2, float("nan"), float("inf")])
+def test_a_trial_has_a_length_that_somebody_can_answer_in(host: Host, trial_s: float) -> None:
+    host.started_with()
+    with pytest.raises(ConfigurationError, match="seconds"):
+        host.daemons[-1].next(trial_s=trial_s)
+
+
+def test_a_trial_that_could_not_be_remembered_is_not_begun(host: Host) -> None:
+    host.started_with()
+    host.file = text(20)
+    (host.state / "configuration.new").mkdir()  # in the way of what would be written
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        host.daemons[-1].next(trial_s=TRIAL_S)
+    assert host.started_with() == 20  # nothing was on trial
+
+
+def test_a_bad_file_is_asked_where_the_state_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir(mode=0o700)
+    last_good_config.write(str(tmp_path / "s"), Kept(good=text(10)))
+    bad = f'[daemon]\nstate_dir = "{tmp_path}/s"\n'
+    found = Configurations(Source(read=lambda: bad, parse=load), log=open_log()).first
+    assert rate(found) == 10
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"version": 2, "good": "x", "refused": null}',
+                                    '{"version": 1, "good": 5, "refused": null}'])  # fmt: skip
+def test_a_damaged_memory_is_no_memory(host: Host, damage: str) -> None:
+    (host.state / last_good_config.NAME).write_text(damage)
+    assert last_good_config.read(str(host.state)) == Kept()
+    assert host.started_with() == 10
+
+
+@pytest.mark.parametrize("where", [".", last_good_config.NAME])
+def test_what_others_could_have_written_is_not_believed(host: Host, where: str) -> None:
+    host.started_with()
+    assert last_good_config.read(str(host.state)) == Kept(good=text(10))
+    os.chmod(host.state / where, 0o777)
+    assert last_good_config.read(str(host.state)) == Kept()
+
+
+def test_nobody_else_reads_what_is_kept(host: Host) -> None:
+    host.started_with()
+    assert (host.state / last_good_config.NAME).stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,182 @@
+"""Ways in that our kernel shapes: whatever it refuses ends no tick, is said, and is tried again."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.enforce.egress import Plant
+from broker.enforce.inbound_rules import Receivers
+from broker.enforce.ingress import LOST_AGAIN_S, RETRY_S, IngressPlant
+from broker.enforce.shapes import shape_of
+from broker.law.decide import decide
+from broker.law.state import State
+from broker.model.values import Allocation, InterfaceAllocation, Measurements
+from broker.policy.toml import load
+from broker.policy.types import CLASS_NAMES, Policy
+from broker.process.log import open_log
+from hive_qos.errors import KernelRejectedError
+from shaping.journal import Journal
+from shaping.model import ClassCounters, InterfaceCounters
+from shaping.shaper import Shaper
+from shaping.testing import FakeKernel
+
+NAMES = ("eth0", "eth1", "eth2")
+POLICY = load("version = 1\n" + "".join(f'[[interface]]\nname = "{name}"\negress = "20 Mbit/s"\n' for name in NAMES))
+
+
+class Host:
+    """A plant whose every way in is to be shaped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kernel, self.now_s = FakeKernel(NAMES), 0.0
+        self.shaper = Shaper(self.kernel, Journal(folder))
+        self.plant = IngressPlant(
+            self.shaper,
+            receivers=Receivers(log=open_log(), clock=lambda: self.now_s),
+            log=open_log(),
+            clock=lambda: self.now_s,
+        )
+        decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
+        self.wanted = Allocation(
+            interfaces=decided.interfaces,
+            ingress=tuple(replace(one, in_kernel=True) for one in decided.interfaces),
+        )
+        self.apply(self.wanted)
+
+    def apply(self, allocation: Allocation, policy: Policy = POLICY) -> None:
+        self.plant.apply(allocation, policy=policy, passed=(), present=frozenset(NAMES))
+
+    def codes(self) -> list[tuple[str, str]]:
+        return [(alarm.code, alarm.subject) for alarm in self.plant.alarms()]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_a_look_that_the_kernel_refuses_is_an_alarm_until_the_next_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise KernelRejectedError("look", errno_value=errno.ENOBUFS, detail="No buffer space available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host.kernel, "running_number", refuse)
+        host.plant.check()
+    assert host.codes() == [("ingress-failed", name) for name in NAMES]
+    host.plant.check()
+    assert (host.codes(), host.plant.names) == ([], set(NAMES))
+
+
+def test_an_ifb_that_is_gone_while_links_cannot_be_listed_is_found_out_by_the_next_look(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> tuple[str, ...]:
+        raise KernelRejectedError("list links", errno_value=errno.ENOBUFS, detail="No buffer space available")
+
+    host.kernel.delete_ifb("hqifb1")
+    with monkeypatch.context() as patch:
+        patch.setattr(host.kernel, "interfaces", refuse)
+        patch.setattr(host.kernel, "numbers", refuse)
+        host.plant.check()
+    assert host.codes() == [("ingress-failed", "eth0")]
+    assert not host.kernel.arrives("eth0")
+    host.plant.check()
+    assert host.kernel.arrives("eth0")
+    assert host.plant.names == {"eth1", "eth2"}
+
+
+def test_an_ifb_that_somebody_deletes_is_made_again_at_the_next_decision_and_once_a_second_at_most(host: Host) -> None:
+    def lost() -> None:
+        host.kernel.delete_ifb("hqifb1")
+        host.plant.check()
+        assert host.kernel.arrives("eth0")
+        assert host.codes() == [("ingress-failed", "eth0")]
+
+    for since_made_s, waits_s in ((LOST_AGAIN_S, 0.0), (0.25, 0.75), (0.25, 0.75)):
+        host.now_s += since_made_s
+        lost()
+        if waits_s:
+            host.now_s += waits_s - 0.125
+            host.apply(host.wanted)
+            assert host.plant.names == {"eth1", "eth2"}
+            host.now_s += 0.125
+        host.apply(host.wanted)
+        assert (host.codes(), host.plant.names) == ([], set(NAMES))
+        assert "hqifb1" in host.kernel.ifbs()
+
+
+def test_what_another_policy_moves_by_less_than_the_dead_band_is_written_and_what_is_measured_is_not(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(host.shaper, "apply_ingress", lambda shape: written.append(shape.interface))
+    classes = tuple(
+        replace(one, ceil_bits_per_s=int(0.99 * one.ceil_bits_per_s)) for one in host.wanted.ingress[0].classes
+    )
+    lower = replace(host.wanted, ingress=tuple(replace(one, classes=classes) for one in host.wanted.ingress))
+    host.apply(lower)
+    assert written == []
+    host.apply(lower, replace(POLICY))
+    assert written == list(NAMES)
+
+
+def test_of_several_one_is_given_back_at_each_tick(host: Host) -> None:
+    for left in (2, 1, 0):
+        host.apply(Allocation(interfaces=host.wanted.interfaces))
+        assert (len(host.plant.names), len(host.kernel.ifbs())) == (left, left)
+
+
+def test_one_that_fails_leaves_the_rest_to_the_next_tick(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise KernelRejectedError("change", errno_value=errno.ENOMEM, detail="Cannot allocate memory")
+
+    wanted = replace(host.wanted, ingress=tuple(_halved(one) for one in host.wanted.ingress))
+    with monkeypatch.context() as patch:
+        patch.setattr(host.kernel, "apply", refuse)
+        for failed in range(1, 4):
+            host.apply(wanted)
+            assert len(host.codes()) == failed
+    host.now_s += RETRY_S
+    host.apply(wanted)
+    assert (host.codes(), host.plant.names) == ([], set(NAMES))
+
+
+def _halved(way_in: InterfaceAllocation) -> InterfaceAllocation:
+    classes = tuple(
+        replace(one, rate_bits_per_s=one.rate_bits_per_s // 2, ceil_bits_per_s=one.ceil_bits_per_s // 2)
+        for one in way_in.classes
+    )
+    return replace(way_in, capacity_bits_per_s=way_in.capacity_bits_per_s // 2, classes=classes)
+
+
+def test_what_waits_in_an_ifb_is_read_while_it_stands_and_nothing_else(host: Host) -> None:
+    assert [entry.name for entry in host.plant.read("eth0") or ()] == list(CLASS_NAMES)
+    assert host.plant.read("eth9") == ()
+    host.kernel.delete_ifb("hqifb1")
+    assert host.plant.read("eth0") is None
+    assert host.plant.alarms() == (), "the next look at the IFB says what is wrong with it"
+
+
+def test_whatever_was_counted_is_told_of_both_directions_alike(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = {
+        name: ClassCounters(
+            sent_bytes=1000 + at, sent_packets=10 + at, dropped_packets=at, overlimits=5, backlog_bytes=3
+        )
+        for at, name in enumerate(CLASS_NAMES)
+    }
+    shaper = host.shaper
+    out = Plant(shaper, log=open_log(), clock=lambda: host.now_s)
+    out.attach(shape_of(host.wanted.interfaces[0], rules=()))
+    told = InterfaceCounters("eth0", classes=counted, direct_packets=None)
+    monkeypatch.setattr(shaper, "counters", lambda *_, **__: told)
+    monkeypatch.setattr(shaper, "ingress_counters", lambda _: told)
+    samples = host.plant.read("eth0")
+    assert samples == out.read("eth0", fresh_s=0.0)[0]
+    assert samples is not None
+    assert (samples[1].name, samples[1].sent_packets, samples[1].overlimits) == (CLASS_NAMES[1], 11, 5)

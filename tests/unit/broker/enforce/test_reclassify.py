@@ -1,0 +1,101 @@
+"""The search for sockets from before their rule ends, and takes its share of a core, whatever cgroups do meanwhile."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.enforce import reclassify
+from broker.enforce.reclassify import HURRY_SHARE, HURRY_SLICE_S, EarlierSockets
+from broker.process.log import open_log
+from shaping.model import Rule
+
+RULE = Rule("storage", cgroup="service")
+TICK_S = 0.1
+
+
+class Sweeping:
+    """Passes over `pages` pages of no sockets, 1 ms each on a clock of its own; it looks for new cgroups each 0.5 s."""
+
+    def __init__(self, mount: Path, *, pages: int) -> None:
+        self.mount, self.pages = mount, pages
+        self.cpu_s, self.now_s = 0.0, 0.0
+        self.ticks = self.begun = self.ended = 0
+        self.earlier = EarlierSockets(
+            mount=mount,
+            mark=lambda *_, **__: None,
+            remember=lambda *_: False,
+            close=lambda *_, **__: None,
+            log=open_log(),
+            cpu_clock=lambda: self.cpu_s,
+        )
+        (mount / "service").mkdir()
+
+    def sockets(self, protocol: int, **_: object) -> Iterator[list[object]]:
+        if protocol != socket.IPPROTO_TCP:
+            self.ended += 1
+            return
+        self.begun += 1
+        for _page in range(self.pages):
+            self.cpu_s += 0.001
+            yield []
+
+    def make_again(self) -> None:
+        (self.mount / "again").mkdir()
+        (self.mount / "again").rename(self.mount / "service")
+
+    def tick(self, number: int = 1, *, urgent: bool = False) -> None:
+        for _ in range(number):
+            self.earlier.look(lambda: [RULE], classified=self.ticks % 5 == 0, now_s=self.now_s, urgent=urgent)
+            self.ticks += 1
+            self.now_s += TICK_S
+
+
+@pytest.fixture
+def sweeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Sweeping:
+    found = Sweeping(tmp_path, pages=request.param)
+    monkeypatch.setattr(reclassify, "owned_sockets", found.sockets)
+    return found
+
+
+@pytest.mark.parametrize("sweeping", [10, 100, 2000], indirect=True)
+def test_a_service_that_crashes_again_and_again_takes_its_share_and_no_more(sweeping: Sweeping) -> None:
+    rounds = 800
+    for _ in range(rounds):
+        sweeping.tick(5)
+        sweeping.make_again()
+    assert sweeping.ended >= 3
+    assert sweeping.cpu_s / sweeping.now_s <= 1.1 * HURRY_SHARE
+
+
+@pytest.mark.parametrize("sweeping", [100], indirect=True)
+def test_a_pass_under_way_ends_and_one_more_sees_what_has_changed_meanwhile(sweeping: Sweeping) -> None:
+    sweeping.tick(2)
+    assert (sweeping.begun, sweeping.ended) == (1, 0)
+    for _ in range(3):
+        sweeping.make_again()
+        sweeping.tick()
+    sweeping.tick(3)
+    assert (sweeping.begun, sweeping.ended) == (1, 1)
+    sweeping.tick(round(0.1 / HURRY_SHARE / TICK_S) + 6)  # 100 pages are 0.1 s
+    assert (sweeping.begun, sweeping.ended) == (2, 2)
+
+
+@pytest.mark.parametrize("sweeping", [100], indirect=True)
+def test_a_tick_that_somebody_waits_for_does_no_slice(sweeping: Sweeping) -> None:
+    sweeping.tick(100, urgent=True)
+    assert sweeping.cpu_s == 0.0
+    sweeping.tick()
+    assert 0.0 < sweeping.cpu_s <= 1.1 * HURRY_SLICE_S
+
+
+@pytest.mark.parametrize("sweeping", [10], indirect=True)
+def test_a_change_after_a_quiet_time_is_seen_at_once(sweeping: Sweeping) -> None:
+    sweeping.tick(100)
+    before = sweeping.begun
+    sweeping.make_again()
+    sweeping.tick(5)
+    assert sweeping.begun == before + 1

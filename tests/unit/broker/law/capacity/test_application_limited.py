@@ -1,0 +1,69 @@
+"""Who has nothing more to send says nothing of what the network takes: only those with more to send count."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.law.decide import decide
+from broker.law.state import State
+from broker.model.values import ClassSample, FlowSample, InterfaceAllocation, InterfaceSample, Measurements
+from broker.policy.toml import load
+from broker.policy.types import CLASS_NAMES
+
+POLICY = load('version = 1\n[[interface]]\nname = "a"\negress = "40 Mbit/s"\n')
+RATE, WIRE = 15e6, 1.0456
+PATH_S, MORE_S = 0.010, 0.020
+"""A round trip, and what stands elsewhere from then on: less than bloat, more than nothing."""
+
+
+def decided(
+    *, application_limited: bool, seconds: float = 12.0, from_s: float = 6.0, more_s: float = MORE_S,
+    traffic_class: str = "storage",
+) -> list[InterfaceAllocation]:  # fmt: skip
+    """One class to two hosts at less than half of the link; the shaper is never what limits."""
+    state, found, sent = State(), [], 0.0
+    for tick in range(1, int(seconds * 10) + 1):
+        now_s, sent = tick / 10, sent + RATE / 80
+        flows = tuple(
+            FlowSample(
+                f"tcp/873/{peer}", peer, traffic_class, "tcp-info", 0.0,
+                rtt_s=PATH_S + (more_s if now_s > from_s else 0.0), rtt_s_min=PATH_S,
+                delivered_bytes=int(sent / 2 / WIRE), sent_packets=int(sent / 2 / 1514), lost_packets=0,
+                delivery_rate_bits_per_s=int(RATE / 2), application_limited=application_limited,
+            )
+            for peer in ("10.0.0.2", "10.0.0.3")
+        )  # fmt: skip
+        classes = tuple(ClassSample(name, int(sent) if name == traffic_class else 0) for name in CLASS_NAMES)
+        sample = InterfaceSample("a", None, 0.0, classes, flows, received_bytes=0)
+        decision = decide(now_s=now_s, state=state, measurements=Measurements((sample,)), policy=POLICY)
+        state = decision.state
+        found.append(decision.allocation.interfaces[0])
+    return found
+
+
+def test_a_rate_that_the_application_chose_is_not_taken_for_what_the_network_carries() -> None:
+    assert {entry.capacity_bits_per_s for entry in decided(application_limited=True)} == {38_800_000}
+    assert {entry.capacity_source for entry in decided(application_limited=True)} == {"configured"}
+
+
+def test_the_same_rate_of_who_has_more_to_send_is() -> None:
+    found = decided(application_limited=False)
+    assert min(entry.capacity_bits_per_s for entry in found) < 30_000_000
+    assert "capped-by-delay" in {entry.capacity_reason.code for entry in found}
+
+
+@pytest.mark.parametrize("application_limited", [True, False])
+def test_without_a_queue_neither_lowers_anything(application_limited: bool) -> None:
+    found = decided(application_limited=application_limited, from_s=1e9)
+    assert {entry.capacity_bits_per_s for entry in found} == {38_800_000}
+
+
+@pytest.mark.parametrize("traffic_class", ["storage", "compute"])
+@pytest.mark.parametrize(("application_limited", "least", "most"), [(True, 0.75, 0.81), (False, 0.5, 0.7)])
+def test_a_first_cut_for_bloat_counts_what_came_through_only_if_somebody_had_more_to_send(
+    traffic_class: str, application_limited: bool, least: float, most: float
+) -> None:
+    """Training counts, too: what the network holds back of it is less than what it has to send."""
+    found = decided(application_limited=application_limited, more_s=0.1, traffic_class=traffic_class)
+    cut = next(entry for entry in found if entry.capacity_reason.code == "capped-by-delay")
+    assert least < cut.capacity_bits_per_s / 38_800_000 < most

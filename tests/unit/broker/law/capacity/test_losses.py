@@ -1,0 +1,112 @@
+"""What is lost on the way counts, but not after a cut what was lost before it, whenever that is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from changing_link import Changing
+from seeds import assert_most, over_seeds
+
+from broker.law.capacity import signals
+from broker.law.state import SignalState
+from broker.model.values import ClassSample, FlowSample
+from broker.policy.toml import load
+from broker.policy.types import CLASS_NAMES
+
+TICK_S, CUT_S, DRAINED_S = 0.1, 3.0, 3.4
+MOST = 0.05
+
+
+def read_ticks(packets: Sequence[tuple[int, int]], *, every: int = 1, from_s: float = 0.0) -> list[signals.Signals]:
+    """What is said, tick by tick, of a connection that sent and lost so many packets in each, is looked at in every so
+    many of them, and known from a time on; a cut comes at `CUT_S`, its drain ends at `DRAINED_S`."""
+    state, found, sent, lost = SignalState(), [], 0, 0
+    seen, seen_s = (0, 0), 0.0
+    for number, (more_sent, more_lost) in enumerate(packets, start=1):
+        now_s = number * TICK_S
+        sent, lost = sent + more_sent, lost + more_lost
+        if number % every == 0:
+            seen, seen_s = (sent, lost), now_s
+        flow = FlowSample(
+            key="tcp/873/10.0.0.3", peer="10.0.0.3", traffic_class="storage", source="tcp-info", age_s=now_s - seen_s,
+            rtt_s=0.01, rtt_s_min=0.01, delivered_bytes=1_448 * (seen[0] - seen[1]), sent_packets=seen[0],
+            lost_packets=seen[1],
+        )  # fmt: skip
+        flows = [flow] if seen_s > from_s else []
+        state = signals.observe(
+            state, now_s=now_s, flows=flows, classes=[ClassSample(name, 0, 0) for name in CLASS_NAMES],
+            sent_bits=[12_000.0 * more_sent] * len(CLASS_NAMES), received_bits=0.0, dropped_packets=0,
+            elapsed_s=TICK_S, loaded=True, rate_bits_per_s=10_000_000,
+        )  # fmt: skip
+        if abs(now_s - CUT_S) < 1e-9:
+            state = signals.forget(state, before_s=DRAINED_S)
+        found.append(signals.read(state, now_s=now_s))
+    return found
+
+
+def lost_fractions(packets: Sequence[tuple[int, int]], *, every: int = 1, from_s: float = 0.0) -> list[float]:
+    """What of it counts as lost after the cut."""
+    return [entry.lost_since_fraction for entry in read_ticks(packets, every=every, from_s=from_s)]
+
+
+def test_losses_count_until_a_cut_and_those_that_are_found_in_half_a_second_after_its_drain_do_not() -> None:
+    found = lost_fractions([(50, 10)] * 38 + [(50, 0)] * 20)
+    assert found[28] == pytest.approx(0.2)
+    assert max(found[30:]) == 0.0
+
+
+def test_losses_that_are_repeated_late_because_a_burst_goes_first_do_not_count() -> None:
+    """As measured: one packet a tick while training sends for a second, then 34 that were all lost before the cut."""
+    found = lost_fractions([(50, 0)] * 34 + [(1, 1)] * 10 + [(34, 34), (65, 12)] + [(50, 0)] * 10)
+    assert max(found) <= MOST
+
+
+def test_losses_of_what_was_sent_after_a_cut_count_soon() -> None:
+    found = lost_fractions([(50, 10)] * 60)
+    assert max(found[30:38]) == 0.0
+    assert found[39] == pytest.approx(0.2)
+
+
+def test_losses_of_before_a_cut_forbid_raises_all_the_same() -> None:
+    found = read_ticks([(50, 10)] * 60)
+    assert min(entry.lost_fraction for entry in found[35:]) == pytest.approx(0.2)
+
+
+def test_who_sends_too_little_to_pay_counts_two_seconds_after_a_drain() -> None:
+    """Ten new packets take 10 s here."""
+    found = lost_fractions([(50, 0)] * 34 + [(1, 0), (1, 1)] * 20)
+    assert max(found[:53]) == 0.0
+    assert found[60] >= 0.4
+
+
+def test_a_connection_that_is_looked_at_once_a_second_counts_from_its_second_look_on() -> None:
+    """Of the look after the drain's end the part pays that lies after it."""
+    found = lost_fractions([(50, 10)] * 60, every=10)
+    assert max(found[34:49]) == 0.0
+    assert found[49] == pytest.approx(0.2)
+
+
+def test_a_connection_that_is_followed_since_a_cut_only_owes_as_the_others_do() -> None:
+    found = lost_fractions([(50, 0)] * 34 + [(1, 1)] * 10 + [(34, 34), (65, 12)] + [(50, 0)] * 10, from_s=3.5)
+    assert max(found) <= MOST
+
+
+def test_a_fall_that_overflows_a_buffer_is_not_cut_a_second_time_for_what_was_lost_before() -> None:
+    """A link of 20 Mbit/s falls to 10. A second after the first cut, to 0.97 of what it carries, came one to 0.64.
+    With 3 of 20 seeds the fall is not followed in 4.6 s: 10.3 to 12.6 Mbit/s stand."""
+    policy = load('version = 1\n[[interface]]\nname = "a"\negress = "20 Mbit/s"\n')
+
+    def stood(seed: int) -> list[int]:
+        """What the rate was later on, drains apart."""
+        world = Changing(
+            policy, lambda at_s: 20e6 if at_s < 5.39 else 10e6, buffer_bytes=250_000, window_bytes=300_000.0,
+            burst_bytes=600_000, parts=2, think_s=0.25, flows=1, seed=seed,
+        )  # fmt: skip
+        world.run(10.0)
+        why = zip(world.a.rates, world.a.reasons, strict=True)
+        return [rate for (at_s, rate), (_, reason) in why if at_s > 6.5 and reason != "draining"]
+
+    found = over_seeds(20, stood)
+    assert_most([min(each) for each in found], 1, at_least=8.5e6)
+    assert_most([min(each) for each in found], 0.85, at_most=10e6)

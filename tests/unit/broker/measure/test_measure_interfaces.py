@@ -1,0 +1,109 @@
+"""What is known of links: carrier and speed, for how long, and of which interface."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from broker.measure import interfaces
+from broker.measure.interfaces import LINKS_LIFE_S, Links
+from broker.measure.route_query import Kernel, LinkLook
+from shaping.netlink.attributes import pack_attribute
+from shaping.netlink.links import IFINFOMSG, RTM_NEWLINK
+
+MBIT = 1_000_000
+
+
+class Card:
+    """An interface as kernel and driver show it, asked through `Links`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.look: LinkLook | None = LinkLook(2, carrier=True, carrier_changes=1)
+        self.speed_mbit_per_s = 100
+        self.answers = True
+        self.now_s = 0.0
+        monkeypatch.setattr(interfaces, "speed_mbit_per_s_of", lambda _: self.speed_mbit_per_s)
+        monkeypatch.setattr(interfaces, "driver_of", lambda _: "e1000e")
+        monkeypatch.setattr(interfaces, "mtu_bytes_of", lambda _: 1500)
+        self.links = Links(self.asked)
+
+    def asked(self, interface: str) -> LinkLook | None:
+        if not self.answers:
+            raise TimeoutError
+        return self.look
+
+    def set(self, *, number: int = 2, carrier: bool, changes: int, mbit_per_s: int) -> None:
+        self.look, self.speed_mbit_per_s = LinkLook(number, carrier, changes), mbit_per_s
+        self.links.forget()
+
+    @property
+    def bits_per_s(self) -> int | None:
+        return self.links.link_bits_per_s("eth0", now_s=self.now_s)
+
+    @property
+    def carrier(self) -> tuple[bool | None, int | None]:
+        name, now_s = "eth0", self.now_s
+        return self.links.carrier(name, now_s=now_s), self.links.carrier_changes(name, now_s=now_s)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    return Card(monkeypatch)
+
+
+@pytest.mark.parametrize("said_mbit_per_s", [0, 10])
+def test_the_last_speed_holds_while_there_is_no_carrier_whatever_the_driver_says(
+    card: Card, said_mbit_per_s: int
+) -> None:
+    assert (card.bits_per_s, card.carrier) == (100 * MBIT, (True, 1))
+    card.set(carrier=False, changes=2, mbit_per_s=said_mbit_per_s)
+    assert (card.bits_per_s, card.carrier) == (100 * MBIT, (False, 2))
+    card.set(carrier=True, changes=3, mbit_per_s=1000)
+    assert (card.bits_per_s, card.carrier) == (1000 * MBIT, (True, 3))
+
+
+def test_with_a_carrier_the_driver_is_believed_also_when_it_names_no_speed(card: Card) -> None:
+    assert card.bits_per_s == 100 * MBIT
+    card.set(carrier=True, changes=1, mbit_per_s=0)
+    assert card.bits_per_s is None
+    card.set(carrier=False, changes=2, mbit_per_s=0)
+    assert card.bits_per_s is None
+
+
+def test_another_interface_of_the_same_name_does_not_inherit_a_speed(card: Card) -> None:
+    assert card.bits_per_s == 100 * MBIT
+    card.set(number=3, carrier=False, changes=0, mbit_per_s=0)
+    assert card.bits_per_s is None
+
+
+def test_what_the_kernel_does_not_say_is_not_known_and_asked_again(card: Card) -> None:
+    card.answers = False
+    assert (card.carrier, card.bits_per_s) == ((None, None), 100 * MBIT)
+    card.answers = True
+    assert card.carrier == (None, None)
+    card.now_s += LINKS_LIFE_S + 0.1
+    assert card.carrier == (True, 1)
+
+
+def test_one_that_is_not_there_has_no_carrier_to_speak_of(card: Card) -> None:
+    card.look = None
+    assert card.carrier == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "attributes", "look"),
+    [
+        (1 << 16 | 0x43, pack_attribute(35, struct.pack("=I", 9)), LinkLook(4, True, 9)),
+        (0x3, pack_attribute(35, struct.pack("=I", 10)), LinkLook(4, False, 10)),
+        (1 << 16, b"", LinkLook(4, True, None)),
+    ],
+    ids=["carrier", "up-without-one", "not-counted"],
+)
+def test_the_kernels_answer_is_read(
+    monkeypatch: pytest.MonkeyPatch, flags: int, attributes: bytes, look: LinkLook
+) -> None:
+    kernel = Kernel.__new__(Kernel)
+    answer = IFINFOMSG.pack(0, 1, 4, flags, 0) + attributes
+    monkeypatch.setattr(Kernel, "_ask", lambda *_: iter([(RTM_NEWLINK, answer)]))
+    assert kernel.link("eth0") == look

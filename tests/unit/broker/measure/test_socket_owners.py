@@ -1,0 +1,104 @@
+"""Whose a connection is, is found by walking through processes: seldom, though which connections are shown changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.measure import socket_owners as under_test
+from broker.measure.socket_owners import HOLDERS_MAX, LIFE_S, WALK_S, Origins
+from broker.measure.tcp_diag import TcpConnection
+
+SOCKETS = 40
+
+
+class Host:
+    """Processes with a command and sockets each, in a /proc of our own; counts how many were walked through."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._directory = directory
+        self.walked: list[int] = []
+        self.sockets: dict[int, list[int]] = {}
+        self.origins = Origins(None, proc=str(directory))
+        monkeypatch.setattr(under_test, "sockets_of", self._sockets_of)
+        monkeypatch.setattr(under_test, "processes", lambda _: sorted(self.sockets))  # as /proc lists them
+        self._now_s = 0.0
+
+    def start(self, pid: int, command: str, sockets: range) -> None:
+        (self._directory / str(pid)).mkdir()
+        (self._directory / str(pid) / "comm").write_text(f"{command}\n")
+        self.sockets[pid] = list(sockets)
+
+    def _sockets_of(self, pid: int, _: str) -> Iterator[tuple[int, int]]:
+        self.walked.append(pid)
+        yield from enumerate(self.sockets[pid])
+
+    def commands_of(self, *inodes: int, for_s: float = 10 * WALK_S) -> list[str | None]:
+        """What is known of these after they have been shown for so long, looked at ten times a second."""
+        entries = [(connection(inode), "storage") for inode in inodes]
+        for _ in range(round(10 * for_s)):
+            self._now_s += 0.1
+            known = self.origins.look(tuple(entries), now_s=self._now_s)
+        return [known[inode].command for inode in inodes]
+
+
+def connection(inode: int) -> TcpConnection:
+    return TcpConnection(
+        ("10.0.0.1", 1), ("10.0.0.2", 2), uid=0, inode=inode, classid=0, dscp=0, rtt_s=0.01, rtt_s_min=None,
+        acked_bytes=1, received_bytes=1, sent_segments=1, retransmitted_segments=0, delivery_rate_bits_per_s=8,
+        application_limited=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    made = Host(tmp_path, monkeypatch)
+    made.start(5, "storage", range(100, 100 + SOCKETS))
+    made.start(6, "trainer", range(500, 510))
+    return made
+
+
+def test_another_connection_of_a_known_process_needs_no_walk(host: Host) -> None:
+    assert host.commands_of(100, 101) == ["storage", "storage"]
+    host.walked.clear()
+    for first in range(102, 130, 2):
+        assert host.commands_of(first, first + 1, for_s=0.1) == ["storage", "storage"]
+    assert host.walked == []
+
+
+def test_a_connection_that_came_after_the_walk_is_looked_for(host: Host) -> None:
+    assert host.commands_of(100) == ["storage"]
+    host.sockets[5].append(900)
+    assert host.commands_of(100, 900) == ["storage", "storage"]
+    assert host.commands_of(505, 900) == ["trainer", "storage"]
+
+
+def test_a_socket_that_changed_hands_has_its_new_process_in_time(host: Host) -> None:
+    assert host.commands_of(100, 101) == ["storage", "storage"]
+    host.sockets[5].remove(101)
+    host.sockets[6].append(101)
+    assert host.commands_of(101, for_s=LIFE_S + 2 * WALK_S) == ["trainer"]
+
+
+def test_sockets_that_a_child_inherits_stay_the_parents(host: Host) -> None:
+    host.start(7, "parent", range(900, 901))
+    host.start(8, "child", range(900, 902))
+    assert host.commands_of(900, 901) == ["parent", "child"]
+
+
+def test_one_that_nobody_holds_is_looked_for_once_in_a_while(host: Host) -> None:
+    assert host.commands_of(77, for_s=LIFE_S / 2) == [None]
+    assert sorted(host.walked) == [5, 6]
+
+
+def test_what_is_remembered_is_bounded_and_what_is_shown_is_among_it(host: Host) -> None:
+    host.start(7, "server", range(10_000, 10_000 + 3 * HOLDERS_MAX))
+    shown = (10_000 + 2 * HOLDERS_MAX, 100, 505)
+    assert host.commands_of(*shown) == ["server", "storage", "trainer"]
+    assert len(host.origins._holders) <= HOLDERS_MAX + len(shown)
+    assert host.commands_of(10_000 + 3 * HOLDERS_MAX - 1) == ["server"]
+    host.commands_of(100, for_s=2 * LIFE_S)
+    assert host.commands_of(101, 777) == ["storage", None]
+    assert len(host.origins._holders) <= SOCKETS + 1, "what nobody asked for since is forgotten with its time"

@@ -1,0 +1,302 @@
+"""What sessions may bring about: decisions out of turn, and measurements that count."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from broker.enforce import cgroups
+from broker.measure.flow_table import FlowTable, PassedSocket
+from broker.model.connection_report import Connection
+from broker.model.values import Credit
+from broker.process.log import open_log
+from broker.process.rights import Authority, Peer
+from broker.sessions.burst_table import BurstBook
+from broker.sessions.job_table import JobBook
+from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Register, Report
+from broker.sessions.need_table import NeedBook
+from broker.sessions.server import Session
+from broker.sessions.service import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionHub
+from shaping.model import BULK_NAME, JOB_MINOR, LEAF_MINOR, MARK_MINOR
+
+AUTHORITY = Authority(
+    group=None, admin_group=None, uids=frozenset({1000, 1001}), class_uids=frozenset({("compute", 1001)}), notes=()
+)
+
+
+@dataclass
+class Someone:
+    """A session, as far as the hub looks at one."""
+
+    name: str
+    uid: int = 1000
+    job: str = "j"
+    sent: list[Any] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(pid=1, uid=self.uid, gid=self.uid, groups=frozenset())
+
+    def has_ended(self) -> bool:
+        return self.ended
+
+    def send(self, message: Any) -> bool:
+        self.sent.append(message)
+        return True
+
+
+@dataclass
+class Bench:
+    """A hub with a clock that stands still until it is moved."""
+
+    now_s: float = 0.0
+    flows: FlowTable = field(default_factory=FlowTable)
+    jobs: JobBook = field(default_factory=lambda: JobBook(2))
+    needs: NeedBook = field(default_factory=NeedBook)
+    steps: Iterator[int] = field(default_factory=itertools.count)
+    authority: Authority = AUTHORITY
+    marks: list[int] = field(default_factory=list)
+    settled: int = 0
+
+    def __post_init__(self) -> None:
+        self.hub = SessionHub(
+            flows=self.flows, bursts=BurstBook(), jobs=self.jobs, needs=self.needs, clock=lambda: self.now_s,
+            interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=self.mark,
+            authority=lambda: self.authority, reclassify=lambda: None, settle=self.settle, fail=lambda _: None,
+            log=open_log(),
+        )  # fmt: skip
+
+    def mark(self, sock: socket.socket, *, minor: int, dscp: int | None) -> None:
+        self.marks.append(minor)
+
+    def settle(self) -> None:
+        self.settled += 1
+
+    def register(self, someone: Someone, *, traffic_class: str = "compute", role: str = "gradient") -> int:
+        """Pass one socket; gives the minor that it was marked with."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            reply = self.hub.register(cast(Session, someone), Register(1, traffic_class, role), [sock])
+        assert reply.message["op"] == "registered", reply
+        return self.marks[-1]
+
+    def announce(self, someone: Someone, *, job: str = "j") -> bool:
+        """Announce a new step; whether that asks for a decision now, which is then made."""
+        burst = Announce(None, job, next(self.steps), {"10.0.0.2": 5}, 60.0, None)
+        self.hub.announce(cast(Session, someone), burst)
+        return self.decided()
+
+    def decided(self) -> bool:
+        urgent = self.hub.urgent
+        self.hub.answer((), {})
+        return urgent
+
+
+def test_one_user_brings_about_so_many_decisions_out_of_turn_whatever_he_opens_and_others_still_theirs() -> None:
+    bench = Bench()
+    urgent = sum(bench.announce(Someone(f"s-{number}")) for number in range(50))
+    assert urgent == URGENT_AT_ONCE
+    assert bench.announce(Someone("s-99", uid=1001))
+    bench.now_s += 10 / URGENT_PER_S
+    assert sum(bench.announce(Someone("s-1")) for _ in range(50)) == URGENT_AT_ONCE
+    bench.now_s += 1.5 / URGENT_PER_S
+    assert bench.announce(Someone("s-1"))
+    assert not bench.announce(Someone("s-1"))
+
+
+def test_ranks_that_announce_together_cost_one_decision() -> None:
+    bench = Bench()
+    for number in range(40):
+        burst = Announce(None, "j", 1, {"10.0.0.2": 5}, 60.0, None)
+        bench.hub.announce(cast(Session, Someone(f"s-{number}")), burst)
+    assert bench.decided()
+    assert sum(bench.announce(Someone("s-1")) for _ in range(9)) == URGENT_AT_ONCE - 1
+
+
+def test_the_allowances_of_many_users_stay_bounded() -> None:
+    bench = Bench()
+    for uid in range(3 * USERS_MAX):
+        bench.announce(Someone("s-1", uid=uid))
+    assert len(bench.hub._soon) == USERS_MAX
+
+
+def test_the_end_of_a_session_or_a_step_is_urgent_only_when_a_burst_ends_with_it() -> None:
+    bench, someone = Bench(), Someone("s-1")
+    bench.hub.gone(cast(Session, someone))
+    bench.hub.announce_end(cast(Session, someone), AnnounceEnd("j", 5))
+    assert not bench.decided()
+    bench.announce(someone)
+    bench.hub.gone(cast(Session, someone))
+    assert bench.decided()
+
+
+def test_an_announcement_for_another_job_than_that_of_the_hello_is_refused() -> None:
+    bench, someone = Bench(), Someone("s-1")
+    assert not bench.announce(someone, job="k")
+    assert [message["code"] for message in someone.sent] == ["bad-field"]
+
+
+@pytest.mark.parametrize(
+    ("registered", "reported", "seen"),
+    [
+        ((), "compute", None),
+        (("storage",), "compute", "storage"),
+        (("compute", "storage"), "compute", "compute"),
+        (("compute", "storage"), "control", "storage"),
+    ],
+)
+def test_reports_count_for_classes_in_which_the_session_has_sockets(
+    registered: tuple[str, ...], reported: str, seen: str | None
+) -> None:
+    bench = Bench()
+    for number, name in enumerate(registered):
+        bench.flows.add(PassedSocket(f"f-{number}", "s-1", "j", name, "bulk", "udp", "10.0.0.1:1", 1, 1000, number))
+    connection = Connection("10.0.0.2", 1, reported, 0.01, *([None] * 8), application_limited=False)
+    bench.hub.report(cast(Session, Someone("s-1")), Report((connection,)))
+    samples = bench.flows.samples(interface_of=lambda _: "eth0", now_s=0.0).get("eth0", ())
+    assert [sample.traffic_class for sample in samples] == ([] if seen is None else [seen])
+
+
+@pytest.mark.parametrize(
+    ("someone", "traffic_class", "limits", "code"),
+    [
+        (Someone("s-1"), "storage", (), None),
+        (Someone("s-1"), "compute", (), "not-allowed"),
+        (Someone("s-1", uid=1001), "compute", (), None),
+        (Someone("s-1", uid=1002), "storage", (), "not-allowed"),
+        (Someone("s-1"), "storage", ("memory.max = 1 (/x)",), "limited"),
+        (Someone("s-1", uid=0), "control", ("memory.max = 1 (/x)",), "limited"),  # it may be a container's root
+        (Someone("s-1", uid=0), "control", (), None),
+        (Someone("s-1", ended=True), "storage", (), "no-process"),
+    ],
+)
+def test_a_program_is_moved_only_where_policy_and_its_limits_let_it_and_while_it_lives(
+    monkeypatch: pytest.MonkeyPatch, someone: Someone, traffic_class: str, limits: tuple[str, ...], code: str | None
+) -> None:
+    moved: list[tuple[str, int]] = []
+
+    def enter(mount: str, *, traffic_class: str, pid: int) -> bool:
+        moved.append((traffic_class, pid))
+        return False
+
+    monkeypatch.setattr(cgroups, "enter", enter)
+    monkeypatch.setattr(cgroups, "left_behind", lambda mount, *, pid: limits)
+    reply = Bench().hub.enter(cast(Session, someone), Enter(1, traffic_class))
+    assert reply.message.get("code") == code
+    assert moved == ([(traffic_class, 1)] if code is None else [])
+
+
+def test_sockets_of_a_job_go_to_its_leaf_and_bulk_nameless_and_late_ones_to_those_of_the_class() -> None:
+    bench = Bench()
+    assert bench.register(Someone("s-1")) == bench.register(Someone("s-2")) == JOB_MINOR[0]
+    assert bench.register(Someone("s-1"), role="bulk") == LEAF_MINOR[BULK_NAME]
+    assert bench.register(Someone("s-3", job="")) == LEAF_MINOR["compute"]
+    assert bench.register(Someone("s-4", uid=1001)) == JOB_MINOR[1], "the same name, but another user's job"
+    assert bench.register(Someone("s-5", uid=1002, job="l")) == LEAF_MINOR["compute"]
+    assert bench.register(Someone("s-1"), traffic_class="storage", role="storage") == MARK_MINOR["storage"]
+    for name in ("s-1", "s-2"):
+        bench.hub.gone(cast(Session, Someone(name)))
+    assert bench.register(Someone("s-5", uid=1002, job="l")) == JOB_MINOR[0]
+
+
+def test_a_new_jobs_leaf_is_settled_once_and_not_more_often_than_a_user_may_bring_about_decisions() -> None:
+    bench = Bench(jobs=JobBook(len(JOB_MINOR)))
+    bench.register(Someone("s-1"))
+    bench.register(Someone("s-1"))
+    bench.register(Someone("s-2"))
+    assert bench.settled == 1
+    bench.register(Someone("s-3", uid=1001))
+    assert bench.settled == 2, "another user's job of that name is a new one"
+    for number in range(20):
+        bench.register(Someone(f"s-{number}", job=f"j-{number}"))
+        bench.jobs.forget(f"s-{number}")
+    assert bench.settled == 1 + URGENT_AT_ONCE
+
+
+@pytest.mark.parametrize(("uid", "answer"), [(1000, "noted"), (1002, "error")])
+def test_a_need_is_taken_from_whoever_may_use_storage_and_data_at_risk_is_decided_on_at_once(
+    uid: int, answer: str
+) -> None:
+    bench, someone = Bench(), cast(Session, Someone("s-1", uid=uid))
+    assert bench.hub.need(someone, Declare(1, 500, 10.0, 0, {})).message["op"] == answer
+    assert not bench.decided()
+    assert bench.hub.need(someone, Declare(2, 500, 10.0, 3, {})).message["op"] == answer
+    assert bench.decided() is (answer == "noted")
+    (needs,) = bench.needs.current(now_s=4.0).values() or ((),)
+    assert [(need.uid, need.remaining_s, need.replicas_at_risk) for need in needs] == (
+        [(1000, 6.0, 3)] if answer == "noted" else []
+    )
+    bench.hub.gone(someone)
+    assert bench.needs.current(now_s=4.0) == {}
+
+
+def test_the_same_job_and_step_of_two_users_are_two_bursts_with_a_credit_each() -> None:
+    bench, one, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
+    for number, someone in enumerate((one, other)):
+        bench.hub.announce(cast(Session, someone), Announce(number, "j", 1, {"10.0.0.2": 5}, 60.0, None))
+    credits = [Credit("eth0", "j", 1, 5, uid=1000), Credit("eth0", "j", 1, 0, uid=1001)]
+    bench.hub.answer(credits, cast(Any, {"s-1": one, "s-2": other}))
+    assert [message["bytes"] for message in (*one.sent, *other.sent)] == [5, 0]
+
+
+def test_one_user_names_so_many_destinations_a_second_and_others_still_theirs() -> None:
+    bench, someone, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
+    crowd = {f"10.0.{number // 250}.{number % 250}": 5 for number in range(1000)}
+    for _ in range(10):
+        bench.hub.announce(cast(Session, someone), Announce(1, "j", next(bench.steps), crowd, 60.0, None))
+    refused = [message for message in someone.sent if message["op"] == "error"]
+    assert len(refused) == 10 - DESTINATIONS_AT_ONCE / 1000
+    assert refused[0]["code"] == "too-many"
+    reply = bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd))
+    assert reply.message["code"] == "too-many"
+    assert bench.hub.need(cast(Session, other), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
+    bench.now_s += 1.0
+    assert bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
+
+
+def changed(bench: Bench) -> bool:
+    """Whether the next tick has to decide, which it then does."""
+    found = bench.hub.changed
+    bench.hub.answer((), {})
+    assert not bench.hub.changed
+    return found
+
+
+def test_whoever_comes_announces_ends_declares_or_goes_is_decided_on_at_the_next_tick() -> None:
+    bench, someone = Bench(), Someone("s-1")
+    session = cast(Session, someone)
+    assert not changed(bench)
+    bench.register(someone)
+    assert changed(bench)
+    bench.hub.announce(session, Announce(None, "j", 1, {"10.0.0.2": 5}, 60.0, None))
+    assert changed(bench)
+    bench.hub.announce_end(session, AnnounceEnd("j", 1))
+    assert changed(bench)
+    bench.hub.need(session, Declare(1, 500, 10.0, 0, {}))
+    assert changed(bench)
+    bench.hub.gone(session)
+    assert changed(bench)
+
+
+def test_what_comes_too_often_to_be_urgent_is_decided_on_at_the_next_tick_all_the_same() -> None:
+    bench, someone = Bench(), Someone("s-1")
+    while bench.announce(someone):
+        pass
+    bench.hub.announce(cast(Session, someone), Announce(None, "j", 99, {"10.0.0.2": 5}, 60.0, None))
+    assert not bench.hub.urgent
+    assert changed(bench)
+
+
+def test_who_says_nothing_new_lets_the_next_tick_rest() -> None:
+    bench, someone = Bench(), Someone("s-1")
+    session = cast(Session, someone)
+    bench.hub.announce_end(session, AnnounceEnd("j", 5))
+    bench.hub.report(session, Report(()))
+    bench.hub.announce(session, Announce(1, "another", 1, {"10.0.0.2": 5}, 60.0, None))
+    assert bench.hub.need(cast(Session, Someone("s-2", uid=1002)), Declare(1, 5, 1.0, 0, {})).message["op"] == "error"
+    assert not changed(bench)

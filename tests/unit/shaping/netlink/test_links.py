@@ -1,0 +1,44 @@
+"""What the kernel says of a link, from the bytes of its message."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from shaping.netlink.attributes import attribute_map, pack_attribute
+from shaping.netlink.links import Link, decode_link, encode_look, encode_segments
+
+GROUP, SEGMENTS, MOST = (
+    pack_attribute(kind, struct.pack("=I", value)) for kind, value in ((27, 3), (40, 44), (60, 65535))
+)
+VETH = pack_attribute(18, pack_attribute(1, b"veth\0") + pack_attribute(2, b"\1\2\3\4"))
+
+
+def body(*attributes: bytes) -> bytes:
+    return struct.pack("=BxHiII", 0, 1, 7, 0, 0) + pack_attribute(3, b"eth0\0") + b"".join(attributes)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ((VETH, GROUP, SEGMENTS, MOST), Link("veth", 3, 44, 65535)),
+        ((MOST, SEGMENTS, GROUP, VETH), Link("veth", 3, 44, 65535)),
+        ((GROUP, SEGMENTS), Link("", 3, 44, None)),
+    ],
+)
+def test_a_link_is_read_whatever_stands_where(attributes: tuple[bytes, ...], expected: Link) -> None:
+    assert decode_link(16, body(*attributes)) == expected
+
+
+def test_the_question_names_one_link() -> None:
+    request = encode_look(interface_index=7)
+    assert request.body == struct.pack("=BxHiII", 0, 0, 7, 0, 0)
+
+
+def test_a_limit_of_segments_names_the_group_as_it_is_and_changes_no_flag() -> None:
+    request = encode_segments(2, interface_index=7, group=3)
+    family, kind, index, flags, change = struct.unpack_from("=BxHiII", request.body)
+    assert (family, kind, index, flags, change) == (0, 0, 7, 0, 0)
+    attributes = {key: struct.unpack("=I", value)[0] for key, value in attribute_map(request.body, 16).items()}
+    assert attributes == {40: 2, 27: 3}  # IFLA_GSO_MAX_SEGS, IFLA_GROUP (linux/if_link.h)
