@@ -128,7 +128,7 @@ class Shaper:
             notes = self.classify()
             limited = self._segments.attach(interface, shape.gso_max_segs, take_over=replace_foreign)
         except BaseException as error:  # it goes on below; but nobody would know of the tree that is there now
-            _told(error, lambda: self.detach(interface))
+            _reported(error, lambda: self.detach(interface))
             raise
         if limited is not None:
             notes = (*notes, f"{interface}: {limited}")
@@ -281,7 +281,7 @@ class Shaper:
         try:
             notes = self._ingress.detach(interface)
         except (HiveError, OSError) as error:  # an IFB that stays is no reason to leave the root as it is
-            _told(error, lambda: self._give_back(interface, attached, classified=classified))
+            _reported(error, lambda: self._give_back(interface, attached, classified=classified))
             raise
         return (*notes, *self._give_back(interface, attached, classified=classified))
 
@@ -431,7 +431,7 @@ class Shaper:
         try:
             operations, tree, more = self._apply_tolerantly(interface, diff(None, wanted), wanted)
         except BaseException as error:
-            _told(error, lambda: self._kernel.restore_root(interface, prior))
+            _reported(error, lambda: self._kernel.restore_root(interface, prior))
             self._journal.forget(interface)
             raise
         self._attached[interface] = _Attached(prior=prior, tree=tree)
@@ -459,7 +459,7 @@ class Shaper:
         return (*rest, *filters), wanted, ()
 
 
-def _told(error: BaseException, undo: Callable[[], Sequence[str]]) -> None:
+def _reported(error: BaseException, undo: Callable[[], Sequence[str]]) -> None:
     """Undo after an error, and let that error carry what could not be undone."""
     try:
         for note in undo():

@@ -183,7 +183,7 @@ def _report(
     if there is not None and not one.bulk and now_s - there.asked_s < ACTIVE_S:
         ways |= {"one_way_s": there.delay_s, "one_way_age_s": now_s - there.asked_s}
     if here is not None and not one.bulk and now_s - here.came_s < ACTIVE_S:
-        ways |= {"way_in_s": here.delay_s, "way_in_age_s": now_s - here.came_s}
+        ways |= {"inbound_s": here.delay_s, "inbound_age_s": now_s - here.came_s}
     return {
         **ways,
         "peer": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",

@@ -19,7 +19,7 @@ NOW_S = 2.0
 
 
 @dataclass(frozen=True)
-class Figures:
+class AveragesSnapshot:
     """As of one tick: `classes` and `towards` over the window, `classes_now` and `destinations` over two seconds.
 
     Keys: (interface, class); of jobs (interface, class, job's key); of destinations (interface, class, address).
@@ -36,10 +36,10 @@ class Figures:
     received: Mapping[Hashable, Average] = field(default_factory=dict)
 
 
-NOTHING_YET = Figures()
+NOTHING_YET = AveragesSnapshot()
 
 
-class Following:
+class ClassAverages:
     """For one thread."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Following:
     def follow(
         self, measurements: Measurements, tcp: Iterable[tuple[TcpConnection, str]], *, decision: Decision,
         policy: Policy, now_s: float,
-    ) -> Figures:  # fmt: skip
+    ) -> AveragesSnapshot:  # fmt: skip
         """Take in one tick.
 
         Args:
@@ -73,7 +73,7 @@ class Following:
                     self._count(flow.key, flow.delivered_bytes, flow.received_bytes, now_s=now_s - flow.age_s)
         for one, _ in tcp:
             self._count(one.question, one.acked_bytes, one.received_bytes, now_s=one.at_s)
-        return Figures(
+        return AveragesSnapshot(
             classes=self._classes.known(), jobs=self._jobs.known(), classes_now=self._now.known(),
             arriving=self._arriving.known(), destinations=self._destinations.known(), towards=self._towards.known(),
             sent=self._sent.known(), received=self._received.known(),

@@ -21,7 +21,7 @@ from broker.law.sharing import guarantee
 from broker.law.sharing.plan import LENDER
 from broker.law.state import CapacityState
 from broker.model.codec import to_json
-from broker.model.leases import Hold, Lease, Verdict
+from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.values import (
     ClassAllocation,
     InterfaceAllocation,
@@ -73,14 +73,14 @@ def _interfaces(snapshot: Snapshot) -> list[dict[str, Any]]:
     watches = {watch.interface: watch for watch in snapshot.decision.watches}
     return [
         *(
-            _way_out(snapshot, entry, measured.get(entry.name), known.get(entry.name))
+            _outbound(snapshot, entry, measured.get(entry.name), known.get(entry.name))
             for entry in allocation.interfaces
         ),
-        *(_way_in(entry, measured.get(entry.name), watches.get(entry.name)) for entry in allocation.ingress),
+        *(_inbound(entry, measured.get(entry.name), watches.get(entry.name)) for entry in allocation.ingress),
     ]
 
 
-def _way_out(
+def _outbound(
     snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSample | None, known: CapacityState | None
 ) -> dict[str, Any]:
     shown, segments = _without_jobs(entry), snapshot.segments
@@ -105,7 +105,7 @@ def _way_out(
     return shown
 
 
-def _link_of(snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSample | None) -> verdicts.Link:
+def _link_of(snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSample | None) -> verdicts.LinkFigures:
     """A way out as the verdicts see it."""
     figures, addresses = snapshot.figures, {one.address for one in entry.destinations}
     known = next((one for one in snapshot.decision.state.interfaces if one.name == entry.name), None)
@@ -119,7 +119,7 @@ def _link_of(snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSa
         """By the last part of the keys that begin with these."""
         return {str(name[-1]): one for name, one in known.items() if isinstance(name, tuple) and name[:-1] == key}
 
-    return verdicts.Link(
+    return verdicts.LinkFigures(
         entry=entry,
         averages=of(figures.classes, entry.name),
         lender_now=figures.classes_now.get((entry.name, LENDER)),
@@ -130,12 +130,12 @@ def _link_of(snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSa
         peers={lease.address: lease.peer for lease in leases},
         elsewhere_bytes=grant.waiting_bytes(sample.destinations, addresses) if sample is not None else 0,
         owed_bytes=int(max(0.0, owed_bits) / 8),
-        way_in=next((one for one in snapshot.decision.allocation.ingress if one.name == entry.name), None),
+        inbound=next((one for one in snapshot.decision.allocation.ingress if one.name == entry.name), None),
         arriving=figures.arriving.get(entry.name),
     )
 
 
-def _of_class(link: verdicts.Link, one: ClassAllocation) -> dict[str, Any]:
+def _of_class(link: verdicts.LinkFigures, one: ClassAllocation) -> dict[str, Any]:
     """What is shown of a class besides its allocation."""
     average, lends = link.averages.get(one.name), verdicts.lends_bits_per_s(link)
     return {
@@ -163,7 +163,7 @@ def _bits_per_s(average: Average | None) -> int | None:
     return None if average is None else average.bits_per_s
 
 
-def _way_in(entry: InterfaceAllocation, sample: InterfaceSample | None, watch: Watch | None) -> dict[str, Any]:
+def _inbound(entry: InterfaceAllocation, sample: InterfaceSample | None, watch: Watch | None) -> dict[str, Any]:
     """A direction in which our kernel may enforce nothing: who sends is asked."""
     shown = {**_without_jobs(entry), "shaped": entry.in_kernel, "asked": not entry.in_kernel}
     shown["measured"] = None
@@ -200,21 +200,21 @@ def _without_jobs(entry: InterfaceAllocation) -> dict[str, Any]:
     return shown
 
 
-def _hold(hold: Hold, verdict: Verdict | None) -> dict[str, Any]:
+def _hold(hold: Hold, verdict: HoldOutcome | None) -> dict[str, Any]:
     """What we ask of another broker, and what it said."""
     shown: dict[str, Any] = to_json(hold)
     shown["class"] = shown.pop("traffic_class")
     return {**shown, "granted": None, **_said(verdict)}
 
 
-def _lease(lease: Lease, verdict: Verdict | None) -> dict[str, Any]:
+def _lease(lease: Lease, verdict: HoldOutcome | None) -> dict[str, Any]:
     """What another broker asks of us, and what became of it."""
     shown: dict[str, Any] = to_json(lease)
     shown["class"] = shown.pop("traffic_class")
     return {**shown, "granted": None, **_said(verdict)}
 
 
-def _said(verdict: Verdict | None) -> dict[str, Any]:
+def _said(verdict: HoldOutcome | None) -> dict[str, Any]:
     if verdict is None:
         return {}
     return {
@@ -286,7 +286,7 @@ def _job_share(part: JobAllocation, interface: str, *, has_leaf: bool) -> dict[s
 
 
 def _of_job(
-    snapshot: Snapshot, link: verdicts.Link, part: JobAllocation, sample: InterfaceSample | None
+    snapshot: Snapshot, link: verdicts.LinkFigures, part: JobAllocation, sample: InterfaceSample | None
 ) -> dict[str, Any]:
     """What is shown of a job besides its allocation: the figures that its class has, and one verdict."""
     name = part.traffic_class

@@ -7,11 +7,11 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from broker.api import programs
-from broker.api.class_averages import Figures
+from broker.api.class_averages import AveragesSnapshot
 from broker.api.flow_reasons import FlowReasons
 from broker.api.programs import Program
 from broker.api.snapshot import Snapshot
-from broker.measure.socket_owners import NOBODY, Origin
+from broker.measure.socket_owners import NOBODY, SocketOwner
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
 from broker.model.codec import to_json
 
@@ -52,7 +52,7 @@ def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
     return flows
 
 
-def _speeds(figures: Figures, key: Hashable) -> dict[str, int | None]:
+def _speeds(figures: AveragesSnapshot, key: Hashable) -> dict[str, int | None]:
     """What a connection sends and receives now; None where it was counted once alone, or not at all."""
     sent, received = figures.sent.get(key), figures.received.get(key)
     return {
@@ -61,7 +61,7 @@ def _speeds(figures: Figures, key: Hashable) -> dict[str, int | None]:
     }
 
 
-def _udp_flow(sock: UdpSocket, traffic_class: str, origin: Origin, *, waits: bool) -> dict[str, Any]:
+def _udp_flow(sock: UdpSocket, traffic_class: str, origin: SocketOwner, *, waits: bool) -> dict[str, Any]:
     """A socket of a program that did not register it. The kernel counts no bytes of it, so it has no rate."""
     return {
         "flow": f"udp/{sock.local[1]}",
@@ -120,7 +120,7 @@ def _program(row: Program) -> dict[str, Any]:
     return shown
 
 
-def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: Origin) -> dict[str, Any]:
+def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: SocketOwner) -> dict[str, Any]:
     return {
         "flow": f"tcp/{connection.local[1]}/{connection.remote[0]}:{connection.remote[1]}",
         "kind": "tcp",

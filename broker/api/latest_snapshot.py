@@ -21,7 +21,7 @@ SHARED_S = 0.1
 """A tick: what is shown is as old as that anyway."""
 
 
-class Showing:
+class LatestSnapshot:
     """Between the loop's thread and those that ask.
 
     Args:

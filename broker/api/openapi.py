@@ -32,7 +32,7 @@ def description() -> dict[str, Any]:
     components: dict[str, Any] = {}
     interface = _of(InterfaceAllocation, components)
     _leave_out(components["InterfaceAllocation"], "jobs", "flows", "segments")  # shown by themselves
-    components["ClassAllocation"]["properties"] |= _of_way_out(components)
+    components["ClassAllocation"]["properties"] |= _of_outbound(components)
     _of(Hold, components)
     _of(Lease, components)
     for name in ("Hold", "Lease"):
@@ -110,7 +110,7 @@ def _get(summary: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"get": {"summary": summary, "responses": answers | _errors("403", "503")}}
 
 
-def _of_way_out(components: dict[str, Any]) -> dict[str, Any]:
+def _of_outbound(components: dict[str, Any]) -> dict[str, Any]:
     """What a class of a way out has besides its allocation."""
     reason = _of(Reason, components)
     return {

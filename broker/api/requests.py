@@ -12,7 +12,7 @@ ANSWER_S_MAX = 4.0
 
 
 @dataclass
-class Wishes:
+class PendingCommands:
     """What signal handlers want, as bare flags: a handler may come in the middle of anything."""
 
     stop: bool = False
@@ -20,7 +20,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PolicyAnswer:
     """What came of it. `code` is HTTP's: 200 done, 409 refused for the reason in `text`, 503 nobody does it now."""
 
     code: int
@@ -28,15 +28,15 @@ class Answer:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class PolicyRequest:
     """One wish: "reload" or "confirm". `answers` takes exactly one answer."""
 
     what: str
     trial_s: float | None = None
-    answers: queue.SimpleQueue[Answer] = field(default_factory=queue.SimpleQueue)
+    answers: queue.SimpleQueue[PolicyAnswer] = field(default_factory=queue.SimpleQueue)
 
 
-class Control:
+class PolicyRequests:
     """The way from any thread to the loop and back.
 
     Args:
@@ -45,9 +45,11 @@ class Control:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._waiting: deque[Request] = deque()  # append, remove and popleft are atomic: either side gets a request
+        self._waiting: deque[PolicyRequest] = (
+            deque()
+        )  # append, remove and popleft are atomic: either side gets a request
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: PolicyRequest) -> PolicyAnswer:
         """Have it done, and wait for that. In a thread that is not the loop's.
 
         A request that the loop has not taken in time is withdrawn: it is not done. One that it has taken is answered.
@@ -62,9 +64,11 @@ class Control:
             self._waiting.remove(request)
         except ValueError:
             return request.answers.get()
-        return Answer(503, "the broker does not come to it now, and will not do it; hive-qos status says what holds")
+        return PolicyAnswer(
+            503, "the broker does not come to it now, and will not do it; hive-qos status says what holds"
+        )
 
-    def take(self) -> Request | None:
+    def take(self) -> PolicyRequest | None:
         """The next wish, for the loop, which answers it; None when there is none."""
         try:
             return self._waiting.popleft()

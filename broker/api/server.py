@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.api.pages import DESCRIPTION, JSON, PATHS, Pages
-from broker.api.requests import Answer, Request
+from broker.api.requests import PolicyAnswer, PolicyRequest
 from broker.api.snapshot import Snapshot
 from broker.client.mailbox import Wake
 from broker.process import rt_priority
-from broker.process.closer_client import Closing
+from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
 from broker.process.rights import Authority, Peer, Right, peer_of
 from hive_qos import __version__
@@ -59,8 +59,8 @@ class HttpApi:
         path: str,
         snapshot: Callable[[], Snapshot | None],
         authority: Callable[[], Authority],
-        ask: Callable[[Request], Answer],
-        closing: Closing,
+        ask: Callable[[PolicyRequest], PolicyAnswer],
+        closing: CloserClient,
     ) -> None:
         self._path = path
         rights = authority()
@@ -101,8 +101,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         listener: socket.socket,
         snapshot: Callable[[], Snapshot | None],
         authority: Callable[[], Authority],
-        ask: Callable[[Request], Answer],
-        closing: Closing,
+        ask: Callable[[PolicyRequest], PolicyAnswer],
+        closing: CloserClient,
     ) -> None:
         super().__init__(("", 0), _Handler)
         self.listener, self.snapshot, self.authority, self._ask = listener, snapshot, authority, ask
@@ -167,7 +167,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         """What the sender of a request may do now."""
         return self.authority().right_of(self._open[request].peer)
 
-    def ask(self, wanted: Request, *, by: Any) -> Answer:
+    def ask(self, wanted: PolicyRequest, *, by: Any) -> PolicyAnswer:
         """Have the loop do what a request asks for. Its time goes on with the answer."""
         self._open[by].until_s = None
         try:
@@ -267,7 +267,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if wanted:  # a trial that is misspelt must not become a change for good
             self._refuse(400, f"{path} knows no {', '.join(sorted(wanted))!r}")
             return
-        answer = self.server.ask(Request(_ACTIONS[path], trial_s), by=self.request)
+        answer = self.server.ask(PolicyRequest(_ACTIONS[path], trial_s), by=self.request)
         self._answer_json(answer.code, {"done" if answer.code == 200 else "error": answer.text})
 
     do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_PUT

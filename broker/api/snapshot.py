@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from broker.api.class_averages import NOTHING_YET, Figures
+from broker.api.class_averages import NOTHING_YET, AveragesSnapshot
 from broker.law.decision import Decision
 from broker.measure.flow_table import PassedSocket
-from broker.measure.socket_owners import Origin
+from broker.measure.socket_owners import SocketOwner
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
-from broker.model.leases import Hold, Lease, Verdict
-from broker.model.status_values import GuardInfo, HostLoad, SegmentInfo
+from broker.model.leases import Hold, HoldOutcome, Lease
+from broker.model.status_values import HostLoad, SegmentInfo, WatchdogInfo
 from broker.model.values import Alarm, JobKey, Measurements
 from broker.peers.peer_status import PeerStatus
 from broker.policy.types import Policy
@@ -19,7 +19,7 @@ from broker.policy.types import Policy
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """One connected program. `told_bits_per_s`: by class, at which rate it was told that it may send; `command` the
+    """One connected program. `reported_bits_per_s`: by class, at which rate it was told that it may send; `command` the
     name of its process."""
 
     name: str
@@ -27,7 +27,7 @@ class SessionInfo:
     job: str
     pid: int
     uid: int
-    told_bits_per_s: Mapping[str, int] = field(default_factory=dict)
+    reported_bits_per_s: Mapping[str, int] = field(default_factory=dict)
     command: str | None = None
 
 
@@ -46,7 +46,7 @@ class DaemonInfo:
     cpu_s: float
     tick_s_max: float
     sockets_marked: int = 0
-    guard: GuardInfo | None = None
+    guard: WatchdogInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class HoldsInfo:
     """What stands between us and other brokers: `asked` of them and what they said, `leases` that they have of us and
     what we made of them, `peers` themselves."""
 
-    asked: tuple[tuple[Hold, Verdict | None], ...] = ()
-    leases: tuple[tuple[Lease, Verdict | None], ...] = ()
+    asked: tuple[tuple[Hold, HoldOutcome | None], ...] = ()
+    leases: tuple[tuple[Lease, HoldOutcome | None], ...] = ()
     peers: tuple[PeerStatus, ...] = ()
 
 
@@ -80,10 +80,10 @@ class Snapshot:
     tcp: tuple[tuple[TcpConnection, str], ...]
     segments: Mapping[str, SegmentInfo]
     alarms: tuple[Alarm, ...]
-    origins: Mapping[int, Origin] = field(default_factory=dict)
+    origins: Mapping[int, SocketOwner] = field(default_factory=dict)
     tcp_connections: int = 0
     holds: HoldsInfo = NO_HOLDS
     slots: Mapping[JobKey, int] = field(default_factory=dict)
     load: HostLoad = field(default_factory=HostLoad)
     udp: tuple[tuple[UdpSocket, str, bool], ...] = ()
-    figures: Figures = NOTHING_YET
+    figures: AveragesSnapshot = NOTHING_YET

@@ -36,13 +36,13 @@ SATISFIED_CODES = ("idle", "gets-what-it-wants")
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkFigures:
     """One way out as the verdicts see it, averages by class and by held address.
 
     Fields: `averages` of classes over their `windows_s`; `lender_now` and `destinations` what storage sends now, in all
     and to each held address; `towards` what went there over the lender's window, of what was `promised_there`; `peers`
     whose broker asked for it; `elsewhere_bytes` what waits because of that; `owed_bytes` what storage is owed;
-    `way_in` the same link's other way, where it is looked after, and what is `arriving` there now.
+    `inbound` the same link's other way, where it is looked after, and what is `arriving` there now.
     """
 
     entry: InterfaceAllocation
@@ -55,7 +55,7 @@ class Link:
     peers: Mapping[str, str]
     elsewhere_bytes: int
     owed_bytes: int
-    way_in: InterfaceAllocation | None = None
+    inbound: InterfaceAllocation | None = None
     arriving: Average | None = None
 
     @property
@@ -82,7 +82,7 @@ def idle(one: ClassAllocation | JobAllocation) -> bool:
     return one.throughput_bits_per_s < SENDING_BITS_PER_S and (one.backlog_bytes or 0) < BACKLOG_BYTES_MIN
 
 
-def usable_bits_per_s(link: Link, one: ClassAllocation) -> int:
+def usable_bits_per_s(link: LinkFigures, one: ClassAllocation) -> int:
     """What a class may send now: of one that sends to held addresses alone, what may go there."""
     if one.name != LENDER or not link.holds or link.waits(one) or idle(one):
         return one.ceil_bits_per_s
@@ -92,20 +92,20 @@ def usable_bits_per_s(link: Link, one: ClassAllocation) -> int:
     return min(one.ceil_bits_per_s, sum(hold.ceil_bits_per_s for hold in _busy(link)))
 
 
-def held_text(link: Link, one: ClassAllocation) -> str:
+def held_text(link: LinkFigures, one: ClassAllocation) -> str:
     """Towards whom a class is held back now, and to what; nothing where it is not."""
     if one.name != LENDER or idle(one):
         return ""
     return "; ".join(_hold(link, hold) for hold in _busy(link))
 
 
-def _busy(link: Link) -> Sequence[DestinationAllocation]:
+def _busy(link: LinkFigures) -> Sequence[DestinationAllocation]:
     """The holds that matter: where something goes now, else all."""
     sends = {address for address, known in link.destinations.items() if known.bits_per_s >= SENDING_BITS_PER_S}
     return [hold for hold in link.holds if hold.address in sends] or link.holds
 
 
-def _hold(link: Link, hold: DestinationAllocation) -> str:
+def _hold(link: LinkFigures, hold: DestinationAllocation) -> str:
     """To what, towards whom, why; and whether storage's promise is kept there, which is one of the smaller link."""
     text = f"held to {format_rate(hold.ceil_bits_per_s)} towards {hold.address}"
     if hold.reason.code == "held-for-peer":
@@ -124,7 +124,7 @@ def _over_s(average: Average, window_s: float) -> float:
     return min(average.over_s, window_s)
 
 
-def promise(link: Link, one: ClassAllocation) -> Reason:
+def promise(link: LinkFigures, one: ClassAllocation) -> Reason:
     """Whether a class gets its guarantee, as an average over its window."""
     average, window_s = link.averages.get(one.name), link.windows_s[one.name]
     if average is None or not one.guarantee_bits_per_s:
@@ -142,7 +142,7 @@ def promise(link: Link, one: ClassAllocation) -> Reason:
     return Reason("not-claimed", f"sent less than promised over {over_s:.0f} s, for want of more to send")
 
 
-def lends_bits_per_s(link: Link) -> Mapping[str, int]:
+def lends_bits_per_s(link: LinkFigures) -> Mapping[str, int]:
     """What storage lends now, by who borrows it."""
     lender = next((one for one in link.entry.classes if one.name == LENDER), None)
     if lender is None or not link.waits(lender) or not link.full:
@@ -168,7 +168,7 @@ def lending_text(name: str, lends: Mapping[str, int]) -> str:
     return ""
 
 
-def class_limit(link: Link, one: ClassAllocation) -> Reason:
+def class_limit(link: LinkFigures, one: ClassAllocation) -> Reason:
     """What keeps a class from sending more now."""
     if idle(one):
         return Reason("idle", "")
@@ -189,7 +189,7 @@ def class_limit(link: Link, one: ClassAllocation) -> Reason:
     return Reason("link", "waits for its turn")
 
 
-def _others(link: Link, own: ClassAllocation) -> str:
+def _others(link: LinkFigures, own: ClassAllocation) -> str:
     others = sorted(
         (one for one in link.entry.classes if one is not own and _matters(link, one)),
         key=lambda one: -(one.throughput_bits_per_s or 0),
@@ -199,12 +199,17 @@ def _others(link: Link, own: ClassAllocation) -> str:
     return " and ".join(f"{one.name} sends {format_rate(one.throughput_bits_per_s or 0)}" for one in others)
 
 
-def _matters(link: Link, one: ClassAllocation) -> bool:
+def _matters(link: LinkFigures, one: ClassAllocation) -> bool:
     return (one.throughput_bits_per_s or 0) >= MATTERS * link.entry.capacity_bits_per_s
 
 
 def job_limit(
-    link: Link, job: JobAllocation, of: ClassAllocation, *, flows: Sequence[FlowSample], processors_used: float | None
+    link: LinkFigures,
+    job: JobAllocation,
+    of: ClassAllocation,
+    *,
+    flows: Sequence[FlowSample],
+    processors_used: float | None,
 ) -> Reason:
     """Why a job sends no more than it does: one of idle, hold, burst, ceiling, class, link, processor, itself, peer.
 
@@ -228,9 +233,9 @@ def job_limit(
         return _crowded(link, job, of)
     if sends < SENDING_BITS_PER_S and not flows:
         return Reason("idle", "")
-    way_in, arriving = link.way_in, link.arriving
-    if way_in is not None and arriving is not None and arriving.bits_per_s >= FULL * way_in.capacity_bits_per_s:
-        return Reason("link", _way_in_text(way_in, arriving))
+    inbound, arriving = link.inbound, link.arriving
+    if inbound is not None and arriving is not None and arriving.bits_per_s >= FULL * inbound.capacity_bits_per_s:
+        return Reason("link", _inbound_text(inbound, arriving))
     if processors_used is not None and processors_used >= BUSY:
         return Reason("processor", f"nothing waits here, all processors are busy ({processors_used:.0%})")
     waiting = [flow for flow in flows if not flow.application_limited and flow.rtt_s is not None]
@@ -241,7 +246,7 @@ def job_limit(
     return Reason("peer", _peer_text(max(waiting, key=lambda flow: (flow.rtt_s or 0.0) - (flow.rtt_s_min or 0.0))))
 
 
-def _crowded(link: Link, job: JobAllocation, of: ClassAllocation) -> Reason:
+def _crowded(link: LinkFigures, job: JobAllocation, of: ClassAllocation) -> Reason:
     """It has more to send than it gets here: of its class' rate, or because its class gets no more."""
     others = [
         one for one in link.entry.jobs if one is not job and one.traffic_class == job.traffic_class and not idle(one)
@@ -252,9 +257,9 @@ def _crowded(link: Link, job: JobAllocation, of: ClassAllocation) -> Reason:
     return limit if limit.code in ("hold", "burst", "ceiling") else Reason("link", f"it is full, {_others(link, of)}")
 
 
-def _way_in_text(way_in: InterfaceAllocation, arriving: Average) -> str:
-    comes, carries = format_rate(arriving.bits_per_s), format_rate(way_in.capacity_bits_per_s)
-    brings = next((one.throughput_bits_per_s for one in way_in.classes if one.name == LENDER), None)
+def _inbound_text(inbound: InterfaceAllocation, arriving: Average) -> str:
+    comes, carries = format_rate(arriving.bits_per_s), format_rate(inbound.capacity_bits_per_s)
+    brings = next((one.throughput_bits_per_s for one in inbound.classes if one.name == LENDER), None)
     text = f"nothing waits here, the way in is full: {comes} of {carries}"
     return f"{text}, {format_rate(brings)} of it {LENDER}" if brings else text
 

@@ -66,18 +66,18 @@ def broker(
         _warn_of_absent(policy)
         _check_certificate(policy)
         return
-    from broker.daemon.config_store import Configurations, Source
+    from broker.daemon.config_store import ConfigStore, Source
     from broker.process.log import open_log
 
     log = open_log(verbose=verbose)
     state = None if state_dir is None else str(state_dir.absolute())
     # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
-    configurations = Configurations(Source(read=lambda: _read(config), parse=parse, state_dir=state), log=log)
+    configurations = ConfigStore(Source(read=lambda: _read(config), parse=parse, state_dir=state), log=log)
     from broker.daemon.daemon import Daemon, Options
     from broker.process.notify import Notifier
-    from broker.process.rt_budget import GoingFirst
-    from broker.process.socket_finder_client import Finder
-    from broker.process.watchdog_client import Guardian
+    from broker.process.rt_budget import RtBudget
+    from broker.process.socket_finder_client import SocketFinder
+    from broker.process.watchdog_client import WatchdogClient
     from shaping.kernel import RealKernel
 
     received: list[int] = []
@@ -98,16 +98,16 @@ def broker(
     signal.signal(signal.SIGHUP, reload)
     classifier = _classifier()
     options = Options(configurations, take_over=take_over, rebuild=rebuild, earlier_sockets=True)
-    guardian, notifier = Guardian(log=log), Notifier()
+    watchdog, notifier = WatchdogClient(log=log), Notifier()
     daemon = Daemon(
         options,
         kernel=RealKernel(),
         classifier=classifier,
         log=log,
         notifier=notifier,
-        guardian=guardian,
-        going_first=GoingFirst(log=log),
-        finder=Finder(log=log),
+        watchdog=watchdog,
+        rt_budget=RtBudget(log=log),
+        finder=SocketFinder(log=log),
     )
     if received:
         daemon.stop()

@@ -68,7 +68,7 @@ def _enter(traffic_class: str, path: str | None) -> None:
 def _moved_itself(traffic_class: str) -> bool:
     """Whether root could do it with the rights that it has here. The broker would not let it leave limits behind."""
     mount = cgroups.mount_point()
-    if mount is None or not os.path.exists(cgroups.place_of(mount, traffic_class)):
+    if mount is None or not os.path.exists(cgroups.cgroup_path_of(mount, traffic_class)):
         return False
     try:
         cgroups.enter(mount, traffic_class=traffic_class, pid=os.getpid())

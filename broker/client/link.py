@@ -64,16 +64,16 @@ def send_now(box: Mailbox, message: dict[str, Any]) -> bool:
 def run(box: Mailbox, path: str) -> None:
     """Serve one mailbox until it is closed. The body of the session's thread."""
     backoff_s = BACKOFF_S_MIN
-    told = False
+    reported = False
     try:
         while box.state is not SessionState.CLOSED:
             started_s = time.monotonic()
             try:
                 _serve_once(box, path)
             except (OSError, protocol.MessageError) as error:
-                if not told:
+                if not reported:
                     _log.info("no broker at %s (%s); going on without", path, error)
-                    told = True
+                    reported = True
             except Exception:  # noqa: BLE001 - the last line before a training program: log, never raise
                 _log.exception("the session with the broker failed; going on without")
             served = time.monotonic() - started_s > 1.0
@@ -245,9 +245,9 @@ def _note(box: Mailbox, answer: dict[str, Any]) -> None:
             box.rejections.append(text)
 
 
-def _note_rate(box: Mailbox, told: dict[str, Any]) -> None:
+def _note_rate(box: Mailbox, reported: dict[str, Any]) -> None:
     """Take the rate of a class, or that there is none; what cannot be a rate is as if there were none."""
-    name, rate, valid_s = str(told.get("class")), told.get("bits_per_s"), told.get("valid_s")
+    name, rate, valid_s = str(reported.get("class")), reported.get("bits_per_s"), reported.get("valid_s")
     box.rates.pop(name, None)
     if not isinstance(rate, int) or not isinstance(valid_s, (int, float)):
         return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.daemon.composition import Parts
-from broker.daemon.config_store import Configurations
+from broker.daemon.composition import Components
+from broker.daemon.config_store import ConfigStore
 from broker.enforce.device_stack import misplaced
 from broker.policy.types import Policy
 from broker.process.log import Log
@@ -13,7 +13,7 @@ from broker.process.rights import Authority
 from hive_qos.errors import HiveError
 
 
-class InForce:
+class ActivePolicy:
     """For the loop's thread; `authority` may be read in any.
 
     `policy` is what every decision is made by, `authority` who may do what under it.
@@ -25,8 +25,8 @@ class InForce:
 
     def __init__(
         self,
-        configurations: Configurations,
-        parts: Parts,
+        configurations: ConfigStore,
+        parts: Components,
         *,
         patience: Callable[[], None],
         log: Log,
@@ -55,7 +55,7 @@ class InForce:
     def put(self, policy: Policy, *, whatever: bool = False) -> str:
         """As `reloads.Force`."""
         self._patience()
-        old, roster = self.policy, self._parts.roster
+        old, shaped_interfaces = self.policy, self._parts.shaped_interfaces
         if (policy.daemon, policy.peers) != (old.daemon, old.peers):
             note = "changes of [daemon] and [peers] need a restart; files that [peers] names are read again without one"
             self._log.warning("reload", note=note)
@@ -63,22 +63,22 @@ class InForce:
             self._attach_all(policy)
         except (HiveError, OSError, ValueError) as problem:
             if not whatever:
-                roster.keep(old)
+                shaped_interfaces.keep(old)
                 raise
             self._log.error("configuration", error=str(problem))  # the ticks try again
-        roster.keep(policy)
-        self._parts.neighbours.renew(now_s=self._clock(), at_once=True)
+        shaped_interfaces.keep(policy)
+        self._parts.peer_link.renew(now_s=self._clock(), at_once=True)
         self.policy, self.authority = policy, Authority.of(policy)
-        return "; ".join(one.text for one in self._parts.neighbours.alarms() if one.code == "certificate-refused")
+        return "; ".join(one.text for one in self._parts.peer_link.alarms() if one.code == "certificate-refused")
 
     def _take_over_interfaces(self) -> None:
-        policy, roster = self.policy, self._parts.roster
-        roster.require_one(policy)
-        roster.give_back_strays(policy)
-        self._parts.ingress_plant.clear(entry.name for entry in policy.interfaces)
+        policy, shaped_interfaces = self.policy, self._parts.shaped_interfaces
+        shaped_interfaces.require_one(policy)
+        shaped_interfaces.give_back_strays(policy)
+        self._parts.ingress_trees.clear(entry.name for entry in policy.interfaces)
         self._parts.own_cgroups.make()
         self._attach_all(policy)
-        roster.keep(policy)
+        shaped_interfaces.keep(policy)
 
     def _attach_all(self, policy: Policy) -> None:
         """Attach what policy names and is there, and bring what we hold already to it."""

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from broker.daemon.peer_link import Neighbours
+from broker.daemon.peer_link import PeerLink
 from broker.daemon.sample_buffer import Readings
-from broker.enforce.egress import Plant
-from broker.enforce.ingress import IngressPlant
+from broker.enforce.egress import EgressTrees
+from broker.enforce.ingress import IngressTrees
 from broker.measure.flow_table import FlowTable
-from broker.measure.interfaces import Links, Traffic
+from broker.measure.interfaces import InterfaceCounters, Links
 from broker.measure.probes import Probes
-from broker.measure.rate_watch import PaceWatch
+from broker.measure.rate_watch import RateWatch
 from broker.measure.wall_clock import WallClocks
 from broker.model.values import InterfaceSample, Measurements
 from broker.policy.types import Policy
-from broker.sessions.burst_table import BurstBook
-from broker.sessions.job_table import JobBook
-from broker.sessions.need_table import EVERYWHERE, NeedBook
+from broker.sessions.burst_table import BurstTable
+from broker.sessions.job_table import JobTable
+from broker.sessions.need_table import EVERYWHERE, NeedTable
 
 
-class Measuring:
+class Collector:
     """For the loop's thread.
 
     Args:
@@ -32,25 +32,25 @@ class Measuring:
     def __init__(
         self,
         *,
-        plant: Plant,
-        ingress_plant: IngressPlant,
+        egress_trees: EgressTrees,
+        ingress_trees: IngressTrees,
         links: Links,
-        traffic: Traffic,
-        paces: PaceWatch,
+        traffic: InterfaceCounters,
+        rate_watch: RateWatch,
         flows: FlowTable,
-        bursts: BurstBook,
-        needs: NeedBook,
-        jobs: JobBook,
-        neighbours: Neighbours,
+        bursts: BurstTable,
+        needs: NeedTable,
+        jobs: JobTable,
+        peer_link: PeerLink,
         probes: Probes,
         readings: Readings,
         interface_of: Callable[[str], str | None],
         clock: Callable[[], float],
     ) -> None:
-        self._plant, self._ingress_plant, self._links = plant, ingress_plant, links
-        self._traffic, self._paces = traffic, paces
+        self._plant, self._ingress_plant, self._links = egress_trees, ingress_trees, links
+        self._traffic, self._paces = traffic, rate_watch
         self._flows, self._bursts, self._needs, self._jobs = flows, bursts, needs, jobs
-        self._neighbours, self._probes, self._readings = neighbours, probes, readings
+        self._neighbours, self._probes, self._readings = peer_link, probes, readings
         self._interface_of, self._clock = interface_of, clock
         self._wall_clocks = WallClocks()
 

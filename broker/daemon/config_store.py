@@ -40,7 +40,7 @@ class Source:
     state_dir: str | None = None
 
 
-class Configurations:
+class ConfigStore:
     """The texts of one daemon, from its start on. `first` is the policy to start with.
 
     Raises:

@@ -16,26 +16,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.api.latest_snapshot import Showing
-from broker.api.requests import Control, Wishes
+from broker.api.latest_snapshot import LatestSnapshot
+from broker.api.requests import PendingCommands, PolicyRequests
 from broker.api.snapshot import Snapshot
 from broker.client.mailbox import Wake
-from broker.daemon.active_policy import InForce
-from broker.daemon.composition import Given, Parts, compose, marking_control
-from broker.daemon.config_store import Configurations
+from broker.daemon.active_policy import ActivePolicy
+from broker.daemon.composition import Components, Environment, compose, marking_control
+from broker.daemon.config_store import ConfigStore
 from broker.daemon.loop import Loop
-from broker.daemon.peer_link import Neighbours
-from broker.daemon.peer_opening import ChannelOpening, load_channel
-from broker.daemon.reload import Reloads
+from broker.daemon.peer_link import PeerLink
+from broker.daemon.peer_opening import PeerOpening, load_channel
+from broker.daemon.reload import Reloader
 from broker.peers.own_certificate import OwnCertificate
 from broker.policy.types import PeersPolicy
 from broker.process.locks import Lock, NamespaceLock, directory
 from broker.process.log import Log
 from broker.process.namespace_claim import NAME
 from broker.process.notify import Notifier
-from broker.process.rt_budget import GoingFirst
-from broker.process.socket_finder_client import Finder
-from broker.process.watchdog_client import Guardian
+from broker.process.rt_budget import RtBudget
+from broker.process.socket_finder_client import SocketFinder
+from broker.process.watchdog_client import WatchdogClient
 from hive_qos.errors import ShapingError
 from shaping.classify.socket_priority import mark_socket
 from shaping.journal import Journal
@@ -52,7 +52,7 @@ class Options:
         earlier_sockets: whether sockets that were there before their rule are looked for, and get its class.
     """
 
-    configurations: Configurations
+    configurations: ConfigStore
     take_over: bool = False
     rebuild: bool = False
     earlier_sockets: bool = False
@@ -68,7 +68,7 @@ class Daemon:
         mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
         namespace: the name of the claim on the network namespace; another one beside a kernel in memory.
         guardian: keeps a guard that opens the ceilings when we die; None beside a kernel in memory.
-        going_first: lets the loop and the channel go before other programs; None leaves them among those.
+        rt_budget: lets the loop and the channel go before other programs; None leaves them among those.
         finder: looks into other processes, which this one may not any more then; None leaves it to this one.
     """
 
@@ -83,24 +83,24 @@ class Daemon:
         notifier: Notifier | None = None,
         mark: Callable[..., None] = mark_socket,
         namespace: str = NAME,
-        guardian: Guardian | None = None,
-        going_first: GoingFirst | None = None,
-        finder: Finder | None = None,
+        watchdog: WatchdogClient | None = None,
+        rt_budget: RtBudget | None = None,
+        finder: SocketFinder | None = None,
     ) -> None:
         self._options, self._notifier, self._namespace = options, notifier or Notifier({}), namespace
-        self._given = Given(
+        self._given = Environment(
             kernel=kernel,
             classifier=classifier,
             mark=mark,
-            guardian=guardian,
-            going_first=going_first,
+            watchdog=watchdog,
+            rt_budget=rt_budget,
             finder=finder,
             log=log,
             clock=clock,
         )
         self._first = options.configurations.first
-        self._wishes, self._wake = Wishes(), Wake()
-        self._showing = Showing(self._wake.set, clock=clock)
+        self._wishes, self._wake = PendingCommands(), Wake()
+        self._showing = LatestSnapshot(self._wake.set, clock=clock)
 
     # --- from outside --------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Daemon:
     def _run_locked(self, namespace: int) -> None:
         given, journal = self._given, Journal(Path(self._first.daemon.state_dir))
         self._parts = parts = self._compose(journal)
-        in_force = InForce(
+        in_force = ActivePolicy(
             self._options.configurations, parts, patience=self._ask_patience, log=given.log, clock=given.clock
         )
         for note in in_force.authority.notes:
@@ -157,17 +157,17 @@ class Daemon:
         finally:
             self._notifier.stopping()
             problems = parts.put_back()
-            if given.guardian is not None:
-                given.guardian.end(restored=served and not problems)
+            if given.watchdog is not None:
+                given.watchdog.end(restored=served and not problems)
             if given.finder is not None:
                 given.finder.close()
             parts.close()
-            self._leave_neighbours(parts.neighbours)
+            self._leave_neighbours(parts.peer_link)
         given.log.info("stopped", ticks=parts.deciding.ticks)
         if problems:
             raise ShapingError(f"not everything was put back: {'; '.join(problems)}")
 
-    def _compose(self, journal: Journal) -> Parts:
+    def _compose(self, journal: Journal) -> Components:
         return compose(
             self._given,
             self._first,
@@ -178,24 +178,24 @@ class Daemon:
             earlier_sockets=self._options.earlier_sockets,
         )
 
-    def _begin(self, journal: Journal, in_force: InForce, *, lock: int) -> None:
+    def _begin(self, journal: Journal, in_force: ActivePolicy, *, lock: int) -> None:
         if self._given.finder is not None:
             self._given.finder.start()
-        if self._given.guardian is not None:
-            self._given.guardian.start(journal, lock=lock)
+        if self._given.watchdog is not None:
+            self._given.watchdog.start(journal, lock=lock)
         in_force.begin()
         if in_force.policy.peers is not None:
             self._ask_patience()
             load_channel(in_force.policy.peers.engine)
-        if self._given.going_first is not None:
-            self._given.going_first.begin()
+        if self._given.rt_budget is not None:
+            self._given.rt_budget.begin()
         if in_force.policy.peers is not None:
             self._meet_neighbours(in_force.policy.peers)
         self._options.configurations.started()
 
-    def _loop(self, in_force: InForce) -> Loop:
-        control = Control(self._wake.set)
-        self._reloads = Reloads(
+    def _loop(self, in_force: ActivePolicy) -> Loop:
+        control = PolicyRequests(self._wake.set)
+        self._reloads = Reloader(
             self._options.configurations,
             wishes=self._wishes,
             control=control,
@@ -223,32 +223,32 @@ class Daemon:
     def _meet_neighbours(self, peers: PeersPolicy) -> None:
         given = self._given
         certificate = OwnCertificate(peers, log=given.log)
-        opening = ChannelOpening(
+        opening = PeerOpening(
             peers,
             certificate=certificate,
             patience=self._ask_patience,
             wake=self._wake.set,
             log=given.log,
             clock=given.clock,
-            mark=marking_control(given.mark, self._parts.plant),
+            mark=marking_control(given.mark, self._parts.egress_trees),
         )
-        self._parts.neighbours.meet(opening, certificate, now_s=given.clock())
+        self._parts.peer_link.meet(opening, certificate, now_s=given.clock())
 
-    def _leave_neighbours(self, neighbours: Neighbours) -> None:
+    def _leave_neighbours(self, peer_link: PeerLink) -> None:
         try:
-            neighbours.close()
+            peer_link.close()
         except Exception as problem:  # noqa: BLE001 - what was asked of others ends by itself
             self._given.log.error("peers", error=str(problem))
 
     # --- small parts ---------------------------------------------------------------------------------------------
 
     def _beat(self, *, busy: bool = False) -> None:
-        if self._given.guardian is not None and self._given.guardian.beat(busy=busy):
-            self._parts.plant.reopened()
-            self._parts.ingress_plant.reopened()
+        if self._given.watchdog is not None and self._given.watchdog.beat(busy=busy):
+            self._parts.egress_trees.reopened()
+            self._parts.ingress_trees.reopened()
 
     def _ask_patience(self) -> None:
         self._beat(busy=True)
 
     def _shaping(self) -> str:
-        return f"shaping {', '.join(sorted(self._parts.plant.names))}"
+        return f"shaping {', '.join(sorted(self._parts.egress_trees.names))}"

@@ -11,19 +11,19 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from broker.api.latest_snapshot import Showing
-from broker.api.requests import Control, Wishes
+from broker.api.latest_snapshot import LatestSnapshot
+from broker.api.requests import PendingCommands, PolicyRequests
 from broker.api.server import HttpApi
 from broker.client.mailbox import Wake
-from broker.daemon.active_policy import InForce
-from broker.daemon.composition import Given, Parts
-from broker.daemon.reload import Reloads
-from broker.daemon.tick import Decided
+from broker.daemon.active_policy import ActivePolicy
+from broker.daemon.composition import Components, Environment
+from broker.daemon.reload import Reloader
+from broker.daemon.tick import TickResult
 from broker.daemon.tick_scheduler import Moment, Occasions, Rhythm
 from broker.process.notify import Notifier
 from broker.process.watchdog import BEATS_WITHIN_S
 from broker.sessions.server import SessionServer
-from broker.sessions.service import SessionHub
+from broker.sessions.service import SessionService
 
 
 class Loop:
@@ -36,15 +36,15 @@ class Loop:
 
     def __init__(
         self,
-        given: Given,
-        parts: Parts,
-        in_force: InForce,
+        given: Environment,
+        parts: Components,
+        in_force: ActivePolicy,
         *,
-        wishes: Wishes,
+        wishes: PendingCommands,
         wake: Wake,
-        control: Control,
-        showing: Showing,
-        reloads: Reloads,
+        control: PolicyRequests,
+        showing: LatestSnapshot,
+        reloads: Reloader,
         notifier: Notifier,
         beat: Callable[[], None],
         shaping: Callable[[], str],
@@ -54,7 +54,7 @@ class Loop:
         self._reloads, self._notifier, self._beat, self._shaping = reloads, notifier, beat, shaping
         self._clock = given.clock
         self._links_changed = False
-        self._made: Decided | None = None
+        self._made: TickResult | None = None
         self._tick_s_max = 0.0
 
     def serve(self) -> None:
@@ -75,7 +75,7 @@ class Loop:
 
     def _open_sessions(self) -> None:
         given, parts, policy = self._given, self._parts, self._in_force.policy
-        self._hub = SessionHub(
+        self._hub = SessionService(
             flows=parts.flows,
             bursts=parts.bursts,
             jobs=parts.jobs,
@@ -85,11 +85,11 @@ class Loop:
             cgroup_mount=parts.own_cgroups.mount,
             mark=given.mark,
             authority=lambda: self._in_force.authority,
-            reclassify=lambda: parts.plant.classify(at_once=True),
+            reclassify=lambda: parts.egress_trees.classify(at_once=True),
             settle=lambda: self._tick(between=True),
             fail=lambda session: self._sessions.fail(session),
             log=given.log,
-            mark_minor=parts.plant.mark_minor,
+            mark_minor=parts.egress_trees.mark_minor,
             ask_ahead=parts.deciding.ahead.announced,
         )
         self._sessions = SessionServer(
@@ -114,21 +114,21 @@ class Loop:
         )
         try:
             self._notifier.ready(self._shaping())
-            names = ",".join(sorted(self._parts.plant.names))
+            names = ",".join(sorted(self._parts.egress_trees.names))
             self._given.log.info("ready", interfaces=names, socket=daemon.session_socket)
             self._go_round()
         finally:
             api.close()
 
     def _go_round(self) -> None:
-        paces, watchdog_s = self._parts.paces, self._clock()
+        rate_watch, watchdog_s = self._parts.rate_watch, self._clock()
         while not self._wishes.stop:
             self._beat()
-            wake_s = min(self._rhythm.due_s(self._occasions()), paces.next_s, self._clock() + BEATS_WITHIN_S)
+            wake_s = min(self._rhythm.due_s(self._occasions()), rate_watch.next_s, self._clock() + BEATS_WITHIN_S)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
             self._reloads.heed()
-            paces.look()
+            rate_watch.look()
             now_s = self._clock()
             occasions = self._occasions()
             moment = self._rhythm.moment(occasions, now_s=now_s)
@@ -143,8 +143,8 @@ class Loop:
 
     def _occasions(self) -> Occasions:
         return Occasions(
-            announced=self._hub.urgent or self._parts.paces.crossed,
-            asked=self._parts.neighbours.urgent,
+            announced=self._hub.urgent or self._parts.rate_watch.crossed,
+            asked=self._parts.peer_link.urgent,
             links=self._links_changed,
             again_s=self._parts.deciding.again_s,
             expected_s=self._hub.habits.expected_s(now_s=self._clock()),
@@ -166,13 +166,13 @@ class Loop:
         if moment is Moment.LINKS:
             self._links_changed = False
             parts.routes.forget()
-            parts.roster.follow(policy)
+            parts.shaped_interfaces.follow(policy)
         elif moment in (Moment.TICK, Moment.READ):
             self._sessions.housekeeping()
         if moment is Moment.TICK:
-            if self._given.going_first is not None:
-                self._given.going_first.look()
-            parts.neighbours.look(now_s=now_s)
+            if self._given.rt_budget is not None:
+                self._given.rt_budget.look()
+            parts.peer_link.look(now_s=now_s)
             parts.probes.go(policy.probe, interface_of=parts.interface_of, now_s=now_s)
         if moment is Moment.READ:
             parts.deciding.keep_up(policy)
@@ -185,8 +185,8 @@ class Loop:
 
     def _hear_of_links(self) -> None:
         heard = self._parts.link_events.heard()
-        self._parts.ingress_plant.hear(heard)
-        self._links_changed |= self._parts.roster.concerned(heard, self._in_force.policy)
+        self._parts.ingress_trees.hear(heard)
+        self._links_changed |= self._parts.shaped_interfaces.concerned(heard, self._in_force.policy)
 
     def _tick(self, *, between: bool, asked: bool = False) -> None:
         parts, policy = self._parts, self._in_force.policy

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from broker.api.snapshot import HoldsInfo
-from broker.daemon.peer_opening import ChannelOpening
+from broker.daemon.peer_opening import PeerOpening
 from broker.law.decision import Decision
 from broker.measure.flow_table import FlowTable
-from broker.measure.peer_rtt import BrokerTrips
-from broker.measure.senders import ArrivalBook
+from broker.measure.peer_rtt import PeerRtts
+from broker.measure.senders import SenderTable
 from broker.model.leases import HELD_CLASS, Hold, Lease
 from broker.model.values import Alarm, SenderSample
 from broker.peers.own_certificate import OwnCertificate
@@ -26,18 +26,18 @@ InterfaceOf = Callable[[str], str | None]
 """The shaped interface towards an address, None where it is not one of ours."""
 
 
-class Neighbours:
+class PeerLink:
     """For the loop's thread. Until `meet` nobody is asked, and nobody asks."""
 
     def __init__(self) -> None:
-        self._opening: ChannelOpening | None = None
+        self._opening: PeerOpening | None = None
         self._certificate: OwnCertificate | None = None
         self._channel: PeerChannel | None = None
-        self._arrivals = ArrivalBook()
+        self._arrivals = SenderTable()
         self._leases: tuple[Lease, ...] = ()
-        self._trips = BrokerTrips()
+        self._trips = PeerRtts()
 
-    def meet(self, opening: ChannelOpening, certificate: OwnCertificate, *, now_s: float) -> None:
+    def meet(self, opening: PeerOpening, certificate: OwnCertificate, *, now_s: float) -> None:
         """Have a channel opened, which `close` closes, and be who the certificate says."""
         self._opening, self._certificate = opening, certificate
         self.look(now_s=now_s)

@@ -31,7 +31,7 @@ def load_channel(engine: str) -> None:
         load_engine(engine)
 
 
-class ChannelOpening:
+class PeerOpening:
     """For the loop's thread.
 
     Args:

@@ -7,35 +7,35 @@ import resource
 import socket
 from collections.abc import Mapping
 
-from broker.api.class_averages import Following
+from broker.api.class_averages import ClassAverages
 from broker.api.snapshot import DaemonInfo, SessionInfo, Snapshot
-from broker.daemon.config_store import Configurations
-from broker.daemon.peer_link import Neighbours
+from broker.daemon.config_store import ConfigStore
+from broker.daemon.peer_link import PeerLink
 from broker.daemon.recorder import Recorder
-from broker.enforce.egress import Plant
-from broker.enforce.ingress import IngressPlant
-from broker.enforce.interfaces import Roster
-from broker.enforce.reclassify import EarlierSockets
+from broker.enforce.egress import EgressTrees
+from broker.enforce.ingress import IngressTrees
+from broker.enforce.interfaces import ShapedInterfaces
+from broker.enforce.reclassify import Reclassifier
 from broker.law.decision import Decision
 from broker.measure.flow_table import FlowTable
 from broker.measure.host_load import HostLoads
-from broker.measure.port_classes import Matching
+from broker.measure.port_classes import PortClasses
 from broker.measure.probes import Probes
-from broker.measure.socket_owners import NAME_LENGTH_MAX, Origin, Origins, Shown
+from broker.measure.socket_owners import NAME_LENGTH_MAX, Shown, SocketOwner, SocketOwners
 from broker.measure.udp_sockets import UdpWatch
 from broker.model.values import Alarm, Measurements
 from broker.policy.types import Policy
 from broker.process.log import Log
 from broker.process.proc_fds import command_of
-from broker.process.rt_budget import GoingFirst
-from broker.process.socket_finder_client import Finder
-from broker.process.watchdog_client import Guardian
-from broker.sessions.job_table import JobBook
+from broker.process.rt_budget import RtBudget
+from broker.process.socket_finder_client import SocketFinder
+from broker.process.watchdog_client import WatchdogClient
+from broker.sessions.job_table import JobTable
 from broker.sessions.server import Session
 from hive_qos.text import printable
 
 
-class Publishing:
+class SnapshotBuilder:
     """For the loop's thread. Those of its parts that are None are not there in this daemon.
 
     Args:
@@ -46,33 +46,33 @@ class Publishing:
     def __init__(
         self,
         *,
-        plant: Plant,
-        ingress_plant: IngressPlant,
-        roster: Roster,
+        egress_trees: EgressTrees,
+        ingress_trees: IngressTrees,
+        shaped_interfaces: ShapedInterfaces,
         flows: FlowTable,
-        jobs: JobBook,
-        neighbours: Neighbours,
+        jobs: JobTable,
+        peer_link: PeerLink,
         probes: Probes,
-        configurations: Configurations,
-        guardian: Guardian | None,
-        going_first: GoingFirst | None,
-        earlier: EarlierSockets | None,
+        configurations: ConfigStore,
+        watchdog: WatchdogClient | None,
+        rt_budget: RtBudget | None,
+        earlier: Reclassifier | None,
         recorder: Recorder | None,
         cgroup_mount: str | None,
-        finder: Finder | None,
+        finder: SocketFinder | None,
         log: Log,
         started_s: float,
     ) -> None:
-        self._plant, self._ingress_plant, self._roster = plant, ingress_plant, roster
-        self._flows, self._jobs, self._neighbours, self._probes = flows, jobs, neighbours, probes
-        self._configurations, self._guardian, self._earlier = configurations, guardian, earlier
-        self._going_first = going_first
-        self._recorder, self._origins = recorder, Origins(cgroup_mount, finder=finder)
+        self._plant, self._ingress_plant, self._roster = egress_trees, ingress_trees, shaped_interfaces
+        self._flows, self._jobs, self._neighbours, self._probes = flows, jobs, peer_link, probes
+        self._configurations, self._guardian, self._earlier = configurations, watchdog, earlier
+        self._going_first = rt_budget
+        self._recorder, self._origins = recorder, SocketOwners(cgroup_mount, finder=finder)
         self._host, self._started_s = socket.gethostname(), started_s
-        self._known: Mapping[int, Origin] = {}
+        self._known: Mapping[int, SocketOwner] = {}
         self._loads = HostLoads()
-        self._udp, self._following = UdpWatch(log=log), Following()
-        self._matching: Matching | None = None
+        self._udp, self._following = UdpWatch(log=log), ClassAverages()
+        self._matching: PortClasses | None = None
         self._wanted: tuple[object, object] | None = None
         self._looked_for: Shown = ()
         self._commands: dict[str, str | None] = {}
@@ -80,7 +80,7 @@ class Publishing:
     def look(self, policy: Policy, *, now_s: float) -> None:
         """Look a little further for whose connections are: at every tick, so that it is known when somebody asks."""
         if self._matching is None or self._matching.policy is not policy:
-            self._matching = Matching(policy)
+            self._matching = PortClasses(policy)
         self._udp.look(matching=self._matching, now_s=now_s)
         tcp, udp = self._flows.tcp_shown, self._udp.shown
         if self._wanted is None or self._wanted[0] is not tcp or self._wanted[1] is not udp:
@@ -132,7 +132,7 @@ class Publishing:
                     job=one.job,
                     pid=one.peer.pid,
                     uid=one.peer.uid,
-                    told_bits_per_s=one.told_bits_per_s,
+                    reported_bits_per_s=one.reported_bits_per_s,
                     command=self._commands[one.name],
                 )
                 for one in sessions.values()

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from broker.api.requests import Answer, Control, Wishes
-from broker.daemon.config_store import Configurations
+from broker.api.requests import PendingCommands, PolicyAnswer, PolicyRequests
+from broker.daemon.config_store import ConfigStore
 from broker.policy.types import Policy
 from broker.process.log import Log
 from broker.process.notify import Notifier
@@ -25,7 +25,7 @@ class Force(Protocol):
         """Make it hold; returns what beside it could not be taken, "" where all was."""
 
 
-class Reloads:
+class Reloader:
     """Between the configurations and the daemon.
 
     Args:
@@ -37,10 +37,10 @@ class Reloads:
 
     def __init__(
         self,
-        configurations: Configurations,
+        configurations: ConfigStore,
         *,
-        wishes: Wishes,
-        control: Control,
+        wishes: PendingCommands,
+        control: PolicyRequests,
         force: Force,
         done: Callable[[], None],
         shaping: Callable[[], str],
@@ -66,16 +66,16 @@ class Reloads:
             self._force(former, whatever=True)
             self._done()
 
-    def _confirm(self) -> Answer:
+    def _confirm(self) -> PolicyAnswer:
         try:
             confirmed = self._configurations.confirm()
         except ConfigurationError as problem:
-            return Answer(409, str(problem))
+            return PolicyAnswer(409, str(problem))
         finally:
             self._done()
-        return Answer(200, "confirmed") if confirmed else Answer(409, "nothing is on trial")
+        return PolicyAnswer(200, "confirmed") if confirmed else PolicyAnswer(409, "nothing is on trial")
 
-    def reload(self, *, trial_s: float | None = None) -> Answer:
+    def reload(self, *, trial_s: float | None = None) -> PolicyAnswer:
         """Take the file's configuration, or say why not."""
         self._patience()
         self._notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
@@ -84,10 +84,10 @@ class Reloads:
             refused = self._force(policy)
         except (HiveError, OSError, ValueError) as problem:
             mistaken = getattr(problem, "code", "") == ConfigurationError.code
-            answer = Answer(422 if mistaken else 409, self._configurations.refused(problem))
+            answer = PolicyAnswer(422 if mistaken else 409, self._configurations.refused(problem))
         else:
             taken = self._configurations.taken(trial_s=trial_s)
-            answer = Answer(200, f"{taken}; but {refused}" if refused else taken)
+            answer = PolicyAnswer(200, f"{taken}; but {refused}" if refused else taken)
             names = ",".join(sorted(entry.name for entry in policy.interfaces))
             self._log.info("reload", interfaces=names, note=answer.text)
         self._done()

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.enforce.egress import Plant
+from broker.enforce.egress import EgressTrees
 from broker.law import skip
 from broker.law.decision import Decision
 from broker.law.skip import REST_S, Resting
 from broker.measure.flow_table import FlowTable
-from broker.measure.interfaces import Traffic
+from broker.measure.interfaces import InterfaceCounters
 from broker.model.values import ClassSample, EarlierSample, InterfaceSample, Measurements
 from broker.policy.types import Policy
 
@@ -45,14 +45,14 @@ class Readings:
     def __init__(
         self,
         *,
-        plant: Plant,
-        traffic: Traffic,
+        egress_trees: EgressTrees,
+        traffic: InterfaceCounters,
         flows: FlowTable,
         interface_of: Callable[[str], str | None],
         clock: Callable[[], float],
         utc_s: Callable[[], float] = time.time,
     ) -> None:
-        self._plant, self._traffic, self._flows = plant, traffic, flows
+        self._plant, self._traffic, self._flows = egress_trees, traffic, flows
         self._interface_of, self._clock, self._utc_s = interface_of, clock, utc_s
         self._wall_s = 0.0
         self._policy: Policy | None = None

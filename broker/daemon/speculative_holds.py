@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from broker.law.reading import COUNTERS_STALE_S
-from broker.model.leases import Hold, Ready
+from broker.model.leases import Hold, PreparedHolds
 
 READY_S_MAX = COUNTERS_STALE_S
 """As old as counters may be that a decision believes."""
@@ -25,10 +25,10 @@ class AskingAhead:
 
     def __init__(self, ask: Callable[[Sequence[Hold]], None], *, clock: Callable[[], float]) -> None:
         self._ask, self._clock = ask, clock
-        self._ready: Sequence[Ready] = ()
+        self._ready: Sequence[PreparedHolds] = ()
         self._made_s = float("-inf")
 
-    def know(self, ready: Sequence[Ready], *, made_s: float) -> None:
+    def know(self, ready: Sequence[PreparedHolds], *, made_s: float) -> None:
         """Take in what a decision made ready; what the one before did is over."""
         self._ready, self._made_s = ready, made_s
 

@@ -15,22 +15,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.daemon.collect import Measuring
-from broker.daemon.peer_link import Neighbours
+from broker.daemon.collect import Collector
+from broker.daemon.peer_link import PeerLink
 from broker.daemon.sample_buffer import Readings
 from broker.daemon.speculative_holds import AskingAhead
-from broker.enforce.egress import Plant
-from broker.enforce.ingress import IngressPlant
-from broker.enforce.interfaces import Roster
+from broker.enforce.egress import EgressTrees
+from broker.enforce.ingress import IngressTrees
+from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.own_cgroups import OwnCgroups
-from broker.enforce.reclassify import EarlierSockets
+from broker.enforce.reclassify import Reclassifier
 from broker.enforce.shapes import rules_of
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.state import State
 from broker.measure.flow_table import FlowTable
-from broker.measure.port_classes import Matching
-from broker.measure.rate_watch import PaceWatch
+from broker.measure.port_classes import PortClasses
+from broker.measure.rate_watch import RateWatch
 from broker.measure.tcp_sockets import TcpWatch
 from broker.model.values import Measurements
 from broker.policy.types import Policy
@@ -40,7 +40,7 @@ COUNTERS_FRESH_S = 0.02
 
 
 @dataclass(frozen=True)
-class Decided:
+class TickResult:
     """A decision with all that it was made from."""
 
     now_s: float
@@ -62,7 +62,7 @@ def looks_soon(decision: Decision) -> bool:
     return any(entry.allowance_bits_per_s for entry in decision.state.ingress)
 
 
-class Deciding:
+class TickRunner:
     """For the loop's thread.
 
     Args:
@@ -72,26 +72,31 @@ class Deciding:
     def __init__(
         self,
         *,
-        measuring: Measuring,
-        plant: Plant,
-        roster: Roster,
-        ingress_plant: IngressPlant,
-        neighbours: Neighbours,
+        measuring: Collector,
+        egress_trees: EgressTrees,
+        shaped_interfaces: ShapedInterfaces,
+        ingress_trees: IngressTrees,
+        peer_link: PeerLink,
         readings: Readings,
-        paces: PaceWatch,
+        rate_watch: RateWatch,
         tcp_watch: TcpWatch,
         flows: FlowTable,
-        earlier: EarlierSockets | None,
+        earlier: Reclassifier | None,
         own_cgroups: OwnCgroups,
         clock: Callable[[], float],
     ) -> None:
-        self._measuring, self._plant, self._roster, self._ingress_plant = measuring, plant, roster, ingress_plant
-        self._neighbours, self._paces, self._tcp_watch, self._flows = neighbours, paces, tcp_watch, flows
+        self._measuring, self._plant, self._roster, self._ingress_plant = (
+            measuring,
+            egress_trees,
+            shaped_interfaces,
+            ingress_trees,
+        )
+        self._neighbours, self._paces, self._tcp_watch, self._flows = peer_link, rate_watch, tcp_watch, flows
         self._readings = readings
         self._earlier, self._own_cgroups, self._clock = earlier, own_cgroups, clock
         self._state = State()
-        self._matching: Matching | None = None
-        self.ahead = AskingAhead(neighbours.ask, clock=clock)
+        self._matching: PortClasses | None = None
+        self.ahead = AskingAhead(peer_link.ask, clock=clock)
         self.ticks = 0
         self.again_s: float | None = None
         """When the last decision wants to be made again, whatever happens."""
@@ -100,13 +105,13 @@ class Deciding:
         """Attach what policy names and is there, and bring what we hold already to it.
 
         Raises:
-            HiveError, OSError, ValueError: as `Roster.attach_all`.
+            HiveError, OSError, ValueError: as `ShapedInterfaces.attach_all`.
         """
         measurements = self._measuring.with_links(policy, fresh_s=COUNTERS_FRESH_S)
         decision = decide(now_s=self._clock(), state=self._state, measurements=measurements, policy=policy)
         self._roster.attach_all(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)
 
-    def decide(self, policy: Policy, *, between: bool, asked: bool) -> Decided:
+    def decide(self, policy: Policy, *, between: bool, asked: bool) -> TickResult:
         """Decide, and bring it about.
 
         Args:
@@ -138,7 +143,7 @@ class Deciding:
         if asked:
             self._look_at_tcp(policy)
         self._readings.decided(decision, measurements, policy=policy, now_s=now_s)
-        return Decided(now_s, before, measurements, decision)
+        return TickResult(now_s, before, measurements, decision)
 
     def keep_up(self, policy: Policy) -> None:
         """At a tick that only reads: what is done in slices goes on as at every tick, and so does what is looked for
@@ -165,5 +170,5 @@ class Deciding:
 
     def _look_at_tcp(self, policy: Policy) -> None:
         if self._matching is None or self._matching.policy is not policy:
-            self._matching = Matching(policy)
+            self._matching = PortClasses(policy)
         self._tcp_watch.look(self._flows, matching=self._matching, now_s=self._clock())

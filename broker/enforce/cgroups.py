@@ -69,7 +69,7 @@ def make(mount: str) -> None:
             raise KernelRejectedError(f"make cgroup {path}", errno_value=problem.errno or 0) from problem
 
 
-def place_of(mount: str, traffic_class: str) -> str:
+def cgroup_path_of(mount: str, traffic_class: str) -> str:
     """The file that takes the numbers of processes into a class."""
     return os.path.join(mount, dict(class_paths())[traffic_class], "cgroup.procs")
 
@@ -86,7 +86,7 @@ def enter(mount: str, *, traffic_class: str, pid: int) -> bool:
     """
     if pid <= 0:
         raise ValueError(f"{pid} is not the number of a process")
-    path = place_of(mount, traffic_class)
+    path = cgroup_path_of(mount, traffic_class)
     made = not os.path.exists(path)
     if made:
         make(mount)

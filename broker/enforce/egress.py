@@ -45,7 +45,7 @@ class _Interface:
     direct_alarm: Alarm | None = None
 
 
-class Plant:
+class EgressTrees:
     """All shaped interfaces of one daemon.
 
     Args:

@@ -51,7 +51,7 @@ def addresses_of(interface: str) -> list[str]:
     return [one.address.partition("%")[0] for one in found if one.family in families]
 
 
-class Receivers:
+class InboundRules:
     """The rules of passed sockets. For one thread, in the network namespace of the daemon."""
 
     def __init__(

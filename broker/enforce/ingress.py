@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from broker.enforce.inbound_rules import Receivers
+from broker.enforce.inbound_rules import InboundRules
 from broker.enforce.samples import samples_of
 from broker.enforce.shapes import classes_of, rules_of, worth_changing
 from broker.measure.flow_table import PassedSocket
-from broker.measure.link_events import Heard
+from broker.measure.link_events import LinkChanges
 from broker.model.values import Alarm, Allocation, ClassSample, InterfaceAllocation
 from broker.policy.types import Policy
 from broker.process.log import Log
@@ -42,14 +42,14 @@ class _Ingress:
     alarm: Alarm | None = None
 
 
-class IngressPlant:
+class IngressTrees:
     """The IFBs of one daemon. For the loop's thread.
 
     Args:
         receivers: tells what arrives at passed sockets.
     """
 
-    def __init__(self, shaper: Shaper, *, receivers: Receivers, log: Log, clock: Callable[[], float]) -> None:
+    def __init__(self, shaper: Shaper, *, receivers: InboundRules, log: Log, clock: Callable[[], float]) -> None:
         self._shaper, self._receivers, self._log, self._clock = shaper, receivers, log, clock
         self._held: dict[str, _Ingress] = {}
         self._policy: Policy | None = None
@@ -94,7 +94,7 @@ class IngressPlant:
         exactly = policy is not self._policy
         for entry in wanted.values():
             rules = (*self._receivers.rules(entry.name, passed), *rules_of(policy))
-            if not self._bring(shape_of_way_in(entry, rules=rules), exactly=exactly):
+            if not self._bring(inbound_shape_of(entry, rules=rules), exactly=exactly):
                 return
         self._policy = policy
 
@@ -127,7 +127,7 @@ class IngressPlant:
         """What is wrong now."""
         return tuple(entry.alarm for entry in self._held.values() if entry.alarm is not None)
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: LinkChanges) -> None:
         """An event of an IFB of ours is looked into at once: until the next tick, everything could be lost."""
         if heard.lost or any(map(is_ours, heard.names)):
             self.check()
@@ -180,7 +180,7 @@ class IngressPlant:
             self._log.error("ingress not given back", interface=interface, error=str(problem))
 
 
-def shape_of_way_in(allocation: InterfaceAllocation, *, rules: tuple[Rule, ...]) -> IngressShape:
+def inbound_shape_of(allocation: InterfaceAllocation, *, rules: tuple[Rule, ...]) -> IngressShape:
     """The shape of what arrives: the allocation, made to fit what the kernel side can keep."""
     capacity, classes = classes_of(allocation)
     return IngressShape(allocation.name, capacity, classes, rules)

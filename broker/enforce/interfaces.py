@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from broker.enforce.egress import Plant
+from broker.enforce.egress import EgressTrees
 from broker.enforce.shapes import rules_of, shape_of
 from broker.law.capacity.estimator import line_rate
 from broker.law.sharing.gso import NotInForce
 from broker.measure.interfaces import Links
-from broker.measure.link_events import Heard
+from broker.measure.link_events import LinkChanges
 from broker.model import reasons
 from broker.model.status_values import SegmentInfo
 from broker.model.values import Alarm, Allocation, JobKey, SegmentAllocation
@@ -27,7 +27,7 @@ ClassCgroups = tuple[tuple[str, str], ...]
 """The cgroups (class, path) into which `hive-qos run` puts programs."""
 
 
-class Roster:
+class ShapedInterfaces:
     """The interfaces of one policy against those of the network namespace.
 
     Args:
@@ -36,7 +36,7 @@ class Roster:
 
     def __init__(
         self,
-        plant: Plant,
+        egress_trees: EgressTrees,
         *,
         kernel: Kernel,
         journal: Journal,
@@ -45,7 +45,7 @@ class Roster:
         clock: Callable[[], float],
         slots: Callable[[], Mapping[JobKey, int]] = dict,
     ) -> None:
-        self._plant, self._kernel, self._journal, self._links = plant, kernel, journal, links
+        self._plant, self._kernel, self._journal, self._links = egress_trees, kernel, journal, links
         self._slots = slots
         self._log, self._clock = log, clock
         self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
@@ -123,7 +123,7 @@ class Roster:
             self._attach_missing(shapes)
             self._note_missing(policy)
 
-    def concerned(self, heard: Heard, policy: Policy) -> bool:
+    def concerned(self, heard: LinkChanges, policy: Policy) -> bool:
         """Whether events are about an interface that we hold or wait for."""
         return heard.lost or not (
             heard.numbers.isdisjoint(self._numbers.values()) and heard.names.isdisjoint(_names(policy))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from broker.measure.budget import Sliced
+from broker.measure.budget import CpuBudget
 from broker.measure.tcp_diag import CGROUPS_FILTERED_MAX, OwnedSocket, owned_sockets
 from broker.model.values import Alarm
 from broker.process.log import Log
@@ -65,7 +65,7 @@ class _Pending:
     rule: Rule
 
 
-class EarlierSockets:
+class Reclassifier:
     """For one thread, in the network namespace of the daemon.
 
     Args:
@@ -75,7 +75,7 @@ class EarlierSockets:
         close: closes a descriptor of a user's soon: here it might last.
         mark_minor: what `mark` is told for a target (`Shaper.mark_minor`).
         sockets_of, duplicate: of other processes; a finder's where this one may not look into them.
-        cpu_clock: as of `Sliced`.
+        cpu_clock: as of `CpuBudget`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class EarlierSockets:
         self._sockets_of, self._duplicate = sockets_of, duplicate
         self._rules: tuple[Rule, ...] = ()
         self._places: tuple[int, ...] = ()
-        self._passes = Sliced(self._sweep, share=SHARE, interval_s_min=SWEEP_S, slice_s=SLICE_S, cpu_clock=cpu_clock)
+        self._passes = CpuBudget(self._sweep, share=SHARE, interval_s_min=SWEEP_S, slice_s=SLICE_S, cpu_clock=cpu_clock)
         self._changed = self._fresh = False  # since the last pass began; before the one that is under way
         self._filters = True
         self._unreached: dict[int, tuple[str, float]] = {}  # by cookie: why, and until when that is believed

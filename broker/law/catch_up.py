@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from broker.law.holds import grant
 from broker.law.reading import COUNTERS_STALE_S, Reading
-from broker.law.sharing.schedule import Holding
+from broker.law.sharing.schedule import ActiveSchedule
 from broker.law.state import InterfaceState
 from broker.law.step import booked
 from broker.law.structs import replace
@@ -27,7 +27,7 @@ tick read it, another interface's brought the decision, and that made do with co
 
 def taken_in(
     state: InterfaceState, sample: InterfaceSample | None, *, interface: InterfacePolicy, policy: Policy,
-    hours: Sequence[Holding], now_s: float,
+    hours: Sequence[ActiveSchedule], now_s: float,
 ) -> InterfaceState:  # fmt: skip
     """Book the readings before a decision's own.
 
@@ -53,7 +53,7 @@ def taken_in(
 
 def _with(
     state: InterfaceState, then: InterfaceSample, *, interface: InterfacePolicy, policy: Policy,
-    hours: Sequence[Holding], at_s: float,
+    hours: Sequence[ActiveSchedule], at_s: float,
 ) -> InterfaceState:  # fmt: skip
     read = Reading(now_s=at_s, state=state, sample=then)
     account = booked(read, state=state, sample=then, flows=then.flows, interface=interface, policy=policy, hours=hours)

@@ -27,7 +27,7 @@ from broker.law import catch_up
 from broker.law.bursts import announced as bursts
 from broker.law.bursts import credit, forecast
 from broker.law.capacity import estimator
-from broker.law.capacity.inbound_delay import WayOut, queue_on_the_way_out
+from broker.law.capacity.inbound_delay import OutboundState, outbound_queue_s
 from broker.law.decision import Decision
 from broker.law.holds import grant
 from broker.law.holds.request import Inflow, decide_ingress
@@ -35,12 +35,12 @@ from broker.law.inbound_state import IngressState
 from broker.law.reading import Reading
 from broker.law.sharing import call_detector, gso, jobs, overcommit, schedule, storage_needs
 from broker.law.sharing.plan import LENDER, ClassNeeds, ClassPlan, Promises, moves, plan, promises_of, unheld
-from broker.law.sharing.schedule import Holding
+from broker.law.sharing.schedule import ActiveSchedule
 from broker.law.state import AppliedState, ClassState, InterfaceState, State
 from broker.law.step import booked
 from broker.law.structs import replace
 from broker.model import reasons
-from broker.model.leases import Hold, Ready, Verdict
+from broker.model.leases import Hold, HoldOutcome, PreparedHolds
 from broker.model.values import (
     Alarm,
     Allocation,
@@ -61,7 +61,7 @@ class _Outcome:
     allocation: InterfaceAllocation
     credits: tuple[Credit, ...]
     alarms: tuple[Alarm, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[HoldOutcome, ...]
     again_s: float | None = None
 
 
@@ -100,7 +100,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             state=ways_in.get(entry.name) or IngressState(entry.name),
             sample=samples.get(entry.name),
             credited=ways_out[entry.name].state.bursts,
-            out=_way_out(ways_out[entry.name], now_s=now_s),
+            out=_outbound(ways_out[entry.name], now_s=now_s),
             interface=entry,
             policy=policy,
             trained=ways_out[entry.name].state.jobs,
@@ -134,18 +134,18 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
     )
 
 
-def _way_out(outcome: _Outcome, *, now_s: float) -> WayOut:
+def _outbound(outcome: _Outcome, *, now_s: float) -> OutboundState:
     """What the way in has to know of the way out."""
     allocation, known = outcome.allocation, outcome.state.capacity
     used = sum(entry.throughput_bits_per_s or 0 for entry in allocation.classes)
-    return WayOut(
+    return OutboundState(
         bits_per_s=allocation.capacity_bits_per_s,
         load=used / max(1, allocation.capacity_bits_per_s),
-        excess_s=queue_on_the_way_out(known.signals if known is not None else None, now_s=now_s),
+        excess_s=outbound_queue_s(known.signals if known is not None else None, now_s=now_s),
     )
 
 
-def _beside_others(ready: Ready, own: Inflow, inflows: Sequence[Inflow]) -> Ready:
+def _beside_others(ready: PreparedHolds, own: Inflow, inflows: Sequence[Inflow]) -> PreparedHolds:
     """What is ready for a burst through one interface, with what is asked for because of the others."""
     others = [hold for inflow in inflows if inflow is not own for hold in inflow.holds]
     return replace(ready, holds=_one_each([*ready.holds, *others]))
@@ -162,14 +162,14 @@ def _one_each(holds: list[Hold]) -> tuple[Hold, ...]:
 
 def _interface(
     *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
-    hours: tuple[Holding, ...],
+    hours: tuple[ActiveSchedule, ...],
 ) -> _Outcome:  # fmt: skip
     decided_on_s = state.counters_s
     state = catch_up.taken_in(state, sample, interface=interface, policy=policy, hours=hours, now_s=now_s)
     read = Reading(now_s=now_s, state=state, sample=sample)
     seen = sample or InterfaceSample(interface.name)  # of one that is not there nothing was seen
     leased = grant.leased(seen.leases)
-    read.waits_elsewhere(grant.waiting_bytes(seen.destinations, leased))
+    read.add_backlog_elsewhere(grant.waiting_bytes(seen.destinations, leased))
     own_flows = grant.not_held(seen.flows, leased)
     account = booked(read, state=state, sample=sample, flows=own_flows, interface=interface, policy=policy, hours=hours)
     estimate, people, now = account.estimate, account.people, account.in_force
@@ -219,7 +219,7 @@ def _interface(
         ceiling = promises_of(now.classes, elsewhere)[call_detector.PEOPLE].ceiling
         plans = unheld(plans, ceiling_bits_per_s=ceiling, open_bits_per_s=elsewhere)
     plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
-    told_apart = jobs.told_apart(seen.jobs)
+    told_apart = jobs.reported_jobs(seen.jobs)
     limited, pieces = gso.follow(
         state.segments, wanted=interface.limit_segments, rate_bits_per_s=rate, mtu_bytes=seen.mtu_bytes
     )

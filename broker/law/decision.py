@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker.law.state import State
-from broker.model.leases import Hold, Ready, Verdict
+from broker.model.leases import Hold, HoldOutcome, PreparedHolds
 from broker.model.values import Alarm, Allocation, Credit, Watch
 
 
@@ -23,7 +23,7 @@ class Decision:
     credits: tuple[Credit, ...] = ()
     alarms: tuple[Alarm, ...] = ()
     holds: tuple[Hold, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[HoldOutcome, ...] = ()
     again_s: float | None = None
     watches: tuple[Watch, ...] = ()
-    ready: tuple[Ready, ...] = ()
+    ready: tuple[PreparedHolds, ...] = ()

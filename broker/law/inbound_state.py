@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.law.capacity.inbound_state import WayInState
+from broker.law.capacity.inbound_state import InboundCapacityState
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ObservedState:
 
 
 @dataclass(frozen=True)
-class HereState:
+class IfbDelayState:
     """What waits of one class in an IFB of ours (`broker.law.capacity.ifb_delay`).
 
     Fields: `read_s` and `sent_bytes` the reading from which the next rate is taken, `rate_bits_per_s` the last one;
@@ -149,8 +149,8 @@ class IngressState:
     jobs: tuple[InboundJobState, ...] = ()
     announced_s: float | None = None
     observed: ObservedState = ObservedState()
-    capacity: WayInState | None = None
-    here: tuple[HereState, ...] = ()
+    capacity: InboundCapacityState | None = None
+    here: tuple[IfbDelayState, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Reading:
             return None
         return self.counters_s - counters_s
 
-    def waits_elsewhere(self, held_bytes: int) -> None:
+    def add_backlog_elsewhere(self, held_bytes: int) -> None:
         """Of the lender's backlog, take off what waits because another broker asked for it: our link is not short."""
         entry = self.samples.get(LENDER)
         if entry is not None and held_bytes:

@@ -20,7 +20,7 @@ from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.state import State
 from broker.model.codec import dumps, from_json
-from broker.model.leases import Hold, Ready, Verdict
+from broker.model.leases import Hold, HoldOutcome, PreparedHolds
 from broker.model.values import Alarm, Allocation, Credit, Measurements, Watch
 from broker.policy.types import Policy
 
@@ -43,10 +43,10 @@ class _Tick:
     credits: tuple[Credit, ...]
     alarms: tuple[Alarm, ...]
     holds: tuple[Hold, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[HoldOutcome, ...] = ()
     again_s: float | None = None
     watches: tuple[Watch, ...] = ()
-    ready: tuple[Ready, ...] = ()
+    ready: tuple[PreparedHolds, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,8 @@ class FlowState:
     minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent, `way_wait_s` how
     long it waited elsewhere, `others_s` what of that is a queue of others (`broker.law.capacity.cross_traffic`), as one
     sent at `others_at_s` showed; `way_least_s` are (start, least one-way delay) of the last parts of the window over
-    which that baseline is taken, oldest first. `owed_packets` is how many new ones it has to send before what it loses
-    counts again.
+    which that baseline is taken, oldest first. `unproven_packets` is how many new ones it has to send before what it
+    loses counts again.
     """
 
     key: str
@@ -172,7 +172,7 @@ class FlowState:
     way_wait_s: float = 0.0
     others_s: float = 0.0
     others_at_s: float = 0.0
-    owed_packets: int = 0
+    unproven_packets: int = 0
 
 
 @dataclass(frozen=True)
@@ -258,8 +258,8 @@ class CapacityState:
     and `step` of the next probe, `failed_bits_per_s` what came through at the last cut, as mended while it drained,
     `cut_carried_bits_per_s` as the cut had it, or, if that was by acknowledgements, as arrivals said first, 0 until
     then; `busy_s` how long the shaper has been the limit since the last move, `free_s` how long it has not been; the
-    `episode_*` fields tell whether delay follows our rate; `blameless_until_s` until when it is believed not to;
-    `stood_bits_per_s` what made no queue before the last raises, 0 where that is not known; `one_destination` whether
+    `episode_*` fields tell whether delay follows our rate; `ignore_delay_until_s` until when it is believed not to;
+    `settled_bits_per_s` what made no queue before the last raises, 0 where that is not known; `one_destination` whether
     the rate rests on what one destination says alone, `agreed_s` when two last said the same; `claimed_s` when it was
     last cut for losses that only programs told of; `unheard_s` how long the shaper has been the limit while no
     connection told anything; `jitter_s` by how much packets' waits differ from one to the next while nothing more is
@@ -286,15 +286,15 @@ class CapacityState:
     cut_from_bits_per_s: int = 0
     surely_more_bits_per_s: int = 0
     fallen_s: float | None = None
-    blameless_until_s: float = 0.0
-    stood_bits_per_s: int = 0
+    ignore_delay_until_s: float = 0.0
+    settled_bits_per_s: int = 0
     cut_carried_bits_per_s: int = 0
     one_destination: bool = False
     agreed_s: float | None = None
     claimed_s: float | None = None
     unheard_s: float = 0.0
     jitter_s: float = 0.0
-    moved_by: str = ""
+    changed_by: str = ""
     moved_excess_s: float = 0.0
     moved_baseline_s: float = 0.0
 

@@ -13,7 +13,7 @@ from broker.law.reading import Reading
 from broker.law.sharing import call_detector, overcommit
 from broker.law.sharing.effective_policy import Promised, in_force
 from broker.law.sharing.plan import Promises, promises_of
-from broker.law.sharing.schedule import Holding
+from broker.law.sharing.schedule import ActiveSchedule
 from broker.law.state import InterfaceState, PresenceState
 from broker.model.values import FlowSample, InterfaceSample
 from broker.policy.types import InterfacePolicy, Policy
@@ -32,7 +32,7 @@ class Booked:
 
 def booked(
     read: Reading, *, state: InterfaceState, sample: InterfaceSample | None, flows: Sequence[FlowSample],
-    interface: InterfacePolicy, policy: Policy, hours: Sequence[Holding],
+    interface: InterfacePolicy, policy: Policy, hours: Sequence[ActiveSchedule],
 ) -> Booked:  # fmt: skip
     """Book a reading at its own time.
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 
-class Sliced:
+class CpuBudget:
     """Something that is done again and again, each time as a generator that yields where it may be interrupted.
 
     Args:

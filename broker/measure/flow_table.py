@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from broker.law.capacity.sampling import in_turns
 from broker.law.structs import replace
-from broker.measure.port_classes import Matching
+from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import TcpConnection
-from broker.model.connection_report import Connection
+from broker.model.connection_report import ConnectionReport
 from broker.model.values import NO_JOB, FlowSample, JobKey
 from broker.policy.types import CLASS_NAMES
 
@@ -54,7 +54,7 @@ class PassedSocket:
 
 @dataclass(frozen=True)
 class _Reported:
-    connection: Connection
+    connection: ConnectionReport
     at_s: float
     sent_s: float
 
@@ -102,8 +102,8 @@ class FlowTable:
         return tuple(name for name in CLASS_NAMES if name in found)
 
     def report(
-        self, session: str, connections: Iterable[Connection], *, now_s: float
-    ) -> list[tuple[Connection, int]]:  # fmt: skip
+        self, session: str, connections: Iterable[ConnectionReport], *, now_s: float
+    ) -> list[tuple[ConnectionReport, int]]:  # fmt: skip
         """Take what a session measures; of too many connections the oldest are dropped.
 
         Returns:
@@ -127,7 +127,7 @@ class FlowTable:
             del mine[oldest]
         return deliveries
 
-    def see_tcp(self, connections: Iterable[TcpConnection], *, matching: Matching) -> None:
+    def see_tcp(self, connections: Iterable[TcpConnection], *, matching: PortClasses) -> None:
         """Take a look at the TCP connections of the namespace; it replaces the former one."""
         self._tcp = tuple((connection, matching.class_of(connection)) for connection in connections)
         self._sampled = None
@@ -168,11 +168,11 @@ class FlowTable:
             ]
             for interface, sampled in self._sampled.items()
         }
-        reported = self._last(lambda entry: now_s - entry.at_s <= FORGET_S)
-        told = self._by_interface(reported, interface_of=interface_of, now_s=now_s)
+        last = self._last(lambda entry: now_s - entry.at_s <= FORGET_S)
+        reported = self._by_interface(last, interface_of=interface_of, now_s=now_s)
         return {
-            interface: (*measured.get(interface, ()), *told.get(interface, ()))[:SAMPLES_MAX]
-            for interface in {**measured, **told}
+            interface: (*measured.get(interface, ()), *reported.get(interface, ()))[:SAMPLES_MAX]
+            for interface in {**measured, **reported}
         }
 
     def taken(self, *, now_s: float) -> None:
@@ -272,7 +272,7 @@ def importance(connection: TcpConnection, traffic_class: str) -> tuple[bool, boo
     return (traffic_class == "other", connection.waiting_bytes == 0, -connection.acked_bytes)
 
 
-def _delivered(before: _Reported | None, connection: Connection) -> int:
+def _delivered(before: _Reported | None, connection: ConnectionReport) -> int:
     """What a connection delivered since its last report; 0 without one, and where it counts anew."""
     delivered, earlier = connection.delivered_bytes, before.connection.delivered_bytes if before is not None else None
     return max(0, delivered - earlier) if delivered is not None and earlier is not None else 0
@@ -291,8 +291,8 @@ def _of_report(session: str, uid: int | None, job: str, entry: _Reported, now_s:
         rtt_s_min=connection.rtt_s_min,
         one_way_s=connection.one_way_s,
         one_way_age_s=connection.one_way_age_s,
-        way_in_s=connection.way_in_s,
-        way_in_age_s=connection.way_in_age_s,
+        inbound_s=connection.inbound_s,
+        inbound_age_s=connection.inbound_age_s,
         received_bytes=connection.received_bytes,
         delivered_bytes=connection.delivered_bytes,
         sent_packets=connection.sent_packets,

@@ -24,7 +24,7 @@ _TIMESPEC = struct.Struct("@ll")
 
 
 @dataclass(frozen=True)
-class Reply:
+class EchoReply:
     """An echo's reply. `arrived_wall_s` is when the kernel took it in, by the wall clock; None where it did not say."""
 
     address: str
@@ -57,7 +57,7 @@ class EchoSocket:
             return False
         return True
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[EchoReply]:
         """What has come since, `READS_MAX` at most; anything that is no reply is passed over."""
         for _ in range(READS_MAX):
             try:
@@ -72,7 +72,7 @@ class EchoSocket:
                 continue
             kind, _, _, _, sequence = HEADER.unpack_from(data)
             if kind == REPLY[self._version]:
-                yield Reply(_plain(source[0]), sequence, data[HEADER.size :], _arrival(ancillary))
+                yield EchoReply(_plain(source[0]), sequence, data[HEADER.size :], _arrival(ancillary))
 
     def close(self) -> None:
         """Close the socket."""

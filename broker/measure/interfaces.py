@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.measure.route_query import Kernel, LinkLook
+from broker.measure.route_query import LinkInfo, RouteSocket
 
 ROUTE_LIFE_S = 10.0
 ROUTES_MAX = 4096
@@ -33,7 +33,7 @@ _NO_SPEED = ("veth", "tun", "bridge", "dummy", "ifb", "wireguard", "openvswitch"
 class Routes:
     """Which shaped interface leads to an address. Remembers for a while; for one thread."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: RouteSocket) -> None:
         self._kernel = kernel
         self._known: dict[str, tuple[str | None, float]] = {}
 
@@ -56,7 +56,7 @@ class Routes:
         self._known.clear()
 
 
-class Traffic:
+class InterfaceCounters:
     """What came in and left through each interface of our network namespace. The file stays open: to look it up again
     in each tick costs as much as to read it."""
 
@@ -99,10 +99,10 @@ class Links:
     interface is the same: a cable that is pulled and put back is the same link.
 
     Args:
-        look: how the link of an interface fares by the kernel's word (`netlink.Kernel.link`).
+        look: how the link of an interface fares by the kernel's word (`netlink.RouteSocket.link`).
     """
 
-    def __init__(self, look: Callable[[str], LinkLook | None]) -> None:
+    def __init__(self, look: Callable[[str], LinkInfo | None]) -> None:
         self._link = look
         self._known: dict[str, _Seen] = {}
         self._speeds: dict[str, tuple[int, int]] = {}  # by name: number of the interface, its last speed with a carrier
@@ -149,7 +149,7 @@ class Links:
             self._known[interface] = known
         return known
 
-    def _lasting(self, interface: str, link: LinkLook, said_bits_per_s: int | None) -> int | None:
+    def _lasting(self, interface: str, link: LinkInfo, said_bits_per_s: int | None) -> int | None:
         """What the driver says now, or said last while there was a carrier, of this very interface."""
         if link.carrier:
             self._speeds.pop(interface, None)

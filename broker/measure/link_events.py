@@ -24,7 +24,7 @@ _PACKETS_MAX = 64
 
 
 @dataclass(frozen=True)
-class Heard:
+class LinkChanges:
     """What events were about: numbers and names of interfaces. `lost`: some were not heard; look at everything."""
 
     numbers: frozenset[int] = frozenset()
@@ -45,7 +45,7 @@ class LinkEvents:
         """For a selector."""
         return self._sock.fileno()
 
-    def heard(self) -> Heard:
+    def heard(self) -> LinkChanges:
         """All that has come since last asked; never waits."""
         numbers: set[int] = set()
         names: set[str] = set()
@@ -58,7 +58,7 @@ class LinkEvents:
                     if problem.errno != errno.ENOBUFS:
                         raise
                     lost = True
-        return Heard(frozenset(numbers), frozenset(names), lost)
+        return LinkChanges(frozenset(numbers), frozenset(names), lost)
 
     def close(self) -> None:
         """Release the socket."""

@@ -17,7 +17,7 @@ MEASURE_S = 0.1
 How old one may be is known to this: a tick."""
 
 
-class BrokerTrip(NamedTuple):
+class PeerRtt(NamedTuple):
     """The least and the last round trip to a broker, and the earliest time at which the last may have been measured."""
 
     least_s: float
@@ -25,11 +25,11 @@ class BrokerTrip(NamedTuple):
     since_s: float
 
 
-class BrokerTrips:
+class PeerRtts:
     """By address, as of the last look. For one thread; times come in."""
 
     def __init__(self) -> None:
-        self._trips: dict[str, BrokerTrip] = {}
+        self._trips: dict[str, PeerRtt] = {}
         self._looked_s = float("-inf")
 
     def is_due(self, *, now_s: float) -> bool:
@@ -45,10 +45,10 @@ class BrokerTrips:
                 continue
             before = known.get(peer.address)
             if before is None:  # the first says nothing yet: it is what later ones are compared with
-                before = BrokerTrip(peer.rtt_s_min, peer.rtt_latest_s, now_s)
+                before = PeerRtt(peer.rtt_s_min, peer.rtt_latest_s, now_s)
             since_s = before.since_s if before.last_s == peer.rtt_latest_s else before_s
-            self._trips[peer.address] = BrokerTrip(peer.rtt_s_min, peer.rtt_latest_s, since_s)
+            self._trips[peer.address] = PeerRtt(peer.rtt_s_min, peer.rtt_latest_s, since_s)
 
-    def get(self, address: str) -> BrokerTrip | None:
+    def get(self, address: str) -> PeerRtt | None:
         """Of one broker; None where there is no connection to one."""
         return self._trips.get(address)

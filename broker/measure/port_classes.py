@@ -17,7 +17,7 @@ _ADDRESSES_REMEMBERED = 4096
 """More than a busy host's peers; an entry is a hundred bytes, and one that falls out costs a look at the rules."""
 
 
-class Matching:
+class PortClasses:
     """The rules of one policy, laid out so that a connection costs a few look-ups however many rules there are."""
 
     def __init__(self, policy: Policy) -> None:

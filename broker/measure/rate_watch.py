@@ -30,7 +30,7 @@ class _Watched:
     again_s: float = LOOK_S
 
 
-class PaceWatch:
+class RateWatch:
     """For the loop's thread.
 
     Args:

@@ -31,7 +31,7 @@ class NetlinkError(OSError):
 
 
 @dataclass(frozen=True)
-class LinkLook:
+class LinkInfo:
     """How a link fares: the number of its interface, whether it has a carrier (never while it is set down), and how
     often that has changed since the interface was made, None where the kernel does not count it (before 3.15)."""
 
@@ -40,7 +40,7 @@ class LinkLook:
     carrier_changes: int | None
 
 
-class Kernel:
+class RouteSocket:
     """A netlink socket of the network namespace in which this was made. For one thread."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Kernel:
             raise
         return None
 
-    def link(self, interface: str) -> LinkLook | None:
+    def link(self, interface: str) -> LinkInfo | None:
         """Look at one link; None where there is none of that name.
 
         Raises:
@@ -83,7 +83,7 @@ class Kernel:
                     _, _, number, flags, _ = IFINFOMSG.unpack_from(payload)
                     changes = attribute_map(payload, IFINFOMSG.size).get(_IFLA_CARRIER_CHANGES)
                     counted = None if changes is None else struct.unpack("=I", changes[:4])[0]
-                    return LinkLook(number, bool(flags & _IFF_LOWER_UP), counted)
+                    return LinkInfo(number, bool(flags & _IFF_LOWER_UP), counted)
         except NetlinkError as error:
             if error.errno != errno.ENODEV:
                 raise

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.measure.peer_rtt import BrokerTrip
+from broker.measure.peer_rtt import PeerRtt
 from broker.measure.tcp_diag import TcpConnection
-from broker.model.leases import Verdict
+from broker.model.leases import HoldOutcome
 from broker.model.values import SenderSample
 
 FORGET_S = 5.0
@@ -38,7 +38,7 @@ class _Sender:
     receive_rtt_s: float | None = None
 
 
-class ArrivalBook:
+class SenderTable:
     """The senders of one host. For one thread; times come in."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class ArrivalBook:
 
     def samples(
         self, *, interface_of: Callable[[str], str | None], broker_of: Callable[[str], str],
-        trip_of: Callable[[str], BrokerTrip | None], held: Mapping[str, Verdict], now_s: float,
+        trip_of: Callable[[str], PeerRtt | None], held: Mapping[str, HoldOutcome], now_s: float,
     ) -> Mapping[str, tuple[SenderSample, ...]]:  # fmt: skip
         """What the decision shall know of each interface's senders.
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from broker.measure.budget import Sliced
+from broker.measure.budget import CpuBudget
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
 from broker.process.proc_fds import command_of, processes, sockets_of
-from broker.process.socket_finder_client import Finder
+from broker.process.socket_finder_client import SocketFinder
 from hive_qos.text import printable
 
 SHARE, SLICE_S = 0.003, 0.002
@@ -38,7 +38,7 @@ NAME_LENGTH_MAX, PATH_LENGTH_MAX = 64, 1024
 
 
 @dataclass(frozen=True)
-class Origin:
+class SocketOwner:
     """Who made a connection. None: not known (yet), or not to be seen from here. Texts are safe to print."""
 
     pid: int | None = None
@@ -48,11 +48,11 @@ class Origin:
 
 Shown = tuple[tuple[TcpConnection | UdpSocket, str], ...]
 """Connections and sockets that are shown, with the class of each."""
-NOBODY = Origin()
+NOBODY = SocketOwner()
 _NOT_YET: tuple[int | None, float] = (None, 0.0)  # nobody found, and never looked for
 
 
-class Origins:
+class SocketOwners:
     """For one thread; what `known` gave stays as it is.
 
     Args:
@@ -60,21 +60,21 @@ class Origins:
         finder: looks into processes where this one may not.
     """
 
-    def __init__(self, mount: str | None, *, finder: Finder | None = None, proc: str = "/proc") -> None:
+    def __init__(self, mount: str | None, *, finder: SocketFinder | None = None, proc: str = "/proc") -> None:
         self._proc, self._finder = proc, finder
         self._cgroups = CgroupPaths(mount)
         clock = time.thread_time if finder is None else finder.cpu_s
-        self._walking = Sliced(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S, cpu_clock=clock)
+        self._walking = CpuBudget(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S, cpu_clock=clock)
         self._shown: Shown = ()
         self._wanted: dict[int, int] = {}
         self._cgroup_ids: frozenset[int] = frozenset()
         self._lacks = False
         self._holders: dict[int, tuple[int | None, float]] = {}
         self._commands: dict[int, str | None] = {}
-        self._known: Mapping[int, Origin] = MappingProxyType({})
+        self._known: Mapping[int, SocketOwner] = MappingProxyType({})
         self._now_s = 0.0
 
-    def look(self, shown: Shown, *, now_s: float) -> Mapping[int, Origin]:
+    def look(self, shown: Shown, *, now_s: float) -> Mapping[int, SocketOwner]:
         """Look a little further, and give what is known of these connections (with their classes), by inode."""
         self._now_s = now_s
         if shown is not self._shown:  # the same tuple until somebody has looked at the connections again
@@ -144,7 +144,7 @@ class Origins:
         self._commands = {pid: command for pid, command in self._commands.items() if pid in pids}
 
     def _show(self) -> None:
-        made: dict[tuple[int | None, int], Origin] = {}  # many connections are of one process
+        made: dict[tuple[int | None, int], SocketOwner] = {}  # many connections are of one process
         known = {}
         for inode, cgroup_id in self._wanted.items():
             key = (self._holders.get(inode, _NOT_YET)[0], cgroup_id)
@@ -153,10 +153,10 @@ class Origins:
             known[inode] = made[key]
         self._known = MappingProxyType(known)
 
-    def _origin(self, pid: int | None, cgroup_id: int) -> Origin:
+    def _origin(self, pid: int | None, cgroup_id: int) -> SocketOwner:
         command = self._commands.get(pid) if pid is not None else None
         path = self._cgroups.path_of(cgroup_id)
-        return Origin(
+        return SocketOwner(
             pid=pid,
             command=None if command is None else printable(command, length_max=NAME_LENGTH_MAX),
             cgroup=None if path is None else printable(path, length_max=PATH_LENGTH_MAX),
@@ -172,7 +172,7 @@ class CgroupPaths:
 
     def __init__(self, mount: str | None, *, walk: Callable[[str], Iterator[tuple[str, int]]] | None = None) -> None:
         self._mount, self._walk_over = mount, walk or _cgroups
-        self._walking = Sliced(self._walk, share=SHARE, interval_s_min=CGROUPS_WALK_S, slice_s=SLICE_S)
+        self._walking = CpuBudget(self._walk, share=SHARE, interval_s_min=CGROUPS_WALK_S, slice_s=SLICE_S)
         self._paths: dict[int, str] = {}
         self._wanted: frozenset[int] = frozenset()
         self._lost_s: dict[int, float] = {}

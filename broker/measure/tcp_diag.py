@@ -134,7 +134,7 @@ class BoundSocket:
     device: int
 
 
-class NetlinkError(OSError):
+class SockDiagError(OSError):
     """The kernel refused a question; `errno` says why."""
 
 
@@ -144,7 +144,7 @@ def tcp_pages(*, clock: Callable[[], float]) -> Iterator[list[TcpConnection]]:
     A page is what the kernel gives at once, about 60 connections; who stops between two holds nobody up.
 
     Raises:
-        NetlinkError: this kernel has no INET_DIAG, or refuses.
+        SockDiagError: this kernel has no INET_DIAG, or refuses.
     """
     for page in _dump(_requests(socket.IPPROTO_TCP, _WHOLE, _STATES_CONNECTED, NOT_LOOPBACK)):
         now_s = clock()
@@ -155,7 +155,7 @@ def tcp_asked(connections: Sequence[TcpConnection], *, clock: Callable[[], float
     """Ask for single connections again; those that have ended are left out. A page at a time.
 
     Raises:
-        NetlinkError: the kernel refuses.
+        SockDiagError: the kernel refuses.
     """
     with _open() as sock:
         for start in range(0, len(connections), ASKED_AT_ONCE):
@@ -185,7 +185,7 @@ def owned_sockets(protocol: int, *, cgroups: Sequence[int] | None = None) -> Ite
         cgroups: only those made in these, at most `CGROUPS_FILTERED_MAX`; None: all.
 
     Raises:
-        NetlinkError: this kernel has no such diagnosis, or cannot filter (ENOENT, EINVAL).
+        SockDiagError: this kernel has no such diagnosis, or cannot filter (ENOENT, EINVAL).
     """
     code = among_cgroups(cgroups) if cgroups is not None else b""
     for page in _dump(_requests(protocol, _SHORT, _STATES_WITH_OWNER[protocol], code)):
@@ -198,7 +198,7 @@ def bound_sockets(inodes: Set[int]) -> dict[int, BoundSocket]:
     All are listed: 1,000 others take about 2 ms.
 
     Raises:
-        NetlinkError: this kernel has no such diagnosis (ENOENT), or refuses.
+        SockDiagError: this kernel has no such diagnosis (ENOENT), or refuses.
     """
     found = {}
     for protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP):
@@ -214,7 +214,7 @@ def udp_pages() -> Iterator[list[UdpSocket]]:
     """UDP sockets that programs hold, IPv4 and IPv6, without those bound to loopback or connected over it; by pages.
 
     Raises:
-        NetlinkError: this kernel has no such diagnosis (ENOENT), or refuses.
+        SockDiagError: this kernel has no such diagnosis (ENOENT), or refuses.
     """
     for page in _dump(_requests(socket.IPPROTO_UDP, _SHORT, _STATES_WITH_OWNER[socket.IPPROTO_UDP], b"")):
         yield [found for body in page if (found := _read_udp(body)) is not None]
@@ -315,7 +315,7 @@ def _refused(body: memoryview) -> int:
 
 def _raise_refusal(code: int) -> None:
     if code:
-        raise NetlinkError(code, os.strerror(code))
+        raise SockDiagError(code, os.strerror(code))
 
 
 _GONE = (errno.ENOENT, errno.ESTALE)  # the socket that was asked for has ended, or another has its place

@@ -14,9 +14,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from broker.measure.budget import Sliced
+from broker.measure.budget import CpuBudget
 from broker.measure.flow_table import FlowTable, importance
-from broker.measure.port_classes import Matching
+from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import TcpConnection, tcp_asked, tcp_pages
 from broker.process.log import Log
 
@@ -43,14 +43,14 @@ class TcpWatch:
 
     def __init__(self, *, log: Log, clock: Callable[[], float]) -> None:
         self._log, self._clock = log, clock
-        self._few = Sliced(
+        self._few = CpuBudget(
             self._list, share=SHARE, interval_s_min=INTERVAL_S_MIN, interval_s_max=SECOND_S, slice_s=SLICE_S
         )
-        self._asking = Sliced(
+        self._asking = CpuBudget(
             self._follow, share=SHARE, interval_s_min=INTERVAL_S_MIN, interval_s_max=SECOND_S, slice_s=SLICE_S
         )
-        self._all = Sliced(self._list, share=SHARE, interval_s_min=SECOND_S, slice_s=SLICE_S)
-        self._following = Sliced(
+        self._all = CpuBudget(self._list, share=SHARE, interval_s_min=SECOND_S, slice_s=SLICE_S)
+        self._following = CpuBudget(
             self._follow, share=SHARE, interval_s_min=SECOND_S, interval_s_max=SECOND_S, slice_s=SLICE_S
         )
         self._many = False
@@ -66,7 +66,7 @@ class TcpWatch:
         """A look has begun and not ended."""
         return any(work.under_way for work in (self._few, self._asking, self._all, self._following))
 
-    def look(self, flows: FlowTable, *, matching: Matching, now_s: float) -> None:
+    def look(self, flows: FlowTable, *, matching: PortClasses, now_s: float) -> None:
         """Look, when it is time. A kernel that refuses is asked again after `RETRY_S`; delay signals are then fewer."""
         self._flows, self._matching = flows, matching
         try:

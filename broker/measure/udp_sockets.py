@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from broker.measure.budget import Sliced
-from broker.measure.port_classes import Matching
+from broker.measure.budget import CpuBudget
+from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import UdpSocket, udp_pages
 from broker.process.log import Log
 
@@ -31,14 +31,14 @@ class UdpWatch:
 
     def __init__(self, *, log: Log, pages: Callable[[], Iterator[list[UdpSocket]]] = udp_pages) -> None:
         self._log, self._pages = log, pages
-        self._passes = Sliced(self._list, share=SHARE, interval_s_min=INTERVAL_S, slice_s=SLICE_S)
-        self._matching: Matching | None = None
+        self._passes = CpuBudget(self._list, share=SHARE, interval_s_min=INTERVAL_S, slice_s=SLICE_S)
+        self._matching: PortClasses | None = None
         self._sent_s: dict[int, float] = {}
         self._now_s = 0.0
         self.shown: tuple[tuple[UdpSocket, str, bool], ...] = ()
         """Sockets with their class, and whether something of theirs was seen waiting lately; senders first."""
 
-    def look(self, *, matching: Matching, now_s: float) -> None:
+    def look(self, *, matching: PortClasses, now_s: float) -> None:
         """Look a little further, when it is time."""
         self._matching, self._now_s = matching, now_s
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Connection:
+class ConnectionReport:
     """What one connection of the client measures: the fields of `broker.model.values.FlowSample`."""
 
     peer: str
@@ -22,6 +22,6 @@ class Connection:
     lost_packets: int | None
     delivery_rate_bits_per_s: int | None
     application_limited: bool
-    way_in_s: float | None = None
-    way_in_age_s: float | None = None
+    inbound_s: float | None = None
+    inbound_age_s: float | None = None
     received_bytes: int | None = None

@@ -73,7 +73,7 @@ class BurstSeen:
 
 
 @dataclass(frozen=True)
-class OwedOnTheWayIn:
+class OwedInbound:
     """Storage got less than its guarantee of the way in over its window, so it yields less."""
 
     code: ClassVar[str] = "owed-on-the-way-in"
@@ -98,7 +98,7 @@ class IngressUnknown:
 
 
 @dataclass(frozen=True)
-class WayInUnheard:
+class InboundSignalsMissing:
     """Fewer than two senders tell how long their packets take to us, so what is configured counts."""
 
     code: ClassVar[str] = "way-in-unheard"
@@ -115,7 +115,7 @@ class WayInUnheard:
 
 
 @dataclass(frozen=True)
-class QueueOnTheWayIn:
+class InboundQueue:
     """Packets waited in front of our link, by several senders' word: what came meanwhile is what it carries."""
 
     code: ClassVar[str] = "queue-on-the-way-in"
@@ -131,7 +131,7 @@ class QueueOnTheWayIn:
 
 
 @dataclass(frozen=True)
-class DrainsWayIn:
+class DrainsInboundQueue:
     """Storage is held to half for a moment, so that a queue in front of our link goes away."""
 
     code: ClassVar[str] = "way-in-draining"
@@ -146,7 +146,7 @@ class DrainsWayIn:
 
 
 @dataclass(frozen=True)
-class ProbesWayIn:
+class ProbesInbound:
     """The way in was found to carry less; more is let in as long as no queue shows."""
 
     code: ClassVar[str] = "way-in-probing"

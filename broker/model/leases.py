@@ -34,7 +34,7 @@ class Hold:
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedHolds:
     """What to ask for at once when a burst of this job begins, before the decision that follows from it.
 
     Fields: `interface` the one through which the burst goes; `uid`, `job` whose it is; `bytes_min` what it announces
@@ -67,7 +67,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HoldOutcome:
     """What the decision made of a lease: the rate in force, which may be more than was asked for, or a refusal."""
 
     peer: str

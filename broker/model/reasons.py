@@ -204,11 +204,11 @@ class LinkRate:
     code: ClassVar[str] = "link-rate"
     rate_bits_per_s: int
     source: str
-    told: bool = True
+    reported: bool = True
 
     def text(self) -> str:
         where = {"configured": "the configured rate", "link": "the link's own speed"}.get(self.source, "a guess")
-        seen = "no queue seen elsewhere" if self.told else "queues elsewhere are not measured now"
+        seen = "no queue seen elsewhere" if self.reported else "queues elsewhere are not measured now"
         return f"{format_rate(self.rate_bits_per_s)}: {where}, less headroom; {seen}"
 
 

@@ -8,7 +8,7 @@ from broker.model.reasons import Reason
 
 
 @dataclass(frozen=True)
-class GuardInfo:
+class WatchdogInfo:
     """How the guard fares. `openings`: how often it has opened the ceilings while this daemon lived; `started`: how
     many guards this daemon has had."""
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Allowance:
+class TokenBucket:
     """`per_s` on average, `at_once` together after a pause."""
 
     def __init__(self, *, per_s: float, at_once: float, now_s: float) -> None:
@@ -25,19 +25,19 @@ class Allowance:
         return True
 
 
-class Allowances(Generic[Key]):
+class TokenBuckets(Generic[Key]):
     """An allowance for each of many: users, peers. Whose last use is longest ago is forgotten beyond `remembered`."""
 
     def __init__(self, *, per_s: float, at_once: float, remembered: int) -> None:
         self._per_s, self._at_once, self._remembered = per_s, at_once, remembered
-        self._each: dict[Key, Allowance] = {}
+        self._each: dict[Key, TokenBucket] = {}
 
     def __len__(self) -> int:
         return len(self._each)
 
     def take(self, key: Key, *, count: int = 1, now_s: float) -> bool:
         """Take so many of one's own, or none where fewer are left."""
-        own = self._each.pop(key, None) or Allowance(per_s=self._per_s, at_once=self._at_once, now_s=now_s)
+        own = self._each.pop(key, None) or TokenBucket(per_s=self._per_s, at_once=self._at_once, now_s=now_s)
         self._each[key] = own
         while len(self._each) > self._remembered:
             del self._each[next(iter(self._each))]

@@ -81,7 +81,7 @@ class FlowSample:
         rtt_s: smoothed round-trip time. rtt_latest_s: the last sample. rtt_s_min: the connection's own minimum.
         one_way_s: the way there alone, plus a constant that nobody knows (two clocks): only its changes mean anything.
         one_way_age_s: how long before the report that packet was sent.
-        way_in_s: the way towards us alone, plus another such constant. way_in_age_s: how long ago it had come.
+        inbound_s: the way towards us alone, plus another such constant. inbound_age_s: how long ago it had come.
         received_bytes: what came from there, cumulative.
         delivered_bytes: acknowledged, cumulative. sent_packets, lost_packets: cumulative (segments, retransmits).
         delivery_rate_bits_per_s: the transport's own figure. application_limited: it had nothing more to send.
@@ -106,8 +106,8 @@ class FlowSample:
     application_limited: bool = False
     job: str = ""
     uid: int | None = None
-    way_in_s: float | None = None
-    way_in_age_s: float | None = None
+    inbound_s: float | None = None
+    inbound_age_s: float | None = None
     received_bytes: int | None = None
 
 

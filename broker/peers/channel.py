@@ -19,18 +19,18 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from broker.model.leases import Hold, Lease, Verdict
+from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.reasons import Reason
 from broker.model.values import Alarm
 from broker.peers.peer_status import PeerStatus
 from broker.peers.protocol import wire
 from broker.peers.protocol.addresses import is_askable, plain, plain_host
 from broker.peers.protocol.connections import CONNECTIONS_MAX, Connection, Connections
-from broker.peers.protocol.lease_table import LeaseBook
+from broker.peers.protocol.lease_table import LeaseTable
 from broker.peers.protocol.receive_quota import Reading
-from broker.peers.protocol.replies import Answers
-from broker.peers.protocol.requests import Asking
-from broker.peers.quic_endpoint import Carrier
+from broker.peers.protocol.replies import Replies
+from broker.peers.protocol.requests import HoldRequests
+from broker.peers.quic_endpoint import QuicEndpoint
 from broker.peers.refusals import Refusals
 from broker.policy.types import PeersPolicy
 from broker.process.log import Log
@@ -70,12 +70,12 @@ class PeerChannel:
         port: int | None = None,
     ) -> None:
         self._log, self._clock, self._certificate = log, clock, settings.certificate
-        self._asking, self._book, self._answers = Asking(), LeaseBook(), Answers()
+        self._asking, self._book, self._answers = HoldRequests(), LeaseTable(), Replies()
         self._connections, self._reading, self._refusals = Connections(), Reading(), Refusals(log=log)
         self._attempts: dict[int, str] = {}
         self._failed = False
         run = secrets.token_bytes(wire.RUN_BYTES)
-        self._carrier = Carrier(settings, run=run, wake=wake, log=log, mark=mark, port=port)
+        self._carrier = QuicEndpoint(settings, run=run, wake=wake, log=log, mark=mark, port=port)
         self._warn_of_no_address()
 
     def renew(self, identity: ConfiguredIdentity) -> None:
@@ -124,11 +124,11 @@ class PeerChannel:
 
     @property
     def urgent(self) -> bool:
-        """Leases have changed since `leases` was last called, and not too often lately (`LeaseBook`)."""
+        """Leases have changed since `leases` was last called, and not too often lately (`LeaseTable`)."""
         self._take()
         return self._book.changed
 
-    def answer(self, verdicts: Sequence[Verdict]) -> None:
+    def answer(self, verdicts: Sequence[HoldOutcome]) -> None:
         """Tell who asked what the decision made of it."""
         self._take()
         now_s = self._clock()
@@ -143,7 +143,7 @@ class PeerChannel:
         found = self._asking.brokers()
         return dict.fromkeys(found, "no") if self._failed else found
 
-    def held(self) -> Mapping[str, Verdict]:
+    def held(self) -> Mapping[str, HoldOutcome]:
         """Address to what the broker there said to our hold, as long as that is in force."""
         self._take()
         return self._asking.held(now_s=self._clock())

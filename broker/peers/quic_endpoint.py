@@ -62,7 +62,7 @@ def load_engine(engine: str) -> None:
     find_engine(engine)
 
 
-class Carrier:
+class QuicEndpoint:
     """See above. All methods belong to the daemon's thread.
 
     Args:

@@ -29,7 +29,7 @@ END_S_MAX = 2.0
 """The closer ends within milliseconds after the daemon closed its end."""
 
 
-class Closing:
+class CloserClient:
     """For any thread.
 
     Args:

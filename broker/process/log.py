@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from broker.model.token_bucket import Allowance
+from broker.model.token_bucket import TokenBucket
 from hive_qos.text import printable
 
 _PRIORITY = {"error": 3, "warning": 4, "info": 6, "debug": 7}
@@ -117,7 +117,7 @@ class Lines:
 
 class _Kind:
     def __init__(self, now_s: float) -> None:
-        self.allowance = Allowance(per_s=LINES_PER_S, at_once=LINES_AT_ONCE, now_s=now_s)
+        self.allowance = TokenBucket(per_s=LINES_PER_S, at_once=LINES_AT_ONCE, now_s=now_s)
         self.left_out = 0
 
 

@@ -26,7 +26,7 @@ _WORKS = f"its threads have used more than {BUDGET:g} of a core for {SPELL_S:g} 
 _HANGS = f"a thread did not sleep for {rt_priority.SPELL_S:g} s"
 
 
-class GoingFirst:
+class RtBudget:
     """For the loop's thread, which has to be the main one.
 
     Args:

@@ -10,7 +10,7 @@ thread, behind everything else of real time. What keeps that from starving the h
   (RLIMIT_RTTIME), and all threads of the process run like everybody else's from then on. One that goes on for
   `SPELL_S_MAX` in spite of that is killed, and the guard opens the ceilings.
 - Strangers' packets are answered before any certificate is seen, so they could have a thread work on and on with short
-  sleeps. What the daemon uses is counted (`spent_s`), and over a budget it loses it, too (`daemon.going_first`).
+  sleeps. What the daemon uses is counted (`spent_s`), and over a budget it loses it, too (`daemon.rt_budget`).
 - The kernel leaves ordinary threads a twentieth of each second, unless somebody has set sched_rt_runtime_us to -1.
 - Threads that answer requests do not have it (`give_up`): who asks for the status all day costs his own time. They run
   in SCHED_BATCH, which who they start inherits: so they are told apart from those that have only lost it.

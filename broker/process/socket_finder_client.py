@@ -34,7 +34,7 @@ END_S_MAX = 2.0
 """The finder ends within milliseconds after the daemon closed its end, unless a disk makes it wait."""
 
 
-class Finder:
+class SocketFinder:
     """The daemon's side. For the loop's thread.
 
     Args:

@@ -52,7 +52,7 @@ MESSAGE_BYTES_MAX = 64
 """A beat is a letter and a number."""
 
 
-class Guard:
+class Watchdog:
     """The guard's whole life, from the first message to the last.
 
     Args:
@@ -200,7 +200,7 @@ def main(arguments: list[str]) -> int:
         return 1
     rt_priority.take()  # where that is not allowed, the daemon has said so
     with socket.socket(fileno=int(arguments[0])) as sock:
-        return 0 if Guard(sock, opening=opening.open, relearn=opening.relearn, say=say).run() else 1
+        return 0 if Watchdog(sock, opening=opening.open, relearn=opening.relearn, say=say).run() else 1
 
 
 if __name__ == "__main__":

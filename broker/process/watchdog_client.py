@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.model.status_values import GuardInfo
+from broker.model.status_values import WatchdogInfo
 from broker.model.values import Alarm
 from broker.process import rt_priority
 from broker.process.log import Log
@@ -42,7 +42,7 @@ END_S_MAX = 2.0
 """A guard that was told that all is put back ends in milliseconds; one that hangs is killed then."""
 
 
-class Guardian:
+class WatchdogClient:
     """Keeps one guard alive beside this daemon. For the loop's thread.
 
     Args:
@@ -135,11 +135,11 @@ class Guardian:
                 process.wait(END_S_MAX)
         sock.close()
 
-    def info(self) -> GuardInfo:
+    def info(self) -> WatchdogInfo:
         """How it fares."""
         alive = self._ready and self._running()
         pid = self._process.pid if self._process is not None else None
-        return GuardInfo(pid=pid, alive=alive, openings=self._openings, started=self._started)
+        return WatchdogInfo(pid=pid, alive=alive, openings=self._openings, started=self._started)
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong with it now."""

@@ -30,7 +30,7 @@ class _Entry:
     next_s: float | None  # absolute likewise
 
 
-class BurstBook:
+class BurstTable:
     """The announced bursts of all sessions."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from broker.measure.flow_table import SENDS_BYTES, SENDS_S
-from broker.model.connection_report import Connection
+from broker.model.connection_report import ConnectionReport
 from broker.model.values import JobKey, JobSample
 from shaping.model import ClassCounters
 
@@ -52,7 +52,7 @@ class Slots:
         return dict(self._of_job)
 
 
-class JobBook:
+class JobTable:
     """The jobs of all sessions.
 
     Args:
@@ -81,7 +81,7 @@ class JobBook:
     def delivered(
         self,
         job: JobKey,
-        deliveries: Iterable[tuple[Connection, int]],
+        deliveries: Iterable[tuple[ConnectionReport, int]],
         *,
         interface_of: Callable[[str], str | None],
         now_s: float,

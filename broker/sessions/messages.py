@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.client.protocol import CONNECTIONS_PER_REPORT, DESCRIPTORS_MAX, NAME_BYTES_MAX, VERSION, MessageError
-from broker.model.connection_report import Connection
+from broker.model.connection_report import ConnectionReport
 from broker.policy.types import CLASS_NAMES
 
 ROLES = ("gradient", "bulk", "storage", "control", "other")
@@ -90,7 +90,7 @@ class Declare:
 class Report:
     """Everything that the client measures, or a part of it: each connection replaces its former figures."""
 
-    connections: tuple[Connection, ...]
+    connections: tuple[ConnectionReport, ...]
 
 
 @dataclass(frozen=True)
@@ -189,11 +189,11 @@ def _report(message: Mapping[str, Any]) -> Report:
     return Report(tuple(_connection(item) for item in connections))
 
 
-def _connection(item: object) -> Connection:
+def _connection(item: object) -> ConnectionReport:
     if not isinstance(item, dict):
         raise MessageError("bad-field", "a connection must be an object")
     peer, port = _endpoint(item.get("peer"))
-    return Connection(
+    return ConnectionReport(
         peer=peer,
         port=port,
         traffic_class=_class(item) if "class" in item else "compute",
@@ -202,8 +202,8 @@ def _connection(item: object) -> Connection:
         rtt_s_min=_seconds(item, "rtt_s_min", most=DURATION_S_MAX),
         one_way_s=_seconds(item, "one_way_s", most=CLOCK_S_MAX, signed=True),
         one_way_age_s=_seconds(item, "one_way_age_s", most=DURATION_S_MAX),
-        way_in_s=_seconds(item, "way_in_s", most=CLOCK_S_MAX, signed=True),
-        way_in_age_s=_seconds(item, "way_in_age_s", most=DURATION_S_MAX),
+        inbound_s=_seconds(item, "inbound_s", most=CLOCK_S_MAX, signed=True),
+        inbound_age_s=_seconds(item, "inbound_age_s", most=DURATION_S_MAX),
         delivered_bytes=_count(item, "delivered_bytes"),
         received_bytes=_count(item, "received_bytes"),
         sent_packets=_count(item, "sent_packets"),

@@ -27,7 +27,7 @@ class _Entry:
     replicas_at_risk: int
 
 
-class NeedBook:
+class NeedTable:
     """The declared needs of all sessions; of each its last."""
 
     def __init__(self) -> None:

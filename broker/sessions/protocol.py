@@ -60,7 +60,7 @@ def error(code: str, text: str, *, number: int | None = None) -> Reply:
 
 
 @dataclass
-class Allowance:
+class SessionQuota:
     """A token bucket of messages: who overdraws is not read from until there is allowance again."""
 
     per_s: float = MESSAGES_PER_S
@@ -82,7 +82,7 @@ class Allowance:
 
 
 @dataclass
-class Machine:
+class SessionProtocol:
     """The protocol state of one session.
 
     Args:

@@ -23,12 +23,12 @@ CHANGE = 0.02
 """Less than this is no news; the broker's dead band."""
 
 
-class RateBook:
+class RateNotifier:
     """What was told to whom."""
 
     def __init__(self, flows: FlowTable) -> None:
         self._flows = flows
-        self._told: dict[tuple[str, str], tuple[int | None, float]] = {}
+        self._reported: dict[tuple[str, str], tuple[int | None, float]] = {}
 
     def tell(
         self,
@@ -41,11 +41,11 @@ class RateBook:
         """Tell each session what has changed, and once a second what has not."""
         listening = [session for session in sessions if session.machine.hello.rates]
         if not listening:
-            self._told.clear()
+            self._reported.clear()
             return
         offers = {entry.name: entry for entry in allocation.interfaces}
         busy = self._flows.senders(interface_of=interface_of, now_s=now_s)
-        told: dict[tuple[str, str], tuple[int | None, float]] = {}
+        reported: dict[tuple[str, str], tuple[int | None, float]] = {}
         for session in listening:
             for name in self._flows.classes_of(session.name):
                 key = (session.name, name)
@@ -54,16 +54,16 @@ class RateBook:
                 if interface is not None and interface in offers:
                     others = busy.get((interface, name), frozenset()) - {session.name}
                     rate = self._part(session.name, others, offers[interface], name)
-                told[key] = self._told.get(key, (None, now_s))
-                if _is_news(rate, told[key], now_s):
+                reported[key] = self._reported.get(key, (None, now_s))
+                if _is_news(rate, reported[key], now_s):
                     message: Mapping[str, Any] = {
                         "op": "rate", "class": name, "bits_per_s": rate, "valid_s": VALID_S
                     }  # fmt: skip
                     session.send(message)  # one that is not taken is repeated soon
-                    told[key] = (rate, now_s)
-            said = {name: told[session.name, name][0] for name in self._flows.classes_of(session.name)}
-            session.told_bits_per_s = {name: rate for name, rate in said.items() if rate is not None}
-        self._told = told
+                    reported[key] = (rate, now_s)
+            said = {name: reported[session.name, name][0] for name in self._flows.classes_of(session.name)}
+            session.reported_bits_per_s = {name: rate for name, rate in said.items() if rate is not None}
+        self._reported = reported
 
     def _part(self, session: str, others: frozenset[str], interface: InterfaceAllocation, name: str) -> int:
         job = self._flows.job_of(session)
@@ -72,8 +72,8 @@ class RateBook:
         return offered // (jobs.count(job) + 1)
 
 
-def _is_news(rate: int | None, told: tuple[int | None, float], now_s: float) -> bool:
-    last, at_s = told
+def _is_news(rate: int | None, reported: tuple[int | None, float], now_s: float) -> bool:
+    last, at_s = reported
     if rate is None or last is None:
         return rate != last
     return abs(rate - last) > CHANGE * last or now_s - at_s >= REPEAT_S

@@ -1,8 +1,8 @@
 """The session socket: accepts, asks the kernel who it is, receives packets with descriptors, and feeds the machine.
 
 One thread and one selector, shared with the daemon. Every descriptor that arrives, and every connection that ends, is
-handed to `Closing`: this thread closes nothing of a client's, for a close may last as long as its owner chose. What a
-client may cost is bounded: sessions, messages a second, sockets, replies that it does not read.
+handed to `CloserClient`: this thread closes nothing of a client's, for a close may last as long as its owner chose.
+What a client may cost is bounded: sessions, messages a second, sockets, replies that it does not read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX, encode
 from broker.process.closer import SPACE
-from broker.process.closer_client import Closing
+from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
 from broker.process.log import Log
 from broker.process.rights import Authority, Peer, Right, peer_of, process_of
 from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Hello, Register, Report
-from broker.sessions.protocol import Allowance, End, Machine, Phase, Reply, error
+from broker.sessions.protocol import End, Phase, Reply, SessionProtocol, SessionQuota, error
 
 SESSIONS_MAX = 256
 """Programs of one host that train or store; each costs a few kilobytes and two descriptors."""
@@ -39,14 +39,14 @@ _REPORT_PREFIX = b'{"op":"report"'
 PACKETS_PER_WAKE = 16
 """Then the other sessions get their turn."""
 PAUSE_S = 0.1
-"""How long a session is not read whose user is `Closing.behind`."""
+"""How long a session is not read whose user is `CloserClient.behind`."""
 _NOBODY = 2**32 - 1
 """The user of a connection of which the kernel does not say whose it is: (uid_t) -1."""
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 """Flags of a packet, or of descriptors, that the kernel had to cut; as a number, for an enumeration takes longer."""
 
 
-class Hub(Protocol):
+class SessionHandler(Protocol):
     """What the daemon does with what sessions say. Called in the loop's thread."""
 
     def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
@@ -72,7 +72,7 @@ class Hub(Protocol):
 
 
 class Session:
-    """One connected client. `told_bits_per_s`: by class, at which rate it was told that it may send."""
+    """One connected client. `reported_bits_per_s`: by class, at which rate it was told that it may send."""
 
     def __init__(
         self, *, name: str, host: str, sock: socket.socket, peer: Peer, pidfd: int | None, right: Right, now_s: float
@@ -82,13 +82,13 @@ class Session:
         self.peer = peer
         self.right = right
         self.since_s = now_s
-        self.machine = Machine(name=name, host=host)
-        self.allowance = Allowance()
+        self.machine = SessionProtocol(name=name, host=host)
+        self.allowance = SessionQuota()
         self.reported_s = float("-inf")
         self.paused_until_s: float | None = None
         self.pidfd = pidfd
         self.closed = False
-        self.told_bits_per_s: dict[str, int] = {}
+        self.reported_bits_per_s: dict[str, int] = {}
 
     @property
     def job(self) -> str:
@@ -128,8 +128,8 @@ class SessionServer:
         selector: selectors.BaseSelector,
         authority: Callable[[], Authority],
         host: str,
-        hub: Hub,
-        closing: Closing,
+        hub: SessionHandler,
+        closing: CloserClient,
         log: Log,
         clock: Callable[[], float],
     ) -> None:
@@ -312,7 +312,7 @@ class SessionServer:
             return self._hub.register(session, message, sockets)
         finally:
             for sock in sockets:
-                sock.detach()  # handed to `Closing` with all the others, where they were received
+                sock.detach()  # handed to `CloserClient` with all the others, where they were received
 
     def _end(self, session: Session, code: str, text: str) -> None:
         if session.closed:

@@ -13,15 +13,15 @@ from typing import Any
 from broker.enforce import cgroups
 from broker.law.bursts.announced import BURSTS_PER_USER_MAX
 from broker.measure.flow_table import FlowTable, PassedSocket
-from broker.model.token_bucket import Allowances
+from broker.model.token_bucket import TokenBuckets
 from broker.model.values import Credit
 from broker.process.log import Log
 from broker.process.rights import Authority, Peer
 from broker.sessions.burst_habits import Habits
-from broker.sessions.burst_table import BurstBook
-from broker.sessions.job_table import JobBook
+from broker.sessions.burst_table import BurstTable
+from broker.sessions.job_table import JobTable
 from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Register, Report
-from broker.sessions.need_table import NeedBook
+from broker.sessions.need_table import NeedTable
 from broker.sessions.protocol import Reply, error
 from broker.sessions.server import Session
 from hive_qos.errors import HiveError
@@ -43,7 +43,7 @@ _FOREIGN = (
 )
 
 
-class SessionHub:
+class SessionService:
     """The daemon's side of the session protocol.
 
     Args:
@@ -66,9 +66,9 @@ class SessionHub:
         self,
         *,
         flows: FlowTable,
-        bursts: BurstBook,
-        jobs: JobBook,
-        needs: NeedBook,
+        bursts: BurstTable,
+        jobs: JobTable,
+        needs: NeedTable,
         clock: Callable[[], float],
         interface_of: Callable[[str], str | None],
         cgroup_mount: str | None,
@@ -95,8 +95,8 @@ class SessionHub:
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
         self._netns_cookie = own_netns_cookie()
         self._waiting: list[tuple[str, Announce]] = []
-        self._soon = Allowances[int](per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE, remembered=USERS_MAX)
-        self._destinations = Allowances[int](
+        self._soon = TokenBuckets[int](per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE, remembered=USERS_MAX)
+        self._destinations = TokenBuckets[int](
             per_s=DESTINATIONS_PER_S, at_once=DESTINATIONS_AT_ONCE, remembered=USERS_MAX
         )
 

@@ -96,10 +96,10 @@ class TcSocket:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, len(data))  # it goes in one piece
         self._put(bytes(data))
         while True:
-            for message_type, told, sequence, body in self._receive():
+            for message_type, reported, sequence, body in self._receive():
                 if message_type != _NLMSG_ERROR or sequence < first:
                     continue
-                error = _error_of(what, told, body)
+                error = _error_of(what, reported, body)
                 if error is not None:
                     raise error
                 if sequence == self._sequence - 1:
@@ -162,14 +162,14 @@ class TcSocket:
         objects: list[T] = []
         interrupted = False
         while True:
-            for message_type, told, found, body in self._receive():
+            for message_type, reported, found, body in self._receive():
                 if found != sequence:
                     continue
-                interrupted = interrupted or bool(told & _NLM_F_DUMP_INTR)
+                interrupted = interrupted or bool(reported & _NLM_F_DUMP_INTR)
                 if message_type == _NLMSG_DONE:
                     return objects, interrupted
                 if message_type == _NLMSG_ERROR:
-                    error = _error_of(what, told, body)
+                    error = _error_of(what, reported, body)
                     if error is not None:
                         raise error
                     return objects, interrupted

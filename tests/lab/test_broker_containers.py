@@ -118,12 +118,12 @@ def seen_from(lab: Lab) -> list[str]:
 
 def test_a_container_behind_nat_is_classified_by_its_own_address_also_after_a_crash(lab: Lab) -> None:
     a, b, c = lab["a"], lab["b"], lab["c"]
-    way_out = next(one for one in a.interfaces if one.name == a.interface_on("b"))
+    outbound = next(one for one in a.interfaces if one.name == a.interface_on("b"))
     with (
         masquerade(a),
         broker_in(a, configuration=configuration(lab, c.address, f"{c.address6}/128")) as broker,
     ):
-        assert seen_from(lab) == [way_out.address, way_out.address6]
+        assert seen_from(lab) == [outbound.address, outbound.address6]
         broker.start()
         for end in (signal.SIGKILL, signal.SIGTERM):
             sent_by(broker, c, b.address, priority=0, expected="storage")

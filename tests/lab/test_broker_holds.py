@@ -178,8 +178,8 @@ def test_a_flood_is_held_for_training_that_announces_nothing(lab: Lab, pki: Path
         reasons = {
             entry["reason"]["code"]
             for tick in recorded(receiver)
-            for way_in in tick["allocation"]["ingress"]
-            for entry in way_in["classes"]
+            for inbound in tick["allocation"]["ingress"]
+            for entry in inbound["classes"]
         }
         assert "burst-seen" in reasons
         assert all(rate > FLOOR_BITS_PER_S for rate, _ in ceilings(sender)), "promised by nobody: not to the floor"
@@ -282,18 +282,18 @@ def test_a_way_in_of_unknown_speed_is_found_and_followed_by_two_senders_word(lab
     ]
     with broker_in(host) as receiver:
 
-        def way_in() -> dict[str, Any]:
+        def inbound() -> dict[str, Any]:
             return next(entry for entry in receiver.status()["interfaces"] if entry["direction"] == "ingress")
 
         try:
             started(receiver, egress="20 Mbit/s", ingress="auto")
-            wait_until(lambda: way_in()["capacity_source"] == "fallback", what=way_in)
-            wait_until(lambda: len(recorded(receiver)) > 30, what=way_in)
+            wait_until(lambda: inbound()["capacity_source"] == "fallback", what=inbound)
+            wait_until(lambda: len(recorded(receiver)) > 30, what=inbound)
             link.set_rate(LINK_BITS_PER_S // 4)
-            wait_until(lambda: way_in()["capacity_bits_per_s"] <= LINK_BITS_PER_S // 3, what=way_in)
-            assert way_in()["capacity_source"] == "measured"
+            wait_until(lambda: inbound()["capacity_bits_per_s"] <= LINK_BITS_PER_S // 3, what=inbound)
+            assert inbound()["capacity_source"] == "measured"
             link.set_rate(LINK_BITS_PER_S)
-            wait_until(lambda: way_in()["capacity_bits_per_s"] >= LINK_BITS_PER_S // 2, what=way_in)
+            wait_until(lambda: inbound()["capacity_bits_per_s"] >= LINK_BITS_PER_S // 2, what=inbound)
         finally:
             link.set_rate(LINK_BITS_PER_S)
             for process in (*senders, sink):

@@ -13,7 +13,7 @@ from patience import LIMIT_S
 
 from broker.process import rights as authority
 from broker.process import subordinate_users
-from broker.sessions.job_table import JobBook
+from broker.sessions.job_table import JobTable
 from shaping.model import JOB_MINOR
 
 NOBODY = pwd.getpwnam("nobody")
@@ -58,7 +58,7 @@ def test_users_of_a_subordinate_range_are_one_user(
         group=None, admin_group=None, uids=frozenset(), class_uids=frozenset({("compute", 0)}), notes=()
     )
     assert {rights.right_of(peer) for peer in (*contained, *of_root)} == {authority.Right.NONE}
-    book = JobBook(len(JOB_MINOR))
+    book = JobTable(len(JOB_MINOR))
     for number, peer in enumerate(contained):
         book.register(f"s-{number}", job=f"j{number}", traffic_class="compute", uid=peer.uid)
     assert len(book.slots()) == len(JOB_MINOR) // 2

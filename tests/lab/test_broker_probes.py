@@ -148,8 +148,8 @@ def test_a_bottleneck_behind_traffic_that_tells_nothing_is_found_by_probes(broke
     """20 Mbit/s are configured, 8 lie behind, and UDP without any answer fills them."""
 
     def found() -> bool:
-        (way_out,) = broker.status()["interfaces"]
-        return way_out["capacity_source"] == "measured" and way_out["capacity_bits_per_s"] < 1.2 * LINK_BITS_PER_S
+        (outbound,) = broker.status()["interfaces"]
+        return outbound["capacity_source"] == "measured" and outbound["capacity_bits_per_s"] < 1.2 * LINK_BITS_PER_S
 
     wait_until(found, what=lambda: broker.log)
     probed = {flow["peer"] for flow in broker.flows() if flow["kind"] == "probe"}

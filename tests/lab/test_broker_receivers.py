@@ -12,8 +12,8 @@ import pytest
 from patience import wait_until
 from shaping_bench import INTERFACE, PAYLOAD_BYTES, SENDER, Bench
 
-from broker.enforce.inbound_rules import Receivers
-from broker.enforce.ingress import IngressPlant
+from broker.enforce.inbound_rules import InboundRules
+from broker.enforce.ingress import IngressTrees
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.flow_table import PassedSocket
@@ -36,8 +36,8 @@ class Host:
     def __init__(self, bench: Bench, shaper: Shaper) -> None:
         self.bench, self._now_s = bench, 0.0
         clock = lambda: self._now_s  # noqa: E731
-        self._plant = IngressPlant(
-            shaper, receivers=Receivers(log=open_log(), clock=clock), log=open_log(), clock=clock
+        self._plant = IngressTrees(
+            shaper, receivers=InboundRules(log=open_log(), clock=clock), log=open_log(), clock=clock
         )
         decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
         ingress = tuple(replace(one, in_kernel=True) for one in decided.interfaces)

@@ -17,7 +17,7 @@ from patience import LIMIT_S, wait_until
 from broker import client
 from broker.client.protocol import encode
 from broker.daemon import config_file
-from broker.daemon.config_store import Configurations, Source
+from broker.daemon.config_store import ConfigStore, Source
 from broker.daemon.daemon import Daemon, Options
 from broker.policy.toml import load
 from broker.process.log import open_log
@@ -85,7 +85,7 @@ class Running:
 
         path = self.folder / "broker.toml"
         source = Source(read=lambda: config_file.read(path), parse=load, state_dir=str(self.folder / "state"))
-        options = Options(Configurations(source, log=open_log()))
+        options = Options(ConfigStore(source, log=open_log()))
         self.daemon = Daemon(options, kernel=self.kernel, classifier=FakeClassifier(), log=open_log(),
                              mark=self.mark or mark, namespace=self.namespace or claim_of(self.folder),
                              notifier=self.notifier)  # fmt: skip

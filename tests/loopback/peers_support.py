@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 from engine_support import bound_socket
 from patience import LIMIT_S, wait_until
 
-from broker.model.leases import Hold, Lease, Verdict
+from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.reasons import Reason
 from broker.peers.channel import PeerChannel
 from broker.peers.listening import split_listen
@@ -133,7 +133,7 @@ class Broker:
         self.holds: list[Hold] = []
         self.reach: list[str] = []
         self.leases: tuple[Lease, ...] = ()
-        self.decide: Callable[[Lease], Verdict] = granted
+        self.decide: Callable[[Lease], HoldOutcome] = granted
         self.channel = PeerChannel(policy, wake=self.woken.set, log=self.log, clock=self.clock, port=port)
         self.address = split_listen(policy.listen)
 
@@ -161,8 +161,10 @@ class Broker:
         self.channel.close()
 
 
-def granted(lease: Lease) -> Verdict:
-    return Verdict(lease.peer, lease.address, lease.number, True, lease.rate_bits_per_s, Reason("leased", "as asked"))
+def granted(lease: Lease) -> HoldOutcome:
+    return HoldOutcome(
+        lease.peer, lease.address, lease.number, True, lease.rate_bits_per_s, Reason("leased", "as asked")
+    )
 
 
 def until(condition: Callable[[], T], *brokers: Broker, what: Callable[[], object] = lambda: "it never came") -> T:

@@ -120,12 +120,12 @@ def test_a_session_that_asks_is_told_its_rate_until_the_broker_is_gone(tmp_path:
                 one.register(udp, traffic_class="compute", role="gradient")
                 wait_until(lambda one=one: one.flows)
 
-            def told() -> int | None:
+            def reported() -> int | None:
                 for one in (session, other):
                     one.report([{"peer": "127.0.0.1:4242", "delivered_bytes": 0}])
                 return session.rate("compute")
 
-            assert wait_until(told) == pytest.approx(0.97 * 40e6, rel=0.01)  # all of the shaped link: nobody sends
+            assert wait_until(reported) == pytest.approx(0.97 * 40e6, rel=0.01)  # all of the shaped link: nobody sends
             assert session.rate("storage") is None
             assert other.rate("compute") is None
             running.stop()

@@ -18,7 +18,7 @@ from patience import wait_until
 from broker.process import capabilities
 from broker.process.log import open_log
 from broker.process.socket_finder import ANSWER, BYTES_MAX, LAST, MORE, SOCKETS_AT_ONCE, serve
-from broker.process.socket_finder_client import ANSWER_S, Finder
+from broker.process.socket_finder_client import ANSWER_S, SocketFinder
 from shaping.classify.socket_priority import priority_of
 
 SO_COOKIE = 57
@@ -47,9 +47,9 @@ class Holder:
 
 
 @pytest.fixture
-def finder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Finder]:
+def finder(monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketFinder]:
     monkeypatch.setattr(capabilities, "drop", lambda number: None)  # of pytest's own; tests/lab looks at a daemon's
-    made = Finder(log=open_log())
+    made = SocketFinder(log=open_log())
     made.start()
     yield made
     made.close()
@@ -61,7 +61,7 @@ def holder() -> Iterator[Holder]:
         yield made
 
 
-def process_of(finder: Finder) -> int:
+def process_of(finder: SocketFinder) -> int:
     assert finder._process is not None
     return finder._process.pid
 
@@ -76,7 +76,7 @@ def cookie_of(pid: int, descriptor: int) -> int:
 
 
 def test_all_sockets_of_a_process_are_listed_however_many_and_whoever_stopped_listening(
-    finder: Finder, holder: Holder
+    finder: SocketFinder, holder: Holder
 ) -> None:
     for _ in finder.sockets_of(holder.pid):
         break
@@ -96,7 +96,7 @@ def test_a_long_answer_ends_when_the_next_question_is_there(holder: Holder) -> N
         assert [ANSWER.unpack_from(packet) for packet in packets] == [(0, LAST), (1, MORE), (1, LAST), (2, LAST)]
 
 
-def test_a_socket_of_ip_is_given_and_no_other(finder: Finder, holder: Holder) -> None:
+def test_a_socket_of_ip_is_given_and_no_other(finder: SocketFinder, holder: Holder) -> None:
     cookie = cookie_of(holder.pid, holder.inet)
     with finder.duplicate(holder.pid, holder.inet, cookie=cookie, close=os.close) as sock:
         assert sock is not None
@@ -110,7 +110,7 @@ def test_a_socket_of_ip_is_given_and_no_other(finder: Finder, holder: Holder) ->
 
 
 def test_one_that_stands_still_is_waited_for_a_moment_and_its_late_answers_are_dropped(
-    finder: Finder, holder: Holder
+    finder: SocketFinder, holder: Holder
 ) -> None:
     os.kill(process_of(finder), signal.SIGSTOP)
     began_s = time.monotonic()
@@ -134,7 +134,7 @@ def test_one_that_stands_still_is_waited_for_a_moment_and_its_late_answers_are_d
     wait_until(listed)
 
 
-def test_one_that_died_finds_nothing_more(finder: Finder, holder: Holder) -> None:
+def test_one_that_died_finds_nothing_more(finder: SocketFinder, holder: Holder) -> None:
     os.kill(process_of(finder), signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(PermissionError, match="has ended"):
@@ -144,7 +144,7 @@ def test_one_that_died_finds_nothing_more(finder: Finder, holder: Holder) -> Non
 def test_one_that_cannot_be_started_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capabilities, "drop", lambda number: None)
     for command in (("/nonexistent/python",), ("/bin/false",)):
-        finder = Finder(log=open_log(), command=command)
+        finder = SocketFinder(log=open_log(), command=command)
         finder.start()
         with pytest.raises(PermissionError, match="has ended"):
             list(finder.sockets_of(os.getpid()))

@@ -26,7 +26,7 @@ from broker.client.protocol import encode
 from broker.process.rights import Authority, Right
 from broker.sessions import server
 from broker.sessions.protocol import MESSAGES_AT_ONCE, MESSAGES_PER_S
-from broker.sessions.service import SessionHub
+from broker.sessions.service import SessionService
 from hive_qos.errors import BrokerRejectedError
 
 QUEUE_MAX = 1000
@@ -173,7 +173,7 @@ def test_a_mistake_of_ours_ends_the_session_that_met_it_and_not_the_daemon(
         raise OverflowError("as it could be")
 
     with connected(running.sessions) as session, connected(running.sessions) as other:
-        monkeypatch.setattr(SessionHub, "report", broken)
+        monkeypatch.setattr(SessionService, "report", broken)
         assert ask(session, {"op": "report", "connections": []})["code"] == "internal"
         assert session.recv(10) == b""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:

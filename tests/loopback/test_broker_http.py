@@ -17,7 +17,7 @@ from patience import LIMIT_S, wait_until
 
 from broker.api import server
 from broker.policy.toml import load
-from broker.process.closer_client import Closing
+from broker.process.closer_client import CloserClient
 from broker.process.log import open_log
 from broker.process.rights import Authority, Right
 
@@ -107,7 +107,7 @@ def test_what_needs_no_snapshot_does_not_ask_the_loop(tmp_path: Path) -> None:
 
     rights = Authority.of(load('version = 1\n[[interface]]\nname = "lo"\negress = "40 Mbit/s"\n'))
     path = str(tmp_path / "api.sock")
-    closing = Closing(log=open_log())
+    closing = CloserClient(log=open_log())
     api = server.HttpApi(
         path=path,
         snapshot=snapshot,

@@ -18,7 +18,7 @@ from patience import wait_until
 
 from broker.client import http
 from broker.client.protocol import encode
-from broker.process.closer_client import Closing
+from broker.process.closer_client import CloserClient
 from broker.process.log import open_log
 from broker.process.rights import Authority, Right
 from broker.sessions import server
@@ -167,7 +167,7 @@ def test_requests_that_carry_lingering_sockets_do_not_keep_out_who_may_change(ru
 
 
 def test_a_duplicate_that_is_the_last_one_is_not_waited_for(lingering: Lingering) -> None:
-    closing = Closing(log=open_log())
+    closing = CloserClient(log=open_log())
     closing.look()
     cookie = int(struct.unpack("=Q", lingering.sock.getsockopt(socket.SOL_SOCKET, 57, 8))[0])
     threads = threading.active_count()
@@ -205,7 +205,7 @@ def test_a_file_is_closed_and_no_thread_to_spare_ends_nothing(
 
 
 def test_a_file_whose_close_hangs_holds_its_user_up_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    closing, closes, answered = Closing(log=open_log()), os.close, threading.Event()
+    closing, closes, answered = CloserClient(log=open_log()), os.close, threading.Event()
     reader, writer = os.pipe()
 
     def close(descriptor: int) -> None:  # as one of a FUSE file, whose server has to answer first

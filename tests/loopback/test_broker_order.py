@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker.daemon.composition import Given, Parts, compose
-from broker.daemon.config_store import Configurations, Source
+from broker.daemon.composition import Components, Environment, compose
+from broker.daemon.config_store import ConfigStore, Source
 from broker.model.leases import Hold
 from broker.policy.toml import load
 from broker.policy.types import Policy
@@ -39,14 +39,14 @@ class Kernel(FakeKernel):
         super().apply(interface, operations)
 
 
-def made(tmp_path: Path, order: list[str]) -> Parts:
-    given = Given(
-        kernel=Kernel(order), classifier=None, mark=lambda *_, **__: None, guardian=None, going_first=None, finder=None,
+def made(tmp_path: Path, order: list[str]) -> Components:
+    given = Environment(
+        kernel=Kernel(order), classifier=None, mark=lambda *_, **__: None, watchdog=None, rt_budget=None, finder=None,
         log=open_log(), clock=time.monotonic,
     )  # fmt: skip
     source = Source(read=lambda: text("20 Mbit/s"), parse=load, state_dir=str(tmp_path))
     return compose(
-        given, policy("20 Mbit/s"), journal=Journal(tmp_path), configurations=Configurations(source, log=given.log),
+        given, policy("20 Mbit/s"), journal=Journal(tmp_path), configurations=ConfigStore(source, log=given.log),
         take_over=False, rebuild=False, earlier_sockets=False,
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_what_somebody_waits_for_is_done_first(
         def ask(_: Sequence[Hold]) -> None:
             order.append("others")
 
-        monkeypatch.setattr(parts.neighbours, "ask", ask)
+        monkeypatch.setattr(parts.peer_link, "ask", ask)
         parts.deciding.decide(policy("10 Mbit/s"), between=True, asked=asked)
         assert order == expected
     finally:

@@ -17,7 +17,7 @@ from broker.api import requests, server
 from broker.cli.app import app
 from broker.cli.exits import ExitCode
 from broker.client import http
-from broker.daemon.config_store import Configurations
+from broker.daemon.config_store import ConfigStore
 from broker.enforce.shapes import shape_of
 from broker.law.decide import decide
 from broker.law.state import State
@@ -246,12 +246,12 @@ def test_a_request_that_the_loop_has_taken_is_answered_however_long_it_takes(
     assert "on trial" in http.post("/v1/reload?confirm_s=600", socket_path=running.api)
     monkeypatch.setattr(requests, "ANSWER_S_MAX", 0.05)
     monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.2)
-    confirm, taken_s = Configurations.confirm, []
+    confirm, taken_s = ConfigStore.confirm, []
 
-    def slow(configurations: Configurations) -> bool:
+    def slow(configurations: ConfigStore) -> bool:
         taken_s.append(time.monotonic())
         wait_until(lambda: time.monotonic() > taken_s[0] + 0.5)
         return confirm(configurations)
 
-    monkeypatch.setattr(Configurations, "confirm", slow)
+    monkeypatch.setattr(ConfigStore, "confirm", slow)
     assert http.post("/v1/confirm", socket_path=running.api) == "confirmed"

@@ -10,9 +10,9 @@ import pytest
 from broker_support import CONFIGURATION, Running, ask, claim_of, connected
 from patience import LIMIT_S, wait_until
 
-from broker.daemon.config_store import Configurations, Source
+from broker.daemon.config_store import ConfigStore, Source
 from broker.daemon.daemon import Daemon, Options
-from broker.daemon.peer_link import Neighbours
+from broker.daemon.peer_link import PeerLink
 from broker.enforce.shapes import shape_of
 from broker.law.decide import decide
 from broker.law.recording import replay
@@ -109,10 +109,10 @@ def test_a_start_that_finds_none_of_its_interfaces_takes_no_tree_away(tmp_path: 
 def test_a_stop_gives_interfaces_back_whatever_the_way_to_other_brokers_says(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: Neighbours) -> None:
+    def refuse(_: PeerLink) -> None:
         raise RuntimeError("an engine that does not end")
 
-    monkeypatch.setattr(Neighbours, "close", refuse)
+    monkeypatch.setattr(PeerLink, "close", refuse)
     running.stop()
     assert running.error is None
     assert running.kernel.observe("lo") is None
@@ -150,7 +150,7 @@ def test_a_stop_that_comes_before_the_start_touches_nothing(tmp_path: Path) -> N
     running = Running(tmp_path)
     running.write()
     source = Source(read=lambda: (tmp_path / "broker.toml").read_text(), parse=load)
-    options = Options(Configurations(source, log=open_log()))
+    options = Options(ConfigStore(source, log=open_log()))
     daemon = Daemon(options, kernel=running.kernel, classifier=None, log=open_log(), namespace=claim_of(tmp_path))
     daemon.stop()
     daemon.run()

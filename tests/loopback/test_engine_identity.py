@@ -110,9 +110,9 @@ def test_a_server_that_is_not_who_it_should_be_is_told_so_by_the_dialling_side(c
             node.serve(trust)
         mate.dial(wrong, expected=None)
         assert mate.take(ConnectionDown).error.wire_code == REFUSED[who]  # type: ignore[union-attr]  # a PeerError
-        told = wrong.take(ConnectionDown).error
-        assert isinstance(told, PeerError)
-        assert told.wire_code == REFUSED[who]
+        reported = wrong.take(ConnectionDown).error
+        assert isinstance(reported, PeerError)
+        assert reported.wire_code == REFUSED[who]
     finally:
         mate.engine.close()
         wrong.engine.close()

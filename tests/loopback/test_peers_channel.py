@@ -11,7 +11,7 @@ from engine_support import EACH, engines, over, pytest_generate_tests
 from patience import wait_until
 from peers_support import A_HOST, B_HOST, Broker, Cluster, Heard, free_port, until
 
-from broker.model.leases import Verdict
+from broker.model.leases import HoldOutcome
 from broker.model.reasons import Reason
 from broker.peers.channel import PeerChannel
 from broker.peers.identity import broker_identity
@@ -69,7 +69,9 @@ def test_a_hold_is_asked_changed_answered_and_released(both: tuple[Broker, Broke
     held = until(lambda: a.channel.held().get(B_HOST), a, b)
     assert (held.peer, held.granted, held.rate_bits_per_s, held.reason.code) == ("b", True, 5_000_000, "leased")
 
-    b.decide = lambda lease: Verdict(lease.peer, lease.address, lease.number, False, 0, Reason("guarantee", "at risk"))
+    b.decide = lambda lease: HoldOutcome(
+        lease.peer, lease.address, lease.number, False, 0, Reason("guarantee", "at risk")
+    )
     until(lambda: not a.channel.held()[B_HOST].granted, a, b)
     assert a.channel.held()[B_HOST].reason == Reason("guarantee", "at risk")
 

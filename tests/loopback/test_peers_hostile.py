@@ -13,7 +13,7 @@ import pytest
 from engine_support import EACH, bound_socket, engines, over, pytest_generate_tests
 from peers_support import A_HOST, B_HOST, Broker, Cluster, Rogue, free_port, granted, until
 
-from broker.model.leases import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
+from broker.model.leases import HELD_CLASS, LEASE_S_MAX, HoldOutcome, Lease
 from broker.model.reasons import Reason
 from broker.peers.protocol import connections, wire
 from broker.peers.protocol.receive_quota import MESSAGES_AT_ONCE, MESSAGES_PER_S
@@ -180,7 +180,7 @@ def test_an_absurd_ask_is_refused_with_a_code_and_the_next_good_one_is_taken(
 def test_a_repeated_ask_is_refused_and_changes_no_lease(victim: Broker, rogue: Make) -> None:
     rates: list[int] = []
 
-    def noted(lease: Lease) -> Verdict:
+    def noted(lease: Lease) -> HoldOutcome:
         rates.append(lease.rate_bits_per_s)
         return granted(lease)
 

@@ -118,9 +118,9 @@ def test_a_told_rate_is_followed_and_a_broker_that_dies_sets_training_free(tmp_p
 
             def agreed(good: bool) -> bool:
                 """What rank 0 found, so that both go on alike."""
-                told = np.array([good and rank == 0], "u1")
-                group.broadcast(told, 0).wait()
-                return bool(told[0])
+                reported = np.array([good and rank == 0], "u1")
+                group.broadcast(reported, 0).wait()
+                return bool(reported[0])
 
             most_of(measure, lambda took_s: agreed(took_s >= bound_s), windows=30)
             if rank == 0:

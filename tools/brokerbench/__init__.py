@@ -8,7 +8,7 @@ same minutes can be compared. Who does what:
     settings   what can be chosen, whole or quick    variants  idle, none, static, priority, quiet, brokered
     scenes     hosts, links, who floods whom         stage     one scene with everything that runs in it
     blocks     steps or seconds under one variant    shares    sender, receiver and remote bottleneck
-    changing, way_in, jobs, changes, faults, ...     the other scenarios
+    changing, inbound, jobs, changes, faults, ...     the other scenarios
     programs/  rank, flood, echoes, paced: the load  records   what was seen, a JSON line a block
     figures    arithmetic on records, pure           report    figures and goals as JSON
     table, plots                                     what a person sees

@@ -46,7 +46,7 @@ def bench(
     """Measure, print the tables, and leave records.jsonl, report.json, report.md and a plot for each scenario.
 
     Everything takes an hour and three quarters on a machine with two cores: 15 minutes each for sender, receiver,
-    remote and way-in, 12 for fresh, 10 for capacity and jobs, 2 to 6 for the others. A scenario that is not done after
+    remote and inbound, 12 for fresh, 10 for capacity and jobs, 2 to 6 for the others. A scenario that is not done after
     40 minutes ends, and the next one begins; the report says what is missing. With --quick everything takes 27 minutes.
     """
     names = scenarios or list(SCENARIOS)
@@ -112,7 +112,7 @@ def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequ
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.brokerbench import changes, changing, faults, fresh, holding, jobs, many_flows, shares, way_in
+    from tools.brokerbench import changes, changing, faults, fresh, holding, inbound, jobs, many_flows, shares
 
     return {
         "sender": lambda run: shares.measure(run, "sender"),
@@ -120,7 +120,7 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
         "fresh": fresh.measure,
         "remote": lambda run: shares.measure(run, "remote"),
         "capacity": changing.measure,
-        "way-in": way_in.measure,
+        "inbound": inbound.measure,
         "jobs": jobs.measure,
         "changes": changes.measure,
         "flows": many_flows.measure,

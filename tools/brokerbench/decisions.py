@@ -27,7 +27,7 @@ def ticks(recording: Path) -> list[dict[str, Any]]:
             interface = tick["allocation"]["interfaces"][0]
             storage = next(each for each in interface["classes"] if each["name"] == "storage")
             ways_in = tick["allocation"].get("ingress", ())
-            way_in = ways_in[0] if ways_in else None
+            inbound = ways_in[0] if ways_in else None
             found.append(
                 {
                     "t_s": tick["now_s"],
@@ -36,8 +36,8 @@ def ticks(recording: Path) -> list[dict[str, Any]]:
                     "storage_rate_bits_per_s": storage["rate_bits_per_s"],
                     "storage_ceil_bits_per_s": storage["ceil_bits_per_s"],
                     "storage_why": storage["reason"]["code"],
-                    "way_in_bits_per_s": way_in and way_in["capacity_bits_per_s"],
-                    "way_in_why": way_in and way_in["capacity_reason"]["code"],
+                    "inbound_bits_per_s": inbound and inbound["capacity_bits_per_s"],
+                    "inbound_why": inbound and inbound["capacity_reason"]["code"],
                 }
             )
     return found

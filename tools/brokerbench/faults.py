@@ -50,7 +50,7 @@ Fault = Callable[["_Faults"], Mapping[str, Any]]
 
 def measure(run: Run) -> None:
     """One block a fault."""
-    sender, way_in = scenes.sender(run.settings, name=SCENARIO), scenes.way_in(run.settings, name=f"{SCENARIO}-in")
+    sender, inbound = scenes.sender(run.settings, name=SCENARIO), scenes.inbound(run.settings, name=f"{SCENARIO}-in")
     with run.guarded(SCENARIO, "all at the sender"):
         _at(
             run,
@@ -69,9 +69,9 @@ def measure(run: Run) -> None:
     with run.guarded(SCENARIO, "all on the way in"):
         _at(
             run,
-            way_in,
+            inbound,
             host="b",
-            watch=way_in.lab["r"].address_on("b"),
+            watch=inbound.lab["r"].address_on("b"),
             faults={
                 "ingress device deleted": (f"brokered{HERE}", _Faults.ingress_device_deleted),
                 "ingress device deleted, no broker": (f"static{HERE}", _Faults.fixed_device_deleted),

@@ -200,7 +200,7 @@ DRAWN: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = {
     "fresh": _fresh,
     "remote": _shares,
     "capacity": _capacity,
-    "way-in": _capacity,
+    "inbound": _capacity,
     "jobs": _jobs,
     "changes": _changes,
     "flows": _flows,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tools.brokerbench import changing_figures, failing_figures, figures, fresh_figures, way_in_figures
+from tools.brokerbench import changing_figures, failing_figures, figures, fresh_figures, inbound_figures
 from tools.brokerbench.records import Record, read
 from tools.brokerbench.settings import IDLE, SCENARIOS
 
@@ -23,7 +23,7 @@ FIGURES: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Any]]] = {
     "fresh": fresh_figures.fresh,
     "remote": figures.shares,
     "capacity": changing_figures.capacity,
-    "way-in": way_in_figures.way_in,
+    "inbound": inbound_figures.inbound,
     "jobs": changing_figures.jobs,
     "changes": failing_figures.changes,
     "flows": failing_figures.flows,
@@ -128,11 +128,11 @@ def goals(scenarios: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Sequen
             found.append((f"{scenario}: storage of what is left", of_left, "at_least", storage))
     if "fresh" in scenarios:
         found += _fresh_goals(scenarios["fresh"])
-    for scenario in ("capacity", "way-in"):
+    for scenario in ("capacity", "inbound"):
         if scenario in scenarios:
             found += _capacity_goals(scenario, scenarios[scenario].get("brokered", {}))
-    if "way-in" in scenarios:
-        found += _way_in_step_goals(scenarios["way-in"].get("brokered", {}))
+    if "inbound" in scenarios:
+        found += _way_in_step_goals(scenarios["inbound"].get("brokered", {}))
     if "changes" in scenarios:
         found += _change_goals(scenarios["changes"])
     if "flows" in scenarios:
@@ -203,7 +203,7 @@ def _fault_goals(found: Mapping[str, Any]) -> list[Goal]:
 def _way_in_step_goals(ours: Mapping[str, Any]) -> list[Goal]:
     """At each rate of the link, what a receiver's link of a constant rate has to reach."""
     return [
-        (f"way-in: step of idle, median, {name}", part["of_idle"], "at_most", STEP_GOALS["receiver"][0])
+        (f"inbound: step of idle, median, {name}", part["of_idle"], "at_most", STEP_GOALS["receiver"][0])
         for name, part in ours.get("parts", {}).items()
     ]
 

@@ -112,7 +112,7 @@ def receiver(settings: Settings, *, name: str = "receiver", times: int = 10, del
     )
 
 
-def way_in(settings: Settings, *, name: str, times: int = 10) -> Scene:
+def inbound(settings: Settings, *, name: str, times: int = 10) -> Scene:
     """The bottleneck is the way in of a host to which two others store, over links of ten (`times`) times its rate."""
     lab = _hosts(name, "abst", routers="r")
     rate = settings.rate_bits_per_s

@@ -16,7 +16,7 @@ SCENARIOS = (
     "fresh",
     "remote",
     "capacity",
-    "way-in",
+    "inbound",
     "jobs",
     "changes",
     "flows",

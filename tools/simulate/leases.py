@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from broker.model.leases import Hold, Lease, Verdict
+from broker.model.leases import Hold, HoldOutcome, Lease
 
 
 @dataclass(order=True, frozen=True)
@@ -22,7 +22,7 @@ class _Message:
     number: int
     sender: int
     to: int
-    said: Hold | Verdict | None
+    said: Hold | HoldOutcome | None
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Leases:
         self._under_way: list[_Message] = []
         self._asked: dict[int, set[int]] = {}
         self._kept: dict[int, dict[int, _Kept]] = {}
-        self._answers: dict[int, dict[str, Verdict]] = {}
+        self._answers: dict[int, dict[str, HoldOutcome]] = {}
         self._messages = 0
 
     def ask(self, host: int, holds: Sequence[Hold], *, now_s: float) -> None:
@@ -57,7 +57,7 @@ class Leases:
             self._send(host, other, wanted.get(other), now_s=now_s)
         self._asked[host] = set(wanted)
 
-    def answer(self, host: int, verdicts: Sequence[Verdict], *, now_s: float) -> None:
+    def answer(self, host: int, verdicts: Sequence[HoldOutcome], *, now_s: float) -> None:
         """A host says to each that asked what became of it."""
         for verdict in verdicts:
             self._send(host, self._host[verdict.address], verdict, now_s=now_s)
@@ -67,7 +67,7 @@ class Leases:
         concerned = set()
         while self._under_way and self._under_way[0].at_s <= now_s:
             message = heapq.heappop(self._under_way)
-            if isinstance(message.said, Verdict):
+            if isinstance(message.said, HoldOutcome):
                 self._answers.setdefault(message.to, {})[self._addresses[message.sender]] = message.said
             elif self._take(message, now_s=now_s):
                 concerned.add(message.to)
@@ -90,12 +90,12 @@ class Leases:
             if kept.until_s > now_s
         )
 
-    def verdict(self, host: int, address: str) -> Verdict | None:
+    def verdict(self, host: int, address: str) -> HoldOutcome | None:
         """What the broker at an address said last to a host, while that asks; None before it has."""
         asked = self._host[address] in self._asked.get(host, ())
         return self._answers.get(host, {}).get(address) if asked else None
 
-    def _send(self, host: int, to: int, said: Hold | Verdict | None, *, now_s: float) -> None:
+    def _send(self, host: int, to: int, said: Hold | HoldOutcome | None, *, now_s: float) -> None:
         self._messages += 1
         heapq.heappush(self._under_way, _Message(now_s + self._way_s(host, to), self._messages, host, to, said))
 

@@ -102,7 +102,7 @@ def follow(
             )  # fmt: skip
             job = forecast.begun(jobs.get(who, _unknown(burst, now_s=now_s)), at_s=now_s - burst.age_s)
             admitted = job.admitted or not belief.withheld
-            jobs[who] = replace(forecast.told(job, burst, now_s=now_s), admitted=admitted)
+            jobs[who] = replace(forecast.reported(job, burst, now_s=now_s), admitted=admitted)
         entry = credit.claim(entry, burst.announced_bytes)
         followed.append(entry)
         left = entry.credited_bytes - (_sent_since(entry, sent_bytes) or 0)

@@ -61,7 +61,7 @@ def begun(job: JobState, *, at_s: float) -> JobState:
     return replace(job, expected_s=None, error_s=error_s, foretold=min(GOOD_IN_A_ROW, job.foretold + 1) if good else 0)
 
 
-def told(job: JobState, burst: Burst, *, now_s: float) -> JobState:
+def reported(job: JobState, burst: Burst, *, now_s: float) -> JobState:
     """Take what a burst under way says of the next one, counted from its own begin."""
     if burst.next_s is None:
         return replace(job, step=burst.step)

@@ -85,11 +85,11 @@ RATE_MIN_PART = 0.02
 
 def carried(
     state: CapacityState, *, since_s: float, now_s: float
-) -> tuple[delivery_rate.Passage | None, frozenset[str]]:  # fmt: skip
+) -> tuple[delivery_rate.DeliveryRate | None, frozenset[str]]:  # fmt: skip
     """What peers say was carried of what left since a time, None where nobody does; and which of them had stalled."""
     before = state.cut_from_bits_per_s if state.cut_s is not None and now_s - state.cut_s <= DRAIN_S_LONGEST else 0
     most = SURELY_MORE * max(state.rate_bits_per_s, before)
-    drained = state.moved_by in CUTS and now_s < state.drain_until_s + CUT_REFRACTORY_S
+    drained = state.changed_by in CUTS and now_s < state.drain_until_s + CUT_REFRACTORY_S
     heard = delivery_rate.by_peer(
         state.signals.arrivals, state.signals.ticks, since_s=since_s, now_s=now_s, most_bits_per_s=most,
         left_at_bits_per_s=(DRAIN_FACTOR if drained else 1.0) * state.rate_bits_per_s,
@@ -101,7 +101,7 @@ def carried(
 def cut(
     state: CapacityState,
     now: signals.Signals,
-    passed: delivery_rate.Passage | None,
+    passed: delivery_rate.DeliveryRate | None,
     *,
     by: str,
     limited: bool,
@@ -126,7 +126,7 @@ def cut(
         return replace(
             state,
             rate_bits_per_s=state.episode_rate_bits_per_s, signals=signals.rebase(state.signals),
-            blameless_until_s=now_s + BLAMELESS_S, changed_s=now_s, moved_by="doubt", busy_s=0.0,
+            ignore_delay_until_s=now_s + BLAMELESS_S, changed_s=now_s, changed_by="doubt", busy_s=0.0,
         )  # fmt: skip
     rate = state.rate_bits_per_s
     untouched = rate >= state.base_bits_per_s
@@ -152,7 +152,7 @@ def cut(
     if by == "probe":
         target = min(max(target, lowest), before)
     failed = int(passed.carried_bits_per_s if passed else target / CUT_TO_THROUGH)
-    if by == "probe" and passed is None and delivery_rate.is_told(state.signals.arrivals):
+    if by == "probe" and passed is None and delivery_rate.is_reported(state.signals.arrivals):
         target, failed = lowest, int(math.sqrt(before * rate))
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.back_off_s)) if probe_failed else HOLD_S
     drain_s = min(DRAIN_S_MAX, (passed.wait_s if passed else excess_s) / (1 - DRAIN_FACTOR)) if by != "loss" else 0.0
@@ -173,13 +173,13 @@ def cut(
         surely_more_bits_per_s=int((UNSURE if deep else SURE) * failed),
         busy_s=0.0,
         episode_cuts=state.episode_cuts + 1,
-        moved_by=by,
+        changed_by=by,
         moved_excess_s=excess_s,
         moved_baseline_s=now.baseline_s,
     )
 
 
-def resting_on(state: CapacityState, *, by: str, votes: int, now_s: float) -> CapacityState:
+def attributed_to(state: CapacityState, *, by: str, votes: int, now_s: float) -> CapacityState:
     """Note on how many destinations a cut rests: by one alone it may be about that destination's own link; and whether
     it was for losses that only programs tell of."""
     if by == "loss" and not votes:
@@ -195,9 +195,9 @@ def is_refuted(state: CapacityState, *, now_s: float) -> bool:
     return state.claimed_s is not None and now_s - state.claimed_s <= CLAIMED_S
 
 
-def drain(state: CapacityState, passed: delivery_rate.Passage | None, *, now_s: float) -> CapacityState:
+def drain(state: CapacityState, passed: delivery_rate.DeliveryRate | None, *, now_s: float) -> CapacityState:
     """Let the drain last as long as the queue does, by what is measured while it drains; and mend the rate likewise."""
-    if state.moved_by == "loss" or state.cut_s is None:
+    if state.changed_by == "loss" or state.cut_s is None:
         return state
     until_s, failed, first = state.drain_until_s, state.failed_bits_per_s, state.cut_carried_bits_per_s
     since, stalled = carried(state, since_s=state.cut_s, now_s=now_s)
@@ -212,7 +212,7 @@ def drain(state: CapacityState, passed: delivery_rate.Passage | None, *, now_s: 
         until_s = now_s
     if failed != state.failed_bits_per_s:
         lowest, most = CUT_MOST_SEEN * state.cut_from_bits_per_s, CUT_LEAST * state.cut_from_bits_per_s
-        if state.moved_by == "probe":  # a mistake of our own, to be taken back and no more
+        if state.changed_by == "probe":  # a mistake of our own, to be taken back and no more
             lowest, most = _back_to(state)
         rate = int(min(max(CUT_TO_THROUGH * failed, lowest), most))
         state = replace(
@@ -230,9 +230,9 @@ def drain(state: CapacityState, passed: delivery_rate.Passage | None, *, now_s: 
     )
 
 
-def is_mended(state: CapacityState, passed: delivery_rate.Passage | None, *, now_s: float) -> bool:
+def is_remeasured_higher(state: CapacityState, passed: delivery_rate.DeliveryRate | None, *, now_s: float) -> bool:
     """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue."""
-    if state.moved_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST or passed is None:
+    if state.changed_by != "delay" or state.cut_s is None or now_s - state.cut_s > DRAIN_S_LONGEST or passed is None:
         return False
     return passed.deep and passed.carried_bits_per_s < CUT_TO_THROUGH * state.failed_bits_per_s
 
@@ -252,8 +252,8 @@ def least(state: CapacityState) -> int:
 def _back_to(state: CapacityState) -> tuple[float, float]:
     """The least and the most that a probe which failed leaves."""
     before = state.rate_before_raise_bits_per_s
-    back = PROBE_BACK if delivery_rate.is_told(state.signals.arrivals) else PROBE_BACK_UNTOLD
-    return max(back * before, min(before, state.stood_bits_per_s)), before
+    back = PROBE_BACK if delivery_rate.is_reported(state.signals.arrivals) else PROBE_BACK_UNTOLD
+    return max(back * before, min(before, state.settled_bits_per_s)), before
 
 
 def _through_since_the_drain(state: CapacityState, *, now_s: float) -> float:
@@ -262,7 +262,7 @@ def _through_since_the_drain(state: CapacityState, *, now_s: float) -> float:
     A queue that still stands was fed all the time: then the longer average is the truer one.
     """
     since_s = now_s - state.changed_s
-    if state.moved_by not in CUTS or not CUT_REFRACTORY_S < since_s <= AGAIN_S:
+    if state.changed_by not in CUTS or not CUT_REFRACTORY_S < since_s <= AGAIN_S:
         return math.inf
     return signals.through_bits_per_s(state.signals, now_s=now_s, window_s=since_s)
 

@@ -65,7 +65,7 @@ Point: TypeAlias = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class Passage:
+class DeliveryRate:
     """What was carried of ours lately, over which span of arrivals; how long what leaves now will wait elsewhere, and
     the longest that a packet of the span did, which from `deep_s` on may have been a full buffer."""
 
@@ -109,7 +109,7 @@ def kept(
 def by_peer(
     arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, since_s: float, now_s: float,
     most_bits_per_s: float = math.inf, left_at_bits_per_s: float = math.inf,
-) -> dict[str, Passage | None]:  # fmt: skip
+) -> dict[str, DeliveryRate | None]:  # fmt: skip
     """Say of each peer what the network carried while its packets stood in a queue, None where they stand in none;
     nothing of who knows too little.
 
@@ -121,7 +121,7 @@ def by_peer(
         most_bits_per_s: more cannot have been carried.
         left_at_bits_per_s: what the last of them left at, at least.
     """
-    found: dict[str, Passage | None] = {}
+    found: dict[str, DeliveryRate | None] = {}
     left: Left | None = None
     standing_s = thresholds.at_least(STANDING_S, left_at_bits_per_s)
     deep_s = max(DEEP_S, DEEP_TIMES * standing_s)
@@ -141,13 +141,13 @@ def by_peer(
     return found
 
 
-def middle(heard: Collection[Passage | None]) -> Passage | None:
+def middle(heard: Collection[DeliveryRate | None]) -> DeliveryRate | None:
     """What several peers say together, where more see a queue than see none: of each figure the middle one, of two the
     mean."""
     passages = [passage for passage in heard if passage is not None]
     if 2 * len(passages) <= len(heard):
         return None
-    return Passage(
+    return DeliveryRate(
         statistics.median(passage.carried_bits_per_s for passage in passages),
         statistics.median(passage.span_s for passage in passages),
         statistics.median(passage.wait_s for passage in passages),
@@ -156,7 +156,7 @@ def middle(heard: Collection[Passage | None]) -> Passage | None:
     )
 
 
-def is_told(arrivals: Sequence[ArrivalState]) -> bool:
+def is_reported(arrivals: Sequence[ArrivalState]) -> bool:
     """Whether peers say often enough when packets arrive for the law to wait for it."""
     return len(arrivals) >= TOLD_MIN
 
@@ -185,7 +185,7 @@ class Left:
 def _of_peer(
     arrivals: Sequence[ArrivalState], left: Left, *, now_s: float, most_bits_per_s: float, standing_s: float,
     deep_s: float,
-) -> Passage | None:  # fmt: skip
+) -> DeliveryRate | None:  # fmt: skip
     last = arrivals[-1]
     standing = [last]
     for entry in reversed(arrivals[:-1]):
@@ -207,7 +207,7 @@ def _of_peer(
     if not carried:
         return None
     wait_s = last.left_s + last.wait_s + (left.until(now_s) - points[-1][2]) / carried - now_s
-    return Passage(carried, whole_s, min(max(0.0, wait_s), deepest_s + FULL_S), deepest_s, deep_s)
+    return DeliveryRate(carried, whole_s, min(max(0.0, wait_s), deepest_s + FULL_S), deepest_s, deep_s)
 
 
 def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:

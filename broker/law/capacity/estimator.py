@@ -39,14 +39,14 @@ from broker.law.capacity.decrease import (
     DELAY_S,
     DRAIN_FACTOR,
     LIMITED,
+    attributed_to,
     carried,
     cut,
     drain,
-    is_mended,
     is_refuted,
+    is_remeasured_higher,
     least,
     raised_lately,
-    resting_on,
 )
 from broker.law.capacity.probe import (
     FORGETTING,
@@ -169,7 +169,7 @@ def estimate(
         counters: this tick's reading; None where there is none, and then the last capacity stands.
     """
     rate, source = base
-    state = nominal_rate.way_out(state, rate, now_s=now_s)
+    state = nominal_rate.outbound(state, rate, now_s=now_s)
     if counters is None or counters.elapsed_s <= 0:
         return _give(state, source, reasons.SignalsMissing(state.rate_bits_per_s), now_s=now_s)
     shaper = _shaper_rate(state, now_s=now_s - counters.elapsed_s)
@@ -195,14 +195,14 @@ def estimate(
     lossy = losing > 0 and now.lost_fraction > RAISE_LOSS
     state = listened(state, now, limiting_s=counters.elapsed_s if limiting else 0.0)
     passed, stalled = carried(state, since_s=0.0, now_s=now_s)
-    if now_s < state.drain_until_s or is_mended(state, passed, now_s=now_s):
+    if now_s < state.drain_until_s or is_remeasured_higher(state, passed, now_s=now_s):
         state = drain(state, passed, now_s=now_s)
         if now_s < state.drain_until_s:
             return _give(state, source, _reason(state, now, source, now_s=now_s), now_s=now_s)
     blamed, votes = _blamed(state, now, passed, stalled, flows, now_s=now_s)
     if blamed:
         state = cut(state, now, passed, by=blamed, limited=load >= LIMITED, now_s=now_s)
-        state = resting_on(state, by=blamed, votes=votes, now_s=now_s)
+        state = attributed_to(state, by=blamed, votes=votes, now_s=now_s)
     elif not lossy and may_raise(state, now, now_s=now_s):
         state = raised(state, now_s=now_s)
     elif may_forget(state, now_s=now_s):
@@ -219,7 +219,7 @@ def heard(state: CapacityState, flows: Sequence[FlowSample]) -> list[quorum.Hear
 def at_rest(state: CapacityState, *, now_s: float) -> bool:
     """Whether nothing is under way or suspected, so that this need not be estimated at every reading: the rate is the
     link's, no connection sees a queue elsewhere, hardly a packet was lost."""
-    if state.rate_bits_per_s < state.base_bits_per_s or now_s < max(state.drain_until_s, state.blameless_until_s):
+    if state.rate_bits_per_s < state.base_bits_per_s or now_s < max(state.drain_until_s, state.ignore_delay_until_s):
         return False
     for entry in state.signals.destinations:
         last_s, least_s, _ = entry.excess[-1]
@@ -230,14 +230,14 @@ def at_rest(state: CapacityState, *, now_s: float) -> bool:
 
 
 def _blamed(
-    state: CapacityState, now: signals.Signals, passed: delivery_rate.Passage | None, stalled: frozenset[str],
+    state: CapacityState, now: signals.Signals, passed: delivery_rate.DeliveryRate | None, stalled: frozenset[str],
     flows: Sequence[FlowSample], *, now_s: float,
 ) -> tuple[str, int]:  # fmt: skip
     """What speaks for a bottleneck elsewhere: "delay", "probe" (delay just after a raise), "loss", or "": nothing; and
     how many destinations' votes that is, 0 where our own kernel's do not confirm what programs say."""
-    if now_s < state.blameless_until_s:
+    if now_s < state.ignore_delay_until_s:
         return NOTHING
-    if state.moved_by in ("delay", "probe") and now_s - state.changed_s < CUT_REFRACTORY_S:
+    if state.changed_by in ("delay", "probe") and now_s - state.changed_s < CUT_REFRACTORY_S:
         return NOTHING
     agree = partial(quorum.agree, state.signals, now_s=now_s, stalled=stalled)
     if signals.peak_tx_bits_per_s(state.signals, now_s=now_s) < LOAD_MIN * state.rate_bits_per_s:
@@ -251,7 +251,7 @@ def _blamed(
         and (votes := agree(threshold_s=delay_s, high=DEEP_HIGH, of=DEEP_OF))
     ):
         return "delay", votes
-    if state.moved_by == "loss" and now_s - state.changed_s < CUT_REFRACTORY_S:
+    if state.changed_by == "loss" and now_s - state.changed_s < CUT_REFRACTORY_S:
         return NOTHING
     if votes := agree(threshold_s=delay_s, high=HIGH, of=OF):
         return "delay", votes
@@ -292,18 +292,18 @@ def _reason(state: CapacityState, now: signals.Signals, source: str, *, now_s: f
     rate = _shaper_rate(state, now_s=now_s)
     if now_s < state.drain_until_s:
         return reasons.Draining(rate, state.moved_excess_s)
-    if now_s < state.blameless_until_s:
+    if now_s < state.ignore_delay_until_s:
         return reasons.DelayNotOurs(rate)
     if state.rate_bits_per_s >= state.base_bits_per_s:
-        return reasons.LinkRate(rate, source, told=now.excess_s is not None)
+        return reasons.LinkRate(rate, source, reported=now.excess_s is not None)
     if now.flows == 0:
-        forgets = state.moved_by == FORGETTING or state.unheard_s >= UNHEARD_S
+        forgets = state.changed_by == FORGETTING or state.unheard_s >= UNHEARD_S
         return reasons.WayOutUnheard(rate, state.base_bits_per_s) if forgets else reasons.SignalsMissing(rate)
     if state.one_destination:
         return reasons.OneDestination(rate, state.base_bits_per_s)
-    if state.moved_by == "loss":
+    if state.changed_by == "loss":
         return reasons.CappedByLoss(rate, now.lost_fraction)
-    if state.moved_by in ("raise", FORGETTING):
+    if state.changed_by in ("raise", FORGETTING):
         return reasons.Probing(rate, state.base_bits_per_s)
     return reasons.CappedByDelay(rate, state.moved_excess_s, state.moved_baseline_s)
 
@@ -311,7 +311,7 @@ def _reason(state: CapacityState, now: signals.Signals, source: str, *, now_s: f
 def _give(state: CapacityState, source: str, reason: reasons.Reasoned, *, now_s: float) -> CapacityEstimate:
     measured = state.rate_bits_per_s < state.base_bits_per_s
     rate = _shaper_rate(state, now_s=now_s)
-    unsettled = measured and state.moved_by in (*CUTS, "raise", FORGETTING) and now_s - state.changed_s < UNSETTLED_S
+    unsettled = measured and state.changed_by in (*CUTS, "raise", FORGETTING) and now_s - state.changed_s < UNSETTLED_S
     excess_s = signals.read(state.signals, now_s=now_s).excess_s or 0.0 if unsettled else 0.0
     return CapacityEstimate(
         state,

@@ -129,16 +129,16 @@ def counted_since(before: FlowState, after: FlowState, *, since_s: float) -> tup
         return after, True
     at_s = after.points[-1][0]
     if at_s >= since_s + OWED_S:
-        return (replace(after, owed_packets=0) if after.owed_packets else after), True
+        return (replace(after, unproven_packets=0) if after.unproven_packets else after), True
     if before.points and before.points[-1][0] >= since_s:
-        owed, part = before.owed_packets, 1.0
+        owed, part = before.unproven_packets, 1.0
     else:  # not known before, or then
         from_s = before.points[-1][0] if before.points else at_s
         owed, part = LOSS_FRESH, max(0.0, at_s - since_s) / (at_s - from_s) if at_s > from_s else 0.0
     if not owed:
         return after, True
     sent, lost = packets(before, after)
-    return replace(after, owed_packets=max(0, owed - int(part * max(0, sent - lost)))), False
+    return replace(after, unproven_packets=max(0, owed - int(part * max(0, sent - lost)))), False
 
 
 def delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
@@ -148,7 +148,7 @@ def delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
     return max(0.0, (_delivered(flow, now_s) - _delivered(flow, now_s - window_s)) * 8 / window_s)
 
 
-def told_peer(uid: int | None, peer: str) -> str:
+def peer_of_user(uid: int | None, peer: str) -> str:
     """A peer as one user's programs know it: what another user says of the same address is another's."""
     return f"{uid}/{peer}"
 
@@ -167,7 +167,7 @@ def _arrival(
         mean_s = (1 - part) * here_s[0] + part * here_s[1]
     else:
         mean_s = here_s[0]
-    peer = told_peer(sample.uid, sample.peer)
+    peer = peer_of_user(sample.uid, sample.peer)
     return ArrivalState(peer, sent_s + mean_s, max(0.0, excess_s - mean_s), theirs_s, sample.uid)
 
 

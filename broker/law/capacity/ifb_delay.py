@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.law.inbound_state import HereState
+from broker.law.inbound_state import IfbDelayState
 from broker.law.structs import replace
 from broker.model.values import ClassSample
 
@@ -24,8 +24,8 @@ PACKET_BYTES = 3_000
 
 
 def follow(
-    states: Sequence[HereState], samples: Sequence[ClassSample] | None, *, now_s: float
-) -> tuple[HereState, ...]:
+    states: Sequence[IfbDelayState], samples: Sequence[ClassSample] | None, *, now_s: float
+) -> tuple[IfbDelayState, ...]:
     """Take in a tick's counters of the IFB; none where none stands, and then nothing waits there. Where they were not
     read (None), what is known of them holds for `LOOK_BACK_S`."""
     if samples is None:
@@ -34,7 +34,7 @@ def follow(
     return tuple(_followed(known.get(sample.name), sample, now_s=now_s) for sample in samples)
 
 
-def waits_s(states: Sequence[HereState], *, now_s: float) -> dict[str, float]:
+def waits_s(states: Sequence[IfbDelayState], *, now_s: float) -> dict[str, float]:
     """Class to the longest that its packets waited here lately."""
     return {
         state.traffic_class: max((wait_s for at_s, wait_s in state.waits if at_s >= now_s - LOOK_BACK_S), default=0.0)
@@ -42,14 +42,14 @@ def waits_s(states: Sequence[HereState], *, now_s: float) -> dict[str, float]:
     }
 
 
-def wait_s(states: Sequence[HereState], traffic_class: str) -> float:
+def wait_s(states: Sequence[IfbDelayState], traffic_class: str) -> float:
     """How long what comes now of a class waits here; 0 where none does."""
     return next((state.waits[-1][1] for state in states if state.traffic_class == traffic_class and state.waits), 0.0)
 
 
-def _followed(before: HereState | None, sample: ClassSample, *, now_s: float) -> HereState:
+def _followed(before: IfbDelayState | None, sample: ClassSample, *, now_s: float) -> IfbDelayState:
     if before is None or sample.sent_bytes < before.sent_bytes:
-        return HereState(sample.name, now_s, sample.sent_bytes)
+        return IfbDelayState(sample.name, now_s, sample.sent_bytes)
     state, elapsed_s = before, now_s - before.read_s
     if elapsed_s >= APART_S_MIN:
         rate = 8 * (sample.sent_bytes - before.sent_bytes) / elapsed_s

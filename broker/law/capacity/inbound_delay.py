@@ -39,8 +39,8 @@ from typing import TypeVar
 
 from broker.law.capacity import windowed_min
 from broker.law.capacity.flow_delay import FLOW_STALE_S, QUEUE_TRUSTED_S
-from broker.law.capacity.inbound_state import Series, SourceState, VoiceState, WayInState
-from broker.law.capacity.quorum import SLOW_APART_S, SLOW_S, VOTE_S, middle_of_voices
+from broker.law.capacity.inbound_state import InboundCapacityState, SenderDelayState, Series, SourceState
+from broker.law.capacity.quorum import SLOW_APART_S, SLOW_S, VOTE_S, median_of_voters
 from broker.law.capacity.sampling import in_turns
 from broker.law.sharing.plan import LENDER
 from broker.law.state import SignalState
@@ -63,7 +63,7 @@ HELD_FOR_S = 0.5
 
 
 @dataclass(frozen=True)
-class WayOut:
+class OutboundState:
     """What is known of the other direction: what it carries, what part of that is used, and how long packets wait in a
     queue there, None where nothing one-way is known."""
 
@@ -90,19 +90,19 @@ class Verdict:
     heard: int
 
 
-def queue_on_the_way_out(state: SignalState | None, *, now_s: float) -> float | None:
+def outbound_queue_s(state: SignalState | None, *, now_s: float) -> float | None:
     """What the way out says of a queue there, whoever fills it, by one-way signals alone: two-way ones have the way in
     in them."""
     if state is None:
         return None
     fresh = [entry for entry in state.destinations if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
-    return middle_of_voices((entry, entry.excess[-1][1] + entry.others_s) for entry in fresh)
+    return median_of_voters((entry, entry.excess[-1][1] + entry.others_s) for entry in fresh)
 
 
 def hear(
-    state: WayInState, *, flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str],
-    out: WayOut, now_s: float, here: Mapping[str, float] = NOTHING_HERE,
-) -> WayInState:  # fmt: skip
+    state: InboundCapacityState, *, flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str],
+    out: OutboundState, now_s: float, here: Mapping[str, float] = NOTHING_HERE,
+) -> InboundCapacityState:  # fmt: skip
     """Take in a tick's samples.
 
     Args:
@@ -113,14 +113,14 @@ def hear(
     for flow in flows:
         waits_s = here.get(flow.traffic_class, 0.0)
         if (
-            flow.way_in_s is None
-            or flow.way_in_age_s is None
+            flow.inbound_s is None
+            or flow.inbound_age_s is None
             or flow.age_s >= FLOW_STALE_S
             or waits_s > QUEUE_TRUSTED_S
         ):
             continue
-        at_s = now_s - flow.age_s - flow.way_in_age_s
-        samples.append((f"{REPORTED}{flow.key}", flow.peer, at_s, flow.way_in_s, waits_s, flow.uid))
+        at_s = now_s - flow.age_s - flow.inbound_age_s
+        samples.append((f"{REPORTED}{flow.key}", flow.peer, at_s, flow.inbound_s, waits_s, flow.uid))
     explained = out.excess_s if out.excess_s is not None else 0.0 if out.load < LOADED else None
     for sender in senders:
         if explained is None or sender.traffic_class != LENDER:
@@ -134,7 +134,7 @@ def hear(
             else_s = explained + waits_s
             samples.append((f"tcp/{sender.address}", sender.address, at_s, sender.receive_rtt_s, else_s, None))
     known = {entry.key: entry for entry in state.sources}
-    told: dict[str, tuple[float, float]] = {}
+    reported: dict[str, tuple[float, float]] = {}
     measured: dict[str, tuple[float, float]] = {}
     samples.sort(key=lambda sample: sample[0])
     chosen = _chosen(samples, key=lambda sample: sample[0], user=lambda sample: sample[5])
@@ -147,7 +147,7 @@ def hear(
         if before is None or at_s < state.ignore_before_s:
             continue
         over_s = max(0.0, windowed_min.over(entry.least_s, value_s) - else_s)
-        excess = told if key.startswith(REPORTED) else measured
+        excess = reported if key.startswith(REPORTED) else measured
         last = excess.get(sender_of, (at_s, over_s))
         excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # of one sender who waits least
     latest = sorted(known.values(), key=lambda entry: (-entry.at_s, entry.key))
@@ -156,7 +156,7 @@ def hear(
     return replace(
         state,
         sources=tuple(sorted(fresh, key=lambda entry: entry.key)),
-        voices=_voices(state, told, measured, now_s=now_s),
+        sender_delays=_sender_delays(state, reported, measured, now_s=now_s),
     )
 
 
@@ -165,44 +165,44 @@ def _chosen(
 ) -> list[Entry]:  # fmt: skip
     """Those that are followed: what was measured first, then of each user as many; each one's in their order."""
     measured = [entry for entry in entries if not key(entry).startswith(REPORTED)]
-    told = in_turns([entry for entry in entries if key(entry).startswith(REPORTED)], of=user)
-    return [*measured, *told][:SOURCES_MAX]
+    reported = in_turns([entry for entry in entries if key(entry).startswith(REPORTED)], of=user)
+    return [*measured, *reported][:SOURCES_MAX]
 
 
-def verdict(state: WayInState, *, threshold_s: float, now_s: float) -> Verdict:
+def verdict(state: InboundCapacityState, *, threshold_s: float, now_s: float) -> Verdict:
     """What the senders say together."""
-    told, measured = _Votes(), _Votes()
-    for voice in state.voices:
-        sees = _sees(voice.measured, threshold_s=threshold_s, now_s=now_s)
-        votes, series = (told, voice.told) if sees is None else (measured, voice.measured)
+    reported, measured = _Votes(), _Votes()
+    for sender_delay in state.sender_delays:
+        sees = _sees(sender_delay.measured, threshold_s=threshold_s, now_s=now_s)
+        votes, series = (reported, sender_delay.reported) if sees is None else (measured, sender_delay.measured)
         if sees is None:
-            sees = _sees(voice.told, threshold_s=threshold_s, now_s=now_s)
+            sees = _sees(sender_delay.reported, threshold_s=threshold_s, now_s=now_s)
         if sees:
             votes.high.append(series)
         elif sees is not None:
             votes.low += 1
             votes.late += series[-1][1] > threshold_s
     enough = len(measured.high) >= VOICES_MIN
-    high = measured.high if enough else [*measured.high, *told.high]
-    low = measured.low + (0 if enough else told.low)
-    nobody = not measured.high and not told.high and told.low > 0 and not told.late
+    high = measured.high if enough else [*measured.high, *reported.high]
+    low = measured.low + (0 if enough else reported.low)
+    nobody = not measured.high and not reported.high and reported.low > 0 and not reported.late
     clear = not enough and not measured.late if measured.low else nobody
     sure = measured.low - measured.late >= VOICES_MIN
     doubtful = any(
         _is_doubtful(series, threshold_s=threshold_s, now_s=now_s)
-        for voice in state.voices
-        for series in ((voice.measured,) if sure else voice.both)
+        for sender_delay in state.sender_delays
+        for series in ((sender_delay.measured,) if sure else sender_delay.both)
     )
     excess_s = sorted(next(wait_s for _, wait_s in reversed(series) if wait_s > threshold_s) for series in high)
     return Verdict(
         queue=len(high) >= VOICES_MIN and len(measured.high) > 0 and not low,
         clear=clear,
-        disputed=len(measured.high) > 0 or (len(told.high) > 0 and not sure) or doubtful,
+        disputed=len(measured.high) > 0 or (len(reported.high) > 0 and not sure) or doubtful,
         excess_s=excess_s[len(high) // 2] if high else 0.0,
         since_s=max((_since_s(series, threshold_s=threshold_s) for series in high), default=0.0),
         until_s=min((series[-1][0] for series in high), default=now_s),
         seen_by=len(high),
-        heard=sum(_is_heard(voice, now_s=now_s) for voice in state.voices),
+        heard=sum(_is_heard(sender_delay, now_s=now_s) for sender_delay in state.sender_delays),
     )
 
 
@@ -215,8 +215,8 @@ class _Votes:
     late: int = 0
 
 
-def _is_heard(voice: VoiceState, *, now_s: float) -> bool:
-    return any(series and series[-1][0] > now_s - SLOW_S for series in voice.both)
+def _is_heard(sender_delay: SenderDelayState, *, now_s: float) -> bool:
+    return any(series and series[-1][0] > now_s - SLOW_S for series in sender_delay.both)
 
 
 def _is_doubtful(series: Series, *, threshold_s: float, now_s: float) -> bool:
@@ -250,9 +250,9 @@ def _since_s(series: Series, *, threshold_s: float) -> float:
     return since_s
 
 
-def rebase(state: WayInState) -> WayInState:
+def rebase(state: InboundCapacityState) -> InboundCapacityState:
     """Take today's times as the path's own."""
-    return replace(state, sources=(), voices=())
+    return replace(state, sources=(), sender_delays=())
 
 
 def _with(
@@ -262,20 +262,33 @@ def _with(
     return SourceState(key, sender, at_s, value_s, least, uid)
 
 
-def _voices(
-    state: WayInState, told: dict[str, tuple[float, float]], measured: dict[str, tuple[float, float]], *, now_s: float
-) -> tuple[VoiceState, ...]:
-    voices = {voice.sender: voice for voice in state.voices}
-    for sender in {*told, *measured}:
-        before = voices.get(sender, VoiceState(sender))
-        voices[sender] = VoiceState(
-            sender, _longer(before.told, told.get(sender)), _longer(before.measured, measured.get(sender))
+def _sender_delays(
+    state: InboundCapacityState,
+    reported: dict[str, tuple[float, float]],
+    measured: dict[str, tuple[float, float]],
+    *,
+    now_s: float,
+) -> tuple[SenderDelayState, ...]:
+    sender_delays = {sender_delay.sender: sender_delay for sender_delay in state.sender_delays}
+    for sender in {*reported, *measured}:
+        before = sender_delays.get(sender, SenderDelayState(sender))
+        sender_delays[sender] = SenderDelayState(
+            sender, _longer(before.reported, reported.get(sender)), _longer(before.measured, measured.get(sender))
         )
     fresh = (
-        replace(voice, told=_lately(voice.told, now_s=now_s), measured=_lately(voice.measured, now_s=now_s))
-        for voice in voices.values()
+        replace(
+            sender_delay,
+            reported=_lately(sender_delay.reported, now_s=now_s),
+            measured=_lately(sender_delay.measured, now_s=now_s),
+        )
+        for sender_delay in sender_delays.values()
     )
-    return tuple(sorted((voice for voice in fresh if voice.told or voice.measured), key=lambda voice: voice.sender))
+    return tuple(
+        sorted(
+            (sender_delay for sender_delay in fresh if sender_delay.reported or sender_delay.measured),
+            key=lambda sender_delay: sender_delay.sender,
+        )
+    )
 
 
 def _longer(series: Series, sample: tuple[float, float] | None) -> Series:

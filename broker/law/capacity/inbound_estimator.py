@@ -39,8 +39,8 @@ from broker.law.capacity.decrease import (
     PROBE_WATCH_S,
 )
 from broker.law.capacity.estimator import BASE_BITS_PER_S_MIN, FALLBACK_BITS_PER_S
-from broker.law.capacity.inbound_delay import NOTHING_HERE, VOICES_MIN, Verdict, WayOut
-from broker.law.capacity.inbound_state import WayInState
+from broker.law.capacity.inbound_delay import NOTHING_HERE, VOICES_MIN, OutboundState, Verdict
+from broker.law.capacity.inbound_state import InboundCapacityState
 from broker.law.capacity.probe import PROBE_DELAY_S, PROBE_STEP_MAX
 from broker.law.structs import replace
 from broker.model import inbound_reasons, reasons
@@ -90,10 +90,10 @@ found in two or three, and brings the same from then on."""
 
 
 @dataclass(frozen=True)
-class WayInEstimate:
+class InboundEstimate:
     """What may be let in, headroom taken off; where the figure is from, and why; whether a queue is being drained."""
 
-    state: WayInState
+    state: InboundCapacityState
     rate_bits_per_s: int
     source: str
     reason: reasons.Reasoned
@@ -109,10 +109,19 @@ def base_rate(policy: InterfacePolicy, sample: InterfaceSample | None) -> tuple[
 
 
 def estimate(
-    *, now_s: float, state: WayInState | None, base: tuple[int, str], received_bytes: int | None,
-    flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str], limited: bool, out: WayOut,
-    holding: bool | None = None, here: Mapping[str, float] = NOTHING_HERE,
-) -> WayInEstimate:  # fmt: skip
+    *,
+    now_s: float,
+    state: InboundCapacityState | None,
+    base: tuple[int, str],
+    received_bytes: int | None,
+    flows: Sequence[FlowSample],
+    senders: Sequence[SenderSample],
+    held: frozenset[str],
+    limited: bool,
+    out: OutboundState,
+    holding: bool | None = None,
+    here: Mapping[str, float] = NOTHING_HERE,
+) -> InboundEstimate:
     """Estimate what the way in can carry now.
 
     Args:
@@ -128,26 +137,26 @@ def estimate(
         out: the other direction.
     """
     rate, source = base
-    state = nominal_rate.way_in(state, rate, now_s=now_s)
+    state = nominal_rate.inbound(state, rate, now_s=now_s)
     before_s = state.came[-1][0] if state.came else now_s
     state = _count(state, received_bytes, now_s=now_s)
     state = inbound_delay.hear(state, flows=flows, senders=senders, held=held, out=out, now_s=now_s, here=here)
     busy_s = state.busy_s + now_s - before_s if limited and now_s >= state.drain_until_s else 0.0
     state = replace(state, busy_s=busy_s)
-    raised = state.moved_by == "raise" and now_s - state.changed_s <= PROBE_WATCH_S
+    raised = state.changed_by == "raise" and now_s - state.changed_s <= PROBE_WATCH_S
     said = inbound_delay.verdict(state, threshold_s=PROBE_DELAY_S if raised else DELAY_S, now_s=now_s)
-    settled = now_s >= max(state.drain_until_s, state.blameless_until_s)
+    settled = now_s >= max(state.drain_until_s, state.ignore_delay_until_s)
     load_min = LOAD_MIN * rate if source != "fallback" else 0.0
     if said.queue and settled and now_s - max(state.changed_s, state.drain_until_s) >= CUT_REFRACTORY_S:
         state = _queue(state, said, holding=bool(held) if holding is None else holding, load_min=load_min, now_s=now_s)
-    elif not said.queue and (state.rate_bits_per_s < rate or state.moved_by == "raise"):
+    elif not said.queue and (state.rate_bits_per_s < rate or state.changed_by == "raise"):
         state = _more(state, said, now_s=now_s)
     if said.queue or said.clear or not state.came or now_s - before_s > FORGET_S:
         state = replace(state, heard_s=now_s)
     elif now_s - state.heard_s > FORGET_S and state.rate_bits_per_s < rate:
         state = _forgotten(state, now_s=now_s)
     measured = state.rate_bits_per_s < rate
-    return WayInEstimate(
+    return InboundEstimate(
         state,
         int(HEADROOM * state.rate_bits_per_s),
         "measured" if measured else source,
@@ -156,7 +165,7 @@ def estimate(
     )
 
 
-def _count(state: WayInState, received_bytes: int | None, *, now_s: float) -> WayInState:
+def _count(state: InboundCapacityState, received_bytes: int | None, *, now_s: float) -> InboundCapacityState:
     if received_bytes is None:
         return replace(state, received_bytes=None, came=())
     if state.received_bytes is None or received_bytes < state.received_bytes or not state.came:
@@ -169,7 +178,7 @@ def _count(state: WayInState, received_bytes: int | None, *, now_s: float) -> Wa
     return replace(state, received_bytes=received_bytes, came=came)
 
 
-def _came_bits_per_s(state: WayInState, *, since_s: float) -> float | None:
+def _came_bits_per_s(state: InboundCapacityState, *, since_s: float) -> float | None:
     """What came since a time, where that is long enough ago."""
     if len(state.came) < 2:
         return None
@@ -178,7 +187,7 @@ def _came_bits_per_s(state: WayInState, *, since_s: float) -> float | None:
     return (end - start) / (end_s - start_s) if end_s - start_s >= CAME_S_MIN else None
 
 
-def _came_steadily(state: WayInState, *, since_s: float, until_s: float) -> float | None:
+def _came_steadily(state: InboundCapacityState, *, since_s: float, until_s: float) -> float | None:
     """What came in a time for which a queue was seen; None where that is too short, or not every part of it brought
     about the same: then the link did not work all the time, whatever waited, and the figure says nothing of it."""
     during = [entry for entry in state.came if since_s <= entry[0] <= until_s]
@@ -194,7 +203,9 @@ def _came_steadily(state: WayInState, *, since_s: float, until_s: float) -> floa
     return mean if len(parts) > 1 and min(parts) >= STEADY * mean else None
 
 
-def _queue(state: WayInState, said: Verdict, *, holding: bool, load_min: float, now_s: float) -> WayInState:
+def _queue(
+    state: InboundCapacityState, said: Verdict, *, holding: bool, load_min: float, now_s: float
+) -> InboundCapacityState:
     """A queue stands: take the capacity for what came, and let the queue go away."""
     since_s = max(now_s - LOOK_BACK_S, said.since_s, state.drain_until_s)
     came = _came_steadily(state, since_s=since_s, until_s=said.until_s)
@@ -212,12 +223,12 @@ def _queue(state: WayInState, said: Verdict, *, holding: bool, load_min: float, 
         rate = state.episode_rate_bits_per_s
         return replace(
             inbound_delay.rebase(state),
-            rate_bits_per_s=rate, changed_s=now_s, moved_by="doubt", blameless_until_s=now_s + BLAMELESS_S,
+            rate_bits_per_s=rate, changed_s=now_s, changed_by="doubt", ignore_delay_until_s=now_s + BLAMELESS_S,
             episode_moves=0,
         )  # fmt: skip
     state = replace(state, episode_excess_s=min(state.episode_excess_s, said.excess_s))
     rate = min(state.base_bits_per_s, int(came))
-    lower = rate < (LOWER_RAISED if state.moved_by == "raise" else LOWER) * state.rate_bits_per_s
+    lower = rate < (LOWER_RAISED if state.changed_by == "raise" else LOWER) * state.rate_bits_per_s
     if not lower and rate <= state.rate_bits_per_s:
         return state  # full, and as much comes as was thought: a burst of training that storage makes room for does so
     drain_s = min(DRAIN_S_MAX, said.excess_s / (1 - DRAIN_FACTOR)) if lower and holding else 0.0
@@ -225,9 +236,9 @@ def _queue(state: WayInState, said: Verdict, *, holding: bool, load_min: float, 
         state,
         rate_bits_per_s=max(BASE_BITS_PER_S_MIN, rate),
         changed_s=now_s,
-        moved_by="queue",
+        changed_by="queue",
         excess_s=said.excess_s,
-        voices_seen=said.seen_by,
+        senders_seen=said.seen_by,
         drain_until_s=now_s + drain_s,
         ignore_before_s=now_s + drain_s,
         busy_s=0.0,
@@ -237,26 +248,26 @@ def _queue(state: WayInState, said: Verdict, *, holding: bool, load_min: float, 
     )
 
 
-def _more(state: WayInState, said: Verdict, *, now_s: float) -> WayInState:
+def _more(state: InboundCapacityState, said: Verdict, *, now_s: float) -> InboundCapacityState:
     """No queue is seen: the capacity is at least what comes, and may be more than it was taken for."""
-    if state.moved_by == "raise" and state.stood_bits_per_s and not _stands(state, now_s=now_s):
+    if state.changed_by == "raise" and state.settled_bits_per_s and not _stands(state, now_s=now_s):
         if now_s - state.untried_s >= STANDS_S:
             return replace(
                 state,
-                rate_bits_per_s=state.stood_bits_per_s,
+                rate_bits_per_s=state.settled_bits_per_s,
                 changed_s=now_s,
-                moved_by="undone",
+                changed_by="undone",
                 busy_s=0.0,
                 step=PROBE_STEP,
-                failed_bits_per_s=state.stood_bits_per_s,
+                failed_bits_per_s=state.settled_bits_per_s,
             )
-    elif state.stood_bits_per_s != state.rate_bits_per_s:
-        state = replace(state, stood_bits_per_s=state.rate_bits_per_s)
+    elif state.settled_bits_per_s != state.rate_bits_per_s:
+        state = replace(state, settled_bits_per_s=state.rate_bits_per_s)
     came = _came_bits_per_s(state, since_s=now_s - BUSY_S)
     if came is not None and came > state.rate_bits_per_s:
         rate = min(state.base_bits_per_s, int(came))
-        return replace(state, rate_bits_per_s=rate, changed_s=now_s, moved_by="more", episode_moves=0)
-    pause_s = BUSY_S if state.moved_by in ("raise", "more") else HOLD_S
+        return replace(state, rate_bits_per_s=rate, changed_s=now_s, changed_by="more", episode_moves=0)
+    pause_s = BUSY_S if state.changed_by in ("raise", "more") else HOLD_S
     if came is None or came < USED * state.rate_bits_per_s or not said.clear or state.busy_s < BUSY_S:
         return state
     if now_s - max(state.changed_s, state.drain_until_s) < (DISPUTED_S if said.disputed else pause_s):
@@ -274,19 +285,19 @@ def _more(state: WayInState, said: Verdict, *, now_s: float) -> WayInState:
         state,
         rate_bits_per_s=rate,
         changed_s=now_s,
-        moved_by="raise",
-        untried_s=now_s if state.rate_bits_per_s == state.stood_bits_per_s else state.untried_s,
+        changed_by="raise",
+        untried_s=now_s if state.rate_bits_per_s == state.settled_bits_per_s else state.untried_s,
         busy_s=0.0,
         step=PROBE_STEP if gentle else min(PROBE_STEP_MAX, 2 * step),
     )
 
 
-def _stands(state: WayInState, *, now_s: float) -> bool:
+def _stands(state: InboundCapacityState, *, now_s: float) -> bool:
     """Whether what came since the last raise shows that it was right."""
     return _busiest(state, since_s=state.changed_s) >= STANDS * HEADROOM * state.rate_bits_per_s
 
 
-def _busiest(state: WayInState, *, since_s: float) -> float:
+def _busiest(state: InboundCapacityState, *, since_s: float) -> float:
     """The highest rate at which anything came since a time, over a tenth of a second or nearly."""
     most, last = 0.0, None
     for at_s, bits in state.came:
@@ -299,25 +310,25 @@ def _busiest(state: WayInState, *, since_s: float) -> float:
     return most
 
 
-def _forgotten(state: WayInState, *, now_s: float) -> WayInState:
+def _forgotten(state: InboundCapacityState, *, now_s: float) -> InboundCapacityState:
     came = _came_bits_per_s(state, since_s=now_s - CAME_S)
     if came is None or came < FORGET_LOAD * state.rate_bits_per_s:
         return replace(state, heard_s=now_s)
-    return replace(state, rate_bits_per_s=state.base_bits_per_s, changed_s=now_s, moved_by="forgotten", heard_s=now_s)
+    return replace(state, rate_bits_per_s=state.base_bits_per_s, changed_s=now_s, changed_by="forgotten", heard_s=now_s)
 
 
-def _reason(state: WayInState, said: Verdict, source: str, *, now_s: float) -> reasons.Reasoned:
+def _reason(state: InboundCapacityState, said: Verdict, source: str, *, now_s: float) -> reasons.Reasoned:
     rate = int(HEADROOM * state.rate_bits_per_s)
     if now_s < state.drain_until_s:
-        return inbound_reasons.DrainsWayIn(rate, state.excess_s)
-    if now_s < state.blameless_until_s:
+        return inbound_reasons.DrainsInboundQueue(rate, state.excess_s)
+    if now_s < state.ignore_delay_until_s:
         return reasons.DelayNotOurs(rate)
     if state.rate_bits_per_s < state.base_bits_per_s:
-        if state.moved_by == "raise":
-            return inbound_reasons.ProbesWayIn(rate, int(HEADROOM * state.base_bits_per_s))
-        return inbound_reasons.QueueOnTheWayIn(rate, state.excess_s, state.voices_seen)
+        if state.changed_by == "raise":
+            return inbound_reasons.ProbesInbound(rate, int(HEADROOM * state.base_bits_per_s))
+        return inbound_reasons.InboundQueue(rate, state.excess_s, state.senders_seen)
     if source == "fallback":
         return inbound_reasons.IngressUnknown()
     if said.heard < VOICES_MIN:
-        return inbound_reasons.WayInUnheard(rate, source, said.heard)
+        return inbound_reasons.InboundSignalsMissing(rate, source, said.heard)
     return reasons.LinkRate(rate, source)

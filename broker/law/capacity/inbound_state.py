@@ -27,32 +27,32 @@ class SourceState:
 
 
 @dataclass(frozen=True)
-class VoiceState:
+class SenderDelayState:
     """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first; `told` by programs
     of ours, `measured` by TCP or his broker."""
 
     sender: str
-    told: Series = ()
+    reported: Series = ()
     measured: Series = ()
 
     @property
     def both(self) -> tuple[Series, Series]:
         """Told and measured."""
-        return self.told, self.measured
+        return self.reported, self.measured
 
 
 @dataclass(frozen=True)
-class WayInState:
+class InboundCapacityState:
     """The capacity of one way in.
 
     Fields: `base_bits_per_s` what operator or driver say, `rate_bits_per_s` the estimate; `received_bytes` the counter,
     `came` (when, bits) of the last two seconds, counted from zero, oldest first; `ignore_before_s` what was heard
-    before tells of a rate or a drain that is over; `changed_s` when the estimate was changed last, `moved_by` what
-    changed it, `excess_s` how long packets waited then, `voices_seen` how many senders said so; `drain_until_s` until
+    before tells of a rate or a drain that is over; `changed_s` when the estimate was changed last, `changed_by` what
+    changed it, `excess_s` how long packets waited then, `senders_seen` how many senders said so; `drain_until_s` until
     when storage is held to half, so that the queue goes away; `busy_s` for how long storage has used all that it might;
-    `step` of the next raise, `stood_bits_per_s` the last rate that was no untried raise, `untried_s` when
+    `step` of the next raise, `settled_bits_per_s` the last rate that was no untried raise, `untried_s` when
     the first raise since then was, `failed_bits_per_s` where the last one ended; `episode_rate_bits_per_s`,
-    `episode_excess_s` (the least) and `episode_moves` (lower ones) since a queue was first seen, `blameless_until_s`
+    `episode_excess_s` (the least) and `episode_moves` (lower ones) since a queue was first seen, `ignore_delay_until_s`
     until when no delay is believed; `heard_s` when it was last known whether a queue stands, or nothing came.
     """
 
@@ -61,20 +61,20 @@ class WayInState:
     received_bytes: int | None = None
     came: tuple[tuple[float, float], ...] = ()
     sources: tuple[SourceState, ...] = ()
-    voices: tuple[VoiceState, ...] = ()
+    sender_delays: tuple[SenderDelayState, ...] = ()
     ignore_before_s: float = 0.0
     changed_s: float = 0.0
-    moved_by: str = ""
+    changed_by: str = ""
     excess_s: float = 0.0
-    voices_seen: int = 0
+    senders_seen: int = 0
     drain_until_s: float = 0.0
     busy_s: float = 0.0
     step: float = 0.0
-    stood_bits_per_s: int = 0
+    settled_bits_per_s: int = 0
     untried_s: float = 0.0
     failed_bits_per_s: int = 0
     episode_rate_bits_per_s: int = 0
     episode_excess_s: float = 0.0
     episode_moves: int = 0
-    blameless_until_s: float = 0.0
+    ignore_delay_until_s: float = 0.0
     heard_s: float = 0.0

@@ -9,7 +9,7 @@ it is another link now, of which nothing is known.
 from __future__ import annotations
 
 from broker.law.capacity.decrease import HOLD_S
-from broker.law.capacity.inbound_state import WayInState
+from broker.law.capacity.inbound_state import InboundCapacityState
 from broker.law.state import CapacityState
 from broker.law.structs import replace
 
@@ -18,7 +18,7 @@ NEAR = 0.9
 off."""
 
 
-def way_out(state: CapacityState | None, base_bits_per_s: int, *, now_s: float) -> CapacityState:
+def outbound(state: CapacityState | None, base_bits_per_s: int, *, now_s: float) -> CapacityState:
     """The way out's estimate from now on, whatever was known before (None: nothing)."""
     if state is not None and state.base_bits_per_s == base_bits_per_s:
         return state
@@ -35,27 +35,27 @@ def way_out(state: CapacityState | None, base_bits_per_s: int, *, now_s: float) 
         episode_rate_bits_per_s=min(base_bits_per_s, state.episode_rate_bits_per_s),
         cut_from_bits_per_s=min(base_bits_per_s, state.cut_from_bits_per_s),
         surely_more_bits_per_s=min(base_bits_per_s, state.surely_more_bits_per_s),
-        stood_bits_per_s=min(base_bits_per_s, state.stood_bits_per_s),
+        settled_bits_per_s=min(base_bits_per_s, state.settled_bits_per_s),
         cut_carried_bits_per_s=min(base_bits_per_s, state.cut_carried_bits_per_s),
     )
 
 
-def way_in(state: WayInState | None, base_bits_per_s: int, *, now_s: float) -> WayInState:
+def inbound(state: InboundCapacityState | None, base_bits_per_s: int, *, now_s: float) -> InboundCapacityState:
     """The same of the way in."""
     if state is not None and state.base_bits_per_s == base_bits_per_s:
         return state
     if state is None or _is_another_link(state, base_bits_per_s):
-        return WayInState(base_bits_per_s, base_bits_per_s, changed_s=now_s, heard_s=now_s)
+        return InboundCapacityState(base_bits_per_s, base_bits_per_s, changed_s=now_s, heard_s=now_s)
     return replace(
         state,
         base_bits_per_s=base_bits_per_s,
         rate_bits_per_s=min(base_bits_per_s, state.rate_bits_per_s),
-        stood_bits_per_s=min(base_bits_per_s, state.stood_bits_per_s),
+        settled_bits_per_s=min(base_bits_per_s, state.settled_bits_per_s),
         failed_bits_per_s=min(base_bits_per_s, state.failed_bits_per_s),
         episode_rate_bits_per_s=min(base_bits_per_s, state.episode_rate_bits_per_s),
     )
 
 
-def _is_another_link(state: CapacityState | WayInState, base_bits_per_s: int) -> bool:
+def _is_another_link(state: CapacityState | InboundCapacityState, base_bits_per_s: int) -> bool:
     rises = base_bits_per_s > state.base_bits_per_s
     return rises and state.rate_bits_per_s >= NEAR * state.base_bits_per_s

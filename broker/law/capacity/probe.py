@@ -54,10 +54,10 @@ def may_raise(state: CapacityState, now: signals.Signals, *, now_s: float) -> bo
     if now.flows == 0:
         return False
     beside = NEAR * state.failed_bits_per_s < state.rate_bits_per_s < BESIDE * state.failed_bits_per_s
-    told = delivery_rate.is_told(state.signals.arrivals)
-    if state.moved_by == "raise" and beside and told and not _confirmed(state, heard=False):
+    reported = delivery_rate.is_reported(state.signals.arrivals)
+    if state.changed_by == "raise" and beside and reported and not _confirmed(state, heard=False):
         return False
-    since_s = state.changed_s + SEEN_AFTER_S if state.moved_by == "raise" else state.changed_s
+    since_s = state.changed_s + SEEN_AFTER_S if state.changed_by == "raise" else state.changed_s
     threshold_s = late_s(state)
     one_way = quorum.clear(state.signals, two_way=False, since_s=since_s, threshold_s=threshold_s)
     two_way = quorum.clear(state.signals, two_way=True, since_s=since_s, threshold_s=threshold_s)
@@ -91,11 +91,11 @@ def forgetting(state: CapacityState, *, now_s: float) -> CapacityState:
         state,
         rate_bits_per_s=min(state.base_bits_per_s, int(rate * (1 + PROBE_STEP))),
         rate_before_raise_bits_per_s=rate,
-        stood_bits_per_s=0,
+        settled_bits_per_s=0,
         raised_s=now_s,
         changed_s=now_s,
         busy_s=0.0,
-        moved_by=FORGETTING,
+        changed_by=FORGETTING,
     )
 
 
@@ -104,12 +104,12 @@ def raised(state: CapacityState, *, now_s: float) -> CapacityState:
     step, rate = state.step or PROBE_STEP, state.rate_bits_per_s
     if rate >= SLOWLY * state.failed_bits_per_s and _confirmed(state, heard=True):
         step = max(step, 2 * PROBE_STEP)
-    sure = state.moved_by == "raise" and rate >= state.surely_more_bits_per_s
+    sure = state.changed_by == "raise" and rate >= state.surely_more_bits_per_s
     return replace(
         state,
         rate_bits_per_s=min(state.base_bits_per_s, int(rate * (1 + step))),
         rate_before_raise_bits_per_s=rate,
-        stood_bits_per_s=_stood(state),
+        settled_bits_per_s=_settled(state),
         jitter_s=_jitter_s(state),
         raised_s=now_s,
         changed_s=now_s,
@@ -117,14 +117,14 @@ def raised(state: CapacityState, *, now_s: float) -> CapacityState:
         back_off_s=state.back_off_s if rate < BEYOND * state.failed_bits_per_s else 0.0,
         step=min(PROBE_STEP_MAX, 2 * step) if sure else step,
         busy_s=0.0,
-        moved_by="raise",
+        changed_by="raise",
     )
 
 
-def _stood(state: CapacityState) -> int:
+def _settled(state: CapacityState) -> int:
     """The last rate at which packets met no queue while nothing more was tried; 0: it made one, or nobody tells."""
-    if state.moved_by == "raise":
-        return state.stood_bits_per_s
+    if state.changed_by == "raise":
+        return state.settled_bits_per_s
     waits_s, threshold_s = [entry.wait_s for entry in _arrivals(state)], late_s(state)
     late = sum(wait_s > threshold_s for wait_s in waits_s)
     return state.rate_bits_per_s if len(waits_s) >= STOOD_OF and late <= STOOD_LATE * len(waits_s) else 0
@@ -135,7 +135,7 @@ def _confirmed(state: CapacityState, *, heard: bool) -> bool:
 
     `heard`: it counts only if a packet that left meanwhile said so; else silence does, too.
     """
-    if state.moved_by != "raise" or state.busy_s < CONFIRM_S:
+    if state.changed_by != "raise" or state.busy_s < CONFIRM_S:
         return False
     since_s = state.changed_s + CONFIRM_S / 2
     last = {entry.peer: entry.wait_s for entry in state.signals.arrivals if entry.left_s >= since_s}
@@ -150,7 +150,7 @@ def late_s(state: CapacityState) -> float:
 def _jitter_s(state: CapacityState) -> float:
     """By how much a peer's waits differ from one to the next where nothing more is tried, the middle one, as a running
     mean; as it was where too few tell."""
-    if state.moved_by in ("raise", FORGETTING):
+    if state.changed_by in ("raise", FORGETTING):
         return state.jitter_s
     apart_s = [abs(late.wait_s - soon.wait_s) for soon, late in pairwise(_arrivals(state)) if late.peer == soon.peer]
     if len(apart_s) < STOOD_OF - 1:

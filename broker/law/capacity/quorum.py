@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from broker.law.capacity.flow_delay import REPORT, told_peer
+from broker.law.capacity.flow_delay import REPORT, peer_of_user
 from broker.law.capacity.sampling import FLOWS_MAX, in_turns
 from broker.law.state import DestinationState, SignalState
 from broker.model.values import FlowSample
@@ -77,12 +77,12 @@ def agree(
             continue
         vote = _sees(entry, now_s=now_s, threshold_s=threshold_s, high=high, of=of)
         if vote is not None:
-            vote = 0 if told_peer(entry.uid, entry.peer) in stalled else vote
+            vote = 0 if peer_of_user(entry.uid, entry.peer) in stalled else vote
             votes.append((entry, (vote, vote if entry.asked else 0)))
     by_voter = _by_voter(votes, together=_one_vote)
     if _one_vote(by_voter)[0] <= 0 or _most(_by_voter(clear_two_way, together=_most)):
         return 0
-    return _at_most_peers(sum(vote > 0 for vote, _ in votes), (entry.peer for entry, (vote, _) in votes if vote > 0))
+    return _at_most_peers(sum(vote > 0 for vote, _ in by_voter), (entry.peer for entry, (vote, _) in votes if vote > 0))
 
 
 def _sees(entry: DestinationState, *, now_s: float, threshold_s: float, high: int, of: int) -> int | None:
@@ -135,8 +135,8 @@ def heard(
             Heard(entry.peer, excess_s, baselines.get(entry.peer), entry.source, entry.two_way, sees, entry.uid)
         )
     measured = [one for one in found if one.source != REPORT]
-    told = in_turns([one for one in found if one.source == REPORT], of=lambda one: one.uid)
-    return [*measured, *told][:FLOWS_MAX]
+    reported = in_turns([one for one in found if one.source == REPORT], of=lambda one: one.uid)
+    return [*measured, *reported][:FLOWS_MAX]
 
 
 def two_way_high(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> int:
@@ -172,7 +172,7 @@ def clear(state: SignalState, *, two_way: bool, since_s: float, threshold_s: flo
     return _lower_middle(worst) <= threshold_s if worst else None
 
 
-def middle_by_voter(said: Iterable[tuple[DestinationState, float]]) -> float | None:
+def median_of_voters(said: Iterable[tuple[DestinationState, float]]) -> float | None:
     """The middle one of what destinations say, each user's programs with one vote; None where nobody says anything."""
     votes = _by_voter(said, together=_middle)
     return _middle(votes) if votes else None

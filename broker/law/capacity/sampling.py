@@ -22,9 +22,9 @@ def chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
     if len(fresh) > FLOWS_MAX:
         fresh.sort(key=lambda flow: (flow.source != PROBE, -(flow.delivered_bytes or 0), flow.key))
         measured = [flow for flow in fresh if flow.source != REPORT]
-        told = in_turns([flow for flow in fresh if flow.source == REPORT], of=lambda flow: flow.uid)
-        places = max(MEASURED_PLACES, FLOWS_MAX - len(told))
-        fresh = [*measured[:places], *told][:FLOWS_MAX]
+        reported = in_turns([flow for flow in fresh if flow.source == REPORT], of=lambda flow: flow.uid)
+        places = max(MEASURED_PLACES, FLOWS_MAX - len(reported))
+        fresh = [*measured[:places], *reported][:FLOWS_MAX]
     return sorted(fresh, key=lambda flow: flow.key)
 
 

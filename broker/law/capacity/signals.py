@@ -77,7 +77,7 @@ class _Told(NamedTuple):
 
     peer: str
     two_way: bool
-    told: bool
+    reported: bool
     uid: int | None
 
 
@@ -163,16 +163,16 @@ def observe(
             if counts:
                 sent_since, lost_since = sent_since + more_sent, lost_since + more_lost
         if way_there is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
-            told = _Told(sample.peer, False, sample.source == REPORT, sample.uid)
-            _note(excess, told, way_there)
-            sources[told] = sample.source
-            asked[told] = min(after.others_s, asked.get(told, after.others_s))
+            reported = _Told(sample.peer, False, sample.source == REPORT, sample.uid)
+            _note(excess, reported, way_there)
+            sources[reported] = sample.source
+            asked[reported] = min(after.others_s, asked.get(reported, after.others_s))
         if both_ways is None or sample.one_way_s is not None or at_s < state.ignore_before_s:
             continue
         if compute or not two_way:  # else what training's samples tell, at most that there is no queue, is enough
-            told = _Told(sample.peer, two_way, sample.source == REPORT, sample.uid)
-            _note(excess, told, both_ways)
-            sources[told] = sample.source
+            reported = _Told(sample.peer, two_way, sample.source == REPORT, sample.uid)
+            _note(excess, reported, both_ways)
+            sources[reported] = sample.source
     ticks[-1] = replace(
         ticks[-1], lost_packets=lost, sent_packets=sent, lost_since_packets=lost_since, sent_since_packets=sent_since
     )
@@ -184,7 +184,7 @@ def observe(
         arrivals=delivery_rate.kept(state.arrivals, arrivals, now_s=now_s),
         pressed_s=pressed_s,
         wanting_s=wanting_s,
-        one_way_s=now_s if any(not told.two_way for told in excess) else state.one_way_s,
+        one_way_s=now_s if any(not reported.two_way for reported in excess) else state.one_way_s,
         received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(ticks, now_s=now_s)),
     )
     return _learn(state, now_s=now_s)
@@ -194,7 +194,7 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     """Say what the memory means now."""
     active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - quorum.ACTIVE_S]
     fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - quorum.VOTE_S]
-    excess_s = quorum.middle_of_voices((entry, entry.excess[-1][1]) for entry in fresh or active)
+    excess_s = quorum.median_of_voters((entry, entry.excess[-1][1]) for entry in fresh or active)
     lost, sent = _loss(state, now_s=now_s)
     lost_since, sent_since = _loss(state, now_s=now_s, after_drain=True)
     return Signals(
@@ -353,25 +353,25 @@ def _destinations(
     before: Sequence[DestinationState], excess: Mapping[_Told, Span], asked: Mapping[_Told, float],
     sources: Mapping[_Told, str], *, now_s: float,
 ) -> tuple[DestinationState, ...]:  # fmt: skip
-    known = {_told(entry): entry for entry in before if entry.excess[-1][0] > now_s - 2 * quorum.ACTIVE_S}
-    for told, (least_s, most_s) in excess.items():
-        entry = known.get(told, DestinationState(told.peer, told.two_way, sources[told], told.uid))
-        known[told] = replace(
+    known = {_reported(entry): entry for entry in before if entry.excess[-1][0] > now_s - 2 * quorum.ACTIVE_S}
+    for reported, (least_s, most_s) in excess.items():
+        entry = known.get(reported, DestinationState(reported.peer, reported.two_way, sources[reported], reported.uid))
+        known[reported] = replace(
             entry,
-            source=sources[told],
-            asked=told in asked,
+            source=sources[reported],
+            asked=reported in asked,
             excess=(*entry.excess[-7:], (now_s, least_s, most_s)),
-            others_s=asked.get(told, 0.0),
+            others_s=asked.get(reported, 0.0),
         )
-    return tuple(known[told] for told in sorted(known, key=_in_order))
+    return tuple(known[reported] for reported in sorted(known, key=_in_order))
 
 
-def _told(entry: DestinationState) -> _Told:
+def _reported(entry: DestinationState) -> _Told:
     return _Told(entry.peer, entry.two_way, entry.source == REPORT, entry.uid)
 
 
-def _in_order(told: _Told) -> tuple[str, bool, bool, int]:
-    return told.peer, told.two_way, told.told, -1 if told.uid is None else told.uid
+def _in_order(reported: _Told) -> tuple[str, bool, bool, int]:
+    return reported.peer, reported.two_way, reported.reported, -1 if reported.uid is None else reported.uid
 
 
 def _loss(state: SignalState, *, now_s: float, after_drain: bool = False) -> tuple[int, int]:

@@ -36,7 +36,7 @@ from broker.law.sharing.plan import promises
 from broker.law.state import SignalState
 from broker.law.structs import replace
 from broker.model import inbound_reasons, reasons
-from broker.model.leases import HELD_CLASS, LEASE_S_MAX, Lease, Verdict
+from broker.model.leases import HELD_CLASS, LEASE_S_MAX, HoldOutcome, Lease
 from broker.model.values import DestinationAllocation, DestinationSample, FlowSample
 from broker.policy.types import ClassPolicy
 
@@ -65,7 +65,7 @@ class Holding:
 
     states: tuple[HeldState, ...]
     destinations: tuple[DestinationAllocation, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[HoldOutcome, ...]
 
 
 def leased(leases: Sequence[Lease]) -> frozenset[str]:
@@ -296,5 +296,5 @@ def _rate(
     return min(rate, ceiling), why
 
 
-def _verdict(lease: Lease, rate: int, why: reasons.Reasoned, *, granted: bool) -> Verdict:
-    return Verdict(lease.peer, lease.address, lease.number, granted, rate, reasons.state(why))
+def _verdict(lease: Lease, rate: int, why: reasons.Reasoned, *, granted: bool) -> HoldOutcome:
+    return HoldOutcome(lease.peer, lease.address, lease.number, granted, rate, reasons.state(why))

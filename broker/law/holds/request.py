@@ -27,7 +27,7 @@ from broker.law.bursts import detector, inbound
 from broker.law.bursts.announced import START_S, USED_MIN, start_s
 from broker.law.capacity import ifb_delay, inbound_estimator
 from broker.law.capacity.decrease import DRAIN_FACTOR
-from broker.law.capacity.inbound_delay import HELD_FOR_S, WayOut
+from broker.law.capacity.inbound_delay import HELD_FOR_S, OutboundState
 from broker.law.holds import prepared, request_status
 from broker.law.inbound_state import InboundBurstState, IngressState, SenderState
 from broker.law.sharing import guarantee
@@ -36,7 +36,7 @@ from broker.law.sharing.water_filling import Claim, allocate
 from broker.law.state import BurstState, JobState
 from broker.law.structs import replace
 from broker.model import inbound_reasons, reasons
-from broker.model.leases import Hold, Ready
+from broker.model.leases import Hold, PreparedHolds
 from broker.model.values import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
 from broker.policy.types import InterfacePolicy, Policy
 
@@ -78,12 +78,12 @@ class Inflow:
     alarms: tuple[Alarm, ...]
     again_s: float | None
     watch: Watch | None = None
-    ready: tuple[Ready, ...] = ()
+    ready: tuple[PreparedHolds, ...] = ()
 
 
 def decide_ingress(
     *, now_s: float, state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState],
-    out: WayOut, interface: InterfacePolicy, policy: Policy, trained: Sequence[JobState] = (),
+    out: OutboundState, interface: InterfacePolicy, policy: Policy, trained: Sequence[JobState] = (),
 ) -> Inflow:  # fmt: skip
     """Decide what storage may send towards one interface.
 
@@ -121,7 +121,7 @@ def decide_ingress(
         ),
         senders=tuple(_judged(entry, before.allowance_bits_per_s > own.floor, elapsed_s) for entry in state.senders),
     )  # fmt: skip
-    told = {entry.address: entry for entry in senders if entry.traffic_class == LENDER}
+    reported = {entry.address: entry for entry in senders if entry.traffic_class == LENDER}
     owed = guarantee.repay_rate_bits_per_s(state.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
     in_kernel = _wants_ifb(state, interface, now_s=now_s)
     allowance, why = _allowance(
@@ -130,7 +130,7 @@ def decide_ingress(
     )  # fmt: skip
     if source == "fallback":
         allowance, why = None, inbound_reasons.IngressUnknown()
-    allowed = _divide(state.senders, told, allowance, own.floor, in_kernel=in_kernel)
+    allowed = _divide(state.senders, reported, allowance, own.floor, in_kernel=in_kernel)
     state = replace(
         state,
         allowance_bits_per_s=allowance or 0,
@@ -142,12 +142,12 @@ def decide_ingress(
     ]
     close = _look_closely(state, rate, now_s=now_s)
 
-    def ready(job: JobState) -> Ready:
+    def ready(job: JobState) -> PreparedHolds:
         room = max(own.floor, owed, _never_used([(job.uid, job.job)], state, rate))
         begins = inbound_reasons.BurstBegins(job.job, min(room, own.ceiling))
-        parts = _divide(state.senders, told, begins.rate_bits_per_s, own.floor, in_kernel=in_kernel)
+        parts = _divide(state.senders, reported, begins.rate_bits_per_s, own.floor, in_kernel=in_kernel)
         least_bytes = prepared.bytes_min(rate)
-        return Ready(interface.name, job.uid, job.job, least_bytes, _holds(parts, told, rate, begins))
+        return PreparedHolds(interface.name, job.uid, job.job, least_bytes, _holds(parts, reported, rate, begins))
 
     jobs = prepared.jobs(state, trained, capacity_bits_per_s=rate, now_s=now_s) if allowed else ()
     return Inflow(
@@ -155,10 +155,10 @@ def decide_ingress(
         allocation=request_status.allocation(
             interface.name, state, policy, estimate, why, allowance, in_kernel=in_kernel
         ),
-        holds=_holds(allowed, told, rate, why),
+        holds=_holds(allowed, reported, rate, why),
         alarms=request_status.alarms(
             interface,
-            told,
+            reported,
             policy,
             estimate,
             inbound_estimator.base_rate(interface, sample),
@@ -172,8 +172,8 @@ def decide_ingress(
 
 
 def _capacity(
-    state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, out: WayOut, *, now_s: float
-) -> inbound_estimator.WayInEstimate:
+    state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, out: OutboundState, *, now_s: float
+) -> inbound_estimator.InboundEstimate:
     lately = frozenset(
         entry.address for entry in state.senders if entry.held_s is not None and now_s - entry.held_s < HELD_FOR_S
     )
@@ -222,7 +222,7 @@ def _allowance(
         why = inbound_reasons.LeavesRoom(min(room, own.ceiling), rate)
     if owed > room:
         room = min(rate, owed)
-        why = inbound_reasons.OwedOnTheWayIn(min(room, own.ceiling), window_s)
+        why = inbound_reasons.OwedInbound(min(room, own.ceiling), window_s)
     return max(1, min(room, own.ceiling)), why
 
 
@@ -324,15 +324,15 @@ def _wants_ifb(state: IngressState, interface: InterfacePolicy, *, now_s: float)
 
 
 def _divide(
-    senders: Sequence[SenderState], told: Mapping[str, SenderSample], allowance: int | None, floor: int, *,
+    senders: Sequence[SenderState], reported: Mapping[str, SenderSample], allowance: int | None, floor: int, *,
     in_kernel: bool,
 ) -> Mapping[str, int]:  # fmt: skip
     """What each sender of storage that has a broker, or may have one, is held to; nothing where nothing is held."""
     if allowance is None:
         return {}
-    here = [entry for entry in senders if entry.address in told]
-    free = [entry for entry in here if told[entry.address].broker == "no"]
-    here = [entry for entry in here if told[entry.address].broker != "no"]
+    here = [entry for entry in senders if entry.address in reported]
+    free = [entry for entry in here if reported[entry.address].broker == "no"]
+    here = [entry for entry in here if reported[entry.address].broker != "no"]
     here = sorted(here, key=lambda entry: (-entry.rate_bits_per_s, entry.address))[:HOLDS_MAX]
     if not here:
         return {}
@@ -341,7 +341,7 @@ def _divide(
     least = room // len(here)
     claims = []
     for entry in here:
-        granted = told[entry.address].granted_bits_per_s or 0
+        granted = reported[entry.address].granted_bits_per_s or 0
         modest = max(int(MODEST_ROOM * entry.most_bits_per_s), int(MODEST_PART * least))
         wants = modest if entry.modest_s >= MODEST_S else room
         owed = min(granted, room) if granted > entry.allowed_bits_per_s > 0 else 0  # its broker gives it more
@@ -361,7 +361,7 @@ def _steady(last: int, now: int) -> int:
 
 
 def _holds(
-    allowed: Mapping[str, int], told: Mapping[str, SenderSample], rate: int, why: reasons.Reasoned
+    allowed: Mapping[str, int], reported: Mapping[str, SenderSample], rate: int, why: reasons.Reasoned
 ) -> tuple[Hold, ...]:
     """What to ask for. Of our capacity each sender's promise counts the part that the sender has of the allowance."""
     total = sum(allowed.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from broker.law.capacity.inbound_estimator import WayInEstimate
+from broker.law.capacity.inbound_estimator import InboundEstimate
 from broker.law.inbound_state import IngressState
 from broker.law.sharing.plan import LENDER, promises
 from broker.law.sharing.water_filling import Claim, allocate
@@ -19,7 +19,7 @@ ALARMS_MAX = 64
 
 
 def allocation(
-    name: str, state: IngressState, policy: Policy, estimate: WayInEstimate, why: reasons.Reasoned,
+    name: str, state: IngressState, policy: Policy, estimate: InboundEstimate, why: reasons.Reasoned,
     allowance: int | None, *, in_kernel: bool,
 ) -> InterfaceAllocation:  # fmt: skip
     """A plan by classes: what the operator reads, and what an IFB gets; `allowance` for all storage, None where it is
@@ -64,7 +64,7 @@ def allocation(
 
 
 def alarms(
-    interface: InterfacePolicy, told: Mapping[str, SenderSample], policy: Policy, estimate: WayInEstimate,
+    interface: InterfacePolicy, reported: Mapping[str, SenderSample], policy: Policy, estimate: InboundEstimate,
     base: tuple[int, str], *, in_kernel: bool, holding: bool,
 ) -> tuple[Alarm, ...]:  # fmt: skip
     """What is wrong: no speed, or too little; senders that nobody holds back, brokers that refuse. `base` is what
@@ -80,7 +80,7 @@ def alarms(
             f"{format_rate(said)} sum to {format_rate(promised)}; each is kept as a part of what is there"
         )
         found.append(Alarm("way-in-below-guarantees", interface.name, text))
-    for sample in sorted(told.values(), key=lambda entry: entry.address)[:ALARMS_MAX] if holding else ():
+    for sample in sorted(reported.values(), key=lambda entry: entry.address)[:ALARMS_MAX] if holding else ():
         subject = f"{interface.name}/{sample.address}"
         if sample.broker == "no" and not in_kernel:
             text = "sends storage to us and has no broker; write `ingress` with a rate, or run a broker there"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.law.sharing import call_detector, schedule
-from broker.law.sharing.schedule import Holding
+from broker.law.sharing.schedule import ActiveSchedule
 from broker.law.state import PresenceState
 from broker.model import reasons
 from broker.policy.types import ClassPolicy, Policy
@@ -20,7 +20,9 @@ class Promised:
     limits: Mapping[str, reasons.Reasoned]
 
 
-def in_force(policy: Policy, held: Sequence[Holding], state: PresenceState, *, capacity_bits_per_s: int) -> Promised:
+def in_force(
+    policy: Policy, held: Sequence[ActiveSchedule], state: PresenceState, *, capacity_bits_per_s: int
+) -> Promised:
     """Put together what holds at one interface.
 
     Args:

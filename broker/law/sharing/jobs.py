@@ -89,7 +89,7 @@ def policy_of(jobs: Sequence[JobPolicy], name: str, uid: int | None) -> JobPolic
     return exact or next((entry for entry in his if fnmatchcase(name, entry.name)), JobPolicy(name))
 
 
-def told_apart(samples: Iterable[JobSample]) -> list[JobSample]:
+def reported_jobs(samples: Iterable[JobSample]) -> list[JobSample]:
     """The jobs that are looked at, in order: of more than `JOBS_MAX` those that have a leaf come first, then of each
     user as many, those that send before others. We give leaves; that a job sends is what programs say, under as many
     names as they like."""

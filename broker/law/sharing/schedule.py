@@ -31,7 +31,7 @@ end within it has none."""
 
 
 @dataclass(frozen=True)
-class Holding:
+class ActiveSchedule:
     """A schedule that holds, and the UTC second at which it ends; None where it never does."""
 
     schedule: SchedulePolicy
@@ -39,7 +39,7 @@ class Holding:
     shown: ScheduleInForce
 
 
-def holding(schedules: Sequence[SchedulePolicy], wall: WallClock | None) -> tuple[Holding, ...]:
+def holding(schedules: Sequence[SchedulePolicy], wall: WallClock | None) -> tuple[ActiveSchedule, ...]:
     """Find those that hold now, in their order. Without a wall clock, or its zone in it, none does."""
     if wall is None:
         return ()
@@ -50,18 +50,18 @@ def holding(schedules: Sequence[SchedulePolicy], wall: WallClock | None) -> tupl
         if zone is not None:
             holds, until_s = _interval(entry, zone, wall.utc_s)
             if holds:
-                found.append(Holding(entry, until_s, _shown(entry, zone, wall.utc_s, until_s)))
+                found.append(ActiveSchedule(entry, until_s, _shown(entry, zone, wall.utc_s, until_s)))
     return tuple(found)
 
 
-def overlaid(classes: Sequence[ClassPolicy], held: Sequence[Holding]) -> tuple[ClassPolicy, ...]:
+def overlaid(classes: Sequence[ClassPolicy], held: Sequence[ActiveSchedule]) -> tuple[ClassPolicy, ...]:
     """The classes as the schedules that hold want them."""
     for entry in held:
         classes = with_overrides(classes, entry.schedule.classes)
     return classes if isinstance(classes, tuple) else tuple(classes)
 
 
-def ceiling_reasons(held: Sequence[Holding], capacity_bits_per_s: int) -> dict[str, reasons.Reasoned]:
+def ceiling_reasons(held: Sequence[ActiveSchedule], capacity_bits_per_s: int) -> dict[str, reasons.Reasoned]:
     """Why a class may use less than all: by class, of the schedules that set its ceiling the one that wins."""
     found: dict[str, reasons.Reasoned] = {}
     for entry in held:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker.model.leases import LEASE_S_MAX, Lease
-from broker.model.token_bucket import Allowance, Allowances
+from broker.model.token_bucket import TokenBucket, TokenBuckets
 from broker.peers.protocol.wire import Ask, Refusal, Release
 
 PEERS_MAX = 64
@@ -45,14 +45,14 @@ class _Entry:
     ends_s: float
 
 
-class LeaseBook:
+class LeaseTable:
     """Leases of everybody. `changed` is for its owner to clear: what is in force is not what it was then, and that is
     worth a decision now."""
 
     def __init__(self) -> None:
         self.changed = False
-        self._soon = Allowances[str](per_s=SOON_PER_S, at_once=SOON_AT_ONCE, remembered=2 * PEERS_MAX)
-        self._soon_of_all = Allowance(per_s=SOON_OF_ALL_PER_S, at_once=SOON_OF_ALL_AT_ONCE, now_s=0.0)
+        self._soon = TokenBuckets[str](per_s=SOON_PER_S, at_once=SOON_AT_ONCE, remembered=2 * PEERS_MAX)
+        self._soon_of_all = TokenBucket(per_s=SOON_OF_ALL_PER_S, at_once=SOON_OF_ALL_AT_ONCE, now_s=0.0)
         self._runs: dict[tuple[str, str], _Run] = {}
         self._entries: dict[tuple[str, str, str], _Entry] = {}
 

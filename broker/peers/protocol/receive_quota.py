@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from broker.model.token_bucket import Allowance
+from broker.model.token_bucket import TokenBucket
 
 AHEAD = 8
 MESSAGES_PER_S, MESSAGES_AT_ONCE = 50.0, 20.0
@@ -20,13 +20,13 @@ class Reading:
     """Operations that are posted for the messages of each peer that is connected."""
 
     def __init__(self) -> None:
-        self._allowances: dict[str, Allowance] = {}
+        self._allowances: dict[str, TokenBucket] = {}
         self._posts: dict[int, str] = {}
 
     def begin(self, peer: str, *, now_s: float) -> None:
         """A peer is connected."""
         if peer not in self._allowances:
-            self._allowances[peer] = Allowance(per_s=MESSAGES_PER_S, at_once=MESSAGES_AT_ONCE, now_s=now_s)
+            self._allowances[peer] = TokenBucket(per_s=MESSAGES_PER_S, at_once=MESSAGES_AT_ONCE, now_s=now_s)
 
     def end(self, peer: str) -> None:
         """A peer is connected no more, and what was posted for it fails."""

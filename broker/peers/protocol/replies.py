@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.model.leases import Lease, Verdict
+from broker.model.leases import HoldOutcome, Lease
 from broker.peers.protocol.wire import Answer
 
 REPEAT_S = 0.1
@@ -19,17 +19,19 @@ RATE_CHANGE = 0.05
 
 @dataclass(frozen=True)
 class _Said:
-    verdict: Verdict
+    verdict: HoldOutcome
     at_s: float
 
 
-class Answers:
+class Replies:
     """What was answered to the leases in force."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, str], _Said] = {}
 
-    def due(self, verdicts: Sequence[Verdict], leases: Sequence[Lease], *, now_s: float) -> list[tuple[Lease, Answer]]:
+    def due(
+        self, verdicts: Sequence[HoldOutcome], leases: Sequence[Lease], *, now_s: float
+    ) -> list[tuple[Lease, Answer]]:
         """The answers to send now, each with the lease that it belongs to."""
         by_key = {(lease.peer, lease.address): lease for lease in leases}
         self._said = {key: said for key, said in self._said.items() if key in by_key}
@@ -48,7 +50,7 @@ class Answers:
         return out
 
 
-def _is_news(verdict: Verdict, said: _Said, *, now_s: float) -> bool:
+def _is_news(verdict: HoldOutcome, said: _Said, *, now_s: float) -> bool:
     before = said.verdict
     if verdict.number != before.number or verdict.granted != before.granted:
         return True

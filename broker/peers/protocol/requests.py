@@ -16,8 +16,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from broker.model.leases import LEASE_S_MAX, Hold, Verdict
-from broker.model.token_bucket import Allowance
+from broker.model.leases import LEASE_S_MAX, Hold, HoldOutcome
+from broker.model.token_bucket import TokenBucket
 from broker.peers.protocol.wire import LEASE_S_MIN, Answer, Ask, Refusal, Release
 
 WANTED_MAX = 64
@@ -42,7 +42,7 @@ ASKS_PER_S, ASKS_AT_ONCE = 30.0, 10.0
 class _Contact:
     """What is known of an address."""
 
-    allowance: Allowance
+    allowance: TokenBucket
     reached: bool = False
     dialling: bool = False
     failures: int = 0
@@ -59,7 +59,7 @@ class _Held:
     asked_at_s: float = 0.0
     first_number: int = 0
     number: int = 0
-    verdict: Verdict | None = None
+    verdict: HoldOutcome | None = None
     verdict_ends_s: float = 0.0
 
 
@@ -72,7 +72,7 @@ class Outgoing:
 
 
 @dataclass
-class Asking:
+class HoldRequests:
     """Everything that this host wants of others. Addresses are plain (`addresses.plain`)."""
 
     _contacts: dict[str, _Contact] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class Asking:
             if answer.reason.code == Refusal.STALE and answer.number < held.number:
                 continue  # overtaken on its way by a later ask of ours: the answer to that one counts
             if at == address and held.asked is not None and newest <= answer.number <= held.number:
-                held.verdict = Verdict(
+                held.verdict = HoldOutcome(
                     peer=peer,
                     address=address,
                     number=answer.number,
@@ -198,7 +198,7 @@ class Asking:
             for address, contact in self._contacts.items()
         }
 
-    def held(self, *, now_s: float) -> dict[str, Verdict]:
+    def held(self, *, now_s: float) -> dict[str, HoldOutcome]:
         """Address to what was answered there; nothing where no answer has come yet, or its lease is over."""
         return {
             address: held.verdict
@@ -244,7 +244,7 @@ class Asking:
     def _contact(self, address: str, *, now_s: float) -> _Contact:
         contact = self._contacts.get(address)
         if contact is None:
-            contact = _Contact(Allowance(per_s=ASKS_PER_S, at_once=ASKS_AT_ONCE, now_s=now_s))
+            contact = _Contact(TokenBucket(per_s=ASKS_PER_S, at_once=ASKS_AT_ONCE, now_s=now_s))
             self._contacts[address] = contact
             self._forget_old()
         return contact

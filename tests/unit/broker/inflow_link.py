@@ -85,7 +85,7 @@ class Inflow:
     announces: bool = True
     beside: Callable[[float], tuple[Burst, ...]] = lambda now_s: ()  # what others announce, who send nothing
     changes: tuple[tuple[float, float], ...] = ()  # (when, what the link carries from then on)
-    told_bits_per_s: float | None = None  # what the driver says of the link
+    reported_bits_per_s: float | None = None  # what the driver says of the link
     clocks: bool = True  # whether the transport says how long packets take towards us
     seed: int = 1
     now_s: float = 0.0
@@ -251,12 +251,12 @@ class Inflow:
         )
         sent_bytes = int(self.training_bits / 8)
         classes = tuple(ClassSample(name, sent_bytes if name == "compute" else 0) for name in CLASS_NAMES)
-        way_in_s = self.one_way_s + self.delay_s + noise_s + CLOCKS_APART_S if self.clocks else None
+        inbound_s = self.one_way_s + self.delay_s + noise_s + CLOCKS_APART_S if self.clocks else None
         flows = (
-            FlowSample("s-1/10.0.0.2:9", "10.0.0.2", "compute", "report", 0.0, way_in_s=way_in_s, way_in_age_s=0.0),
+            FlowSample("s-1/10.0.0.2:9", "10.0.0.2", "compute", "report", 0.0, inbound_s=inbound_s, inbound_age_s=0.0),
         )
         sample = InterfaceSample(
-            "a", int(self.told_bits_per_s or 0) or None, 0.0, classes, flows, bursts=bursts,
+            "a", int(self.reported_bits_per_s or 0) or None, 0.0, classes, flows, bursts=bursts,
             received_bytes=int(came / 8), senders=senders,
             pace_bits_per_s=self._pace_bits_per_s(),
             arriving=self._arriving(),

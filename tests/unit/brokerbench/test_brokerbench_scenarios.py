@@ -15,11 +15,11 @@ from shaping.model import Capabilities
 from shaping.plan.desired_tree import desired_tree
 from tools.brokerbench import changing_figures, failing_figures, faults, report, scenes, variants
 from tools.brokerbench.figures import Figures
+from tools.brokerbench.inbound import conditions
 from tools.brokerbench.programs import changer, ending
 from tools.brokerbench.records import Writer
 from tools.brokerbench.run import Run
 from tools.brokerbench.settings import Settings
-from tools.brokerbench.way_in import conditions
 from tools.measure import fixed_inbound
 
 MBIT = 1_000_000
@@ -96,11 +96,11 @@ def test_a_round_that_never_follows_misses_the_goal() -> None:
     assert found["scenarios"]["capacity"]["brokered"]["rise_s"]["missed"] == 1, "it had nothing to rise from"
 
 
-def way_in(condition: str, step_s: float, ticks: list[tuple[float, int]]) -> dict[str, Any]:
+def inbound(condition: str, step_s: float, ticks: list[tuple[float, int]]) -> dict[str, Any]:
     """As `changing`, with a step in each settled second, storage's sink, and what the receiver takes its way in for."""
     record = changing(condition, [])
-    record["scenario"], record["kind"] = "way-in", "block"
-    rows = [(t_s, {"capacity_bits_per_s": 97 * MBIT, "way_in_bits_per_s": rate * MBIT}) for t_s, rate in ticks]
+    record["scenario"], record["kind"] = "inbound", "block"
+    rows = [(t_s, {"capacity_bits_per_s": 97 * MBIT, "inbound_bits_per_s": rate * MBIT}) for t_s, rate in ticks]
     record["decisions"] = {"b": [{"t_s": t_s, **row} for t_s, row in rows]} if rows else {}
     starts = (10.0, 12.0, 30.0, 32.0, 50.0, 52.0)
     record["steps"] = {"training": [step(0, n, at_s, at_s + step_s) for n, at_s in enumerate(starts)]}
@@ -110,9 +110,9 @@ def way_in(condition: str, step_s: float, ticks: list[tuple[float, int]]) -> dic
 
 def test_the_way_in_is_followed_by_the_receiver_and_steps_are_compared_part_by_part() -> None:
     followed = every_tick((0, 95), (21.0, 28), (43.0, 66))
-    records = [way_in("idle", 0.5, []), way_in("brokered", 0.6, followed), way_in("brokered, IFB", 0.9, followed)]
+    records = [inbound("idle", 0.5, []), inbound("brokered", 0.6, followed), inbound("brokered, IFB", 0.9, followed)]
     report_ = report.compute([], records)
-    found = report_["scenarios"]["way-in"]
+    found = report_["scenarios"]["inbound"]
     assert found["idle"]["fall_s"] is None
     assert (found["brokered"]["fall_s"]["median"], found["brokered"]["rise_s"]["median"]) == (
         pytest.approx(1.0),
@@ -123,8 +123,8 @@ def test_the_way_in_is_followed_by_the_receiver_and_steps_are_compared_part_by_p
     assert found["brokered"]["parts"]["fall"]["whole"]["storage_bits_per_s"] == pytest.approx(8 * 1514_000)
     goals = {goal["name"]: goal for goal in report_["goals"]}
     assert len(goals) == 7, "what is done at the receiver alone has none"
-    assert all(name.startswith("way-in: ") for name in goals)
-    steps = [goals[f"way-in: step of idle, median, {part}"] for part in ("start", "fall", "rise")]
+    assert all(name.startswith("inbound: ") for name in goals)
+    steps = [goals[f"inbound: step of idle, median, {part}"] for part in ("start", "fall", "rise")]
     assert [(goal["value"], goal["passed"]) for goal in steps] == 3 * [(pytest.approx(1.2), False)]
 
 
@@ -173,7 +173,7 @@ def test_a_start_in_whose_flood_no_step_ends_misses_every_bound() -> None:
 def test_a_round_of_the_way_in_has_each_of_the_chosen_variants_once() -> None:
     chosen = Settings(variants=("none", "priority", "brokered"))
     assert conditions(chosen) == ("idle", "none", "brokered", "priority, IFB", "brokered, IFB")
-    scene = scenes.way_in(Settings(), name="way-in")
+    scene = scenes.inbound(Settings(), name="inbound")
     assert variants.brokers_of(scene, "brokered") == ("a", "b", "s", "t")
     assert variants.brokers_of(scene, "brokered, IFB") == ("a", "b")
     assert [variants.is_ours(name) for name in conditions(chosen)] == [False, False, True, False, True]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.law.recording import replay
-from broker.model.leases import Hold, Verdict
+from broker.model.leases import Hold, HoldOutcome
 from broker.model.reasons import Reason
 from broker.policy.toml import load as load_policy
 from tools.simulate import world
@@ -67,7 +67,7 @@ def test_a_lease_ends_when_nobody_asks_any_more_and_by_itself(leases: Leases) ->
 
 def test_a_verdict_comes_back_as_late_and_counts_while_something_is_asked(leases: Leases) -> None:
     leases.ask(0, [hold(1_000_000)], now_s=1.0)
-    leases.answer(1, [Verdict("r", "r", 1, True, 1_500_000, WHY)], now_s=1.02)
+    leases.answer(1, [HoldOutcome("r", "r", 1, True, 1_500_000, WHY)], now_s=1.02)
     leases.deliver(1.03)
     assert leases.verdict(0, "s") is None
     leases.deliver(1.04)

@@ -48,40 +48,40 @@ def link(*, rates: bool) -> tuple[BrokerLink, Told, Noted]:
     made = BrokerLink(
         job="j", socket_path="off", paths=PathDelays(lambda *_: None), rank_of=lambda _: None, rates=rates
     )  # type: ignore[arg-type]
-    told = Told()
+    reported = Told()
     made._session.close()
-    made._session = told  # type: ignore[assignment]
+    made._session = reported  # type: ignore[assignment]
     made.serves(7)
-    return made, told, Noted()
+    return made, reported, Noted()
 
 
 def test_a_rate_is_given_again_at_every_report_and_taken_away_once_when_it_ends() -> None:
-    made, told, engine = link(rates=True)
+    made, reported, engine = link(rates=True)
     made.tick(0.0, engine)  # type: ignore[arg-type]
     assert engine.rates == []
-    told.value = 5000
+    reported.value = 5000
     for number in range(1, 4):
         made.tick(number * REPORT_S * 1.01, engine)  # type: ignore[arg-type]
     assert engine.rates == [(7, 5000)] * 3
-    told.value = None
+    reported.value = None
     for number in range(5, 8):
         made.tick(number * REPORT_S * 1.01, engine)  # type: ignore[arg-type]
     assert engine.rates[3:] == [(7, None)]
 
 
 def test_a_broker_that_is_lost_takes_its_rate_with_it() -> None:
-    made, told, engine = link(rates=True)
-    told.value = 5000
+    made, reported, engine = link(rates=True)
+    reported.value = 5000
     made.tick(0.0, engine)  # type: ignore[arg-type]
-    told.value, told.state = None, SessionState.CONNECTING
+    reported.value, reported.state = None, SessionState.CONNECTING
     made.tick(1.0, engine)  # type: ignore[arg-type]
     made.tick(2.0, engine)  # type: ignore[arg-type]
     assert engine.rates == [(7, 5000), (7, None)]
 
 
 def test_under_another_congestion_control_no_rate_is_passed_on() -> None:
-    made, told, engine = link(rates=False)
-    told.value = 5000
+    made, reported, engine = link(rates=False)
+    reported.value = 5000
     made.tick(0.0, engine)  # type: ignore[arg-type]
     assert engine.rates == []
 

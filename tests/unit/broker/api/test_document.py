@@ -19,7 +19,7 @@ from broker.law.state import State
 from broker.measure.flow_table import PassedSocket
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.reasons import Reason
-from broker.model.status_values import GuardInfo, HostLoad, SegmentInfo
+from broker.model.status_values import HostLoad, SegmentInfo, WatchdogInfo
 from broker.model.values import (
     Alarm,
     Allocation,
@@ -109,22 +109,22 @@ def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
     now = replace(
         snapshot(), policy=policy, measurements=measurements,
         decision=replace(decision, watches=(Watch("eth0", 30_000_000, rising=True),)),
-        sessions=(SessionInfo("s-1", "transport", "train", 1, 0, told_bits_per_s={"compute": 9_000_000}),),
+        sessions=(SessionInfo("s-1", "transport", "train", 1, 0, reported_bits_per_s={"compute": 9_000_000}),),
     )  # fmt: skip
     value = json.loads(json.dumps(document(now)))
-    out, way_in = value["interfaces"]
+    out, inbound = value["interfaces"]
     assert out["measured"] == {
         "link_bits_per_s": 10**9, "carrier": None, "carrier_changes": None, "counters_age_s": 0.02,
         "destinations": [],
     }  # fmt: skip
-    assert (out["direction"], way_in["direction"]) == ("egress", "ingress")
-    measured = way_in["measured"]
+    assert (out["direction"], inbound["direction"]) == ("egress", "ingress")
+    measured = inbound["measured"]
     assert (measured["received_bytes"], measured["pace_bits_per_s"]) == (7 * 10**9, 5)
     (shown,) = measured["senders"]
     assert (shown["address"], shown["class"], shown["broker"]) == ("10.0.0.9", "storage", "yes")
     assert (shown["rtt_s"], shown["broker_rtt_s"], shown["receive_rtt_s"]) == (0.002, 0.003, None)
-    assert way_in["watch"] == {"bits_per_s": 30_000_000, "rising": True}
-    assert value["sessions"][0]["told_bits_per_s"] == {"compute": 9_000_000}
+    assert inbound["watch"] == {"bits_per_s": 30_000_000, "rising": True}
+    assert value["sessions"][0]["reported_bits_per_s"] == {"compute": 9_000_000}
     gone = replace(now, measurements=Measurements(), segments={})
     assert [entry["measured"] for entry in document(gone)["interfaces"]] == [None, None]
 
@@ -134,7 +134,7 @@ def test_what_a_capacity_rests_on_is_shown_destination_by_destination_with_who_s
 
     def flows(at_s: float) -> tuple[FlowSample, ...]:
         sent, wait_s = int(at_s * 4e6), 0.06 if at_s > 2 else 0.0
-        told = FlowSample(
+        reported = FlowSample(
             "s-1/10.0.0.2:4", "10.0.0.2", "compute", "report", 0.0, rtt_s=0.01 + wait_s, rtt_s_min=0.01,
             delivered_bytes=sent, one_way_s=7.0 + wait_s, one_way_age_s=0.05, uid=1000,
         )  # fmt: skip
@@ -142,7 +142,7 @@ def test_what_a_capacity_rests_on_is_shown_destination_by_destination_with_who_s
         many = (
             replace(known, key=f"tcp/{number}", peer=f"10.1.0.{number}", delivered_bytes=1) for number in range(2, 60)
         )
-        return (told, known, *many)
+        return (reported, known, *many)
 
     state, now = State(), snapshot()
     for number in range(1, 31):
@@ -155,9 +155,9 @@ def test_what_a_capacity_rests_on_is_shown_destination_by_destination_with_who_s
         now = replace(now, measurements=measurements, decision=decision)
     (interface,) = json.loads(json.dumps(document(now)))["interfaces"]
     found = {one.pop("address"): one for one in interface["measured"]["destinations"]}
-    told, measured = found["10.0.0.2"], found["10.0.0.3"]
-    assert told.pop("excess_s") == pytest.approx(0.06, abs=0.001)
-    assert told == {"baseline_s": 0.01, "source": "report", "two_way": False, "sees_queue": True, "uid": 1000}
+    reported, measured = found["10.0.0.2"], found["10.0.0.3"]
+    assert reported.pop("excess_s") == pytest.approx(0.06, abs=0.001)
+    assert reported == {"baseline_s": 0.01, "source": "report", "two_way": False, "sees_queue": True, "uid": 1000}
     assert measured == {
         "excess_s": 0.0, "baseline_s": 0.02, "source": "tcp-info", "two_way": False, "sees_queue": False, "uid": None
     }  # fmt: skip
@@ -251,11 +251,11 @@ def test_the_table_names_every_class_its_figures_and_its_reason_in_80_columns() 
     ("alive", "word"), [(True, "the guard has opened the ceilings 3 times"), (False, "the guard does not live")]
 )
 def test_everybody_is_told_whether_the_guard_lives(alive: bool, word: str) -> None:
-    guard = GuardInfo(pid=7, alive=alive, openings=3, started=1)
-    told = replace(snapshot(), daemon=replace(snapshot().daemon, guard=guard))
-    assert document(told)["daemon"]["guard"] == {"pid": 7, "alive": alive, "openings": 3, "started": 1}
-    assert word in shown(document(told))
-    text = metrics(told).decode()
+    guard = WatchdogInfo(pid=7, alive=alive, openings=3, started=1)
+    reported = replace(snapshot(), daemon=replace(snapshot().daemon, guard=guard))
+    assert document(reported)["daemon"]["guard"] == {"pid": 7, "alive": alive, "openings": 3, "started": 1}
+    assert word in shown(document(reported))
+    text = metrics(reported).decode()
     assert f"hive_qos_guard_alive {float(alive)}" in text
     assert "hive_qos_guard_openings_total 3.0" in text
 
@@ -273,11 +273,11 @@ def test_an_interface_that_is_not_there_has_no_figures_in_the_table() -> None:
 
 
 def test_what_storage_declares_is_in_the_document_and_told_in_a_line() -> None:
-    told = snapshot()
-    (interface,) = told.measurements.interfaces
+    reported = snapshot()
+    (interface,) = reported.measurements.interfaces
     declared = (Need("s-2", 977, 50 * 2**30, 1.0, 600.0, 12), Need("s-3", 977, 2**20, 1.0))
-    told = replace(told, measurements=Measurements((replace(interface, needs=declared),)))
-    value = json.loads(json.dumps(document(told)))
+    reported = replace(reported, measurements=Measurements((replace(interface, needs=declared),)))
+    value = json.loads(json.dumps(document(reported)))
     assert [(need["interface"], need["session"], need["uid"], need["replicas_at_risk"]) for need in value["needs"]] == [
         ("eth0", "s-2", 977, 12), ("eth0", "s-3", 977, 0),
     ]  # fmt: skip
@@ -288,12 +288,12 @@ def test_what_storage_declares_is_in_the_document_and_told_in_a_line() -> None:
 
 
 def test_a_burst_is_shown_with_its_destinations_and_why_it_is_credited() -> None:
-    told = snapshot()
-    (interface,) = told.measurements.interfaces
+    reported = snapshot()
+    (interface,) = reported.measurements.interfaces
     burst = replace(interface.bursts[0], uid=1000, by_destination=(("10.0.0.2", 3_000_000), ("10.0.0.3", 1_000_000)))
     measurements = Measurements((replace(interface, bursts=(burst,)),))
     decision = decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY)
-    (shown_burst,) = document(replace(told, measurements=measurements, decision=decision))["jobs"][-1]["bursts"]
+    (shown_burst,) = document(replace(reported, measurements=measurements, decision=decision))["jobs"][-1]["bursts"]
     assert shown_burst["destinations"] == {"10.0.0.2": 3_000_000, "10.0.0.3": 1_000_000}
     assert shown_burst["credited_bytes"] == 4_000_000
     assert shown_burst["credit_reason"]["code"] == "credit-of-first"

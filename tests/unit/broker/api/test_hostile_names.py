@@ -18,7 +18,7 @@ from broker.cli.status_table import render
 from broker.enforce.device_stack import misplaced
 from broker.law.decide import decide
 from broker.law.state import State
-from broker.measure.socket_owners import CgroupPaths, Origin, Origins
+from broker.measure.socket_owners import CgroupPaths, SocketOwner, SocketOwners
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.values import Alarm, InterfaceSample, Measurements
 from broker.policy.toml import load
@@ -49,7 +49,7 @@ def connection(inode: int = 7) -> TcpConnection:
     )  # fmt: skip
 
 
-def snapshot(name: str, origin: Origin) -> Snapshot:
+def snapshot(name: str, origin: SocketOwner) -> Snapshot:
     measurements = Measurements((InterfaceSample(name="eth0"),))
     return Snapshot(
         host=name,
@@ -66,12 +66,12 @@ def snapshot(name: str, origin: Origin) -> Snapshot:
     )
 
 
-def origin_of(tmp_path: Path, name: str) -> Origin:
-    """What `Origins` makes of a process and a cgroup that have the name, in a /proc of our own."""
+def origin_of(tmp_path: Path, name: str) -> SocketOwner:
+    """What `SocketOwners` makes of a process and a cgroup that have the name, in a /proc of our own."""
     (tmp_path / "5/fd").mkdir(parents=True)
     (tmp_path / "5/fd/3").symlink_to("socket:[7]")
     (tmp_path / "5/comm").write_bytes(name.encode(errors="surrogateescape" if "\ud800" not in name else "replace"))
-    origins = Origins("/mount", proc=str(tmp_path))
+    origins = SocketOwners("/mount", proc=str(tmp_path))
     origins._cgroups = CgroupPaths("/mount", walk=lambda _: iter([("/" + name, 99)]))
     shown = ((connection(), "storage"),)
     for tick in range(10):
@@ -107,7 +107,7 @@ def test_the_flows_are_json_in_plain_ascii(tmp_path: Path, name: str) -> None:
 
 
 def test_the_metrics_keep_their_format(tmp_path: Path, name: str) -> None:
-    text = metrics(snapshot(name, Origin())).decode()
+    text = metrics(snapshot(name, SocketOwner())).decode()
     line = re.compile(r'(#.*|[a-z_]+(\{([a-z]+="(\\.|[^"\\])*",?)*\})? [-+.0-9eE]+)')
     wrong = [found for found in text.split("\n") if found and not line.fullmatch(found)]
     assert wrong == []

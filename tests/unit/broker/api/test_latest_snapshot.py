@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from broker.api import latest_snapshot
-from broker.api.latest_snapshot import SHARED_S, SHOW_S, Showing
+from broker.api.latest_snapshot import SHARED_S, SHOW_S, LatestSnapshot
 from broker.api.snapshot import Snapshot
 
 
@@ -22,7 +22,7 @@ def later() -> float:
 
 
 def test_what_nobody_asks_for_is_shown_once_a_second() -> None:
-    one = Showing(lambda: None, clock=later)
+    one = LatestSnapshot(lambda: None, clock=later)
     assert not one.due(now_s=10.0)  # nothing was decided yet
     one.outdate()
     assert one.due(now_s=10.0)
@@ -34,7 +34,7 @@ def test_what_nobody_asks_for_is_shown_once_a_second() -> None:
 
 def test_who_asks_wakes_the_loop_and_gets_the_newest_decision() -> None:
     asked = threading.Event()
-    one = Showing(asked.set, clock=later)
+    one = LatestSnapshot(asked.set, clock=later)
     one.outdate()
     one.show(snapshot("old"), now_s=10.0)
     one.outdate()
@@ -50,7 +50,7 @@ def test_who_asks_wakes_the_loop_and_gets_the_newest_decision() -> None:
 
 def test_what_is_new_already_is_not_made_again() -> None:
     wakes: list[None] = []
-    one = Showing(lambda: wakes.append(None), clock=later)
+    one = LatestSnapshot(lambda: wakes.append(None), clock=later)
     one.outdate()
     one.show(snapshot("new"), now_s=10.0)
     assert one.ask() == "new"
@@ -60,7 +60,7 @@ def test_what_is_new_already_is_not_made_again() -> None:
 
 def test_a_loop_that_hangs_leaves_what_was_shown_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latest_snapshot, "WAIT_S", 0.01)
-    one = Showing(lambda: None, clock=later)
+    one = LatestSnapshot(lambda: None, clock=later)
     assert one.ask() is None
     one.outdate()
     assert one.ask() is None
@@ -71,7 +71,7 @@ def test_a_loop_that_hangs_leaves_what_was_shown_last(monkeypatch: pytest.Monkey
 
 def test_however_often_somebody_asks_the_loop_is_woken_once_a_tick() -> None:
     wakes: list[None] = []
-    one = Showing(lambda: wakes.append(None), clock=lambda: 10.0 + SHARED_S / 2)
+    one = LatestSnapshot(lambda: wakes.append(None), clock=lambda: 10.0 + SHARED_S / 2)
     one.outdate()
     one.show(snapshot("shared"), now_s=10.0)
     one.outdate()
@@ -83,7 +83,7 @@ def test_however_often_somebody_asks_the_loop_is_woken_once_a_tick() -> None:
 def test_after_a_reload_nobody_sees_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latest_snapshot, "WAIT_S", 0.01)
     wakes: list[None] = []
-    one = Showing(lambda: wakes.append(None), clock=lambda: 10.0)
+    one = LatestSnapshot(lambda: wakes.append(None), clock=lambda: 10.0)
     one.outdate()
     one.show(snapshot("before"), now_s=10.0)
     one.hurry()  # before anything was decided by the new policy

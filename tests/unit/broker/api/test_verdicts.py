@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.api import verdicts
-from broker.api.verdicts import Link
+from broker.api.verdicts import LinkFigures
 from broker.api.window_average import Average
 from broker.model.reasons import Reason
 from broker.model.values import ClassAllocation, DestinationAllocation, FlowSample, InterfaceAllocation, JobAllocation
@@ -23,7 +23,7 @@ QUEUE = 100_000
 
 def link(
     sends: dict[str, int], waits: dict[str, int], *, reasons: dict[str, Reason] | None = None, **more: Any
-) -> Link:  # fmt: skip
+) -> LinkFigures:  # fmt: skip
     classes = tuple(
         ClassAllocation(
             name, 1_000_000, CAPACITY, 0, guarantee, 1_000_000, CAPACITY, 0, CAPACITY, sends.get(name, 0),
@@ -39,10 +39,10 @@ def link(
         "averages": {}, "destinations": {}, "towards": {}, "promised_there": {}, "peers": {}, "elsewhere_bytes": 0,
         "owed_bytes": 0, "lender_now": Average(sends.get("storage", 0), 2.0), **more,
     }  # fmt: skip
-    return Link(entry=entry, windows_s=dict.fromkeys(GUARANTEES, WINDOW_S), **known)
+    return LinkFigures(entry=entry, windows_s=dict.fromkeys(GUARANTEES, WINDOW_S), **known)
 
 
-def of(found: Link, name: str) -> ClassAllocation:
+def of(found: LinkFigures, name: str) -> ClassAllocation:
     return next(one for one in found.entry.classes if one.name == name)
 
 
@@ -150,8 +150,8 @@ def test_a_job_of_storage_towards_a_held_host_is_limited_by_the_hold() -> None:
 
 def test_a_job_that_waits_for_a_flooded_way_in_says_so_and_how_much_of_it_is_storage() -> None:
     storage = replace(of(link({}, {}), "storage"), throughput_bits_per_s=15_000_000)
-    way_in = InterfaceAllocation("eth0", "ingress", 19_000_000, "configured", FREE, (storage,))
-    found = link({"compute": 10_000_000}, {}, way_in=way_in, arriving=Average(18_500_000, 2.0))
+    inbound = InterfaceAllocation("eth0", "ingress", 19_000_000, "configured", FREE, (storage,))
+    found = link({"compute": 10_000_000}, {}, inbound=inbound, arriving=Average(18_500_000, 2.0))
     verdict = verdicts.job_limit(found, JOB, of(found, "compute"), flows=(FLOW,), processors_used=0.99)
     assert verdict == Reason(
         "link", "nothing waits here, the way in is full: 18.5 Mbit/s of 19 Mbit/s, 15 Mbit/s of it storage"

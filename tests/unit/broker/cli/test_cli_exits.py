@@ -228,9 +228,9 @@ def test_a_replay_says_of_how_many_decisions_an_earlier_version_recorded_less(tm
         path.write_text(f"{header_line(policy=policy, state=State())}\n{recorded}\n")
         result = RUN.invoke(app, ["replay", str(path)])
         assert says in result.output
-        told = json.loads(RUN.invoke(app, ["replay", str(path), "--json"]).output)
-        assert told["earlier"] == int(recorded != line)
-        assert result.exit_code == (ExitCode.OK if told["first_difference"] is None else ExitCode.FOUND)
+        reported = json.loads(RUN.invoke(app, ["replay", str(path), "--json"]).output)
+        assert reported["earlier"] == int(recorded != line)
+        assert result.exit_code == (ExitCode.OK if reported["first_difference"] is None else ExitCode.FOUND)
 
 
 def test_check_warns_of_interfaces_that_are_not_there(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from broker.api.class_averages import Figures
+from broker.api.class_averages import AveragesSnapshot
 from broker.api.document import document
 from broker.api.snapshot import DaemonInfo, HoldsInfo, SessionInfo, Snapshot
 from broker.api.window_average import Average
@@ -22,9 +22,9 @@ from broker.cli.status_table import render
 from broker.law.decision import Decision
 from broker.law.inbound_state import HeldState
 from broker.law.state import InterfaceState, State
-from broker.measure.socket_owners import Origin
+from broker.measure.socket_owners import SocketOwner
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
-from broker.model.leases import Lease, Verdict
+from broker.model.leases import HoldOutcome, Lease
 from broker.model.reasons import LinkIsFree, Reason, SharesItsClass, YieldsToBurst, state
 from broker.model.status_values import HostLoad, SegmentInfo
 from broker.model.values import (
@@ -90,7 +90,7 @@ def snapshot(capacity: int, entries: list[ClassAllocation], host: str = "trainer
 
 def idle() -> Snapshot:
     capacity = int(38.8 * MBIT)
-    figures = Figures(classes=averages())
+    figures = AveragesSnapshot(classes=averages())
     return snapshot(capacity, classes(capacity, {}, {}), figures=figures)
 
 
@@ -126,8 +126,8 @@ def sharing() -> Snapshot:
         credits=(Credit("eth0", "llm", 29, 4 * 2**20, uid=1000, reason=Reason("credit-of-measured", "")),),
         tcp=tuple((one, "storage") for one in tcp),
         udp=((udp, "other", True),),
-        origins={90: Origin(912, "syncthing"), **{one.inode: Origin(4820, "rsync") for one in tcp}},
-        figures=Figures(
+        origins={90: SocketOwner(912, "syncthing"), **{one.inode: SocketOwner(4820, "rsync") for one in tcp}},
+        figures=AveragesSnapshot(
             classes=averages(control=11_000, compute=31.2 * MBIT, storage=11.3 * MBIT, other=2_000),
             jobs={("eth0", "compute", 1000, "llm"): Average(int(31.1 * MBIT), 60.0)},
             sent={flow.key: Average(36_000_000, 2.0), **{one.question: Average(1_700_000, 2.0) for one in tcp}},
@@ -149,8 +149,8 @@ def held() -> Snapshot:
             "eth0", destinations=(DestinationSample("10.91.0.1", "storage", 10**9, 1_258_000),), leases=(lease,)
         ),
         state=State(interfaces=(InterfaceState("eth0", held=(HeldState("10.91.0.1", 0.0),)),)),
-        holds=HoldsInfo(leases=((lease, Verdict("trainer-1-broker", "10.91.0.1", 7, True, 1_020_000, why)),)),
-        figures=Figures(
+        holds=HoldsInfo(leases=((lease, HoldOutcome("trainer-1-broker", "10.91.0.1", 7, True, 1_020_000, why)),)),
+        figures=AveragesSnapshot(
             classes=averages(storage=11.3 * MBIT),
             destinations={("eth0", "storage", "10.91.0.1"): Average(1_010_000, 2.0)},
             towards={("eth0", "storage", "10.91.0.1"): Average(int(11.3 * MBIT), 62.0)},
@@ -172,7 +172,10 @@ def missed() -> Snapshot:
     figures = averages(compute=6.1 * MBIT, storage=2.1 * MBIT, other=1.6 * MBIT)
     figures["eth0", "storage"] = Average(2_100_000, 63.0, waiting_s=63.0)
     return snapshot(
-        capacity, promised, alarms=(Alarm("guarantees-scaled", "eth0", text),), figures=Figures(classes=figures)
+        capacity,
+        promised,
+        alarms=(Alarm("guarantees-scaled", "eth0", text),),
+        figures=AveragesSnapshot(classes=figures),
     )
 
 
@@ -206,8 +209,8 @@ def test_ten_thousand_connections_of_many_programs_are_the_busiest_and_a_number(
         sharing(),
         tcp=tuple((one, "storage") for one in tcp),
         tcp_connections=10_000,
-        origins={one.inode: Origin(one.inode, "rsync") for one in tcp},
-        figures=Figures(sent=rates),
+        origins={one.inode: SocketOwner(one.inode, "rsync") for one in tcp},
+        figures=AveragesSnapshot(sent=rates),
     )
     value = document(many)
     assert (len(value["programs"]), value["programs_total"]) == (20, 251)

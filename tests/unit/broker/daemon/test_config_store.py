@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.daemon import last_good_config
-from broker.daemon.config_store import Configurations, Source
+from broker.daemon.config_store import ConfigStore, Source
 from broker.daemon.last_good_config import Kept
 from broker.policy.toml import load
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, Policy
@@ -36,12 +36,12 @@ class Host:
     state: Path
     file: str = text(10)
     now_s: float = 0.0
-    daemons: list[Configurations] = field(default_factory=list)
+    daemons: list[ConfigStore] = field(default_factory=list)
 
-    def start(self) -> Configurations:
+    def start(self) -> ConfigStore:
         """A daemon starts, whether the last one was stopped or killed; what it starts with works."""
         source = Source(read=lambda: self.file, parse=self.parse, state_dir=str(self.state))
-        self.daemons.append(Configurations(source, log=open_log(), clock=lambda: self.now_s))
+        self.daemons.append(ConfigStore(source, log=open_log(), clock=lambda: self.now_s))
         return self.daemons[-1]
 
     def parse(self, text: str) -> Policy:
@@ -195,7 +195,7 @@ def test_a_bad_file_is_asked_where_the_state_is_kept(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir(mode=0o700)
     last_good_config.write(str(tmp_path / "s"), Kept(good=text(10)))
     bad = f'[daemon]\nstate_dir = "{tmp_path}/s"\n'
-    found = Configurations(Source(read=lambda: bad, parse=load), log=open_log()).first
+    found = ConfigStore(Source(read=lambda: bad, parse=load), log=open_log()).first
     assert rate(found) == 10
 
 

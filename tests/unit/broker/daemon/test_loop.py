@@ -36,10 +36,10 @@ class Bench:
             wishes=none, wake=none, control=none, showing=none, reloads=none, notifier=none,
             beat=lambda: None, shaping=lambda: "",
         )  # fmt: skip
-        self.told = SimpleNamespace(machine=SimpleNamespace(hello=SimpleNamespace(rates=False)))
+        self.reported = SimpleNamespace(machine=SimpleNamespace(hello=SimpleNamespace(rates=False)))
         self.hub = SimpleNamespace(changed=False)
         loop = cast(Any, self.loop)
-        loop._sessions = SimpleNamespace(housekeeping=does("housekeeping"), sessions={"s-1": self.told})
+        loop._sessions = SimpleNamespace(housekeeping=does("housekeeping"), sessions={"s-1": self.reported})
         loop._hub, loop._rhythm = self.hub, Rhythm(tick_s=0.1, now_s=0.1)
 
 
@@ -66,6 +66,6 @@ def test_so_does_what_changed_in_the_hub_and_who_is_told_rates() -> None:
     bench = Bench()
     bench.hub.changed = True
     assert not bench.loop._may_rest(Occasions())
-    bench.hub.changed, bench.told.machine.hello.rates = False, True
+    bench.hub.changed, bench.reported.machine.hello.rates = False, True
     assert not bench.loop._may_rest(Occasions())
     assert bench.done == []

@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from broker.daemon.peer_link import Neighbours
-from broker.daemon.peer_opening import RETRY_S, ChannelOpening
+from broker.daemon.peer_link import PeerLink
+from broker.daemon.peer_opening import RETRY_S, PeerOpening
 from broker.peers.channel import PeerChannel
 from broker.peers.own_certificate import OwnCertificate
 from broker.peers.peer_status import PeerStatus
@@ -30,7 +30,7 @@ class Trying:
         monkeypatch.setattr("broker.peers.channel.PeerChannel", lambda *_, **__: self.channel)
         files = PeersPolicy("[::]:4710", str(folder / "ca/ca.crt"), str(folder / "host.crt"), str(folder / "host.key"))
         self.certificate = OwnCertificate(files, log=open_log(), utc=lambda: self.utc)
-        self.opening = ChannelOpening(
+        self.opening = PeerOpening(
             files,
             certificate=self.certificate,
             patience=self._wait,
@@ -74,29 +74,29 @@ def test_what_fails_is_an_alarm_and_tried_again_a_minute_later(trying: Trying) -
 
 
 def test_the_channel_is_closed_when_its_certificate_ends_and_opened_with_another(trying: Trying) -> None:
-    neighbours = Neighbours()
+    peer_link = PeerLink()
     trying.issue()
-    neighbours.meet(trying.opening, trying.certificate, now_s=0.0)
+    peer_link.meet(trying.opening, trying.certificate, now_s=0.0)
     trying.utc += datetime.timedelta(days=300)
-    neighbours.look(now_s=1.0)
+    peer_link.look(now_s=1.0)
     assert trying.closed == 0
     trying.utc += datetime.timedelta(days=10_000)
-    neighbours.look(now_s=2.0)
+    peer_link.look(now_s=2.0)
     assert trying.closed == 1
-    neighbours.look(now_s=3.0)
+    peer_link.look(now_s=3.0)
     assert trying.closed == 1, "there is none"
     (trying.folder / "host.crt").unlink()
     trying.now_s = RETRY_S
-    neighbours.look(now_s=RETRY_S)
+    peer_link.look(now_s=RETRY_S)
     assert trying.codes() == ["peers-unavailable"]
     ca_issue(trying.folder / "ca", "host", role="broker", addresses=["10.0.0.1"], out=trying.folder / "another")
     for name in ("host.crt", "host.key"):
         (trying.folder / "another" / name).replace(trying.folder / name)
     trying.utc = datetime.datetime.now(datetime.UTC)
     trying.now_s = 2 * RETRY_S
-    neighbours.look(now_s=2 * RETRY_S)
+    peer_link.look(now_s=2 * RETRY_S)
     assert trying.codes() == []
-    neighbours.close()
+    peer_link.close()
     assert trying.closed == 2
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from broker.daemon.sample_buffer import KEPT_MAX, Readings
-from broker.enforce.egress import Plant
-from broker.enforce.interfaces import Roster
+from broker.enforce.egress import EgressTrees
+from broker.enforce.interfaces import ShapedInterfaces
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.skip import REST_S
 from broker.law.state import State
 from broker.measure.flow_table import SAMPLES_MAX, SAMPLES_PER_SESSION_MIN, FlowTable
-from broker.measure.interfaces import Links, Traffic
-from broker.model.connection_report import Connection
+from broker.measure.interfaces import InterfaceCounters, Links
+from broker.model.connection_report import ConnectionReport
 from broker.model.values import InterfaceSample, Measurements
 from broker.policy.toml import load
 from broker.policy.types import Policy
@@ -30,8 +30,8 @@ TEXT = 'version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n'
 TICK_S = 0.1
 
 
-def connection(trip_s: float, delivered_bytes: int, *, port: int = 1) -> Connection:
-    return Connection(
+def connection(trip_s: float, delivered_bytes: int, *, port: int = 1) -> ConnectionReport:
+    return ConnectionReport(
         peer="10.0.0.2", port=port, traffic_class="compute", rtt_s=trip_s, rtt_latest_s=trip_s, rtt_s_min=0.004,
         one_way_s=None, one_way_age_s=None, delivered_bytes=delivered_bytes, sent_packets=delivered_bytes // 1000,
         lost_packets=0, delivery_rate_bits_per_s=None, application_limited=True,
@@ -43,7 +43,7 @@ class Host:
     """One interface of a kernel in memory, on which nothing is sent, and the readings of it."""
 
     folder: Path
-    traffic: Traffic
+    traffic: InterfaceCounters
     text: str = TEXT
     now_s: float = 100.0
     wall_s: float = 600.0
@@ -51,17 +51,21 @@ class Host:
     def __post_init__(self) -> None:
         self.policy: Policy = load(self.text)
         kernel, journal, log = FakeKernel(("eth0",)), Journal(self.folder), open_log()
-        self.plant = Plant(Shaper(kernel, journal), log=log, clock=self.clock)
+        self.egress_trees = EgressTrees(Shaper(kernel, journal), log=log, clock=self.clock)
         self.flows = FlowTable()
-        roster = Roster(
-            self.plant, kernel=kernel, journal=journal, links=Links(lambda _: None), log=log, clock=self.clock
+        shaped_interfaces = ShapedInterfaces(
+            self.egress_trees, kernel=kernel, journal=journal, links=Links(lambda _: None), log=log, clock=self.clock
         )
         self.readings = Readings(
-            plant=self.plant, traffic=self.traffic, flows=self.flows, interface_of=lambda _: "eth0", clock=self.clock,
+            egress_trees=self.egress_trees,
+            traffic=self.traffic,
+            flows=self.flows,
+            interface_of=lambda _: "eth0",
+            clock=self.clock,
             utc_s=lambda: self.now_s + self.wall_s,
-        )  # fmt: skip
+        )
         first = decide(now_s=self.now_s, state=State(), measurements=Measurements(), policy=self.policy)
-        roster.attach_all(first.allocation, policy=self.policy, class_cgroups=())
+        shaped_interfaces.attach_all(first.allocation, policy=self.policy, class_cgroups=())
         self.state = first.state
         self.decide()
         self.now_s += TICK_S
@@ -71,7 +75,7 @@ class Host:
         return self.now_s
 
     def decide(self) -> Decision:
-        classes, age_s = self.plant.read("eth0", fresh_s=0.0)
+        classes, age_s = self.egress_trees.read("eth0", fresh_s=0.0)
         earlier = self.readings.earlier("eth0", now_s=self.now_s)
         sample = InterfaceSample("eth0", counters_age_s=age_s, classes=classes, earlier=earlier)
         measurements = Measurements((sample,))
@@ -87,7 +91,7 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    traffic = Traffic()
+    traffic = InterfaceCounters()
     yield Host(tmp_path, traffic)
     traffic.close()
 
@@ -129,12 +133,12 @@ def test_a_wall_clock_that_is_set_ends_the_rest_where_there_are_schedules(tmp_pa
 
 
 def test_ceilings_that_the_guard_opened_end_the_rest(host: Host) -> None:
-    host.plant.reopened()
+    host.egress_trees.reopened()
     assert not host.tick()
 
 
 def test_an_interface_that_is_not_ours_any_more_ends_the_rest(host: Host) -> None:
-    host.plant.release("eth0")
+    host.egress_trees.release("eth0")
     assert not host.tick()
 
 
@@ -145,9 +149,9 @@ def test_a_report_of_delay_ends_the_rest_with_counters_that_serve_the_decision(h
 
     report(0.004, 0)
     measured = host.flows.samples(interface_of=lambda _: "eth0", now_s=host.now_s)["eth0"]
-    classes, age_s = host.plant.read("eth0", fresh_s=0.0)
+    classes, age_s = host.egress_trees.read("eth0", fresh_s=0.0)
     host.now_s += TICK_S
-    classes, age_s = host.plant.read("eth0", fresh_s=0.0)
+    classes, age_s = host.egress_trees.read("eth0", fresh_s=0.0)
     sample = InterfaceSample("eth0", counters_age_s=age_s, classes=classes, flows=measured)
     decision = decide(now_s=host.now_s, state=host.state, measurements=Measurements((sample,)), policy=host.policy)
     host.state = decision.state

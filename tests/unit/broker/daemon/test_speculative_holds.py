@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from broker.daemon.speculative_holds import READY_S_MAX, AskingAhead
-from broker.model.leases import Hold, Ready
+from broker.model.leases import Hold, PreparedHolds
 from broker.model.reasons import Reason
 
 HOLDS = (Hold("10.0.0.3", "storage", 2_000_000, 95_000_000, 0.9, Reason("burst-begins", "")),)
-READY = (Ready("eth0", 1000, "job", 50_000, HOLDS),)
+READY = (PreparedHolds("eth0", 1000, "job", 50_000, HOLDS),)
 
 
 @dataclass

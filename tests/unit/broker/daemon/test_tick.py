@@ -10,17 +10,17 @@ from typing import Any, cast
 
 import pytest
 
-from broker.daemon.peer_link import Neighbours
-from broker.daemon.tick import Deciding, looks_first, looks_soon
-from broker.enforce.egress import CLASSIFY_S, Plant
+from broker.daemon.peer_link import PeerLink
+from broker.daemon.tick import TickRunner, looks_first, looks_soon
+from broker.enforce.egress import CLASSIFY_S, EgressTrees
 from broker.enforce.own_cgroups import OwnCgroups
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.state import State
 from broker.measure import tcp_sockets
-from broker.measure.budget import Sliced
+from broker.measure.budget import CpuBudget
 from broker.measure.flow_table import FlowTable
-from broker.measure.port_classes import Matching
+from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import TcpConnection
 from broker.measure.tcp_sockets import SLICE_S, TcpWatch
 from broker.model.values import Burst, ClassSample, InterfaceSample, Measurements
@@ -70,17 +70,26 @@ class Host:
         self.now_s = self.cpu_s = 0.0
         self.lists = 0
         self.swept: list[tuple[bool, bool]] = []
-        monkeypatch.setattr(tcp_sockets, "Sliced", partial(Sliced, cpu_clock=lambda: self.cpu_s))
+        monkeypatch.setattr(tcp_sockets, "CpuBudget", partial(CpuBudget, cpu_clock=lambda: self.cpu_s))
         monkeypatch.setattr(tcp_sockets, "tcp_pages", self.pages)
         shaper = Shaper(FakeKernel(("eth0",)), Journal(folder))
-        plant, self.flows = Plant(shaper, log=open_log(), clock=lambda: self.now_s), FlowTable()
+        egress_trees, self.flows = EgressTrees(shaper, log=open_log(), clock=lambda: self.now_s), FlowTable()
         self.watch, self.policy = TcpWatch(log=open_log(), clock=lambda: self.now_s), load(TEXT)
         nothing = cast(Any, None)  # no decision is made here
-        self.deciding = Deciding(
-            measuring=nothing, plant=plant, roster=nothing, ingress_plant=nothing, neighbours=Neighbours(),
-            readings=nothing, paces=nothing, tcp_watch=self.watch, flows=self.flows, earlier=cast(Any, self),
-            own_cgroups=OwnCgroups(wanted=False, log=open_log()), clock=lambda: self.now_s,
-        )  # fmt: skip
+        self.deciding = TickRunner(
+            measuring=nothing,
+            egress_trees=egress_trees,
+            shaped_interfaces=nothing,
+            ingress_trees=nothing,
+            peer_link=PeerLink(),
+            readings=nothing,
+            rate_watch=nothing,
+            tcp_watch=self.watch,
+            flows=self.flows,
+            earlier=cast(Any, self),
+            own_cgroups=OwnCgroups(wanted=False, log=open_log()),
+            clock=lambda: self.now_s,
+        )
 
     def look(self, rules: object, *, classified: bool, now_s: float, urgent: bool) -> None:
         """As `EarlierSockets`."""
@@ -113,7 +122,7 @@ def test_rules_are_kept_as_often_at_ticks_that_read_and_sweeps_get_a_slice_of_ea
 
 
 def test_a_list_of_connections_that_is_under_way_goes_on_at_ticks_that_read_and_no_other_begins(host: Host) -> None:
-    host.watch.look(host.flows, matching=Matching(host.policy), now_s=host.now_s)
+    host.watch.look(host.flows, matching=PortClasses(host.policy), now_s=host.now_s)
     assert host.watch.under_way
     for _ in range(PAGES):
         host.tick()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.enforce.egress import Plant
-from broker.enforce.interfaces import LOOK_S, Roster
+from broker.enforce.egress import EgressTrees
+from broker.enforce.interfaces import LOOK_S, ShapedInterfaces
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.interfaces import Links
-from broker.measure.link_events import Heard
+from broker.measure.link_events import LinkChanges
 from broker.model.values import Measurements
 from broker.policy.toml import load
 from broker.process.log import open_log
@@ -38,9 +38,9 @@ class Host:
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.folder)
-        self.plant = Plant(Shaper(self.kernel, self.journal), log=open_log(), clock=lambda: 0.0)
-        self.roster = Roster(
-            self.plant,
+        self.egress_trees = EgressTrees(Shaper(self.kernel, self.journal), log=open_log(), clock=lambda: 0.0)
+        self.shaped_interfaces = ShapedInterfaces(
+            self.egress_trees,
             kernel=self.kernel,
             journal=self.journal,
             links=Links(lambda _: None),
@@ -48,13 +48,13 @@ class Host:
             clock=lambda: self.now_s,
         )
         self.allocation = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
-        self.roster.attach_all(self.allocation, policy=POLICY, class_cgroups=())
+        self.shaped_interfaces.attach_all(self.allocation, policy=POLICY, class_cgroups=())
 
     def look(self) -> frozenset[str]:
         """An event, and the tick after it; what is held then."""
-        self.roster.follow(POLICY)
-        self.roster.apply(self.allocation, policy=POLICY, class_cgroups=())
-        return self.plant.names
+        self.shaped_interfaces.follow(POLICY)
+        self.shaped_interfaces.apply(self.allocation, policy=POLICY, class_cgroups=())
+        return self.egress_trees.names
 
     def shaped(self) -> set[str]:
         return {name for name in self.kernel.interfaces() if self.kernel.observe(name) is not None}
@@ -91,10 +91,12 @@ def test_another_one_by_the_same_name_is_shaped_anew(host: Host) -> None:
 
 def test_events_concern_what_is_held_and_what_is_waited_for_alone(host: Host) -> None:
     numbers = host.kernel.numbers()
-    assert host.roster.concerned(Heard(numbers=frozenset({numbers["eth0"]})), POLICY)
-    assert host.roster.concerned(Heard(names=frozenset({"eth1"})), POLICY)
-    assert host.roster.concerned(Heard(lost=True), POLICY)
-    assert not host.roster.concerned(Heard(frozenset({numbers["spare0"]}), frozenset({"spare0"})), POLICY)
+    assert host.shaped_interfaces.concerned(LinkChanges(numbers=frozenset({numbers["eth0"]})), POLICY)
+    assert host.shaped_interfaces.concerned(LinkChanges(names=frozenset({"eth1"})), POLICY)
+    assert host.shaped_interfaces.concerned(LinkChanges(lost=True), POLICY)
+    assert not host.shaped_interfaces.concerned(
+        LinkChanges(frozenset({numbers["spare0"]}), frozenset({"spare0"})), POLICY
+    )
 
 
 def test_links_that_the_kernel_does_not_list_are_looked_at_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +106,11 @@ def test_links_that_the_kernel_does_not_list_are_looked_at_again(host: Host, mon
     host.kernel.rename("eth0", "eth1")
     with monkeypatch.context() as patch:
         patch.setattr(host.kernel, "numbers", refuse)
-        host.roster.follow(POLICY)
-        assert host.plant.names == {"eth0"}
+        host.shaped_interfaces.follow(POLICY)
+        assert host.egress_trees.names == {"eth0"}
     host.now_s += LOOK_S
-    host.roster.apply(host.allocation, policy=POLICY, class_cgroups=())
-    assert host.plant.names == host.shaped() == {"eth1"}
+    host.shaped_interfaces.apply(host.allocation, policy=POLICY, class_cgroups=())
+    assert host.egress_trees.names == host.shaped() == {"eth1"}
 
 
 def test_one_that_is_replaced_while_others_are_looked_at_is_found_at_the_next_look(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.enforce.inbound_rules import ADDRESSES_MAX, LOOK_S, SOCKETS_MAX, Receivers, arrivals_at
+from broker.enforce.inbound_rules import ADDRESSES_MAX, LOOK_S, SOCKETS_MAX, InboundRules, arrivals_at
 from broker.measure.flow_table import PassedSocket
 from broker.measure.tcp_diag import BoundSocket
 from broker.process import subordinate_users
@@ -31,7 +31,7 @@ def passed(inode: int, *, uid: int = 1000, traffic_class: str = "compute") -> Pa
 
 @dataclass
 class Bench:
-    """Receivers whose kernel says what a test wants."""
+    """InboundRules whose kernel says what a test wants."""
 
     listed: dict[int, BoundSocket] = field(default_factory=dict)
     now_s: float = 0.0
@@ -39,7 +39,7 @@ class Bench:
     fails: str = ""
 
     def __post_init__(self) -> None:
-        self.receivers = Receivers(
+        self.receivers = InboundRules(
             log=open_log(), clock=lambda: self.now_s, sockets=self._sockets, addresses=lambda _: OWN
         )
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.enforce.egress import Plant
-from broker.enforce.inbound_rules import Receivers
-from broker.enforce.ingress import LOST_AGAIN_S, RETRY_S, IngressPlant
+from broker.enforce.egress import EgressTrees
+from broker.enforce.inbound_rules import InboundRules
+from broker.enforce.ingress import LOST_AGAIN_S, RETRY_S, IngressTrees
 from broker.enforce.shapes import shape_of
 from broker.law.decide import decide
 from broker.law.state import State
@@ -34,9 +34,9 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.kernel, self.now_s = FakeKernel(NAMES), 0.0
         self.shaper = Shaper(self.kernel, Journal(folder))
-        self.plant = IngressPlant(
+        self.egress_trees = IngressTrees(
             self.shaper,
-            receivers=Receivers(log=open_log(), clock=lambda: self.now_s),
+            receivers=InboundRules(log=open_log(), clock=lambda: self.now_s),
             log=open_log(),
             clock=lambda: self.now_s,
         )
@@ -48,10 +48,10 @@ class Host:
         self.apply(self.wanted)
 
     def apply(self, allocation: Allocation, policy: Policy = POLICY) -> None:
-        self.plant.apply(allocation, policy=policy, passed=(), present=frozenset(NAMES))
+        self.egress_trees.apply(allocation, policy=policy, passed=(), present=frozenset(NAMES))
 
     def codes(self) -> list[tuple[str, str]]:
-        return [(alarm.code, alarm.subject) for alarm in self.plant.alarms()]
+        return [(alarm.code, alarm.subject) for alarm in self.egress_trees.alarms()]
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def test_a_look_that_the_kernel_refuses_is_an_alarm_until_the_next_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(host.kernel, "running_number", refuse)
-        host.plant.check()
+        host.egress_trees.check()
     assert host.codes() == [("ingress-failed", name) for name in NAMES]
-    host.plant.check()
-    assert (host.codes(), host.plant.names) == ([], set(NAMES))
+    host.egress_trees.check()
+    assert (host.codes(), host.egress_trees.names) == ([], set(NAMES))
 
 
 def test_an_ifb_that_is_gone_while_links_cannot_be_listed_is_found_out_by_the_next_look(
@@ -83,18 +83,18 @@ def test_an_ifb_that_is_gone_while_links_cannot_be_listed_is_found_out_by_the_ne
     with monkeypatch.context() as patch:
         patch.setattr(host.kernel, "interfaces", refuse)
         patch.setattr(host.kernel, "numbers", refuse)
-        host.plant.check()
+        host.egress_trees.check()
     assert host.codes() == [("ingress-failed", "eth0")]
     assert not host.kernel.arrives("eth0")
-    host.plant.check()
+    host.egress_trees.check()
     assert host.kernel.arrives("eth0")
-    assert host.plant.names == {"eth1", "eth2"}
+    assert host.egress_trees.names == {"eth1", "eth2"}
 
 
 def test_an_ifb_that_somebody_deletes_is_made_again_at_the_next_decision_and_once_a_second_at_most(host: Host) -> None:
     def lost() -> None:
         host.kernel.delete_ifb("hqifb1")
-        host.plant.check()
+        host.egress_trees.check()
         assert host.kernel.arrives("eth0")
         assert host.codes() == [("ingress-failed", "eth0")]
 
@@ -104,10 +104,10 @@ def test_an_ifb_that_somebody_deletes_is_made_again_at_the_next_decision_and_onc
         if waits_s:
             host.now_s += waits_s - 0.125
             host.apply(host.wanted)
-            assert host.plant.names == {"eth1", "eth2"}
+            assert host.egress_trees.names == {"eth1", "eth2"}
             host.now_s += 0.125
         host.apply(host.wanted)
-        assert (host.codes(), host.plant.names) == ([], set(NAMES))
+        assert (host.codes(), host.egress_trees.names) == ([], set(NAMES))
         assert "hqifb1" in host.kernel.ifbs()
 
 
@@ -129,7 +129,7 @@ def test_what_another_policy_moves_by_less_than_the_dead_band_is_written_and_wha
 def test_of_several_one_is_given_back_at_each_tick(host: Host) -> None:
     for left in (2, 1, 0):
         host.apply(Allocation(interfaces=host.wanted.interfaces))
-        assert (len(host.plant.names), len(host.kernel.ifbs())) == (left, left)
+        assert (len(host.egress_trees.names), len(host.kernel.ifbs())) == (left, left)
 
 
 def test_one_that_fails_leaves_the_rest_to_the_next_tick(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,23 +144,23 @@ def test_one_that_fails_leaves_the_rest_to_the_next_tick(host: Host, monkeypatch
             assert len(host.codes()) == failed
     host.now_s += RETRY_S
     host.apply(wanted)
-    assert (host.codes(), host.plant.names) == ([], set(NAMES))
+    assert (host.codes(), host.egress_trees.names) == ([], set(NAMES))
 
 
-def _halved(way_in: InterfaceAllocation) -> InterfaceAllocation:
+def _halved(inbound: InterfaceAllocation) -> InterfaceAllocation:
     classes = tuple(
         replace(one, rate_bits_per_s=one.rate_bits_per_s // 2, ceil_bits_per_s=one.ceil_bits_per_s // 2)
-        for one in way_in.classes
+        for one in inbound.classes
     )
-    return replace(way_in, capacity_bits_per_s=way_in.capacity_bits_per_s // 2, classes=classes)
+    return replace(inbound, capacity_bits_per_s=inbound.capacity_bits_per_s // 2, classes=classes)
 
 
 def test_what_waits_in_an_ifb_is_read_while_it_stands_and_nothing_else(host: Host) -> None:
-    assert [entry.name for entry in host.plant.read("eth0") or ()] == list(CLASS_NAMES)
-    assert host.plant.read("eth9") == ()
+    assert [entry.name for entry in host.egress_trees.read("eth0") or ()] == list(CLASS_NAMES)
+    assert host.egress_trees.read("eth9") == ()
     host.kernel.delete_ifb("hqifb1")
-    assert host.plant.read("eth0") is None
-    assert host.plant.alarms() == (), "the next look at the IFB says what is wrong with it"
+    assert host.egress_trees.read("eth0") is None
+    assert host.egress_trees.alarms() == (), "the next look at the IFB says what is wrong with it"
 
 
 def test_whatever_was_counted_is_told_of_both_directions_alike(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,12 +171,12 @@ def test_whatever_was_counted_is_told_of_both_directions_alike(host: Host, monke
         for at, name in enumerate(CLASS_NAMES)
     }
     shaper = host.shaper
-    out = Plant(shaper, log=open_log(), clock=lambda: host.now_s)
+    out = EgressTrees(shaper, log=open_log(), clock=lambda: host.now_s)
     out.attach(shape_of(host.wanted.interfaces[0], rules=()))
-    told = InterfaceCounters("eth0", classes=counted, direct_packets=None)
-    monkeypatch.setattr(shaper, "counters", lambda *_, **__: told)
-    monkeypatch.setattr(shaper, "ingress_counters", lambda _: told)
-    samples = host.plant.read("eth0")
+    reported = InterfaceCounters("eth0", classes=counted, direct_packets=None)
+    monkeypatch.setattr(shaper, "counters", lambda *_, **__: reported)
+    monkeypatch.setattr(shaper, "ingress_counters", lambda _: reported)
+    samples = host.egress_trees.read("eth0")
     assert samples == out.read("eth0", fresh_s=0.0)[0]
     assert samples is not None
     assert (samples[1].name, samples[1].sent_packets, samples[1].overlimits) == (CLASS_NAMES[1], 11, 5)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.enforce.inbound_rules import Receivers
-from broker.enforce.ingress import IngressPlant
+from broker.enforce.inbound_rules import InboundRules
+from broker.enforce.ingress import IngressTrees
 from broker.law.decide import decide
 from broker.law.state import State
-from broker.measure.link_events import Heard
+from broker.measure.link_events import LinkChanges
 from broker.model.values import Measurements
 from broker.policy.toml import load
 from broker.process.log import open_log
@@ -29,33 +29,35 @@ def kernel() -> FakeKernel:
 
 
 @pytest.fixture
-def plant(kernel: FakeKernel, tmp_path: Path) -> IngressPlant:
+def egress_trees(kernel: FakeKernel, tmp_path: Path) -> IngressTrees:
     """One that shapes what arrives at eth0."""
-    plant = IngressPlant(
+    egress_trees = IngressTrees(
         Shaper(kernel, Journal(tmp_path)),
-        receivers=Receivers(log=open_log(), clock=lambda: 0.0),
+        receivers=InboundRules(log=open_log(), clock=lambda: 0.0),
         log=open_log(),
         clock=lambda: 0.0,
     )
     decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
     ingress = tuple(replace(entry, in_kernel=True) for entry in decided.interfaces)
-    plant.apply(replace(decided, ingress=ingress), policy=POLICY, passed=(), present=frozenset({"eth0"}))
-    assert plant.names == {"eth0"}
-    return plant
+    egress_trees.apply(replace(decided, ingress=ingress), policy=POLICY, passed=(), present=frozenset({"eth0"}))
+    assert egress_trees.names == {"eth0"}
+    return egress_trees
 
 
-@pytest.mark.parametrize("heard", [Heard(names=frozenset({DEVICE})), Heard(lost=True)])
-def test_what_is_heard_of_an_ifb_is_looked_into_at_once(plant: IngressPlant, kernel: FakeKernel, heard: Heard) -> None:
-    plant.hear(heard)
-    assert plant.names == {"eth0"}
+@pytest.mark.parametrize("heard", [LinkChanges(names=frozenset({DEVICE})), LinkChanges(lost=True)])
+def test_what_is_heard_of_an_ifb_is_looked_into_at_once(
+    egress_trees: IngressTrees, kernel: FakeKernel, heard: LinkChanges
+) -> None:
+    egress_trees.hear(heard)
+    assert egress_trees.names == {"eth0"}
     kernel.stop_device(DEVICE)
     assert not kernel.arrives("eth0")
-    plant.hear(heard)
+    egress_trees.hear(heard)
     assert kernel.arrives("eth0")
-    assert [alarm.code for alarm in plant.alarms()] == ["ingress-failed"]
+    assert [alarm.code for alarm in egress_trees.alarms()] == ["ingress-failed"]
 
 
-def test_events_of_other_links_cost_no_look(plant: IngressPlant, kernel: FakeKernel) -> None:
+def test_events_of_other_links_cost_no_look(egress_trees: IngressTrees, kernel: FakeKernel) -> None:
     kernel.stop_device(DEVICE)
-    plant.hear(Heard(names=frozenset({"eth0", "hqifbs"})))
-    assert plant.names == {"eth0"}
+    egress_trees.hear(LinkChanges(names=frozenset({"eth0", "hqifbs"})))
+    assert egress_trees.names == {"eth0"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.enforce import reclassify
-from broker.enforce.reclassify import HURRY_SHARE, HURRY_SLICE_S, EarlierSockets
+from broker.enforce.reclassify import HURRY_SHARE, HURRY_SLICE_S, Reclassifier
 from broker.process.log import open_log
 from shaping.model import Rule
 
@@ -24,7 +24,7 @@ class Sweeping:
         self.mount, self.pages = mount, pages
         self.cpu_s, self.now_s = 0.0, 0.0
         self.ticks = self.begun = self.ended = 0
-        self.earlier = EarlierSockets(
+        self.earlier = Reclassifier(
             mount=mount,
             mark=lambda *_, **__: None,
             remember=lambda *_: False,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.enforce.egress import Plant
-from broker.enforce.interfaces import Roster
+from broker.enforce.egress import EgressTrees
+from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.shapes import shape_of, worth_applying
 from broker.law.decide import decide
 from broker.law.sharing.gso import PIECE_BYTES_MAX, PIECE_S_MAX, STEADY, SegmentChoice, choose
@@ -127,20 +127,20 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.kernel = FakeKernel(("eth0",))
         journal, log = Journal(folder), open_log()
-        plant = Plant(Shaper(self.kernel, journal), log=log, clock=lambda: 0.0)
-        self.roster = Roster(
-            plant, kernel=self.kernel, journal=journal, links=Links(lambda _: None), log=log, clock=lambda: 0.0
+        egress_trees = EgressTrees(Shaper(self.kernel, journal), log=log, clock=lambda: 0.0)
+        self.shaped_interfaces = ShapedInterfaces(
+            egress_trees, kernel=self.kernel, journal=journal, links=Links(lambda _: None), log=log, clock=lambda: 0.0
         )
 
     def attach(self, policy: Policy) -> None:
-        self.roster.attach_all(allocated(policy), policy=policy, class_cgroups=())
+        self.shaped_interfaces.attach_all(allocated(policy), policy=policy, class_cgroups=())
 
     def apply(self, policy: Policy) -> None:
-        self.roster.apply(allocated(policy), policy=policy, class_cgroups=())
+        self.shaped_interfaces.apply(allocated(policy), policy=policy, class_cgroups=())
 
     def seen(self) -> tuple[int, int | None, str]:
         """What the device has, and what is shown of it."""
-        shown = self.roster.segments()["eth0"]
+        shown = self.shaped_interfaces.segments()["eth0"]
         return self.kernel.segments("eth0").limit, shown.gso_max_segs, shown.gso_reason.code
 
 
@@ -172,5 +172,5 @@ def test_nothing_is_shown_of_an_interface_that_we_do_not_hold(tmp_path: Path) ->
     site = Site(tmp_path)
     policy = policy_of('egress = "20 Mbit/s"')
     site.attach(policy)
-    site.roster.keep(load('version = 1\n[[interface]]\nname = "eth1"'))
-    assert site.roster.segments() == {}
+    site.shaped_interfaces.keep(load('version = 1\n[[interface]]\nname = "eth1"'))
+    assert site.shaped_interfaces.segments() == {}

@@ -146,12 +146,12 @@ ticks = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(ticks)
 def test_whatever_is_announced_and_declared_replays_to_the_same_bytes(
-    told: list[tuple[float, int, tuple[Burst, ...], tuple[Need, ...]]],
+    reported: list[tuple[float, int, tuple[Burst, ...], tuple[Need, ...]]],
 ) -> None:
     policy = load('version = 1\n[[interface]]\nname = "a"\negress = "40 Mbit/s"\n')
     state, now_s, sent = State(), 0.0, 0
     lines = [header_line(policy=policy, state=state)]
-    for elapsed_s, more, bursts, needs in [*told, (0.1, 0, (), ())]:
+    for elapsed_s, more, bursts, needs in [*reported, (0.1, 0, (), ())]:
         now_s, sent = now_s + elapsed_s, sent + more
         classes = tuple(ClassSample(name, sent) for name in CLASS_NAMES)
         measured = Measurements((InterfaceSample("a", None, 0.0, classes, bursts=bursts, needs=needs),))

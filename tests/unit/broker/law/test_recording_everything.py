@@ -63,7 +63,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
 }
 COUNTS = (0, 1, 2, 1000, 1_500_000, 40_000_000, 2**31, 2**32 - 1, 2**32, 2**50)
 SECONDS = (0.0, 0.001, 0.02, 0.05, 0.3, 1.0, 40.0)
-SIGNED = ("remaining_s", "one_way_s", "way_in_s")
+SIGNED = ("remaining_s", "one_way_s", "inbound_s")
 LISTS_MAX = 4
 TICKS = 30
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.measure.budget import EARLY, Sliced
+from broker.measure.budget import EARLY, CpuBudget
 
 
 class Load:
@@ -21,9 +21,9 @@ class Load:
             self.cpu_s += 0.001
             yield
 
-    def sliced(self, **given: float) -> Sliced:
+    def sliced(self, **given: float) -> CpuBudget:
         options = {"share": 0.01, "interval_s_min": 0.1, "slice_s": 0.003, **given}
-        return Sliced(self.work, cpu_clock=lambda: self.cpu_s, **options)
+        return CpuBudget(self.work, cpu_clock=lambda: self.cpu_s, **options)
 
 
 @pytest.mark.parametrize("pieces", [1, 10, 100])
@@ -62,7 +62,7 @@ def test_an_error_ends_the_pass_and_the_next_one_begins_anew() -> None:
         if next(passes):
             raise OSError("no")
 
-    sliced = Sliced(work, share=0.01, interval_s_min=1.0, slice_s=1.0)
+    sliced = CpuBudget(work, share=0.01, interval_s_min=1.0, slice_s=1.0)
     with pytest.raises(OSError, match="no"):
         sliced.go(now_s=0.0)
     assert not sliced.under_way

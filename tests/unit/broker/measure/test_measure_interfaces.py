@@ -8,7 +8,7 @@ import pytest
 
 from broker.measure import interfaces
 from broker.measure.interfaces import LINKS_LIFE_S, Links
-from broker.measure.route_query import Kernel, LinkLook
+from broker.measure.route_query import LinkInfo, RouteSocket
 from shaping.netlink.attributes import pack_attribute
 from shaping.netlink.links import IFINFOMSG, RTM_NEWLINK
 
@@ -19,7 +19,7 @@ class Card:
     """An interface as kernel and driver show it, asked through `Links`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.look: LinkLook | None = LinkLook(2, carrier=True, carrier_changes=1)
+        self.look: LinkInfo | None = LinkInfo(2, carrier=True, carrier_changes=1)
         self.speed_mbit_per_s = 100
         self.answers = True
         self.now_s = 0.0
@@ -28,13 +28,13 @@ class Card:
         monkeypatch.setattr(interfaces, "mtu_bytes_of", lambda _: 1500)
         self.links = Links(self.asked)
 
-    def asked(self, interface: str) -> LinkLook | None:
+    def asked(self, interface: str) -> LinkInfo | None:
         if not self.answers:
             raise TimeoutError
         return self.look
 
     def set(self, *, number: int = 2, carrier: bool, changes: int, mbit_per_s: int) -> None:
-        self.look, self.speed_mbit_per_s = LinkLook(number, carrier, changes), mbit_per_s
+        self.look, self.speed_mbit_per_s = LinkInfo(number, carrier, changes), mbit_per_s
         self.links.forget()
 
     @property
@@ -94,16 +94,16 @@ def test_one_that_is_not_there_has_no_carrier_to_speak_of(card: Card) -> None:
 @pytest.mark.parametrize(
     ("flags", "attributes", "look"),
     [
-        (1 << 16 | 0x43, pack_attribute(35, struct.pack("=I", 9)), LinkLook(4, True, 9)),
-        (0x3, pack_attribute(35, struct.pack("=I", 10)), LinkLook(4, False, 10)),
-        (1 << 16, b"", LinkLook(4, True, None)),
+        (1 << 16 | 0x43, pack_attribute(35, struct.pack("=I", 9)), LinkInfo(4, True, 9)),
+        (0x3, pack_attribute(35, struct.pack("=I", 10)), LinkInfo(4, False, 10)),
+        (1 << 16, b"", LinkInfo(4, True, None)),
     ],
     ids=["carrier", "up-without-one", "not-counted"],
 )
 def test_the_kernels_answer_is_read(
-    monkeypatch: pytest.MonkeyPatch, flags: int, attributes: bytes, look: LinkLook
+    monkeypatch: pytest.MonkeyPatch, flags: int, attributes: bytes, look: LinkInfo
 ) -> None:
-    kernel = Kernel.__new__(Kernel)
+    kernel = RouteSocket.__new__(RouteSocket)
     answer = IFINFOMSG.pack(0, 1, 4, flags, 0) + attributes
-    monkeypatch.setattr(Kernel, "_ask", lambda *_: iter([(RTM_NEWLINK, answer)]))
+    monkeypatch.setattr(RouteSocket, "_ask", lambda *_: iter([(RTM_NEWLINK, answer)]))
     assert kernel.link("eth0") == look

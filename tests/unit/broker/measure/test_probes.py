@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.measure.icmp import Reply
+from broker.measure.icmp import EchoReply
 from broker.measure.probes import LEAST_S, Probes
 from broker.policy.types import ProbePolicy
 from broker.process.log import open_log
@@ -19,13 +19,13 @@ class Echo:
 
     def __init__(self, clocks: Clocks) -> None:
         self.clocks, self.socket = clocks, object()
-        self.waiting: list[Reply] = []
+        self.waiting: list[EchoReply] = []
 
     def send(self, address: str, *, sequence: int, payload: bytes) -> bool:
-        self.waiting.append(Reply(address, sequence, payload, self.clocks.wall() + self.clocks.takes_s))
+        self.waiting.append(EchoReply(address, sequence, payload, self.clocks.wall() + self.clocks.takes_s))
         return True
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[EchoReply]:
         found, self.waiting = self.waiting, []
         yield from found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.measure.rate_watch import AGAIN_S_MAX, LOOK_S, PaceWatch
+from broker.measure.rate_watch import AGAIN_S_MAX, LOOK_S, RateWatch
 from broker.model.values import Watch
 
 RISES, FALLS = Watch("a", 30_000_000, rising=True), Watch("a", 15_000_000, rising=False)
@@ -11,7 +11,7 @@ RISES, FALLS = Watch("a", 30_000_000, rising=True), Watch("a", 15_000_000, risin
 class Counter:
     def __init__(self) -> None:
         self.now_s, self.sent_bytes, self.reads = 0.0, 10**9, 0
-        self.paces = PaceWatch(self.read, clock=lambda: self.now_s)
+        self.rate_watch = RateWatch(self.read, clock=lambda: self.now_s)
 
     def read(self) -> dict[str, int]:
         self.reads += 1
@@ -19,39 +19,39 @@ class Counter:
 
     def sends(self, bits_per_s: float, *, for_s: float) -> list[float]:
         """When it was told to decide, from now on."""
-        begun_s, told = self.now_s, []
+        begun_s, reported = self.now_s, []
         while self.now_s < begun_s + for_s - 1e-9:
             self.now_s += 0.001
             self.sent_bytes += int(bits_per_s / 8000)
-            if self.paces.look():
-                told.append(round(self.now_s - begun_s, 3))
-        return told
+            if self.rate_watch.look():
+                reported.append(round(self.now_s - begun_s, 3))
+        return reported
 
 
 def test_nobody_looks_while_nobody_wants_it() -> None:
     counter = Counter()
     assert counter.sends(90e6, for_s=1.0) == []
     assert counter.reads == 0
-    counter.paces.want([RISES])
+    counter.rate_watch.want([RISES])
     counter.sends(0, for_s=1.0)
     assert 0 < counter.reads <= 1.0 / LOOK_S + 1
-    counter.paces.want([])
+    counter.rate_watch.want([])
     before = counter.reads
     counter.sends(90e6, for_s=1.0)
     assert counter.reads == before
-    assert counter.paces.pace_bits_per_s("a") is None
+    assert counter.rate_watch.pace_bits_per_s("a") is None
 
 
 def test_a_crossing_is_told_within_two_looks_either_way() -> None:
     counter = Counter()
-    counter.paces.want([RISES])
+    counter.rate_watch.want([RISES])
     assert counter.sends(2e6, for_s=0.5) == []
     (rise_s, *_) = counter.sends(90e6, for_s=0.05)
     assert rise_s <= 2 * LOOK_S
-    pace = counter.paces.pace_bits_per_s("a")
+    pace = counter.rate_watch.pace_bits_per_s("a")
     assert pace is not None
     assert pace > 30_000_000
-    counter.paces.want([FALLS])
+    counter.rate_watch.want([FALLS])
     assert counter.sends(90e6, for_s=0.5) == []
     (fall_s, *_) = counter.sends(1e6, for_s=0.05)
     assert fall_s <= 2 * LOOK_S
@@ -59,22 +59,22 @@ def test_a_crossing_is_told_within_two_looks_either_way() -> None:
 
 def test_a_crossing_that_changes_nothing_is_told_ever_less_often() -> None:
     counter = Counter()
-    counter.paces.want([RISES])
+    counter.rate_watch.want([RISES])
     counter.sends(0, for_s=0.1)
-    told = []
+    reported = []
     for turn in range(100):
-        told += counter.sends(90e6, for_s=0.1)
-        counter.paces.want([Watch("a", 30_000_000 + turn, rising=True)])
-    assert 4 <= len(told) <= 8 + 10 / AGAIN_S_MAX
+        reported += counter.sends(90e6, for_s=0.1)
+        counter.rate_watch.want([Watch("a", 30_000_000 + turn, rising=True)])
+    assert 4 <= len(reported) <= 8 + 10 / AGAIN_S_MAX
     counter.sends(0, for_s=0.1)
     assert counter.sends(90e6, for_s=0.05), "once away, it is news again"
 
 
 def test_an_interface_that_goes_and_counts_anew_is_no_crossing() -> None:
     counter = Counter()
-    counter.paces.want([FALLS])
+    counter.rate_watch.want([FALLS])
     counter.sends(90e6, for_s=0.1)
     counter.sent_bytes = 0
     assert counter.sends(90e6, for_s=0.1) == []
-    counter.paces.want([Watch("gone", 1, rising=True)])
+    counter.rate_watch.want([Watch("gone", 1, rising=True)])
     assert counter.sends(90e6, for_s=0.1) == []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.measure.peer_rtt import BrokerTrip
-from broker.measure.senders import FORGET_S, SENDERS_MAX, ArrivalBook
+from broker.measure.peer_rtt import PeerRtt
+from broker.measure.senders import FORGET_S, SENDERS_MAX, SenderTable
 from broker.measure.tcp_diag import TcpConnection
-from broker.model.leases import Verdict
+from broker.model.leases import HoldOutcome
 from broker.model.reasons import Reason
 from broker.model.values import SenderSample
 
@@ -23,14 +23,14 @@ def connection(arrived: int, *, at_s: float, port: int = 5000, address: str = SE
     )  # fmt: skip
 
 
-def seen(book: ArrivalBook, now_s: float, **known: object) -> dict[str, SenderSample]:
+def seen(book: SenderTable, now_s: float, **known: object) -> dict[str, SenderSample]:
     options: dict[str, object] = {"broker_of": lambda _: "unknown", "trip_of": lambda _: None, "held": {}, **known}
     found = book.samples(interface_of=lambda _: "eth0", now_s=now_s, **options)  # type: ignore[arg-type]
     return {sample.address: sample for sample in found.get("eth0", ())}
 
 
 def test_what_came_before_us_does_not_count_and_what_comes_later_counts_from_its_first_byte() -> None:
-    book = ArrivalBook()
+    book = SenderTable()
     book.count([(connection(1_000_000, at_s=0.0), "storage")], whole=True)
     book.count(
         [(connection(1_000_500, at_s=0.1), "storage"), (connection(300, at_s=0.1, port=5001), "storage")], whole=True
@@ -42,14 +42,14 @@ def test_what_came_before_us_does_not_count_and_what_comes_later_counts_from_its
 
 @pytest.mark.parametrize(("looked", "counts"), [(True, 3_000), (False, 0)])
 def test_the_first_of_all_counts_from_its_first_byte_where_there_was_none_before(looked: bool, counts: int) -> None:
-    book = ArrivalBook()
+    book = SenderTable()
     book.count([], whole=looked)
     book.count([(connection(300, at_s=0.1), "storage")], whole=True)
     assert seen(book, 0.1)[SENDER].received_bytes == counts
 
 
 def test_one_that_comes_into_view_late_does_not_bring_its_whole_life() -> None:
-    book, old = ArrivalBook(), 10**9
+    book, old = SenderTable(), 10**9
     book.count([(connection(0, at_s=0.0), "storage")], whole=False)
     late = [(connection(0, at_s=0.1), "storage"), (connection(old, at_s=0.1, port=5001), "storage")]
     book.count(late, whole=True)
@@ -61,14 +61,14 @@ def test_one_that_comes_into_view_late_does_not_bring_its_whole_life() -> None:
 
 
 def test_one_that_changes_its_class_brings_what_comes_from_then_on() -> None:
-    book = ArrivalBook()
+    book = SenderTable()
     for at_s, arrived, traffic_class in ((0.0, 1, "other"), (0.1, 10**9, "other"), (0.2, 10**9 + 7, "storage")):
         book.count([(connection(arrived, at_s=at_s), traffic_class)], whole=True)
     assert seen(book, 0.2)[SENDER].received_bytes == 70
 
 
 def test_a_counter_survives_the_connections_that_made_it() -> None:
-    book = ArrivalBook()
+    book = SenderTable()
     book.count([(connection(0, at_s=0.0), "storage")], whole=True)
     book.count([(connection(700, at_s=0.1), "storage")], whole=True)
     book.count([(connection(50, at_s=0.2, port=6000), "storage")], whole=True)  # the first has ended, another one began
@@ -79,14 +79,14 @@ def test_a_counter_survives_the_connections_that_made_it() -> None:
 
 
 def test_a_counter_that_wraps_goes_on() -> None:
-    book = ArrivalBook()
+    book = SenderTable()
     book.count([(connection(2**32 - 5, at_s=0.0), "storage")], whole=True)
     book.count([(connection(7, at_s=0.1), "storage")], whole=True)
     assert seen(book, 0.1)[SENDER].received_bytes == 120
 
 
 def test_the_same_look_counts_once() -> None:
-    book = ArrivalBook()
+    book = SenderTable()
     book.count([(connection(0, at_s=0.0), "storage")], whole=True)
     look = [(connection(700, at_s=0.1), "storage")]
     book.count(look, whole=True)
@@ -95,7 +95,7 @@ def test_the_same_look_counts_once() -> None:
 
 
 def test_other_traffic_is_nobodys_sender_and_classes_are_told_apart() -> None:
-    book = ArrivalBook()
+    book = SenderTable()
     book.count([(connection(0, at_s=0.0), "other")], whole=True)
     assert seen(book, 0.0) == {}
     book.count(
@@ -105,7 +105,7 @@ def test_other_traffic_is_nobodys_sender_and_classes_are_told_apart() -> None:
 
 
 def test_senders_are_forgotten_and_bounded() -> None:
-    book = ArrivalBook()
+    book = SenderTable()
     book.count([(connection(1, at_s=0.0), "storage")], whole=True)
     book.count([(connection(1, at_s=FORGET_S + 1, address="10.0.0.4"), "storage")], whole=True)
     assert list(seen(book, FORGET_S + 1)) == ["10.0.0.4"]
@@ -118,17 +118,19 @@ def test_senders_are_forgotten_and_bounded() -> None:
 
 
 def test_what_the_other_broker_said_goes_with_the_sample() -> None:
-    book = ArrivalBook()
+    book = SenderTable()
     book.count([(connection(1, at_s=0.0), "storage")], whole=True)
     why = Reason("held-for-peer", "")
-    kept = seen(book, 0.0, held={SENDER: Verdict("c", SENDER, 1, True, 7_000, why)}, broker_of=lambda _: "yes")[SENDER]
+    kept = seen(book, 0.0, held={SENDER: HoldOutcome("c", SENDER, 1, True, 7_000, why)}, broker_of=lambda _: "yes")[
+        SENDER
+    ]
     assert (kept.granted_bits_per_s, kept.refused, kept.broker) == (7_000, False, "yes")
-    refused = seen(book, 0.0, held={SENDER: Verdict("c", SENDER, 1, False, 0, why)})[SENDER]
+    refused = seen(book, 0.0, held={SENDER: HoldOutcome("c", SENDER, 1, False, 0, why)})[SENDER]
     assert (refused.granted_bits_per_s, refused.refused) == (None, True)
 
 
 def test_of_an_address_the_least_round_trip_counts_of_connections_that_brought_something() -> None:
-    book = ArrivalBook()
+    book = SenderTable()
 
     def look(at_s: float, *trips: tuple[int, int, float | None]) -> float | None:
         looked = [
@@ -145,7 +147,7 @@ def test_of_an_address_the_least_round_trip_counts_of_connections_that_brought_s
 
 
 def test_the_last_round_trip_to_a_broker_is_told_beside_the_least() -> None:
-    book = ArrivalBook()
+    book = SenderTable()
     book.count([(connection(1, at_s=0.0), "storage")], whole=True)
-    sample = seen(book, 0.0, trip_of={SENDER: BrokerTrip(0.004, 0.02, -0.25)}.get)[SENDER]
+    sample = seen(book, 0.0, trip_of={SENDER: PeerRtt(0.004, 0.02, -0.25)}.get)[SENDER]
     assert (sample.rtt_s, sample.broker_rtt_s, sample.broker_rtt_age_s) == (0.004, 0.02, 0.25)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.measure import socket_owners as under_test
-from broker.measure.socket_owners import HOLDERS_MAX, LIFE_S, WALK_S, Origins
+from broker.measure.socket_owners import HOLDERS_MAX, LIFE_S, WALK_S, SocketOwners
 from broker.measure.tcp_diag import TcpConnection
 
 SOCKETS = 40
@@ -21,7 +21,7 @@ class Host:
         self._directory = directory
         self.walked: list[int] = []
         self.sockets: dict[int, list[int]] = {}
-        self.origins = Origins(None, proc=str(directory))
+        self.origins = SocketOwners(None, proc=str(directory))
         monkeypatch.setattr(under_test, "sockets_of", self._sockets_of)
         monkeypatch.setattr(under_test, "processes", lambda _: sorted(self.sockets))  # as /proc lists them
         self._now_s = 0.0

@@ -8,15 +8,15 @@ from functools import partial
 import pytest
 
 from broker.measure import tcp_sockets
-from broker.measure.budget import Sliced
+from broker.measure.budget import CpuBudget
 from broker.measure.flow_table import FlowTable
-from broker.measure.port_classes import Matching
+from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import TcpConnection
 from broker.measure.tcp_sockets import ALL_MAX, ASKED_MAX, BRINGING_MAX, FOLLOWED_MAX, LIST_S, TcpWatch
 from broker.policy.toml import load
 from broker.process.log import open_log
 
-MATCHING = Matching(
+MATCHING = PortClasses(
     load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n[class.storage]\nmatch = [{ port = 873 }]\n')
 )
 
@@ -79,7 +79,7 @@ def test_a_handful_are_asked_for_by_themselves_at_every_tick_and_listed_now_and_
 @pytest.fixture
 def no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks cost nothing, so that their least intervals alone count."""
-    monkeypatch.setattr(tcp_sockets, "Sliced", partial(Sliced, cpu_clock=lambda: 0.0))
+    monkeypatch.setattr(tcp_sockets, "CpuBudget", partial(CpuBudget, cpu_clock=lambda: 0.0))
 
 
 @pytest.mark.usefixtures("no_cost")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from broker.measure.port_classes import Matching
-from broker.measure.tcp_diag import NetlinkError, UdpSocket
+from broker.measure.port_classes import PortClasses
+from broker.measure.tcp_diag import SockDiagError, UdpSocket
 from broker.measure.udp_sockets import SENT_S, SHOWN_MAX, UdpWatch
 from broker.policy.toml import load
 from broker.process.log import open_log
 
-MATCHING = Matching(load('version = 1\n[[interface]]\nname = "eth0"\n[class.storage]\nmatch = [{ port = 22000 }]\n'))
+MATCHING = PortClasses(load('version = 1\n[[interface]]\nname = "eth0"\n[class.storage]\nmatch = [{ port = 22000 }]\n'))
 
 
 def udp(inode: int, port: int = 40_000, waiting_bytes: int = 0) -> UdpSocket:
@@ -26,7 +26,7 @@ class Kernel:
 
     def _pages(self) -> Iterator[list[UdpSocket]]:
         if self.refuses:
-            raise NetlinkError(2, "no udp_diag")
+            raise SockDiagError(2, "no udp_diag")
         for start in range(0, len(self.sockets), 50):
             yield self.sockets[start : start + 50]
 

@@ -16,7 +16,7 @@ from broker.peers.protocol.lease_table import (
     SOON_OF_ALL_AT_ONCE,
     SOON_OF_ALL_PER_S,
     SOON_PER_S,
-    LeaseBook,
+    LeaseTable,
 )
 from broker.peers.protocol.wire import Ask, Refusal, Release
 
@@ -25,17 +25,17 @@ ASK = Ask(1, "storage", 10_000_000, 100_000_000, 1.0, Reason("burst", "a burst c
 
 
 @pytest.fixture
-def book() -> LeaseBook:
-    book = LeaseBook()
+def book() -> LeaseTable:
+    book = LeaseTable()
     book.met("a", "10.0.0.1", run=RUN)
     return book
 
 
-def ask(book: LeaseBook, number: int, *, now_s: float = 0.0, run: bytes = RUN, **change: object) -> Refusal | None:
+def ask(book: LeaseTable, number: int, *, now_s: float = 0.0, run: bytes = RUN, **change: object) -> Refusal | None:
     return book.ask("a", "10.0.0.1", replace(ASK, number=number, **change), run=run, now_s=now_s)  # type: ignore[arg-type]
 
 
-def test_an_ask_is_a_lease_until_its_time_is_over(book: LeaseBook) -> None:
+def test_an_ask_is_a_lease_until_its_time_is_over(book: LeaseTable) -> None:
     assert ask(book, 1) is None
     (lease,) = book.leases(now_s=0.4)
     assert (lease.peer, lease.address, lease.number, lease.rate_bits_per_s) == ("a", "10.0.0.1", 1, 10_000_000)
@@ -43,7 +43,7 @@ def test_an_ask_is_a_lease_until_its_time_is_over(book: LeaseBook) -> None:
     assert book.leases(now_s=1.0) == ()
 
 
-def test_a_renewal_extends_the_lease_and_is_no_change(book: LeaseBook) -> None:
+def test_a_renewal_extends_the_lease_and_is_no_change(book: LeaseTable) -> None:
     ask(book, 1)
     book.changed = False
     assert ask(book, 2, now_s=0.5) is None
@@ -52,7 +52,7 @@ def test_a_renewal_extends_the_lease_and_is_no_change(book: LeaseBook) -> None:
     assert (lease.number, lease.age_s, lease.remaining_s) == (2, 1.2, pytest.approx(0.3))
 
 
-def test_a_new_rate_a_release_and_an_end_are_changes(book: LeaseBook) -> None:
+def test_a_new_rate_a_release_and_an_end_are_changes(book: LeaseTable) -> None:
     for step in (
         lambda: ask(book, 1),
         lambda: ask(book, 2, rate_bits_per_s=5_000_000),
@@ -70,7 +70,7 @@ def test_a_new_rate_a_release_and_an_end_are_changes(book: LeaseBook) -> None:
 
 def decisions(*peers: str) -> int:
     """How often it is worth a decision at once that these peers change their rate 50 times a second for ten seconds."""
-    book, count = LeaseBook(), 0
+    book, count = LeaseTable(), 0
     for peer in peers:
         book.met(peer, "10.0.0.1", run=RUN)
     for number in range(1, 501):
@@ -89,27 +89,27 @@ def test_peers_that_change_their_minds_all_day_do_not_make_us_decide_all_day() -
     assert decisions(*"abcdefgh") == pytest.approx(10 * SOON_OF_ALL_PER_S + SOON_OF_ALL_AT_ONCE, abs=2)
 
 
-def test_a_repeated_or_overtaken_ask_is_stale(book: LeaseBook) -> None:
+def test_a_repeated_or_overtaken_ask_is_stale(book: LeaseTable) -> None:
     assert ask(book, 5, rate_bits_per_s=1) is None
     assert ask(book, 5) == Refusal.STALE
     assert ask(book, 4) == Refusal.STALE
     assert book.leases(now_s=0.0)[0].rate_bits_per_s == 1
 
 
-def test_an_ask_that_comes_after_its_own_release_is_stale(book: LeaseBook) -> None:
+def test_an_ask_that_comes_after_its_own_release_is_stale(book: LeaseTable) -> None:
     ask(book, 1)
     book.release("a", "10.0.0.1", Release(3, "storage"), run=RUN, now_s=0.0)
     assert ask(book, 2) == Refusal.STALE
     assert book.leases(now_s=0.0) == ()
 
 
-def test_an_old_release_does_not_end_a_later_lease(book: LeaseBook) -> None:
+def test_an_old_release_does_not_end_a_later_lease(book: LeaseTable) -> None:
     ask(book, 5)
     book.release("a", "10.0.0.1", Release(4, "storage"), run=RUN, now_s=0.0)
     assert len(book.leases(now_s=0.0)) == 1
 
 
-def test_a_broker_that_was_started_anew_counts_from_one_and_its_former_run_is_stale(book: LeaseBook) -> None:
+def test_a_broker_that_was_started_anew_counts_from_one_and_its_former_run_is_stale(book: LeaseTable) -> None:
     ask(book, 1_000)
     book.met("a", "10.0.0.1", run=LATER_RUN)
     assert ask(book, 1_001) == Refusal.STALE
@@ -117,24 +117,24 @@ def test_a_broker_that_was_started_anew_counts_from_one_and_its_former_run_is_st
     assert ask(book, 1_002) == Refusal.STALE
 
 
-def test_a_second_connection_of_the_same_run_does_not_make_old_numbers_good(book: LeaseBook) -> None:
+def test_a_second_connection_of_the_same_run_does_not_make_old_numbers_good(book: LeaseTable) -> None:
     ask(book, 5)
     book.met("a", "10.0.0.1", run=RUN)
     assert ask(book, 5) == Refusal.STALE
 
 
 def test_who_never_said_hello_has_no_lease() -> None:
-    assert ask(LeaseBook(), 1) == Refusal.STALE
+    assert ask(LeaseTable(), 1) == Refusal.STALE
 
 
-def test_a_lease_outlives_its_connection_and_ends_in_time(book: LeaseBook) -> None:
+def test_a_lease_outlives_its_connection_and_ends_in_time(book: LeaseTable) -> None:
     ask(book, 1)
     book.left("a", "10.0.0.1")
     assert len(book.leases(now_s=0.9)) == 1
     assert book.leases(now_s=1.0) == ()
 
 
-def test_one_lease_a_peer_and_address_and_peers_do_not_touch_each_other(book: LeaseBook) -> None:
+def test_one_lease_a_peer_and_address_and_peers_do_not_touch_each_other(book: LeaseTable) -> None:
     book.met("a", "10.0.0.2", run=RUN)
     book.met("b", "10.0.0.1", run=LATER_RUN)
     ask(book, 1)
@@ -149,7 +149,7 @@ def test_one_lease_a_peer_and_address_and_peers_do_not_touch_each_other(book: Le
 
 
 def test_so_many_peers_hold_leases_and_no_more_until_one_ends() -> None:
-    book = LeaseBook()
+    book = LeaseTable()
     for number in range(PEERS_MAX + 1):
         book.met(f"p{number}", "10.0.0.1", run=RUN)
     outcomes = [
@@ -167,7 +167,7 @@ def test_so_many_peers_hold_leases_and_no_more_until_one_ends() -> None:
 def test_no_sequence_of_asks_holds_longer_than_two_seconds_after_the_last(
     asks: list[tuple[int, float, float]],
 ) -> None:
-    book, now_s, highest = LeaseBook(), 0.0, 0
+    book, now_s, highest = LeaseTable(), 0.0, 0
     book.met("a", "10.0.0.1", run=RUN)
     for number, lease_s, pause_s in asks:
         now_s += pause_s

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker.model.leases import Lease, Verdict
+from broker.model.leases import HoldOutcome, Lease
 from broker.model.reasons import Reason
 from broker.peers.protocol.addresses import is_askable, plain, plain_host
 from broker.peers.protocol.connections import CONNECTIONS_MAX, CROWDED_IDLE_S, IDLE_S, Connection, Connections
 from broker.peers.protocol.receive_quota import AHEAD, MESSAGES_AT_ONCE, MESSAGES_PER_S, Reading
-from broker.peers.protocol.replies import REPEAT_S, Answers
+from broker.peers.protocol.replies import REPEAT_S, Replies
 from broker.peers.refusals import KNOWN_MAX, SHOWN_S, Refusals
 from broker.peers.refusals import REPEAT_S as LOG_REPEAT_S
 
@@ -30,12 +30,12 @@ class Heard:
     debug = info = error = warning
 
 
-def verdict(rate: int = 5_000_000, *, number: int = 3, granted: bool = True, code: str = "leased") -> Verdict:
-    return Verdict("a", "10.0.0.1", number, granted, rate, Reason(code, ""))
+def verdict(rate: int = 5_000_000, *, number: int = 3, granted: bool = True, code: str = "leased") -> HoldOutcome:
+    return HoldOutcome("a", "10.0.0.1", number, granted, rate, Reason(code, ""))
 
 
 def test_each_ask_is_answered_once_and_a_change_of_mind_at_once() -> None:
-    answers = Answers()
+    answers = Replies()
     ((lease, answer),) = answers.due([verdict()], [LEASE], now_s=0.0)
     assert (lease, answer.number, answer.granted, answer.remaining_s) == (LEASE, 3, True, 0.8)
     assert answers.due([verdict()], [LEASE], now_s=5.0) == []
@@ -44,7 +44,7 @@ def test_each_ask_is_answered_once_and_a_change_of_mind_at_once() -> None:
 
 
 def test_a_rate_that_moves_with_every_tick_is_told_now_and_then() -> None:
-    answers = Answers()
+    answers = Replies()
     answers.due([verdict(1_000)], [LEASE], now_s=0.0)
     assert answers.due([verdict(1_040)], [LEASE], now_s=1.0) == [], "4 %"
     assert answers.due([verdict(1_200)], [LEASE], now_s=REPEAT_S / 2) == []
@@ -52,7 +52,7 @@ def test_a_rate_that_moves_with_every_tick_is_told_now_and_then() -> None:
 
 
 def test_a_verdict_on_a_lease_that_is_over_is_not_told() -> None:
-    answers = Answers()
+    answers = Replies()
     assert answers.due([verdict()], [], now_s=0.0) == []
     assert answers.due([verdict(number=4)], [LEASE], now_s=0.0) == [], "of no ask that there was"
 

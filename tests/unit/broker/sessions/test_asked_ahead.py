@@ -15,12 +15,12 @@ from broker.model.reasons import Reason
 from broker.model.values import Credit
 from broker.process.log import open_log
 from broker.process.rights import Authority, Peer
-from broker.sessions.burst_table import BurstBook
-from broker.sessions.job_table import JobBook
+from broker.sessions.burst_table import BurstTable
+from broker.sessions.job_table import JobTable
 from broker.sessions.messages import Announce, AnnounceEnd
-from broker.sessions.need_table import NeedBook
+from broker.sessions.need_table import NeedTable
 from broker.sessions.server import Session
-from broker.sessions.service import URGENT_AT_ONCE, SessionHub
+from broker.sessions.service import URGENT_AT_ONCE, SessionService
 
 AUTHORITY = Authority(group=None, admin_group=None, uids=frozenset(), class_uids=frozenset(), notes=())
 
@@ -46,10 +46,10 @@ class Bench:
     """A hub whose every burst is ready to be asked for."""
 
     def __init__(self) -> None:
-        self.bursts, self.asked = BurstBook(), list[tuple[int, str, Mapping[str, int]]]()
+        self.bursts, self.asked = BurstTable(), list[tuple[int, str, Mapping[str, int]]]()
         self.failed: list[Any] = []
-        self.hub = SessionHub(
-            flows=FlowTable(), bursts=self.bursts, jobs=JobBook(2), needs=NeedBook(), clock=lambda: 5.0,
+        self.hub = SessionService(
+            flows=FlowTable(), bursts=self.bursts, jobs=JobTable(2), needs=NeedTable(), clock=lambda: 5.0,
             interface_of=lambda _: "eth0", cgroup_mount=None, mark=lambda *_, **__: None, authority=lambda: AUTHORITY,
             reclassify=lambda: None, settle=lambda: None, fail=self.failed.append, log=open_log(), ask_ahead=self.ask,
         )  # fmt: skip

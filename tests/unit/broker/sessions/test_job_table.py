@@ -8,25 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.measure.flow_table import SENDS_BYTES, SENDS_S, FlowTable, PassedSocket
-from broker.model.connection_report import Connection
-from broker.sessions.job_table import JobBook, Slots
+from broker.model.connection_report import ConnectionReport
+from broker.sessions.job_table import JobTable, Slots
 from shaping.model import ClassCounters
 
 
-def connection(delivered: int | None, *, peer: str = "10.0.0.2", traffic_class: str = "compute") -> Connection:
-    return Connection(peer, 4242, traffic_class, None, None, None, None, None, delivered, None, None, None, False)
+def connection(delivered: int | None, *, peer: str = "10.0.0.2", traffic_class: str = "compute") -> ConnectionReport:
+    return ConnectionReport(peer, 4242, traffic_class, None, None, None, None, None, delivered, None, None, None, False)
 
 
 @dataclass
 class Host:
-    book: JobBook = field(default_factory=lambda: JobBook(4))
+    book: JobTable = field(default_factory=lambda: JobTable(4))
     flows: FlowTable = field(default_factory=FlowTable)
 
     def register(self, session: str, job: str, *, uid: int = 1000, traffic_class: str = "compute") -> int | None:
         self.flows.add(PassedSocket(session, session, job, traffic_class, "gradient", "udp", "", 1, uid, 1))
         return self.book.register(session, job=job, traffic_class=traffic_class, uid=uid)
 
-    def report(self, session: str, *connections: Connection, now_s: float = 0.0) -> None:
+    def report(self, session: str, *connections: ConnectionReport, now_s: float = 0.0) -> None:
         deliveries = self.flows.report(session, connections, now_s=now_s)
         self.book.delivered(
             self.flows.job_of(session),
@@ -92,7 +92,7 @@ def test_one_user_has_half_of_the_leaves_at_most_and_whoever_comes_finds_one() -
 
 
 def test_users_who_come_after_one_of_six_names_have_a_leaf_each() -> None:
-    book = JobBook(8)
+    book = JobTable(8)
     for number in range(6):
         book.register(f"s-a{number}", job=f"j{number}", traffic_class="compute", uid=1001)
     for number in range(3):
@@ -130,7 +130,7 @@ def test_who_names_a_job_without_a_socket_of_it_counts_nowhere() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("abcdefg"), st.booleans()), max_size=60))
 def test_no_leaf_has_two_jobs_and_none_is_lost(steps: list[tuple[int, str, bool]]) -> None:
-    book = JobBook(4)
+    book = JobTable(4)
     for session, job, comes in steps:
         if comes:
             book.register(f"s-{session}", job=job, traffic_class="compute", uid=session)

@@ -26,11 +26,11 @@ from broker.sessions.protocol import (
     FLOWS_MAX,
     MESSAGES_AT_ONCE,
     MESSAGES_PER_S,
-    Allowance,
     End,
-    Machine,
     Phase,
     Reply,
+    SessionProtocol,
+    SessionQuota,
 )
 
 HELLO = {"v": 1, "op": "hello", "client": "transport", "job": "j", "pid": 1}
@@ -41,8 +41,8 @@ def packet(**message: Any) -> bytes:
     return json.dumps(message).encode()
 
 
-def opened() -> Machine:
-    machine = Machine(name="s-1", host="h")
+def opened() -> SessionProtocol:
+    machine = SessionProtocol(name="s-1", host="h")
     machine.receive(encode(HELLO))
     return machine
 
@@ -53,7 +53,7 @@ def code(actions: tuple[object, ...]) -> str:
 
 
 def test_hello_is_welcomed_with_the_session_and_the_host() -> None:
-    machine = Machine(name="s-12", host="h")
+    machine = SessionProtocol(name="s-12", host="h")
     hello, reply = machine.receive(encode(HELLO))
     assert hello == Hello(client="transport", job="j")
     assert reply == Reply({"op": "welcome", "v": 1, "session": "s-12", "host": "h"})
@@ -61,7 +61,7 @@ def test_hello_is_welcomed_with_the_session_and_the_host() -> None:
 
 
 def test_another_version_is_refused_by_name_and_ends_the_session() -> None:
-    machine = Machine(name="s", host="h")
+    machine = SessionProtocol(name="s", host="h")
     actions = machine.receive(encode({**HELLO, "v": 2}))
     assert code(actions) == "unknown-version"
     assert isinstance(actions[-1], End)
@@ -92,7 +92,7 @@ def test_a_cut_packet_ends_the_session() -> None:
 
 
 def test_anything_before_hello_ends_the_session() -> None:
-    assert code(Machine(name="s", host="h").receive(encode(REGISTER), descriptors=1)) == "out-of-order"
+    assert code(SessionProtocol(name="s", host="h").receive(encode(REGISTER), descriptors=1)) == "out-of-order"
 
 
 def test_a_second_hello_ends_the_session() -> None:
@@ -250,7 +250,7 @@ def test_enter_names_a_class() -> None:
     st.integers(min_value=0, max_value=9),
 )  # fmt: skip
 def test_no_message_breaks_the_machine(message: dict[str, Any], descriptors: int) -> None:
-    for machine in (Machine(name="s", host="h"), opened()):
+    for machine in (SessionProtocol(name="s", host="h"), opened()):
         actions = machine.receive(json.dumps(message).encode(), descriptors=descriptors)
         assert actions
         for action in actions:
@@ -266,7 +266,7 @@ _ANY_NUMBER = st.integers() | st.integers(min_value=300, max_value=4000).map(lam
     st.dictionaries(st.sampled_from(["deadline_s", "next_s", "step", "id"]), _ANY_NUMBER),
     st.dictionaries(
         st.sampled_from(
-            ["rtt_s", "rtt_latest_s", "rtt_s_min", "one_way_s", "one_way_age_s", "way_in_s", "way_in_age_s",
+            ["rtt_s", "rtt_latest_s", "rtt_s_min", "one_way_s", "one_way_age_s", "inbound_s", "inbound_age_s",
              "delivered_bytes", "received_bytes", "sent_packets", "lost_packets", "delivery_rate_bits_per_s"]
         ),
         _ANY_NUMBER,
@@ -280,7 +280,7 @@ def test_no_number_breaks_a_burst_or_a_report(burst: dict[str, Any], connection:
         assert machine.receive(json.dumps(message).encode()) is not None
 
 
-@pytest.mark.parametrize("key", ["one_way_s", "way_in_s"])
+@pytest.mark.parametrize("key", ["one_way_s", "inbound_s"])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_peer_s_clock_that_is_far_off_is_held_to_the_most_and_costs_no_report(key: str, sign: float) -> None:
     connections = [{"peer": "10.0.0.2:1", key: sign * 1e11}, {"peer": "10.0.0.3:1", "rtt_s": 0.001}]
@@ -296,7 +296,7 @@ def test_no_bytes_break_the_machine(raw: bytes) -> None:
 
 
 def test_the_allowance_lets_a_burst_through_then_holds_to_the_rate() -> None:
-    allowance = Allowance()
+    allowance = SessionQuota()
     taken = 0
     while allowance.take(now_s=0.0):
         taken += 1

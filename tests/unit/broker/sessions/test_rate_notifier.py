@@ -10,12 +10,12 @@ import pytest
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.flow_table import SENDS_BYTES, SENDS_S, FlowTable, PassedSocket
-from broker.model.connection_report import Connection
+from broker.model.connection_report import ConnectionReport
 from broker.model.values import ClassSample, InterfaceSample, Measurements
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES
 from broker.sessions.messages import Hello
-from broker.sessions.rate_notifier import REPEAT_S, VALID_S, RateBook
+from broker.sessions.rate_notifier import REPEAT_S, VALID_S, RateNotifier
 
 POLICY = load("version = 1\n[[interface]]\nname = 'eth0'\negress = '100 Mbit/s'\n")
 CAPACITY = 97_000_000
@@ -34,15 +34,15 @@ class Someone:
     rates: bool = True
     job: str = "j"
     uid: int = 0
-    told: list[dict[str, Any]] = field(default_factory=list)
-    told_bits_per_s: dict[str, int] = field(default_factory=dict)
+    reported: list[dict[str, Any]] = field(default_factory=list)
+    reported_bits_per_s: dict[str, int] = field(default_factory=dict)
 
     @property
     def machine(self) -> Machine:
         return Machine(Hello("transport", "j", rates=self.rates))
 
     def send(self, message: dict[str, Any]) -> bool:
-        self.told.append(message)
+        self.reported.append(message)
         return True
 
 
@@ -51,7 +51,7 @@ class Host:
 
     def __init__(self, *sessions: Someone) -> None:
         self.flows = FlowTable()
-        self.book = RateBook(self.flows)
+        self.book = RateNotifier(self.flows)
         self.sessions = sessions
         self.now_s = 0.0
         counters = tuple(ClassSample(name, 0) for name in CLASS_NAMES)
@@ -69,7 +69,7 @@ class Host:
             )
 
     def report(self, session: Someone, delivered: int, peer: str = "10.0.0.2") -> None:
-        one = Connection(peer, 4242, "compute", None, None, None, None, None, delivered, None, None, None, False)
+        one = ConnectionReport(peer, 4242, "compute", None, None, None, None, None, delivered, None, None, None, False)
         self.flows.report(session.name, [one], now_s=self.now_s)
 
     def tell(self, *, later_s: float = 0.0) -> None:
@@ -83,20 +83,20 @@ class Host:
 
 
 def rates(session: Someone) -> list[int | None]:
-    return [message["bits_per_s"] for message in session.told]
+    return [message["bits_per_s"] for message in session.reported]
 
 
 def test_a_session_is_told_once_its_peers_are_known_and_again_once_a_second() -> None:
     one = Someone("s-1")
     host = Host(one)
     host.tell()
-    assert one.told == []
+    assert one.reported == []
     host.report(one, 0)
     host.tell()
-    assert one.told == [{"op": "rate", "class": "compute", "bits_per_s": CAPACITY, "valid_s": VALID_S}]
+    assert one.reported == [{"op": "rate", "class": "compute", "bits_per_s": CAPACITY, "valid_s": VALID_S}]
     host.tell(later_s=0.5)
-    assert len(one.told) == 1
-    assert one.told_bits_per_s == {"compute": CAPACITY}, "what the status shows of it"
+    assert len(one.reported) == 1
+    assert one.reported_bits_per_s == {"compute": CAPACITY}, "what the status shows of it"
     host.tell(later_s=REPEAT_S)
     assert rates(one) == [CAPACITY, CAPACITY]
     assert VALID_S > 2 * REPEAT_S
@@ -107,7 +107,7 @@ def test_who_did_not_ask_is_told_nothing() -> None:
     host = Host(one)
     host.report(one, 0)
     host.tell()
-    assert one.told == []
+    assert one.reported == []
 
 
 def test_those_who_send_divide_the_offer_and_the_silent_have_no_part() -> None:

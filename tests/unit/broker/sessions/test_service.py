@@ -12,16 +12,16 @@ import pytest
 
 from broker.enforce import cgroups
 from broker.measure.flow_table import FlowTable, PassedSocket
-from broker.model.connection_report import Connection
+from broker.model.connection_report import ConnectionReport
 from broker.model.values import Credit
 from broker.process.log import open_log
 from broker.process.rights import Authority, Peer
-from broker.sessions.burst_table import BurstBook
-from broker.sessions.job_table import JobBook
+from broker.sessions.burst_table import BurstTable
+from broker.sessions.job_table import JobTable
 from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Register, Report
-from broker.sessions.need_table import NeedBook
+from broker.sessions.need_table import NeedTable
 from broker.sessions.server import Session
-from broker.sessions.service import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionHub
+from broker.sessions.service import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionService
 from shaping.model import BULK_NAME, JOB_MINOR, LEAF_MINOR, MARK_MINOR
 
 AUTHORITY = Authority(
@@ -57,16 +57,16 @@ class Bench:
 
     now_s: float = 0.0
     flows: FlowTable = field(default_factory=FlowTable)
-    jobs: JobBook = field(default_factory=lambda: JobBook(2))
-    needs: NeedBook = field(default_factory=NeedBook)
+    jobs: JobTable = field(default_factory=lambda: JobTable(2))
+    needs: NeedTable = field(default_factory=NeedTable)
     steps: Iterator[int] = field(default_factory=itertools.count)
     authority: Authority = AUTHORITY
     marks: list[int] = field(default_factory=list)
     settled: int = 0
 
     def __post_init__(self) -> None:
-        self.hub = SessionHub(
-            flows=self.flows, bursts=BurstBook(), jobs=self.jobs, needs=self.needs, clock=lambda: self.now_s,
+        self.hub = SessionService(
+            flows=self.flows, bursts=BurstTable(), jobs=self.jobs, needs=self.needs, clock=lambda: self.now_s,
             interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=self.mark,
             authority=lambda: self.authority, reclassify=lambda: None, settle=self.settle, fail=lambda _: None,
             log=open_log(),
@@ -156,7 +156,7 @@ def test_reports_count_for_classes_in_which_the_session_has_sockets(
     bench = Bench()
     for number, name in enumerate(registered):
         bench.flows.add(PassedSocket(f"f-{number}", "s-1", "j", name, "bulk", "udp", "10.0.0.1:1", 1, 1000, number))
-    connection = Connection("10.0.0.2", 1, reported, 0.01, *([None] * 8), application_limited=False)
+    connection = ConnectionReport("10.0.0.2", 1, reported, 0.01, *([None] * 8), application_limited=False)
     bench.hub.report(cast(Session, Someone("s-1")), Report((connection,)))
     samples = bench.flows.samples(interface_of=lambda _: "eth0", now_s=0.0).get("eth0", ())
     assert [sample.traffic_class for sample in samples] == ([] if seen is None else [seen])
@@ -205,7 +205,7 @@ def test_sockets_of_a_job_go_to_its_leaf_and_bulk_nameless_and_late_ones_to_thos
 
 
 def test_a_new_jobs_leaf_is_settled_once_and_not_more_often_than_a_user_may_bring_about_decisions() -> None:
-    bench = Bench(jobs=JobBook(len(JOB_MINOR)))
+    bench = Bench(jobs=JobTable(len(JOB_MINOR)))
     bench.register(Someone("s-1"))
     bench.register(Someone("s-1"))
     bench.register(Someone("s-2"))

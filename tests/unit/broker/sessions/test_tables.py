@@ -18,14 +18,14 @@ from broker.measure.flow_table import (
     FlowTable,
     PassedSocket,
 )
-from broker.measure.port_classes import Matching
+from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import TcpConnection
-from broker.model.connection_report import Connection
+from broker.model.connection_report import ConnectionReport
 from broker.model.values import DESTINATIONS_MAX, Measurements
 from broker.policy.toml import load
-from broker.sessions.burst_table import BURSTS_PER_SESSION_MAX, BURSTS_PER_USER_MAX, BurstBook
+from broker.sessions.burst_table import BURSTS_PER_SESSION_MAX, BURSTS_PER_USER_MAX, BurstTable
 from broker.sessions.messages import BYTES_MAX, Announce, Declare
-from broker.sessions.need_table import EVERYWHERE, NEED_S, NeedBook
+from broker.sessions.need_table import EVERYWHERE, NEED_S, NeedTable
 from shaping.model import Capabilities, ClassShape, Rule
 from shaping.plan.desired_tree import desired_tree
 
@@ -54,7 +54,7 @@ def towards(address: str) -> str | None:
 
 
 def test_a_burst_is_split_by_interface_and_ages() -> None:
-    book = BurstBook()
+    book = BurstTable()
     burst = announce(bytes_by_destination={"10.0.0.2": 100, "10.0.0.3": 50, "20.0.0.1": 7, "30.0.0.1": 9}, next_s=2.0)
     book.announce("s-1", burst, uid=1000, now_s=100.0, interface_of=towards)
     now = book.current(now_s=100.25)
@@ -64,7 +64,7 @@ def test_a_burst_is_split_by_interface_and_ages() -> None:
 
 
 def test_ranks_of_one_step_are_summed_and_the_last_deadline_counts() -> None:
-    book = BurstBook()
+    book = BurstTable()
     book.announce("s-1", announce(), uid=1000, now_s=0.0, interface_of=towards)
     book.announce("s-2", announce(deadline_s=0.9), uid=1000, now_s=0.1, interface_of=towards)
     (entry,) = book.current(now_s=0.2)["eth0"]
@@ -73,7 +73,7 @@ def test_ranks_of_one_step_are_summed_and_the_last_deadline_counts() -> None:
 
 
 def test_a_burst_ends_by_its_end_its_session_or_a_second_after_its_deadline() -> None:
-    book = BurstBook()
+    book = BurstTable()
     book.announce("s-1", announce(1), uid=1000, now_s=0.0, interface_of=towards)
     assert not book.end("s-2", job="j", step=1)
     assert book.end("s-1", job="j", step=1)
@@ -87,14 +87,14 @@ def test_a_burst_ends_by_its_end_its_session_or_a_second_after_its_deadline() ->
 
 
 def test_a_session_that_never_ends_its_bursts_stays_bounded() -> None:
-    book = BurstBook()
+    book = BurstTable()
     for step in range(1000):
         book.announce("s-1", announce(step), uid=1000, now_s=0.0, interface_of=towards)
     assert len(book) == BURSTS_PER_SESSION_MAX
 
 
 def test_a_user_who_opens_many_sessions_stays_bounded_and_pushes_nobody_else_out() -> None:
-    book = BurstBook()
+    book = BurstTable()
     book.announce("s-0", announce(), uid=1001, now_s=0.0, interface_of=towards)
     for session in range(1, 65):
         for step in range(10):
@@ -107,7 +107,7 @@ def test_a_user_who_opens_many_sessions_stays_bounded_and_pushes_nobody_else_out
 
 
 def test_a_step_that_turns_out_larger_adds_to_what_was_announced_and_stays_as_old_as_it_is() -> None:
-    book = BurstBook()
+    book = BurstTable()
     book.announce("s-1", announce(next_s=2.0), uid=1000, now_s=0.0, interface_of=towards)
     more = announce(bytes_by_destination={"10.0.0.2": 30, "10.0.0.3": 50}, next_s=1.9)
     book.announce("s-1", more, uid=1000, now_s=0.1, interface_of=towards)
@@ -118,7 +118,7 @@ def test_a_step_that_turns_out_larger_adds_to_what_was_announced_and_stays_as_ol
 
 
 def test_ranks_add_up_by_destination_and_the_same_step_of_another_user_is_another_burst() -> None:
-    book = BurstBook()
+    book = BurstTable()
     for session, uid in (("s-1", 1000), ("s-2", 1000), ("s-3", 1001)):
         book.announce(session, announce(), uid=uid, now_s=0.0, interface_of=towards)
     mine, other = book.current(now_s=0.1)["eth0"]
@@ -127,10 +127,10 @@ def test_ranks_add_up_by_destination_and_the_same_step_of_another_user_is_anothe
 
 
 def test_of_many_destinations_the_largest_are_kept_and_all_are_counted() -> None:
-    book = BurstBook()
+    book = BurstTable()
     for turn in range(3):
-        told = {f"10.0.{turn}.{number}": number + 1 for number in range(200)}
-        book.announce("s-1", announce(bytes_by_destination=told), uid=0, now_s=0.0, interface_of=towards)
+        reported = {f"10.0.{turn}.{number}": number + 1 for number in range(200)}
+        book.announce("s-1", announce(bytes_by_destination=reported), uid=0, now_s=0.0, interface_of=towards)
     (entry,) = book.current(now_s=0.1)["eth0"]
     assert entry.announced_bytes == 3 * sum(range(1, 201))
     assert len(entry.by_destination) == DESTINATIONS_MAX
@@ -138,10 +138,10 @@ def test_of_many_destinations_the_largest_are_kept_and_all_are_counted() -> None
 
 
 def test_a_burst_that_is_announced_for_ever_stays_a_number() -> None:
-    book = BurstBook()
+    book = BurstTable()
     for _ in range(3):
-        told = announce(bytes_by_destination={"10.0.0.2": BYTES_MAX})
-        book.announce("s-1", told, uid=0, now_s=0.0, interface_of=towards)
+        reported = announce(bytes_by_destination={"10.0.0.2": BYTES_MAX})
+        book.announce("s-1", reported, uid=0, now_s=0.0, interface_of=towards)
     assert book.current(now_s=0.1)["eth0"][0].announced_bytes == BYTES_MAX
 
 
@@ -152,7 +152,7 @@ def declare(backlog_bytes: int = 100, **fields: object) -> Declare:
 
 
 def test_a_need_stands_where_it_goes_or_everywhere_and_a_new_one_replaces_it() -> None:
-    book = NeedBook()
+    book = NeedTable()
     book.declare("s-1", declare(deadline_s=10.0), uid=5, now_s=0.0, interface_of=towards)
     ((need,),) = (book.current(now_s=4.0)[EVERYWHERE],)
     assert (need.session, need.uid, need.backlog_bytes, need.age_s, need.remaining_s) == ("s-1", 5, 100, 4.0, 6.0)
@@ -163,7 +163,7 @@ def test_a_need_stands_where_it_goes_or_everywhere_and_a_new_one_replaces_it() -
 
 
 def test_a_need_ends_with_its_backlog_its_session_or_when_it_is_not_said_again() -> None:
-    book = NeedBook()
+    book = NeedTable()
     for session in ("s-1", "s-2", "s-3"):
         book.declare(session, declare(), uid=0, now_s=0.0, interface_of=towards)
     book.declare("s-1", declare(0), uid=0, now_s=1.0, interface_of=towards)
@@ -173,10 +173,10 @@ def test_a_need_ends_with_its_backlog_its_session_or_when_it_is_not_said_again()
     assert len(book) == 0
 
 
-def connection(peer: str = "10.0.0.2", port: int = 1, **fields: object) -> Connection:
-    empty = dict.fromkeys([field.name for field in dataclasses.fields(Connection)])
+def connection(peer: str = "10.0.0.2", port: int = 1, **fields: object) -> ConnectionReport:
+    empty = dict.fromkeys([field.name for field in dataclasses.fields(ConnectionReport)])
     given = {**empty, "peer": peer, "port": port, "traffic_class": "compute", "application_limited": False, **fields}
-    return Connection(**given)  # type: ignore[arg-type]
+    return ConnectionReport(**given)  # type: ignore[arg-type]
 
 
 def tcp(**fields: object) -> TcpConnection:
@@ -211,7 +211,7 @@ def test_a_user_of_many_sessions_and_peers_takes_no_place_of_the_kernels_or_of_o
         session, uid = f"s-{number}", 1000 if number else 2000
         table.add(PassedSocket(session, session, "j", "compute", "gradient", "udp", "10.0.0.1:1", 1, uid, number))
         table.report(session, [connection(f"10.3.{number % 250}.{port}", port + 1) for port in range(20)], now_s=0.0)
-    table.see_tcp([tcp(local=("10.0.0.1", 5000 + port)) for port in range(40)], matching=Matching(POLICY))
+    table.see_tcp([tcp(local=("10.0.0.1", 5000 + port)) for port in range(40)], matching=PortClasses(POLICY))
     samples = table.samples(interface_of=lambda address: "eth0", now_s=0.0)["eth0"]
     assert len(samples) == SAMPLES_MAX
     assert sum(sample.source == "tcp-info" for sample in samples) == TCP_SAMPLES_MAX
@@ -243,12 +243,12 @@ def test_a_session_that_is_gone_takes_its_flows_with_it() -> None:
     ],
 )
 def test_a_tcp_connection_belongs_where_htb_puts_it(fields: dict[str, object], expected: str) -> None:
-    assert Matching(POLICY).class_of(tcp(**fields)) == expected
+    assert PortClasses(POLICY).class_of(tcp(**fields)) == expected
 
 
 def test_a_tcp_connection_ages_from_when_the_kernel_spoke_of_it_until_it_is_forgotten() -> None:
     table = FlowTable()
-    table.see_tcp([tcp(at_s=5.0)], matching=Matching(POLICY))
+    table.see_tcp([tcp(at_s=5.0)], matching=PortClasses(POLICY))
     for now_s in (5.0, 6.5):
         ((sample,),) = table.samples(interface_of=towards, now_s=now_s).values()
         assert (sample.age_s, sample.delivered_bytes, sample.source) == (now_s - 5.0, 1, "tcp-info")
@@ -258,7 +258,7 @@ def test_a_tcp_connection_ages_from_when_the_kernel_spoke_of_it_until_it_is_forg
 def test_of_other_only_the_busiest_connections_are_shown() -> None:
     table = FlowTable()
     crowd = [tcp(inode=number, waiting_bytes=number) for number in range(100)]
-    table.see_tcp([*crowd, tcp(inode=500, classid=0xFFE00310)], matching=Matching(POLICY))
+    table.see_tcp([*crowd, tcp(inode=500, classid=0xFFE00310)], matching=PortClasses(POLICY))
     assert [connection.inode for connection, _ in table.tcp_shown] == [500, *range(99, 99 - OTHERS_SHOWN_MAX, -1)]
 
 
@@ -279,13 +279,13 @@ def test_a_rule_on_an_address_finds_either_end(local: tuple[str, int], remote: t
         'match = [{ address = "10.88.0.0/16" }, { address = "fd00:1::/64" }]\n'
         "[class.other]\nmatch = [{ port = 22 }]\n"
     )
-    assert Matching(policy).class_of(tcp(local=local, remote=remote)) == expected
+    assert PortClasses(policy).class_of(tcp(local=local, remote=remote)) == expected
 
 
 def test_of_many_tcp_connections_storage_comes_first() -> None:
     table = FlowTable()
     crowd = [tcp(local=("10.0.0.1", port)) for port in range(1, 600)] + [tcp(classid=0xFFE00310)]
-    table.see_tcp(crowd, matching=Matching(POLICY))
+    table.see_tcp(crowd, matching=PortClasses(POLICY))
     (samples,) = table.samples(interface_of=towards, now_s=0.0).values()
     assert len(samples) == TCP_SAMPLES_MAX
     assert samples[0].traffic_class == "storage"

@@ -195,11 +195,11 @@ lies = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(lies)
 def test_whatever_a_user_announces_and_does_not_send_what_he_takes_is_bounded(
-    told: list[tuple[int, int, int, float, int]],
+    reported: list[tuple[int, int, int, float, int]],
 ) -> None:
     """Three beginnings of 0.3 s (and the tick that sees them end) for each name that is believed."""
     link = Link()
-    for name, step, size, deadline_s, ticks in told:
+    for name, step, size, deadline_s, ticks in reported:
         for tick in range(ticks):
             burst = Burst(f"n{name}", step, size, tick * TICK_S, deadline_s - tick * TICK_S, uid=1000)
             link.tick([burst] if burst.remaining_s > -1 else [])
@@ -211,10 +211,10 @@ def test_whatever_a_user_announces_and_does_not_send_what_he_takes_is_bounded(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1000, 10**9)), max_size=60), st.integers())
-def test_honest_bursts_of_any_size_keep_their_credit(told: list[tuple[int, int, int]], seed: int) -> None:
+def test_honest_bursts_of_any_size_keep_their_credit(reported: list[tuple[int, int, int]], seed: int) -> None:
     link = Link()
     mixer = random.Random(seed)
-    for name, step, size in told:
+    for name, step, size in reported:
         link.burst(size, int(size * mixer.uniform(0.5, 1.1)), job=f"n{name}", step=step, uid=name)
     assert not any(job.barred_s for job in link.state.jobs)
 
@@ -225,9 +225,9 @@ def test_a_lost_privilege_is_an_alarm_and_a_reason_with_figures() -> None:
     for step in range(8):
         for present in (True, False):
             now_s += 0.1
-            told = (Burst("J", step, 4 * MB, 0.0, 1.0, uid=1000),) if present else ()
+            reported = (Burst("J", step, 4 * MB, 0.0, 1.0, uid=1000),) if present else ()
             classes = tuple(ClassSample(name, 0) for name in CLASS_NAMES)
-            measured = Measurements((InterfaceSample("a", None, 0.0, classes, (), told),))
+            measured = Measurements((InterfaceSample("a", None, 0.0, classes, (), reported),))
             decision = decide(now_s=now_s, state=state, measurements=measured, policy=policy)
             state = decision.state
             codes += [one.reason.code for one in decision.credits if one.reason]

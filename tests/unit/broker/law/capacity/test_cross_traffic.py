@@ -149,4 +149,4 @@ def test_the_same_queue_while_we_send_is_a_reason(begins_s: float) -> None:
 
 def test_who_asks_what_explains_a_round_trip_is_told_of_others_queue_too() -> None:
     state = decided(lambda now_s: 0.0, flooded, seconds=2.9)[-1]
-    assert inbound_delay.queue_on_the_way_out(state.signals, now_s=2.9) == pytest.approx(flooded(2.85), abs=0.002)
+    assert inbound_delay.outbound_queue_s(state.signals, now_s=2.9) == pytest.approx(flooded(2.85), abs=0.002)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.law.capacity import delivery_rate, signals
-from broker.law.capacity.delivery_rate import Passage
+from broker.law.capacity.delivery_rate import DeliveryRate
 from broker.law.state import ArrivalState, SignalState, TickState
 from broker.model.values import ClassSample, FlowSample
 from broker.policy.types import CLASS_NAMES
@@ -26,7 +26,9 @@ def ticks(rates: Sequence[float]) -> tuple[TickState, ...]:
     )
 
 
-def read(heard: Sequence[ArrivalState], left: Sequence[TickState], *, since_s: float, now_s: float) -> Passage | None:
+def read(
+    heard: Sequence[ArrivalState], left: Sequence[TickState], *, since_s: float, now_s: float
+) -> DeliveryRate | None:
     return delivery_rate.middle(delivery_rate.by_peer(heard, left, since_s=since_s, now_s=now_s).values())
 
 
@@ -235,7 +237,7 @@ def heard_behind(backlog_bytes: int) -> tuple[ArrivalState, ...]:
 
 def test_an_arrival_is_known_where_our_own_queue_is_short_and_not_where_it_is_long() -> None:
     known = heard_behind(100_000)  # 20 ms
-    assert delivery_rate.is_told(known)
+    assert delivery_rate.is_reported(known)
     assert known[-1].wait_s == pytest.approx(0.06, abs=0.001)
     assert known[-1].left_s == pytest.approx(1.0 - 0.15 + 0.02)
-    assert not delivery_rate.is_told(heard_behind(200_000))  # 40 ms
+    assert not delivery_rate.is_reported(heard_behind(200_000))  # 40 ms

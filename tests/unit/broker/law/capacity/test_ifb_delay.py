@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from broker.law.capacity import ifb_delay, inbound_delay
-from broker.law.capacity.inbound_delay import WayOut
-from broker.law.capacity.inbound_state import WayInState
-from broker.law.inbound_state import HereState
+from broker.law.capacity.inbound_delay import OutboundState
+from broker.law.capacity.inbound_state import InboundCapacityState
+from broker.law.inbound_state import IfbDelayState
 from broker.model.values import ClassSample, FlowSample, SenderSample
 
-OUT = WayOut(100_000_000)
+OUT = OutboundState(100_000_000)
 
 
-def followed(*readings: tuple[float, int, int]) -> tuple[HereState, ...]:
+def followed(*readings: tuple[float, int, int]) -> tuple[IfbDelayState, ...]:
     """(when, sent bytes, waiting bytes) of storage."""
-    states: tuple[HereState, ...] = ()
+    states: tuple[IfbDelayState, ...] = ()
     for now_s, sent, waiting in readings:
         states = ifb_delay.follow(states, (ClassSample("storage", sent, waiting),), now_s=now_s)
     return states
@@ -51,16 +51,21 @@ def test_one_reading_that_fails_leaves_what_is_known_and_many_do_not() -> None:
 @pytest.mark.parametrize(("here_s", "seen_s"), [(0.0, 0.1), (0.06, 0.04), (0.2, None)])
 def test_what_waits_here_is_no_networks_queue(here_s: float, seen_s: float | None) -> None:
     """Of TCP and of the transport's clocks alike; where it is too long to be known well, they say nothing."""
-    state = WayInState(100_000_000, 100_000_000)
+    state = InboundCapacityState(100_000_000, 100_000_000)
     for now_s, waits_s in ((1.0, 0.0), (1.1, 0.1)):
         state = inbound_delay.hear(
             state,
-            flows=(FlowSample("s/b", "b", "compute", "report", 0.0, way_in_s=7.0 + waits_s, way_in_age_s=0.0),),
+            flows=(FlowSample("s/b", "b", "compute", "report", 0.0, inbound_s=7.0 + waits_s, inbound_age_s=0.0),),
             senders=(SenderSample("c", "storage", 0, 0.0, receive_rtt_s=0.005 + waits_s),),
             held=frozenset(),
             out=OUT,
             now_s=now_s,
             here={"storage": here_s if waits_s else 0.0, "compute": here_s if waits_s else 0.0},
         )
-    found = {voice.sender: series[-1][1] for voice in state.voices for series in voice.both if series}
+    found = {
+        sender_delay.sender: series[-1][1]
+        for sender_delay in state.sender_delays
+        for series in sender_delay.both
+        if series
+    }
     assert found == ({} if seen_s is None else {"b": pytest.approx(seen_s), "c": pytest.approx(seen_s)})

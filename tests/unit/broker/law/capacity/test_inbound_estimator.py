@@ -6,8 +6,8 @@ import pytest
 from inflow_link import Inflow, Storage
 
 from broker.law.capacity import inbound_delay, inbound_estimator
-from broker.law.capacity.inbound_delay import WayOut
-from broker.law.capacity.inbound_state import VoiceState, WayInState
+from broker.law.capacity.inbound_delay import OutboundState
+from broker.law.capacity.inbound_state import InboundCapacityState, SenderDelayState
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.recording import header_line, replay, tick_line
@@ -31,7 +31,7 @@ CHANGES = ((FALL_S, 30e6), (RISE_S, 70e6))
 HEADROOM = 0.95
 
 
-def way_in(decision: Decision) -> InterfaceAllocation:
+def inbound(decision: Decision) -> InterfaceAllocation:
     (entry,) = decision.allocation.ingress
     return entry
 
@@ -43,7 +43,7 @@ def decided_s(decision: Decision) -> float:
 def capacities(world: Inflow, from_s: float, to_s: float) -> list[float]:
     """Of the decisions of a while, on the link's own scale."""
     during = [one for one in world.decisions if from_s <= decided_s(one) < to_s]
-    return [way_in(one).capacity_bits_per_s / HEADROOM for one in during]
+    return [inbound(one).capacity_bits_per_s / HEADROOM for one in during]
 
 
 @pytest.fixture(scope="module", params=["trains", "silent", "stores", "one stores"])
@@ -64,7 +64,7 @@ def test_a_fall_to_less_than_a_third_is_followed_within_a_second_and_a_half(chan
     assert set(capacities(changing, 1.0, FALL_S)) == {LINK}
     assert max(capacities(changing, FALL_S + 1.5, RISE_S)) <= 1.1 * 30e6
     assert min(capacities(changing, FALL_S + 1.5, RISE_S)) >= 0.75 * 30e6
-    entry = way_in(next(one for one in changing.decisions if decided_s(one) >= FALL_S + 1.5))
+    entry = inbound(next(one for one in changing.decisions if decided_s(one) >= FALL_S + 1.5))
     assert entry.capacity_source == "measured"
     assert entry.capacity_reason.code in ("queue-on-the-way-in", "way-in-draining", "way-in-probing")
 
@@ -104,20 +104,20 @@ def test_a_steady_link_keeps_what_is_configured_whatever_floods_it() -> None:
 def test_without_a_speed_a_queue_shows_it_and_until_then_an_alarm_says_so() -> None:
     world = Inflow(AUTO, [Storage("10.0.0.3", 140e6), Storage("10.0.0.4", 140e6)], pause_s=100.0).run(3)
     first, last = world.decisions[0], world.decisions[-1]
-    assert way_in(first).capacity_source == "fallback"
+    assert inbound(first).capacity_source == "fallback"
     assert [alarm.code for alarm in first.alarms if alarm.subject == "a"].count("ingress-unknown") == 1
-    assert way_in(last).capacity_source == "measured"
-    assert way_in(last).capacity_bits_per_s == pytest.approx(HEADROOM * LINK, rel=0.05)
+    assert inbound(last).capacity_source == "measured"
+    assert inbound(last).capacity_bits_per_s == pytest.approx(HEADROOM * LINK, rel=0.05)
     assert "ingress-unknown" not in {alarm.code for alarm in last.alarms}
 
 
 def test_auto_without_other_brokers_finds_what_the_way_in_carries_and_asks_and_shapes_nothing() -> None:
     senders = [Storage(address, 140e6, broker="no") for address in ("10.0.0.3", "10.0.0.4")]
-    world = Inflow(AUTO, senders, told_bits_per_s=LINK, burst_bytes=1_000_000, changes=((FALL_S, 30e6),)).run(8)
+    world = Inflow(AUTO, senders, reported_bits_per_s=LINK, burst_bytes=1_000_000, changes=((FALL_S, 30e6),)).run(8)
     assert set(capacities(world, 1.0, FALL_S)) == {LINK}
     found = capacities(world, FALL_S + 1.5, 8.0)
     assert 0.75 * 30e6 <= min(found) <= max(found) <= 1.1 * 30e6
-    assert not any(decision.holds or way_in(decision).in_kernel for decision in world.decisions)
+    assert not any(decision.holds or inbound(decision).in_kernel for decision in world.decisions)
 
 
 def test_where_nobody_tells_of_delay_the_configured_rate_stands_and_the_reason_says_so() -> None:
@@ -125,7 +125,7 @@ def test_where_nobody_tells_of_delay_the_configured_rate_stands_and_the_reason_s
     world.clocks = False
     world.run(6)
     assert set(capacities(world, 0.0, 6.0)) == {LINK}
-    assert way_in(world.decisions[-1]).capacity_reason.code == "way-in-unheard"
+    assert inbound(world.decisions[-1]).capacity_reason.code == "way-in-unheard"
 
 
 # --- single decisions --------------------------------------------------------------------------------------------
@@ -134,34 +134,34 @@ def test_where_nobody_tells_of_delay_the_configured_rate_stands_and_the_reason_s
 class Ticks:
     """Ticks of a tenth of a second at an estimate: what comes, and how long packets of each sender take."""
 
-    def __init__(self, base_bits_per_s: int = LINK, out: WayOut | None = None) -> None:
+    def __init__(self, base_bits_per_s: int = LINK, out: OutboundState | None = None) -> None:
         self.base = base_bits_per_s, "configured"
-        self.out = out or WayOut(LINK)
-        self.state: WayInState | None = None
+        self.out = out or OutboundState(LINK)
+        self.state: InboundCapacityState | None = None
         self.now_s = 0.0
         self.received_bytes = 0
-        self.estimate: inbound_estimator.WayInEstimate
+        self.estimate: inbound_estimator.InboundEstimate
 
     def go(
         self, seconds: float, *, comes: float, ways: dict[str, float] | None = None,
         brokers: dict[str, float] | None = None, tcp: dict[str, float] | None = None,
         answers: dict[str, float] | None = None, answers_age_s: float = 0.0,
         held: frozenset[str] = frozenset(), limited: bool = False, crowd: int = 0, crowd_s: float = 0.0,
-    ) -> inbound_estimator.WayInEstimate:  # fmt: skip
+    ) -> inbound_estimator.InboundEstimate:  # fmt: skip
         """`crowd`: so many connections of another user, new ones at each tick where `crowd_s` passes between them."""
         for _ in range(round(10 * seconds)):
             self.now_s = round(self.now_s + 0.1, 6)
             self.received_bytes += int(comes / 80)
             noise_s = 1e-4 * (self.now_s % 0.7)
             flows = tuple(
-                FlowSample(f"s/{peer}", peer, "compute", "report", 0.01, way_in_s=-50.0 + seconds_ + noise_s,
-                           way_in_age_s=0.01, uid=2)
+                FlowSample(f"s/{peer}", peer, "compute", "report", 0.01, inbound_s=-50.0 + seconds_ + noise_s,
+                           inbound_age_s=0.01, uid=2)
                 for peer, seconds_ in (ways or {}).items()
             )  # fmt: skip
             turn = int(self.now_s / crowd_s) if crowd_s else 0
             flows += tuple(
                 FlowSample(f"s-1/{turn}.{number:03}", f"10.1.{turn % 250}.{number}", "compute", "report", 0.01,
-                           way_in_s=1.0, way_in_age_s=0.01, uid=1)
+                           inbound_s=1.0, inbound_age_s=0.01, uid=1)
                 for number in range(crowd)
             )  # fmt: skip
             trips = {address: trip_s + noise_s for address, trip_s in (brokers or {}).items()} | (answers or {})
@@ -206,7 +206,7 @@ def test_a_broker_that_sees_no_queue_does_not_vouch_for_a_program_that_says_so_o
     ticks_between: int,
 ) -> None:
     """Ever more delay is told of a storage host and of somebody invented, while the host's broker answers in 5 ms."""
-    ticks = Ticks(out=WayOut(LINK, load=0.1))
+    ticks = Ticks(out=OutboundState(LINK, load=0.1))
     answer_s = 0.005
     for tick in range(600):
         if tick % ticks_between == 0:
@@ -247,12 +247,12 @@ def test_one_users_connections_crowd_no_other_out_of_what_tells_of_a_queue(crowd
 def test_of_two_crowds_each_user_s_connections_have_as_many_places() -> None:
     flows = [
         FlowSample(f"s-{uid}/10.0.{uid}.{number}:1", f"10.0.{uid}.{number}", "compute", "report", 0.0,
-                   way_in_s=1.0 + 1e-6 * number, way_in_age_s=0.0, uid=uid)
+                   inbound_s=1.0 + 1e-6 * number, inbound_age_s=0.0, uid=uid)
         for uid in (1, 2)
         for number in range(inbound_delay.SOURCES_MAX)
     ]  # fmt: skip
     heard = inbound_delay.hear(
-        WayInState(LINK, LINK), flows=flows, senders=(), held=frozenset(), out=WayOut(LINK), now_s=1.0
+        InboundCapacityState(LINK, LINK), flows=flows, senders=(), held=frozenset(), out=OutboundState(LINK), now_s=1.0
     )
     users = [source.uid for source in heard.sources]
     assert users.count(1) == users.count(2) == inbound_delay.SOURCES_MAX // 2
@@ -260,10 +260,10 @@ def test_of_two_crowds_each_user_s_connections_have_as_many_places() -> None:
 
 def test_a_round_trip_counts_where_the_way_out_is_idle_or_explains_its_part() -> None:
     for out, trip_s, found in (
-        (WayOut(LINK, load=0.1), 0.08, True),
-        (WayOut(LINK, load=0.9), 0.08, False),
-        (WayOut(LINK, load=0.9, excess_s=0.0), 0.08, True),
-        (WayOut(LINK, load=0.9, excess_s=0.07), 0.08, False),
+        (OutboundState(LINK, load=0.1), 0.08, True),
+        (OutboundState(LINK, load=0.9), 0.08, False),
+        (OutboundState(LINK, load=0.9, excess_s=0.0), 0.08, True),
+        (OutboundState(LINK, load=0.9, excess_s=0.07), 0.08, False),
     ):
         ticks = Ticks(out=out)
         ticks.go(2.0, comes=40e6, brokers={"b": 0.005, "c": 0.005})
@@ -278,9 +278,9 @@ def test_a_round_trip_from_before_a_drains_end_says_nothing_of_what_is_there_now
         while not ticks.state or not ticks.state.drain_until_s:
             ticks.go(0.1, comes=60e6, brokers={"b": 0.08, "c": 0.08}, held=frozenset({"d"}))
         ticks.go(ticks.state.drain_until_s - ticks.now_s, comes=20e6, held=frozenset({"d"}))
-        before = ticks.state.voices
+        before = ticks.state.sender_delays
         ticks.go(0.1, comes=40e6, brokers={"b": 0.07, "c": 0.07}, answers_age_s=age_s, held=frozenset({"d"}))
-        assert (ticks.state.voices != before) is seen
+        assert (ticks.state.sender_delays != before) is seen
 
 
 def test_the_reason_stands_while_a_sender_says_now_this_and_now_that() -> None:
@@ -455,7 +455,7 @@ def test_nobody_is_sure_whose_last_sample_was_late_and_half_of_them_late_is_doub
     waits_s: tuple[float, ...], clear: bool, disputed: bool
 ) -> None:
     series = tuple((1.0 + place / 10, seconds) for place, seconds in enumerate(waits_s))
-    state = WayInState(LINK, LINK, voices=(VoiceState("b", measured=series),))
+    state = InboundCapacityState(LINK, LINK, sender_delays=(SenderDelayState("b", measured=series),))
     said = inbound_delay.verdict(state, threshold_s=0.012, now_s=1.4)
     assert (said.queue, said.clear, said.disputed) == (False, clear, disputed)
 
@@ -479,7 +479,7 @@ def test_what_it_rests_on_is_recorded_and_replays_to_the_byte() -> None:
         waits_s = 0.08 if tick > 20 else 0.005
         noise_s = 1e-5 * tick
         flows = tuple(
-            FlowSample(f"s/{peer}", peer, "compute", "report", 0.0, way_in_s=waits_s + noise_s, way_in_age_s=0.0)
+            FlowSample(f"s/{peer}", peer, "compute", "report", 0.0, inbound_s=waits_s + noise_s, inbound_age_s=0.0)
             for peer in ("10.0.0.2", "10.0.0.5")
         )
         senders = (SenderSample("10.0.0.3", "storage", tick * 400_000, 0.0, 0.004, broker_rtt_s=waits_s + noise_s),)
@@ -492,5 +492,5 @@ def test_what_it_rests_on_is_recorded_and_replays_to_the_byte() -> None:
         )  # fmt: skip
         lines.append(tick_line(now_s=tick / 10, measurements=Measurements((sample,)), decision=decision))
         state = decision.state
-    assert way_in(decision).capacity_source == "measured"
+    assert inbound(decision).capacity_source == "measured"
     assert replay(lines).first_difference is None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from broker.law.capacity import decrease, estimator, signals
-from broker.law.capacity.delivery_rate import Passage
+from broker.law.capacity.delivery_rate import DeliveryRate
 from broker.law.capacity.estimator import Counters
 from broker.law.state import ArrivalState, CapacityState, SignalState, TickState
 from broker.model.values import ClassSample, FlowSample
@@ -110,7 +110,7 @@ def test_a_drain_goes_on_as_long_as_its_only_peer_stalls_and_ends_when_it_sees_n
     arrivals = tuple(ArrivalState("p", 10.05 + number * TICK_S, wait_s) for number, wait_s in enumerate(waits))
     state = CapacityState(
         base_bits_per_s=int(FULL), rate_bits_per_s=18_000_000, changed_s=10.8, hold_s=1.0, cut_s=10.0,
-        cut_from_bits_per_s=20_000_000, drain_until_s=10.8, moved_by="delay", failed_bits_per_s=19_000_000,
+        cut_from_bits_per_s=20_000_000, drain_until_s=10.8, changed_by="delay", failed_bits_per_s=19_000_000,
         signals=SignalState(ticks=ticks, arrivals=arrivals),
     )  # fmt: skip
     now_s = 10.5
@@ -124,10 +124,10 @@ def test_a_drain_takes_back_what_a_packet_said_that_had_been_held_up(carried: fl
     """Cut for 10 Mbit/s; one late packet had made 7.5 of it. What is heard then counts, up to what the cut was for."""
     state = CapacityState(
         base_bits_per_s=20_000_000, rate_bits_per_s=7_125_000, changed_s=10.8, hold_s=1.0, cut_s=10.0,
-        cut_from_bits_per_s=20_000_000, drain_until_s=10.8, moved_by="delay", failed_bits_per_s=7_500_000,
+        cut_from_bits_per_s=20_000_000, drain_until_s=10.8, changed_by="delay", failed_bits_per_s=7_500_000,
         cut_carried_bits_per_s=10_000_000,
     )  # fmt: skip
-    after = decrease.drain(state, Passage(carried, 0.5, 0.1, 0.2), now_s=10.4)
+    after = decrease.drain(state, DeliveryRate(carried, 0.5, 0.1, 0.2), now_s=10.4)
     assert after.failed_bits_per_s == failed
     assert after.rate_bits_per_s == pytest.approx(0.95 * failed)
 
@@ -135,13 +135,13 @@ def test_a_drain_takes_back_what_a_packet_said_that_had_been_held_up(carried: fl
 def test_what_arrivals_say_first_of_a_cut_by_acknowledgements_bounds_what_they_say_later() -> None:
     """The queue's end makes spans short: 31 of 30 Mbit/s, then 35, and 2 % too much stood for two seconds."""
     state = CapacityState(
-        base_bits_per_s=97_000_000, rate_bits_per_s=97_000_000, moved_by="raise", signals=SignalState(),
+        base_bits_per_s=97_000_000, rate_bits_per_s=97_000_000, changed_by="raise", signals=SignalState(),
     )  # fmt: skip
     now = signals.read(state.signals, now_s=10.0)
     state = decrease.cut(state, now, None, by="delay", limited=True, now_s=10.0)
     found = []
     for number, carried in enumerate((31e6, 35e6, 29e6, 30e6)):
-        state = decrease.drain(state, Passage(carried, 0.5, 0.1, 0.3), now_s=10.1 + number / 10)
+        state = decrease.drain(state, DeliveryRate(carried, 0.5, 0.1, 0.3), now_s=10.1 + number / 10)
         found.append(state.failed_bits_per_s)
     assert found == [31_000_000, 31_000_000, 29_000_000, 30_000_000]
     assert state.rate_bits_per_s == pytest.approx(0.95 * 30e6)

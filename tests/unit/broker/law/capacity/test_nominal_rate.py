@@ -7,7 +7,7 @@ import pytest
 from broker.law.capacity import nominal_rate
 from broker.law.capacity.decrease import HOLD_S
 from broker.law.capacity.estimator import estimate
-from broker.law.capacity.inbound_state import WayInState
+from broker.law.capacity.inbound_state import InboundCapacityState
 from broker.law.state import CapacityState, SignalState
 
 MBIT = 1_000_000
@@ -17,8 +17,8 @@ HEARD = SignalState(wire_ratio=1.08, covered=0.9)
 def found(mbit: int, *, of: int) -> CapacityState:
     """A way out that was found to carry `mbit`."""
     return CapacityState(
-        of * MBIT, mbit * MBIT, signals=HEARD, cut_s=4.0, changed_s=5.0, hold_s=1.5, moved_by="delay",
-        failed_bits_per_s=(mbit + 5) * MBIT, stood_bits_per_s=mbit * MBIT,
+        of * MBIT, mbit * MBIT, signals=HEARD, cut_s=4.0, changed_s=5.0, hold_s=1.5, changed_by="delay",
+        failed_bits_per_s=(mbit + 5) * MBIT, settled_bits_per_s=mbit * MBIT,
     )  # fmt: skip
 
 
@@ -36,30 +36,30 @@ def found(mbit: int, *, of: int) -> CapacityState:
 def test_what_was_found_holds_below_the_new_speed_unless_the_old_one_was_the_limit(
     mbit: int, of: int, base: int, rate: int
 ) -> None:
-    out = nominal_rate.way_out(found(mbit, of=of), base * MBIT, now_s=9.0)
-    into = nominal_rate.way_in(WayInState(of * MBIT, mbit * MBIT, received_bytes=7), base * MBIT, now_s=9.0)
+    out = nominal_rate.outbound(found(mbit, of=of), base * MBIT, now_s=9.0)
+    into = nominal_rate.inbound(InboundCapacityState(of * MBIT, mbit * MBIT, received_bytes=7), base * MBIT, now_s=9.0)
     assert (out.base_bits_per_s, out.rate_bits_per_s) == (base * MBIT, rate * MBIT)
     assert (into.base_bits_per_s, into.rate_bits_per_s) == (base * MBIT, rate * MBIT)
 
 
 def test_who_was_heard_counts_on_and_no_rate_stays_above_the_new_speed() -> None:
-    state = nominal_rate.way_out(found(400, of=1000), 100 * MBIT, now_s=9.0)
-    assert (state.signals, state.cut_s, state.moved_by) == (HEARD, 4.0, "delay")
-    assert (state.failed_bits_per_s, state.stood_bits_per_s) == (100 * MBIT, 100 * MBIT)
+    state = nominal_rate.outbound(found(400, of=1000), 100 * MBIT, now_s=9.0)
+    assert (state.signals, state.cut_s, state.changed_by) == (HEARD, 4.0, "delay")
+    assert (state.failed_bits_per_s, state.settled_bits_per_s) == (100 * MBIT, 100 * MBIT)
 
 
 def test_another_link_begins_with_nothing() -> None:
     fresh = CapacityState(1000 * MBIT, 1000 * MBIT, changed_s=9.0, hold_s=HOLD_S)
-    assert nominal_rate.way_out(None, 1000 * MBIT, now_s=9.0) == fresh
-    assert nominal_rate.way_out(found(99, of=100), 1000 * MBIT, now_s=9.0) == fresh
-    into = nominal_rate.way_in(WayInState(100 * MBIT, 99 * MBIT), 1000 * MBIT, now_s=9.0)
-    assert into == WayInState(1000 * MBIT, 1000 * MBIT, changed_s=9.0, heard_s=9.0)
+    assert nominal_rate.outbound(None, 1000 * MBIT, now_s=9.0) == fresh
+    assert nominal_rate.outbound(found(99, of=100), 1000 * MBIT, now_s=9.0) == fresh
+    into = nominal_rate.inbound(InboundCapacityState(100 * MBIT, 99 * MBIT), 1000 * MBIT, now_s=9.0)
+    assert into == InboundCapacityState(1000 * MBIT, 1000 * MBIT, changed_s=9.0, heard_s=9.0)
 
 
 def test_the_same_speed_changes_nothing() -> None:
-    out, into = found(40, of=100), WayInState(100 * MBIT, 40 * MBIT)
-    assert nominal_rate.way_out(out, 100 * MBIT, now_s=9.0) is out
-    assert nominal_rate.way_in(into, 100 * MBIT, now_s=9.0) is into
+    out, into = found(40, of=100), InboundCapacityState(100 * MBIT, 40 * MBIT)
+    assert nominal_rate.outbound(out, 100 * MBIT, now_s=9.0) is out
+    assert nominal_rate.inbound(into, 100 * MBIT, now_s=9.0) is into
 
 
 def test_a_driver_that_is_silent_for_a_while_costs_nothing_that_was_found() -> None:

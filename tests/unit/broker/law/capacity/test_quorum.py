@@ -12,7 +12,7 @@ from fluid_link import World, quic, tcp
 
 from broker.law.capacity import delivery_rate, estimator, sampling
 from broker.law.capacity.estimator import Counters
-from broker.law.capacity.inbound_delay import queue_on_the_way_out
+from broker.law.capacity.inbound_delay import outbound_queue_s
 from broker.law.recording import replay
 from broker.law.state import ArrivalState, CapacityState, DestinationState, SignalState
 from broker.model.values import ClassSample, FlowSample, InterfaceAllocation
@@ -24,7 +24,7 @@ BASE = int(0.97 * FULL)
 Run = Callable[[World, float], World]
 
 
-def told(number: int, *, wait_s: float, uid: int, delivered: float, lost: int = 0, sent: int = 0) -> FlowSample:
+def reported(number: int, *, wait_s: float, uid: int, delivered: float, lost: int = 0, sent: int = 0) -> FlowSample:
     return FlowSample(
         key=f"s-{uid}/{number}", peer=f"10.{uid % 200}.0.{number}", traffic_class="compute", source="report", age_s=0.0,
         rtt_s=0.01 + wait_s, rtt_s_min=0.01, delivered_bytes=int(delivered), sent_packets=sent, lost_packets=lost,
@@ -71,7 +71,7 @@ def growing(now_s: float) -> float:
 
 
 def lies(now_s: float, sent: float, *, peers: int, uid: int = 1000) -> list[FlowSample]:
-    return [told(number, wait_s=growing(now_s), uid=uid, delivered=sent * 1000) for number in range(peers)]
+    return [reported(number, wait_s=growing(now_s), uid=uid, delivered=sent * 1000) for number in range(peers)]
 
 
 @pytest.mark.parametrize("peers", [1, 3, 40])
@@ -85,7 +85,7 @@ def test_one_users_invented_peers_take_nothing_where_the_kernel_measures_no_queu
 @pytest.mark.parametrize("peers", [3, 40])
 def test_one_users_invented_peers_take_nothing_where_another_users_see_no_queue(peers: int) -> None:
     def flows(now_s: float, sent: float) -> list[FlowSample]:
-        return [told(1, wait_s=0.0, uid=2000, delivered=sent), *lies(now_s, sent, peers=peers)]
+        return [reported(1, wait_s=0.0, uid=2000, delivered=sent), *lies(now_s, sent, peers=peers)]
 
     assert {state.rate_bits_per_s for state in capacities(flows)} == {BASE}
 
@@ -104,10 +104,10 @@ def test_what_one_user_says_alone_is_believed_as_of_one_destination() -> None:
             measured(1, wait_s=wait_s, delivered=sent / 2), measured(2, wait_s=wait_s, delivered=sent / 2)
         ],
         lambda wait_s, sent: [
-            measured(1, wait_s=wait_s, delivered=sent / 2), told(1, wait_s=wait_s, uid=1, delivered=sent / 2)
+            measured(1, wait_s=wait_s, delivered=sent / 2), reported(1, wait_s=wait_s, uid=1, delivered=sent / 2)
         ],
         lambda wait_s, sent: [
-            told(1, wait_s=wait_s, uid=1, delivered=sent / 2), told(2, wait_s=wait_s, uid=2, delivered=sent / 2)
+            reported(1, wait_s=wait_s, uid=1, delivered=sent / 2), reported(2, wait_s=wait_s, uid=2, delivered=sent / 2)
         ],
     ],
 )  # fmt: skip
@@ -121,7 +121,7 @@ def test_two_voices_of_two_destinations_speak_for_the_whole_interface(
 
 def test_two_voices_about_one_address_are_one_destination() -> None:
     def flows(now_s: float, sent: float) -> list[FlowSample]:
-        program = replace(told(1, wait_s=growing(now_s), uid=1, delivered=sent / 2), peer="10.9.0.1")
+        program = replace(reported(1, wait_s=growing(now_s), uid=1, delivered=sent / 2), peer="10.9.0.1")
         return [measured(1, wait_s=growing(now_s), delivered=sent / 2), program]
 
     states = capacities(flows)
@@ -133,7 +133,8 @@ def test_losses_that_one_user_claims_and_the_kernel_does_not_count_make_one_cut_
     def flows(now_s: float, sent: float) -> list[FlowSample]:
         packets = int(sent / 1500)
         liar = [
-            told(number, wait_s=0.0, uid=1, delivered=sent, sent=packets * 50, lost=packets * 25) for number in range(9)
+            reported(number, wait_s=0.0, uid=1, delivered=sent, sent=packets * 50, lost=packets * 25)
+            for number in range(9)
         ]
         return [measured(1, wait_s=0.0, delivered=sent, sent=packets), *liar]
 
@@ -148,7 +149,7 @@ def test_losses_too_small_for_a_cut_that_one_user_claims_forbid_no_raise() -> No
 
     def flows(now_s: float, sent: float) -> list[FlowSample]:
         packets, wait_s = int(sent / 1500), 0.1 if 2 < now_s < 4 else 0.0
-        liar = told(1, wait_s=wait_s, uid=1, delivered=sent, sent=packets * 50, lost=int(packets * 1.5))
+        liar = reported(1, wait_s=wait_s, uid=1, delivered=sent, sent=packets * 50, lost=int(packets * 1.5))
         return [measured(1, wait_s=wait_s, delivered=sent, sent=packets), liar]
 
     found = [one.state.rate_bits_per_s for one in greedy(flows, until_s=40)]
@@ -159,7 +160,7 @@ def test_losses_too_small_for_a_cut_that_one_user_claims_forbid_no_raise() -> No
 def test_losses_that_the_kernel_counts_too_are_believed() -> None:
     def flows(now_s: float, sent: float) -> list[FlowSample]:
         packets = int(sent / 1500)
-        both = [told(1, wait_s=0.0, uid=1, delivered=sent / 2, sent=packets, lost=packets // 10)]
+        both = [reported(1, wait_s=0.0, uid=1, delivered=sent / 2, sent=packets, lost=packets // 10)]
         return [measured(1, wait_s=0.0, delivered=sent / 2, sent=packets, lost=packets // 10), *both]
 
     states = [one.state for one in greedy(flows, until_s=5)]
@@ -169,8 +170,8 @@ def test_losses_that_the_kernel_counts_too_are_believed() -> None:
 
 def test_no_number_of_reports_takes_the_places_of_what_the_kernel_measures() -> None:
     kernel = [measured(number, wait_s=0.0, delivered=1.0) for number in range(20)]
-    liars = [told(number, wait_s=0.1, uid=1, delivered=1e12) for number in range(200)]
-    honest = [told(number, wait_s=0.0, uid=2, delivered=1e3) for number in range(3)]
+    liars = [reported(number, wait_s=0.1, uid=1, delivered=1e12) for number in range(200)]
+    honest = [reported(number, wait_s=0.0, uid=2, delivered=1e3) for number in range(3)]
     chosen = sampling.chosen([*liars, *kernel, *honest])
     assert len(chosen) == sampling.FLOWS_MAX
     assert sum(flow.source == "tcp-info" for flow in chosen) == sampling.MEASURED_PLACES
@@ -198,8 +199,8 @@ def test_what_one_user_says_of_many_peers_is_not_taken_off_what_waits_on_the_way
 
     liars = [entry(f"10.0.0.{number}", "report", 0.2) for number in range(9)]
     known = [entry(f"10.9.0.{number}", "tcp-info", 0.0) for number in range(2)]
-    assert queue_on_the_way_out(SignalState(destinations=(*liars, *known)), now_s=1.1) == 0.0
-    assert queue_on_the_way_out(SignalState(destinations=tuple(liars)), now_s=1.1) == 0.2
+    assert outbound_queue_s(SignalState(destinations=(*liars, *known)), now_s=1.1) == 0.0
+    assert outbound_queue_s(SignalState(destinations=tuple(liars)), now_s=1.1) == 0.2
 
 
 def test_what_two_have_agreed_on_outlasts_a_minute_in_which_one_of_them_pauses() -> None:

@@ -183,7 +183,7 @@ def test_a_peer_that_calls_its_link_slower_than_it_takes_owes_by_what_it_took() 
     assert (sent - 20e6) * 8 / 60 > 2_000_000
 
 
-def raised_after_a_fall(late_s: float, *, told: tuple[FlowSample, ...] = ()) -> tuple[set[str], float]:
+def raised_after_a_fall(late_s: float, *, reported: tuple[FlowSample, ...] = ()) -> tuple[set[str], float]:
     """A peer whose part of its link was 47.5 Mbit/s says that it is 14.3, and holds us to its floor for most of each
     second; for half a second from then on our connections take `late_s` longer than before, and programs tell of
     `told` besides. Why we did what we did in
@@ -197,7 +197,7 @@ def raised_after_a_fall(late_s: float, *, told: tuple[FlowSample, ...] = ()) -> 
             "tcp/1", "10.0.0.1", "storage", "tcp-info", 0.0, rtt_s=late_s if 60 <= tick < 65 else 0.01, rtt_s_min=0.0
         )
         waiting = sample(lease(asks, number=tick, capacity=part), sent=int(sent), backlog=12_000)
-        decision = go(tick / 10, replace(waiting, flows=(flow, *told)), state)
+        decision = go(tick / 10, replace(waiting, flows=(flow, *reported)), state)
         state = decision.state
         rate = there(decision).ceil_bits_per_s
         sent += rate / 80
@@ -284,6 +284,6 @@ def test_what_a_program_says_of_its_connections_takes_nothing_from_what_others_a
         FlowSample(f"s-1/{number}", "10.0.0.1", "storage", "report", 0.0, rtt_s=1.0, rtt_s_min=0.001, uid=1000)
         for number in range(3)
     )
-    codes, most = raised_after_a_fall(late_s=0.01, told=claimed)
+    codes, most = raised_after_a_fall(late_s=0.01, reported=claimed)
     assert "hold-raised" in codes
     assert most >= 0.9 * 47_500_000 / 5

@@ -46,13 +46,13 @@ def decided_s(decision: Decision) -> float:
     return decision.state.ingress[0].at_s or 0.0
 
 
-def way_in(decision: Decision) -> InterfaceAllocation:
+def inbound(decision: Decision) -> InterfaceAllocation:
     (entry,) = decision.allocation.ingress
     return entry
 
 
 def storage_reason(decision: Decision) -> str:
-    (entry,) = [entry for entry in way_in(decision).classes if entry.name == "storage"]
+    (entry,) = [entry for entry in inbound(decision).classes if entry.name == "storage"]
     return entry.reason.code
 
 
@@ -281,18 +281,18 @@ def test_a_sender_without_a_broker_is_not_asked_and_is_said() -> None:
     decision = at(0.0, sender("10.0.0.3", broker="no"), sender("10.0.0.4"), burst=True)
     assert list(held(decision)) == ["10.0.0.4"]
     assert {(alarm.code, alarm.subject) for alarm in decision.alarms} >= {("sender-without-broker", "a/10.0.0.3")}
-    assert not way_in(decision).in_kernel
+    assert not inbound(decision).in_kernel
 
 
 def test_with_a_rate_the_kernel_holds_who_has_no_broker_for_a_minute_after_it_sent() -> None:
     quiet = at(0.0, sender("10.0.0.3", broker="no"), burst=True, policy=POLICY)
-    assert not way_in(quiet).in_kernel
+    assert not inbound(quiet).in_kernel
     sends = at(0.1, sender("10.0.0.3", 100_000, broker="no"), burst=True, policy=POLICY, state=quiet.state)
-    assert way_in(sends).in_kernel
-    storage = next(entry for entry in way_in(sends).classes if entry.name == "storage")
+    assert inbound(sends).in_kernel
+    storage = next(entry for entry in inbound(sends).classes if entry.name == "storage")
     assert storage.ceil_bits_per_s == FLOOR
-    assert sum(entry.rate_bits_per_s for entry in way_in(sends).classes) <= HELD_TO
-    assert not way_in(at(61.0, policy=POLICY, state=sends.state)).in_kernel
+    assert sum(entry.rate_bits_per_s for entry in inbound(sends).classes) <= HELD_TO
+    assert not inbound(at(61.0, policy=POLICY, state=sends.state)).in_kernel
 
 
 def test_with_a_rate_the_kernel_holds_whose_broker_has_refused_for_two_seconds() -> None:
@@ -300,7 +300,7 @@ def test_with_a_rate_the_kernel_holds_whose_broker_has_refused_for_two_seconds()
     for tick in range(40):
         refuses = sender("10.0.0.3", tick * 100_000, refused=tick >= 10)
         decision = at(tick / 10, refuses, burst=True, policy=POLICY, state=decision.state)
-        shaped.append(way_in(decision).in_kernel)
+        shaped.append(inbound(decision).in_kernel)
     assert shaped == [False] * 31 + [True] * 9
     assert list(held(decision)) == ["10.0.0.3"], "it is asked all the same"
     assert "hold-refused" in {alarm.code for alarm in decision.alarms}

@@ -139,10 +139,10 @@ declared = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(declared, max_size=6), st.integers(0, 40_000_000), st.integers(0, 10**6))
 def test_whatever_storage_declares_it_never_gets_more_than_its_guarantee_and_others_keep_their_promises(
-    told: list[tuple[Need, ...]], compute: int, waiting: int
+    reported: list[tuple[Need, ...]], compute: int, waiting: int
 ) -> None:
     state, sent, start_s = State(), dict.fromkeys(CLASS_NAMES, 0.0), 0.0
-    for part in told:
+    for part in reported:
         decision, sent = go(part, ticks=1, compute=compute, waiting=waiting, state=state, start_s=start_s, sent=sent)
         state, start_s = decision.state, start_s + 0.1
         classes = {entry.name: entry for entry in decision.allocation.interfaces[0].classes}

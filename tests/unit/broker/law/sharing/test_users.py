@@ -66,8 +66,8 @@ def test_six_names_of_one_user_have_together_what_one_of_another_has() -> None:
         assert total(mine, figure) == pytest.approx(total(his, figure), rel=1e-4)
     assert [one.share_bits_per_s for one in his] == pytest.approx([mine[0].share_bits_per_s / 6] * 6, rel=1e-4)
     offered = offered_bits_per_s(interface, "compute")
-    told = offered_to_job_bits_per_s(interface, "compute", (ONE, "train"), sending=frozenset(SIX_AND_ONE))
-    assert told == pytest.approx(offered / 2, rel=1e-3)
+    reported = offered_to_job_bits_per_s(interface, "compute", (ONE, "train"), sending=frozenset(SIX_AND_ONE))
+    assert reported == pytest.approx(offered / 2, rel=1e-3)
 
 
 def test_the_kernel_s_leaves_are_given_rates_and_turns_by_user() -> None:

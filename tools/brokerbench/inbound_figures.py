@@ -21,9 +21,9 @@ from tools.brokerbench.settings import IDLE
 RECEIVER = "b"
 
 
-def way_in(records: Sequence[Record]) -> dict[str, Figures]:
+def inbound(records: Sequence[Record]) -> dict[str, Figures]:
     """The figures, by condition."""
-    found = capacity(records, host=RECEIVER, figure="way_in_bits_per_s")
+    found = capacity(records, host=RECEIVER, figure="inbound_bits_per_s")
     idle = {record["round"]: record for record in records if record["condition"] == IDLE}
     for condition, figures in found.items():
         blocks = [record for record in records if record["condition"] == condition]

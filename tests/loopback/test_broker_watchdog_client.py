@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 from patience import LIMIT_S, wait_until
 
-from broker.process import watchdog
+from broker.process import watchdog as process
 from broker.process.log import open_log
-from broker.process.watchdog import Guard
-from broker.process.watchdog_client import Guardian
+from broker.process.watchdog import Watchdog
+from broker.process.watchdog_client import WatchdogClient
 from hive_qos.errors import KernelRejectedError, ShapingError
 from shaping.journal import Journal
 
@@ -36,7 +36,7 @@ def open_all():
         file.write("x")
     return 1
 sock = socket.socket(fileno=int(sys.argv[1]))
-guard.Guard(sock, opening=open_all, relearn=Path(sys.argv[2], "relearnt").touch, say=print).run()
+guard.Watchdog(sock, opening=open_all, relearn=Path(sys.argv[2], "relearnt").touch, say=print).run()
 """
 
 
@@ -45,7 +45,7 @@ class Watched:
     """A guard in a thread, and the daemon's end of its socket."""
 
     sock: socket.socket
-    guard: Guard
+    guard: Watchdog
     refusals: int = 0
     opened: int = 0
     relearnt: int = 0
@@ -69,12 +69,12 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr(watchdog, "AGAIN_S", 0.01)
-    monkeypatch.setattr(watchdog, "START_S", 60.0)  # what is not to be opened is not, however slow the machine
+    monkeypatch.setattr(process, "AGAIN_S", 0.01)
+    monkeypatch.setattr(process, "START_S", 60.0)  # what is not to be opened is not, however slow the machine
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(LIMIT_S)
     made = Watched(ours, None)  # type: ignore[arg-type]  # its methods are the guard's
-    made.guard = Guard(its, opening=made.opening, relearn=made.relearn, say=made.said.append)
+    made.guard = Watchdog(its, opening=made.opening, relearn=made.relearn, say=made.said.append)
     thread = threading.Thread(target=lambda: made.ended.append(made.guard.run()))
     thread.start()
     assert ours.recv(100) == b"0 0 0.000"
@@ -115,11 +115,11 @@ def test_a_goodbye_ends_it_and_opens_nothing(watched: Watched) -> None:
 def test_silence_opens_once_and_the_next_beat_is_told(watched: Watched) -> None:
     watched.ask("b 1")
     wait_until(lambda: watched.opened == 1)
-    time.sleep(3 * watchdog.SILENCE_S)
+    time.sleep(3 * process.SILENCE_S)
     assert watched.opened == 1
     sequence, opened, silence_s = watched.ask("b 2")
     assert (sequence, opened) == (b"2", b"1")
-    assert float(silence_s) >= watchdog.SILENCE_S
+    assert float(silence_s) >= process.SILENCE_S
     wait_until(lambda: watched.opened == 2)  # silent again: once more
 
 
@@ -136,7 +136,7 @@ def test_a_start_and_a_reload_are_given_time(
 ) -> None:
     if message is not None:
         watched.ask(message)
-    time.sleep(2 * watchdog.SILENCE_S + watchdog.GRACE_S)
+    time.sleep(2 * process.SILENCE_S + process.GRACE_S)
     assert watched.opened == 0
     watched.ask("b 2")
     wait_until(lambda: watched.opened == 1)
@@ -150,22 +150,22 @@ def test_a_beat_that_says_so_makes_it_read_the_journal_again(watched: Watched) -
 
 
 @pytest.fixture
-def guardian(tmp_path: Path) -> Iterator[Guardian]:
+def watchdog(tmp_path: Path) -> Iterator[WatchdogClient]:
     program = tmp_path / "guard.py"
     program.write_text(GUARD)
-    made = Guardian(log=open_log(), command=(sys.executable, "-P", str(program)))
+    made = WatchdogClient(log=open_log(), command=(sys.executable, "-P", str(program)))
     with open(tmp_path / "namespace", "w") as lock:
         made.start(Journal(tmp_path), lock=lock.fileno())
         yield made
         made.end(restored=True)
 
 
-def beats_until(guardian: Guardian, condition: Callable[[], object]) -> bool:
+def beats_until(watchdog: WatchdogClient, condition: Callable[[], object]) -> bool:
     """Give beats as the loop does until it is so; true where one of them found that the ceilings may be open."""
     found = []
 
     def once() -> object:
-        found.append(guardian.beat())
+        found.append(watchdog.beat())
         return condition()
 
     wait_until(once)
@@ -179,67 +179,67 @@ def opened(folder: Path) -> int:
         return 0
 
 
-def pid_of(guardian: Guardian) -> int:
-    pid = guardian.info().pid
+def pid_of(watchdog: WatchdogClient) -> int:
+    pid = watchdog.info().pid
     assert pid is not None
     return pid
 
 
-def test_a_daemon_that_paused_is_told_that_the_ceilings_were_opened(guardian: Guardian, tmp_path: Path) -> None:
-    assert guardian.info().alive
-    guardian.beat()
+def test_a_daemon_that_paused_is_told_that_the_ceilings_were_opened(watchdog: WatchdogClient, tmp_path: Path) -> None:
+    assert watchdog.info().alive
+    watchdog.beat()
     wait_until(lambda: opened(tmp_path) == 1)
-    assert beats_until(guardian, lambda: guardian.info().openings >= 1)
+    assert beats_until(watchdog, lambda: watchdog.info().openings >= 1)
 
 
-def test_a_journal_that_changed_is_read_again(guardian: Guardian, tmp_path: Path) -> None:
-    guardian.beat()
+def test_a_journal_that_changed_is_read_again(watchdog: WatchdogClient, tmp_path: Path) -> None:
+    watchdog.beat()
     assert not (tmp_path / "relearnt").exists()
-    guardian._journal.write_line("eth0", 1_000_000)
-    beats_until(guardian, lambda: (tmp_path / "relearnt").exists())
+    watchdog._journal.write_line("eth0", 1_000_000)
+    beats_until(watchdog, lambda: (tmp_path / "relearnt").exists())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
 def test_a_guard_that_dies_or_hangs_is_replaced_and_what_stands_is_looked_at(
-    guardian: Guardian, number: signal.Signals
+    watchdog: WatchdogClient, number: signal.Signals
 ) -> None:
-    guardian.beat()
-    first = pid_of(guardian)
+    watchdog.beat()
+    first = pid_of(watchdog)
     os.kill(first, number)
-    assert beats_until(guardian, guardian.alarms)
-    assert [alarm.code for alarm in guardian.alarms()] == ["guard-missing"]
-    beats_until(guardian, lambda: guardian.info().alive)
-    assert pid_of(guardian) != first
-    assert guardian.alarms() == ()
+    assert beats_until(watchdog, watchdog.alarms)
+    assert [alarm.code for alarm in watchdog.alarms()] == ["guard-missing"]
+    beats_until(watchdog, lambda: watchdog.info().alive)
+    assert pid_of(watchdog) != first
+    assert watchdog.alarms() == ()
     assert not Path(f"/proc/{first}").exists()
 
 
-def test_patience_ends_with_what_it_was_asked_for(guardian: Guardian, tmp_path: Path) -> None:
-    guardian.beat()
-    guardian.beat(busy=True)
-    guardian.beat()  # at once, though the last one was just now: from here on silence is silence again
+def test_patience_ends_with_what_it_was_asked_for(watchdog: WatchdogClient, tmp_path: Path) -> None:
+    watchdog.beat()
+    watchdog.beat(busy=True)
+    watchdog.beat()  # at once, though the last one was just now: from here on silence is silence again
     wait_until(lambda: opened(tmp_path) >= 1)
 
 
 def test_an_end_with_all_put_back_opens_nothing_though_an_answer_stays_unread(
-    guardian: Guardian, tmp_path: Path
+    watchdog: WatchdogClient, tmp_path: Path
 ) -> None:
-    guardian.beat(busy=True)
-    guardian.beat(busy=True)
-    guard = pid_of(guardian)
-    guardian.end(restored=True)
+    watchdog.beat(busy=True)
+    watchdog.beat(busy=True)
+    guard = pid_of(watchdog)
+    watchdog.end(restored=True)
     assert opened(tmp_path) == 0
     assert not Path(f"/proc/{guard}").exists()
 
 
-def test_an_end_without_all_put_back_leaves_the_rest_open(guardian: Guardian, tmp_path: Path) -> None:
-    guardian.end(restored=False)
+def test_an_end_without_all_put_back_leaves_the_rest_open(watchdog: WatchdogClient, tmp_path: Path) -> None:
+    watchdog.end(restored=False)
     assert opened(tmp_path) >= 1
-    assert guardian.info().pid is None
+    assert watchdog.info().pid is None
 
 
 @pytest.mark.parametrize("command", [("/no/such/program",), (sys.executable, "-c", "")], ids=["absent", "ends"])
 def test_a_guard_that_cannot_be_started_is_an_error(tmp_path: Path, command: tuple[str, ...]) -> None:
-    made = Guardian(log=open_log(), command=command)
+    made = WatchdogClient(log=open_log(), command=command)
     with open(tmp_path / "namespace", "w") as lock, pytest.raises(ShapingError, match="nothing is shaped"):
         made.start(Journal(tmp_path), lock=lock.fileno())

@@ -14,7 +14,7 @@ from tools.brokerbench.shares import JOB, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 from tools.brokerbench.variants import HERE
 
-SCENARIO = "way-in"
+SCENARIO = "inbound"
 AT_SENDERS = ("none", "static", "quiet", "brokered")
 AT_RECEIVER = ("static", "priority", "brokered")
 """Priority at the senders is left out: neither of them sees the queue, whatever it puts first (receiver)."""
@@ -25,7 +25,7 @@ CALM_S = 2.0
 def measure(run: Run) -> None:
     """Do all rounds."""
     settings = run.settings
-    scene = scenes.way_in(settings, name=SCENARIO)
+    scene = scenes.inbound(settings, name=SCENARIO)
     job = Job(name=JOB, compute_s=settings.compute_s, payload_bytes=payload_bytes(settings, scene.rate_bits_per_s))
 
     with Stage(
