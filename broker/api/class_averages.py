@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from broker.api.window_average import Average, Averages
 from broker.law.decision import Decision
@@ -18,8 +19,7 @@ NOW_S = 2.0
 """What a connection sends "now": long enough to have two readings of one that is looked at once a second."""
 
 
-@dataclass(frozen=True)
-class AveragesSnapshot:
+class AveragesSnapshot(Struct, frozen=True):
     """As of one tick: `classes` and `towards` over the window, `classes_now` and `destinations` over two seconds.
 
     Keys: (interface, class); of jobs (interface, class, job's key); of destinations (interface, class, address).

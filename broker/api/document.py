@@ -5,10 +5,11 @@ The loop makes one frozen `Snapshot` a tick; whoever asks has it rendered in his
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from broker.api import verdicts
 from broker.api.flows import flow_list, program_list
@@ -20,7 +21,6 @@ from broker.law.holds import grant
 from broker.law.sharing import guarantee
 from broker.law.sharing.plan import LENDER
 from broker.law.state import CapacityState
-from broker.model.codec import to_json
 from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.values import (
     ClassAllocation,
@@ -47,8 +47,8 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "schema": SCHEMA,
         "host": snapshot.host,
         "version": __version__,
-        "daemon": to_json(snapshot.daemon),
-        "load": to_json(snapshot.load),
+        "daemon": msgspec.to_builtins(snapshot.daemon),
+        "load": msgspec.to_builtins(snapshot.load),
         "interfaces": _interfaces(snapshot),
         "flows": flows[:FLOWS_SHOWN_MAX],
         "flows_total": len(flows),
@@ -56,13 +56,13 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "programs": who[:PROGRAMS_SHOWN_MAX],
         "programs_total": len(who),
         "jobs": _jobs(snapshot),
-        "schedules": [to_json(entry) for entry in snapshot.decision.allocation.schedules],
+        "schedules": [msgspec.to_builtins(entry) for entry in snapshot.decision.allocation.schedules],
         "needs": _needs(snapshot),
         "holds": [_hold(hold, verdict) for hold, verdict in snapshot.holds.asked],
         "leases": [_lease(lease, verdict) for lease, verdict in snapshot.holds.leases],
-        "peers": [to_json(peer) for peer in snapshot.holds.peers],
-        "sessions": [dataclasses.asdict(session) for session in snapshot.sessions],
-        "alarms": [to_json(alarm) for alarm in snapshot.alarms],
+        "peers": [msgspec.to_builtins(peer) for peer in snapshot.holds.peers],
+        "sessions": [msgspec.to_builtins(session) for session in snapshot.sessions],
+        "alarms": [msgspec.to_builtins(alarm) for alarm in snapshot.alarms],
     }
 
 
@@ -93,14 +93,14 @@ def _outbound(
         towards |= {"guarantee_bits_per_s": link.promised_there.get(address), **_averaged(link.towards.get(address))}
     shown["shaped"] = entry.name in segments
     if entry.name in segments:
-        shown.update(to_json(segments[entry.name]))
+        shown.update(msgspec.to_builtins(segments[entry.name]))
     shown["measured"] = None
     if sample is not None:
         heard = [] if known is None else estimator.heard(known, sample.flows)
         shown["measured"] = {
             **_link(sample),
             "counters_age_s": sample.counters_age_s,
-            "destinations": [to_json(one) for one in heard],
+            "destinations": [msgspec.to_builtins(one) for one in heard],
         }
     return shown
 
@@ -144,11 +144,11 @@ def _of_class(link: verdicts.LinkFigures, one: ClassAllocation) -> dict[str, Any
         **_averaged(average),
         "usable_bits_per_s": verdicts.usable_bits_per_s(link, one),
         "owed_bytes": link.owed_bytes if one.name == LENDER else 0,
-        "promise": to_json(verdicts.promise(link, one)),
+        "promise": msgspec.to_builtins(verdicts.promise(link, one)),
         "lends_bits_per_s": dict(lends) if one.name == LENDER else {},
         "lending": verdicts.lending_text(one.name, lends),
         "held": verdicts.held_text(link, one),
-        "limited_by": to_json(verdicts.class_limit(link, one)),
+        "limited_by": msgspec.to_builtins(verdicts.class_limit(link, one)),
     }
 
 
@@ -187,7 +187,7 @@ def _link(sample: InterfaceSample) -> dict[str, Any]:
 
 
 def _sender(sender: SenderSample) -> dict[str, Any]:
-    shown: dict[str, Any] = to_json(sender)
+    shown: dict[str, Any] = msgspec.to_builtins(sender)
     shown["class"] = shown.pop("traffic_class")
     return shown
 
@@ -195,21 +195,21 @@ def _sender(sender: SenderSample) -> dict[str, Any]:
 def _without_jobs(entry: InterfaceAllocation) -> dict[str, Any]:
     """An allocation without its jobs and connections, which are shown by themselves, and without the limit of segments,
     of which what is in force is shown."""
-    shown: dict[str, Any] = to_json(replace(entry, jobs=(), flows=()))
+    shown: dict[str, Any] = msgspec.to_builtins(replace(entry, jobs=(), flows=()))
     del shown["jobs"], shown["flows"], shown["segments"]
     return shown
 
 
 def _hold(hold: Hold, verdict: HoldOutcome | None) -> dict[str, Any]:
     """What we ask of another broker, and what it said."""
-    shown: dict[str, Any] = to_json(hold)
+    shown: dict[str, Any] = msgspec.to_builtins(hold)
     shown["class"] = shown.pop("traffic_class")
     return {**shown, "granted": None, **_said(verdict)}
 
 
 def _lease(lease: Lease, verdict: HoldOutcome | None) -> dict[str, Any]:
     """What another broker asks of us, and what became of it."""
-    shown: dict[str, Any] = to_json(lease)
+    shown: dict[str, Any] = msgspec.to_builtins(lease)
     shown["class"] = shown.pop("traffic_class")
     return {**shown, "granted": None, **_said(verdict)}
 
@@ -220,7 +220,7 @@ def _said(verdict: HoldOutcome | None) -> dict[str, Any]:
     return {
         "granted": verdict.granted,
         "granted_bits_per_s": verdict.rate_bits_per_s,
-        "verdict": to_json(verdict.reason),
+        "verdict": msgspec.to_builtins(verdict.reason),
     }
 
 
@@ -265,7 +265,7 @@ def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
                     "announced_bytes": burst.announced_bytes,
                     "destinations": dict(burst.by_destination),
                     "credited_bytes": credit.credited_bytes if credit else 0,
-                    "credit_reason": to_json(credit.reason) if credit else None,
+                    "credit_reason": msgspec.to_builtins(credit.reason) if credit else None,
                     "age_s": burst.age_s,
                     "remaining_s": burst.remaining_s,
                     "next_s": burst.next_s,
@@ -277,7 +277,7 @@ def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
 def _job_share(part: JobAllocation, interface: str, *, has_leaf: bool) -> dict[str, Any]:
     """What a job gets of a class through an interface. Its share is a figure alone where no leaf of the job's makes the
     kernel keep it: in storage, and beyond compute's leaves."""
-    shown = to_json(part)
+    shown = msgspec.to_builtins(part)
     del shown["job"], shown["uid"]
     enforced = has_leaf and part.traffic_class == "compute"
     if not enforced:
@@ -306,14 +306,14 @@ def _of_job(
         "window_s": link.windows_s[name],
         **_averaged(average),
         "usable_bits_per_s": min(part.ceil_bits_per_s, verdicts.usable_bits_per_s(link, of)),
-        "limited_by": to_json(why),
+        "limited_by": msgspec.to_builtins(why),
     }
 
 
 def _needs(snapshot: Snapshot) -> list[dict[str, Any]]:
     """What storage declares; a program that does not say where to stands at each interface."""
     return [
-        {"interface": interface.name, **to_json(need)}
+        {"interface": interface.name, **msgspec.to_builtins(need)}
         for interface in snapshot.measurements.interfaces
         for need in interface.needs
     ]

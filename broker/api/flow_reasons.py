@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.model.codec import to_json
+import msgspec
+
 from broker.model.values import Allocation, Measurements
 
 
@@ -22,17 +23,19 @@ class FlowReasons:
         self._interfaces = {flow.key: entry.name for entry in measurements.interfaces for flow in entry.flows}
         self._only = ways_out[0].name if len(ways_out) == 1 else None
         self._held = {
-            (entry.name, one.traffic_class, one.address): to_json(one.reason)
+            (entry.name, one.traffic_class, one.address): msgspec.to_builtins(one.reason)
             for entry in ways_out
             for one in entry.destinations
         }
-        self._classes = {(entry.name, one.name): to_json(one.reason) for entry in ways_out for one in entry.classes}
+        self._classes = {
+            (entry.name, one.name): msgspec.to_builtins(one.reason) for entry in ways_out for one in entry.classes
+        }
 
     def of(self, flow: str, *, traffic_class: str, peer: str) -> dict[str, Any]:
         """As it is shown; nothing is known of one that may go through any of several interfaces."""
         part = self._parts.get(flow)
         if part is not None:
-            return {"share_bits_per_s": part.share_bits_per_s, "reason": to_json(part.reason)}
+            return {"share_bits_per_s": part.share_bits_per_s, "reason": msgspec.to_builtins(part.reason)}
         interface, reason = self._interfaces.get(flow, self._only), None
         if interface is not None:
             reason = self._held.get((interface, traffic_class, peer)) or self._classes.get((interface, traffic_class))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from broker.api import programs
 from broker.api.class_averages import AveragesSnapshot
@@ -13,7 +14,6 @@ from broker.api.programs import Program
 from broker.api.snapshot import Snapshot
 from broker.measure.socket_owners import NOBODY, SocketOwner
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
-from broker.model.codec import to_json
 
 
 def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
@@ -22,12 +22,12 @@ def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
     figures, sessions = snapshot.figures, {session.name: session for session in snapshot.sessions}
     why = FlowReasons(snapshot.decision.allocation, snapshot.measurements)
     for passed in snapshot.passed:
-        shown = dataclasses.asdict(passed)
+        shown = msgspec.to_builtins(passed)
         flows.append({"flow": shown.pop("name"), "kind": "socket", "class": shown.pop("traffic_class"), **shown})
     for interface in snapshot.measurements.interfaces:
         for sample in interface.flows:
             if sample.source in ("report", "probe"):
-                shown = dataclasses.asdict(sample)
+                shown = msgspec.to_builtins(sample)
                 name, traffic_class = shown.pop("key"), shown.pop("traffic_class")
                 flow = {
                     "flow": name,
@@ -115,7 +115,7 @@ def _row(flow: Mapping[str, Any], *, protocol: str) -> Program:
 
 
 def _program(row: Program) -> dict[str, Any]:
-    shown: dict[str, Any] = to_json(row)
+    shown: dict[str, Any] = msgspec.to_builtins(row)
     shown["class"] = shown.pop("traffic_class")
     return shown
 

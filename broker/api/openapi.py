@@ -8,6 +8,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Union
 
+import msgspec
+
 from broker.api.document import SCHEMA
 from broker.api.programs import Program
 from broker.api.snapshot import DaemonInfo, SessionInfo
@@ -161,7 +163,7 @@ _SIMPLE: Mapping[Any, Mapping[str, Any]] = {
 
 
 def _of(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type as `codec.to_json` writes it; dataclasses become components."""
+    """The schema of a type as `msgspec.to_builtins` writes it; structs become components."""
     if kind in _SIMPLE:
         return dict(_SIMPLE[kind])
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -171,11 +173,17 @@ def _of(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
         return _list(_of(arguments[0], components))
     if origin is Mapping:
         return {"type": "object", "additionalProperties": _of(arguments[1], components)}
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if names := _field_names(kind):
         if kind.__name__ not in components:
             components[kind.__name__] = {}  # named before its fields are read: one may hold its own kind
             hints = typing.get_type_hints(kind)
-            fields = {field.name: _of(hints[field.name], components) for field in dataclasses.fields(kind)}
+            fields = {name: _of(hints[name], components) for name in names}
             components[kind.__name__] = _object(**fields)
         return {"$ref": f"#/components/schemas/{kind.__name__}"}
     raise TypeError(f"no schema for {kind}")
+
+
+def _field_names(kind: Any) -> tuple[str, ...]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()

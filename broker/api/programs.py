@@ -8,7 +8,9 @@ that is its rate; where several can, each is shown and its rate is unknown.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.sharing.demand import SENDING_BITS_PER_S
 
@@ -17,8 +19,7 @@ UNCOUNTED_PART, UNCOUNTED_BITS_PER_S = 0.1, 100_000
 """What a class sends beyond what is counted and has to be somebody's: counted are payloads, of a class every byte."""
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Struct, frozen=True):
     """One row. None: not known. `port` of a UDP socket without a peer is its local one; `rate_source` says how the
     rate is known: "measured", "rest-of-class" or "unknown"."""
 

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 ANSWER_S_MAX = 4.0
 """How long a request waits until the loop takes it; a tick takes milliseconds."""
 
@@ -19,8 +21,7 @@ class PendingCommands:
     reload: bool = False
 
 
-@dataclass(frozen=True)
-class PolicyAnswer:
+class PolicyAnswer(Struct, frozen=True):
     """What came of it. `code` is HTTP's: 200 done, 409 refused for the reason in `text`, 503 nobody does it now."""
 
     code: int

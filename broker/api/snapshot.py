@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from broker.api.class_averages import NOTHING_YET, AveragesSnapshot
 from broker.law.decision import Decision
@@ -17,8 +18,7 @@ from broker.peers.peer_status import PeerStatus
 from broker.policy.types import Policy
 
 
-@dataclass(frozen=True)
-class SessionInfo:
+class SessionInfo(Struct, frozen=True):
     """One connected program. `reported_bits_per_s`: by class, at which rate it was told that it may send; `command` the
     name of its process."""
 
@@ -31,8 +31,7 @@ class SessionInfo:
     command: str | None = None
 
 
-@dataclass(frozen=True)
-class DaemonInfo:
+class DaemonInfo(Struct, frozen=True):
     """How the daemon itself fares, and its guard (None: beside a kernel in memory).
 
     `sockets_marked`: those that got their class because they were there before their rule.
@@ -49,8 +48,7 @@ class DaemonInfo:
     guard: WatchdogInfo | None = None
 
 
-@dataclass(frozen=True)
-class HoldsInfo:
+class HoldsInfo(Struct, frozen=True):
     """What stands between us and other brokers: `asked` of them and what they said, `leases` that they have of us and
     what we made of them, `peers` themselves."""
 
@@ -62,8 +60,7 @@ class HoldsInfo:
 NO_HOLDS = HoldsInfo()
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
 
     Of `tcp_connections` in all, `tcp` are those that are shown; `udp` sockets that are, each with whether something of

@@ -11,7 +11,8 @@ limit     the first that holds of: hold, burst, ceiling, class, link. Where noth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from broker.api.window_average import Average
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN, SENDING_BITS_PER_S
@@ -35,8 +36,7 @@ CEILING_CODES = ("held-by-ceiling", "held-by-schedule", "held-by-presence")
 SATISFIED_CODES = ("idle", "gets-what-it-wants")
 
 
-@dataclass(frozen=True)
-class LinkFigures:
+class LinkFigures(Struct, frozen=True):
     """One way out as the verdicts see it, averages by class and by held address.
 
     Fields: `averages` of classes over their `windows_s`; `lender_now` and `destinations` what storage sends now, in all

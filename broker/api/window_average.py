@@ -11,9 +11,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Average:
+
+class Average(Struct, frozen=True):
     """A rate over the last `over_s` seconds; for the last `waiting_s` of them something waited at every reading."""
 
     bits_per_s: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import gc
 import json
@@ -13,6 +12,7 @@ import socket
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from broker.cli.exits import ExitCode
@@ -165,9 +165,7 @@ def replay(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Give the result as JSON.")] = False,
 ) -> None:
-    """Decide again what a recording decided, and compare byte by byte.
-
-    What an earlier version recorded is compared by the keys that it wrote.
+    """Decide again what a recording decided, and compare.
 
     \b
     Example:
@@ -183,20 +181,14 @@ def replay(
     except ValueError as problem:
         raise ConfigurationError("FILE", str(file), str(problem)) from problem
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(result)))
+        typer.echo(json.dumps(msgspec.to_builtins(result)))
     elif result.first_difference is None:
-        typer.echo(f"{result.ticks} decisions replayed; all the same{_of_earlier_versions(result.earlier)}")
+        typer.echo(f"{result.ticks} decisions replayed; all the same")
     else:
         what = f"line {result.first_difference} comes out otherwise (of {result.ticks} decisions)"
-        typer.echo(f"{what}{_of_earlier_versions(result.earlier)}")
+        typer.echo(what)
     if result.first_difference is not None:
         raise typer.Exit(ExitCode.FOUND)
-
-
-def _of_earlier_versions(decisions: int) -> str:
-    if not decisions:
-        return ""
-    return f"; {decisions} of an earlier version, which recorded less, are compared by what it recorded"
 
 
 def _warn_of_absent(policy: Policy) -> None:
@@ -256,14 +248,14 @@ def _parse(text: str, *, runtime_dir: Path | None, state_dir: Path | None, recor
     daemon = policy.daemon
     if runtime_dir is not None:
         folder = runtime_dir.absolute()
-        daemon = dataclasses.replace(
+        daemon = msgspec.structs.replace(
             daemon, api_socket=str(folder / "broker.sock"), session_socket=str(folder / "session.sock")
         )
     if state_dir is not None:
-        daemon = dataclasses.replace(daemon, state_dir=str(state_dir.absolute()))
+        daemon = msgspec.structs.replace(daemon, state_dir=str(state_dir.absolute()))
     if record is not None:
-        daemon = dataclasses.replace(daemon, record_file=str(record.absolute()))
-    return dataclasses.replace(policy, daemon=daemon)
+        daemon = msgspec.structs.replace(daemon, record_file=str(record.absolute()))
+    return msgspec.structs.replace(policy, daemon=daemon)
 
 
 def state_directory(config: Path) -> Path:

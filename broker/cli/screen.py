@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -39,7 +39,9 @@ def note(text: str, *, style: str = "") -> RenderableType:
 def items(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     """The objects of a list in a document of any version."""
     value = document.get(key)
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return []
+    return [item for item in value if isinstance(item, Mapping)]
 
 
 def reason_text(reason: object) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 SYS = Path("/sys/class/net")
 
 
-@dataclass(frozen=True)
-class Layers:
+class Layers(Struct, frozen=True):
     """One interface: `kind` is the kernel's word (bridge, bond, vlan, ...), "" for others; `master` the bridge or bond
     that it is a port of, `lower` what it stands on, `upper` what stands on it."""
 
@@ -26,8 +26,7 @@ class Layers:
     upper: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Misplaced:
+class Misplaced(Struct, frozen=True):
     """Shaping this interface does not do what it promises. `advice` says what to name instead."""
 
     interface: str

@@ -14,9 +14,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import psutil
+from msgspec.structs import replace
 
 from broker.law.capacity.sampling import in_turns
 from broker.measure.flow_table import PassedSocket

@@ -22,9 +22,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from broker.measure.budget import CpuBudget
 from broker.measure.tcp_diag import CGROUPS_FILTERED_MAX, OwnedSocket, owned_sockets
@@ -59,8 +60,7 @@ class Close(Protocol):
         """Soon, for this user."""
 
 
-@dataclass(frozen=True)
-class _Pending:
+class _Pending(Struct, frozen=True):
     socket: OwnedSocket
     rule: Rule
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from broker.law.holds import grant
 from broker.law.reading import COUNTERS_STALE_S, Reading
 from broker.law.sharing.schedule import ActiveSchedule
 from broker.law.state import InterfaceState
 from broker.law.step import booked
-from broker.law.structs import replace
 from broker.model.values import EarlierSample, FlowSample, InterfaceSample
 from broker.policy.types import InterfacePolicy, Policy
 

@@ -21,7 +21,9 @@ what policy says is in force exactly, at once. Inputs are sorted first: their or
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law import catch_up
 from broker.law.bursts import announced as bursts
@@ -38,7 +40,6 @@ from broker.law.sharing.plan import LENDER, ClassNeeds, ClassPlan, Promises, mov
 from broker.law.sharing.schedule import ActiveSchedule
 from broker.law.state import AppliedState, ClassState, InterfaceState, State
 from broker.law.step import booked
-from broker.law.structs import replace
 from broker.model import reasons
 from broker.model.leases import Hold, HoldOutcome, PreparedHolds
 from broker.model.values import (
@@ -55,8 +56,7 @@ from broker.policy.types import InterfacePolicy, Policy
 from hive_qos.units import format_rate
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(Struct, frozen=True):
     state: InterfaceState
     allocation: InterfaceAllocation
     credits: tuple[Credit, ...]

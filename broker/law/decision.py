@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from broker.law.state import State
 from broker.model.leases import Hold, HoldOutcome, PreparedHolds
 from broker.model.values import Alarm, Allocation, Credit, Watch
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """The result of one tick: what to remember, what to apply, what was credited, and what is wrong.
 
     `holds` is what other brokers shall be asked, all of it; `verdicts` what became of what they asked of us; `again_s`

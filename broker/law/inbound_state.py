@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from broker.law.capacity.inbound_state import InboundCapacityState
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(Struct, frozen=True):
     """A promise over a window: `owed_bits` promised minus given in each part of it, newest first; `owed_end_s` when the
     newest part closes; `repaying` whether more is given to catch up. The rules are those of
     `broker.law.sharing.guarantee`."""
@@ -18,8 +17,7 @@ class Account:
     repaying: bool = False
 
 
-@dataclass(frozen=True)
-class SenderState:
+class SenderState(Struct, frozen=True):
     """One host that sends storage to us.
 
     Fields: `received_bytes` and `read_s` its counter and when that was true; `last_bits_per_s` on the wire between the
@@ -42,8 +40,7 @@ class SenderState:
     held_s: float | None = None
 
 
-@dataclass(frozen=True)
-class InboundBurstState:
+class InboundBurstState(Struct, frozen=True):
     """One announced burst as it comes in: what had come before it, and the highest rate in it so far.
 
     Fields: `announced_bytes` the most that was announced for it and believed; `before_bits` all that had come beside
@@ -63,8 +60,7 @@ class InboundBurstState:
     uid: int = 0
 
 
-@dataclass(frozen=True)
-class InboundJobState:
+class InboundJobState(Struct, frozen=True):
     """What the last bursts of a user's job brought, newest first.
 
     Fields: `ratios` received bits an announced bit; `peaks_bits_per_s` the highest rate in each; `unused` how many in
@@ -79,8 +75,7 @@ class InboundJobState:
     uid: int = 0
 
 
-@dataclass(frozen=True)
-class ObservedState:
+class ObservedState(Struct, frozen=True):
     """What training sends from here, where it announces nothing (`broker.law.bursts.detector`).
 
     Fields: `since_s` and `counted_s` when the class counters before and the last were true, `ours_bytes` and
@@ -102,8 +97,7 @@ class ObservedState:
     since_s: float | None = None
 
 
-@dataclass(frozen=True)
-class IfbDelayState:
+class IfbDelayState(Struct, frozen=True):
     """What waits of one class in an IFB of ours (`broker.law.capacity.ifb_delay`).
 
     Fields: `read_s` and `sent_bytes` the reading from which the next rate is taken, `rate_bits_per_s` the last one;
@@ -117,8 +111,7 @@ class IfbDelayState:
     waits: tuple[tuple[float, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class IngressState:
+class IngressState(Struct, frozen=True):
     """The way in of one interface.
 
     Fields: `received_bytes` the counter, `came_bits` all that has come since the state began (a counter that goes back
@@ -153,8 +146,7 @@ class IngressState:
     here: tuple[IfbDelayState, ...] = ()
 
 
-@dataclass(frozen=True)
-class HeldState:
+class HeldState(Struct, frozen=True):
     """One destination towards which another broker holds our storage back, and what storage is owed there.
 
     Fields: `seen_s` when a lease was last in force; `counter_s` and `sent_bytes` when the destination's counter was

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from broker.law.capacity import estimator
 from broker.law.sharing import demand, guarantee, storage_needs
 from broker.law.sharing.plan import LENDER, ClassNeeds
 from broker.law.state import ClassState, InterfaceState
-from broker.law.structs import replace
 from broker.model import reasons
 from broker.model.values import ClassSample, InterfaceSample
 from broker.policy.types import CLASS_NAMES, ClassPolicy

@@ -11,7 +11,9 @@ with all that was read meanwhile (broker.law.catch_up).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.capacity import estimator, thresholds, windowed_min
 from broker.law.capacity.decrease import DELAY_S
@@ -23,7 +25,6 @@ from broker.law.sharing.effective_policy import in_force
 from broker.law.sharing.plan import Promises, moves, promises_of, wanted_bits_per_s
 from broker.law.sharing.schedule import holding
 from broker.law.state import FlowState, InterfaceState
-from broker.law.structs import replace
 from broker.model.values import FlowSample, InterfaceSample, Measurements
 from broker.policy.types import ClassPolicy, InterfacePolicy, Policy
 
@@ -35,8 +36,7 @@ MINUTE_S, EDGE_S = 60, 2
 TRAINS = "compute"
 
 
-@dataclass(frozen=True)
-class Resting:
+class Resting(Struct, frozen=True):
     """One interface since its last decision.
 
     Fields: `classes` as they are treated now, what each is `promised` and can keep; `applied_bits_per_s` the rates in

@@ -5,13 +5,12 @@ Times in here are readings of the clock that `decide` is given; the daemon start
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from broker.law.inbound_state import HeldState, IngressState
 
 
-@dataclass(frozen=True)
-class ClassState:
+class ClassState(Struct, frozen=True):
     """One class' counters at the last tick, its recent usage, and what it is owed.
 
     Fields: `usage_bits_per_s` the highest throughput in each of the last slots, newest first; `slot_end_s` when the
@@ -30,8 +29,7 @@ class ClassState:
     repaying: bool = False
 
 
-@dataclass(frozen=True)
-class BurstState:
+class BurstState(Struct, frozen=True):
     """One burst under way: what the class had sent when it began, and how much of it is believed.
 
     Fields: `sent_bytes_before` is -1 where that was not known; `claimed_bytes` what was announced, at most
@@ -51,8 +49,7 @@ class BurstState:
     withheld: str = ""
 
 
-@dataclass(frozen=True)
-class JobState:
+class JobState(Struct, frozen=True):
     """One job of one user.
 
     Fields: `burst_bytes` its last measured bursts, newest first; `unused` and `used` how many in a row carried too
@@ -78,8 +75,7 @@ class JobState:
     admitted: bool = False
 
 
-@dataclass(frozen=True)
-class UserState:
+class UserState(Struct, frozen=True):
     """How many new names of jobs a user may still have believed, as of a time."""
 
     uid: int
@@ -87,8 +83,7 @@ class UserState:
     as_of_s: float
 
 
-@dataclass(frozen=True)
-class RiskState:
+class RiskState(Struct, frozen=True):
     """For how long a user's storage may still go before training's bursts, as of a time; `spent` until enough of it has
     come back."""
 
@@ -98,8 +93,7 @@ class RiskState:
     spent: bool = False
 
 
-@dataclass(frozen=True)
-class JobUseState:
+class JobUseState(Struct, frozen=True):
     """One job's use of a class at one interface, counted as a class' is.
 
     Fields: `of_leaf` whether it was counted in the job's own leaf (else: in reports); `began_s` since when it has been
@@ -115,8 +109,7 @@ class JobUseState:
     uid: int | None = None
 
 
-@dataclass(frozen=True)
-class PresenceState:
+class PresenceState(Struct, frozen=True):
     """The people's class lately: (packets, bytes) of each of the last slots, newest first, of which the first is still
     filled until `slot_end_s`; `call_s` when it last looked like a call; whether somebody is taken to be present."""
 
@@ -129,8 +122,7 @@ class PresenceState:
     present: bool = False
 
 
-@dataclass(frozen=True)
-class AppliedState:
+class AppliedState(Struct, frozen=True):
     """What was last decided for one class, and the promises that it was made of; the dead band compares with it."""
 
     name: str
@@ -151,8 +143,7 @@ class AppliedState:
         return self.ceil_bits_per_s != self.ceiling_bits_per_s
 
 
-@dataclass(frozen=True)
-class FlowState:
+class FlowState(Struct, frozen=True):
     """One connection: its baseline, and where its counters stood lately.
 
     `points` are (time, delivered bytes, sent packets, lost packets), oldest first. `minimum_s` is the transport's own
@@ -175,8 +166,7 @@ class FlowState:
     unproven_packets: int = 0
 
 
-@dataclass(frozen=True)
-class DestinationState:
+class DestinationState(Struct, frozen=True):
     """One destination's last delay signals: (time, at least, at most), seconds over the baseline that are not our
     queue.
 
@@ -194,8 +184,7 @@ class DestinationState:
     others_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class ArrivalState:
+class ArrivalState(Struct, frozen=True):
     """One packet whose way was measured: when it left our queue, how long it then waited elsewhere, and how much longer
     in a queue of others; `peer` as user `uid` knows it (`broker.law.capacity.flow_delay.told_peer`)."""
 
@@ -211,8 +200,7 @@ class ArrivalState:
         return self.left_s + self.wait_s + self.others_s
 
 
-@dataclass(frozen=True)
-class TickState:
+class TickState(Struct, frozen=True):
     """One tick's counters: bits that left and came; packets lost, sent, dropped here; delay in each class' queue; and
     of the packets lost and sent those of connections that tell of what left since the last cut's drain."""
 
@@ -229,8 +217,7 @@ class TickState:
     sent_since_packets: int = 0
 
 
-@dataclass(frozen=True)
-class SignalState:
+class SignalState(Struct, frozen=True):
     """The memory of the signals. `wire_ratio` is wire bits a delivered bit; `covered` how sure that is, 0 to 1;
     `pressed_s` when another class than compute last had more to send than the network took, `wanting_s` when any had;
     `one_way_s` when a one-way signal last came; `received_bits_per_s_max` the most that came in, slowly forgotten;
@@ -249,8 +236,7 @@ class SignalState:
     arrivals: tuple[ArrivalState, ...] = ()
 
 
-@dataclass(frozen=True)
-class CapacityState:
+class CapacityState(Struct, frozen=True):
     """The estimator of one interface's capacity.
 
     Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `drain_until_s` until when
@@ -299,15 +285,13 @@ class CapacityState:
     moved_baseline_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class SegmentState:
+class SegmentState(Struct, frozen=True):
     """How many segments TCP may hand over in one piece since the last tick; None: as many as the device takes."""
 
     gso_max_segs: int | None = None
 
 
-@dataclass(frozen=True)
-class InterfaceState:
+class InterfaceState(Struct, frozen=True):
     """The memory about one interface. `counters_s` is when the counters behind `classes` were read."""
 
     name: str
@@ -327,8 +311,7 @@ class InterfaceState:
     segments: SegmentState | None = None
 
 
-@dataclass(frozen=True)
-class State:
+class State(Struct, frozen=True):
     """The memory of `decide`. Start with `State()`; hand back what the last decision gave."""
 
     ticks: int = 0

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from broker.law.capacity import estimator
 from broker.law.reading import Reading
@@ -19,8 +20,7 @@ from broker.model.values import FlowSample, InterfaceSample
 from broker.policy.types import InterfacePolicy, Policy
 
 
-@dataclass(frozen=True)
-class Booked:
+class Booked(Struct, frozen=True):
     """What the interface can carry, who is on a call, what the policy promises now, and what can be kept of that."""
 
     estimate: estimator.CapacityEstimate

@@ -12,10 +12,11 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.capacity.sampling import in_turns
-from broker.law.structs import replace
 from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.connection_report import ConnectionReport
@@ -36,8 +37,7 @@ FORGET_S = 10.0
 """A connection that nobody has reported for so long is over; the decision calls it stale long before."""
 
 
-@dataclass(frozen=True)
-class PassedSocket:
+class PassedSocket(Struct, frozen=True):
     """A socket that a session passed and that we marked. `inode` finds it again in sock_diag."""
 
     name: str
@@ -52,8 +52,7 @@ class PassedSocket:
     inode: int
 
 
-@dataclass(frozen=True)
-class _Reported:
+class _Reported(Struct, frozen=True):
     connection: ConnectionReport
     at_s: float
     sent_s: float

@@ -11,7 +11,8 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 REQUEST, REPLY = {4: 8, 6: 128}, {4: 0, 6: 129}
 HEADER = struct.Struct("!BBHHH")
@@ -23,8 +24,7 @@ _TIMESTAMP = getattr(socket, "SO_TIMESTAMPNS", 35)  # asm-generic/socket.h, wher
 _TIMESPEC = struct.Struct("@ll")
 
 
-@dataclass(frozen=True)
-class EchoReply:
+class EchoReply(Struct, frozen=True):
     """An echo's reply. `arrived_wall_s` is when the kernel took it in, by the wall clock; None where it did not say."""
 
     address: str

@@ -9,7 +9,8 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from broker.measure.route_query import LinkInfo, RouteSocket
 
@@ -83,8 +84,7 @@ class InterfaceCounters:
         os.close(self._file)
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     at_s: float
     link_bits_per_s: int | None
     mtu_bytes: int

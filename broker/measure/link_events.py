@@ -11,7 +11,8 @@ import errno
 import os
 import socket
 import struct
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shaping.netlink.attributes import attribute_map
 from shaping.netlink.links import IFINFOMSG, IFLA_IFNAME, RTM_DELLINK, RTM_NEWLINK
@@ -23,8 +24,7 @@ _PACKETS_MAX = 64
 """Read at a time; what is there beyond that wakes the loop again."""
 
 
-@dataclass(frozen=True)
-class LinkChanges:
+class LinkChanges(Struct, frozen=True):
     """What events were about: numbers and names of interfaces. `lost`: some were not heard; look at everything."""
 
     numbers: frozenset[int] = frozenset()

@@ -8,7 +8,8 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shaping.netlink.attributes import attribute_map, pack_attribute
 from shaping.netlink.links import IFINFOMSG, IFLA_IFNAME, RTM_NEWLINK, pack_link
@@ -30,8 +31,7 @@ class NetlinkError(OSError):
     """The kernel refused a question; `errno` says why."""
 
 
-@dataclass(frozen=True)
-class LinkInfo:
+class LinkInfo(Struct, frozen=True):
     """How a link fares: the number of its interface, whether it has a carrier (never while it is set down), and how
     often that has changed since the interface was made, None where the kernel does not count it (before 3.15)."""
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from broker.measure.budget import CpuBudget
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
@@ -37,8 +38,7 @@ NAME_LENGTH_MAX, PATH_LENGTH_MAX = 64, 1024
 """As shown, escaped: the kernel's names of programs have 15 bytes, paths of cgroups up to 4096."""
 
 
-@dataclass(frozen=True)
-class SocketOwner:
+class SocketOwner(Struct, frozen=True):
     """Who made a connection. None: not known (yet), or not to be seen from here. Texts are safe to print."""
 
     pid: int | None = None

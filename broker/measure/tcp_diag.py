@@ -16,9 +16,10 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 _NETLINK_SOCK_DIAG, _TCPDIAG_GETSOCK, _SOCK_DIAG_BY_FAMILY = 4, 18, 20
 _NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
@@ -101,8 +102,7 @@ class UdpSocket(NamedTuple):
     cgroup_id: int = 0
 
 
-@dataclass(frozen=True)
-class OwnedSocket:
+class OwnedSocket(Struct, frozen=True):
     """A socket of this network namespace that some program holds. `cookie` names it for as long as the kernel runs."""
 
     protocol: int
@@ -114,8 +114,7 @@ class OwnedSocket:
     cgroup_id: int
 
 
-@dataclass(frozen=True)
-class BoundSocket:
+class BoundSocket(Struct, frozen=True):
     """Where packets arrive that one socket of this network namespace gets.
 
     Args:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class ConnectionReport:
+class ConnectionReport(Struct, frozen=True):
     """What one connection of the client measures: the fields of `broker.model.values.FlowSample`."""
 
     peer: str

@@ -3,14 +3,14 @@ them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec import Struct
 
 from hive_qos.units import format_rate
 
 
-@dataclass(frozen=True)
-class NothingToProtect:
+class NothingToProtect(Struct, frozen=True):
     """No training has been announced or seen lately, so nobody is asked to hold anything back."""
 
     code: ClassVar[str] = "nothing-to-protect"
@@ -19,8 +19,7 @@ class NothingToProtect:
         return "no training was announced or seen lately: nobody is asked to hold storage back"
 
 
-@dataclass(frozen=True)
-class LeavesRoom:
+class LeavesRoom(Struct, frozen=True):
     """Storage may send what the link towards us has left, and a little less, so that no queue stands there."""
 
     code: ClassVar[str] = "leaves-room"
@@ -34,8 +33,7 @@ class LeavesRoom:
         )
 
 
-@dataclass(frozen=True)
-class BurstComes:
+class BurstComes(Struct, frozen=True):
     """A burst of training comes in; storage keeps its floor, or what that training has never used."""
 
     code: ClassVar[str] = "burst-comes"
@@ -49,8 +47,7 @@ class BurstComes:
         )
 
 
-@dataclass(frozen=True)
-class BurstBegins:
+class BurstBegins(Struct, frozen=True):
     """A burst of training was announced a moment ago, and what the decision before had made ready is asked for."""
 
     code: ClassVar[str] = "burst-begins"
@@ -61,8 +58,7 @@ class BurstBegins:
         return f"a burst of job {self.job} begins: storage sends us at most {format_rate(self.rate_bits_per_s)}"
 
 
-@dataclass(frozen=True)
-class BurstSeen:
+class BurstSeen(Struct, frozen=True):
     """Training comes in that announced nothing; storage keeps its guarantee, or what that training does not use."""
 
     code: ClassVar[str] = "burst-seen"
@@ -72,8 +68,7 @@ class BurstSeen:
         return f"training that announces nothing comes in: storage sends us at most {format_rate(self.rate_bits_per_s)}"
 
 
-@dataclass(frozen=True)
-class OwedInbound:
+class OwedInbound(Struct, frozen=True):
     """Storage got less than its guarantee of the way in over its window, so it yields less."""
 
     code: ClassVar[str] = "owed-on-the-way-in"
@@ -87,8 +82,7 @@ class OwedInbound:
         )
 
 
-@dataclass(frozen=True)
-class IngressUnknown:
+class IngressUnknown(Struct, frozen=True):
     """Nobody says what the way in carries, and no queue has shown it yet."""
 
     code: ClassVar[str] = "ingress-unknown"
@@ -97,8 +91,7 @@ class IngressUnknown:
         return "the driver names no speed of the way in, and none was measured; write `ingress` with a rate"
 
 
-@dataclass(frozen=True)
-class InboundSignalsMissing:
+class InboundSignalsMissing(Struct, frozen=True):
     """Fewer than two senders tell how long their packets take to us, so what is configured counts."""
 
     code: ClassVar[str] = "way-in-unheard"
@@ -114,8 +107,7 @@ class InboundSignalsMissing:
         )
 
 
-@dataclass(frozen=True)
-class InboundQueue:
+class InboundQueue(Struct, frozen=True):
     """Packets waited in front of our link, by several senders' word: what came meanwhile is what it carries."""
 
     code: ClassVar[str] = "queue-on-the-way-in"
@@ -130,8 +122,7 @@ class InboundQueue:
         )
 
 
-@dataclass(frozen=True)
-class DrainsInboundQueue:
+class DrainsInboundQueue(Struct, frozen=True):
     """Storage is held to half for a moment, so that a queue in front of our link goes away."""
 
     code: ClassVar[str] = "way-in-draining"
@@ -145,8 +136,7 @@ class DrainsInboundQueue:
         )
 
 
-@dataclass(frozen=True)
-class ProbesInbound:
+class ProbesInbound(Struct, frozen=True):
     """The way in was found to carry less; more is let in as long as no queue shows."""
 
     code: ClassVar[str] = "way-in-probing"
@@ -160,8 +150,7 @@ class ProbesInbound:
         )
 
 
-@dataclass(frozen=True)
-class HeldForPeer:
+class HeldForPeer(Struct, frozen=True):
     """Another broker has asked us to hold storage back towards it, and we do."""
 
     code: ClassVar[str] = "held-for-peer"
@@ -172,8 +161,7 @@ class HeldForPeer:
         return f"{self.peer} asked for at most {format_rate(self.rate_bits_per_s)} towards it"
 
 
-@dataclass(frozen=True)
-class HeldAtFloor:
+class HeldAtFloor(Struct, frozen=True):
     """Another broker has asked for less than the floor; the floor holds at every moment."""
 
     code: ClassVar[str] = "held-at-floor"
@@ -188,8 +176,7 @@ class HeldAtFloor:
         )
 
 
-@dataclass(frozen=True)
-class HoldRaised:
+class HoldRaised(Struct, frozen=True):
     """A hold that would break storage's guarantee over its window: more is sent than was asked for."""
 
     code: ClassVar[str] = "hold-raised"
@@ -205,8 +192,7 @@ class HoldRaised:
         )
 
 
-@dataclass(frozen=True)
-class HoldRaisedAtRisk:
+class HoldRaisedAtRisk(Struct, frozen=True):
     """Storage has objects with too few copies: it keeps its guarantee at every moment, whoever asks."""
 
     code: ClassVar[str] = "hold-raised-at-risk"
@@ -222,8 +208,7 @@ class HoldRaisedAtRisk:
         )
 
 
-@dataclass(frozen=True)
-class HoldRefused:
+class HoldRefused(Struct, frozen=True):
     """A hold that is not kept at all."""
 
     code: ClassVar[str] = "hold-refused"
@@ -233,8 +218,7 @@ class HoldRefused:
         return self.why
 
 
-@dataclass(frozen=True)
-class HoldOver:
+class HoldOver(Struct, frozen=True):
     """The lease has ended; its leaf is kept for a moment, so that what waits there keeps its order."""
 
     code: ClassVar[str] = "hold-over"

@@ -6,7 +6,7 @@ back. So the receiver's broker asks the sender's (`hive-broker/1`), and what it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from broker.model.reasons import Reason
 
@@ -16,8 +16,7 @@ LEASE_S_MAX = 2.0
 """A lease ends after this unless it is asked for again: a broker that dies holds nobody back for longer."""
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """What this host wants of the broker of one sender, from now on.
 
     Fields: `address` the sender's, a literal IPv4 or IPv6 address; `rate_bits_per_s` what all of `traffic_class` may
@@ -33,8 +32,7 @@ class Hold:
     reason: Reason
 
 
-@dataclass(frozen=True)
-class PreparedHolds:
+class PreparedHolds(Struct, frozen=True):
     """What to ask for at once when a burst of this job begins, before the decision that follows from it.
 
     Fields: `interface` the one through which the burst goes; `uid`, `job` whose it is; `bytes_min` what it announces
@@ -48,8 +46,7 @@ class PreparedHolds:
     holds: tuple[Hold, ...]
 
 
-@dataclass(frozen=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """What another broker has asked of us and is still in force; whether it is kept is for the decision to say.
 
     Fields: `peer` the name in its certificate; `address` the one from which it asks, validated by QUIC, and the only
@@ -66,8 +63,7 @@ class Lease:
     remaining_s: float
 
 
-@dataclass(frozen=True)
-class HoldOutcome:
+class HoldOutcome(Struct, frozen=True):
     """What the decision made of a lease: the rate in force, which may be more than was asked for, or a refusal."""
 
     peer: str

@@ -6,14 +6,14 @@ texts are for people and may get better. Every code stands in `docs/decisions.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
+
+from msgspec import Struct
 
 from hive_qos.units import format_rate, format_size
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """A reason as it is shown and recorded: a stable code and a sentence."""
 
     code: str
@@ -35,8 +35,7 @@ def state(reason: Reasoned) -> Reason:
     return Reason(code=reason.code, text=reason.text())
 
 
-@dataclass(frozen=True)
-class LinkIsFree:
+class LinkIsFree(Struct, frozen=True):
     """The class may use everything up to its ceiling; others want less than they are promised."""
 
     code: ClassVar[str] = "link-is-free"
@@ -46,8 +45,7 @@ class LinkIsFree:
         return f"may use all that others leave, up to {format_rate(self.ceiling_bits_per_s)}"
 
 
-@dataclass(frozen=True)
-class Idle:
+class Idle(Struct, frozen=True):
     """The class sends nothing; its floor is kept for it."""
 
     code: ClassVar[str] = "idle"
@@ -57,8 +55,7 @@ class Idle:
         return f"sends nothing; {format_rate(self.floor_bits_per_s)} stay reserved for it"
 
 
-@dataclass(frozen=True)
-class YieldsToBurst:
+class YieldsToBurst(Struct, frozen=True):
     """Storage is held back because training announced a burst that needs the link."""
 
     code: ClassVar[str] = "yields-to-burst"
@@ -74,8 +71,7 @@ class YieldsToBurst:
         )
 
 
-@dataclass(frozen=True)
-class ExpectsBurst:
+class ExpectsBurst(Struct, frozen=True):
     """Storage moves away before a burst that its job has foretold, so that its queues are empty when it begins."""
 
     code: ClassVar[str] = "expects-burst"
@@ -92,8 +88,7 @@ class ExpectsBurst:
         )
 
 
-@dataclass(frozen=True)
-class ReplicasAtRisk:
+class ReplicasAtRisk(Struct, frozen=True):
     """Storage lends nothing while data has too few copies: its rate is its guarantee, for a bounded time."""
 
     code: ClassVar[str] = "replicas-at-risk"
@@ -108,8 +103,7 @@ class ReplicasAtRisk:
         )
 
 
-@dataclass(frozen=True)
-class CreditOfMeasured:
+class CreditOfMeasured(Struct, frozen=True):
     """An announcement is believed up to twice the largest of the job's last bursts."""
 
     code: ClassVar[str] = "credit-of-measured"
@@ -119,8 +113,7 @@ class CreditOfMeasured:
         return f"believed up to {format_size(self.most_bytes)}, twice the largest of its last bursts"
 
 
-@dataclass(frozen=True)
-class CreditOfFirst:
+class CreditOfFirst(Struct, frozen=True):
     """A job without measured bursts is believed up to what the link carries in two seconds."""
 
     code: ClassVar[str] = "credit-of-first"
@@ -130,8 +123,7 @@ class CreditOfFirst:
         return f"its first burst: believed up to {format_size(self.most_bytes)}, what the link carries in 2 s"
 
 
-@dataclass(frozen=True)
-class CreditLost:
+class CreditLost(Struct, frozen=True):
     """The job announced bursts that it did not send, so it holds nobody back for a time."""
 
     code: ClassVar[str] = "credit-lost"
@@ -143,8 +135,7 @@ class CreditLost:
         )
 
 
-@dataclass(frozen=True)
-class NameUnknown:
+class NameUnknown(Struct, frozen=True):
     """The user began too many jobs of new names, or one of his has lost its credit; this one has to be known first."""
 
     code: ClassVar[str] = "name-unknown"
@@ -154,8 +145,7 @@ class NameUnknown:
         return f"user {self.uid} has used up what new names of jobs are believed; this one is believed once it has sent"
 
 
-@dataclass(frozen=True)
-class GuaranteeRepaid:
+class GuaranteeRepaid(Struct, frozen=True):
     """The class got less than its guarantee over its window, so its rate is raised until it has caught up."""
 
     code: ClassVar[str] = "guarantee-repaid"
@@ -170,8 +160,7 @@ class GuaranteeRepaid:
         )
 
 
-@dataclass(frozen=True)
-class SharesWhatIsLeft:
+class SharesWhatIsLeft(Struct, frozen=True):
     """Demand exceeds capacity; the class has its part by weight above the promises."""
 
     code: ClassVar[str] = "shares-what-is-left"
@@ -185,8 +174,7 @@ class SharesWhatIsLeft:
         )
 
 
-@dataclass(frozen=True)
-class HeldByCeiling:
+class HeldByCeiling(Struct, frozen=True):
     """The class wants more than the operator's ceiling allows."""
 
     code: ClassVar[str] = "held-by-ceiling"
@@ -196,8 +184,7 @@ class HeldByCeiling:
         return f"has more to send; its ceiling is {format_rate(self.ceiling_bits_per_s)}"
 
 
-@dataclass(frozen=True)
-class LinkRate:
+class LinkRate(Struct, frozen=True):
     """The capacity is what the operator or the driver says, less the headroom; nothing measured speaks against it, or
     nothing is measured (`told`)."""
 
@@ -212,8 +199,7 @@ class LinkRate:
         return f"{format_rate(self.rate_bits_per_s)}: {where}, less headroom; {seen}"
 
 
-@dataclass(frozen=True)
-class CappedByDelay:
+class CappedByDelay(Struct, frozen=True):
     """Packets waited in a queue that is not ours while we sent: the bottleneck is elsewhere, and this is what it
     carries."""
 
@@ -229,8 +215,7 @@ class CappedByDelay:
         )
 
 
-@dataclass(frozen=True)
-class OneDestination:
+class OneDestination(Struct, frozen=True):
     """One destination alone says that less is carried: training and storage keep to it, people need not."""
 
     code: ClassVar[str] = "one-destination"
@@ -245,8 +230,7 @@ class OneDestination:
         )
 
 
-@dataclass(frozen=True)
-class CappedByLoss:
+class CappedByLoss(Struct, frozen=True):
     """Packets were lost on the way, not in our queues."""
 
     code: ClassVar[str] = "capped-by-loss"
@@ -257,8 +241,7 @@ class CappedByLoss:
         return f"{format_rate(self.rate_bits_per_s)} measured: {100 * self.lost_fraction:.1f} % were lost on the way"
 
 
-@dataclass(frozen=True)
-class Probing:
+class Probing(Struct, frozen=True):
     """The capacity was found lower and is tried upward, step by step, while no queue appears elsewhere."""
 
     code: ClassVar[str] = "probing"
@@ -270,8 +253,7 @@ class Probing:
         return f"{rate}: trying more while no queue appears elsewhere, up to {base}"
 
 
-@dataclass(frozen=True)
-class Draining:
+class Draining(Struct, frozen=True):
     """A queue elsewhere is being emptied: for a moment half of what the bottleneck carries."""
 
     code: ClassVar[str] = "draining"
@@ -283,8 +265,7 @@ class Draining:
         return f"{rate} for a moment, to empty {1000 * self.excess_s:.0f} ms of queue elsewhere"
 
 
-@dataclass(frozen=True)
-class SignalsMissing:
+class SignalsMissing(Struct, frozen=True):
     """Nothing tells how the path does; the last safe capacity stands."""
 
     code: ClassVar[str] = "signals-missing"
@@ -294,8 +275,7 @@ class SignalsMissing:
         return f"{format_rate(self.rate_bits_per_s)}: the last safe rate; no fresh measurement of the path"
 
 
-@dataclass(frozen=True)
-class WayOutUnheard:
+class WayOutUnheard(Struct, frozen=True):
     """For a minute the shaper was the limit and nobody told how the path does; what was found is forgotten in steps."""
 
     code: ClassVar[str] = "way-out-unheard"
@@ -309,8 +289,7 @@ class WayOutUnheard:
         )
 
 
-@dataclass(frozen=True)
-class DelayNotOurs:
+class DelayNotOurs(Struct, frozen=True):
     """Delay stayed when our rate was cut several times, so it is not our doing; the rate was given back."""
 
     code: ClassVar[str] = "delay-not-ours"
@@ -320,8 +299,7 @@ class DelayNotOurs:
         return f"{format_rate(self.rate_bits_per_s)}: delay does not follow our rate, so it is not taken for our queue"
 
 
-@dataclass(frozen=True)
-class HeldBySchedule:
+class HeldBySchedule(Struct, frozen=True):
     """The class wants more, but its ceiling is a schedule's."""
 
     code: ClassVar[str] = "held-by-schedule"
@@ -334,8 +312,7 @@ class HeldBySchedule:
         return f"has more to send; its ceiling is {ceiling} by schedule {self.schedule}, {end}"
 
 
-@dataclass(frozen=True)
-class HeldByPresence:
+class HeldByPresence(Struct, frozen=True):
     """The class wants more, but somebody is on a call."""
 
     code: ClassVar[str] = "held-by-presence"
@@ -345,8 +322,7 @@ class HeldByPresence:
         return f"has more to send; its ceiling is {format_rate(self.ceiling_bits_per_s)} while somebody is on a call"
 
 
-@dataclass(frozen=True)
-class OnACall:
+class OnACall(Struct, frozen=True):
     """The people's class has sent a steady stream of packets of a call's size."""
 
     code: ClassVar[str] = "on-a-call"
@@ -357,8 +333,7 @@ class OnACall:
         return f"{self.packets_per_s} packets of {self.packet_bytes} bytes a second, steadily: taken for a call"
 
 
-@dataclass(frozen=True)
-class CallNotOver:
+class CallNotOver(Struct, frozen=True):
     """There was a call a moment ago; it may be a pause."""
 
     code: ClassVar[str] = "call-not-over"
@@ -368,8 +343,7 @@ class CallNotOver:
         return f"taken for a call until {self.for_s:.0f} s ago; that may be a pause"
 
 
-@dataclass(frozen=True)
-class NoCall:
+class NoCall(Struct, frozen=True):
     """The people's class sends nothing that looks like a call."""
 
     code: ClassVar[str] = "no-call"
@@ -378,8 +352,7 @@ class NoCall:
         return "nothing that looks like a call"
 
 
-@dataclass(frozen=True)
-class PresenceUnknown:
+class PresenceUnknown(Struct, frozen=True):
     """The people's class was not counted."""
 
     code: ClassVar[str] = "presence-unknown"
@@ -388,8 +361,7 @@ class PresenceUnknown:
         return "packets of the class are not counted"
 
 
-@dataclass(frozen=True)
-class JobIdle:
+class JobIdle(Struct, frozen=True):
     """The job, or the connection, sends nothing."""
 
     code: ClassVar[str] = "idle"
@@ -398,8 +370,7 @@ class JobIdle:
         return "sends nothing"
 
 
-@dataclass(frozen=True)
-class GetsWhatItWants:
+class GetsWhatItWants(Struct, frozen=True):
     """The job, or the connection, wants less than its part."""
 
     code: ClassVar[str] = "gets-what-it-wants"
@@ -409,8 +380,7 @@ class GetsWhatItWants:
         return f"sends all that it has, up to {format_rate(self.share_bits_per_s)}: less than its share"
 
 
-@dataclass(frozen=True)
-class SharesItsClass:
+class SharesItsClass(Struct, frozen=True):
     """The jobs of a class want more than it has; the job gets its part of its user's, by weight."""
 
     code: ClassVar[str] = "shares-its-class"
@@ -424,8 +394,7 @@ class SharesItsClass:
         return f"{share} of the {offered} of its class, by weight {self.weight:.3g} of {self.total_weight:.3g}"
 
 
-@dataclass(frozen=True)
-class JobGuaranteed:
+class JobGuaranteed(Struct, frozen=True):
     """By weight the job would get less than it is promised."""
 
     code: ClassVar[str] = "job-guaranteed"
@@ -437,8 +406,7 @@ class JobGuaranteed:
         return f"{share}: it is promised {promised}, more than its weight would bring"
 
 
-@dataclass(frozen=True)
-class SharesItsJob:
+class SharesItsJob(Struct, frozen=True):
     """The connections of a job want more than it has; each gets the same."""
 
     code: ClassVar[str] = "shares-its-job"

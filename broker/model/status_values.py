@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from broker.model.reasons import Reason
 
 
-@dataclass(frozen=True)
-class WatchdogInfo:
+class WatchdogInfo(Struct, frozen=True):
     """How the guard fares. `openings`: how often it has opened the ceilings while this daemon lived; `started`: how
     many guards this daemon has had."""
 
@@ -18,8 +17,7 @@ class WatchdogInfo:
     started: int
 
 
-@dataclass(frozen=True)
-class HostLoad:
+class HostLoad(Struct, frozen=True):
     """How much of all processors was used in the last second (0 to 1), what memory there is, and what the daemon has;
     None where that is not known."""
 
@@ -28,8 +26,7 @@ class HostLoad:
     daemon_memory_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class SegmentInfo:
+class SegmentInfo(Struct, frozen=True):
     """How many segments an interface takes in one piece now (None: the kernel does not say), and why."""
 
     gso_max_segs: int | None

@@ -12,7 +12,7 @@ Rates are integer bits per second, sizes bytes, durations float seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from broker.model.leases import Lease
 from broker.model.reasons import Reason
@@ -21,8 +21,7 @@ DESTINATIONS_MAX = 32
 """Destinations of a burst that are kept by themselves: a recorded tick stays below 2 KiB for each burst."""
 
 
-@dataclass(frozen=True)
-class ClassSample:
+class ClassSample(Struct, frozen=True):
     """The kernel's counters of one class (its inner HTB node): wire bytes, cumulative since the class was built.
 
     Fields: `sent_bytes` cumulative; `backlog_bytes` queued now, in all leaves of the class; `dropped_packets`,
@@ -44,8 +43,7 @@ user the programs that name no job, and jobs in recordings of earlier versions, 
 NO_JOB: JobKey = (None, "")
 
 
-@dataclass(frozen=True)
-class JobSample:
+class JobSample(Struct, frozen=True):
     """What one job has sent through one interface in one class, cumulative; a counter that goes back began anew.
 
     Fields: `delivered_bytes` as its programs report; `programs` how many of them have sockets here; `sends` whether
@@ -68,8 +66,7 @@ class JobSample:
         return self.uid, self.job
 
 
-@dataclass(frozen=True)
-class FlowSample:
+class FlowSample(Struct, frozen=True):
     """One connection, as its transport session reported it or as TCP_INFO shows it; the latest of each, every tick.
 
     Fields:
@@ -111,8 +108,7 @@ class FlowSample:
     received_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Burst:
+class Burst(Struct, frozen=True):
     """One announced burst of a user's job through one interface (the daemon sums the destinations behind it).
 
     Fields: `announced_bytes` as the job said; `age_s` since it was announced; `remaining_s` until its deadline,
@@ -132,8 +128,7 @@ class Burst:
     by_destination: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(Struct, frozen=True):
     """What one storage program says that it has to do through one interface.
 
     Fields: `session` who says it, `uid` whose program it is; `backlog_bytes` still to be sent; `age_s` since it was
@@ -149,8 +144,7 @@ class Need:
     replicas_at_risk: int = 0
 
 
-@dataclass(frozen=True)
-class SenderSample:
+class SenderSample(Struct, frozen=True):
     """What one host has sent to us in one class, by its TCP connections with us.
 
     Fields: `received_bytes` of payload, in order or not, cumulative for the address and class, whatever connections
@@ -174,8 +168,7 @@ class SenderSample:
     broker_rtt_age_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class DestinationSample:
+class DestinationSample(Struct, frozen=True):
     """The kernel's counters of one destination that has a leaf of its own in a class; both are parts of the class'."""
 
     address: str
@@ -184,8 +177,7 @@ class DestinationSample:
     backlog_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class EarlierSample:
+class EarlierSample(Struct, frozen=True):
     """The counters of an interface as they were read between two decisions, `age_s` ago; as in `InterfaceSample`."""
 
     age_s: float
@@ -193,8 +185,7 @@ class EarlierSample:
     received_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class InterfaceSample:
+class InterfaceSample(Struct, frozen=True):
     """One interface at this tick, both directions.
 
     Fields: `link_bits_per_s` what the driver says the link can do, or said last while it has no carrier, None where it
@@ -233,8 +224,7 @@ class InterfaceSample:
     carrier_changes: int | None = None
 
 
-@dataclass(frozen=True)
-class ZoneClock:
+class ZoneClock(Struct, frozen=True):
     """What a time zone does around now: `offset_s` (local minus UTC) before the first of `changes`, each of which is
     (UTC seconds since 1970, offset from then on), ascending."""
 
@@ -243,8 +233,7 @@ class ZoneClock:
     changes: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class WallClock:
+class WallClock(Struct, frozen=True):
     """What the wall clock says: UTC in seconds since 1970, whole ones. It may go back; nothing else depends on it.
 
     `zones` those that the policy's schedules name, as far as this host knows them, three days back and nine ahead: what
@@ -255,16 +244,14 @@ class WallClock:
     zones: tuple[ZoneClock, ...] = ()
 
 
-@dataclass(frozen=True)
-class Measurements:
+class Measurements(Struct, frozen=True):
     """All that the daemon knows at a tick. The order within each tuple means nothing."""
 
     interfaces: tuple[InterfaceSample, ...] = ()
     wall: WallClock | None = None
 
 
-@dataclass(frozen=True)
-class ClassAllocation:
+class ClassAllocation(Struct, frozen=True):
     """What one class gets from now on, and why.
 
     `rate_bits_per_s` and `ceil_bits_per_s` go to HTB as rate and ceil. The rates of an interface sum to at most its
@@ -288,8 +275,7 @@ class ClassAllocation:
     reason: Reason
 
 
-@dataclass(frozen=True)
-class JobAllocation:
+class JobAllocation(Struct, frozen=True):
     """What one job gets of its class from now on, and why.
 
     `rate_bits_per_s` and `ceil_bits_per_s` go to the job's leaf, where it has one: the rates of a class' jobs sum to at
@@ -318,8 +304,7 @@ class JobAllocation:
         return self.uid, self.job
 
 
-@dataclass(frozen=True)
-class FlowAllocation:
+class FlowAllocation(Struct, frozen=True):
     """One connection's part of its job's share, and why. The kernel gives connections of one leaf turns (fq_codel);
     this is what that comes to."""
 
@@ -331,8 +316,7 @@ class FlowAllocation:
     reason: Reason
 
 
-@dataclass(frozen=True)
-class PresenceAllocation:
+class PresenceAllocation(Struct, frozen=True):
     """Whether somebody is taken to be on a call through an interface, and what that rests on."""
 
     present: bool
@@ -341,8 +325,7 @@ class PresenceAllocation:
     reason: Reason
 
 
-@dataclass(frozen=True)
-class DestinationAllocation:
+class DestinationAllocation(Struct, frozen=True):
     """What a class may send towards one address: rate and ceil of its leaf there, and why."""
 
     address: str
@@ -352,16 +335,14 @@ class DestinationAllocation:
     reason: Reason
 
 
-@dataclass(frozen=True)
-class SegmentAllocation:
+class SegmentAllocation(Struct, frozen=True):
     """How many segments TCP may hand to an interface in one piece (None: the device's own limit), and why."""
 
     gso_max_segs: int | None
     reason: Reason
 
 
-@dataclass(frozen=True)
-class InterfaceAllocation:
+class InterfaceAllocation(Struct, frozen=True):
     """One interface's plan: `capacity_bits_per_s` is rate and ceil of the HTB root class; classes as in `CLASS_NAMES`.
 
     `capacity_source`: "configured", "link", "fallback" or "measured". `capacity_reason` says which signal moved it
@@ -387,8 +368,7 @@ class InterfaceAllocation:
     open_bits_per_s: int | None = None
 
 
-@dataclass(frozen=True)
-class ScheduleInForce:
+class ScheduleInForce(Struct, frozen=True):
     """A schedule that holds now. `until` on the clock of its zone (ISO 8601, minutes), None where it never ends;
     `left_s` until then."""
 
@@ -398,8 +378,7 @@ class ScheduleInForce:
     left_s: int | None
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """The plan for every interface of the policy, in the policy's order; `ingress` of those whose way in is looked
     after; `schedules` those that hold, in the order of the file."""
 
@@ -408,8 +387,7 @@ class Allocation:
     schedules: tuple[ScheduleInForce, ...] = ()
 
 
-@dataclass(frozen=True)
-class Credit:
+class Credit(Struct, frozen=True):
     """How much of an announced burst the broker believes, and why: at most twice the job's recently measured bursts."""
 
     interface: str
@@ -420,8 +398,7 @@ class Credit:
     reason: Reason | None = None
 
 
-@dataclass(frozen=True)
-class Alarm:
+class Alarm(Struct, frozen=True):
     """Something the operator should know; it holds as long as decisions repeat it.
 
     `code` is stable, `subject` says where ("hqa0", "hqa0/storage").
@@ -432,8 +409,7 @@ class Alarm:
     text: str
 
 
-@dataclass(frozen=True)
-class Watch:
+class Watch(Struct, frozen=True):
     """What to look for between two ticks: decide at once when what leaves through an interface, of all classes, reaches
     `bits_per_s` (`rising`) or falls below it."""
 

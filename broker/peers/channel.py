@@ -17,7 +17,8 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.reasons import Reason

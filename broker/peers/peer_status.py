@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class PeerStatus:
+class PeerStatus(Struct, frozen=True):
     """One broker, or one address at which none could be reached.
 
     Fields: `address` the other end's; `peer` the name in its certificate, "" as long as nobody answered; `state`

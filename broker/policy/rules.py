@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from broker.policy.overrides import with_overrides
 from broker.policy.types import ClassPolicy, InterfacePolicy, MatchRule, Policy, Share
 from hive_qos.errors import ConfigurationError
@@ -147,5 +149,5 @@ def show(share: Share) -> str:
 
 def describe(rule: MatchRule) -> str:
     """Write a match rule as the operator would."""
-    (pair,) = [(k, v) for k, v in vars(rule).items() if v is not None]
+    (pair,) = [(k, v) for k, v in msgspec.structs.asdict(rule).items() if v is not None]
     return f"{{ {pair[0]} = {pair[1]!r} }}".replace("'", '"')

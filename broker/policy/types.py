@@ -3,14 +3,13 @@ it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 CLASS_NAMES = ("control", "compute", "storage", "other")
 """The classes of every host, in the order of their HTB minors 10, 20, 30, 40."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(Struct, frozen=True):
     """A part of a capacity: either a fraction of it or a rate of its own. Exactly one of the two is set."""
 
     fraction: float | None = None
@@ -23,8 +22,7 @@ class Share:
         return int((self.fraction or 0.0) * capacity_bits_per_s)
 
 
-@dataclass(frozen=True)
-class MatchRule:
+class MatchRule(Struct, frozen=True):
     """One way to find traffic of a class. Exactly one field is set.
 
     Fields: `cgroup` path below the cgroup v2 mount, e.g. "hive.slice/hive-storage.slice"; `port` TCP or UDP, either
@@ -39,8 +37,7 @@ class MatchRule:
     address: str | None = None
 
 
-@dataclass(frozen=True)
-class ClassPolicy:
+class ClassPolicy(Struct, frozen=True):
     """What one class is promised. The words are those of `docs/configuration.md`; lower `priority` is served first."""
 
     name: str
@@ -53,8 +50,7 @@ class ClassPolicy:
     match: tuple[MatchRule, ...] = ()
 
 
-@dataclass(frozen=True)
-class InterfacePolicy:
+class InterfacePolicy(Struct, frozen=True):
     """One shaped interface.
 
     Fields: `egress_bits_per_s` None is "auto": the link's own speed, measured from there on; `limit_segments` whether
@@ -69,8 +65,7 @@ class InterfacePolicy:
     ingress_bits_per_s: int | None = None
 
 
-@dataclass(frozen=True)
-class DaemonPolicy:
+class DaemonPolicy(Struct, frozen=True):
     """Where the daemon keeps things and how often it decides."""
 
     tick_s: float = 0.1
@@ -82,8 +77,7 @@ class DaemonPolicy:
     record_file: str | None = None
 
 
-@dataclass(frozen=True)
-class JobPolicy:
+class JobPolicy(Struct, frozen=True):
     """What one job gets of its class, or each of the jobs that a pattern names.
 
     Fields: `name` a job's name, or a pattern with `*`, `?` and `[...]`; `guarantee` what it gets whenever it wants it,
@@ -98,8 +92,7 @@ class JobPolicy:
     uid: int | None = None
 
 
-@dataclass(frozen=True)
-class ClassOverride:
+class ClassOverride(Struct, frozen=True):
     """What of a class is otherwise for a time. None: as the class has it."""
 
     name: str
@@ -110,8 +103,7 @@ class ClassOverride:
     priority: int | None = None
 
 
-@dataclass(frozen=True)
-class SchedulePolicy:
+class SchedulePolicy(Struct, frozen=True):
     """Hours of the week in which classes are treated otherwise.
 
     Fields: `days` on which it begins, 0 is Monday; `from_s` and `to_s` seconds of the local clock's day; where `to_s`
@@ -126,8 +118,7 @@ class SchedulePolicy:
     classes: tuple[ClassOverride, ...] = ()
 
 
-@dataclass(frozen=True)
-class PresencePolicy:
+class PresencePolicy(Struct, frozen=True):
     """What happens while somebody is on a call: `other` is promised at least, `storage` may use at most."""
 
     enabled: bool = False
@@ -135,8 +126,7 @@ class PresencePolicy:
     storage_ceiling: Share = Share(0.5)
 
 
-@dataclass(frozen=True)
-class PeersPolicy:
+class PeersPolicy(Struct, frozen=True):
     """How this broker talks to others (`hive-broker/1`), and as whom.
 
     Fields: `listen` a literal address and a UDP port, e.g. "[::]:4710"; `ca`, `certificate` and `key` files in PEM;
@@ -150,16 +140,14 @@ class PeersPolicy:
     engine: str = "auto"
 
 
-@dataclass(frozen=True)
-class ProbePolicy:
+class ProbePolicy(Struct, frozen=True):
     """Hosts that are sent an ICMP echo every `interval_s`, by their plain addresses."""
 
     targets: tuple[str, ...]
     interval_s: float
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """Everything that the operator decided. `classes` holds all four, in the order of `CLASS_NAMES`.
 
     `peers` is None where this broker talks to no other, `probe` where it sends no packet of its own to measure.

@@ -7,7 +7,8 @@ announced, its session is gone, or its deadline has been over for a second.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from broker.model.values import DESTINATIONS_MAX, Burst
 from broker.sessions.messages import BYTES_MAX, Announce
@@ -20,8 +21,7 @@ BURSTS_PER_USER_MAX = 128
 """64 ranks on a host with two steps each in flight; more would cost each tick milliseconds."""
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     uid: int
     bytes_by_interface: Mapping[str, int]
     by_destination: Mapping[str, Mapping[str, int]]  # by interface, the largest

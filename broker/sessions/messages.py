@@ -10,8 +10,9 @@ import functools
 import ipaddress
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from broker.client.protocol import CONNECTIONS_PER_REPORT, DESCRIPTORS_MAX, NAME_BYTES_MAX, VERSION, MessageError
 from broker.model.connection_report import ConnectionReport
@@ -30,8 +31,7 @@ RATE_BITS_PER_S_MAX = 10**13
 """10 Tbit/s, as in the configuration."""
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(Struct, frozen=True):
     """The first message: who speaks. `pid` is only what the client says; the kernel's word counts.
 
     `rates`: it wants to be told the rate that it may send at, unasked, and reads what it is told.
@@ -42,8 +42,7 @@ class Hello:
     rates: bool = False
 
 
-@dataclass(frozen=True)
-class Register:
+class Register(Struct, frozen=True):
     """Mark the sockets that came with this packet."""
 
     number: int
@@ -51,8 +50,7 @@ class Register:
     role: str
 
 
-@dataclass(frozen=True)
-class Announce:
+class Announce(Struct, frozen=True):
     """A burst begins: bytes to each literal address, seconds until they should be there, seconds until the next."""
 
     number: int | None
@@ -63,16 +61,14 @@ class Announce:
     next_s: float | None
 
 
-@dataclass(frozen=True)
-class AnnounceEnd:
+class AnnounceEnd(Struct, frozen=True):
     """The burst of this step is over."""
 
     job: str
     step: int
 
 
-@dataclass(frozen=True)
-class Declare:
+class Declare(Struct, frozen=True):
     """What a storage program has to do: its backlog, seconds until it has to be done, objects with too few copies.
 
     `bytes_by_destination` is the backlog by literal address, where the program says it; else empty. A backlog of 0 ends
@@ -86,23 +82,20 @@ class Declare:
     bytes_by_destination: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Struct, frozen=True):
     """Everything that the client measures, or a part of it: each connection replaces its former figures."""
 
     connections: tuple[ConnectionReport, ...]
 
 
-@dataclass(frozen=True)
-class Enter:
+class Enter(Struct, frozen=True):
     """Move the client's own process into the cgroup of a class."""
 
     number: int
     traffic_class: str
 
 
-@dataclass(frozen=True)
-class Bye:
+class Bye(Struct, frozen=True):
     """The client is done."""
 
 

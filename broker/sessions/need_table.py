@@ -7,7 +7,8 @@ program that hangs needs nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from broker.model.values import Need
 from broker.sessions.messages import Declare
@@ -18,8 +19,7 @@ EVERYWHERE = ""
 """Stands for every interface: of a program that does not say where to."""
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     uid: int
     backlog_by_interface: Mapping[str, int]
     declared_s: float

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from broker.client.protocol import DESCRIPTORS_MAX, VERSION, MessageError, decode
 from broker.sessions.messages import Announce, AnnounceEnd, Bye, Declare, Enter, Hello, Message, Register, Report, read
 
@@ -33,15 +35,13 @@ class Phase(enum.Enum):
     OVER = "over"
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """Send this to the client."""
 
     message: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class End:
+class End(Struct, frozen=True):
     """Close the connection, after the replies before it. `code` is empty for a goodbye."""
 
     code: str

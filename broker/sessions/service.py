@@ -3,12 +3,13 @@ thread."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from broker.enforce import cgroups
 from broker.law.bursts.announced import BURSTS_PER_USER_MAX
@@ -201,7 +202,7 @@ class SessionService:
         classes = self._flows.classes_of(session.name)
         if classes:
             connections = [
-                one if one.traffic_class in classes else dataclasses.replace(one, traffic_class=classes[-1])
+                one if one.traffic_class in classes else msgspec.structs.replace(one, traffic_class=classes[-1])
                 for one in message.connections
             ]
             now_s = self._clock()

@@ -6,9 +6,9 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from patience import wait_until
 from shaping_bench import INTERFACE, PAYLOAD_BYTES, SENDER, Bench
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from broker_support import CONFIGURATION, Running
+from msgspec.structs import replace
 from patience import wait_until
 from peers_support import A_HOST, B_HOST, Broker, Cluster, free_port, until
 

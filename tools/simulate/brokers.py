@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TextIO
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from broker.law.decide import decide

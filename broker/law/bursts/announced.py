@@ -9,12 +9,13 @@ much for each, which errs on the side of training.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.bursts import credit, forecast
 from broker.law.state import BurstState, InterfaceState, JobState
-from broker.law.structs import replace
 from broker.model import reasons
 from broker.model.values import Burst, Credit, InterfaceSample
 
@@ -41,8 +42,7 @@ class _HasUser(Protocol):
 OfUser = TypeVar("OfUser", bound=_HasUser)
 
 
-@dataclass(frozen=True)
-class ActiveBurst:
+class ActiveBurst(Struct, frozen=True):
     """A burst that deserves room now: what is left of its credit, and of its time."""
 
     job: str

@@ -21,10 +21,11 @@ has to send half of what he claims. Storage's account is made good for all of it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.state import BurstState, JobState, UserState
-from broker.law.structs import replace
 from broker.model.values import Alarm
 
 CREDIT_FACTOR = 2
@@ -47,8 +48,7 @@ ALARMS_MAX = 16
 LOST, UNKNOWN = "lost", "name"
 
 
-@dataclass(frozen=True)
-class Belief:
+class Belief(Struct, frozen=True):
     """How far a burst that begins is believed. `withheld` says why not at all: `LOST`, `UNKNOWN`, or "" for nothing."""
 
     bytes_max: int

@@ -15,8 +15,9 @@ keeps its guarantee in it (`broker.law.holds.request`), not just its floor.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from broker.law.inbound_state import ObservedState
-from broker.law.structs import replace
 from broker.model.values import Burst, InterfaceSample, Watch
 
 USER, JOB = -1, ""

@@ -14,11 +14,12 @@ costs storage its lead and 50 ms, once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.bursts.credit import CREDIT_FACTOR, is_barred
 from broker.law.state import JobState
-from broker.law.structs import replace
 from broker.model import reasons
 from broker.model.values import Burst, FlowSample
 
@@ -35,8 +36,7 @@ AGAIN_S_MAX = 1.0
 """The longest tick that configuration allows: what is further away the next tick sees."""
 
 
-@dataclass(frozen=True)
-class ExpectedBurst:
+class ExpectedBurst(Struct, frozen=True):
     """A burst that is due within the lead: storage moves for it now. `remaining_s`: until it is not waited for any
     more; it has nothing to ask for yet."""
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 
+from msgspec.structs import replace
+
 from broker.law.capacity import delivery_rate, signals
 from broker.law.state import CapacityState
-from broker.law.structs import replace
 
 CUTS = ("delay", "probe", "loss")
 CUT_REFRACTORY_S = 0.3

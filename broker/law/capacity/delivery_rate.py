@@ -22,9 +22,10 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from broker.law.capacity import thresholds
 from broker.law.state import ArrivalState, TickState
@@ -64,8 +65,7 @@ Point: TypeAlias = tuple[float, float, float, float]
 """Of a packet when it left, when it arrived, how many bits had left by then, and how long it waited for ours."""
 
 
-@dataclass(frozen=True)
-class DeliveryRate:
+class DeliveryRate(Struct, frozen=True):
     """What was carried of ours lately, over which span of arrivals; how long what leaves now will wait elsewhere, and
     the longest that a packet of the span did, which from `deep_s` on may have been a full buffer."""
 

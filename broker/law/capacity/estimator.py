@@ -29,8 +29,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.capacity import delivery_rate, nominal_rate, quorum, signals, thresholds
 from broker.law.capacity.decrease import (
@@ -60,7 +62,6 @@ from broker.law.capacity.probe import (
     raised,
 )
 from broker.law.state import CapacityState
-from broker.law.structs import replace
 from broker.model import reasons
 from broker.model.values import ClassSample, FlowSample, InterfaceSample
 from broker.policy.types import InterfacePolicy
@@ -108,8 +109,7 @@ bursts. While the shaper is what limits, raises come more often than that; so it
 elsewhere and busy, and where it is here, never."""
 
 
-@dataclass(frozen=True)
-class CapacityEstimate:
+class CapacityEstimate(Struct, frozen=True):
     """The capacity of the moment, where the figure is from, why, and whether no speed is known at all.
 
     `unsettled` says that a queue may still stand elsewhere, `excess_s` how long a packet waits in it;
@@ -127,8 +127,7 @@ class CapacityEstimate:
     one_destination: bool = False
 
 
-@dataclass(frozen=True)
-class Counters:
+class Counters(Struct, frozen=True):
     """One fresh reading of the class counters, in the order of `CLASS_NAMES`: since the last one, and waiting now."""
 
     classes: tuple[ClassSample, ...]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from broker.law.capacity import cross_traffic, windowed_min
 from broker.law.state import ArrivalState, FlowState, TickState
-from broker.law.structs import replace
 from broker.model.values import FlowSample
 from broker.policy.types import CLASS_NAMES
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from broker.law.inbound_state import IfbDelayState
-from broker.law.structs import replace
 from broker.model.values import ClassSample
 
 LOOK_BACK_S = 0.3

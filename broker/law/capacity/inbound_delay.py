@@ -37,6 +37,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from broker.law.capacity import windowed_min
 from broker.law.capacity.flow_delay import FLOW_STALE_S, QUEUE_TRUSTED_S
 from broker.law.capacity.inbound_state import InboundCapacityState, SenderDelayState, Series, SourceState
@@ -44,7 +47,6 @@ from broker.law.capacity.quorum import SLOW_APART_S, SLOW_S, VOTE_S, median_of_v
 from broker.law.capacity.sampling import in_turns
 from broker.law.sharing.plan import LENDER
 from broker.law.state import SignalState
-from broker.law.structs import replace
 from broker.model.values import FlowSample, SenderSample
 
 Entry = TypeVar("Entry")
@@ -62,8 +64,7 @@ HELD_FOR_S = 0.5
 """After a hold the sender's own queue is still in what its connections measure: TCP smooths over some round trips."""
 
 
-@dataclass(frozen=True)
-class OutboundState:
+class OutboundState(Struct, frozen=True):
     """What is known of the other direction: what it carries, what part of that is used, and how long packets wait in a
     queue there, None where nothing one-way is known."""
 
@@ -72,8 +73,7 @@ class OutboundState:
     excess_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """`queue` whether one stands in front of our link, `clear` whether surely none does; `disputed` whether anybody,
     alone or by a program's word, sees one, or saw one in half of the last samples; programs are not asked where two
     measured ones are sure that there is none; `excess_s` of those that see one,

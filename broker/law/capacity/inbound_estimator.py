@@ -25,7 +25,9 @@ Where nobody, or one sender alone, tells how long packets take, the configured r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.capacity import inbound_delay, nominal_rate
 from broker.law.capacity.decrease import (
@@ -42,7 +44,6 @@ from broker.law.capacity.estimator import BASE_BITS_PER_S_MIN, FALLBACK_BITS_PER
 from broker.law.capacity.inbound_delay import NOTHING_HERE, VOICES_MIN, OutboundState, Verdict
 from broker.law.capacity.inbound_state import InboundCapacityState
 from broker.law.capacity.probe import PROBE_DELAY_S, PROBE_STEP_MAX
-from broker.law.structs import replace
 from broker.model import inbound_reasons, reasons
 from broker.model.values import FlowSample, InterfaceSample, SenderSample
 from broker.policy.types import InterfacePolicy
@@ -89,8 +90,7 @@ does not follow what we let in. Not of the first: a flow that begins overshoots.
 found in two or three, and brings the same from then on."""
 
 
-@dataclass(frozen=True)
-class InboundEstimate:
+class InboundEstimate(Struct, frozen=True):
     """What may be let in, headroom taken off; where the figure is from, and why; whether a queue is being drained."""
 
     state: InboundCapacityState

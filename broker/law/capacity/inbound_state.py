@@ -3,14 +3,13 @@ estimate."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 Series = tuple[tuple[float, float], ...]
 """(when, seconds), oldest first."""
 
 
-@dataclass(frozen=True)
-class SourceState:
+class SourceState(Struct, frozen=True):
     """One series of times that packets take towards us.
 
     Fields: `key` of the series, `sender` whose packets they are; `at_s` and `value_s` of the last sample; `least_s`
@@ -26,8 +25,7 @@ class SourceState:
     uid: int | None = None
 
 
-@dataclass(frozen=True)
-class SenderDelayState:
+class SenderDelayState(Struct, frozen=True):
     """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first; `told` by programs
     of ours, `measured` by TCP or his broker."""
 
@@ -41,8 +39,7 @@ class SenderDelayState:
         return self.reported, self.measured
 
 
-@dataclass(frozen=True)
-class InboundCapacityState:
+class InboundCapacityState(Struct, frozen=True):
     """The capacity of one way in.
 
     Fields: `base_bits_per_s` what operator or driver say, `rate_bits_per_s` the estimate; `received_bytes` the counter,

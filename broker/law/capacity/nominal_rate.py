@@ -8,10 +8,11 @@ it is another link now, of which nothing is known.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from broker.law.capacity.decrease import HOLD_S
 from broker.law.capacity.inbound_state import InboundCapacityState
 from broker.law.state import CapacityState
-from broker.law.structs import replace
 
 NEAR = 0.9
 """What came through a link that was the limit itself is found a tenth below its speed at most: a cut takes 5 to 10 %

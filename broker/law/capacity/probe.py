@@ -10,10 +10,11 @@ from __future__ import annotations
 import statistics
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from broker.law.capacity import delivery_rate, quorum, signals, thresholds
 from broker.law.capacity.decrease import PROBE_STEP
 from broker.law.state import ArrivalState, CapacityState
-from broker.law.structs import replace
 
 BUSY_S = 0.3
 BUSY_UNSEEN_S = 1.0

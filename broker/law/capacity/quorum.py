@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from broker.law.capacity.flow_delay import REPORT, peer_of_user
 from broker.law.capacity.sampling import FLOWS_MAX, in_turns
@@ -33,8 +34,7 @@ _Vote: TypeAlias = tuple[int, int]
 itself."""
 
 
-@dataclass(frozen=True)
-class Heard:
+class Heard(Struct, frozen=True):
     """What one destination says, for people.
 
     Fields: `excess_s` by how much its last packet was late at least, beside our own queue; `baseline_s` the least round

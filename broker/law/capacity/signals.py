@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.capacity import delivery_rate, quorum, sampling
 from broker.law.capacity.flow_delay import (
@@ -39,7 +41,6 @@ from broker.law.capacity.flow_delay import (
     round_trip,
 )
 from broker.law.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
-from broker.law.structs import replace
 from broker.model.values import ClassSample, FlowSample
 
 HISTORY_S = 2.0
@@ -81,8 +82,7 @@ class _Told(NamedTuple):
     uid: int | None
 
 
-@dataclass(frozen=True)
-class Signals:
+class Signals(Struct, frozen=True):
     """What can be said now.
 
     Fields: `excess_s` the middle one of the destinations, the fresh one-way ones where there are some, None where

@@ -24,8 +24,10 @@ link keeps waiting.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.capacity import signals
 from broker.law.capacity.flow_delay import REPORT
@@ -34,7 +36,6 @@ from broker.law.sharing import guarantee
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN
 from broker.law.sharing.plan import promises
 from broker.law.state import SignalState
-from broker.law.structs import replace
 from broker.model import inbound_reasons, reasons
 from broker.model.leases import HELD_CLASS, LEASE_S_MAX, HoldOutcome, Lease
 from broker.model.values import DestinationAllocation, DestinationSample, FlowSample
@@ -59,8 +60,7 @@ LEFT_AT_ONCE = 0.25
 lies about its link has to keep a real queue in front of it for as long, each time."""
 
 
-@dataclass(frozen=True)
-class Holding:
+class Holding(Struct, frozen=True):
     """What was decided about one interface's leases."""
 
     states: tuple[HeldState, ...]

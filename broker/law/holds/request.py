@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.bursts import detector, inbound
 from broker.law.bursts.announced import START_S, USED_MIN, start_s
@@ -34,7 +36,6 @@ from broker.law.sharing import guarantee
 from broker.law.sharing.plan import LENDER, Promises, promises
 from broker.law.sharing.water_filling import Claim, allocate
 from broker.law.state import BurstState, JobState
-from broker.law.structs import replace
 from broker.model import inbound_reasons, reasons
 from broker.model.leases import Hold, PreparedHolds
 from broker.model.values import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
@@ -68,8 +69,7 @@ BROKERLESS_S = 60.0
 """An IFB stays for so long after storage came that no broker holds back: building one for each file costs more."""
 
 
-@dataclass(frozen=True)
-class Inflow:
+class Inflow(Struct, frozen=True):
     """What was decided about one interface's way in."""
 
     state: IngressState

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from broker.law.state import PresenceState
-from broker.law.structs import replace
 from broker.model import reasons
 from broker.model.values import ClassSample, PresenceAllocation
 from broker.policy.types import ClassPolicy, PresencePolicy, Share

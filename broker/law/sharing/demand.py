@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from broker.law.state import ClassState
-from broker.law.structs import replace
 from broker.model.values import ClassSample
 
 USAGE_SLOT_S = 1.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from broker.law.sharing import call_detector, schedule
 from broker.law.sharing.schedule import ActiveSchedule
@@ -12,8 +13,7 @@ from broker.model import reasons
 from broker.policy.types import ClassPolicy, Policy
 
 
-@dataclass(frozen=True)
-class Promised:
+class Promised(Struct, frozen=True):
     """The classes in force, and why a ceiling is not the file's, by class."""
 
     classes: tuple[ClassPolicy, ...]

@@ -12,8 +12,9 @@ swing. For frames of 1514 bytes:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec import Struct
 
 from broker.law.state import SegmentState
 from broker.model.reasons import Reasoned
@@ -31,16 +32,14 @@ PIECE_BYTES_MAX = 65_536
 """What TCP builds unless a device says otherwise: where that passes within `PIECE_S_MAX`, no limit is needed."""
 
 
-@dataclass(frozen=True)
-class SegmentChoice:
+class SegmentChoice(Struct, frozen=True):
     """What an interface's `gso_max_segs` shall be (None: the device's own), and why."""
 
     gso_max_segs: int | None
     reason: Reasoned
 
 
-@dataclass(frozen=True)
-class PieceTime:
+class PieceTime(Struct, frozen=True):
     """So many segments pass in this time."""
 
     code: ClassVar[str] = "gso-piece-time"
@@ -53,8 +52,7 @@ class PieceTime:
         return f"{self.segments} segments in one piece take {1e3 * self.piece_s:.2g} ms at {rate}"
 
 
-@dataclass(frozen=True)
-class FastEnough:
+class FastEnough(Struct, frozen=True):
     """The largest piece that TCP builds passes in time."""
 
     code: ClassVar[str] = "gso-fast-enough"
@@ -66,8 +64,7 @@ class FastEnough:
         return f"64 KiB in one piece take {1e3 * self.piece_s:.2g} ms at {rate}; the device's own limit stands"
 
 
-@dataclass(frozen=True)
-class LeftToTheDevice:
+class LeftToTheDevice(Struct, frozen=True):
     """Policy says so."""
 
     code: ClassVar[str] = "gso-off"
@@ -76,8 +73,7 @@ class LeftToTheDevice:
         return 'gso_max_segs = "off" in the configuration; the device\'s own limit stands'
 
 
-@dataclass(frozen=True)
-class NotInForce:
+class NotInForce(Struct, frozen=True):
     """The kernel side left another limit than the chosen one."""
 
     code: ClassVar[str] = "gso-not-in-force"

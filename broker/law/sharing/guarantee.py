@@ -20,9 +20,10 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from broker.law.inbound_state import Account
 from broker.law.state import ClassState
-from broker.law.structs import replace
 
 Owed = TypeVar("Owed", ClassState, Account)
 """Who is promised something over a window: a class, or what goes one way or to one destination."""

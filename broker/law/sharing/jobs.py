@@ -26,8 +26,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.bursts.announced import ActiveBurst
 from broker.law.capacity import signals
@@ -36,7 +38,6 @@ from broker.law.sharing import demand
 from broker.law.sharing.available_rate import offered_bits_per_s
 from broker.law.sharing.water_filling import Claim, allocate, allocate_by_user
 from broker.law.state import ClassState, JobUseState, SignalState
-from broker.law.structs import replace
 from broker.model import reasons
 from broker.model.values import (
     Alarm,
@@ -68,8 +69,7 @@ NEW_S = demand.USAGE_SLOTS * demand.USAGE_SLOT_S
 """A job that has sent for less time than its use is remembered wants as much as it can get, for all that is known."""
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """A job next to its policy in bits per second of the present capacity."""
 
     sample: JobSample

@@ -15,8 +15,9 @@ That rule of HTB's is also what lets people go where the capacity does not conce
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from broker.law.bursts.announced import ActiveBurst
 from broker.law.bursts.forecast import ExpectedBurst
@@ -32,8 +33,7 @@ DEAD_BAND = 0.02
 link it would be more than a whole promise of 15 Mbit/s on 1 Gbit/s."""
 
 
-@dataclass(frozen=True)
-class ClassNeeds:
+class ClassNeeds(Struct, frozen=True):
     """What is known about one class when the plan is made. `repay_bits_per_s` is 0 while its window is not at risk;
     `at_risk` says why it lends nothing, where data is at risk; `limit` why its ceiling is lower than the file's."""
 
@@ -47,8 +47,7 @@ class ClassNeeds:
     at_risk: reasons.ReplicasAtRisk | None = None
 
 
-@dataclass(frozen=True)
-class ClassPlan:
+class ClassPlan(Struct, frozen=True):
     """What HTB gets for one class, what water-filling gives it at present demand, and why."""
 
     name: str
@@ -61,8 +60,7 @@ class ClassPlan:
     reason: reasons.Reasoned
 
 
-@dataclass(frozen=True)
-class Promises:
+class Promises(Struct, frozen=True):
     """A class' policy in bits per second of one capacity: floor <= guarantee <= ceiling <= capacity."""
 
     guarantee: int

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from broker.model import reasons
 from broker.model.values import Alarm, ScheduleInForce, WallClock, ZoneClock
@@ -30,8 +31,7 @@ DAYS_AHEAD = 8
 end within it has none."""
 
 
-@dataclass(frozen=True)
-class ActiveSchedule:
+class ActiveSchedule(Struct, frozen=True):
     """A schedule that holds, and the UTC second at which it ends; None where it never does."""
 
     schedule: SchedulePolicy

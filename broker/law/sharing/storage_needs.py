@@ -12,7 +12,8 @@ at risk    while objects have too few copies storage lends nothing: its HTB rate
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from broker.law.state import RiskState
 from broker.model import reasons
@@ -28,8 +29,7 @@ RISK_S_MAX, RISK_REFILL, RISK_S_AGAIN = 600.0, 0.2, 60.0
 guarantee. Once spent, a minute has to come back first, so that rates do not flutter."""
 
 
-@dataclass(frozen=True)
-class Declared:
+class Declared(Struct, frozen=True):
     """What storage declares at one interface now, all programs together.
 
     Fields: `bits_per_s` needed for all deadlines; `unlimited` whether a need has none, or a missed one; `backlog_bytes`

@@ -17,11 +17,11 @@ floors exceed C, they are all scaled by the same factor. The caller is told.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """One claimant: all rates in bits per second; `weight` above 0. `ceiling` wins over everything, even the floor."""
 
     weight: float
@@ -31,8 +31,7 @@ class Claim:
     demand_bits_per_s: int
 
 
-@dataclass(frozen=True)
-class Shares:
+class Shares(Struct, frozen=True):
     """The result, in the order of the claims; `scaled` where the guarantees did not fit into the capacity."""
 
     rates_bits_per_s: tuple[int, ...]

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from broker.model.leases import LEASE_S_MAX, Lease
 from broker.model.token_bucket import TokenBucket, TokenBuckets
 from broker.peers.protocol.wire import Ask, Refusal, Release
@@ -38,8 +40,7 @@ class _Run:
     number: int = 0
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     ask: Ask
     began_s: float
     ends_s: float

@@ -6,7 +6,8 @@ No input or output, no clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from broker.model.leases import HoldOutcome, Lease
 from broker.peers.protocol.wire import Answer
@@ -17,8 +18,7 @@ RATE_CHANGE = 0.05
 """A smaller change of the rate is not worth a message."""
 
 
-@dataclass(frozen=True)
-class _Said:
+class _Said(Struct, frozen=True):
     verdict: HoldOutcome
     at_s: float
 

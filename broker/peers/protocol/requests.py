@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.model.leases import LEASE_S_MAX, Hold, HoldOutcome
 from broker.model.token_bucket import TokenBucket
@@ -63,8 +66,7 @@ class _Held:
     verdict_ends_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Outgoing:
+class Outgoing(Struct, frozen=True):
     """A message to send to an address now."""
 
     address: str

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
+
+from msgspec import Struct
 
 from broker.model.leases import HELD_CLASS, LEASE_S_MAX
 from broker.model.reasons import Reason
@@ -66,8 +67,7 @@ class Refusal(enum.StrEnum):
     FULL = "hold-too-many-peers"
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """Hold `traffic_class` back to `rate_bits_per_s` towards whoever sent this, for `lease_s`. See `holds.Hold`."""
 
     number: int
@@ -78,8 +78,7 @@ class Ask:
     reason: Reason
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What came of the ask with this number; `remaining_s` is how long its lease still has, 0 for a refusal."""
 
     number: int
@@ -89,8 +88,7 @@ class Answer:
     reason: Reason
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(Struct, frozen=True):
     """The class need not be held back any more. Its number is higher than that of every ask that it ends."""
 
     number: int

@@ -14,7 +14,9 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from broker.law.decide import decide
 from broker.law.decision import Decision

@@ -10,7 +10,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from broker.law.decision import Decision
 from broker.model.values import Burst, ClassSample, FlowSample, InterfaceSample, Measurements

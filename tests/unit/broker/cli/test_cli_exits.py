@@ -12,12 +12,7 @@ from typer.testing import CliRunner
 
 from broker.cli.app import app
 from broker.cli.exits import ExitCode, code_of, guarded
-from broker.law.decide import decide
-from broker.law.recording import header_line, tick_line
-from broker.law.state import State
-from broker.model.codec import dumps
-from broker.model.values import Measurements
-from broker.policy.toml import ConfigurationErrors, load
+from broker.policy.toml import ConfigurationErrors
 from hive_qos import errors
 
 RUN = CliRunner()
@@ -209,28 +204,6 @@ def test_a_recording_that_came_out_otherwise_is_told_by_its_exit_code(tmp_path: 
     for text in ("not a recording\n", ""):
         path.write_text(text)
         assert RUN.invoke(app, ["replay", str(path)]).exit_code == ExitCode.CONFIGURATION
-
-
-def test_a_replay_says_of_how_many_decisions_an_earlier_version_recorded_less(tmp_path: Path) -> None:
-    policy, measured = load('version = 1\n[[interface]]\nname = "a"\negress = "40 Mbit/s"\n'), Measurements()
-    decision = decide(now_s=1.0, state=State(), measurements=measured, policy=policy)
-    line = tick_line(now_s=1.0, measurements=measured, decision=decision)
-    fewer = {name: value for name, value in json.loads(line).items() if name not in ("again_s", "watches")}
-    path = tmp_path / "record.jsonl"
-    for recorded, says in (
-        (line, "1 decisions replayed; all the same\n"),
-        (
-            dumps(fewer),
-            "all the same; 1 of an earlier version, which recorded less, are compared by what it recorded\n",
-        ),
-        (dumps({**fewer, "more": 1}), "line 2"),
-    ):
-        path.write_text(f"{header_line(policy=policy, state=State())}\n{recorded}\n")
-        result = RUN.invoke(app, ["replay", str(path)])
-        assert says in result.output
-        reported = json.loads(RUN.invoke(app, ["replay", str(path), "--json"]).output)
-        assert reported["earlier"] == int(recorded != line)
-        assert result.exit_code == (ExitCode.OK if reported["first_difference"] is None else ExitCode.FOUND)
 
 
 def test_check_warns_of_interfaces_that_are_not_there(tmp_path: Path) -> None:

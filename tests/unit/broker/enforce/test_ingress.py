@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from broker.enforce.egress import EgressTrees
 from broker.enforce.inbound_rules import InboundRules

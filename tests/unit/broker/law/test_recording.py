@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any
 
+import msgspec
 import pytest
 from control_loop import Controlled
 from fluid_link import World, quic, tcp
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from broker.law.decide import decide
 from broker.law.recording import Replay, header_line, replay, tick_line
 from broker.law.state import State
-from broker.model.codec import dumps, from_json
 from broker.model.values import Burst, ClassSample, InterfaceSample, Measurements, Need
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES, Policy
@@ -43,41 +42,10 @@ def test_a_changed_measurement_is_found_at_its_line(recording: list[str]) -> Non
     assert replay(recording).first_difference == 501
 
 
-def without(value: Any, names: set[str]) -> Any:
-    if isinstance(value, dict):
-        return {name: without(inner, names) for name, inner in value.items() if name not in names}
-    return [without(inner, names) for inner in value] if isinstance(value, list) else value
-
-
-def as_an_earlier_version(line: str) -> str:
-    """What came with later versions is not in it: in a decision, and in what it was made from."""
-    return dumps(without(json.loads(line), {"again_s", "watches", "segments", "verdicts"}))
-
-
-def test_a_recording_of_an_earlier_version_is_compared_by_the_keys_that_it_has(recording: list[str]) -> None:
-    earlier = [recording[0], *map(as_an_earlier_version, recording[1:200])]
-    assert earlier[1:] != recording[1:200]
-    assert replay(earlier) == Replay(ticks=199, first_difference=None, earlier=199)
-    assert replay([*earlier, recording[200]]) == Replay(ticks=200, first_difference=None, earlier=199)
-    tick = json.loads(earlier[150])
-    tick["allocation"]["interfaces"][0]["classes"][2]["rate_bits_per_s"] += 1
-    assert replay([*earlier[:150], dumps(tick)]) == Replay(ticks=150, first_difference=151, earlier=150)
-
-
-def test_a_reason_in_other_words_is_the_same_and_another_code_is_a_difference(recording: list[str]) -> None:
+def test_another_reason_is_a_difference(recording: list[str]) -> None:
     tick = json.loads(recording[1])
-    reason = tick["allocation"]["interfaces"][0]["capacity_reason"]
-    reason["text"] = "as an earlier version said it"
-    assert replay([recording[0], dumps(tick)]) == Replay(ticks=1, first_difference=None, earlier=1)
-    reason["code"] = "another"
-    assert replay([recording[0], dumps(tick)]).first_difference == 2
-
-
-def test_keys_that_are_not_known_and_other_bytes_of_the_same_values_are_differences(recording: list[str]) -> None:
-    tick = json.loads(recording[1])
-    for line in (dumps({**tick, "more": 1}), json.dumps(tick, ensure_ascii=False)):
-        assert replay([recording[0], line]) == Replay(ticks=1, first_difference=2)
-        assert replay([recording[0], as_an_earlier_version(recording[1])[:-1] + " }"]).first_difference == 2
+    tick["allocation"]["interfaces"][0]["capacity_reason"]["code"] = "another"
+    assert replay([recording[0], json.dumps(tick)]) == Replay(ticks=1, first_difference=2)
 
 
 def test_a_file_that_is_no_recording_is_refused_with_its_line(recording: list[str]) -> None:
@@ -97,9 +65,9 @@ def test_a_file_that_is_no_recording_is_refused_with_its_line(recording: list[st
 def test_a_tick_costs_less_than_three_milliseconds_of_processor_time(recording: list[str]) -> None:
     """The aim is 1 ms for a few classes and ten flows; three here, because test machines are shared."""
     header = json.loads(recording[0])
-    policy = from_json(Policy, header["policy"])
+    policy = msgspec.convert(header["policy"], Policy)
     ticks = [json.loads(line) for line in recording[1:400]]
-    inputs = [(tick["now_s"], from_json(Measurements, tick["measurements"])) for tick in ticks]
+    inputs = [(tick["now_s"], msgspec.convert(tick["measurements"], Measurements)) for tick in ticks]
     state, started = State(), time.process_time()
     for now_s, measurements in inputs:
         state = decide(now_s=now_s, state=state, measurements=measurements, policy=policy).state

@@ -5,13 +5,13 @@ The values are made from the types of the measurements themselves, so that a fie
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import types
 import typing
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from broker.law.decide import decide
@@ -85,12 +85,12 @@ class Kernel:
             return tuple({identity(one): one for one in many}.values())
         if origin is tuple:
             return tuple(self.any_of(argument, name=name) for argument in arguments)
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             hints = typing.get_type_hints(kind)
             return kind(
                 **{
                     field.name: self.any_of(hints[field.name], name=f"{kind.__name__}.{field.name}")
-                    for field in dataclasses.fields(kind)
+                    for field in msgspec.structs.fields(kind)
                 }
             )
         owner, _, field_name = name.partition(".")

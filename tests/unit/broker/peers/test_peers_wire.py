@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import cbor2
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,7 +55,7 @@ def test_what_is_written_is_read_back_and_fits(message: Message) -> None:
         assert again == message
         return
     assert isinstance(again, (Ask, Answer))
-    assert {**vars(again), "reason": None} == {**vars(message), "reason": None}
+    assert {**msgspec.structs.asdict(again), "reason": None} == {**msgspec.structs.asdict(message), "reason": None}
     assert again.reason.text.isprintable()
     assert len(again.reason.text.encode()) <= TEXT_BYTES_MAX
     if message.reason.text.isprintable() and len(message.reason.text.encode()) <= TEXT_BYTES_MAX:

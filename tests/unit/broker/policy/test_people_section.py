@@ -3,12 +3,11 @@ out."""
 
 from __future__ import annotations
 
-import json
 import zoneinfo
 
+import msgspec
 import pytest
 
-from broker.model.codec import dumps, from_json
 from broker.policy.people import JOBS_MAX, SCHEDULES_MAX
 from broker.policy.toml import ConfigurationErrors, load
 from broker.policy.types import ClassOverride, JobPolicy, Policy, PresencePolicy, SchedulePolicy, Share
@@ -64,7 +63,7 @@ def test_presence_as_written() -> None:
 
 def test_a_policy_with_all_of_it_goes_through_a_recording_unchanged() -> None:
     policy = load(TEXT + OFFICE + '[job."*"]\nweight = 2\n[presence]\nenabled = true\n')
-    assert from_json(Policy, json.loads(dumps(policy))) == policy
+    assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 from control_loop import Controlled
 from fluid_link import World, tcp
 
-from broker.model.codec import dumps, from_json, to_json
 from broker.model.values import FlowSample
 from broker.policy.probe import TARGETS_MAX
 from broker.policy.toml import ConfigurationErrors, load
@@ -72,8 +72,8 @@ def test_off_unless_written() -> None:
 def test_addresses_are_written_plainly_and_once() -> None:
     policy = load(HEAD + '[probe]\ntargets = ["10.0.0.9", "2001:DB8::0:1", "10.0.0.9"]\ninterval = "1 s"\n')
     assert policy.probe == ProbePolicy(("10.0.0.9", "2001:db8::1"), 1.0)
-    assert from_json(Policy, to_json(policy)) == policy
-    assert dumps(to_json(policy))
+    assert msgspec.convert(msgspec.to_builtins(policy), Policy) == policy
+    assert msgspec.json.encode(msgspec.to_builtins(policy))
 
 
 @pytest.mark.parametrize(

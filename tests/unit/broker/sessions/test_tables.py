@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from broker.enforce.shapes import rules_of, shape_of, worth_applying
@@ -174,7 +175,7 @@ def test_a_need_ends_with_its_backlog_its_session_or_when_it_is_not_said_again()
 
 
 def connection(peer: str = "10.0.0.2", port: int = 1, **fields: object) -> ConnectionReport:
-    empty = dict.fromkeys([field.name for field in dataclasses.fields(ConnectionReport)])
+    empty = dict.fromkeys(ConnectionReport.__struct_fields__)
     given = {**empty, "peer": peer, "port": port, "traffic_class": "compute", "application_limited": False, **fields}
     return ConnectionReport(**given)  # type: ignore[arg-type]
 
@@ -312,12 +313,12 @@ def test_people_who_are_not_held_keep_their_rate_in_the_shape_and_the_others_the
     """An estimate so low that every class is given the least that the kernel keeps."""
     allocation = first_allocation()
     classes = tuple(
-        dataclasses.replace(entry, rate_bits_per_s=38_797_000, ceil_bits_per_s=38_800_000)
+        msgspec.structs.replace(entry, rate_bits_per_s=38_797_000, ceil_bits_per_s=38_800_000)
         if entry.name == "other"
-        else dataclasses.replace(entry, rate_bits_per_s=1_000, ceil_bits_per_s=20_000)
+        else msgspec.structs.replace(entry, rate_bits_per_s=1_000, ceil_bits_per_s=20_000)
         for entry in allocation.classes  # type: ignore[attr-defined]
     )
-    apart = dataclasses.replace(
+    apart = msgspec.structs.replace(
         allocation, capacity_bits_per_s=20_000, classes=classes, open_bits_per_s=38_800_000  # type: ignore[type-var]
     )  # fmt: skip
     shape = shape_of(apart, rules=())  # type: ignore[arg-type]

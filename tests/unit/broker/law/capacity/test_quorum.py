@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from control_loop import Controlled
 from fluid_link import World, quic, tcp
+from msgspec.structs import replace
 
 from broker.law.capacity import delivery_rate, estimator, sampling
 from broker.law.capacity.estimator import Counters

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.law.decide import decide
 from broker.law.decision import Decision
@@ -241,7 +242,7 @@ def test_delay_towards_a_held_destination_is_not_taken_for_a_queue_elsewhere() -
             delivered_bytes=sent, sent_packets=tick * 100, lost_packets=0,
         )  # fmt: skip
         measured = sample(lease(), sent=sent, backlog=10**6)
-        decision = go(tick / 10, InterfaceSample(**{**vars(measured), "flows": (flow,)}), state)
+        decision = go(tick / 10, InterfaceSample(**{**msgspec.structs.asdict(measured), "flows": (flow,)}), state)
         state = decision.state
     assert decision.allocation.interfaces[0].capacity_bits_per_s == OWN
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 from inflow_link import Inflow, Storage
+from msgspec.structs import replace
 
 from broker.law.bursts.inbound import NEW_S, UNUSED_MAX
 from broker.law.decide import decide
@@ -142,7 +142,5 @@ def test_what_was_ready_is_recorded_and_replayed_to_the_byte() -> None:
     assert replay(host.lines).first_difference is None
     last = host.lines[-1]
     assert '"ready":[{' in last
-    earlier = [line.partition(',"ready":')[0] + "}" if '"ready":' in line else line for line in host.lines]
-    assert replay(earlier).earlier == len(host.lines) - 1, "a recording of a version that did not know of it"
     tampered = [*host.lines[:-1], last.replace('"bytes_min":', '"bytes_min":1')]
     assert replay(tampered).first_difference == len(host.lines)

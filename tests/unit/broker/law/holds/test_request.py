@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 from inflow_link import Inflow, Storage
+from msgspec.structs import replace
 
 from broker.law.decide import decide
 from broker.law.decision import Decision

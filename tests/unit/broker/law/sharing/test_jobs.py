@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.law.decide import decide
 from broker.law.decision import Decision
-from broker.law.recording import Replay, header_line, replay, tick_line
+from broker.law.recording import header_line, replay, tick_line
 from broker.law.sharing.available_rate import offered_bits_per_s, offered_to_job_bits_per_s
 from broker.law.sharing.jobs import JOBS_MAX, LEAVES_PART, NEW_S, PROMISED_PART, policy_of
 from broker.law.state import State
-from broker.model.codec import dumps
 from broker.model.values import (
     NO_JOB,
     Burst,
@@ -262,28 +260,6 @@ def test_another_users_burst_of_the_same_name_is_not_wanted_by_this_ones_job() -
     found = {entry.key: entry for entry in decision.allocation.interfaces[0].jobs}
     assert found[1001, "j"].share_bits_per_s > 1_000_000
     assert found[1000, "j"].share_bits_per_s < 10_000
-
-
-def test_a_recording_from_before_jobs_had_users_replays() -> None:
-    host = Host('[job.a]\nguarantee = "10 %"\n')
-    lines = [header_line(policy=host.policy, state=host.state)]
-    for host.tick in range(1, 80):
-        job = JobSample("a", "compute", host.tick * 90_000, 1, True, host.tick * 90_000, 0)
-        flow = FlowSample("s-1/10.0.0.2:1", "10.0.0.2", "compute", "report", 0.0, 0.01, delivered_bytes=1, job="a")
-        burst = Burst("a", host.tick, 10_000_000, 0.0, 0.5, uid=1000)
-        classes = tuple(ClassSample(name, host.tick * 90_000 * (name == "compute")) for name in CLASS_NAMES)
-        measured = InterfaceSample("a", None, 0.0, classes, (flow,), (burst,) * (host.tick % 10 == 0), jobs=(job,))
-        taken = Measurements((measured,))
-        decision = decide(now_s=host.tick / 10, state=host.state, measurements=taken, policy=host.policy)
-        host.state = decision.state
-        line = json.loads(tick_line(now_s=host.tick / 10, measurements=taken, decision=decision))
-        interface, allocated = line["measurements"]["interfaces"][0], line["allocation"]["interfaces"][0]
-        for entry in (*interface["jobs"], *interface["flows"], *allocated["jobs"]):
-            del entry["uid"]
-        lines.append(dumps(line))
-    assert jobs_of(decision)["a"].guarantee_bits_per_s == CAPACITY // 10
-    assert len(decision.allocation.interfaces[0].flows) == 1
-    assert replay(lines) == Replay(ticks=79, first_difference=None, earlier=79)
 
 
 def test_the_order_of_jobs_means_nothing_and_a_recording_replays() -> None:

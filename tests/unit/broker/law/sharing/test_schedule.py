@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import zoneinfo
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.law.decide import decide
 from broker.law.decision import Decision
