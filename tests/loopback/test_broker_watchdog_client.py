@@ -29,7 +29,7 @@ from shaping.journal import Journal
 GUARD = """
 import socket, sys
 from pathlib import Path
-from broker import guard
+from broker.process import watchdog as guard
 guard.START_S = 60.0
 def open_all():
     with open(sys.argv[2] + "/opened", "a") as file:

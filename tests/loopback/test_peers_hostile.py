@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import cbor2
 import pytest
 from engine_support import EACH, bound_socket, engines, over, pytest_generate_tests
-from msgspec.structs import replace
 from peers_support import A_HOST, B_HOST, Broker, Cluster, Rogue, free_port, granted, until
 
 from broker.model.leases import HELD_CLASS, LEASE_S_MAX, HoldOutcome, Lease
