@@ -208,7 +208,7 @@ def test_a_storm_of_other_peoples_links_leaves_ours_alone(broker: Broker) -> Non
 
 def test_a_link_that_comes_back_at_another_speed_is_shaped_at_that(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     # A tap device keeps the speed that it is given, and says it when it is asked; only that we do not believe one.
-    driver = "import broker.measure.interfaces\nbroker.daemon.links._NO_SPEED = ()\n"
+    driver = "import broker.measure.interfaces\nbroker.measure.interfaces._NO_SPEED = ()\n"
     monkeypatch.setattr(broker_host, "COMMAND", [sys.executable, "-c", driver + DEAF])
     with broker_in(lab["a"], configuration=TWO.replace("30 Mbit/s", "auto")) as broker:
         broker.host.run(["ip", "tuntap", "add", "extra0", "mode", "tap"])

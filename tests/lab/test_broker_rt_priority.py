@@ -21,7 +21,7 @@ def run(program: str, *, allowed: bool = True) -> list[str]:
         pytest.fail("this test needs CAP_SYS_NICE")
     begin = """
         import os, threading, time
-        from broker import precedence
+        from broker.process import rt_priority
     """
     if not allowed:
         begin += """
@@ -41,15 +41,15 @@ def may_be_realtime() -> bool:
 def test_threads_that_begin_afterwards_have_it_too_and_one_that_gives_it_up_has_not() -> None:
     said = run(
         """
-        print(precedence.take(), precedence.is_taken())
+        print(rt_priority.take(), rt_priority.is_taken())
         def late():
-            print(precedence.is_taken())
-            precedence.give_up()
-            print(precedence.is_taken())
+            print(rt_priority.is_taken())
+            rt_priority.give_up()
+            print(rt_priority.is_taken())
         thread = threading.Thread(target=late)
         thread.start()
         thread.join()
-        print(precedence.is_taken(), os.sched_getparam(0).sched_priority)
+        print(rt_priority.is_taken(), os.sched_getparam(0).sched_priority)
         """
     )
     assert said == ["None True", "True", "False", "True 1"]
@@ -59,10 +59,10 @@ def test_a_program_that_is_started_meanwhile_does_not_inherit_it() -> None:
     said = run(
         """
         import subprocess, sys
-        precedence.take()
-        with precedence.suspended():
+        rt_priority.take()
+        with rt_priority.suspended():
             subprocess.run([sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"])
-        print(precedence.is_taken())
+        print(rt_priority.is_taken())
         """
     )
     assert said == [str(os.SCHED_OTHER), "True"]
@@ -71,25 +71,25 @@ def test_a_program_that_is_started_meanwhile_does_not_inherit_it() -> None:
 def test_who_does_not_sleep_loses_it_with_all_threads_and_lives() -> None:
     said = run(
         """
-        precedence.take()
+        rt_priority.take()
         asleep = threading.Event()
         other = threading.Thread(target=asleep.wait)
         other.start()
-        while precedence.is_taken():
+        while rt_priority.is_taken():
             pass
         tasks = {os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")}
         print(tasks == {os.SCHED_OTHER})
         asleep.set()
-        with precedence.suspended():
-            print(precedence.is_taken())
-        print(precedence.is_taken())
+        with rt_priority.suspended():
+            print(rt_priority.is_taken())
+        print(rt_priority.is_taken())
         """
     )
     assert said == ["True", "False", "False"]
 
 
 def test_where_it_is_not_allowed_the_reason_says_what_is_missing() -> None:
-    said = run("print(precedence.take(), precedence.is_taken())", allowed=False)
+    said = run("print(rt_priority.take(), rt_priority.is_taken())", allowed=False)
     assert "CAP_SYS_NICE" in said[0]
     assert said[0].endswith("False")
 
@@ -97,7 +97,7 @@ def test_where_it_is_not_allowed_the_reason_says_what_is_missing() -> None:
 def test_it_is_taken_in_the_main_thread_alone() -> None:
     said = run(
         """
-        thread = threading.Thread(target=lambda: print(precedence.take(), precedence.is_taken()))
+        thread = threading.Thread(target=lambda: print(rt_priority.take(), rt_priority.is_taken()))
         thread.start()
         thread.join()
         """
@@ -121,7 +121,7 @@ def test_the_daemons_log_says_once_that_it_was_lost() -> None:
         one.begin()
         one.look()
         print("nothing so far")
-        precedence.give_up_all()
+        rt_priority.give_up_all()
         one.look()
         one.look()
         """
@@ -150,7 +150,7 @@ def test_who_works_with_short_sleeps_loses_it_and_all_have_it_again_when_it_has_
                 time.sleep(0.002)
             enough.wait()
         def answer():
-            precedence.give_up()
+            rt_priority.give_up()
             inheriting = threading.Thread(target=enough.wait)
             inheriting.start()
             asking.set()
@@ -162,7 +162,7 @@ def test_who_works_with_short_sleeps_loses_it_and_all_have_it_again_when_it_has_
         def policies():
             return sorted(os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task"))
         until_s = time.monotonic() + 40
-        while precedence.is_taken() and time.monotonic() < until_s:
+        while rt_priority.is_taken() and time.monotonic() < until_s:
             one.look()
             time.sleep(0.05)
         print([alarm.code for alarm in one.alarms()], policies() == [os.SCHED_OTHER] * 2 + [os.SCHED_BATCH] * 2)
