@@ -113,11 +113,11 @@ def test_the_bound_is_longer_than_a_reload_and_shorter_than_the_watchdogs() -> N
 def test_the_daemons_log_says_once_that_it_was_lost() -> None:
     said = run(
         """
-        from broker.process.rt_budget import GoingFirst
+        from broker.process.rt_budget import RtBudget
         class Log:
             def warning(self, event, **fields):
                 print(event, fields["note"])
-        one = GoingFirst(log=Log())
+        one = RtBudget(log=Log())
         one.begin()
         one.look()
         print("nothing so far")
@@ -134,13 +134,13 @@ def test_the_daemons_log_says_once_that_it_was_lost() -> None:
 def test_who_works_with_short_sleeps_loses_it_and_all_have_it_again_when_it_has_been_calm() -> None:
     said = run(
         """
-        from broker.process.rt_budget import CALM_S, GoingFirst
+        from broker.process.rt_budget import CALM_S, RtBudget
         class Log:
             def warning(self, event, **fields):
                 print(fields["note"])
             info = warning
         ahead_s, calm, enough, asking = 0.0, threading.Event(), threading.Event(), threading.Event()
-        one = GoingFirst(log=Log(), clock=lambda: time.monotonic() + ahead_s)
+        one = RtBudget(log=Log(), clock=lambda: time.monotonic() + ahead_s)
         one.begin()
         def work():
             while not calm.is_set():
