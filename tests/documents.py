@@ -1,6 +1,7 @@
 """Reads the documents as tests need them: fences, tables, sentences, links. Standard library only.
 
-A page is README.md or a Markdown file below docs/. Pages of docs/log/ record past experiments; most rules leave them out.
+A page is README.md or a Markdown file below docs/. Pages of docs/log/ record past experiments: most rules leave them
+out.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ SHELLS = ("console", "bash", "sh")
 FORMER = frozenset(
     f"docs/{name}.md"
     for name in (
-        "architecture", "broker-api", "broker-protocol", "configuration", "decisions", "lab", "operations", "performance",
-        "safety", "shaping", "simulator", "torch", "transport", "wire-protocol",
+        "architecture", "broker-api", "broker-protocol", "configuration", "decisions", "lab", "operations",
+        "performance", "safety", "shaping", "simulator", "torch", "transport", "wire-protocol",
     )
 )  # fmt: skip
 """Pages of the former layout, which the rules of style leave alone until they are rewritten."""

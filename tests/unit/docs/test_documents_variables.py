@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from documents import DOCS, ROOT, name_of, pages, table_below
 
-from broker.client.protocol import DEFAULT_SOCKET
+from broker.client.protocol import session_socket_path
 from hive_qos.errors import ConfigurationError
 from transport.lanes import LaneLaw
 from transport.settings import LANES_MAX, SECRET_BYTES_MIN, Settings
@@ -41,7 +42,7 @@ def test_the_reference_has_every_variable_that_the_code_reads_and_no_other() -> 
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in pages()])
-def test_a_page_names_no_variable_that_nobody_reads(page) -> None:
+def test_a_page_names_no_variable_that_nobody_reads(page: Path) -> None:
     named = set(re.findall(r"\bHIVE_[A-Z]+(?:_[A-Z]+)*\b", page.read_text(encoding="utf-8")))
     assert named <= read_by_code() | BUILD | OF_TESTS
 
@@ -53,11 +54,15 @@ def test_a_page_names_no_variable_that_nobody_reads(page) -> None:
         ("HIVE_CONGESTION", Settings.congestion),
         ("HIVE_JOB", Settings.job),
         ("HIVE_LANES_MAX", str(LaneLaw.lanes_max)),
-        ("HIVE_BROKER", DEFAULT_SOCKET),
     ],
 )
 def test_the_default_of_a_variable_is_the_codes(variable: str, value: str) -> None:
     assert table()[variable][1].split(":")[0] == value
+
+
+def test_the_default_socket_is_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HIVE_BROKER", raising=False)
+    assert table()["HIVE_BROKER"][1] == session_socket_path()
 
 
 def test_the_bounds_of_a_variable_are_the_codes() -> None:
