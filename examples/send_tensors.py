@@ -4,7 +4,7 @@
     python examples/send_tensors.py --rank 1 --meet 127.0.0.1:29400
 
 On two hosts, `--meet` is rank 0's address on both. Set HIVE_JOB_SECRET to the same secret on both sides, or configure
-certificates (docs/transport.md), so that nobody else can pretend to be one of them.
+certificates (docs/reference/transport.md), so that nobody else can pretend to be one of them.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class PeerError(TransportError):
     Args:
         peer: the peer's name as authenticated, or its address where it has none yet.
         reason: what it did; names counts and limits.
-        wire_code: the application error code of `docs/wire-protocol.md` with which the connection was closed.
+        wire_code: the application error code of `docs/reference/wire.md` with which the connection was closed.
     """
 
     code = "peer"

@@ -181,7 +181,7 @@ def sentences_of(page: Path) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     for number, paragraph in paragraphs:
         words = plain(re.sub(r"`[^`]*`", "CODE", paragraph))
-        for sentence in re.split(r"(?<=[.!?])[\"')]*\s+(?=[A-Z0-9\"'(])", words):
+        for sentence in re.split(r"(?<=[.!?])[\"')]*\s+(?=[A-Z0-9\"'(]|hive-qos )", words):
             if sentence.strip():
                 found.append((number, sentence.strip()))
     return found

@@ -6,7 +6,7 @@
         group.allreduce(gradients).wait()
 
 Light on purpose: no torch, the engine is loaded at the first connection, and the names below at their first use, for
-the broker needs the engines and the identity alone (12 MB less). See docs/transport.md.
+the broker needs the engines and the identity alone (12 MB less). See docs/reference/transport.md.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Group:
     ) -> Work:
         """Reduce every rank's `tensor` into it, in place: afterwards all ranks hold the same bits.
 
-        Values are taken in rank order; 16-bit floats accumulate in float32. See docs/transport.md for numerics.
+        Values are taken in rank order; 16-bit floats accumulate in float32. Numerics: docs/reference/transport.md.
         """
         return self._start(calls.allreduce(self.site, tensor, op), timeout_s, priority)
 

@@ -100,7 +100,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read the `HIVE_*` variables of docs/transport.md; those that are not set keep their defaults.
+        """Read the `HIVE_*` variables of docs/reference/transport.md; those that are not set keep their defaults.
 
         Raises:
             ConfigurationError: a variable's value cannot work; names it.

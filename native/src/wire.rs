@@ -1,4 +1,4 @@
-//! Bytes of `hive-tensor/1` as `docs/wire-protocol.md` defines them: integers, the strict CBOR reader, message headers.
+//! Bytes of `hive-tensor/1` as `docs/reference/wire.md` defines them: integers, the strict CBOR reader, message headers.
 //!
 //! Whatever a peer sends passes through here: every length is held against what is left of the input before anything
 //! of that size exists, and the same limits and codes hold as in `transport/wire`.

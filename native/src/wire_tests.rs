@@ -1,4 +1,4 @@
-//! The protocol's test vectors, as `docs/wire-protocol.md` has them, and bytes that are spoiled.
+//! The protocol's test vectors, as `docs/reference/wire.md` has them, and bytes that are spoiled.
 
 use bytes::Bytes;
 
@@ -6,7 +6,7 @@ use super::cbor::decode_map;
 use super::header::{DIMENSIONS_MAX, NAME_BYTES_MAX};
 use super::*;
 
-const PROTOCOL: &str = include_str!("../../docs/wire-protocol.md");
+const PROTOCOL: &str = include_str!("../../docs/reference/wire.md");
 
 /// A field of a line of test vectors, as it stands there.
 fn field<'a>(line: &'a str, name: &str) -> &'a str {

@@ -6,7 +6,7 @@
 `BACKEND=gloo` gives the reference. `AS_GLOO=1` runs the tests that are tied to Gloo by name as well: hive answers to
 that name then (some of those compare the words of Gloo's errors). Tests that need a GPU skip themselves. Ranks are
 forked, so that torch is imported once; SPAWN=1 starts them as the suite does. Takes a few minutes; not part of
-`make test`. What passes is in docs/torch.md.
+`make test`. What passes is in docs/reference/transport.md.
 """
 
 from __future__ import annotations

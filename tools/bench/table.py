@@ -64,7 +64,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def sections(report: Mapping[str, Any]) -> list[tuple[str, list[Cell], list[Column]]]:
-    """Title, rows and columns of each table; the table and docs/performance.md show the same."""
+    """Title, rows and columns of each table; the table and docs/log/transport.md show the same."""
     found = []
     for name, title in TITLES.items():
         scenario = "memory" if name == "connections" else name

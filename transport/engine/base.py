@@ -238,7 +238,7 @@ class Engine(abc.ABC):
 
         Args:
             sock: a bound, non-blocking UDP socket; its marks (TOS, priority) are somebody else's.
-            hello: what to say of ourselves, by the keys of `docs/wire-protocol.md`.
+            hello: what to say of ourselves, by the keys of `docs/reference/wire.md`.
             bulk: use the delay-bounded congestion controller, which yields to everything else.
         """
 

@@ -1,6 +1,6 @@
 """Every code that a connection is closed with, or a stream reset or refused with, and the error that carries one.
 
-Numbers are fixed by `docs/wire-protocol.md`: 0x1? what the bytes said, 0x2? who the peer is, 0x3? one message only,
+Numbers are fixed by `docs/reference/wire.md`: 0x1? what the bytes said, 0x2? who the peer is, 0x3? one message only,
 0x4? the connection as a whole.
 """
 

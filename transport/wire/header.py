@@ -1,6 +1,6 @@
 """The header of a message: a CBOR map with integer keys, at most 4 KiB (RFC 8949), behind a varint length (RFC 9000).
 
-Keys are fixed by `docs/wire-protocol.md`. Unknown keys are ignored, so that a newer peer can say more.
+Keys are fixed by `docs/reference/wire.md`. Unknown keys are ignored, so that a newer peer can say more.
 """
 
 from __future__ import annotations

@@ -23,18 +23,33 @@ from broker.config import load
 
 SHOWN = {"text", "ini", "mermaid"}
 """Languages of blocks that show output, a unit file or a drawing: nobody types them."""
+PROGRAMS = "tests/loopback/docs/test_documents_programs.py"
 RUN_BY = {
     ("README.md", "import torch.distributed as dist"): (
         "tests/loopback/integrations/test_torch_torchrun.py",
         "test_torchrun_with_hive_trains_to_the_weights_that_gloo_trains_to",
     ),
+    ("docs/train.md", "import torch"): (PROGRAMS, "test_the_training_script_of_the_page_runs_under_torchrun"),
+    ("docs/train.md", "try:"): (PROGRAMS, "test_the_error_handler_of_the_page_saves_when_a_rank_is_lost"),
+    ("docs/store.md", "from broker.client import Session"): (
+        PROGRAMS,
+        "test_the_session_of_the_storage_page_registers_and_declares",
+    ),
+    ("docs/reference/transport.md", "import numpy as np"): (
+        PROGRAMS,
+        "test_the_group_of_the_reference_takes_the_mean_on_every_rank",
+    ),
+    (
+        "docs/reference/transport.md",
+        "async with await transport.Group.connect_async(rendezvous, rank=rank, world_size=4) as group:",
+    ): (PROGRAMS, "test_the_group_of_the_reference_works_with_asyncio"),
 }
 """Python fences by page and first line: the file and the name of the test that runs what they show."""
 SYSTEM = {
     "pip", "python3", "torchrun", "ln", "mkdir", "cat", "cp", "mv", "rm", "install", "chmod", "test", "openssl", "curl",
     "apt-get", "usermod", "systemctl", "systemd-sysusers", "systemd-tmpfiles", "systemd-analyze", "systemd-cgls",
     "systemd-run", "journalctl", "ip", "tc", "ss", "nft", "ethtool", "ping", "iperf3", "git", "docker", "ssh", "scp",
-    "rsync", "sysctl", "grep", "head", "sed", "watch", "jq", "nc",
+    "rsync", "sysctl", "grep", "head", "sed", "watch", "jq", "nc", "export", "cd",
 }  # fmt: skip
 """Programs of the system. What a command of theirs does to hive-qos is for the test of its page to claim."""
 PREAMBLE = 'version = 1\n[[interface]]\nname = "eth0"\n'

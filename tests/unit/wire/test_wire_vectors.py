@@ -1,4 +1,4 @@
-"""The vectors of docs/wire-protocol.md hold in both directions, and its tables say what the code does."""
+"""The vectors of docs/reference/wire.md hold in both directions, and its tables say what the code does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transport.wire.header import Header, Kind, decode_header, encode_header, sp
 from transport.wire.hello import FrameReader, encode_frame
 from transport.wire.varint import decode_varint, encode_varint
 
-TEXT = (Path(__file__).parents[3] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
 VECTORS = [json.loads(line) for line in TEXT.split("```json\n")[1].split("```")[0].splitlines()]
 
 
@@ -68,8 +68,11 @@ def test_the_table_of_codes_is_the_enumeration() -> None:
 
 
 def test_the_list_of_dtypes_is_the_table() -> None:
-    section = TEXT.split("dtypes and bytes of an element:")[1].split("## ")[0]
-    assert {name: int(size) for name, size in re.findall(r"`(\w+)` (\d+)", section)} == dict(ITEM_BYTES)
+    rows = re.findall(
+        r"^\| (.*) \| (\d+) \|$", TEXT.split("| dtype | bytes of an element |")[1].split("## ")[0], re.MULTILINE
+    )
+    listed = {name: int(size) for names, size in rows for name in re.findall(r"`(\w+)`", names)}
+    assert listed == dict(ITEM_BYTES)
 
 
 def with_integer_keys(value: Any) -> Any:

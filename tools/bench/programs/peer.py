@@ -28,7 +28,7 @@ WAIT_S_MAX = 30.0
 """Nothing of a benchmark is silent for longer; what is, is reported as failed, before the controller gives up."""
 
 NAME_KEY, RANK_KEY = 2, 64
-"""Of the hello (docs/wire-protocol.md)."""
+"""Of the hello (docs/reference/wire.md)."""
 
 Outcome: TypeAlias = SendDone | Received | OperationFailed
 
