@@ -1,44 +1,159 @@
-"""What to do about each alarm of the broker, for `hive-qos doctor`."""
+"""What each alarm of the broker means and what to do about it, for `hive-qos doctor` and `docs/operate/alarms.md`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
+
+@dataclass(frozen=True)
+class AlarmAdvice:
+    """What holds while the alarm stands, and the next step. The alarm's own text has the names and figures."""
+
+    meaning: str
+    action: str
+
+
 ALARM_ADVICE: Final = {
-    "announcements-unused": "look why the job announces bursts that it does not send; its credit comes back by itself",
-    "apply-failed": "stop what else changes qdiscs on this interface (tc, another shaper)",
-    "attach-failed": "mend what the text names; it is tried again when the interface changes",
-    "capacity-unknown": 'write the rate of the link: egress = "40 Mbit/s" in its [[interface]]',
-    "certificate-expires": "hive-qos ca issue NODE --renew, and install the pair as before",
-    "certificate-refused": "mend the files that the text names; `hive-qos broker --check` judges them",
-    "configuration-rejected": "mend broker.toml (`hive-qos broker --check`), then `hive-qos reload`",
-    "configuration-rolled-back": "`hive-qos reload`, and `hive-qos confirm` in time, where the new one was good",
-    "configuration-unconfirmed": "`hive-qos confirm` keeps it",
-    "counters-stale": "look at the host's load; the last allocation holds meanwhile",
-    "counters-unreadable": "stop what else changes qdiscs on this interface (tc, another shaper)",
-    "deadline-infeasible": "more guarantee for storage, a later deadline, or less to copy",
-    "deadline-missed": "more guarantee for storage, a later deadline, or less to copy",
-    "floors-scaled": "smaller floors, or look why the link carries so little",
-    "guarantees-scaled": "smaller guarantees, or look why the link carries so little",
-    "guard-missing": "look at the log for memory, TasksMax or a limit on processes",
-    "hold-refused": "look at that host's [peers] and guarantees: its answer is in the text",
-    "ingress-failed": 'load the kernel modules ifb and sch_ingress, or set ingress = "off"',
-    "ingress-unknown": 'write what the link carries towards us: ingress = "100 Mbit/s" in its [[interface]]',
-    "interface-missing": "mend its name in [[interface]], or connect it",
-    "job-guarantees-scaled": "smaller guarantees in [job.NAME]",
-    "link-down": "look at the cable and at the other end",
-    "peers-failed": "look at that host: its broker, UDP 4710, its certificate",
-    "peers-unavailable": "mend the certificate or port that the text names; it is tried again every minute",
-    "precedence-lost": "look who sends to UDP 4710, and who opens sessions",
-    "probe-elsewhere": "name a probed host that is reached through this interface",
-    "probe-unanswered": "name a host that answers ICMP echo, or take it out of [probe]",
-    "probes-unavailable": "give the service CAP_NET_RAW, or take [probe] out",
-    "recording-ended": "make room where record_file lies, then restart the broker",
-    "risk-time-spent": "look why so many objects have too few copies",
-    "schedule-unknown": "install tzdata, or mend the schedule's timezone",
-    "sender-without-broker": "run a broker there, or give `ingress` a rate here",
-    "sockets-not-classified": "restart the programs that the text names",
-    "unshaped-packets": "systemctl restart hive-qos: somebody changed its classes by hand",
-    "way-in-below-guarantees": "smaller guarantees, or look why so little arrives",
+    "announcements-unused": AlarmAdvice(
+        "A job announces bursts that it does not send. Its announcements hold nobody back for a while.",
+        "Check the job. Its credit comes back by itself when it sends what it announces.",
+    ),
+    "apply-failed": AlarmAdvice(
+        "The kernel refused a change, or another program removed our queues. The broker tries again every second.",
+        "Stop what else changes qdiscs on this interface (tc, another shaper).",
+    ),
+    "attach-failed": AlarmAdvice(
+        "An interface appeared and cannot be shaped.",
+        "Correct what the text names. The broker tries again when the interface changes.",
+    ),
+    "capacity-unknown": AlarmAdvice(
+        "Neither the file nor the driver names the link's rate. The broker assumes 1 Gbit/s.",
+        'Write the rate of the link: egress = "40 Mbit/s" in its [[interface]].',
+    ),
+    "certificate-expires": AlarmAdvice(
+        "This broker's certificate ends within 30 days.",
+        "Run `hive-qos ca issue NODE --renew` on the CA's machine, and install the pair.",
+    ),
+    "certificate-refused": AlarmAdvice(
+        "The new certificate, key, CA or revocation list cannot be used. The former files stay in use.",
+        "Correct the files that the text names. `hive-qos broker --check` judges them.",
+    ),
+    "configuration-rejected": AlarmAdvice(
+        "broker.toml has a mistake or cannot be applied. The last good configuration is in force.",
+        "Correct broker.toml (`hive-qos broker --check`), then `hive-qos reload`.",
+    ),
+    "configuration-rolled-back": AlarmAdvice(
+        "A trial was not confirmed in time. The former configuration is in force, whatever the file says.",
+        "Run `hive-qos reload`; use `hive-qos confirm` in time if you take it on trial again.",
+    ),
+    "configuration-unconfirmed": AlarmAdvice(
+        "A configuration is on trial. The text says when the former one comes back.",
+        "Run `hive-qos confirm` to keep it, or wait to go back.",
+    ),
+    "counters-stale": AlarmAdvice(
+        "The kernel's counters were not read for 0.5 s. The last allocation stays in force.",
+        "Look at the host's load.",
+    ),
+    "counters-unreadable": AlarmAdvice(
+        "Our classes are gone or cannot be read. The broker builds them again.",
+        "Stop what else changes qdiscs on this interface (tc, another shaper).",
+    ),
+    "deadline-infeasible": AlarmAdvice(
+        "Storage declared more than its share can send before the deadline.",
+        "Give storage a larger guarantee, set a later deadline, or copy less.",
+    ),
+    "deadline-missed": AlarmAdvice(
+        "Storage did not send what it declared before the deadline.",
+        "Give storage a larger guarantee, set a later deadline, or copy less.",
+    ),
+    "floors-scaled": AlarmAdvice(
+        "The link carries less than the sum of the floors. Each class gets the same part of its floor.",
+        "Write smaller floors, or find out why the link carries so little.",
+    ),
+    "guarantees-scaled": AlarmAdvice(
+        "The link carries less than the sum of the guarantees. Floors hold; guarantees are scaled.",
+        "Write smaller guarantees, or find out why the link carries so little.",
+    ),
+    "guard-missing": AlarmAdvice(
+        "The guard does not run. If the daemon dies now, nobody opens the ceilings.",
+        "Look in the log for memory, TasksMax or a limit on processes. The broker tries again every second.",
+    ),
+    "hold-refused": AlarmAdvice(
+        "Another host's broker does not hold its storage back as this host asked.",
+        "Look at that host's [peers] and guarantees. Its answer is in the text.",
+    ),
+    "ingress-failed": AlarmAdvice(
+        "Inbound traffic cannot be shaped here. It arrives unshaped.",
+        'Load the kernel modules ifb and sch_ingress, or set ingress = "off".',
+    ),
+    "ingress-unknown": AlarmAdvice(
+        'ingress = "auto", but the driver names no speed and nothing has been measured yet.',
+        'Write the inbound rate of the link: ingress = "100 Mbit/s" in its [[interface]].',
+    ),
+    "interface-missing": AlarmAdvice(
+        "An interface of broker.toml does not exist. It is shaped when it appears.",
+        "Correct its name in [[interface]], or connect it.",
+    ),
+    "job-guarantees-scaled": AlarmAdvice(
+        "The jobs of a class are promised more than their class. Their guarantees are scaled.",
+        "Write smaller guarantees in [job.NAME].",
+    ),
+    "link-down": AlarmAdvice(
+        "The link has no carrier. Nothing is sent or received on it.",
+        "Look at the cable and at the other end.",
+    ),
+    "peers-failed": AlarmAdvice(
+        "The QUIC engine that talks to other brokers has failed. This host is shaped without them.",
+        "Restart the broker: systemctl restart hive-qos. Its log has the cause.",
+    ),
+    "peers-unavailable": AlarmAdvice(
+        "The channel to other brokers cannot be opened. This host is shaped without them.",
+        "Correct the certificate or port that the text names. The broker tries again every minute.",
+    ),
+    "precedence-lost": AlarmAdvice(
+        "The broker used too much processor and lost its real-time priority. Holds may come late.",
+        "Look who sends to UDP 4710, and who opens sessions. Priority returns after 30 calm seconds.",
+    ),
+    "probe-elsewhere": AlarmAdvice(
+        "A host in [probe] is not reached through a shaped interface.",
+        "Name a probed host that is reached through this interface.",
+    ),
+    "probe-unanswered": AlarmAdvice(
+        "A host in [probe] has not answered for 10 s.",
+        "Name a host that answers ICMP echo, or take it out of [probe].",
+    ),
+    "probes-unavailable": AlarmAdvice(
+        "The kernel gives the broker no socket for ICMP echoes.",
+        "Set net.ipv4.ping_group_range to hold the daemon's group, or take [probe] out.",
+    ),
+    "recording-ended": AlarmAdvice(
+        "The recording of decisions has stopped. Everything else goes on.",
+        "Make room on the disk of record_file, then restart the broker.",
+    ),
+    "risk-time-spent": AlarmAdvice(
+        "Too few copies for longer than storage may go first. Storage has its ordinary guarantee again.",
+        "Find out why so many objects have too few copies, or raise storage's guarantee.",
+    ),
+    "schedule-unknown": AlarmAdvice(
+        "The host does not know the time zone of a schedule. The schedule is not in force.",
+        "Install tzdata, or correct the schedule's timezone.",
+    ),
+    "sender-without-broker": AlarmAdvice(
+        "A host without a broker sends storage here. Nobody holds it back during training.",
+        "Run a broker there, or give `ingress` a rate here.",
+    ),
+    "sockets-not-classified": AlarmAdvice(
+        "Sockets that are older than their rule have no class. New sockets are classified.",
+        "Restart the programs that the text names.",
+    ),
+    "unshaped-packets": AlarmAdvice(
+        "Packets passed without a class, because somebody changed our classes by hand.",
+        "Run systemctl restart hive-qos.",
+    ),
+    "way-in-below-guarantees": AlarmAdvice(
+        "The inbound link carries less than the sum of the guarantees.",
+        "Check the rate of `ingress`, write smaller guarantees, or find out what else fills the link.",
+    ),
 }
-"""By the alarm's code. The alarm's own text says what is wrong."""
+"""By the alarm's code."""

@@ -1,4 +1,7 @@
-"""Exit codes by kind of error, and the one place where an exception becomes a line on stderr. `docs/operations.md`."""
+"""Exit codes by kind of error, and the one place where an exception becomes a line on stderr.
+
+`docs/reference/cli.md` has the codes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import ParamSpec
+from typing import Final, ParamSpec
 
 import typer
 
@@ -46,11 +49,22 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
 
 
-EPILOG = (
-    "Exit codes: 0 fine, 1 a bug of ours, 2 usage, 3 configuration, 4 no broker, 5 refused by the broker, "
-    "6 privilege missing, 7 refused by the kernel, 8 certificate or peer, 9 something was found "
-    "(doctor, replay), 10 the system (no room on a disk, no file, no memory), 130 interrupted."
-)
+MEANINGS: Final = {
+    ExitCode.OK: "fine",
+    ExitCode.BUG: "a bug of ours",
+    ExitCode.USAGE: "usage",
+    ExitCode.CONFIGURATION: "configuration",
+    ExitCode.BROKER_UNAVAILABLE: "no broker",
+    ExitCode.BROKER_REJECTED: "refused by the broker",
+    ExitCode.PRIVILEGE: "privilege missing",
+    ExitCode.KERNEL: "refused by the kernel",
+    ExitCode.TRANSPORT: "certificate or peer",
+    ExitCode.FOUND: "something was found (doctor, replay)",
+    ExitCode.SYSTEM: "the system (no room on a disk, no file, no memory)",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+"""Each code in a few words, for every help page and `docs/reference/cli.md`."""
+EPILOG: Final = f"Exit codes: {', '.join(f'{code.value} {meaning}' for code, meaning in MEANINGS.items())}."
 
 
 def code_of(error: HiveError) -> ExitCode:

@@ -35,4 +35,4 @@ def test_every_alarm_has_advice() -> None:
 
 
 def test_no_advice_sends_people_to_the_command_that_shows_the_alarm() -> None:
-    assert [text for text in ALARM_ADVICE.values() if "status" in text or "doctor" in text] == []
+    assert [one for one in ALARM_ADVICE.values() if "status" in one.action or "doctor" in one.action] == []
