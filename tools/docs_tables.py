@@ -1,0 +1,181 @@
+"""Writes the tables of the documents that are made from the code, between markers in the pages.
+
+    python -m tools.docs_tables            write them anew
+    python -m tools.docs_tables --check    exit with 1 where a page differs
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; `TABLES` has the names.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+BROKER: Final = ROOT / "broker"
+LEVELS: Final = ("debug", "info", "warning", "error")
+_MARKED = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+
+
+def with_tables(text: str) -> str:
+    """Give a page with its tables as the code has them.
+
+    Raises:
+        KeyError: a marker names a table that does not exist.
+    """
+    return _MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[4]}", text)
+
+
+def alarms() -> str:
+    """Every alarm of the broker: its code, what it means, what to do."""
+    from broker.cli.alarm_advice import ALARM_ADVICE
+
+    rows = ((f"`{code}`", advice.meaning, advice.action) for code, advice in sorted(ALARM_ADVICE.items()))
+    return _table(("alarm", "what it means", "what to do"), rows)
+
+
+def commands() -> str:
+    """Every command of `hive-qos`: its help, its arguments and options."""
+    import typer
+
+    from broker.cli.app import app
+
+    return "\n".join(_command(typer.main.get_command(app), "hive-qos")).strip() + "\n"
+
+
+def log_events() -> str:
+    """Every event that the daemon logs, with its levels and fields."""
+    found: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
+    for node in _nodes(BROKER, ast.Call):
+        event = node.args[0] if len(node.args) == 1 else None
+        level = getattr(node.func, "attr", "")
+        logger = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        # The client library logs sentences by Python's own logging; the daemon's events have their figures in fields.
+        if level not in LEVELS or not logger.endswith("log") or logger == "_log":
+            continue
+        if isinstance(event, ast.Constant) and isinstance(event.value, str):
+            levels, fields = found[event.value]
+            levels.add(level)
+            fields |= {word.arg for word in node.keywords if word.arg is not None and word.arg != "exc_info"}
+    rows = (
+        (f"`{event}`", ", ".join(sorted(levels, key=LEVELS.index)), ", ".join(f"`{one}`" for one in sorted(fields)))
+        for event, (levels, fields) in sorted(found.items())
+    )
+    return _table(("event", "levels", "fields"), rows)
+
+
+def reasons() -> str:
+    """Every reason type of the broker: its stable code, and the first sentence of what its type says."""
+    rows = []
+    for node in _nodes(BROKER, ast.ClassDef):
+        for statement in node.body:
+            if (
+                isinstance(statement, ast.AnnAssign)
+                and ast.unparse(statement.target) == "code"
+                and isinstance(statement.value, ast.Constant)
+            ):
+                rows.append((f"`{statement.value.value}`", _first_sentence(ast.get_docstring(node) or "")))
+    return _table(("code", "what it says"), sorted(set(rows)))
+
+
+def http_paths() -> str:
+    """Every path of the HTTP socket, with its answers, as the OpenAPI document has them."""
+    from broker.daemon.openapi import description
+
+    rows = []
+    for path, methods in description()["paths"].items():
+        for method, about in methods.items():
+            rows.append((f"`{method.upper()} {path}`", about["summary"], ", ".join(sorted(about["responses"]))))
+    return _table(("request", "what it is", "status codes"), rows)
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "alarms": alarms,
+    "commands": commands,
+    "http-paths": http_paths,
+    "log-events": log_events,
+    "reasons": reasons,
+}
+
+
+def pages() -> Iterator[Path]:
+    """The documents that have such a table."""
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        if _MARKED.search(path.read_text(encoding="utf-8")):
+            yield path
+
+
+def _command(command: Any, name: str) -> Iterator[str]:
+    yield f"### `{name}`\n"
+    yield f"{_prose(command.help)}\n"
+    if examples := _examples(command.help):
+        yield "".join(f"- `{example}`\n" for example in examples)
+    rows = [_parameter(one) for one in command.params if one.name != "help"]
+    if rows:
+        yield _table(("argument or option", "default", "what it does"), rows)
+    for sub, one in getattr(command, "commands", {}).items():
+        yield from _command(one, f"{name} {sub}")
+
+
+def _parameter(parameter: Any) -> tuple[str, str, str]:
+    if parameter.param_type_name == "argument":
+        shown = f"`{parameter.name.upper()}`"
+    else:
+        shown = ", ".join(f"`{option}`" for option in sorted(parameter.opts, key=len, reverse=True))
+    default = parameter.default
+    if parameter.required:
+        said = "required"
+    elif default in (None, False, ()) or callable(default):
+        said = ""
+    else:
+        said = f"`{default.value if isinstance(default, Enum) else default}`"
+    return shown, said, " ".join((parameter.help or "").split())
+
+
+def _prose(text: str) -> str:
+    """Paragraphs of a command's help, without its examples, which follow a line `\\b`."""
+    paragraphs = inspect.cleandoc(text).split("\b")[0].strip().split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _examples(text: str) -> list[str]:
+    parts = inspect.cleandoc(text).split("\b")
+    return [line.strip() for line in parts[1].splitlines() if line.startswith("  ")] if len(parts) > 1 else []
+
+
+def _nodes(folder: Path, kind: Any) -> Iterator[Any]:
+    for path in sorted(folder.rglob("*.py")):
+        yield from (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kind))
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.])\s", " ".join(text.split()))[0]
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
+
+
+def main() -> int:
+    """Write, or compare."""
+    check, differ = "--check" in sys.argv[1:], False
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        if (made := with_tables(text)) != text:
+            differ = True
+            print(path.relative_to(ROOT))
+            if not check:
+                path.write_text(made, encoding="utf-8")
+    return int(check and differ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
