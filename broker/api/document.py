@@ -1,4 +1,4 @@
-"""What the broker shows: the status document of `docs/broker-api.md`, and the same figures for Prometheus. Pure.
+"""What the broker shows: the status document (`docs/reference/broker-api.md`), and the same for Prometheus. Pure.
 
 The loop makes one frozen `Snapshot` a tick; whoever asks has it rendered in his own thread.
 """

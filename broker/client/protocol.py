@@ -1,6 +1,6 @@
 """What both ends of the session socket agree on: limits, names, and how one message becomes one packet.
 
-`docs/broker-api.md` is the specification. A packet is one JSON object in UTF-8; descriptors travel beside it.
+`docs/reference/broker-api.md` is the specification. A packet is one JSON object in UTF-8; descriptors travel beside it.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Session:
         box.wake.set()
 
     def report(self, connections: Sequence[Mapping[str, Any]]) -> None:
-        """Tell what connections measure (the keys are in `docs/broker-api.md`), about every 100 ms.
+        """Tell what connections measure (the keys are in `docs/reference/broker-api.md`), about every 100 ms.
 
         Dropped while no broker is there, and the oldest first when it does not keep up.
         """

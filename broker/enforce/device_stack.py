@@ -1,7 +1,7 @@
 """What stands above and below an interface (bridge, bond, VLAN), and where shaping it would miss or repeat something.
 
 A packet passes the qdisc of every layer on its way down: its VLAN's, then its parent's; its bridge's, then the port's.
-So one layer has to be chosen, and only the lowest sees everything. docs/operations.md has the table.
+So one layer has to be chosen, and only the lowest sees everything. docs/operate/first-hour.md has the table.
 """
 
 from __future__ import annotations

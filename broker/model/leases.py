@@ -11,7 +11,7 @@ from msgspec import Struct
 from broker.model.reasons import Reason
 
 HELD_CLASS = "storage"
-"""The only class that may be held back from outside (docs/broker-protocol.md)."""
+"""The only class that may be held back from outside (docs/reference/broker-protocol.md)."""
 LEASE_S_MAX = 2.0
 """A lease ends after this unless it is asked for again: a broker that dies holds nobody back for longer."""
 

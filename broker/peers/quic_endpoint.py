@@ -48,7 +48,8 @@ SETTINGS = EngineSettings(
     datagram_bytes=1200,
     protocol=BROKER_ALPN,
 )
-"""docs/broker-protocol.md, Bounds. 32 streams are more than are read of a peer at once; every path takes 1200 bytes."""
+"""The bounds of docs/reference/broker-protocol.md. 32 streams are more than are read of a peer at once; every path
+takes 1200 bytes."""
 _KEY = Header(kind=Kind.CONTROL, group=GROUP).key
 _HEARD = (ConnectionUp, ConnectionDown, Received, OperationFailed)
 

@@ -11,7 +11,7 @@ from broker.policy.types import PeersPolicy
 KEYS = ("listen", "ca", "certificate", "key", "engine")
 ENGINES = ("auto", "native", "aioquic")
 DEFAULT_LISTEN, DEFAULT_PORT = "[::]:4710", 4710
-"""The port of `hive-broker/1` (docs/broker-protocol.md)."""
+"""The port of `hive-broker/1` (docs/reference/broker-protocol.md)."""
 
 Problem = Callable[[str, object, str], None]
 

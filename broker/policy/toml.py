@@ -90,7 +90,7 @@ def load(text: str) -> Policy:
     """Read a configuration and validate it whole.
 
     Args:
-        text: the TOML text of `broker.toml`, `version = 1`. Every key is in `docs/configuration.md`.
+        text: the TOML text of `broker.toml`, `version = 1`. Every key is in `docs/reference/configuration.md`.
 
     Raises:
         ConfigurationErrors: with every key, value and reason that is wrong.

@@ -38,7 +38,7 @@ class MatchRule(Struct, frozen=True):
 
 
 class ClassPolicy(Struct, frozen=True):
-    """What one class is promised. The words are those of `docs/configuration.md`; lower `priority` is served first."""
+    """What one class is promised. `docs/reference/configuration.md` has the words; lower `priority` is served first."""
 
     name: str
     guarantee: Share

@@ -1,4 +1,6 @@
-"""What a session client may say, checked field by field before anything believes it. `docs/broker-api.md` specifies it.
+"""What a session client may say, checked field by field before anything believes it.
+
+`docs/reference/broker-api.md` is the specification.
 
 Each `read_*` takes a decoded JSON object and gives a frozen value, or raises `MessageError` whose code and text go back
 to the client. Unknown keys are ignored, so that a newer client can say more. Every number is finite and bounded.

@@ -16,7 +16,7 @@ _PROPERTIES = {"rate", "delay", "loss", "buffer", "carrier", "seed", "offload"}
 
 
 def parse(text: str) -> Description:
-    """Read a description; the form is in docs/lab.md.
+    """Read a description; the form is in docs/reference/lab.md.
 
     Raises:
         ConfigurationError: not TOML, an unknown key, or a value that cannot work; names key and value.

@@ -54,7 +54,7 @@ class Lab:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Lab:
-        """A lab as described in a TOML file (`docs/lab.md`); up on entering the block.
+        """A lab as described in a TOML file (`docs/reference/lab.md`); up on entering the block.
 
         Raises:
             ConfigurationError: the file says something that cannot work.

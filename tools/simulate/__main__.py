@@ -29,7 +29,7 @@ app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=F
 
 @app.command()
 def simulate_network(
-    scenario: Annotated[Path, typer.Argument(help="What there is; docs/simulator.md has the form.")] = DEFAULT,
+    scenario: Annotated[Path, typer.Argument(help="The network; docs/reference/simulator.md has its form.")] = DEFAULT,
     control: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(CONTROLS)}; all without.")] = None,
     policy: Annotated[
         Path | None, typer.Option(help="A broker.toml; its classes and tick hold on every host.", dir_okay=False)

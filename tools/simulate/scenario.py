@@ -89,7 +89,7 @@ class Scenario:
 
 
 def load(path: Path) -> Scenario:
-    """Read a scenario; `docs/simulator.md` has the form.
+    """Read a scenario; `docs/reference/simulator.md` has the form.
 
     Raises:
         ConfigurationError: cannot be read, or cannot be simulated; names key, value and what would do.

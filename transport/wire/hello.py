@@ -17,8 +17,8 @@ from transport.wire.errors import WireCode, WireError
 from transport.wire.varint import decode_varint, encode_varint
 
 ALPN = "hive-tensor/1"
-"""Between transports. Brokers speak `BROKER_ALPN` (docs/broker-protocol.md) over the same handshake, hello and headers;
-the two refuse each other in TLS already (RFC 7301 3.2)."""
+"""Between transports. Brokers speak `BROKER_ALPN` (docs/reference/broker-protocol.md) over the same handshake, hello
+and headers; the two refuse each other in TLS already (RFC 7301 3.2)."""
 BROKER_ALPN = "hive-broker/1"
 PROTOCOLS = (ALPN, BROKER_ALPN)
 PROTOCOL_VERSION = 1

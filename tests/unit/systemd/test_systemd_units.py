@@ -68,7 +68,7 @@ def test_the_services_are_rated_ok_or_better(units: Path, name: str) -> None:
 def test_the_documented_installation_puts_the_program_where_the_service_looks_for_it() -> None:
     (start,) = settings_of("hive-qos.service")["ExecStart"]
     assert start.split()[0] == INSTALLED
-    text = (SYSTEMD.parent / "docs/operations.md").read_text(encoding="utf-8")
+    text = (SYSTEMD.parent / "docs/operate/first-hour.md").read_text(encoding="utf-8")
     prefix = str(Path(INSTALLED).parents[1])
     assert f"python3 -m venv {prefix}\n" in text
     assert f"{prefix}/bin/pip install " in text
