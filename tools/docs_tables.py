@@ -80,14 +80,15 @@ def reasons() -> str:
                 isinstance(statement, ast.AnnAssign)
                 and ast.unparse(statement.target) == "code"
                 and isinstance(statement.value, ast.Constant)
+                and isinstance(code := statement.value.value, str)
             ):
-                rows.append((f"`{statement.value.value}`", _first_sentence(ast.get_docstring(node) or "")))
+                rows.append((f"`{code}`", _first_sentence(ast.get_docstring(node) or "")))
     return _table(("code", "what it says"), sorted(set(rows)))
 
 
 def http_paths() -> str:
     """Every path of the HTTP socket, with its answers, as the OpenAPI document has them."""
-    from broker.daemon.openapi import description
+    from broker.api.openapi import description
 
     rows = []
     for path, methods in description()["paths"].items():

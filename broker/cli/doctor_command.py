@@ -255,8 +255,8 @@ def _broker(socket: Path | None) -> list[Finding]:
     names = ", ".join(str(entry.get("name")) for entry in document.get("interfaces", []))
     found = [Finding("broker", "good", f"shapes {names}"), *_guard(document)]
     for alarm in document.get("alarms", []):
-        advice = ALARM_ADVICE.get(str(alarm.get("code")))
-        action = "" if advice is None else advice.action  # a newer broker may know more alarms
+        known = ALARM_ADVICE.get(str(alarm.get("code")))
+        action = "" if known is None else known.action  # a newer broker may know more alarms
         found.append(Finding(f"broker: {printable(str(alarm.get('subject')))}", "bad", str(alarm.get("text")), action))
     return found
 

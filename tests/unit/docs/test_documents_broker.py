@@ -13,15 +13,15 @@ import pytest
 from documents import DOCS, ROOT, fences_of, name_of, table_below, tables_of
 from typer.testing import CliRunner
 
+from broker.api.openapi import description
 from broker.cli.app import app
 from broker.cli.exits import MEANINGS, ExitCode
-from broker.daemon.openapi import description
 from tools.docs_tables import pages, with_tables
 from tools.lab import description as lab_description
 from tools.simulate import scenario
 
 API, CLI, SUPPORT = DOCS / "reference/broker-api.md", DOCS / "reference/cli.md", DOCS / "operate/support-matrix.md"
-SCREEN = Path(__file__).parents[1] / "broker_daemon/screens/sharing.txt"
+SCREEN = Path(__file__).parents[1] / "broker/cli/screens/sharing.txt"
 STATUS_TABLES = {
     "daemon": ("DaemonInfo", set()),
     "load": ("HostLoad", set()),

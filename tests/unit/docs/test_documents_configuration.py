@@ -8,8 +8,8 @@ import tomllib
 import pytest
 from documents import DOCS, table_below, tables_of
 
-from broker.config import ConfigurationErrors, load
-from broker.policy import CLASS_NAMES, Policy
+from broker.policy.toml import ConfigurationErrors, load
+from broker.policy.types import CLASS_NAMES, Policy
 
 PAGE = DOCS / "reference" / "configuration.md"
 PEERS = {"ca": '"/etc/ca.crt"', "certificate": '"/etc/n.crt"', "key": '"/etc/n.key"'}

@@ -19,7 +19,7 @@ import typer
 from documents import ROOT, SHELLS, Fence, commands_of, current_pages, fences_of
 
 from broker.cli.app import app
-from broker.config import load
+from broker.policy.toml import load
 
 SHOWN = {"text", "ini", "mermaid"}
 """Languages of blocks that show output, a unit file or a drawing: nobody types them."""
