@@ -174,3 +174,23 @@ def test_the_suites_of_the_support_matrix_are_those_that_the_scripts_take_by_the
     assert found is not None
     commands = " ".join(row[2] for row in table_below(SUPPORT, heading).rows)
     assert set(found[1].split()) <= set(re.findall(rf"{variable}=(\S+)", commands))
+
+
+def test_the_texts_that_troubleshooting_quotes_are_the_codes_own() -> None:
+    """`…` stands for what differs from host to host."""
+    texts = [
+        node.value
+        for folder in ("broker", "shaping", "hive_qos")
+        for source in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    page = (DOCS / "operate/troubleshooting.md").read_text(encoding="utf-8")
+    first_cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
+    quoted = [
+        text for cell in first_cells for text in re.findall(r"`([^`]* [^`]*)`", cell) if "hive-qos run" not in text
+    ]
+    pieces = [piece.strip("', ") for text in quoted for piece in re.split(r"…|eth0|'hive-qos'|group hive-qos", text)]
+    missing = [piece for piece in pieces if len(piece) > 5 and not any(piece in text for text in texts)]
+    assert len(pieces) > 12
+    assert missing == []
