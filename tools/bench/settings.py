@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 MIB = 2**20
 SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "allreduce", "congestion", "lanes")
-"""In the order of a run; the numbers of docs/log/transport.md."""
+"""In the order of a run."""
 
 FRAMES, OFFLOAD = "1 Gbit/s", "1 Gbit/s, offload"
 """Cases of `lan` and `latency`: frames as on a wire, and lumps as between a host and its network card."""
