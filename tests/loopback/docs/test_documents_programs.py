@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from broker_support import Running
 from documents import DOCS, fences_of
@@ -21,6 +23,7 @@ from patience import LIMIT_S, wait_until
 
 import transport
 from hive_qos.errors import ConnectionLostError
+from integrations.torch_backend.errors import as_torch_error
 
 RANKS = 4
 
@@ -64,8 +67,6 @@ def test_the_group_of_the_reference_takes_the_mean_on_every_rank() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_the_group_of_the_reference_works_with_asyncio() -> None:
-    import numpy as np
-
     program = compile(
         shown("reference/transport.md", "async with"), "example", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     )
@@ -101,16 +102,12 @@ def test_the_training_script_of_the_page_runs_under_torchrun(tmp_path: Path) -> 
 
 
 def ranks_environment() -> dict[str, str]:
-    import os
-
     root = str(DOCS.parent)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HIVE_", "TORCH", "MASTER_"))}
     return {**kept, "OMP_NUM_THREADS": "1", "HIVE_BROKER": "off", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": root}
 
 
 def test_the_error_handler_of_the_page_saves_when_a_rank_is_lost() -> None:
-    from integrations.torch_backend.errors import as_torch_error
-
     saved: list[bool] = []
 
     def train_one_epoch() -> None:
@@ -145,3 +142,21 @@ def test_the_session_of_the_storage_page_registers_and_declares(
     assert need["replicas_at_risk"] == 12
     assert seen.rejections == ()
     wait_until(lambda: running.status()["needs"] == [])
+
+
+def test_the_session_of_the_reference_is_accepted_by_a_broker(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIVE_BROKER", running.sessions)
+    text = shown("reference/broker-api.md", "from broker.client")
+    closing = "session.close()\n"
+    assert text.endswith(closing)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        names: dict[str, Any] = {"sock": sock}
+        exec(text.removesuffix(closing), names)
+        session = names["session"]
+        wait_until(lambda: session.flows)
+        (need,) = wait_until(lambda: running.status()["needs"])
+        exec(closing, names)
+    assert need["backlog_bytes"] == 50_000_000_000
+    assert session.rejections == ()

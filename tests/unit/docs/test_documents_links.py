@@ -38,7 +38,7 @@ def test_a_page_of_the_site_links_to_pages_of_the_site_only(page: Path) -> None:
 
 
 def test_every_page_stands_in_the_navigation_of_the_site() -> None:
-    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2])
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2])
     there = [page for page in pages() if page.is_relative_to(DOCS) and name_of(page) not in FORMER]
     assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in there)
 
