@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tools.bench.settings import QUICK, SCENARIOS, Settings
+from tools.checkout import read_checkout
 from tools.measure.reporting import EXIT_INTERRUPTED, console_of, fail, leave_report, say
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def bench(
     scenarios: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(SCENARIOS)}; all without.")] = None,
     output: Annotated[Path, typer.Option(help="Where records, report and plots go.")] = Path("out/bench"),
     quick: Annotated[bool, typer.Option("--quick", help="Within 2 minutes; says less.")] = False,
+    repetitions: Annotated[int | None, typer.Option(min=1, help="Turns of the contenders in every scenario.")] = None,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Compute from the records that are there.")
     ] = False,
@@ -46,7 +48,8 @@ def bench(
 
             privilege.ensure([sys.executable, "-m", "tools.bench", *sys.argv[1:]])
         try:
-            _measure([name for name in SCENARIOS if name in names], output, QUICK if quick else Settings())
+            settings = (QUICK if quick else Settings()).repeated(repetitions)
+            _measure([name for name in SCENARIOS if name in names], output, settings)
         except KeyboardInterrupt:
             console.print("interrupted; everything is taken down", style="yellow")
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -67,7 +70,7 @@ def _measure(names: list[str], output: Path, settings: Settings) -> None:
         "kind": HEAD,
         "settings": settings.as_record(),
         "scenarios": names,
-        "versions": contenders.versions(),
+        "versions": {**contenders.versions(), **read_checkout().as_record()},
         "machine": {"cores": os.cpu_count(), "kernel": os.uname().release},
         "missing": missing,
     }

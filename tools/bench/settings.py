@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 MIB = 2**20
 SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "allreduce", "congestion", "lanes")
@@ -91,6 +92,15 @@ class Settings:
     lanes_beside_lead_s: float = 2.0
     lanes_beside_repetitions: int = 3
     run_seconds_max: float = 1780.0
+
+    def repeated(self, repetitions: int | None) -> Settings:
+        """Have every scenario repeat its measurements so often, within as much more time; None changes nothing."""
+        if repetitions is None:
+            return self
+        names = [field.name for field in dataclasses.fields(self) if field.name.endswith("repetitions")]
+        longer = max(1.0, *(repetitions / getattr(self, name) for name in names))
+        changed: dict[str, Any] = dict.fromkeys(names, repetitions)
+        return dataclasses.replace(self, run_seconds_max=longer * self.run_seconds_max, **changed)
 
     def as_record(self) -> dict[str, object]:
         """Give the values for the records."""

@@ -16,8 +16,10 @@ import typer
 
 from hive_qos import __version__
 from hive_qos.errors import ConfigurationError
-from tools.brokerbench.records import HEAD, Record, Writer, read
+from tools.brokerbench.records import HEAD, Record, Writer, one_pool, read
 from tools.brokerbench.settings import QUICK, SCENARIOS, VARIANTS, Settings
+from tools.checkout import read_checkout
+from tools.measure.compare import print_comparison
 from tools.measure.reporting import EXIT_INTERRUPTED, console_of, fail, leave_report, say
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ def bench(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Compute from the records that are there.")
     ] = False,
+    by_commit: Annotated[
+        bool, typer.Option("--by-commit", help="Show the records' versions side by side; measure nothing.")
+    ] = False,
 ) -> None:
     """Measure, print the tables, and leave records.jsonl, report.json, report.md and a plot for each scenario.
 
@@ -49,6 +54,9 @@ def bench(
     remote and inbound, 12 for fresh, 10 for capacity and jobs, 2 to 6 for the others. A scenario that is not done after
     40 minutes ends, and the next one begins; the report says what is missing. With --quick everything takes 27 minutes.
     """
+    if by_commit:
+        _side_by_side(output)
+        return
     names = scenarios or list(SCENARIOS)
     unknown = [name for name in names if name not in SCENARIOS]
     if unknown:
@@ -56,7 +64,7 @@ def bench(
     if not report_only:
         try:
             settings = _settings(quick=quick, variants=variants, rounds=rounds, steps=steps, engine=engine, busy=busy)
-            before = read(output)[1] if add else []
+            before = _rounds_to_add_to(output) if add else []
         except (ConfigurationError, OSError, ValueError) as error:
             fail(console, str(error))
         from tools.lab import privilege
@@ -68,6 +76,18 @@ def bench(
             console.print("interrupted; everything is taken down", style="yellow")
             raise typer.Exit(EXIT_INTERRUPTED) from None
     _report(output)
+
+
+def _rounds_to_add_to(output: Path) -> Sequence[Record]:
+    """The records that this run's rounds can be pooled with.
+
+    Raises:
+        OSError, ValueError: there are none; the text says why.
+    """
+    pool, now = one_pool(read(output)), read_checkout()
+    if not now.reproducible or pool.checkout != now:
+        raise ValueError(f"--add pools runs of one clean commit: {output} has {pool.checkout}, and this is {now}")
+    return pool.records
 
 
 def _settings(
@@ -95,7 +115,7 @@ def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequ
         "kind": HEAD,
         "settings": settings.as_record(),
         "scenarios": names,
-        "versions": {"hive-qos": __version__, "python": platform.python_version()},
+        "versions": {"hive-qos": __version__, "python": platform.python_version(), **read_checkout().as_record()},
         "machine": {"cores": os.cpu_count(), "kernel": os.uname().release, "load": os.getloadavg()[0]},
     }
     writer.write(head)
@@ -127,6 +147,16 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
         "faults": faults.measure,
         "hold": holding.measure,
     }
+
+
+def _side_by_side(output: Path) -> None:
+    from tools.brokerbench import report
+
+    try:
+        pools = read(output)
+    except (OSError, ValueError) as error:
+        fail(console, str(error))
+    print_comparison(console, [report.compute(pool.heads, pool.records) for pool in pools])
 
 
 def _report(output: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tools.brokerbench import changing_figures, failing_figures, figures, fresh_figures, inbound_figures
-from tools.brokerbench.records import Record, read
+from tools.brokerbench.records import Record, one_pool, read
 from tools.brokerbench.settings import IDLE, SCENARIOS
 
 FILE = "report.json"
@@ -51,9 +51,13 @@ ALL = "all"
 
 
 def write(directory: Path) -> dict[str, Any]:
-    """Compute a run's report from its records, and write it beside them."""
-    heads, records = read(directory)
-    found = compute(heads, records)
+    """Compute the report of all runs from their records, and write it beside them.
+
+    Raises:
+        OSError, ValueError: there are no records, or they are of several versions of the sources.
+    """
+    pool = one_pool(read(directory))
+    found = compute(pool.heads, pool.records)
     (directory / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found
 

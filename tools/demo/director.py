@@ -19,6 +19,7 @@ import psutil
 
 from hive_qos import __version__
 from hive_qos.errors import HiveError
+from tools.checkout import read_checkout
 from tools.demo import fixed, network, storage
 from tools.demo import report as reports
 from tools.demo.network import Network
@@ -305,21 +306,11 @@ def _same_phase(first: Block, second: Block) -> bool:
     return (first.kind, first.condition, first.round) == (second.kind, second.condition, second.round)
 
 
-def _commit() -> str | None:
-    """The commit that runs, marked where files differ from it; None outside a checkout."""
-    here = Path(__file__).parent
-    done = subprocess.run(
-        ["git", "-c", "safe.directory=*", "describe", "--always", "--dirty", "--exclude=*"],
-        cwd=here, capture_output=True, text=True, check=False,
-    ) if shutil.which("git") else None  # fmt: skip
-    return done.stdout.strip() or None if done is not None else None
-
-
 def _versions() -> dict[str, object]:
     rsync = subprocess.run(["rsync", "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     return {
         "hive-qos": __version__,
-        "commit": _commit(),
+        **read_checkout().as_record(),
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cores": os.cpu_count(),

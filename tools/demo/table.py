@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hive_qos.units import format_rate
+from tools.checkout import Checkout
 
 OF_LEFT = (
     "of left: storage's share of what training left of 97 % of the link, all that a shaper gives out; "
@@ -29,10 +30,8 @@ def print_report(console: Console, report: Mapping[str, Any], *, strict: bool = 
     if loss := report["loss"]:
         console.print(f"Loss {loss['first']:.3f} to {loss['last']:.3f}.", highlight=False)
     if engine := report["training"].get("engine"):
-        commit = report["versions"].get("commit")
-        console.print(
-            f"Training went over the {engine} engine{f'; commit {commit}' if commit else ''}.", highlight=False
-        )
+        checkout = Checkout.from_record(report["versions"])
+        console.print(f"Training went over the {engine} engine; sources: {checkout}.", highlight=False)
     if not report["complete"]:
         console.print(f"The run did not come to its end: {report['error']}", style="red", markup=False, highlight=False)
 

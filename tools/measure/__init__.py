@@ -5,4 +5,5 @@ brokers    real daemons in hosts of the lab             fixed      an administra
 sampler    wire and CPU counters, from outside          usage      CPU seconds of each program
 series     counters over time, percentiles              programs   how our programs are started and ended
 reporting  what a command says and the report it leaves  wall_clock  a clock that is set while programs run
+compare    reports of several runs side by side
 """

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-HEAD: dict[str, Any] = {"kind": "run", "settings": {}, "scenarios": ["sender"], "versions": {}, "machine": {}}
+HEAD: dict[str, Any] = {
+    "kind": "run",
+    "settings": {},
+    "scenarios": ["sender"],
+    "versions": {"commit": "0123456789ab", "dirty": False},
+    "machine": {},
+}
 
 
 def block(

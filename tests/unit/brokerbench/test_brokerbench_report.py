@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import brokerbench_records as records
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from tools.brokerbench import plots, report, table
+from tools.brokerbench.__main__ import app
 from tools.brokerbench.records import Writer, read
 
 
-def written(directory: Path, *, add: bool, rows: list[dict[str, Any]]) -> None:
+def written(directory: Path, *, add: bool, rows: list[dict[str, Any]], **versions: object) -> None:
     writer = Writer(directory, add=add)
-    for row in [records.HEAD, *rows]:
+    head = {**records.HEAD, "versions": {**records.HEAD["versions"], **versions}}
+    for row in [head, *rows]:
         writer.write(row)
     writer.close()
 
@@ -84,10 +88,49 @@ def test_added_rounds_count_together_and_a_cut_off_line_does_not(tmp_path: Path)
     written(tmp_path, add=True, rows=[records.block("idle", 0.4, round_number=1)])
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write('{"kind": "blo')
-    heads, rows = read(tmp_path)
-    assert len(heads) == 2
-    assert [row["round"] for row in rows] == [0, 1]
-    assert report.compute(heads, rows)["scenarios"]["sender"]["idle"]["rounds"] == 2
+    (pool,) = read(tmp_path)
+    assert len(pool.heads) == 2
+    assert [row["round"] for row in pool.records] == [0, 1]
+    assert report.write(tmp_path)["scenarios"]["sender"]["idle"]["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    "versions", [{"commit": "ba9876543210"}, {"dirty": True}, {"commit": None}], ids=["another", "changed", "unknown"]
+)
+def test_runs_of_different_sources_are_not_pooled(tmp_path: Path, versions: dict[str, object]) -> None:
+    written(tmp_path, add=False, rows=[records.block("idle", 0.4)], **versions)
+    written(tmp_path, add=True, rows=[records.block("idle", 0.8, round_number=1)])
+    with pytest.raises(ValueError, match=r"not pooled \(.*, 0123456789ab\); --by-commit"):
+        report.write(tmp_path)
+    assert [len(pool.records) for pool in read(tmp_path)] == [1, 1]
+
+
+def test_two_runs_with_uncommitted_changes_are_not_pooled_for_nobody_knows_whether_they_are_alike(
+    tmp_path: Path,
+) -> None:
+    for add in (False, True):
+        written(tmp_path, add=add, rows=[records.block("idle", 0.4)], dirty=True)
+    assert len(read(tmp_path)) == 2
+
+
+def test_by_commit_shows_each_version_beside_the_other(tmp_path: Path) -> None:
+    blocks = [records.block("idle", 0.4), records.block("brokered", 0.4, storage_bytes_per_s=6e6)]
+    written(tmp_path, add=False, rows=blocks)
+    written(tmp_path, add=True, rows=[blocks[0], records.block("brokered", 0.6)], commit="ba9876543210")
+    done = CliRunner().invoke(app, ["--by-commit", "--output", str(tmp_path)])
+    assert done.exit_code == 0
+    assert re.search(r"0123456789ab +ba9876543210", done.output)
+    assert re.search(r"sender: step of idle, median +1 +1\.5 +1\.50", done.output)
+
+
+@pytest.mark.parametrize("commit", ["ba9876543210", None])
+def test_rounds_are_not_added_to_records_of_other_sources(tmp_path: Path, commit: str | None) -> None:
+    written(tmp_path, add=False, rows=[records.block("idle", 0.4)], commit=commit)
+    before = (tmp_path / "records.jsonl").read_text()
+    done = CliRunner().invoke(app, ["sender", "--add", "--output", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "--add pools runs of one clean commit" in done.output
+    assert (tmp_path / "records.jsonl").read_text() == before
 
 
 def test_records_of_something_else_are_refused(tmp_path: Path) -> None:

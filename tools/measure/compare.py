@@ -1,0 +1,153 @@
+"""Reports of several runs side by side, for what must not be pooled: figures of different sources.
+
+    python -m tools.measure.compare DIRECTORY DIRECTORY...    each with a report.json of any benchmark or of the demo
+
+Only what was measured within one run on one machine says much by itself: goals, and ratios to a contender of the same
+run. These are compared, and never absolute rates, which differ from day to day on a shared machine.
+
+A figure is called worse only where both runs repeated it `REPETITIONS_MIN` times, the best repetition of the last run
+is worse than the worst of the first, and the medians differ by more than `MARGIN`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tools.checkout import Checkout
+from tools.measure.reporting import console_of
+
+FILE = "report.json"
+REPETITIONS_MIN = 5
+"""Two runs of the same sources with 5 repetitions each have disjoint spreads, on the bad side, in 1 of 252 figures."""
+
+MARGIN = 0.05
+"""Of the first run's median. Some figures repeat within a percent in one run and move by more between two runs."""
+
+Report: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Median and spread of one figure over the repetitions of a run."""
+
+    median: float
+    low: float
+    high: float
+    repetitions: int
+    higher_is_better: bool
+
+
+def figures(report: Report) -> dict[str, Figure]:
+    """What can be compared between runs: ratios within the run, and goals."""
+    return dict([*_ratios(report), *_goals(report)])
+
+
+def worse(first: Figure, last: Figure) -> bool:
+    """Whether `last` is worse than `first` by more than both spreads and the margin."""
+    if min(first.repetitions, last.repetitions) < REPETITIONS_MIN:
+        return False
+    if first.higher_is_better:
+        return last.high < first.low and last.median < (1 - MARGIN) * first.median
+    return last.low > first.high and last.median > (1 + MARGIN) * first.median
+
+
+def regressions(first: Report, last: Report) -> list[str]:
+    """Names of the figures that got worse, and of repeated ones that were measured at first and are no more."""
+    before, after = figures(first), figures(last)
+    return [
+        name
+        for name, figure in before.items()
+        if (worse(figure, after[name]) if name in after else figure.repetitions >= REPETITIONS_MIN)
+    ]
+
+
+def checkout_of(report: Report) -> Checkout:
+    """The sources that a report's run measured; of several runs in one report, the sources that all of them share."""
+    heads = [report["run"]] if "run" in report else report.get("runs", [report])
+    return Checkout.from_record(heads[0]["versions"])
+
+
+def print_comparison(console: Console, reports: Sequence[Report]) -> None:
+    """Print a column for each report, and how the last one's medians relate to the first one's."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for report in reports:
+        table.add_column(str(checkout_of(report)), justify="right")
+    table.add_column("last of first", justify="right")
+    table.add_column("")
+    columns = [figures(report) for report in reports]
+    found_worse = regressions(reports[0], reports[-1])
+    for name in dict.fromkeys(name for column in columns for name in column):
+        first, last = columns[0].get(name), columns[-1].get(name)
+        ratio = f"{last.median / first.median:.2f}" if first and last and first.median else "-"
+        verdict = "[red]WORSE[/red]" if name in found_worse else ""
+        table.add_row(name, *(_cell(column.get(name)) for column in columns), ratio, verdict)
+    console.print(table)
+
+
+def read_report(directory: Path) -> Report:
+    """The report that a run left.
+
+    Raises:
+        OSError, ValueError: there is none, or it is no JSON.
+    """
+    found: Report = json.loads((directory / FILE).read_text(encoding="utf-8"))
+    return found
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
+        return "-"
+    if figure.repetitions == 1:
+        return f"{figure.median:.3g}"
+    return f"{figure.median:.3g} ({figure.low:.3g} to {figure.high:.3g})"
+
+
+def _ratios(report: Report) -> Iterator[tuple[str, Figure]]:
+    """Of the engines' benchmark: throughput and speed of others, round trips beside bulk of idle ones."""
+    for cell in report.get("cells", ()):
+        for reference, spread in cell["ratios"].items():
+            yield (
+                f"{cell['scenario']}, {cell['case']}: {cell['contender']} of {reference}",
+                Figure(
+                    median=spread["median"],
+                    low=spread["low"],
+                    high=spread["high"],
+                    repetitions=spread["n"],
+                    higher_is_better=cell["scenario"] != "latency",
+                ),
+            )
+
+
+def _goals(report: Report) -> Iterator[tuple[str, Figure]]:
+    for goal in report.get("goals", ()):
+        if (value := goal["value"]) is not None:
+            yield (
+                f"goal: {goal['name']}",
+                Figure(median=value, low=value, high=value, repetitions=1, higher_is_better="at_least" in goal),
+            )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare the reports of directories; the exit code is 1 where the last is worse than the first."""
+    if len(arguments) < 2:
+        sys.exit("usage: python -m tools.measure.compare DIRECTORY DIRECTORY...")
+    try:
+        reports = [read_report(Path(directory)) for directory in arguments]
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    print_comparison(console_of(log_columns=150), reports)
+    return 1 if regressions(reports[0], reports[-1]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
