@@ -30,12 +30,14 @@ cargo build --quiet --locked --release --target "$host" --target-dir ../target/f
 # Python keeps what it allocates at its start, and a terabyte may be asked for and refused; its own allocator would hide a use after free of what it lends.
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc
 if (($#)); then targets=("$@"); else targets=(header incoming mail connection); fi
+broken=()
 for target in "${targets[@]}"; do
   found="$root/out/fuzz/$target"
   mkdir -p "$found"
   echo "fuzzing $target for $seconds s"
   "../target/fuzz/$host/release/$target" -max_total_time="$seconds" -max_len=4608 -timeout=20 -rss_limit_mb=2048 \
     -print_final_stats=1 -artifact_prefix="$found/broke-" "$found" "seeds/$target" 2>"$found.log" ||
-    { tail -n 60 "$found.log" >&2; exit 1; }
+    { tail -n 60 "$found.log" >&2; broken+=("$target"); continue; }
   grep -E '^stat::number_of_executed_units|cov: ' "$found.log" | tail -n 2
 done
+((!${#broken[@]})) || { echo "fuzzing: broken: ${broken[*]}" >&2; exit 1; }

@@ -8,7 +8,7 @@ when it has ended. With arguments pytest alone runs, with these.
 A test over sockets or in the lab can be broken by a machine that stands still for seconds, whatever it waits for. At
 most `SECOND_RUNS_MAX` of those may fail and still be asked again when all else has ended, each in a process of its own,
 where its fixtures are made anew; whatever fails again, and everything else, fails the run. What needed a second run is
-printed and kept in `out/unstable.jsonl`, a line a run with its commit: a name that comes back there is a defect.
+printed and kept over all runs (`tools/nightly/unstable.py`): `make nightly` fails where a name comes back.
 
     python -m tools.suite [PYTEST ARGUMENT...]
 """
@@ -26,9 +26,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from tools.nightly import unstable
+
 SECOND_RUNS_MAX = 3
 REAL_TIME = ("tests/loopback/", "tests/lab/")
-UNSTABLE = Path("out/unstable.jsonl")
 COMPUTING = ["nice", "-n", "19", "make", "--no-print-directory", "--keep-going", "check", "crate", "unit"]
 """Targets of the Makefile, one after the other; `--keep-going` tells all that is wrong."""
 OK, FAILED = 0, 1
@@ -90,22 +91,10 @@ def _listened_to(command: Sequence[str]) -> tuple[int, str, float]:
 def _asked_again(tests: list[str]) -> int:
     print(f"suite: {len(tests)} failed that depend on real time; each runs once more, by itself", flush=True)
     broken = [test for test in tests if _run(_pytest("-p", "no:cacheprovider", test))]
-    _keep({"at": time.strftime("%FT%TZ", time.gmtime()), "commit": _commit(), "again": tests, "failed_twice": broken})
+    print(f"suite: kept in {unstable.keep(again=tests, failed_twice=broken)}")
     for test in tests:
         print(f"suite: {'FAILED TWICE' if test in broken else 'UNSTABLE, passed in its second run'}: {test}")
     return FAILED if broken else OK
-
-
-def _keep(record: Mapping[str, object]) -> None:
-    UNSTABLE.parent.mkdir(exist_ok=True)
-    with UNSTABLE.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-    print(f"suite: kept in {UNSTABLE}, which has {len(UNSTABLE.read_text().splitlines())} such runs")
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 def _failed(cache: Path) -> list[str]:

@@ -50,7 +50,7 @@ def test_the_second_run_decides_and_is_reported(tmp_path: Path, body: str, code:
     done = suite(tmp_path, "tests")
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout
-    kept = tmp_path / "out/unstable.jsonl"
+    kept = tmp_path / "state/unstable.jsonl"
     assert kept.exists() == (said != "1 passed")
     if kept.exists():
         record = json.loads(kept.read_text())
@@ -97,7 +97,7 @@ def suite(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tools.suite", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HIVE_TEST_STATE": str(folder / "state")},
         capture_output=True,
         text=True,
         timeout=100,
