@@ -1,13 +1,34 @@
-# The two commands of the README are `make demo` and `make test`; each does its own set-up.
+# Each target does its own set-up. A comment of the form `target: ## text` is a line of `make help`, `##@` heads a group.
 SHELL := /bin/bash
+.DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/Cargo.toml native/Cargo.lock) $(shell find native/src -name '*.rs')
 
-.PHONY: setup demo bench bench-broker bench-processor test test-native test-pythons test-kernels fuzz sanitize check crate format unit loopback lab wheel clean
+.PHONY: help
+help: ## Show these lines
+	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.setup-done
+##@ See it
+.PHONY: demo bench bench-broker bench-processor bench-nightly
+demo: setup ## Train on two hosts while storage floods their link, five minutes; DEMO=--strict judges it
+	@$(BIN)/python -m tools.demo run --output out/demo $(DEMO)
+
+bench: setup ## Engines beside Gloo, iperf3, kernel TCP, half an hour; BENCH="--quick loopback" for less
+	@bash tools/bench/setup.sh
+	@$(BIN)/python -m tools.bench $(BENCH)
+
+bench-broker: setup ## The broker beside what tc can do, nearly two hours; BENCH="--quick sender" for less
+	@$(BIN)/python -m tools.brokerbench $(BENCH)
+
+# The demo's rsync over a link of its own, beside none.
+bench-processor: setup ## What storage costs the processors, whatever its link
+	@$(BIN)/python -m tools.demo run --phases idle,other-link --rounds 6 --output out/bench-processor
+
+##@ Work on it
+.PHONY: setup check format unit loopback lab crate test coverage
+setup: $(VENV)/.setup-done ## Make the environment in .venv: packages, the native engine where cargo is
 
 # Where only the crate has changed, only the package itself is installed again: cargo builds what changed of it.
 $(VENV)/.setup-done: pyproject.toml setup.py tools/setup.sh $(NATIVE)
@@ -18,72 +39,70 @@ $(VENV)/.setup-done: pyproject.toml setup.py tools/setup.sh $(NATIVE)
 	fi
 	@touch $@
 
-# DEMO=--strict has a figure that misses its goal fail.
-demo: setup
-	@$(BIN)/python -m tools.demo run --output out/demo $(DEMO)
+format: setup ## Let ruff rewrite
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
-# Side by side with Gloo, iperf3 and kernel TCP; BENCH="--quick loopback lan" and the like for less.
-bench: setup
-	@bash tools/bench/setup.sh
-	@$(BIN)/python -m tools.bench $(BENCH)
-
-# Beside no control, a fixed split and HTB priority; BENCH="--quick sender remote" and the like for less.
-bench-broker: setup
-	@$(BIN)/python -m tools.brokerbench $(BENCH)
-
-# What storage costs the processors, whatever its link: the demo's rsync over a link of its own, beside none.
-bench-processor: setup
-	@$(BIN)/python -m tools.demo run --phases idle,other-link --rounds 6 --output out/bench-processor
-
-# A wheel with the native engine for machines without cargo, in dist/.
-wheel:
-	@bash tools/wheel.sh "$(PYTHON)" dist
-
-check: setup
+check: setup ## Formats, lint, types and import contracts, of Python and Rust
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@bash tools/cargo.sh check $(BIN)/python
 
-format: setup
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+unit: setup ## Tests without sockets or privileges, seconds
+loopback: setup ## Tests over real UDP and Unix sockets, unprivileged
+lab: setup ## Tests on hosts in network namespaces, as root
+unit loopback lab:
+	$(BIN)/python -m pytest tests/$@
 
-test: setup
+crate: setup ## The native engine's own tests
+	@bash tools/cargo.sh test $(BIN)/python
+
+test: setup ## Checks and all of these tests side by side, a quarter of an hour; what CI runs
 	@$(BIN)/python -m tools.suite
 
-# The native engine's own tests.
-crate: setup
-	@bash tools/cargo.sh test $(BIN)/python
+coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; COVERAGE=tests/unit for less
+	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
+
+##@ At night
+.PHONY: nightly test-native fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels audit
+nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
+	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
 # Those of the lab in which engines run.
 NATIVE_LAB := $(wildcard tests/lab/test_engine_*.py tests/lab/test_transport_*.py)
 
-# Every test of engines and transport over the native engine too, and over the two mixed pairs; torch over native.
-test-native: setup
+test-native: setup ## Engines, transport and torch over the native engine, and over mixed pairs
 	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback $(NATIVE_LAB)
 
-# The wheel, an install, tests and a recording of this Python on others: PYTHONS="trixie forky python3.12" and the like.
-test-pythons: setup wheel
-	@bash tools/pythons.sh $(BIN)/python dist $(PYTHONS)
-
-# What touches the kernel, on Debian's own kernels booted by qemu: KERNELS="bookworm trixie" and the like. Needs root.
-test-kernels: setup
-	@bash tools/kernels.sh $(BIN)/python $(KERNELS)
-
-# Whatever reads a peer's bytes, for FUZZ_S seconds a target.
-fuzz: setup
+fuzz: setup ## Whatever reads a peer's bytes, for FUZZ_S seconds a target
 	@bash tools/fuzz.sh $(BIN)/python
 
-# The native engine's unsafe code under sanitizers, and what becomes of panics in it.
-sanitize: setup
-	@bash tools/sanitize.sh address $(BIN)/python
-	@bash tools/sanitize.sh thread $(BIN)/python
-	@bash tools/sanitize.sh faults $(BIN)/python
+sanitize: sanitize-address sanitize-thread sanitize-faults ## The native engine under sanitizers, and with panics in all its places
+sanitize-address sanitize-thread sanitize-faults: sanitize-%: setup
+	@bash tools/sanitize.sh $* $(BIN)/python
 
-unit loopback lab: setup
-	$(BIN)/python -m pytest tests/$@
+test-pythons: setup wheel ## Install, tests and a recording on other Pythons: PYTHONS="trixie python3.12"
+	@bash tools/pythons.sh $(BIN)/python dist $(PYTHONS)
 
-clean:
+test-kernels: setup ## What touches the kernel, on Debian's kernels in qemu, as root: KERNELS="bookworm trixie"
+	@bash tools/kernels.sh $(BIN)/python $(KERNELS)
+
+audit: ## Vulnerabilities, licences and sources of dependencies; needs the network
+	@bash tools/audit.sh "$(PYTHON)"
+
+bench-nightly: setup
+	@bash tools/bench/setup.sh
+	@$(BIN)/python -m tools.nightly.bench
+
+##@ Release it
+.PHONY: wheel lock clean
+wheel: ## A wheel with the native engine, for machines without cargo, in dist/
+	@bash tools/wheel.sh "$(PYTHON)" dist
+
+lock: ## New versions and hashes of what runs as root, in requirements.lock; review them
+	@bash tools/lock.sh "$(PYTHON)"
+
+clean: ## Remove everything that targets made here
 	rm -rf $(VENV) out build dist *.egg-info hive_qos_native*.so native/target
