@@ -27,7 +27,7 @@ bench-processor: setup ## What storage costs the processors, whatever its link
 	@$(BIN)/python -m tools.demo run --phases idle,other-link --rounds 6 --output out/bench-processor
 
 ##@ Work on it
-.PHONY: setup check format unit loopback lab crate test coverage
+.PHONY: setup check format unit loopback lab crate test coverage docs
 setup: $(VENV)/.setup-done ## Make the environment in .venv: packages, the native engine where cargo is
 
 # Where only the crate has changed, only the package itself is installed again: cargo builds what changed of it.
@@ -55,6 +55,12 @@ loopback: setup ## Tests over real UDP and Unix sockets, unprivileged
 lab: setup ## Tests on hosts in network namespaces, as root
 unit loopback lab:
 	$(BIN)/python -m pytest tests/$@
+
+# A broken link is an error. Only this target needs the tool, so it is no part of the set-up.
+docs: setup ## The documents as a site, in out/site
+	@$(BIN)/python -c 'import zensical' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@$(BIN)/zensical build --strict --clean
 
 crate: setup ## The native engine's own tests
 	@bash tools/cargo.sh test $(BIN)/python

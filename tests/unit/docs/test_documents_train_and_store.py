@@ -1,0 +1,79 @@
+"""The tables of the pages for who trains and who stores hold against the code: errors, settings, defaults, screens."""
+
+from __future__ import annotations
+
+import pytest
+from documents import DOCS, ROOT, fences_of, table_below, tables_of
+
+from broker.law.sharing.guarantee import AT_RISK
+from broker.law.sharing.storage_needs import RISK_REFILL, RISK_S_MAX
+from broker.policy.toml import load
+from hive_qos import errors
+from hive_qos.units import format_size
+from transport.engine.base import DEAD_AFTER_S
+from transport.lanes import LaneLaw
+from transport.settings import Settings
+
+REFERENCE, TRAIN, STORE = DOCS / "reference" / "transport.md", DOCS / "train.md", DOCS / "store.md"
+
+
+def test_each_code_of_an_error_is_that_of_its_class_and_none_is_missing() -> None:
+    listed = {code.strip("[]"): name for code, name, *_ in table_below(TRAIN, "Errors").rows}
+    kinds = [errors.ConfigurationError, errors.TransportError, *errors.TransportError.__subclasses__()]
+    assert listed == {kind.code: kind.__name__ for kind in kinds if kind.__module__ == errors.__name__}
+
+
+@pytest.mark.parametrize("name", ["reconnect_s", "chunk_bytes", "receive_bytes_max"])
+def test_each_default_of_the_settings_is_the_codes(name: str) -> None:
+    (table,) = [one for one in tables_of(REFERENCE) if one.titles[0] == "setting without a variable"]
+    default = getattr(Settings(), name)
+    assert dict(row[:2] for row in table.rows)[name] == (
+        f"{default:g} s" if name.endswith("_s") else format_size(default)
+    )
+
+
+def test_the_time_until_a_rank_counts_as_dead_is_the_codes() -> None:
+    text = TRAIN.read_text(encoding="utf-8")
+    assert f"{DEAD_AFTER_S:g} s with\n`aioquic`. Both add {Settings.reconnect_s:g} s" in text
+    assert f"after 4 s or {DEAD_AFTER_S + Settings.reconnect_s:g} s" in text
+
+
+def test_the_conditions_of_lanes_are_the_laws() -> None:
+    law = LaneLaw()
+    text = " ".join(" ".join(row) for row in table_below(REFERENCE, "Lanes").rows)
+    for claim in (
+        f"{law.windows} windows of {law.window_s:g} s",
+        f"{law.busy_share_min:g} of a core",
+        f"{law.delay_s_max * 1000:g} ms",
+        f"1 in {round(1 / law.loss_share_max):,}",
+        f"{law.gain_min * 100:g} % more",
+        f"after {law.retry_s_first:g} s",
+        f"after {law.idle_s:g} s",
+    ):
+        assert claim in text
+
+
+def test_the_defaults_of_storage_are_the_policys() -> None:
+    policy = load('version = 1\n[[interface]]\nname = "eth0"\n')
+    (storage,) = [one for one in policy.classes if one.name == "storage"]
+    listed = {word: default for word, default, _ in table_below(STORE, "What the guarantee means").rows}
+    assert listed == {
+        "guarantee": f"{storage.guarantee.fraction * 100:g} %",
+        "guarantee_window": f"{storage.guarantee_window_s:g} s",
+        "floor": f"{storage.floor.fraction * 100:g} %",
+        "ceiling": f"{storage.ceiling.fraction * 100:g} %",
+        "weight": f"{storage.weight:g}",
+    }
+
+
+def test_the_constants_of_lending_and_of_data_at_risk_are_the_laws() -> None:
+    text = STORE.read_text(encoding="utf-8")
+    assert f"more than {AT_RISK * 100:g} % of the window's promise" in text
+    assert f"goes first for {RISK_S_MAX / 60:g} minutes" in text
+    assert RISK_REFILL == 1 / 5
+    assert "a fifth of the time" in text
+
+
+def test_the_status_on_the_page_is_what_a_test_of_the_status_sees() -> None:
+    (screen,) = [one.text for one in fences_of(STORE) if one.language == "text"]
+    assert any(screen in one.read_text(encoding="utf-8") for one in (ROOT / "tests").rglob("screens/sharing.txt"))
