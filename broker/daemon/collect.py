@@ -7,7 +7,6 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from broker.daemon.peer_link import PeerLink
-from broker.daemon.sample_buffer import Readings
 from broker.enforce.egress import EgressTrees
 from broker.enforce.ingress import IngressTrees
 from broker.measure.flow_table import FlowTable
@@ -44,14 +43,13 @@ class Collector:
         jobs: JobTable,
         peer_link: PeerLink,
         probes: Probes,
-        readings: Readings,
         interface_of: Callable[[str], str | None],
         clock: Callable[[], float],
     ) -> None:
         self._plant, self._ingress_plant, self._links = egress_trees, ingress_trees, links
         self._traffic, self._paces = traffic, rate_watch
         self._flows, self._bursts, self._needs, self._jobs = flows, bursts, needs, jobs
-        self._neighbours, self._probes, self._readings = peer_link, probes, readings
+        self._neighbours, self._probes = peer_link, probes
         self._interface_of, self._clock = interface_of, clock
         self._wall_clocks = WallClocks()
 
@@ -66,12 +64,10 @@ class Collector:
         wanted = any(entry.ingress for entry in policy.interfaces)
         senders = self._neighbours.senders(self._flows, wanted=wanted, interface_of=self._interface_of, now_s=now_s)
         leases = self._neighbours.leases(interface_of=self._interface_of)
-        replaced = self._flows.replaced(interface_of=self._interface_of, now_s=now_s)
         interfaces = []
         for entry in policy.interfaces:
             if entry.name in self._plant.names:
                 samples, age_s = self._plant.read(entry.name, fresh_s=fresh_s)
-                earlier = self._readings.earlier(entry.name, now_s=self._clock())
                 interfaces.append(
                     InterfaceSample(
                         name=entry.name,
@@ -90,8 +86,6 @@ class Collector:
                         destinations=self._plant.destinations(entry.name),
                         leases=leases.get(entry.name, ()),
                         pace_bits_per_s=self._paces.pace_bits_per_s(entry.name),
-                        earlier=earlier,
-                        earlier_flows=replaced.get(entry.name, ()) if earlier else (),
                         arriving=self._ingress_plant.read(entry.name),
                     )
                 )

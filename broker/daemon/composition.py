@@ -1,7 +1,7 @@
 """What a daemon is made of, and who knows whom. Making the parts touches nothing in the kernel.
 
 told by sessions      flows, bursts, needs, jobs, rates
-looked at             routes, links, link events, traffic, paces, readings
+looked at             routes, links, link events, traffic
 acted through         plant, ingress plant, roster, probes, neighbours
 of every decision     deciding, publishing, recorder
 """
@@ -19,7 +19,6 @@ from broker.daemon.config_store import ConfigStore
 from broker.daemon.peer_link import PeerLink
 from broker.daemon.publish import SnapshotBuilder
 from broker.daemon.recorder import Recorder
-from broker.daemon.sample_buffer import Readings
 from broker.daemon.tick import TickRunner
 from broker.enforce import cgroups
 from broker.enforce.egress import EgressTrees
@@ -96,7 +95,6 @@ class Components:
     probes: Probes
     peer_link: PeerLink
     own_cgroups: OwnCgroups
-    readings: Readings
     deciding: TickRunner
     publishing: SnapshotBuilder
     recorder: Recorder | None
@@ -153,7 +151,6 @@ def compose(
     def interface_of(address: str) -> str | None:
         return routes.interface_towards(address, shaped=egress_trees.names, now_s=clock())
 
-    readings = Readings(egress_trees=egress_trees, traffic=traffic, flows=flows, interface_of=interface_of, clock=clock)
     measuring = Collector(
         egress_trees=egress_trees,
         ingress_trees=ingress_trees,
@@ -166,7 +163,6 @@ def compose(
         jobs=jobs,
         peer_link=peer_link,
         probes=probes,
-        readings=readings,
         interface_of=interface_of,
         clock=clock,
     )
@@ -176,7 +172,6 @@ def compose(
         shaped_interfaces=shaped_interfaces,
         ingress_trees=ingress_trees,
         peer_link=peer_link,
-        readings=readings,
         rate_watch=rate_watch,
         tcp_watch=TcpWatch(log=log, clock=clock),
         flows=flows,
@@ -220,7 +215,6 @@ def compose(
         probes=probes,
         peer_link=peer_link,
         own_cgroups=own_cgroups,
-        readings=readings,
         deciding=deciding,
         publishing=publishing,
         recorder=recorder,

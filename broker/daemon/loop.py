@@ -1,8 +1,7 @@
 """The loop: sleep until something is due, decide, apply, record, show. One thread, until it is told to stop.
 
 selector --packets--> sessions --hub--> flows, bursts
-tick: counters -> news, or the last decision is 0.4 s old?
-      then counters, flows, bursts -> decide (pure) -> plant.apply -> recorder, snapshot -> HTTP threads
+tick: counters, flows, bursts -> decide (pure) -> apply -> recorder, snapshot -> HTTP threads
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ from broker.daemon.active_policy import ActivePolicy
 from broker.daemon.composition import Components, Environment
 from broker.daemon.reload import Reloader
 from broker.daemon.tick import TickResult
-from broker.daemon.tick_scheduler import Moment, Occasions, Rhythm
+from broker.daemon.tick_scheduler import IDLE_TICK_S, Due, Events, TickScheduler
+from broker.law.activity import is_active
+from broker.policy.types import Policy
 from broker.process.notify import Notifier
 from broker.process.watchdog import BEATS_WITHIN_S
 from broker.sessions.server import SessionServer
@@ -66,7 +67,7 @@ class Loop:
             self._open_sessions()
             try:
                 self._beat()
-                self._rhythm = Rhythm(tick_s=self._in_force.policy.daemon.tick_s, now_s=self._clock())
+                self._scheduler = TickScheduler(now_s=self._clock(), interval_s=self._in_force.policy.daemon.tick_s)
                 self._tick(between=False)
                 self._show(self._clock())
                 self._serve_readers()
@@ -90,7 +91,6 @@ class Loop:
             fail=lambda session: self._sessions.fail(session),
             log=given.log,
             mark_minor=parts.egress_trees.mark_minor,
-            ask_ahead=parts.deciding.ahead.announced,
         )
         self._sessions = SessionServer(
             path=policy.daemon.session_socket,
@@ -124,64 +124,50 @@ class Loop:
         rate_watch, watchdog_s = self._parts.rate_watch, self._clock()
         while not self._wishes.stop:
             self._beat()
-            wake_s = min(self._rhythm.due_s(self._occasions()), rate_watch.next_s, self._clock() + BEATS_WITHIN_S)
+            wake_s = min(self._scheduler.due_s(self._events()), rate_watch.next_s, self._clock() + BEATS_WITHIN_S)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
             self._reloads.heed()
             rate_watch.look()
             now_s = self._clock()
-            occasions = self._occasions()
-            moment = self._rhythm.moment(occasions, now_s=now_s)
-            if moment is Moment.TICK and self._may_rest(occasions):
-                moment = Moment.READ
-            if moment is not None:
-                self._decide_at(moment, now_s, occasions)
+            events = self._events()
+            due = self._scheduler.due(events, now_s=now_s)
+            if due is not None:
+                self._decide(due, now_s, events)
             self._show(now_s)
             if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
                 watchdog_s = now_s
                 self._notifier.watchdog()
 
-    def _occasions(self) -> Occasions:
-        return Occasions(
+    def _events(self) -> Events:
+        return Events(
             announced=self._hub.urgent or self._parts.rate_watch.crossed,
             asked=self._parts.peer_link.urgent,
             links=self._links_changed,
             again_s=self._parts.deciding.again_s,
-            expected_s=self._hub.habits.expected_s(now_s=self._clock()),
-            rests=self._parts.readings.rests,
         )
 
-    def _may_rest(self, occasions: Occasions) -> bool:
-        """Read the counters, where nothing else asks for a decision; whether that is enough for this tick."""
-        if occasions.announced or occasions.asked or occasions.again_s is not None or self._hub.changed:
-            return False
-        if any(session.machine.hello.rates for session in self._sessions.sessions.values()):
-            return False  # what they are told follows what others want, tick by tick
-        policy = self._in_force.policy
-        return self._parts.readings.suffices(policy, tick_s=policy.daemon.tick_s)
-
-    def _decide_at(self, moment: Moment, now_s: float, occasions: Occasions) -> None:
+    def _decide(self, due: Due, now_s: float, events: Events) -> None:
         parts, policy = self._parts, self._in_force.policy
-        asked = occasions.asked and not occasions.announced
-        if moment is Moment.LINKS:
+        if due is Due.LINKS:
             self._links_changed = False
             parts.routes.forget()
             parts.shaped_interfaces.follow(policy)
-        elif moment in (Moment.TICK, Moment.READ):
+        elif due is Due.TICK:
             self._sessions.housekeeping()
-        if moment is Moment.TICK:
             if self._given.rt_budget is not None:
                 self._given.rt_budget.look()
             parts.peer_link.look(now_s=now_s)
             parts.probes.go(policy.probe, interface_of=parts.interface_of, now_s=now_s)
-        if moment is Moment.READ:
-            parts.deciding.keep_up(policy)
-            parts.publishing.look(policy, now_s=now_s)
-        else:
-            self._tick(between=moment is Moment.SOON, asked=asked)
-        self._rhythm.decided(
-            moment, began_s=now_s, ended_s=self._clock(), tick_s=policy.daemon.tick_s, rested=occasions.rests
-        )
+        self._tick(between=due is Due.BETWEEN, asked=events.asked and not events.announced)
+        self._scheduler.decided(due, began_s=now_s, ended_s=self._clock(), interval_s=self._interval_s(policy))
+
+    def _interval_s(self, policy: Policy) -> float:
+        """From a tick to the next: sessions that follow their rate hear of it ten times a second, too."""
+        followed = any(session.machine.hello.rates for session in self._sessions.sessions.values())
+        active = self._made is None or is_active(self._made.decision, self._made.measurements)
+        tick_s = policy.daemon.tick_s
+        return tick_s if followed or active else max(tick_s, IDLE_TICK_S)
 
     def _hear_of_links(self) -> None:
         heard = self._parts.link_events.heard()
@@ -221,7 +207,7 @@ class Loop:
             sessions=self._sessions.sessions,
             now_s=made.now_s,
             ticks=self._parts.deciding.ticks,
-            late_ticks=self._rhythm.late_ticks,
+            late_ticks=self._scheduler.late_ticks,
             tick_s_max=self._tick_s_max,
         )
         self._showing.show(snapshot, now_s=now_s)

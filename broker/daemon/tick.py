@@ -1,9 +1,7 @@
 """One decision and its application: measure, decide, ask other brokers, write to the kernel.
 
-    a burst is announced  ask others for what the last decision made ready (`broker.daemon.speculative_holds`)
     tick, announcement*   look at TCP -> measure -> decide -> ask others -> egress -> answer others -> ingress
     another one asks      measure -> decide -> egress -> ask others -> answer others -> ingress -> look at TCP
-    a tick that reads     rules and their sockets, and a look at TCP that is under way, as at every tick
 
 Who sends to us, and how much came before a burst, is asked of TCP (half a millisecond with few connections, up to three
 with many). What another broker's lease gets does not depend on that, so it does not wait for it; and (*) where no way
@@ -17,8 +15,6 @@ from dataclasses import dataclass
 
 from broker.daemon.collect import Collector
 from broker.daemon.peer_link import PeerLink
-from broker.daemon.sample_buffer import Readings
-from broker.daemon.speculative_holds import AskingAhead
 from broker.enforce.egress import EgressTrees
 from broker.enforce.ingress import IngressTrees
 from broker.enforce.interfaces import ShapedInterfaces
@@ -77,7 +73,6 @@ class TickRunner:
         shaped_interfaces: ShapedInterfaces,
         ingress_trees: IngressTrees,
         peer_link: PeerLink,
-        readings: Readings,
         rate_watch: RateWatch,
         tcp_watch: TcpWatch,
         flows: FlowTable,
@@ -92,11 +87,9 @@ class TickRunner:
             ingress_trees,
         )
         self._neighbours, self._paces, self._tcp_watch, self._flows = peer_link, rate_watch, tcp_watch, flows
-        self._readings = readings
         self._earlier, self._own_cgroups, self._clock = earlier, own_cgroups, clock
         self._state = State()
         self._matching: PortClasses | None = None
-        self.ahead = AskingAhead(peer_link.ask, clock=clock)
         self.ticks = 0
         self.again_s: float | None = None
         """When the last decision wants to be made again, whatever happens."""
@@ -120,7 +113,7 @@ class TickRunner:
         """
         if looks_first(policy, between=between, asked=asked):
             self._look_at_tcp(policy)
-        fresh_s = COUNTERS_FRESH_S if between or self._readings.news else 0.0
+        fresh_s = COUNTERS_FRESH_S if between else 0.0
         measurements = self._measuring.measure(policy, fresh_s=fresh_s)
         now_s, before = self._clock(), self._state
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=policy)
@@ -131,7 +124,6 @@ class TickRunner:
         for act in (second, first) if asked else (first, second):
             act(decision, policy)
         self._neighbours.answer(decision)
-        self.ahead.know(decision.ready, made_s=now_s)
         self._paces.want(decision.watches)
         if looks_soon(decision):
             self._tcp_watch.hasten()
@@ -142,15 +134,7 @@ class TickRunner:
         self._keep_rules(policy, now_s=now_s, urgent=between)
         if asked:
             self._look_at_tcp(policy)
-        self._readings.decided(decision, measurements, policy=policy, now_s=now_s)
         return TickResult(now_s, before, measurements, decision)
-
-    def keep_up(self, policy: Policy) -> None:
-        """At a tick that only reads: what is done in slices goes on as at every tick, and so does what is looked for
-        by time. Each returns at once where nothing of it is due or under way."""
-        self._keep_rules(policy, now_s=self._clock(), urgent=False)
-        if self._tcp_watch.under_way:
-            self._look_at_tcp(policy)
 
     def _keep_rules(self, policy: Policy, *, now_s: float, urgent: bool) -> None:
         classified = self._plant.classify()

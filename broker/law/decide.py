@@ -20,28 +20,27 @@ what policy says is in force exactly, at once. Inputs are sorted first: their or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.law import catch_up
 from broker.law.bursts import announced as bursts
 from broker.law.bursts import credit, forecast
 from broker.law.capacity import estimator
 from broker.law.capacity.inbound_delay import OutboundState, outbound_queue_s
 from broker.law.decision import Decision
 from broker.law.holds import grant
-from broker.law.holds.request import Inflow, decide_ingress
+from broker.law.holds.request import decide_ingress
 from broker.law.inbound_state import IngressState
 from broker.law.reading import Reading
 from broker.law.sharing import call_detector, gso, jobs, overcommit, schedule, storage_needs
+from broker.law.sharing.effective_policy import in_force
 from broker.law.sharing.plan import LENDER, ClassNeeds, ClassPlan, Promises, moves, plan, promises_of, unheld
 from broker.law.sharing.schedule import ActiveSchedule
-from broker.law.state import AppliedState, ClassState, InterfaceState, State
-from broker.law.step import booked
+from broker.law.state import AppliedState, ClassState, InterfaceState, PresenceState, State
 from broker.model import reasons
-from broker.model.leases import Hold, HoldOutcome, PreparedHolds
+from broker.model.leases import Hold, HoldOutcome
 from broker.model.values import (
     Alarm,
     Allocation,
@@ -103,7 +102,6 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             out=_outbound(ways_out[entry.name], now_s=now_s),
             interface=entry,
             policy=policy,
-            trained=ways_out[entry.name].state.jobs,
         )
         for entry in policy.interfaces
         if entry.ingress
@@ -130,7 +128,6 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
         again_s=min((time_s for time_s in soon if time_s is not None), default=None),
         watches=tuple(inflow.watch for inflow in inflows if inflow.watch is not None),
-        ready=tuple(_beside_others(ready, inflow, inflows) for inflow in inflows for ready in inflow.ready),
     )
 
 
@@ -143,12 +140,6 @@ def _outbound(outcome: _Outcome, *, now_s: float) -> OutboundState:
         load=used / max(1, allocation.capacity_bits_per_s),
         excess_s=outbound_queue_s(known.signals if known is not None else None, now_s=now_s),
     )
-
-
-def _beside_others(ready: PreparedHolds, own: Inflow, inflows: Sequence[Inflow]) -> PreparedHolds:
-    """What is ready for a burst through one interface, with what is asked for because of the others."""
-    others = [hold for inflow in inflows if inflow is not own for hold in inflow.holds]
-    return replace(ready, holds=_one_each([*ready.holds, *others]))
 
 
 def _one_each(holds: list[Hold]) -> tuple[Hold, ...]:
@@ -164,16 +155,23 @@ def _interface(
     *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
     hours: tuple[ActiveSchedule, ...],
 ) -> _Outcome:  # fmt: skip
-    decided_on_s = state.counters_s
-    state = catch_up.taken_in(state, sample, interface=interface, policy=policy, hours=hours, now_s=now_s)
     read = Reading(now_s=now_s, state=state, sample=sample)
     seen = sample or InterfaceSample(interface.name)  # of one that is not there nothing was seen
     leased = grant.leased(seen.leases)
     read.add_backlog_elsewhere(grant.waiting_bytes(seen.destinations, leased))
     own_flows = grant.not_held(seen.flows, leased)
-    account = booked(read, state=state, sample=sample, flows=own_flows, interface=interface, policy=policy, hours=hours)
-    estimate, people, now = account.estimate, account.people, account.in_force
+    estimate = estimator.estimate(
+        now_s=now_s,
+        state=state.capacity,
+        base=estimator.base_rate(interface, sample),
+        flows=own_flows,
+        counters=read.counters(),
+    )
     rate = estimate.rate_bits_per_s
+    people = _people(read, state=state, policy=policy)
+    now = in_force(policy, hours, people, capacity_bits_per_s=rate)
+    promised = promises_of(now.classes, rate)
+    kept = overcommit.kept(promised, rate)
     risks, declared = storage_needs.follow(state.risks, seen.needs, now_s=now_s)
     holding_back = grant.decide_held(
         now_s=now_s,
@@ -197,7 +195,6 @@ def _interface(
         state, seen.bursts, sent_bytes=read.sent_bytes("compute") if read.fresh else None,
         capacity_bits_per_s=rate, now_s=now_s,
     )  # fmt: skip
-    promised, kept = account.promised, account.kept_bits_per_s
     for entry in now.classes:
         own = promised[entry.name]
         observed, need = read.needs(
@@ -232,7 +229,7 @@ def _interface(
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(_applied(entry) for entry in plans),
-        job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_since(decided_on_s), now_s=now_s),
+        job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
         presence=people,
         held=holding_back.states,
         segments=limited,
@@ -268,6 +265,13 @@ def _interface(
     )
     credits = bursts.credits(interface.name, after, now_s=now_s)
     return _Outcome(after, allocation, credits, alarms, holding_back.verdicts, again_s if estimate.unsettled else None)
+
+
+def _people(read: Reading, *, state: InterfaceState, policy: Policy) -> PresenceState:
+    if not policy.presence.enabled:
+        return PresenceState()
+    seen = read.samples.get(call_detector.PEOPLE)
+    return call_detector.follow(state.presence, seen, read_s=read.read_s, now_s=read.now_s)
 
 
 def _with_dead_band(

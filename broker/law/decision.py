@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from broker.law.state import State
-from broker.model.leases import Hold, HoldOutcome, PreparedHolds
+from broker.model.leases import Hold, HoldOutcome
 from broker.model.values import Alarm, Allocation, Credit, Watch
 
 
@@ -13,8 +13,7 @@ class Decision(Struct, frozen=True):
     """The result of one tick: what to remember, what to apply, what was credited, and what is wrong.
 
     `holds` is what other brokers shall be asked, all of it; `verdicts` what became of what they asked of us; `again_s`
-    in how many seconds to decide again, where the next tick would be late; `watches` what else to decide again for;
-    `ready` what to ask for when a burst begins before the next decision.
+    in how many seconds to decide again, where the next tick would be late; `watches` what else to decide again for.
     """
 
     state: State
@@ -25,4 +24,3 @@ class Decision(Struct, frozen=True):
     verdicts: tuple[HoldOutcome, ...] = ()
     again_s: float | None = None
     watches: tuple[Watch, ...] = ()
-    ready: tuple[PreparedHolds, ...] = ()

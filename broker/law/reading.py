@@ -37,12 +37,6 @@ class Reading:
             self.samples = {entry.name: entry for entry in sample.classes}
         self.elsewhere_bytes = 0
 
-    def elapsed_since(self, counters_s: float | None) -> float | None:
-        """Since an earlier reading than the one before; None where nothing was read now, or then."""
-        if self.elapsed_s is None or self.counters_s is None or counters_s is None:
-            return None
-        return self.counters_s - counters_s
-
     def add_backlog_elsewhere(self, held_bytes: int) -> None:
         """Of the lender's backlog, take off what waits because another broker asked for it: our link is not short."""
         entry = self.samples.get(LENDER)

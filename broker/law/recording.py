@@ -15,7 +15,7 @@ from msgspec import Struct
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.state import State
-from broker.model.leases import Hold, HoldOutcome, PreparedHolds
+from broker.model.leases import Hold, HoldOutcome
 from broker.model.values import Alarm, Allocation, Credit, Measurements, Watch
 from broker.policy.types import Policy
 
@@ -43,7 +43,6 @@ class _Tick(Struct, frozen=True):
     verdicts: tuple[HoldOutcome, ...] = ()
     again_s: float | None = None
     watches: tuple[Watch, ...] = ()
-    ready: tuple[PreparedHolds, ...] = ()
 
 
 class Replay(Struct, frozen=True):
@@ -119,5 +118,4 @@ def _tick(*, now_s: float, measurements: Measurements, decision: Decision) -> _T
         verdicts=decision.verdicts,
         again_s=decision.again_s,
         watches=decision.watches,
-        ready=decision.ready,
     )

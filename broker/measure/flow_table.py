@@ -67,8 +67,6 @@ class FlowTable:
         self._whose: dict[str, tuple[int, str]] = {}
         self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
         self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
-        self._replaced: collections.deque[tuple[str, _Reported]] = collections.deque(maxlen=SAMPLES_MAX)
-        self._taken_s = -math.inf
         self._sampled: dict[str, list[tuple[FlowSample, float]]] | None = None
         self.tcp_count = 0
         self.tcp_whole = False
@@ -113,8 +111,6 @@ class FlowTable:
         for connection in connections:
             key = (connection.peer, connection.port)
             before = mine.pop(key, None)
-            if before is not None and before.at_s > self._taken_s:
-                self._replaced.append((session, before))
             delivered = _delivered(before, connection)
             sent_s = now_s if delivered >= SENDS_BYTES else before.sent_s if before is not None else -math.inf
             mine[key] = _Reported(connection, now_s, sent_s)
@@ -147,8 +143,6 @@ class FlowTable:
         self._reported.pop(session, None)
         self._classes.pop(session, None)
         self._whose.pop(session, None)
-        ended = (entry for entry in self._replaced if entry[0] != session)  # what it said would be nobody's
-        self._replaced = collections.deque(ended, maxlen=SAMPLES_MAX)
         self.passed = {name: flow for name, flow in self.passed.items() if flow.session != session}
 
     def tcp_connections(self) -> tuple[tuple[TcpConnection, str], ...]:
@@ -173,24 +167,6 @@ class FlowTable:
             interface: (*measured.get(interface, ()), *reported.get(interface, ()))[:SAMPLES_MAX]
             for interface in {**measured, **reported}
         }
-
-    def taken(self, *, now_s: float) -> None:
-        """A decision has seen all that was reported until now."""
-        self._replaced.clear()
-        self._taken_s = now_s
-
-    def replaced(
-        self, *, interface_of: Callable[[str], str | None], now_s: float
-    ) -> Mapping[str, tuple[FlowSample, ...]]:
-        """The last reports since `taken` that others of their connections have replaced, by interface."""
-        return self._by_interface(self._replaced, interface_of=interface_of, now_s=now_s)
-
-    def reported_since(
-        self, since_s: float, *, interface_of: Callable[[str], str | None], now_s: float
-    ) -> Mapping[str, tuple[FlowSample, ...]]:
-        """The last report of each connection that has reported since a time, by interface; as many as `samples`."""
-        fresh = self._last(lambda entry: entry.at_s > since_s)
-        return self._by_interface(fresh, interface_of=interface_of, now_s=now_s)
 
     def senders(
         self, *, interface_of: Callable[[str], str | None], now_s: float

@@ -47,17 +47,6 @@ class BurstComes(Struct, frozen=True):
         )
 
 
-class BurstBegins(Struct, frozen=True):
-    """A burst of training was announced a moment ago, and what the decision before had made ready is asked for."""
-
-    code: ClassVar[str] = "burst-begins"
-    job: str
-    rate_bits_per_s: int
-
-    def text(self) -> str:
-        return f"a burst of job {self.job} begins: storage sends us at most {format_rate(self.rate_bits_per_s)}"
-
-
 class BurstSeen(Struct, frozen=True):
     """Training comes in that announced nothing; storage keeps its guarantee, or what that training does not use."""
 

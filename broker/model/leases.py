@@ -32,20 +32,6 @@ class Hold(Struct, frozen=True):
     reason: Reason
 
 
-class PreparedHolds(Struct, frozen=True):
-    """What to ask for at once when a burst of this job begins, before the decision that follows from it.
-
-    Fields: `interface` the one through which the burst goes; `uid`, `job` whose it is; `bytes_min` what it announces
-    there at least; `holds` all that is wanted of others then, as `broker.model.values.Decision` has it.
-    """
-
-    interface: str
-    uid: int
-    job: str
-    bytes_min: int
-    holds: tuple[Hold, ...]
-
-
 class Lease(Struct, frozen=True):
     """What another broker has asked of us and is still in force; whether it is kept is for the decision to say.
 

@@ -177,14 +177,6 @@ class DestinationSample(Struct, frozen=True):
     backlog_bytes: int = 0
 
 
-class EarlierSample(Struct, frozen=True):
-    """The counters of an interface as they were read between two decisions, `age_s` ago; as in `InterfaceSample`."""
-
-    age_s: float
-    classes: tuple[ClassSample, ...] = ()
-    received_bytes: int | None = None
-
-
 class InterfaceSample(Struct, frozen=True):
     """One interface at this tick, both directions.
 
@@ -198,8 +190,7 @@ class InterfaceSample(Struct, frozen=True):
     longest packet, None where that is not known; `senders` who
     sends to us through it; `destinations` those with a leaf of their own, as old as the class counters; `leases` what
     other brokers have asked of us and is in force, for addresses reached through it; `needs` what storage declares;
-    `jobs` those whose sessions have sockets here; `earlier` what was read since the last decision, before `classes`
-    were, and `earlier_flows` what was reported since then and is not the latest any more; `arriving` the counters of an
+    `jobs` those whose sessions have sockets here; `arriving` the counters of an
     IFB of ours through which what comes in passes, none while there is no such, None where they could not be read.
     """
 
@@ -217,8 +208,6 @@ class InterfaceSample(Struct, frozen=True):
     jobs: tuple[JobSample, ...] = ()
     pace_bits_per_s: int | None = None
     mtu_bytes: int | None = None
-    earlier: tuple[EarlierSample, ...] = ()
-    earlier_flows: tuple[FlowSample, ...] = ()
     arriving: tuple[ClassSample, ...] | None = ()
     carrier: bool | None = None
     carrier_changes: int | None = None

@@ -3,7 +3,6 @@ thread."""
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -12,13 +11,11 @@ from typing import Any
 import msgspec
 
 from broker.enforce import cgroups
-from broker.law.bursts.announced import BURSTS_PER_USER_MAX
 from broker.measure.flow_table import FlowTable, PassedSocket
 from broker.model.token_bucket import TokenBuckets
 from broker.model.values import Credit
 from broker.process.log import Log
 from broker.process.rights import Authority, Peer
-from broker.sessions.burst_habits import Habits
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
 from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Register, Report
@@ -57,10 +54,8 @@ class SessionService:
         reclassify: puts the rules on cgroups in force again, at once.
         settle: decides and applies, at once.
         fail: ends a session of which something went wrong just now, as `SessionServer.fail`.
-        ask_ahead: `broker.daemon.speculative_holds.AskingAhead.announced`.
 
-    `urgent` says that a burst began or ended since the last `answer`: decide now, not at the next tick; `changed` that
-    the next tick has to decide: somebody came, went, announced or declared. `habits` knows when the next burst may.
+    `urgent` says that a burst began or ended since the last `answer`: decide now, not at the next tick.
     """
 
     def __init__(
@@ -80,17 +75,11 @@ class SessionService:
         fail: Callable[[Session], None],
         log: Log,
         mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
-        ask_ahead: Callable[[int, str, Mapping[str, int]], bool] = lambda *_: False,
     ) -> None:
         self._authority, self._reclassify, self._mark_minor = authority, reclassify, mark_minor
         self._settle, self._fail = settle, fail
-        self.urgent = self.changed = False
-        self._ask_ahead = ask_ahead
-        self._asked = False
-        """Others were asked because of a burst that no decision has seen yet. Until one has, nothing takes a burst
-        away; what would, and all that comes after it, waits in `_later`."""
-        self._later: list[tuple[Session, Callable[[], None]]] = []
-        self._jobs, self.habits = jobs, Habits()
+        self.urgent = False
+        self._jobs = jobs
         self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
         self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
@@ -142,7 +131,6 @@ class SessionService:
         """The slot of the leaf for a session's socket. A new one gets its rate before its first packet: HTB books a
         packet as time at the rate of the moment, and at a spare leaf's rate that is ten seconds."""
         known, peer = self._jobs.slots(), session.peer
-        self.changed = True
         slot = self._jobs.register(session.name, job=session.job, traffic_class=traffic_class, uid=peer.uid)
         if slot is not None and (peer.uid, session.job) not in known and self._soon.take(peer.uid, now_s=self._clock()):
             self._settle()
@@ -153,10 +141,6 @@ class SessionService:
 
         Only for the job that the session's hello named: each name starts with the credit of a first burst.
         """
-        crowded = self._bursts.of_user(session.peer.uid) >= BURSTS_PER_USER_MAX  # more than a decision looks at
-        if self._asked and (self._later or crowded):
-            self._later.append((session, functools.partial(self.announce, session, message)))
-            return
         if message.job != session.job:
             text = f"this session announces for the job of its hello, {session.job!r}, alone"
             session.send(error("bad-field", text, number=message.number).message)
@@ -165,20 +149,14 @@ class SessionService:
         if refusal is not None:
             session.send(refusal.message)
             return
-        now_s, uid, job, step = self._clock(), session.peer.uid, message.job, message.step
-        size_bytes = self._bursts.announce(session.name, message, uid=uid, now_s=now_s, interface_of=self._interface_of)
-        if self._decide_soon(uid) and self._bursts.of_user(uid) == 1 and self._ask_ahead(uid, job, size_bytes):
-            self._asked = True
-        self.habits.began(session.name, step=step, next_s=message.next_s, now_s=now_s)
+        uid = session.peer.uid
+        self._bursts.announce(session.name, message, uid=uid, now_s=self._clock(), interface_of=self._interface_of)
+        self._decide_soon(uid)
         if message.number is not None:
             self._waiting.append((session.name, message))
 
     def announce_end(self, session: Session, message: AnnounceEnd) -> None:
         """Take a burst out."""
-        if self._asked:
-            self._later.append((session, functools.partial(self.announce_end, session, message)))
-            return
-        self.habits.ended(session.name, step=message.step, now_s=self._clock())
         if self._bursts.end(session.name, job=message.job, step=message.step):
             self._decide_soon(session.peer.uid)
 
@@ -192,7 +170,6 @@ class SessionService:
         if refusal is not None:
             return refusal
         self._needs.declare(session.name, message, uid=uid, now_s=self._clock(), interface_of=self._interface_of)
-        self.changed = True
         if message.replicas_at_risk:
             self._decide_soon(uid)
         return Reply({"op": "noted", "id": message.number})
@@ -260,27 +237,16 @@ class SessionService:
 
     def gone(self, session: Session) -> None:
         """Forget a session. Its bursts no longer hold anybody back; its sockets keep their marks until they close."""
-        if self._asked:
-            self._later.append((session, functools.partial(self.gone, session)))
-            return
         self._flows.forget(session.name)
         self._jobs.forget(session.name)
         self._needs.forget(session.name)
-        self.habits.forget(session.name)
-        self.changed = True
         if self._bursts.forget(session.name):
             self._decide_soon(session.peer.uid)
 
-    def _decide_soon(self, uid: int) -> bool:
-        """Decide before the next tick, if this user has not had that too often; many that come together cost one.
-
-        Returns:
-            Whether it is so.
-        """
-        self.changed = True
+    def _decide_soon(self, uid: int) -> None:
+        """Decide before the next tick, if this user has not had that too often; many that come together cost one."""
         if not self.urgent:
             self.urgent = self._soon.take(uid, now_s=self._clock())
-        return self.urgent
 
     def _too_many(self, session: Session, count: int, *, number: int | None) -> Reply | None:
         """The refusal of a message with more destinations than its user may still name."""
@@ -291,7 +257,7 @@ class SessionService:
 
     def answer(self, credits: Iterable[Credit], sessions: Mapping[str, Session]) -> None:
         """Tell who announced what the decision made of it."""
-        self.urgent = self.changed = False
+        self.urgent = False
         waiting, self._waiting = self._waiting, []
         granted: dict[tuple[int, str, int], int] = {}
         for credit in credits:
@@ -302,12 +268,6 @@ class SessionService:
             if session is not None:
                 size_bytes = granted.get((session.peer.uid, message.job, message.step), 0)
                 session.send({"op": "credited", "id": message.number, "bytes": size_bytes})
-        self._asked, later, self._later = False, self._later, []
-        for session, go_on in later:
-            try:
-                go_on()
-            except Exception:  # noqa: BLE001 - what waited of one session ends that one, as if it had not waited
-                self._fail(session)
 
 
 def _endpoint(sock: socket.socket) -> str:

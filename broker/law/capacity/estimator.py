@@ -215,19 +215,6 @@ def heard(state: CapacityState, flows: Sequence[FlowSample]) -> list[quorum.Hear
     return quorum.heard(state.signals, flows=flows, threshold_s=threshold_s, high=HIGH, of=OF)
 
 
-def at_rest(state: CapacityState, *, now_s: float) -> bool:
-    """Whether nothing is under way or suspected, so that this need not be estimated at every reading: the rate is the
-    link's, no connection sees a queue elsewhere, hardly a packet was lost."""
-    if state.rate_bits_per_s < state.base_bits_per_s or now_s < max(state.drain_until_s, state.ignore_delay_until_s):
-        return False
-    for entry in state.signals.destinations:
-        last_s, least_s, _ = entry.excess[-1]
-        quiet_s = thresholds.at_least(DELAY_S if entry.two_way else QUIET_DELAY_S, state.rate_bits_per_s)
-        if last_s > now_s - quorum.ACTIVE_S and least_s > quiet_s:
-            return False
-    return signals.read(state.signals, now_s=now_s).lost_packets < LOSS_SENT_MIN
-
-
 def _blamed(
     state: CapacityState, now: signals.Signals, passed: delivery_rate.DeliveryRate | None, stalled: frozenset[str],
     flows: Sequence[FlowSample], *, now_s: float,

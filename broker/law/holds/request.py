@@ -30,14 +30,14 @@ from broker.law.bursts.announced import START_S, USED_MIN, start_s
 from broker.law.capacity import ifb_delay, inbound_estimator
 from broker.law.capacity.decrease import DRAIN_FACTOR
 from broker.law.capacity.inbound_delay import HELD_FOR_S, OutboundState
-from broker.law.holds import prepared, request_status
+from broker.law.holds import request_status
 from broker.law.inbound_state import InboundBurstState, IngressState, SenderState
 from broker.law.sharing import guarantee
 from broker.law.sharing.plan import LENDER, Promises, promises
 from broker.law.sharing.water_filling import Claim, allocate
-from broker.law.state import BurstState, JobState
+from broker.law.state import BurstState
 from broker.model import inbound_reasons, reasons
-from broker.model.leases import Hold, PreparedHolds
+from broker.model.leases import Hold
 from broker.model.values import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
 from broker.policy.types import InterfacePolicy, Policy
 
@@ -78,12 +78,11 @@ class Inflow(Struct, frozen=True):
     alarms: tuple[Alarm, ...]
     again_s: float | None
     watch: Watch | None = None
-    ready: tuple[PreparedHolds, ...] = ()
 
 
 def decide_ingress(
     *, now_s: float, state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState],
-    out: OutboundState, interface: InterfacePolicy, policy: Policy, trained: Sequence[JobState] = (),
+    out: OutboundState, interface: InterfacePolicy, policy: Policy,
 ) -> Inflow:  # fmt: skip
     """Decide what storage may send towards one interface.
 
@@ -95,7 +94,6 @@ def decide_ingress(
         out: what is known of the other way.
         interface: its policy; `ingress` is set.
         policy: the classes' promises.
-        trained: what is known of jobs that send through the interface, as this tick leaves it.
     """
     senders = sample.senders if sample is not None else ()
     arriving = sample.arriving if sample is not None else ()
@@ -142,14 +140,6 @@ def decide_ingress(
     ]
     close = _look_closely(state, rate, now_s=now_s)
 
-    def ready(job: JobState) -> PreparedHolds:
-        room = max(own.floor, owed, _never_used([(job.uid, job.job)], state, rate))
-        begins = inbound_reasons.BurstBegins(job.job, min(room, own.ceiling))
-        parts = _divide(state.senders, reported, begins.rate_bits_per_s, own.floor, in_kernel=in_kernel)
-        least_bytes = prepared.bytes_min(rate)
-        return PreparedHolds(interface.name, job.uid, job.job, least_bytes, _holds(parts, reported, rate, begins))
-
-    jobs = prepared.jobs(state, trained, capacity_bits_per_s=rate, now_s=now_s) if allowed else ()
     return Inflow(
         state=state,
         allocation=request_status.allocation(
@@ -167,7 +157,6 @@ def decide_ingress(
         ),
         again_s=min((time_s for time_s in again if time_s is not None), default=None),
         watch=detector.watch(interface.name, state.observed, slower_bits_per_s=slower) if close else None,
-        ready=tuple(ready(job) for job in jobs),
     )
 
 

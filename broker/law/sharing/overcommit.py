@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.law.memo import remembered
 from broker.law.sharing.plan import Promises
 from broker.law.sharing.water_filling import Claim, allocate
 from broker.model.values import Alarm
 from hive_qos.units import format_rate
 
 
-@remembered
 def kept(promised: Mapping[str, Promises], capacity_bits_per_s: int) -> Mapping[str, int]:
     """The guarantee of each class that can be kept at a capacity: all of it, where all fit."""
     claims = [Claim(1.0, own.floor, own.guarantee, own.guarantee, own.guarantee) for own in promised.values()]

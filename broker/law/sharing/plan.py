@@ -21,7 +21,6 @@ from msgspec import Struct
 
 from broker.law.bursts.announced import ActiveBurst
 from broker.law.bursts.forecast import ExpectedBurst
-from broker.law.memo import remembered
 from broker.law.sharing.call_detector import PEOPLE
 from broker.law.sharing.water_filling import Claim, allocate
 from broker.model import reasons
@@ -75,7 +74,6 @@ def promises(policy: ClassPolicy, capacity_bits_per_s: int) -> Promises:
     return Promises(guarantee, min(policy.floor.of(capacity_bits_per_s), guarantee), ceiling)
 
 
-@remembered
 def promises_of(classes: tuple[ClassPolicy, ...], capacity_bits_per_s: int) -> Mapping[str, Promises]:
     """The same of all classes, by name."""
     return MappingProxyType({entry.name: promises(entry, capacity_bits_per_s) for entry in classes})

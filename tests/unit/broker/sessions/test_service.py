@@ -265,38 +265,3 @@ def changed(bench: Bench) -> bool:
     bench.hub.answer((), {})
     assert not bench.hub.changed
     return found
-
-
-def test_whoever_comes_announces_ends_declares_or_goes_is_decided_on_at_the_next_tick() -> None:
-    bench, someone = Bench(), Someone("s-1")
-    session = cast(Session, someone)
-    assert not changed(bench)
-    bench.register(someone)
-    assert changed(bench)
-    bench.hub.announce(session, Announce(None, "j", 1, {"10.0.0.2": 5}, 60.0, None))
-    assert changed(bench)
-    bench.hub.announce_end(session, AnnounceEnd("j", 1))
-    assert changed(bench)
-    bench.hub.need(session, Declare(1, 500, 10.0, 0, {}))
-    assert changed(bench)
-    bench.hub.gone(session)
-    assert changed(bench)
-
-
-def test_what_comes_too_often_to_be_urgent_is_decided_on_at_the_next_tick_all_the_same() -> None:
-    bench, someone = Bench(), Someone("s-1")
-    while bench.announce(someone):
-        pass
-    bench.hub.announce(cast(Session, someone), Announce(None, "j", 99, {"10.0.0.2": 5}, 60.0, None))
-    assert not bench.hub.urgent
-    assert changed(bench)
-
-
-def test_who_says_nothing_new_lets_the_next_tick_rest() -> None:
-    bench, someone = Bench(), Someone("s-1")
-    session = cast(Session, someone)
-    bench.hub.announce_end(session, AnnounceEnd("j", 5))
-    bench.hub.report(session, Report(()))
-    bench.hub.announce(session, Announce(1, "another", 1, {"10.0.0.2": 5}, 60.0, None))
-    assert bench.hub.need(cast(Session, Someone("s-2", uid=1002)), Declare(1, 5, 1.0, 0, {})).message["op"] == "error"
-    assert not changed(bench)

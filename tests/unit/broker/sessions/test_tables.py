@@ -217,8 +217,6 @@ def test_a_user_of_many_sessions_and_peers_takes_no_place_of_the_kernels_or_of_o
     assert len(samples) == SAMPLES_MAX
     assert sum(sample.source == "tcp-info" for sample in samples) == TCP_SAMPLES_MAX
     assert sum(sample.uid == 2000 for sample in samples) == 20
-    since = table.reported_since(-1.0, interface_of=lambda address: "eth0", now_s=0.0)["eth0"]
-    assert sum(sample.uid == 2000 for sample in since) == 20
 
 
 def test_a_session_that_is_gone_takes_its_flows_with_it() -> None:

@@ -1,0 +1,37 @@
+"""Whether anything goes on that the next decision has to follow closely. Pure."""
+
+from __future__ import annotations
+
+from broker.law.decision import Decision
+from broker.law.sharing.demand import BACKLOG_BYTES_MIN, SENDING_BITS_PER_S
+from broker.law.state import CapacityState, InterfaceState
+from broker.model.values import InterfaceSample, Measurements
+
+
+def is_active(decision: Decision, measurements: Measurements) -> bool:
+    """Whether somebody sends, waits, announces, needs, asks or is asked, or the capacity of a link is being measured.
+
+    Args:
+        decision: the last one.
+        measurements: what it was made from.
+    """
+    return (
+        bool(decision.holds)
+        or any(map(_sends_or_asks, measurements.interfaces))
+        or any(map(_is_followed, decision.state.interfaces))
+        or any(state.allowance_bits_per_s > 0 for state in decision.state.ingress)
+    )
+
+
+def _sends_or_asks(sample: InterfaceSample) -> bool:
+    waiting = any(entry.backlog_bytes >= BACKLOG_BYTES_MIN for entry in sample.classes)
+    return waiting or bool(sample.bursts or sample.needs or sample.leases)
+
+
+def _is_followed(state: InterfaceState) -> bool:
+    sending = any((entry.throughput_bits_per_s or 0.0) >= SENDING_BITS_PER_S for entry in state.classes)
+    return sending or (state.capacity is not None and _is_measured(state.capacity))
+
+
+def _is_measured(state: CapacityState) -> bool:
+    return state.rate_bits_per_s < state.base_bits_per_s
