@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import cbor2
+import msgspec
 import pytest
 from engine_support import EACH, bound_socket, engines, over, pytest_generate_tests
 from peers_support import A_HOST, B_HOST, Broker, Cluster, Rogue, free_port, granted, until
@@ -64,7 +65,7 @@ def of(fields: dict[Any, Any]) -> bytes:
 
 
 def ask(number: int, **change: Any) -> bytes:
-    return wire.write(replace(ASK, number=number, **change))
+    return wire.write(msgspec.structs.replace(ASK, number=number, **change))
 
 
 # --- who may not talk ------------------------------------------------------------------------------------------------
