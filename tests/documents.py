@@ -14,14 +14,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SHELLS = ("console", "bash", "sh")
-FORMER = frozenset(
-    f"docs/{name}.md"
-    for name in (
-        "architecture", "broker-api", "broker-protocol", "configuration", "decisions", "lab", "operations",
-        "performance", "safety", "shaping", "simulator", "torch", "transport", "wire-protocol",
-    )
-)  # fmt: skip
-"""Pages of the former layout, which the rules of style leave alone until they are rewritten."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ def pages(*folders: str) -> list[Path]:
 
 def current_pages() -> list[Path]:
     """What the rules of style hold for: everything but the log of experiments and pages of the former layout."""
-    return [page for page in pages() if name_of(page) not in FORMER and DOCS / "log" not in page.parents]
+    return [page for page in pages() if DOCS / "log" not in page.parents]
 
 
 def name_of(page: Path) -> str:

@@ -1,7 +1,7 @@
 """Why a figure is what it is: one frozen type a reason, each of which can say itself in a sentence.
 
 A reason becomes `Reason(code, text)` at the edge of the decision. Codes are stable (scripts and tests look at them);
-texts are for people and may get better. Every code stands in `docs/decisions.md`.
+texts are for people and may get better. Every code stands in `docs/log/law.md`.
 """
 
 from __future__ import annotations

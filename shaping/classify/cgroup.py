@@ -33,7 +33,7 @@ from shaping.classify.socket_priority import own_netns_cookie
 from shaping.model import MARK_MINOR, Rule, classid
 
 _HELD = "somebody else may hold this cgroup's socket programs for himself alone"
-_WHY = {errno.E2BIG: "all 64 places are taken, maybe by programs of network namespaces that ended (docs/shaping.md)"}
+_WHY = {errno.E2BIG: "all 64 places are taken, maybe by programs of network namespaces that ended (docs/log/kernel.md)"}
 _OURS = "hq_"
 """So the names of our programs begin, in whatever network namespace: whoever can load one is trusted with more."""
 _ATTACH_TYPES = (bpf.ATTACH_SOCK_CREATE, bpf.ATTACH_SOCK_OPS)

@@ -55,7 +55,7 @@ BURST_S = 0.001
 3.3 ms at 40 Mbit/s. The burst is also what a class may put on the link at once after a pause, so it is delay for
 everybody behind it: 64 KiB would be 13 ms at 40 Mbit/s. One TCP stream on two cores with nine runnable processes got
 0.956 of 40, 200 and 1 000 Mbit/s with this (headers allow 0.956), no more with 64 KiB, and 0.93 of 1 000 Mbit/s with
-1 600 bytes (docs/shaping.md)."""
+1 600 bytes (docs/log/kernel.md)."""
 
 QUEUE_S: Mapping[str, float] = {"control": 0.02, "compute": 0.05, BULK_NAME: 0.05, "storage": 0.05, "other": 0.025}
 """What may wait in a leaf, as time at the interface's capacity. Not at the class' ceiling: a hold lowers the ceiling

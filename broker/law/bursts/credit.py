@@ -29,7 +29,7 @@ from broker.law.state import BurstState, JobState, UserState
 from broker.model.values import Alarm
 
 CREDIT_FACTOR = 2
-"""An announcement is believed up to twice the recently measured burst (docs/decisions.md)."""
+"""An announcement is believed up to twice the recently measured burst (docs/log/law.md)."""
 FIRST_BURST_S = 2.0
 """A job without history: what the link carries in two seconds, which is also the longest hold between brokers."""
 BURSTS_REMEMBERED = 4

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from documents import DOCS, FORMER, ROOT, anchors_of, links_of, name_of, pages
+from documents import DOCS, ROOT, anchors_of, links_of, name_of, pages
 
 PAGES = [pytest.param(page, id=name_of(page)) for page in pages()]
 
@@ -39,7 +39,7 @@ def test_a_page_of_the_site_links_to_pages_of_the_site_only(page: Path) -> None:
 
 def test_every_page_stands_in_the_navigation_of_the_site() -> None:
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2])
-    there = [page for page in pages() if page.is_relative_to(DOCS) and name_of(page) not in FORMER]
+    there = [page for page in pages() if page.is_relative_to(DOCS)]
     assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in there)
 
 
