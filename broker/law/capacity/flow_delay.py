@@ -25,8 +25,7 @@ PACKET_BYTES = 1_600
 PROGRESS_BYTES = 3_000
 """Acknowledged since the last sample for its round trip to be a new one: two packets."""
 QUEUE_TRUSTED_S = 0.12
-"""Up to here our own queue can be subtracted: a leaf holds 50 ms at capacity (docs/log/kernel.md), twice that at half of
-it."""
+"""Up to here our own queue can be subtracted: a leaf holds 50 ms at capacity, twice that at half of it."""
 QUEUE_SHORT_S = 0.03
 """Above this our own queue is not known well enough to say when a packet left it: at 97 Mbit/s training has 7 ms."""
 QUEUE_LOOK_BACK_S = 0.25
