@@ -156,7 +156,7 @@ def _flows(found: Mapping[str, Any]) -> Figure:
         bar(cores, place, name, figures["cores"], low=figures["cores"], high=figures["cores"])
         resident = figures["resident_bytes"] / 1e6
         bar(memory, place, name, resident, low=resident, high=resident)
-    for axes, bound, label in ((cores, 0.03, "of a core"), (memory, 64.0, "resident, MB")):
+    for axes, bound, label in ((cores, 0.05, "of a core"), (memory, 128.0, "resident, MB")):
         axes.set_xticks(range(len(found)), [name.replace(", ", "\n") for name in found], fontsize=8)
         axes.axhline(bound, color="#222222", linewidth=0.8, linestyle=":")
         axes.set_ylabel(label)

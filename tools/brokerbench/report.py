@@ -187,8 +187,8 @@ def _change_goals(found: Mapping[str, Any]) -> list[Goal]:
 def _flow_goals(found: Mapping[str, Any]) -> list[Goal]:
     goals: list[Goal] = []
     for name, each in found.items():
-        goals.append((f"{name}: cores of the daemon", each["cores"], "at_most", 0.03))
-        goals.append((f"{name}: its memory, MB", each["resident_bytes"] / 1e6, "at_most", 64.0))
+        goals.append((f"{name}: cores of the daemon", each["cores"], "at_most", 0.05))
+        goals.append((f"{name}: its memory, MB", each["resident_bytes"] / 1e6, "at_most", 128.0))
     return goals
 
 
