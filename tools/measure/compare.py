@@ -5,8 +5,8 @@
 Only what was measured within one run on one machine says much by itself: goals, and ratios to a contender of the same
 run. These are compared, and never absolute rates, which differ from day to day on a shared machine.
 
-A figure is called worse only where both runs repeated it `REPETITIONS_MIN` times, the best repetition of the last run
-is worse than the worst of the first, and the medians differ by more than `MARGIN`.
+A figure is called worse only where it is of our own, both runs repeated it `REPETITIONS_MIN` times, the best repetition
+of the last run is worse than the worst of the first, and the medians differ by more than `MARGIN`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ FILE = "report.json"
 REPETITIONS_MIN = 5
 """Two runs of the same sources with 5 repetitions each have disjoint spreads, on the bad side, in 1 of 252 figures."""
 
+OURS = ("native", "aioquic", "hive")
+"""What the names of our own contenders begin with. How others do beside each other is shown and not judged."""
+
 MARGIN = 0.05
 """Of the first run's median. Some figures repeat within a percent in one run and move by more between two runs."""
 
@@ -44,6 +47,7 @@ class Figure:
     high: float
     repetitions: int
     higher_is_better: bool
+    ours: bool
 
 
 def figures(report: Report) -> dict[str, Figure]:
@@ -53,7 +57,7 @@ def figures(report: Report) -> dict[str, Figure]:
 
 def worse(first: Figure, last: Figure) -> bool:
     """Whether `last` is worse than `first` by more than both spreads and the margin."""
-    if min(first.repetitions, last.repetitions) < REPETITIONS_MIN:
+    if not first.ours or min(first.repetitions, last.repetitions) < REPETITIONS_MIN:
         return False
     if first.higher_is_better:
         return last.high < first.low and last.median < (1 - MARGIN) * first.median
@@ -66,7 +70,7 @@ def regressions(first: Report, last: Report) -> list[str]:
     return [
         name
         for name, figure in before.items()
-        if (worse(figure, after[name]) if name in after else figure.repetitions >= REPETITIONS_MIN)
+        if (worse(figure, after[name]) if name in after else figure.ours and figure.repetitions >= REPETITIONS_MIN)
     ]
 
 
@@ -124,6 +128,7 @@ def _ratios(report: Report) -> Iterator[tuple[str, Figure]]:
                     high=spread["high"],
                     repetitions=spread["n"],
                     higher_is_better=cell["scenario"] != "latency",
+                    ours=cell["contender"].startswith(OURS),
                 ),
             )
 
@@ -133,7 +138,9 @@ def _goals(report: Report) -> Iterator[tuple[str, Figure]]:
         if (value := goal["value"]) is not None:
             yield (
                 f"goal: {goal['name']}",
-                Figure(median=value, low=value, high=value, repetitions=1, higher_is_better="at_least" in goal),
+                Figure(
+                    median=value, low=value, high=value, repetitions=1, higher_is_better="at_least" in goal, ours=True
+                ),
             )
 
 

@@ -12,9 +12,11 @@ from tools.measure import compare
 from tools.nightly.bench import compare_and_keep
 
 
-def report(median: float, *, spread: float = 0.02, n: int = 5, scenario: str = "lan", commit: str = "a") -> Any:
+def report(
+    median: float, *, spread: float = 0.02, n: int = 5, scenario: str = "lan", who: str = "native", commit: str = "a"
+) -> Any:
     ratio = {"median": median, "low": median - spread, "high": median + spread, "n": n}
-    cell = {"scenario": scenario, "case": "1 Gbit/s", "contender": "native", "ratios": {"iperf3": ratio}}
+    cell = {"scenario": scenario, "case": "1 Gbit/s", "contender": who, "ratios": {"iperf3": ratio}}
     return {"run": {"versions": {"commit": commit}}, "cells": [cell], "goals": []}
 
 
@@ -29,6 +31,7 @@ NAME = "lan, 1 Gbit/s: native of iperf3"
         (report(1.0, spread=0.1), report(0.9), []),  # within the spread
         (report(1.0, spread=0.01), report(0.96, spread=0.01), []),  # beyond the spread, within the margin
         (report(1.0, n=4), report(0.5), []),  # too few repetitions to tell
+        (report(1.0, who="gloo"), report(0.5, who="gloo"), []),  # not ours
         (report(1.0, scenario="latency"), report(0.9, scenario="latency"), []),
         (report(1.0, scenario="latency"), report(1.1, scenario="latency"), [NAME.replace("lan", "latency")]),
     ],
@@ -55,16 +58,21 @@ def test_a_worse_night_fails_until_it_is_accepted_and_the_last_good_one_stays(
     measured, kept = tmp_path / "measured", tmp_path / "state" / "bench"
     measured.mkdir()
 
-    def night(median: float, commit: str) -> int:
-        (measured / "report.json").write_text(json.dumps(report(median, commit=commit)))
-        return compare_and_keep(measured, kept)
+    def night(commit: str, *medians: float) -> int:
+        left = list(medians)
+
+        def measure() -> None:
+            (measured / "report.json").write_text(json.dumps(report(left.pop(0), commit=commit)))
+
+        return compare_and_keep(measure, measured, kept)
 
     def last_good() -> Any:
         return json.loads((kept / "report.json").read_text())["run"]["versions"]["commit"]
 
-    assert night(1.0, "first") == 0
-    assert night(1.01, "second") == 0
-    assert last_good() == "second"
-    assert [night(0.8, "third"), night(0.8, "fourth")] == [1, 1]
-    assert last_good() == "second"
-    assert f"WORSE than the last good run: {NAME}" in capsys.readouterr().out
+    assert night("first", 1.0) == 0
+    assert night("second", 1.01) == 0
+    assert night("a moment of trouble", 0.8, 1.0) == 0
+    assert last_good() == "a moment of trouble"
+    assert [night("third", 0.8, 0.8), night("fourth", 0.8, 0.8)] == [1, 1]
+    assert last_good() == "a moment of trouble"
+    assert f"WORSE than the last good run, twice: {NAME}" in capsys.readouterr().out
