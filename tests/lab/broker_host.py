@@ -17,6 +17,7 @@ from typing import Any
 from patience import LIMIT_S, wait_until
 
 from broker import client
+from hive_qos.errors import BrokerUnavailableError
 from tools.lab import Lab
 from tools.lab.host import Host
 
@@ -115,7 +116,7 @@ class Broker:
         assert self.process.poll() is None, self.log
         try:
             self.status()
-        except client.http.BrokerUnavailableError:
+        except BrokerUnavailableError:
             return False
         return True
 

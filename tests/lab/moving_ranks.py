@@ -60,7 +60,7 @@ def running(
         broker: the session socket for those in host a.
     """
     environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     started = []
     for rank, (host, engine) in enumerate(ranks):
         other = lab["b" if host == "a" else "a"]

@@ -50,7 +50,7 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def probes(clock=time.monotonic) -> Probes:  # type: ignore[no-untyped-def]
+def probes(clock=time.monotonic) -> Probes:
     return Probes(mark=lambda own: None, log=open_log(), clock=clock)
 
 

@@ -45,5 +45,5 @@ def test_collectives_are_right_and_connections_live_where_packets_are_doubled_la
         for one in programs:
             one.rounds(1)
         found = [one.end() for one in programs]
-    for one in found:
-        assert one["after"].keys() == one["before"].keys(), "a connection ended"
+    for figures in found:
+        assert figures["after"].keys() == figures["before"].keys(), "a connection ended"

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from patience import wait_until
@@ -54,7 +55,7 @@ def leftovers(place: Path) -> list[str]:
     return found
 
 
-def start_lab(**options: int) -> subprocess.Popen[bytes]:
+def start_lab(**options: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tools.lab", "up", "--foreground", str(TWO_HOSTS)]
     return subprocess.Popen(command, cwd=ROOT, start_new_session=True, **options)
 

@@ -60,7 +60,9 @@ class RawPeer:
             self._exchange()
             return found()
 
-        return wait_until(look, what=what, pause_s=0.0)
+        found_at_last = wait_until(look, what=what, pause_s=0.0)
+        assert found_at_last is not None
+        return found_at_last
 
     def for_a_while(self, seconds: float) -> None:
         """Exchange packets for so long, to see that nothing comes of it."""

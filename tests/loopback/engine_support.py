@@ -178,7 +178,7 @@ class Node:
     def outcome(self, operation: int) -> SendDone | Received | OperationFailed:
         return self.take(ENDS, lambda event: event.operation == operation)  # type: ignore[arg-type]
 
-    def found_outcome(self, operation: int) -> SendDone | Received | OperationFailed | None:
+    def found_outcome(self, operation: int) -> Any:
         """The outcome, if it is there."""
         return self.find(ENDS, lambda event: event.operation == operation)  # type: ignore[arg-type]
 

@@ -114,7 +114,8 @@ def test_keys_are_changed_in_time_and_nobody_notices(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("transport.engine.aioquic_sending.KEY_PACKETS_MAX", 500)
     payload = random.Random(5).randbytes(4 * 2**20)  # 3000 packets
     with connected() as (a, b, up, _):
-        phase = next(iter(a.engine._core._by_number.values())).connection
+        engine: Any = a.engine
+        phase = next(iter(engine._core._by_number.values())).connection
         first = phase._cryptos[Epoch.ONE_RTT].send.secret
         post = b.post("a", bytearray(len(payload)))
         a.send(up, payload)

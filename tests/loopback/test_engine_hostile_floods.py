@@ -73,7 +73,7 @@ def test_a_terabyte_that_is_only_claimed_takes_no_memory(scene: Scene, posted: b
     before = resident_bytes()
     post = scene.victim.post("mallory", None) if posted else 0
     for number in range(20):
-        tag = {} if number == 0 else {"tag": 1000 + number}
+        tag: dict[str, Any] = {} if number == 0 else {"tag": 1000 + number}
         scene.mallory.say(6 + 4 * number, encode_header(Header(kind=Kind.POINT_TO_POINT, length=2**40, **tag)) + b"x")
     scene.mallory.until(lambda: scene.mallory.delivered(6 + 4 * 19))
     scene.friend_is_heard()
@@ -359,8 +359,8 @@ def test_a_certificate_that_cannot_be_read_concerns_its_sender_alone(scene: Scen
     assert scene.mallory.credentials is not None
     peer = RawPeer(scene.victim.address, scene.mallory.credentials)
     configuration: Any = peer.quic.configuration
-    real = configuration.certificate
-    spoiled = Certificate(real, spoil(real.public_bytes(Encoding.DER)))
+    real: Any = configuration.certificate
+    spoiled: Any = Certificate(real, spoil(real.public_bytes(Encoding.DER)))
     configuration.certificate = peer.quic.tls.certificate = spoiled
     peer.run(ConnectionTerminated)
     peer.sock.close()

@@ -109,7 +109,7 @@ def test_a_server_that_is_not_who_it_should_be_is_told_so_by_the_dialling_side(c
         for node in (mate, wrong):
             node.serve(trust)
         mate.dial(wrong, expected=None)
-        assert mate.take(ConnectionDown).error.wire_code == REFUSED[who]  # type: ignore[union-attr]  # a PeerError
+        assert mate.take(ConnectionDown).error.wire_code == REFUSED[who]  # a PeerError
         reported = wrong.take(ConnectionDown).error
         assert isinstance(reported, PeerError)
         assert reported.wire_code == REFUSED[who]
@@ -154,8 +154,8 @@ def test_a_certificate_of_the_cluster_is_refused_where_it_is_not_for_this_job_or
     good, bad = nodes["good"], nodes["bad"]
     if why == "revoked":
         ca_revoke(ca, "bad")
-    files = tmp_path / "good.crt", tmp_path / "good.key"
-    trust = load_identity(ca=ca / "ca.crt", certificate=files[0], key=files[1], job="job").trust
+    certificate, key = tmp_path / "good.crt", tmp_path / "good.key"
+    trust = load_identity(ca=ca / "ca.crt", certificate=certificate, key=key, job="job").trust
     good.engine.set_trust(good.endpoint, trust)
     try:
         dialling, dialled = (good, bad) if dials == "good" else (bad, good)
@@ -175,7 +175,7 @@ def test_set_trust_counts_for_new_connections_only() -> None:
     with connected() as (a, b, up, _):
         b.engine.set_trust(b.endpoint, Trust(pins={bytes(32): "nobody"}))
         a.dial(b)
-        assert a.take(ConnectionDown).error.wire_code == WireCode.CERTIFICATE_UNTRUSTED  # type: ignore[union-attr]
+        assert a.take(ConnectionDown).error.wire_code == WireCode.CERTIFICATE_UNTRUSTED
         a.send(up, b"the old one lives")
         assert b.outcome(b.post("a", None)).payload == b"the old one lives"
 

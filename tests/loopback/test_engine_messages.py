@@ -106,7 +106,7 @@ def test_the_engine_lets_go_of_a_payload_when_it_is_sent() -> None:
         expected = array.tobytes()
         watch = weakref.ref(array)
         post = b.post("a", None)
-        send = a.send(up, memoryview(array))
+        send = a.send(up, array.data)
         assert isinstance(a.outcome(send), SendDone)
         array[:] = 0  # ours again: what arrived must not change
         assert b.outcome(post).payload == expected
@@ -132,7 +132,7 @@ def test_a_control_message_overtakes_gradients_and_bulk_that_were_queued_before(
             return
         # The native engine cannot be held: it may have sent much before a stalled Python has said all, so one quick
         # attempt of ten has to do. The gradient fits the first window: it never waits for credit.
-        orders = []
+        orders: list[list[int]] = []
         while [3, 2, 1] not in orders and len(orders) < 10:
             orders.append(arrivals(a, b, up, gradient_bytes=900_000))
         assert [3, 2, 1] in orders, orders

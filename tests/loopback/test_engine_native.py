@@ -72,7 +72,7 @@ def test_what_ended_while_python_stood_still_is_told_in_few_batches() -> None:
         batches: list[int] = []
         for node in (a, b):
             tell = node.engine.on_events
-            node.engine.on_events = lambda events, tell=tell: (batches.append(len(events)), tell(events))
+            node.engine.on_events = lambda events, tell=tell: (batches.append(len(events)), tell(events))  # type: ignore[assignment]
 
         def largest() -> int:
             posts = [b.post("a", bytearray(size), tag=tag) for tag in range(count)]
@@ -109,7 +109,7 @@ def test_a_tensor_that_nobody_else_holds_is_sent_whole() -> None:
         array = np.random.default_rng(1).integers(0, 255, 20 * 2**20, dtype=np.uint8)
         expected = array.tobytes()
         post = b.post("a", None)
-        a.send(up, memoryview(array))
+        a.send(up, array.data)
         del array
         gc.collect()
         assert b.outcome(post).payload == expected

@@ -18,7 +18,7 @@ import pytest
 from listening_broker import ListeningBroker
 from patience import LIMIT_S, wait_until
 
-from transport import Group, MemoryRendezvous, Settings
+from transport import Group, MemoryRendezvous, Settings, Work
 from transport.lanes import LaneLaw
 from transport.wire.errors import WireCode
 
@@ -74,7 +74,7 @@ def traffic(groups: list[Group]) -> Iterator[None]:
             one.wait()
 
     def receive() -> None:
-        while len(groups[1].recv(None, 0, tag=99).wait()) > 1:
+        while len(taken(groups[1].recv(None, 0, tag=99))) > 1:
             pass
 
     with ThreadPoolExecutor(2) as pool:
@@ -90,6 +90,11 @@ def traffic(groups: list[Group]) -> Iterator[None]:
 def ports_in_use(groups: list[Group]) -> set[int]:
     """Of both ends of all connections, as the statistics tell: they are a moment late."""
     return {one.remote[1] for group in groups for one in group._runtime.statistics().values()}
+
+
+def taken(work: Work) -> Any:
+    """The tensor of a `recv`, of whatever type its sender gave it."""
+    return work.wait()
 
 
 def lanes(group: Group) -> tuple[int, str]:
@@ -116,7 +121,7 @@ def exchange(groups: list[Group], *, rounds: int = 1, meanwhile: Callable[[], No
     meanwhile()
     for works in received:
         for work, tensor in zip(works, tensors, strict=True):
-            assert np.array_equal(work.wait(), tensor)
+            assert np.array_equal(taken(work), tensor)
     for work in sent:
         work.wait()
 
@@ -143,6 +148,7 @@ def test_tensors_of_all_sizes_arrive_in_order_over_three_lanes():
 def sent_over(group: Group) -> dict[int, int]:
     first = group._runtime._endpoint.peers.route(1 - group.rank, bulk=False)
     statistics = group._runtime.statistics()
+    assert first is not None
     return {one: statistics[one].sent_bytes for one in (first, *further(group)) if one in statistics}
 
 
@@ -218,9 +224,9 @@ def test_the_last_messages_of_a_rank_that_leaves_count_over_every_lane():
         works = [groups[0].send(np.full(300_000, number, "u1"), 1) for number in range(12)]
 
         def take_and_leave() -> list[int]:
-            taken = [int(groups[1].recv(None, 0).wait()[0]) for _ in range(12)]
+            numbers = [int(taken(groups[1].recv(None, 0))[0]) for _ in range(12)]
             groups[1].close()
-            return taken
+            return numbers
 
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(take_and_leave).result() == list(range(12))

@@ -40,7 +40,7 @@ def move(a: Node, b: Node, ups: list[int], size: int) -> float:
         assert isinstance(a.outcome(send), SendDone)
     took_s = time.monotonic() - began_s
     for post in posts:
-        assert len(b.outcome(post).payload) == size  # type: ignore[union-attr]
+        assert len(b.outcome(post).payload) == size
     return took_s
 
 
@@ -121,7 +121,7 @@ def test_a_rate_is_changed_and_taken_away_while_messages_flow() -> None:
         with given(a, RATE):
             a.outcome(send)
         assert time.monotonic() - began_s >= bound_s(size) - slow_s
-        assert len(b.outcome(post).payload) == size  # type: ignore[union-attr]
+        assert len(b.outcome(post).payload) == size
         a.engine.set_rate(a.endpoint, None)
         most_of(lambda: move(a, b, [up], size), lambda took_s: took_s < 0.8 * bound_s(size))
 
@@ -135,7 +135,7 @@ def test_a_rate_that_is_not_given_again_is_forgotten() -> None:
         a.outcome(send)
         took_s = time.monotonic() - given_s
         assert RATE_VALID_S <= took_s < bound_s(size, rate=rate)  # 44 s, if it were not forgotten
-        assert len(b.outcome(post).payload) == size  # type: ignore[union-attr]
+        assert len(b.outcome(post).payload) == size
 
 
 def test_without_a_rate_and_under_other_controls_nothing_holds_messages_back() -> None:

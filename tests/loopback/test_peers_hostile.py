@@ -372,7 +372,7 @@ def test_a_full_table_lets_a_peer_with_few_in_and_refuses_one_with_many(
     for _ in range(4):
         greedy.dial(victim)
     until(lambda: len(victim.connections()) == 4, victim, what=victim.connections)
-    greedy.send(greedy.find(ConnectionUp).connection, ask(1))  # type: ignore[union-attr]
+    greedy.send(greedy.find(ConnectionUp).connection, ask(1))
     until(lambda: victim.leases, victim)
     honest = rogue(cluster.credentials("honest"))
     honest.send(honest.met(victim), ask(1))

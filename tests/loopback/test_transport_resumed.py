@@ -29,7 +29,7 @@ def test_a_rank_that_resumes_after_it_was_declared_dead_raises_and_harms_nobody(
         survivor, resumed = groups[0]._runtime, groups[1]._runtime
         ups = []
         count_up = resumed._endpoint._up
-        resumed._endpoint._up = lambda event: (ups.append(event), count_up(event))
+        resumed._endpoint._up = lambda event: (ups.append(event), count_up(event))  # type: ignore[method-assign, assignment]
 
         def silence() -> None:
             """What a survivor does when nothing has been heard for too long: the engine closes, the table buries."""

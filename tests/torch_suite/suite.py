@@ -42,7 +42,7 @@ Base = distributed_test.TestDistBackend
 Tests = distributed_test.DistributedTest._DistTestBase
 
 
-class TestHive(Base, Tests):  # type: ignore[misc, valid-type]  # taken from the wheel at run time
+class TestHive(Base, Tests):  # taken from the wheel at run time
     """The suite's tests, each in WORLD_SIZE processes."""
 
     def setUp(self) -> None:

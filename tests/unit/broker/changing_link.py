@@ -240,7 +240,7 @@ class Host:
     def raised_s(self) -> float | None:
         """When the law last tried more, whatever it names as the reason for the rate."""
         capacity = self.state.interfaces[0].capacity
-        return capacity and capacity.raised_s
+        return capacity.raised_s if capacity else None
 
 
 @dataclass

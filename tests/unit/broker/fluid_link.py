@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -86,7 +87,7 @@ class Sender:
         return room if room >= PACKET_BYTES or (self.left_bytes is not None and 0 < room == self.left_bytes) else 0
 
 
-def quic(peer: str = "10.0.0.2", **changes: float) -> Sender:
+def quic(peer: str = "10.0.0.2", **changes: Any) -> Sender:
     return Sender(f"s-1/{peer}:4242", peer, "compute", 0.009, 0.5, 1.0, 212_992, 1.035, 0, **changes)
 
 

@@ -63,7 +63,7 @@ NETWORKS = {"docs/reference/lab.md", "docs/reference/simulator.md"}
 FENCES = [pytest.param(fence, id=fence.where) for page in current_pages() for fence in fences_of(page)]
 
 
-def in_language(*languages: str) -> list[object]:
+def in_language(*languages: str) -> list[Any]:
     return [one for one in FENCES if one.values[0].language in languages]
 
 

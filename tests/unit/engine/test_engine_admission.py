@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ from transport.wire.cbor import decode_map, encode_map
 from transport.wire.errors import WireCode, WireError
 from transport.wire.hello import APPLICATION_KEY_MIN, TEXT_BYTES_MAX, HelloKey, LimitKey
 
-RUN = {HelloKey.VERSION: 1, HelloKey.JOB: "job", HelloKey.RUN: b"run"}
+RUN: dict[int, Any] = {HelloKey.VERSION: 1, HelloKey.JOB: "job", HelloKey.RUN: b"run"}
 
 
 def test_of_the_same_job_and_run_is_let_in() -> None:

@@ -188,11 +188,11 @@ def test_a_field_of_another_type_is_refused_by_its_name(name: str, value: Any) -
 
 def test_a_kind_that_is_none_is_refused() -> None:
     with pytest.raises(MisuseError, match=r"kind is one of .*; 7 is none"):
-        message_of(replace(HEADER, kind=7), FOUR)  # type: ignore[arg-type]
+        message_of(replace(HEADER, kind=7), FOUR)
 
 
 def test_a_key_is_made_plain_and_holds_no_more_than_a_header() -> None:
-    said = MatchKey(np.int64(Kind.BULK), "g" * 128, *(np.uint64(2**64 - 1),) * 5)  # type: ignore[arg-type]
+    said = MatchKey(np.int64(Kind.BULK), "g" * 128, *(np.uint64(2**64 - 1),) * 5)
     meant = MatchKey(Kind.BULK, "g" * 128, *(2**64 - 1,) * 5)
     assert key_of(said) == meant
     assert type(key_of(said).kind) is Kind
@@ -209,7 +209,7 @@ def test_a_name_is_made_plain_and_is_text_that_can_be_written() -> None:
     assert name_of("b") == "b"
     assert (name_of(Word.FLOAT), type(name_of(Word.FLOAT))) == ("float32", str)
     with pytest.raises(MisuseError, match="a peer's name must be text; this is bytes"):
-        name_of(b"b")  # type: ignore[arg-type]
+        name_of(b"b")
     with pytest.raises(MisuseError, match=r"a peer's name must be UTF-8; this is '\\ud800'"):
         name_of("\ud800")
 
@@ -223,22 +223,22 @@ def test_what_is_no_integer_is_refused_in_a_key_too(name: str, value: Any) -> No
 
 def test_a_group_that_is_no_text_and_a_kind_that_is_none_are_refused_in_a_key_too() -> None:
     with pytest.raises(MisuseError, match="a key's group must be text; this is int"):
-        key_of(MatchKey(Kind.CONTROL, group=1))  # type: ignore[arg-type]
+        key_of(MatchKey(Kind.CONTROL, group=1))
     with pytest.raises(MisuseError, match=r"a key's kind is one of .*; 7 is none"):
-        key_of(MatchKey(7))  # type: ignore[arg-type]
+        key_of(MatchKey(7))
 
 
 def test_a_deadline_is_a_number_of_seconds_to_come_or_none() -> None:
     assert deadline_of(None) is None
     for said, meant in ((0, 0.0), (1.5, 1.5), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (1e9, 1e9)):
-        seconds = deadline_of(said)  # type: ignore[arg-type]
+        seconds = deadline_of(said)
         assert (seconds, type(seconds)) == (meant, float)
     for wrong in (math.inf, -math.inf, math.nan, -0.001, 1e10, 10**400):
         with pytest.raises(MisuseError, match="a deadline"):
             deadline_of(wrong)
     for no_number in (True, "1", np.array([1.0])):
         with pytest.raises(MisuseError, match="a deadline must be a number"):
-            deadline_of(no_number)  # type: ignore[arg-type]
+            deadline_of(no_number)
 
 
 def test_every_priority_is_served_behind_the_control_stream_and_before_the_next() -> None:
@@ -255,7 +255,7 @@ def test_who_cannot_be_dialled_is_named(udp: socket.socket) -> None:
     assert lost.value.peer == "b"
     for host, port in (("::1", 7), ("localhost", 7), ("a" * 64, 7), ("\ud800", 7), ("192.0.2.1", 2**64), (7, 7)):
         with pytest.raises(ConnectionLostError, match=f"{re.escape(repr(host))} cannot be dialled from this") as lost:
-            dialled(udp, (host, port), peer="b")  # type: ignore[arg-type]
+            dialled(udp, (host, port), peer="b")
         assert lost.value.peer == "b"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def run_link(
     rng = random.Random(5)
     size = 1452
     bound = DelayBound(packet_bytes=size)
-    free_at, flight, now_s, delivered, next_s = 0.0, [], 0.0, 0, 0.5
+    free_at, flight, now_s, delivered, next_s = 0.0, list[Any](), 0.0, 0, 0.5
     queues = []
     while now_s < seconds:
         while next_s <= now_s:

@@ -15,7 +15,7 @@ from transport.wire.varint import VARINT_MAX, encode_varint
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=30))
 def test_ranges_agree_with_a_set_of_bytes(pieces: list[tuple[int, int]]) -> None:
-    ranges, naive = ByteRanges(), set()
+    ranges, naive = ByteRanges(), set[int]()
     for start, length in pieces:
         ranges.add(start, start + length)
         naive.update(range(start, start + length))

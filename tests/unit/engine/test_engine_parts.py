@@ -6,6 +6,7 @@ import enum
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,14 +56,14 @@ def test_everything_arrives_whatever_is_lost(size: int, seed: int) -> None:
     for _ in range(3000):
         if sent:
             break
-        handlers: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        handlers: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         parts: list[bytes] = []
         out.fill(parts, rng.choice([100, 700, 1400]), handlers)
         for handler, arguments in handlers:
             lost = rng.random() < 0.3
             if not lost:
                 _, start, stop = arguments
-                got[start:stop] = b"".join(one.read(start, stop))  # type: ignore[misc]  # integers, by construction
+                got[start:stop] = b"".join(one.read(start, stop))  # integers, by construction
             handler(State.LOST if lost else State.ACKED, *arguments)
     assert sent == [one]
     assert got == expected
@@ -76,7 +77,7 @@ def test_levels_are_served_strictly_and_equals_take_turns(monkeypatch: pytest.Mo
     order = []
     while out.has_work:
         handlers: list[tuple[object, tuple[SendStream, int, int]]] = []
-        out.fill([], 1400, handlers)  # type: ignore[arg-type]  # narrower than what it takes
+        out.fill([], 1400, handlers)  # narrower than what it takes
         order += [arguments[0].operation for _, arguments in handlers]
     first = {operation: order.index(operation) for operation in (1, 2, 3, 4)}
     last = {operation: len(order) - 1 - order[::-1].index(operation) for operation in (1, 2, 3, 4)}
@@ -149,7 +150,7 @@ def test_a_reset_is_repeated_until_it_is_acknowledged() -> None:
     assert one.payload is None
     for state in (State.LOST, State.ACKED):
         parts: list[bytes] = []
-        handlers: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        handlers: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         out.fill(parts, 1400, handlers)
         assert parts[0][0] == 0x04
         handlers[0][0](state, *handlers[0][1])

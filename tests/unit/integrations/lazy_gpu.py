@@ -24,7 +24,7 @@ class GpuTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, values: torch.Tensor) -> GpuTensor:
-        made: GpuTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # the stub lacks it
+        made: GpuTensor = torch.Tensor._make_wrapper_subclass(  # the stub lacks it
             cls, values.shape, dtype=values.dtype, strides=values.stride(), device=torch.device("cuda:0")
         )
         made.values = values
@@ -54,7 +54,7 @@ class LazyStream:
     def __init__(self) -> None:
         self.queue: deque[Callable[[], None]] = deque()
 
-    def do(self, work: Callable[[], None]) -> None:
+    def do(self, work: Callable[[], object]) -> None:
         """Queue some work; it raises `StuckError` as long as it cannot be done."""
         self.queue.append(work)
 

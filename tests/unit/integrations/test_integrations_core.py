@@ -50,7 +50,7 @@ class FakeGroup:
     def subgroup(self, ranks: list[int], *, name: str, timeout_s: float) -> FakeGroup:
         child = FakeGroup()
         child.name = name
-        child.ranks = tuple(ranks)
+        child.ranks = tuple(ranks)  # type: ignore[assignment]
         self.children.append(child)
         return child
 
@@ -117,7 +117,7 @@ def test_a_tensor_that_is_still_on_its_way_from_the_gpu_holds_back_what_comes_af
     class Late(Staged):
         """A staged tensor whose copy to the host ends when the test says so."""
 
-        pending = property(lambda self: self.tensor.numel() == 3)  # type: ignore[assignment]
+        pending = property(lambda self: self.tensor.numel() == 3)
 
         def until_ready(self) -> None:
             if self.pending:

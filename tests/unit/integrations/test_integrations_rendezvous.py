@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore
 
 from hive_qos.errors import TimedOutError, TransportError
 from integrations.torch_backend import rendezvous
@@ -87,7 +87,7 @@ def test_the_advertised_address_is_the_one_that_leads_to_the_store(
     expected: str,
 ) -> None:
     monkeypatch.setattr(rendezvous, "_route", lambda target, family: routes.get(target, ""))
-    store = PrefixStore("0", dist.FileStore(str(tmp_path / "store"), 2))
+    store = PrefixStore("0", FileStore(str(tmp_path / "store"), 2))
     assert own_address(store, world_size=world_size, environment=environment) == expected
 
 

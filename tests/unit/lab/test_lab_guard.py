@@ -25,8 +25,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabState:
     return lab
 
 
-def on_sleep(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
-    monkeypatch.setattr(guard.time, "sleep", lambda _: then())
+def on_sleep(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
+    monkeypatch.setattr("tools.lab.guard.time.sleep", lambda _: then())
 
 
 @pytest.mark.parametrize("text", ["", '{"id": "0a', "[]", "{}", '{"owner": {"pid": 1}}', '{"owner": 4}'])
@@ -54,7 +54,7 @@ def test_the_guard_of_a_detached_lab_ends_although_who_took_it_down_could_not_se
     state.write(replace(lab, owner=Process.of(os.getpid()), detached=True))
     monkeypatch.setattr(sys, "argv", ["guard", lab.id, "1"])
     monkeypatch.setattr(guard, "_wait_for_end_of", lambda _: None)
-    monkeypatch.setattr(guard.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("tools.lab.guard.signal.signal", lambda *_: None)
     path = state.directory_of(lab.id) / "state.json"
     left: list[Callable[[], object]] = [lambda: None, lambda: path.write_text("{"), lambda: state.tear_down(lab.id)]
     on_sleep(monkeypatch, lambda: left.pop(0)() if left else None)

@@ -30,7 +30,7 @@ class Heard:
         self.ended = 0
         self._link: BrokerLink = group._runtime._tasks._broker
         self._begins, self._ends = self._link.collective_begins, self._link.collective_ends
-        self._link.collective_begins = self._begin  # type: ignore[method-assign]
+        self._link.collective_begins = self._begin  # type: ignore[method-assign, assignment]
         self._link.collective_ends = self._end  # type: ignore[method-assign]
 
     def _begin(self, now_s: float, collective: Hashable, size_bytes: Mapping[str, int]) -> None:

@@ -47,7 +47,7 @@ class Noted:
 def link(*, rates: bool) -> tuple[BrokerLink, Told, Noted]:
     made = BrokerLink(
         job="j", socket_path="off", paths=PathDelays(lambda *_: None), rank_of=lambda _: None, rates=rates
-    )  # type: ignore[arg-type]
+    )
     reported = Told()
     made._session.close()
     made._session = reported  # type: ignore[assignment]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transport.bursts import DEADLINE_S_DEFAULT, DEADLINE_SLACK, PAUSE_S, BurstTracker
 
 MB = 10**6
 
 
-def step(tracker: BurstTracker, now_s: float, buckets: list[int], took_s: float = 0.4) -> list:
+def step(tracker: BurstTracker, now_s: float, buckets: list[int], took_s: float = 0.4) -> list[Any]:
     """One training step: buckets at intervals of 10 ms, all done after `took_s`; the announcements made."""
     made = [tracker.begun(now_s + 0.01 * i, i, {"10.0.0.2": size}) for i, size in enumerate(buckets)]
     for i in range(len(buckets)):

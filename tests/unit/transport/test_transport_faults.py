@@ -69,7 +69,7 @@ def test_one_event_that_cannot_be_handled_does_not_take_the_others_with_it(make_
 
     class Strange(SendDone):
         @property
-        def operation(self) -> int:  # type: ignore[override]
+        def operation(self) -> int:
             raise ValueError("a mistake")
 
     strange = object.__new__(Strange)

@@ -42,16 +42,16 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(monkeypatch)
 
 
-Look = Callable[[], None]
+Look = Callable[[], object]
 
 
-def looking(host: Host, request: pytest.FixtureRequest, peers: Sequence[str] = PEERS, **settings: str) -> Look:
+def looking(host: Host, request: pytest.FixtureRequest, peers: Sequence[str] = PEERS, **settings: Any) -> Look:
     sockets = open_sockets(Settings(listen="127.0.0.1"))
     for sock in (sockets.compute, sockets.bulk):
         request.addfinalizer(sock.close)
     watch = Moves(settings=Settings(**settings), sockets=sockets, peers=lambda: peers, on_move=host.on_move)
     clock = iter(range(1000))
-    return lambda: watch.tick(next(clock) * LOOK_S) and None
+    return lambda: watch.tick(next(clock) * LOOK_S)
 
 
 def test_nothing_happens_while_one_peer_is_reached_from_our_address(host: Host, request) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 
@@ -21,13 +22,13 @@ class Pair:
         self.here = PathDelays(self._to_peer)
         self.there = PathDelays(self._to_us)
 
-    def _to_peer(self, rank: int, message: dict[str, object]) -> None:
+    def _to_peer(self, rank: int, message: Mapping[str, object]) -> None:
         assert (rank, message["op"]) == (1, "when")
         self.asked += 1
         if self.answering:
             self.there.asked(0, float(str(message["at"])), self.now_s + self.there_s + self.apart_s)
 
-    def _to_us(self, rank: int, message: dict[str, object]) -> None:
+    def _to_us(self, rank: int, message: Mapping[str, object]) -> None:
         assert (rank, message["op"]) == (0, "then")
         back_at_s = self.now_s + self.there_s + self.back_s
         self.here.answered(1, float(str(message["at"])), float(str(message["here"])), back_at_s)

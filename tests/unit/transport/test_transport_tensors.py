@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,7 +106,7 @@ def test_buffers_and_dlpack_objects():
         def __init__(self, inner: np.ndarray) -> None:
             self.inner = inner
 
-        def __dlpack__(self, **options: object) -> object:
+        def __dlpack__(self, **options: Any) -> object:
             return self.inner.__dlpack__(**options)
 
         def __dlpack_device__(self) -> tuple[int, int]:

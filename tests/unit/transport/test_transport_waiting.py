@@ -27,7 +27,7 @@ def test_each_callback_is_called_once_whoever_comes_first() -> None:
         def tell(end: End = end, called: list[int] = called, start: threading.Barrier = start) -> None:
             start.wait()
             for number in range(20):
-                end.tell(lambda number=number: called.__setitem__(number, called[number] + 1))  # type: ignore[misc]
+                end.tell(lambda number=number: called.__setitem__(number, called[number] + 1))
 
         teller = threading.Thread(target=tell)
         teller.start()

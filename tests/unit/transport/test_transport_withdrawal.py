@@ -86,7 +86,8 @@ def test_what_is_wrong_with_a_rank_itself_is_found_before_it_waits_for_anybody(p
             met.append(key)
             return super().get(key, timeout_s)
 
-    plumbing = replace(MemoryNetwork().plumbing(), **{part: lambda *_: (met.append("checked"), failing())})
+    spoiled: dict[str, Any] = {part: lambda *_: (met.append("checked"), failing())}
+    plumbing = replace(MemoryNetwork().plumbing(), **spoiled)
     (result,) = connect_all(OPEN, [plumbing], Store())
     assert isinstance(result, ConfigurationError)
     assert met == ["checked"]

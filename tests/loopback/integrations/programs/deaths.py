@@ -108,7 +108,7 @@ def backward(rank: int, size: int) -> None:
     """In DDP's backward: an error that torch's C++ carries, where a plain failed future would be a crash (139)."""
     connect()
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
-    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.05)  # type: ignore[arg-type]
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.05)
     ddp(torch.randn(4, 256)).sum().backward()
     everybody_is_through(rank, size)
     if rank == VICTIM:

@@ -96,7 +96,7 @@ def a_barrier_ends_after_earlier_collectives(rank: int, size: int) -> None:
 
 @check
 def sequence_numbers_agree(rank: int, size: int) -> None:
-    number = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
+    number = dist.group.WORLD._get_sequence_number_for_group()
     numbers: list[object] = [None] * size
     dist.all_gather_object(numbers, number)
     assert numbers == [number] * size
@@ -148,7 +148,7 @@ def a_late_rank_is_a_timeout_with_the_bytes_done(rank: int, size: int) -> None:
 def ddp_trains_to_identical_weights(rank: int, size: int) -> None:
     torch.manual_seed(rank)  # DDP must make them equal
     model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 5))
-    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)  # type: ignore[arg-type]
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(5):
@@ -171,7 +171,7 @@ def ddp_communication_hooks_work(rank: int, size: int) -> None:
     ):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.Linear(50, 5))
-        ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)  # type: ignore[arg-type]
+        ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
         ddp.register_comm_hook(state, hook)
         for _ in range(4):
             ddp(torch.full((4, 20), float(rank))).sum().backward()
@@ -209,7 +209,7 @@ def batched_messages_compile(rank: int, size: int) -> None:
             work.wait()
         return received + 1
 
-    with torch._dynamo.config.patch(enable_p2p_compilation=True):  # type: ignore[attr-defined]  # torch's switch for it
+    with torch._dynamo.config.patch(enable_p2p_compilation=True):  # torch's switch for it
         if hasattr(dist.ProcessGroup, "reconfigure"):
             same(exchange(data(rank, 4)), data(left, 4) + 1)
         else:  # before torch 2.15 its C++ asks for a backend, which Python cannot make

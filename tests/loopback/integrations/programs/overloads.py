@@ -159,7 +159,7 @@ def forms(rank: int, size: int) -> None:
             try:
                 found = {}
                 for name, group in groups.items():
-                    target = group if signature.owner == "ProcessGroup" else group._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+                    target = group if signature.owner == "ProcessGroup" else group._get_backend(torch.device("cpu"))
                     found[name] = called(target, signature, rank, size, full=full)
                 same = [torch.equal(ours, theirs) for ours, theirs in zip(found["hive"], found["gloo"], strict=True)]
                 if not all(same):

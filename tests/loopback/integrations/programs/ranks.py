@@ -117,7 +117,7 @@ def report(**values: object) -> None:
 def connect(backend: str = "hive", **kwargs: object) -> None:
     """`init_process_group`, with a timeout that suits a test."""
     kwargs.setdefault("timeout", timedelta(seconds=60))
-    dist.init_process_group(backend, **kwargs)  # type: ignore[arg-type]
+    dist.init_process_group(backend, **kwargs)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def with_a_device_id(rank: int, size: int) -> None:
     """As scripts do that say which device is a rank's; torch then splits the default group to make others."""
     for backend in ("hive", "cpu:hive,cuda:gloo"):
         connect(backend, device_id=torch.device("cpu:0"))
-        device = dist.group.WORLD.bound_device_id  # type: ignore[union-attr]
+        device = dist.group.WORLD.bound_device_id
         mixed = type(dist.group.WORLD) is dist.ProcessGroup
         pair = dist.new_group([0, 1])
         tensor = torch.ones(10)

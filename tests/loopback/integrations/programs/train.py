@@ -23,7 +23,9 @@ def main() -> None:
     inputs = torch.randn(256, 32, generator=generator)
     targets = inputs @ torch.randn(32, 4, generator=generator)
     data = TensorDataset(inputs, targets)
-    sampler = DistributedSampler(data, num_replicas=size, rank=rank, seed=3)
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
+        data, num_replicas=size, rank=rank, seed=3
+    )
     loader = DataLoader(data, batch_size=16, sampler=sampler)
     model = torch.nn.Sequential(
         torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.GELU(), torch.nn.Linear(64, 4)

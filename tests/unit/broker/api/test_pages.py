@@ -40,7 +40,7 @@ def test_no_call_encodes_more_than_a_few_flows(monkeypatch: pytest.MonkeyPatch) 
         sizes.append(len(text))
         return text
 
-    monkeypatch.setattr(pages.json, "dumps", dumps)
+    monkeypatch.setattr("broker.api.pages.json.dumps", dumps)
     flow = {"flow": "tcp/1/10.0.0.1:2", "rtt_s": 0.001, "command": "x" * 64}
     document = {"schema": 1, "interfaces": [{"classes": [flow] * 4}] * 64, "flows": [flow] * 2000}
     found = encoded(document)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,9 @@ def test_colours_add_nothing_that_words_do_not_say(name: str) -> None:
 
 def test_ten_thousand_connections_of_many_programs_are_the_busiest_and_a_number() -> None:
     tcp = [connection(f"10.0.{number}.9", number) for number in range(1, 251)]
-    rates = {one.question: Average(1000 * MBIT // (9 + number), 2.0) for number, one in enumerate(tcp, 1)}
+    rates: dict[Hashable, Average] = {
+        one.question: Average(1000 * MBIT // (9 + number), 2.0) for number, one in enumerate(tcp, 1)
+    }
     many = replace(
         sharing(),
         tcp=tuple((one, "storage") for one in tcp),

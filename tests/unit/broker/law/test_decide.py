@@ -49,7 +49,7 @@ def classes(allocation: Allocation) -> dict[str, object]:
     return {entry.name: entry for entry in allocation.interfaces[0].classes}
 
 
-def one(decision: Decision, name: str):  # type: ignore[no-untyped-def]  # the tests read many fields of it
+def one(decision: Decision, name: str):  # the tests read many fields of it
     return classes(decision.allocation)[name]
 
 

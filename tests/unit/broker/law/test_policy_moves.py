@@ -64,7 +64,7 @@ def storage(figures: str, *, egress: str = "1 Gbit/s", more: str = "") -> Policy
 
 
 def kernel_would_be_told(before: Decision, after: Decision) -> bool:
-    slots = {(USER, "train"): 0}
+    slots: dict[tuple[int | None, str], int] = {(USER, "train"): 0}
     shapes = [shape_of(one.allocation.interfaces[0], rules=(), slots=slots) for one in (before, after)]
     return worth_applying(*shapes)
 

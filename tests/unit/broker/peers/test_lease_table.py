@@ -31,7 +31,7 @@ def book() -> LeaseTable:
 
 
 def ask(book: LeaseTable, number: int, *, now_s: float = 0.0, run: bytes = RUN, **change: object) -> Refusal | None:
-    return book.ask("a", "10.0.0.1", replace(ASK, number=number, **change), run=run, now_s=now_s)  # type: ignore[arg-type]
+    return book.ask("a", "10.0.0.1", replace(ASK, number=number, **change), run=run, now_s=now_s)
 
 
 def test_an_ask_is_a_lease_until_its_time_is_over(book: LeaseTable) -> None:

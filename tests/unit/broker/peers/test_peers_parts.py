@@ -86,7 +86,7 @@ def test_a_peer_that_comes_back_has_no_new_allowance_while_another_connection_of
         reading.done(operation)
     reading.begin("a", now_s=0.0)
     posted: list[str] = []
-    reading.go_on(lambda peer: posted.append(peer) or 1, now_s=0.0)  # type: ignore[func-returns-value]
+    reading.go_on(lambda peer: posted.append(peer) or 1, now_s=0.0)
     assert posted == []
 
 

@@ -67,7 +67,7 @@ def test_nothing_is_repeated_before_its_time_and_then_it_is(asking: HoldRequests
 
 @pytest.mark.parametrize("change", [{"rate_bits_per_s": 1}, {"capacity_bits_per_s": 1}, {"lease_s": 2.0}], ids=str)
 def test_a_change_is_asked_at_once(asking: HoldRequests, change: dict[str, float]) -> None:
-    asking.want([replace(HOLD, **change)], now_s=0.1)  # type: ignore[arg-type]
+    asking.want([replace(HOLD, **change)], now_s=0.1)
     (ask,) = sent(asking, 0.1)
     assert isinstance(ask, Ask)
     assert ask.number == 2

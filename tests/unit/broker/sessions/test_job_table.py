@@ -123,7 +123,7 @@ def test_deliveries_add_up_by_job_and_interface_and_counters_that_go_back_are_no
 def test_who_names_a_job_without_a_socket_of_it_counts_nowhere() -> None:
     host = Host()
     deliveries = [(connection(5), 10**6)]
-    host.book.delivered("stranger", deliveries, interface_of=lambda _: "eth0", now_s=0.0)
+    host.book.delivered((1000, "stranger"), deliveries, interface_of=lambda _: "eth0", now_s=0.0)
     assert host.book.samples("eth0", {}, now_s=0.0) == ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import pytest
@@ -147,9 +148,14 @@ def test_a_burst_that_is_announced_for_ever_stays_a_number() -> None:
 
 
 def declare(backlog_bytes: int = 100, **fields: object) -> Declare:
-    given = {"number": 1, "backlog_bytes": backlog_bytes, "deadline_s": None, "replicas_at_risk": 0,
-             "bytes_by_destination": {}}  # fmt: skip
-    return Declare(**{**given, **fields})  # type: ignore[arg-type]
+    given: dict[str, Any] = {
+        "number": 1,
+        "backlog_bytes": backlog_bytes,
+        "deadline_s": None,
+        "replicas_at_risk": 0,
+        "bytes_by_destination": {},
+    }
+    return Declare(**{**given, **fields})
 
 
 def test_a_need_stands_where_it_goes_or_everywhere_and_a_new_one_replaces_it() -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.law.bursts import announced as bursts
 from broker.law.bursts import credit
 from broker.law.bursts.announced import BURSTS_PER_USER_MAX, JOBS_PER_USER_MAX, follow, using
 from broker.law.decide import decide
-from broker.law.state import InterfaceState, State
+from broker.law.state import InterfaceState, JobState, State
 from broker.model.values import Burst, ClassSample, InterfaceSample, Measurements
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES
@@ -51,7 +52,7 @@ class Link:
         self.tick()
         return entry.credited_bytes
 
-    def job(self, name: str = "J") -> credit.JobState:
+    def job(self, name: str = "J") -> JobState:
         (found,) = [job for job in self.state.jobs if job.job == name]
         return found
 
@@ -64,7 +65,7 @@ def test_three_unused_bursts_in_a_row_cost_the_privilege_for_a_time_that_doubles
     bars = [link.job().barred_s]
     for _ in range(10):
         link.now_s += link.job().barred_s + 1
-        link.state = bursts.replace(link.state, jobs=(credit.replace(link.job(), burst_bytes=(4 * MB,)),))
+        link.state = replace(link.state, jobs=(replace(link.job(), burst_bytes=(4 * MB,)),))
         assert link.burst(4 * MB, 0) == 4 * MB, "on trial it is believed once"
         bars.append(link.job().barred_s)
     assert bars[:4] == [10, 20, 40, 80]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from control_loop import Controlled
@@ -29,7 +30,7 @@ def queues_ms(world: World, start_s: float, end_s: float) -> list[float]:
     return sorted(1000 * queue_s for at_s, queue_s in world.queues if start_s < at_s <= end_s)
 
 
-def busy(*, seed: int = 1) -> dict[str, object]:
+def busy(*, seed: int = 1) -> dict[str, Any]:
     return {"senders": [quic(), tcp(), tcp(port=874)], "jitter_s": 0.003, "spike_s": 0.05, "seed": seed}
 
 

@@ -291,7 +291,7 @@ def told_until(silent_from_s: float, again_s: float) -> Flows:
 
 def greedy(flows: Flows, *, until_s: float, waiting: bool = True) -> list[estimator.CapacityEstimate]:
     """What is made of it where something always waits for all that may leave."""
-    state, found, sent = None, [], 0.0
+    state, found, sent = None, list[estimator.CapacityEstimate](), 0.0
     for number in range(1, int(until_s / TICK_S) + 1):
         now_s = number * TICK_S
         rate = found[-1].rate_bits_per_s if found else BASE

@@ -48,7 +48,7 @@ def sample(*leases: Lease, sent: int = 0, backlog: int = 0, address: str = "10.0
     return InterfaceSample("c", None, 0.0, classes, destinations=there, leases=leases)
 
 
-def go(now_s: float, measured: InterfaceSample, state: State | None = None, policy=POLICY) -> Decision:  # type: ignore[no-untyped-def]
+def go(now_s: float, measured: InterfaceSample, state: State | None = None, policy=POLICY) -> Decision:
     return decide(now_s=now_s, state=state or State(), measurements=Measurements((measured,)), policy=policy)
 
 
@@ -56,7 +56,7 @@ def there(decision: Decision, address: str = "10.0.0.1") -> DestinationAllocatio
     return next(one for one in decision.allocation.interfaces[0].destinations if one.address == address)
 
 
-def flood(rates: list[float], *, asks: int = FLOOR, policy=POLICY, backlog: int = 10**6, capacity: int = THEIRS):  # type: ignore[no-untyped-def]
+def flood(rates: list[float], *, asks: int = FLOOR, policy=POLICY, backlog: int = 10**6, capacity: int = THEIRS):
     """Ticks in which storage sends towards the peer what it is allowed, at most `rates[tick]`; gives what it sent."""
     state, sent, done = State(), 0.0, []
     allowed = 0.0

@@ -146,7 +146,7 @@ def run(policy_text: str, *, for_s: int, packets_per_s: int = 50, state: State |
     return decision
 
 
-def class_of(decision: Decision, name: str):  # type: ignore[no-untyped-def]  # the tests read many fields of it
+def class_of(decision: Decision, name: str):  # the tests read many fields of it
     return next(one for one in decision.allocation.interfaces[0].classes if one.name == name)
 
 

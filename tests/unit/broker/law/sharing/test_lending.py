@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from control_loop import Controlled
@@ -153,7 +154,7 @@ def test_where_the_bottleneck_elsewhere_jumps_announcing_beats_measuring_alone()
     def jumps(at_s: float) -> float:
         return REMOTE if int(at_s / 3) % 2 else 13e6
 
-    def late_s(seed: int, **changes: object) -> float:
+    def late_s(seed: int, **changes: Any) -> float:
         steps = steps_s(run(world(seed=seed, rate=jumps, **changes), 70, Controlled(policy(storage=20, window_s=60))))
         return steps[int(0.95 * len(steps))]
 

@@ -90,7 +90,8 @@ def test_data_at_risk_lends_nothing_has_no_more_than_its_guarantee_and_gets_a_re
 
 
 def test_data_at_risk_goes_first_for_ten_minutes_and_then_a_fifth_of_the_time() -> None:
-    risks, raised_s, now_s = (), 0.0, 0.0
+    risks: tuple[RiskState, ...] = ()
+    raised_s, now_s = 0.0, 0.0
     while now_s < 4 * RISK_S_MAX:
         now_s += 1.0
         risks, declared = storage_needs.follow(risks, (need(at_risk=1),), now_s=now_s)
@@ -109,7 +110,7 @@ def test_when_the_time_is_spent_an_alarm_says_so_and_storage_lends_again() -> No
 
 
 def test_the_time_of_one_user_is_not_anothers_and_a_spent_one_comes_back_in_one_piece() -> None:
-    risks = (RiskState(1000, 0.0, 10.0, spent=True),)
+    risks: tuple[RiskState, ...] = (RiskState(1000, 0.0, 10.0, spent=True),)
     risks, declared = storage_needs.follow(risks, (need(at_risk=3), need(at_risk=4, uid=1001)), now_s=11.0)
     assert (declared.replicas, declared.refused) == (4, 3)
     risks = (RiskState(1000, 0.0, 10.0, spent=True),)

@@ -72,7 +72,7 @@ def test_six_names_of_one_user_have_together_what_one_of_another_has() -> None:
 
 def test_the_kernel_s_leaves_are_given_rates_and_turns_by_user() -> None:
     interface = allocated(SIX_AND_ONE)
-    slots = {key: slot for slot, key in enumerate(SIX_AND_ONE)}
+    slots: dict[tuple[int | None, str], int] = {key: slot for slot, key in enumerate(SIX_AND_ONE)}
     tree = desired_tree(shape_of(interface, rules=(), slots=slots), Capabilities(fq_codel=True))
     leaf = {spec.minor: spec for spec in tree.classes}
     his = [leaf[JOB_MINOR[slots[key]]] for key in SIX_AND_ONE if key[0] == MANY]
