@@ -8,6 +8,7 @@ from documents import DOCS, ROOT, fences_of, table_below, tables_of
 from broker.law.sharing.guarantee import AT_RISK
 from broker.law.sharing.storage_needs import RISK_REFILL, RISK_S_MAX
 from broker.policy.toml import load
+from broker.policy.types import Share
 from hive_qos import errors
 from hive_qos.units import format_size
 from transport.engine.base import DEAD_AFTER_S
@@ -19,7 +20,11 @@ REFERENCE, TRAIN, STORE = DOCS / "reference" / "transport.md", DOCS / "train.md"
 
 def test_each_code_of_an_error_is_that_of_its_class_and_none_is_missing() -> None:
     listed = {code.strip("[]"): name for code, name, *_ in table_below(TRAIN, "Errors").rows}
-    kinds = [errors.ConfigurationError, errors.TransportError, *errors.TransportError.__subclasses__()]
+    kinds: list[type[errors.HiveError]] = [
+        errors.ConfigurationError,
+        errors.TransportError,
+        *errors.TransportError.__subclasses__(),
+    ]
     assert listed == {kind.code: kind.__name__ for kind in kinds if kind.__module__ == errors.__name__}
 
 
@@ -27,7 +32,7 @@ def test_each_code_of_an_error_is_that_of_its_class_and_none_is_missing() -> Non
 def test_each_default_of_the_settings_is_the_codes(name: str) -> None:
     (table,) = [one for one in tables_of(REFERENCE) if one.titles[0] == "setting without a variable"]
     default = getattr(Settings(), name)
-    assert dict(row[:2] for row in table.rows)[name] == (
+    assert {row[0]: row[1] for row in table.rows}[name] == (
         f"{default:g} s" if name.endswith("_s") else format_size(default)
     )
 
@@ -53,15 +58,20 @@ def test_the_conditions_of_lanes_are_the_laws() -> None:
         assert claim in text
 
 
+def percent(share: Share) -> float:
+    assert share.fraction is not None
+    return 100 * share.fraction
+
+
 def test_the_defaults_of_storage_are_the_policys() -> None:
     policy = load('version = 1\n[[interface]]\nname = "eth0"\n')
     (storage,) = [one for one in policy.classes if one.name == "storage"]
     listed = {word: default for word, default, _ in table_below(STORE, "What the guarantee means").rows}
     assert listed == {
-        "guarantee": f"{storage.guarantee.fraction * 100:g} %",
+        "guarantee": f"{percent(storage.guarantee):g} %",
         "guarantee_window": f"{storage.guarantee_window_s:g} s",
-        "floor": f"{storage.floor.fraction * 100:g} %",
-        "ceiling": f"{storage.ceiling.fraction * 100:g} %",
+        "floor": f"{percent(storage.floor):g} %",
+        "ceiling": f"{percent(storage.ceiling):g} %",
         "weight": f"{storage.weight:g}",
     }
 

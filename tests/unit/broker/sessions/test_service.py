@@ -257,11 +257,3 @@ def test_one_user_names_so_many_destinations_a_second_and_others_still_theirs() 
     assert bench.hub.need(cast(Session, other), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
     bench.now_s += 1.0
     assert bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
-
-
-def changed(bench: Bench) -> bool:
-    """Whether the next tick has to decide, which it then does."""
-    found = bench.hub.changed
-    bench.hub.answer((), {})
-    assert not bench.hub.changed
-    return found
