@@ -1,9 +1,9 @@
 """A short benchmark of the engines beside the last good one of this machine: fails where a ratio got worse twice.
 
-What is worse is measured once more, and counts where it is worse again: of 32 ratios of the same engines, measured twice
-on a machine that had other work, two were called worse. The reports are kept in the state directory. One that is worse
-does not take the last good one's place, so that the next night fails, too. Where worse is meant, remove the directory
-that the message names.
+What is worse is measured once more, and counts where it is worse again: of 32 ratios of the same engines, measured
+twice on a machine that had other work, two were called worse. The reports are kept in the state directory. One that
+is worse does not take the last good one's place, so that the next night fails, too. Where worse is meant, remove the
+directory that the message names.
 """
 
 from __future__ import annotations
