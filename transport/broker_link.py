@@ -41,7 +41,7 @@ class BrokerLink:
         self._session = Session(job=job, socket_path=socket_path, rates=rates)
         self._rates = rates
         self._compute: int | None = None
-        self._given = False
+        self._environment = False
         self._paths = paths
         self._rank_of = rank_of
         self._activity: dict[int, tuple[int, float]] = {}
@@ -106,7 +106,7 @@ class BrokerLink:
     def tick(self, now_s: float, engine: Engine | None) -> float:
         """Report what is due; returns when to be called next."""
         wake_s = self._tell_end(now_s)
-        if engine is None or (self._session.state is not SessionState.CONNECTED and not self._given):
+        if engine is None or (self._session.state is not SessionState.CONNECTED and not self._environment):
             return wake_s
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + REPORT_S
@@ -131,9 +131,9 @@ class BrokerLink:
     def _pass_rate(self, engine: Engine) -> None:
         """Give the engine the rate that holds now, again and again as it wants it, and take it away where it ends."""
         rate = self._session.rate("compute")
-        if self._compute is not None and (rate is not None or self._given):
+        if self._compute is not None and (rate is not None or self._environment):
             engine.set_rate(self._compute, rate)
-            self._given = rate is not None
+            self._environment = rate is not None
 
     def _measure(self, statistics: Mapping[int, ConnectionStatistics], now_s: float) -> None:
         """Report every connection, and ask the peers that we send to how long the way there takes."""

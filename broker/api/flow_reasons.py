@@ -19,7 +19,7 @@ class FlowReasons:
 
     def __init__(self, allocation: Allocation, measurements: Measurements) -> None:
         ways_out = allocation.interfaces
-        self._parts = {part.flow: part for entry in ways_out for part in entry.flows}
+        self._components = {part.flow: part for entry in ways_out for part in entry.flows}
         self._interfaces = {flow.key: entry.name for entry in measurements.interfaces for flow in entry.flows}
         self._only = ways_out[0].name if len(ways_out) == 1 else None
         self._held = {
@@ -33,7 +33,7 @@ class FlowReasons:
 
     def of(self, flow: str, *, traffic_class: str, peer: str) -> dict[str, Any]:
         """As it is shown; nothing is known of one that may go through any of several interfaces."""
-        part = self._parts.get(flow)
+        part = self._components.get(flow)
         if part is not None:
             return {"share_bits_per_s": part.share_bits_per_s, "reason": msgspec.to_builtins(part.reason)}
         interface, reason = self._interfaces.get(flow, self._only), None

@@ -32,7 +32,7 @@ class ActivePolicy:
         log: Log,
         clock: Callable[[], float],
     ) -> None:
-        self._configurations, self._parts = configurations, parts
+        self._configurations, self._components = configurations, parts
         self._patience, self._log, self._clock = patience, log, clock
         self.policy = configurations.first
         self.authority = Authority.of(self.policy)
@@ -55,7 +55,7 @@ class ActivePolicy:
     def put(self, policy: Policy, *, whatever: bool = False) -> str:
         """As `reloads.Force`."""
         self._patience()
-        old, shaped_interfaces = self.policy, self._parts.shaped_interfaces
+        old, shaped_interfaces = self.policy, self._components.shaped_interfaces
         if (policy.daemon, policy.peers) != (old.daemon, old.peers):
             note = "changes of [daemon] and [peers] need a restart; files that [peers] names are read again without one"
             self._log.warning("reload", note=note)
@@ -67,21 +67,21 @@ class ActivePolicy:
                 raise
             self._log.error("configuration", error=str(problem))  # the ticks try again
         shaped_interfaces.keep(policy)
-        self._parts.peer_link.renew(now_s=self._clock(), at_once=True)
+        self._components.peer_link.renew(now_s=self._clock(), at_once=True)
         self.policy, self.authority = policy, Authority.of(policy)
-        return "; ".join(one.text for one in self._parts.peer_link.alarms() if one.code == "certificate-refused")
+        return "; ".join(one.text for one in self._components.peer_link.alarms() if one.code == "certificate-refused")
 
     def _take_over_interfaces(self) -> None:
-        policy, shaped_interfaces = self.policy, self._parts.shaped_interfaces
+        policy, shaped_interfaces = self.policy, self._components.shaped_interfaces
         shaped_interfaces.require_one(policy)
         shaped_interfaces.give_back_strays(policy)
-        self._parts.ingress_trees.clear(entry.name for entry in policy.interfaces)
-        self._parts.own_cgroups.make()
+        self._components.ingress_trees.clear(entry.name for entry in policy.interfaces)
+        self._components.own_cgroups.make()
         self._attach_all(policy)
         shaped_interfaces.keep(policy)
 
     def _attach_all(self, policy: Policy) -> None:
         """Attach what policy names and is there, and bring what we hold already to it."""
-        self._parts.deciding.attach_all(policy)
+        self._components.deciding.attach_all(policy)
         for one in misplaced(entry.name for entry in policy.interfaces):
             self._log.warning("interface", interface=one.interface, note=f"{one.text}; {one.advice}")

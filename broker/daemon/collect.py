@@ -46,10 +46,10 @@ class Collector:
         interface_of: Callable[[str], str | None],
         clock: Callable[[], float],
     ) -> None:
-        self._plant, self._ingress_plant, self._links = egress_trees, ingress_trees, links
-        self._traffic, self._paces = traffic, rate_watch
+        self._egress_trees, self._ingress_trees, self._links = egress_trees, ingress_trees, links
+        self._traffic, self._rate_watch = traffic, rate_watch
         self._flows, self._bursts, self._needs, self._jobs = flows, bursts, needs, jobs
-        self._neighbours, self._probes = peer_link, probes
+        self._peer_link, self._probes = peer_link, probes
         self._interface_of, self._clock = interface_of, clock
         self._wall_clocks = WallClocks()
 
@@ -62,12 +62,12 @@ class Collector:
         needs = self._needs.current(now_s=now_s)
         received = self._traffic.received_bytes()
         wanted = any(entry.ingress for entry in policy.interfaces)
-        senders = self._neighbours.senders(self._flows, wanted=wanted, interface_of=self._interface_of, now_s=now_s)
-        leases = self._neighbours.leases(interface_of=self._interface_of)
+        senders = self._peer_link.senders(self._flows, wanted=wanted, interface_of=self._interface_of, now_s=now_s)
+        leases = self._peer_link.leases(interface_of=self._interface_of)
         interfaces = []
         for entry in policy.interfaces:
-            if entry.name in self._plant.names:
-                samples, age_s = self._plant.read(entry.name, fresh_s=fresh_s)
+            if entry.name in self._egress_trees.names:
+                samples, age_s = self._egress_trees.read(entry.name, fresh_s=fresh_s)
                 interfaces.append(
                     InterfaceSample(
                         name=entry.name,
@@ -81,12 +81,12 @@ class Collector:
                         bursts=bursts.get(entry.name, ()),
                         needs=(*needs.get(entry.name, ()), *needs.get(EVERYWHERE, ())),
                         received_bytes=received.get(entry.name),
-                        jobs=self._jobs.samples(entry.name, self._plant.leaves(entry.name), now_s=now_s),
+                        jobs=self._jobs.samples(entry.name, self._egress_trees.leaves(entry.name), now_s=now_s),
                         senders=senders.get(entry.name, ()),
-                        destinations=self._plant.destinations(entry.name),
+                        destinations=self._egress_trees.destinations(entry.name),
                         leases=leases.get(entry.name, ()),
-                        pace_bits_per_s=self._paces.pace_bits_per_s(entry.name),
-                        arriving=self._ingress_plant.read(entry.name),
+                        pace_bits_per_s=self._rate_watch.pace_bits_per_s(entry.name),
+                        arriving=self._ingress_trees.read(entry.name),
                     )
                 )
         wall = self._wall_clocks.read(entry.timezone for entry in policy.schedules)
@@ -105,6 +105,6 @@ class Collector:
                 carrier_changes=self._links.carrier_changes(entry.name, now_s=now_s),
             )
             for entry in policy.interfaces
-            if entry.name not in self._plant.names
+            if entry.name not in self._egress_trees.names
         )
         return replace(held, interfaces=(*held.interfaces, *links))

@@ -88,7 +88,7 @@ class Daemon:
         finder: SocketFinder | None = None,
     ) -> None:
         self._options, self._notifier, self._namespace = options, notifier or Notifier({}), namespace
-        self._given = Environment(
+        self._environment = Environment(
             kernel=kernel,
             classifier=classifier,
             mark=mark,
@@ -99,25 +99,25 @@ class Daemon:
             clock=clock,
         )
         self._first = options.configurations.first
-        self._wishes, self._wake = PendingCommands(), Wake()
-        self._showing = LatestSnapshot(self._wake.set, clock=clock)
+        self._commands, self._wake = PendingCommands(), Wake()
+        self._latest_snapshot = LatestSnapshot(self._wake.set, clock=clock)
 
     # --- from outside --------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """End the loop soon. Safe in a signal handler."""
-        self._wishes.stop = True
+        self._commands.stop = True
         self._wake.set()
 
     def reload(self) -> None:
         """Read the configuration again soon. Safe in a signal handler."""
-        self._wishes.reload = True
+        self._commands.reload = True
         self._wake.set()
 
     @property
     def snapshot(self) -> Snapshot | None:
         """The last tick, None before the first."""
-        return self._showing.last
+        return self._latest_snapshot.last
 
     def run(self) -> None:
         """Take the interfaces over, serve until `stop`, and put everything back.
@@ -134,14 +134,14 @@ class Daemon:
                 with Lock(daemon.session_socket + ".lock"), Lock(os.path.join(daemon.state_dir, "broker.lock")):
                     self._run_locked(namespace.fileno())
         finally:
-            self._given.kernel.close()
+            self._environment.kernel.close()
             self._wake.close()
 
     # --- start and stop ------------------------------------------------------------------------------------------
 
     def _run_locked(self, namespace: int) -> None:
-        given, journal = self._given, Journal(Path(self._first.daemon.state_dir))
-        self._parts = parts = self._compose(journal)
+        given, journal = self._environment, Journal(Path(self._first.daemon.state_dir))
+        self._components = parts = self._compose(journal)
         in_force = ActivePolicy(
             self._options.configurations, parts, patience=self._ask_patience, log=given.log, clock=given.clock
         )
@@ -150,7 +150,7 @@ class Daemon:
         problems: tuple[str, ...] = ()
         served = False
         try:
-            if not self._wishes.stop:
+            if not self._commands.stop:
                 self._begin(journal, in_force, lock=namespace)
                 self._loop(in_force).serve()
             served = True
@@ -169,7 +169,7 @@ class Daemon:
 
     def _compose(self, journal: Journal) -> Components:
         return compose(
-            self._given,
+            self._environment,
             self._first,
             journal=journal,
             configurations=self._options.configurations,
@@ -179,16 +179,16 @@ class Daemon:
         )
 
     def _begin(self, journal: Journal, in_force: ActivePolicy, *, lock: int) -> None:
-        if self._given.finder is not None:
-            self._given.finder.start()
-        if self._given.watchdog is not None:
-            self._given.watchdog.start(journal, lock=lock)
+        if self._environment.finder is not None:
+            self._environment.finder.start()
+        if self._environment.watchdog is not None:
+            self._environment.watchdog.start(journal, lock=lock)
         in_force.begin()
         if in_force.policy.peers is not None:
             self._ask_patience()
             load_channel(in_force.policy.peers.engine)
-        if self._given.rt_budget is not None:
-            self._given.rt_budget.begin()
+        if self._environment.rt_budget is not None:
+            self._environment.rt_budget.begin()
         if in_force.policy.peers is not None:
             self._meet_neighbours(in_force.policy.peers)
         self._options.configurations.started()
@@ -197,23 +197,23 @@ class Daemon:
         control = PolicyRequests(self._wake.set)
         self._reloads = Reloader(
             self._options.configurations,
-            wishes=self._wishes,
+            wishes=self._commands,
             control=control,
             force=in_force.put,
-            done=self._showing.hurry,
+            done=self._latest_snapshot.hurry,
             shaping=self._shaping,
             patience=self._ask_patience,
             notifier=self._notifier,
-            log=self._given.log,
+            log=self._environment.log,
         )
         return Loop(
-            self._given,
-            self._parts,
+            self._environment,
+            self._components,
             in_force,
-            wishes=self._wishes,
+            wishes=self._commands,
             wake=self._wake,
             control=control,
-            showing=self._showing,
+            showing=self._latest_snapshot,
             reloads=self._reloads,
             notifier=self._notifier,
             beat=self._beat,
@@ -221,7 +221,7 @@ class Daemon:
         )
 
     def _meet_neighbours(self, peers: PeersPolicy) -> None:
-        given = self._given
+        given = self._environment
         certificate = OwnCertificate(peers, log=given.log)
         opening = PeerOpening(
             peers,
@@ -230,25 +230,25 @@ class Daemon:
             wake=self._wake.set,
             log=given.log,
             clock=given.clock,
-            mark=marking_control(given.mark, self._parts.egress_trees),
+            mark=marking_control(given.mark, self._components.egress_trees),
         )
-        self._parts.peer_link.meet(opening, certificate, now_s=given.clock())
+        self._components.peer_link.meet(opening, certificate, now_s=given.clock())
 
     def _leave_neighbours(self, peer_link: PeerLink) -> None:
         try:
             peer_link.close()
         except Exception as problem:  # noqa: BLE001 - what was asked of others ends by itself
-            self._given.log.error("peers", error=str(problem))
+            self._environment.log.error("peers", error=str(problem))
 
     # --- small parts ---------------------------------------------------------------------------------------------
 
     def _beat(self, *, busy: bool = False) -> None:
-        if self._given.watchdog is not None and self._given.watchdog.beat(busy=busy):
-            self._parts.egress_trees.reopened()
-            self._parts.ingress_trees.reopened()
+        if self._environment.watchdog is not None and self._environment.watchdog.beat(busy=busy):
+            self._components.egress_trees.reopened()
+            self._components.ingress_trees.reopened()
 
     def _ask_patience(self) -> None:
         self._beat(busy=True)
 
     def _shaping(self) -> str:
-        return f"shaping {', '.join(sorted(self._parts.egress_trees.names))}"
+        return f"shaping {', '.join(sorted(self._components.egress_trees.names))}"

@@ -50,8 +50,8 @@ class Loop:
         beat: Callable[[], None],
         shaping: Callable[[], str],
     ) -> None:
-        self._given, self._parts, self._in_force = given, parts, in_force
-        self._wishes, self._wake, self._control, self._showing = wishes, wake, control, showing
+        self._environment, self._components, self._active_policy = given, parts, in_force
+        self._commands, self._wake, self._control, self._latest_snapshot = wishes, wake, control, showing
         self._reloads, self._notifier, self._beat, self._shaping = reloads, notifier, beat, shaping
         self._clock = given.clock
         self._links_changed = False
@@ -63,11 +63,13 @@ class Loop:
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._wake.reader, selectors.EVENT_READ, self._wake.clear)
-            selector.register(self._parts.link_events, selectors.EVENT_READ, self._hear_of_links)
+            selector.register(self._components.link_events, selectors.EVENT_READ, self._hear_of_links)
             self._open_sessions()
             try:
                 self._beat()
-                self._scheduler = TickScheduler(now_s=self._clock(), interval_s=self._in_force.policy.daemon.tick_s)
+                self._scheduler = TickScheduler(
+                    now_s=self._clock(), interval_s=self._active_policy.policy.daemon.tick_s
+                )
                 self._tick(between=False)
                 self._show(self._clock())
                 self._serve_readers()
@@ -75,8 +77,8 @@ class Loop:
                 self._sessions.close()
 
     def _open_sessions(self) -> None:
-        given, parts, policy = self._given, self._parts, self._in_force.policy
-        self._hub = SessionService(
+        given, parts, policy = self._environment, self._components, self._active_policy.policy
+        self._service = SessionService(
             flows=parts.flows,
             bursts=parts.bursts,
             jobs=parts.jobs,
@@ -85,7 +87,7 @@ class Loop:
             interface_of=parts.interface_of,
             cgroup_mount=parts.own_cgroups.mount,
             mark=given.mark,
-            authority=lambda: self._in_force.authority,
+            authority=lambda: self._active_policy.authority,
             reclassify=lambda: parts.egress_trees.classify(at_once=True),
             settle=lambda: self._tick(between=True),
             fail=lambda session: self._sessions.fail(session),
@@ -95,34 +97,34 @@ class Loop:
         self._sessions = SessionServer(
             path=policy.daemon.session_socket,
             selector=self._selector,
-            authority=lambda: self._in_force.authority,
+            authority=lambda: self._active_policy.authority,
             host=socket.gethostname(),
-            hub=self._hub,
+            hub=self._service,
             closing=parts.closing,
             log=given.log,
             clock=self._clock,
         )
 
     def _serve_readers(self) -> None:
-        daemon = self._in_force.policy.daemon
+        daemon = self._active_policy.policy.daemon
         api = HttpApi(
             path=daemon.api_socket,
-            snapshot=self._showing.ask,
-            authority=lambda: self._in_force.authority,
+            snapshot=self._latest_snapshot.ask,
+            authority=lambda: self._active_policy.authority,
             ask=self._control.ask,
-            closing=self._parts.closing,
+            closing=self._components.closing,
         )
         try:
             self._notifier.ready(self._shaping())
-            names = ",".join(sorted(self._parts.egress_trees.names))
-            self._given.log.info("ready", interfaces=names, socket=daemon.session_socket)
+            names = ",".join(sorted(self._components.egress_trees.names))
+            self._environment.log.info("ready", interfaces=names, socket=daemon.session_socket)
             self._go_round()
         finally:
             api.close()
 
     def _go_round(self) -> None:
-        rate_watch, watchdog_s = self._parts.rate_watch, self._clock()
-        while not self._wishes.stop:
+        rate_watch, watchdog_s = self._components.rate_watch, self._clock()
+        while not self._commands.stop:
             self._beat()
             wake_s = min(self._scheduler.due_s(self._events()), rate_watch.next_s, self._clock() + BEATS_WITHIN_S)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
@@ -141,22 +143,22 @@ class Loop:
 
     def _events(self) -> Events:
         return Events(
-            announced=self._hub.urgent or self._parts.rate_watch.crossed,
-            asked=self._parts.peer_link.urgent,
+            announced=self._service.urgent or self._components.rate_watch.crossed,
+            asked=self._components.peer_link.urgent,
             links=self._links_changed,
-            again_s=self._parts.deciding.again_s,
+            again_s=self._components.deciding.again_s,
         )
 
     def _decide(self, due: Due, now_s: float, events: Events) -> None:
-        parts, policy = self._parts, self._in_force.policy
+        parts, policy = self._components, self._active_policy.policy
         if due is Due.LINKS:
             self._links_changed = False
             parts.routes.forget()
             parts.shaped_interfaces.follow(policy)
         elif due is Due.TICK:
             self._sessions.housekeeping()
-            if self._given.rt_budget is not None:
-                self._given.rt_budget.look()
+            if self._environment.rt_budget is not None:
+                self._environment.rt_budget.look()
             parts.peer_link.look(now_s=now_s)
             parts.probes.go(policy.probe, interface_of=parts.interface_of, now_s=now_s)
         self._tick(between=due is Due.BETWEEN, asked=events.asked and not events.announced)
@@ -170,16 +172,16 @@ class Loop:
         return tick_s if followed or active else max(tick_s, IDLE_TICK_S)
 
     def _hear_of_links(self) -> None:
-        heard = self._parts.link_events.heard()
-        self._parts.ingress_trees.hear(heard)
-        self._links_changed |= self._parts.shaped_interfaces.concerned(heard, self._in_force.policy)
+        heard = self._components.link_events.heard()
+        self._components.ingress_trees.hear(heard)
+        self._links_changed |= self._components.shaped_interfaces.concerned(heard, self._active_policy.policy)
 
     def _tick(self, *, between: bool, asked: bool = False) -> None:
-        parts, policy = self._parts, self._in_force.policy
+        parts, policy = self._components, self._active_policy.policy
         started_s = self._clock()
         made = parts.deciding.decide(policy, between=between, asked=asked)
         decision, sessions = made.decision, self._sessions.sessions
-        self._hub.answer(decision.credits, sessions)
+        self._service.answer(decision.credits, sessions)
         parts.rates.tell(decision.allocation, sessions.values(), interface_of=parts.interface_of, now_s=made.now_s)
         if parts.recorder is not None:
             parts.recorder.write(
@@ -193,21 +195,21 @@ class Loop:
         if not between:
             parts.publishing.look(policy, now_s=made.now_s)
         self._made = made
-        self._showing.outdate()
+        self._latest_snapshot.outdate()
 
     def _show(self, now_s: float) -> None:
         """Put together what readers see, where that is due."""
         made = self._made
-        if made is None or not self._showing.due(now_s=now_s):
+        if made is None or not self._latest_snapshot.due(now_s=now_s):
             return
-        snapshot = self._parts.publishing.snapshot(
+        snapshot = self._components.publishing.snapshot(
             made.decision,
             measurements=made.measurements,
-            policy=self._in_force.policy,
+            policy=self._active_policy.policy,
             sessions=self._sessions.sessions,
             now_s=made.now_s,
-            ticks=self._parts.deciding.ticks,
+            ticks=self._components.deciding.ticks,
             late_ticks=self._scheduler.late_ticks,
             tick_s_max=self._tick_s_max,
         )
-        self._showing.show(snapshot, now_s=now_s)
+        self._latest_snapshot.show(snapshot, now_s=now_s)

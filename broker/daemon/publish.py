@@ -63,25 +63,29 @@ class SnapshotBuilder:
         log: Log,
         started_s: float,
     ) -> None:
-        self._plant, self._ingress_plant, self._roster = egress_trees, ingress_trees, shaped_interfaces
-        self._flows, self._jobs, self._neighbours, self._probes = flows, jobs, peer_link, probes
-        self._configurations, self._guardian, self._earlier = configurations, watchdog, earlier
-        self._going_first = rt_budget
+        self._egress_trees, self._ingress_trees, self._shaped_interfaces = (
+            egress_trees,
+            ingress_trees,
+            shaped_interfaces,
+        )
+        self._flows, self._jobs, self._peer_link, self._probes = flows, jobs, peer_link, probes
+        self._configurations, self._watchdog, self._earlier = configurations, watchdog, earlier
+        self._rt_budget = rt_budget
         self._recorder, self._origins = recorder, SocketOwners(cgroup_mount, finder=finder)
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, SocketOwner] = {}
         self._loads = HostLoads()
-        self._udp, self._following = UdpWatch(log=log), ClassAverages()
-        self._matching: PortClasses | None = None
+        self._udp, self._averages = UdpWatch(log=log), ClassAverages()
+        self._port_classes: PortClasses | None = None
         self._wanted: tuple[object, object] | None = None
         self._looked_for: Shown = ()
         self._commands: dict[str, str | None] = {}
 
     def look(self, policy: Policy, *, now_s: float) -> None:
         """Look a little further for whose connections are: at every tick, so that it is known when somebody asks."""
-        if self._matching is None or self._matching.policy is not policy:
-            self._matching = PortClasses(policy)
-        self._udp.look(matching=self._matching, now_s=now_s)
+        if self._port_classes is None or self._port_classes.policy is not policy:
+            self._port_classes = PortClasses(policy)
+        self._udp.look(matching=self._port_classes, now_s=now_s)
         tcp, udp = self._flows.tcp_shown, self._udp.shown
         if self._wanted is None or self._wanted[0] is not tcp or self._wanted[1] is not udp:
             self._wanted = tcp, udp
@@ -113,17 +117,17 @@ class SnapshotBuilder:
                 pid=os.getpid(),
                 up_s=now_s - self._started_s,
                 ticks=ticks,
-                applied=self._plant.applied,
+                applied=self._egress_trees.applied,
                 late_ticks=late_ticks,
                 cpu_s=usage.ru_utime + usage.ru_stime,
                 tick_s_max=tick_s_max,
                 sockets_marked=self._earlier.marked if self._earlier is not None else 0,
-                guard=None if self._guardian is None else self._guardian.info(),
+                guard=None if self._watchdog is None else self._watchdog.info(),
             ),
             policy=policy,
             decision=decision,
             measurements=measurements,
-            segments=self._roster.segments(),
+            segments=self._shaped_interfaces.segments(),
             slots=self._jobs.slots(),
             sessions=tuple(
                 SessionInfo(
@@ -140,16 +144,16 @@ class SnapshotBuilder:
             passed=tuple(self._flows.passed.values()),
             tcp=tcp,
             udp=self._udp.shown,
-            figures=self._following.follow(measurements, tcp, decision=decision, policy=policy, now_s=now_s),
+            figures=self._averages.follow(measurements, tcp, decision=decision, policy=policy, now_s=now_s),
             tcp_connections=self._flows.tcp_count,
             origins=self._known,
             alarms=self._alarms(decision),
-            holds=self._neighbours.info(decision),
+            holds=self._peer_link.info(decision),
             load=self._loads.look(now_s=now_s),
         )
 
     def _alarms(self, decision: Decision) -> tuple[Alarm, ...]:
-        of_roster = self._roster.alarms()
+        of_roster = self._shaped_interfaces.alarms()
         refused = {alarm.subject for alarm in of_roster}  # there, but not to be shaped: that is said instead
         single = (
             self._recorder.alarm if self._recorder is not None else None,
@@ -157,15 +161,15 @@ class SnapshotBuilder:
         )
         return (
             *(one for one in decision.alarms if one.code != "interface-missing" or one.subject not in refused),
-            *self._plant.alarms(),
-            *self._ingress_plant.alarms(),
+            *self._egress_trees.alarms(),
+            *self._ingress_trees.alarms(),
             *(alarm for alarm in self._configurations.alarms() if alarm is not None),
             *(alarm for alarm in single if alarm is not None),
             *of_roster,
-            *self._neighbours.alarms(),
+            *self._peer_link.alarms(),
             *self._probes.alarms(),
-            *(self._guardian.alarms() if self._guardian is not None else ()),
-            *(self._going_first.alarms() if self._going_first is not None else ()),
+            *(self._watchdog.alarms() if self._watchdog is not None else ()),
+            *(self._rt_budget.alarms() if self._rt_budget is not None else ()),
         )
 
 

@@ -48,14 +48,14 @@ class Reloader:
         notifier: Notifier,
         log: Log,
     ) -> None:
-        self._configurations, self._wishes, self._control = configurations, wishes, control
+        self._configurations, self._commands, self._control = configurations, wishes, control
         self._force, self._done = force, done
         self._shaping, self._patience, self._notifier, self._log = shaping, patience, notifier, log
 
     def heed(self) -> None:
         """Do what is wanted, and end a trial that nobody confirmed."""
-        if self._wishes.reload:
-            self._wishes.reload = False
+        if self._commands.reload:
+            self._commands.reload = False
             self.reload()
         while (request := self._control.take()) is not None:
             self._patience()

@@ -80,16 +80,16 @@ class TickRunner:
         own_cgroups: OwnCgroups,
         clock: Callable[[], float],
     ) -> None:
-        self._measuring, self._plant, self._roster, self._ingress_plant = (
+        self._collector, self._egress_trees, self._shaped_interfaces, self._ingress_trees = (
             measuring,
             egress_trees,
             shaped_interfaces,
             ingress_trees,
         )
-        self._neighbours, self._paces, self._tcp_watch, self._flows = peer_link, rate_watch, tcp_watch, flows
+        self._peer_link, self._rate_watch, self._tcp_watch, self._flows = peer_link, rate_watch, tcp_watch, flows
         self._earlier, self._own_cgroups, self._clock = earlier, own_cgroups, clock
         self._state = State()
-        self._matching: PortClasses | None = None
+        self._port_classes: PortClasses | None = None
         self.ticks = 0
         self.again_s: float | None = None
         """When the last decision wants to be made again, whatever happens."""
@@ -100,9 +100,9 @@ class TickRunner:
         Raises:
             HiveError, OSError, ValueError: as `ShapedInterfaces.attach_all`.
         """
-        measurements = self._measuring.with_links(policy, fresh_s=COUNTERS_FRESH_S)
+        measurements = self._collector.with_links(policy, fresh_s=COUNTERS_FRESH_S)
         decision = decide(now_s=self._clock(), state=self._state, measurements=measurements, policy=policy)
-        self._roster.attach_all(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)
+        self._shaped_interfaces.attach_all(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)
 
     def decide(self, policy: Policy, *, between: bool, asked: bool) -> TickResult:
         """Decide, and bring it about.
@@ -114,7 +114,7 @@ class TickRunner:
         if looks_first(policy, between=between, asked=asked):
             self._look_at_tcp(policy)
         fresh_s = COUNTERS_FRESH_S if between else 0.0
-        measurements = self._measuring.measure(policy, fresh_s=fresh_s)
+        measurements = self._collector.measure(policy, fresh_s=fresh_s)
         now_s, before = self._clock(), self._state
         decision = decide(now_s=now_s, state=before, measurements=measurements, policy=policy)
         self._state = decision.state
@@ -123,13 +123,13 @@ class TickRunner:
         first, second = self._ask_others, self._apply_egress
         for act in (second, first) if asked else (first, second):
             act(decision, policy)
-        self._neighbours.answer(decision)
-        self._paces.want(decision.watches)
+        self._peer_link.answer(decision)
+        self._rate_watch.want(decision.watches)
         if looks_soon(decision):
             self._tcp_watch.hasten()
-        self._ingress_plant.check()
-        self._ingress_plant.apply(
-            decision.allocation, policy=policy, passed=self._flows.passed.values(), present=self._plant.names
+        self._ingress_trees.check()
+        self._ingress_trees.apply(
+            decision.allocation, policy=policy, passed=self._flows.passed.values(), present=self._egress_trees.names
         )
         self._keep_rules(policy, now_s=now_s, urgent=between)
         if asked:
@@ -137,7 +137,7 @@ class TickRunner:
         return TickResult(now_s, before, measurements, decision)
 
     def _keep_rules(self, policy: Policy, *, now_s: float, urgent: bool) -> None:
-        classified = self._plant.classify()
+        classified = self._egress_trees.classify()
         if self._earlier is not None:
             self._earlier.look(
                 lambda: rules_of(policy, class_cgroups=self._own_cgroups.paths),
@@ -147,12 +147,12 @@ class TickRunner:
             )
 
     def _ask_others(self, decision: Decision, _: Policy) -> None:
-        self._neighbours.ask(decision.holds)
+        self._peer_link.ask(decision.holds)
 
     def _apply_egress(self, decision: Decision, policy: Policy) -> None:
-        self._roster.apply(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)
+        self._shaped_interfaces.apply(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)
 
     def _look_at_tcp(self, policy: Policy) -> None:
-        if self._matching is None or self._matching.policy is not policy:
-            self._matching = PortClasses(policy)
-        self._tcp_watch.look(self._flows, matching=self._matching, now_s=self._clock())
+        if self._port_classes is None or self._port_classes.policy is not policy:
+            self._port_classes = PortClasses(policy)
+        self._tcp_watch.look(self._flows, matching=self._port_classes, now_s=self._clock())

@@ -50,7 +50,7 @@ class IngressTrees:
     """
 
     def __init__(self, shaper: Shaper, *, receivers: InboundRules, log: Log, clock: Callable[[], float]) -> None:
-        self._shaper, self._receivers, self._log, self._clock = shaper, receivers, log, clock
+        self._shaper, self._inbound_rules, self._log, self._clock = shaper, receivers, log, clock
         self._held: dict[str, _Ingress] = {}
         self._policy: Policy | None = None
 
@@ -93,7 +93,7 @@ class IngressTrees:
         passed = tuple(passed)
         exactly = policy is not self._policy
         for entry in wanted.values():
-            rules = (*self._receivers.rules(entry.name, passed), *rules_of(policy))
+            rules = (*self._inbound_rules.rules(entry.name, passed), *rules_of(policy))
             if not self._bring(inbound_shape_of(entry, rules=rules), exactly=exactly):
                 return
         self._policy = policy

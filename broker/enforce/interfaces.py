@@ -45,7 +45,7 @@ class ShapedInterfaces:
         clock: Callable[[], float],
         slots: Callable[[], Mapping[JobKey, int]] = dict,
     ) -> None:
-        self._plant, self._kernel, self._journal, self._links = egress_trees, kernel, journal, links
+        self._egress_trees, self._kernel, self._journal, self._links = egress_trees, kernel, journal, links
         self._slots = slots
         self._log, self._clock = log, clock
         self._missing: dict[str, Alarm | None] = {}  # with what went wrong when it appeared
@@ -64,8 +64,8 @@ class ShapedInterfaces:
     def segments(self) -> Mapping[str, SegmentInfo]:
         """The limit of segments of each interface that we hold, and why."""
         found = {}
-        for name in self._plant.names & self._chosen.keys():
-            state = self._plant.segments(name)
+        for name in self._egress_trees.names & self._chosen.keys():
+            state = self._egress_trees.segments(name)
             if state is not None:
                 reason = self._chosen[name].reason if state.note is None else reasons.state(NotInForce(state.note))
                 found[name] = SegmentInfo(state.limit, reason)
@@ -83,7 +83,7 @@ class ShapedInterfaces:
                 continue
             if stray:
                 self._log.warning("interface", interface=name, note="policy does not name it any more; given back")
-                self._plant.detach(name)
+                self._egress_trees.detach(name)
 
     def require_one(self, policy: Policy) -> None:
         """Be sure that there is something to shape, before anything is touched.
@@ -105,8 +105,8 @@ class ShapedInterfaces:
         self.require_one(policy)
         present = self._kernel.numbers()
         for shape in self._shapes(allocation, policy, class_cgroups):
-            if shape.interface in self._plant.names:
-                self._plant.change(shape)
+            if shape.interface in self._egress_trees.names:
+                self._egress_trees.change(shape)
             elif shape.interface in present:
                 self._attach(shape, present)
         self._note_missing(policy)
@@ -117,8 +117,8 @@ class ShapedInterfaces:
             self.follow(policy)
         shapes = self._shapes(allocation, policy, class_cgroups)
         for shape in shapes:
-            if shape.interface in self._plant.names:
-                self._plant.apply(shape)
+            if shape.interface in self._egress_trees.names:
+                self._egress_trees.apply(shape)
         if self._missing and self._clock() - self._looked_s >= LOOK_S:
             self._attach_missing(shapes)
             self._note_missing(policy)
@@ -145,7 +145,7 @@ class ShapedInterfaces:
         self._behind = False
         names = {number: name for name, number in numbers.items()}
         moved = {}
-        for name in self._plant.names:
+        for name in self._egress_trees.names:
             number = self._numbers.get(name)
             if number is None or numbers.get(name) == number:
                 continue
@@ -153,7 +153,7 @@ class ShapedInterfaces:
                 moved[name] = names[number]
             else:
                 self._log.warning("interface", interface=name, note="has gone")
-                self._plant.detach(name)
+                self._egress_trees.detach(name)
         if moved:
             self._rename(moved, policy)
         self._note_missing(policy)
@@ -163,18 +163,18 @@ class ShapedInterfaces:
     def _rename(self, new_names: Mapping[str, str], policy: Policy) -> None:
         for name, new in new_names.items():
             self._log.warning("interface", interface=name, note=f"is called {new} now")
-            self._plant.release(name)
+            self._egress_trees.release(name)
         try:
             self._journal.rename(new_names)
         except OSError as problem:
             self._log.error("interface", error=f"the journal does not follow new names: {problem}")
         for name in set(new_names.values()) - _names(policy):
-            self._plant.detach(name)
+            self._egress_trees.detach(name)
 
     def keep(self, policy: Policy) -> None:
         """Give back what we hold and the policy does not name."""
-        for name in self._plant.names - _names(policy):
-            self._plant.detach(name)
+        for name in self._egress_trees.names - _names(policy):
+            self._egress_trees.detach(name)
         self._note_missing(policy)
 
     def _attach_missing(self, shapes: list[InterfaceShape]) -> None:
@@ -195,11 +195,11 @@ class ShapedInterfaces:
 
     def _attach(self, shape: InterfaceShape, numbers: Mapping[str, int]) -> None:
         """Attach one. `numbers` is from before: if another one has the name by then, the next `follow` finds out."""
-        self._plant.attach(shape)
+        self._egress_trees.attach(shape)
         self._numbers[shape.interface] = numbers[shape.interface]
 
     def _note_missing(self, policy: Policy) -> None:
-        held = self._plant.names
+        held = self._egress_trees.names
         missing = _names(policy) - held
         self._numbers = {name: number for name, number in self._numbers.items() if name in held}
         for name in missing - set(self._missing):
@@ -209,7 +209,7 @@ class ShapedInterfaces:
 
     def _note_carriers(self) -> None:
         now_s = self._clock()
-        found = {name: self._links.carrier(name, now_s=now_s) for name in sorted(self._plant.names)}
+        found = {name: self._links.carrier(name, now_s=now_s) for name in sorted(self._egress_trees.names)}
         for name, carrier in found.items():
             if carrier is False and self._carriers.get(name) is not False:
                 self._log.warning("interface", interface=name, note="has no carrier")

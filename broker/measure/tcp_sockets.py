@@ -50,7 +50,7 @@ class TcpWatch:
             self._follow, share=SHARE, interval_s_min=INTERVAL_S_MIN, interval_s_max=SECOND_S, slice_s=SLICE_S
         )
         self._all = CpuBudget(self._list, share=SHARE, interval_s_min=SECOND_S, slice_s=SLICE_S)
-        self._following = CpuBudget(
+        self._averages = CpuBudget(
             self._follow, share=SHARE, interval_s_min=SECOND_S, interval_s_max=SECOND_S, slice_s=SLICE_S
         )
         self._many = False
@@ -64,15 +64,15 @@ class TcpWatch:
     @property
     def under_way(self) -> bool:
         """A look has begun and not ended."""
-        return any(work.under_way for work in (self._few, self._asking, self._all, self._following))
+        return any(work.under_way for work in (self._few, self._asking, self._all, self._averages))
 
     def look(self, flows: FlowTable, *, matching: PortClasses, now_s: float) -> None:
         """Look, when it is time. A kernel that refuses is asked again after `RETRY_S`; delay signals are then fewer."""
-        self._flows, self._matching = flows, matching
+        self._flows, self._port_classes = flows, matching
         try:
             if self._many:
                 self._all.go(now_s=now_s)
-                self._following.go(now_s=now_s)
+                self._averages.go(now_s=now_s)
             elif self._few.go(now_s=now_s):
                 if len(self._chosen) <= ASKED_MAX:  # between two lists they are asked for, or there are none
                     self._few.space(LIST_S)
@@ -80,7 +80,7 @@ class TcpWatch:
                 self._asking.go(now_s=now_s)
         except OSError as problem:
             self._log.warning("sock_diag", error=str(problem), note="TCP connections are not measured")
-            for work in (self._few, self._asking, self._all, self._following):
+            for work in (self._few, self._asking, self._all, self._averages):
                 work.wait(now_s + RETRY_S)
 
     def _list(self) -> Iterator[None]:
@@ -95,18 +95,18 @@ class TcpWatch:
         self._many = count > ALL_MAX
         self._flows.count_tcp(count)
         self._chosen = self._choose(found) if self._many else found
-        self._flows.see_tcp(self._chosen, matching=self._matching)
+        self._flows.see_tcp(self._chosen, matching=self._port_classes)
 
     def _follow(self) -> Iterator[None]:
         found: list[TcpConnection] = []
         for page in tcp_asked(self._chosen, clock=self._clock):
             found.extend(page)
             yield
-        self._flows.see_tcp(found, matching=self._matching)
+        self._flows.see_tcp(found, matching=self._port_classes)
 
     def _choose(self, connections: list[TcpConnection]) -> list[TcpConnection]:
         bringing = heapq.nlargest(BRINGING_MAX, connections, key=lambda one: one.received_bytes)
         chosen = {one.question for one in bringing}
-        classed = [(one, self._matching.class_of(one)) for one in connections if one.question not in chosen]
+        classed = [(one, self._port_classes.class_of(one)) for one in connections if one.question not in chosen]
         first = heapq.nsmallest(FOLLOWED_MAX - len(bringing), classed, key=lambda entry: importance(*entry))
         return [*bringing, *(one for one, _ in first)]

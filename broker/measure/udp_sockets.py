@@ -32,7 +32,7 @@ class UdpWatch:
     def __init__(self, *, log: Log, pages: Callable[[], Iterator[list[UdpSocket]]] = udp_pages) -> None:
         self._log, self._pages = log, pages
         self._passes = CpuBudget(self._list, share=SHARE, interval_s_min=INTERVAL_S, slice_s=SLICE_S)
-        self._matching: PortClasses | None = None
+        self._port_classes: PortClasses | None = None
         self._sent_s: dict[int, float] = {}
         self._now_s = 0.0
         self.shown: tuple[tuple[UdpSocket, str, bool], ...] = ()
@@ -40,7 +40,7 @@ class UdpWatch:
 
     def look(self, *, matching: PortClasses, now_s: float) -> None:
         """Look a little further, when it is time."""
-        self._matching, self._now_s = matching, now_s
+        self._port_classes, self._now_s = matching, now_s
         try:
             self._passes.go(now_s=now_s)
         except OSError as problem:
@@ -48,7 +48,7 @@ class UdpWatch:
             self._passes.wait(now_s + RETRY_S)
 
     def _list(self) -> Iterator[None]:
-        assert self._matching is not None
+        assert self._port_classes is not None
         sent_s: dict[int, float] = {}
         found: list[tuple[UdpSocket, str, bool]] = []
         for page in self._pages():
@@ -57,7 +57,7 @@ class UdpWatch:
                     sent_s[one.inode] = self._now_s
                 elif self._now_s - self._sent_s.get(one.inode, -SENT_S) < SENT_S:
                     sent_s[one.inode] = self._sent_s[one.inode]
-                found.append((one, self._matching.class_of(one), one.inode in sent_s))
+                found.append((one, self._port_classes.class_of(one), one.inode in sent_s))
             if len(found) > 2 * SHOWN_MAX:
                 found = _first(found)
             yield

@@ -71,7 +71,7 @@ class PeerChannel:
         port: int | None = None,
     ) -> None:
         self._log, self._clock, self._certificate = log, clock, settings.certificate
-        self._asking, self._book, self._answers = HoldRequests(), LeaseTable(), Replies()
+        self._asking, self._lease_table, self._answers = HoldRequests(), LeaseTable(), Replies()
         self._connections, self._reading, self._refusals = Connections(), Reading(), Refusals(log=log)
         self._attempts: dict[int, str] = {}
         self._failed = False
@@ -119,21 +119,21 @@ class PeerChannel:
     def leases(self) -> tuple[Lease, ...]:
         """What others have asked of us and is in force."""
         self._take()
-        found = self._book.leases(now_s=self._clock())
-        self._book.changed = False
+        found = self._lease_table.leases(now_s=self._clock())
+        self._lease_table.changed = False
         return found
 
     @property
     def urgent(self) -> bool:
         """Leases have changed since `leases` was last called, and not too often lately (`LeaseTable`)."""
         self._take()
-        return self._book.changed
+        return self._lease_table.changed
 
     def answer(self, verdicts: Sequence[HoldOutcome]) -> None:
         """Tell who asked what the decision made of it."""
         self._take()
         now_s = self._clock()
-        for lease, answer in self._answers.due(verdicts, self._book.leases(now_s=now_s), now_s=now_s):
+        for lease, answer in self._answers.due(verdicts, self._lease_table.leases(now_s=now_s), now_s=now_s):
             connection = self._connections.to(lease.address, peer=lease.peer)
             if connection is not None:
                 self._send(connection, answer, now_s)
@@ -161,7 +161,7 @@ class PeerChannel:
         found = {address: PeerStatus(address, state=f"refused: {why}") for address, why in refused.items()}
         for address in self._asking.addresses():
             found[address] = PeerStatus(address, state=self._asking.state(address, now_s=now_s))
-        measured, leases = self._carrier.measured(), self._book.leases(now_s=now_s)
+        measured, leases = self._carrier.measured(), self._lease_table.leases(now_s=now_s)
         asked = self._asking.held(now_s=now_s)
         for one in self._connections.in_use():
             statistics = measured.get(one.number)
@@ -228,7 +228,7 @@ class PeerChannel:
             used_s=now_s,
         )
         self._connections.add(connection)
-        self._book.met(event.peer, address, run=run)
+        self._lease_table.met(event.peer, address, run=run)
         self._asking.reached(address, now_s=now_s)
         self._refusals.forget(address)
         self._reading.begin(event.peer, now_s=now_s)
@@ -271,11 +271,11 @@ class PeerChannel:
                 text = f"the certificate of {peer} does not name {address}: issue it with --address {address}"
                 self._deny(connection, message.number, wire.Refusal.ADDRESS, text, now_s)
             case wire.Ask():
-                refusal = self._book.ask(peer, address, message, run=connection.run, now_s=now_s)
+                refusal = self._lease_table.ask(peer, address, message, run=connection.run, now_s=now_s)
                 if refusal is not None:
                     self._deny(connection, message.number, refusal, _WHY[refusal], now_s)
             case wire.Release():
-                self._book.release(peer, address, message, run=connection.run, now_s=now_s)
+                self._lease_table.release(peer, address, message, run=connection.run, now_s=now_s)
             case wire.Answer():
                 self._asking.answered(address, peer, message, now_s=now_s)
                 if message.granted:
@@ -336,7 +336,7 @@ class PeerChannel:
         statistics = measured.get(connection.number)
         if statistics is None or plain(statistics.remote[0]) == connection.address:
             return False
-        self._book.forget(connection.peer, connection.address, now_s=now_s)
+        self._lease_table.forget(connection.peer, connection.address, now_s=now_s)
         reason = f"its packets come from {plain(statistics.remote[0])} now; it has to dial from there"
         self._refuse(connection.number, connection.address, WireCode.NO_ERROR, reason, now_s)
         return True
@@ -344,7 +344,7 @@ class PeerChannel:
     def _is_needed(self, connection: Connection) -> bool:
         if self._asking.is_wanted(connection.address):
             return True
-        leases = self._book.leases(now_s=self._clock())
+        leases = self._lease_table.leases(now_s=self._clock())
         return any((lease.peer, lease.address) == (connection.peer, connection.address) for lease in leases)
 
     def _make_room(self, peer: str, now_s: float) -> bool:
@@ -366,7 +366,7 @@ class PeerChannel:
         if self._connections.to(connection.address) is None:
             self._asking.lost(connection.address, lived_s=now_s - connection.since_s, now_s=now_s)
         if self._connections.to(connection.address, peer=connection.peer) is None:
-            self._book.left(connection.peer, connection.address)
+            self._lease_table.left(connection.peer, connection.address)
         if not self._connections.knows(connection.peer):
             self._reading.end(connection.peer)
 

@@ -70,7 +70,7 @@ def give_up() -> None:
 
 def give_up_all() -> None:
     """Let all threads of this process run like everybody else's, until `take_again`."""
-    for thread in _going_first():
+    for thread in _rt_budget():
         with contextlib.suppress(OSError):  # it has ended
             os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
@@ -82,7 +82,7 @@ def take_again() -> None:
         OSError, ValueError: it is not allowed any more.
     """
     resource.setrlimit(resource.RLIMIT_RTTIME, _SPELLS)  # the kernel adds a second to it with each SIGXCPU
-    for thread in _going_first():
+    for thread in _rt_budget():
         with contextlib.suppress(ProcessLookupError):
             os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(PRIORITY))
 
@@ -90,7 +90,7 @@ def take_again() -> None:
 def spent_s() -> dict[int, float]:
     """Processor time of each thread that goes before ordinary ones, or has only lost that; by thread, in seconds."""
     found = {}
-    for thread in _going_first():
+    for thread in _rt_budget():
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", encoding="ascii") as file:
             # proc_pid_stat(5): behind the name, which may hold anything, the 14th and 15th field are the 12th and 13th
             fields = file.read().rpartition(")")[2].split()
@@ -98,7 +98,7 @@ def spent_s() -> dict[int, float]:
     return found
 
 
-def _going_first() -> list[int]:
+def _rt_budget() -> list[int]:
     """This process' threads without those that answer requests."""
     found = []
     for thread in map(int, os.listdir("/proc/self/task")):

@@ -135,7 +135,7 @@ class SessionServer:
     ) -> None:
         self._authority = authority
         self.sessions: dict[str, Session] = {}
-        self._selector, self._host, self._hub, self._log, self._clock = selector, host, hub, log, clock
+        self._selector, self._host, self._service, self._log, self._clock = selector, host, hub, log, clock
         self._closing = closing
         self._numbers = 0
         self._report_bytes_left = REPORT_BYTES_PER_TICK
@@ -289,15 +289,15 @@ class SessionServer:
                 case Register():
                     reply = self._register(session, action, descriptors)
                 case Announce():
-                    self._hub.announce(session, action)
+                    self._service.announce(session, action)
                 case AnnounceEnd():
-                    self._hub.announce_end(session, action)
+                    self._service.announce_end(session, action)
                 case Declare():
-                    reply = self._hub.need(session, action)
+                    reply = self._service.need(session, action)
                 case Report():
-                    self._hub.report(session, action)
+                    self._service.report(session, action)
                 case Enter():
-                    reply = self._hub.enter(session, action)
+                    reply = self._service.enter(session, action)
             if reply is not None and not session.closed and not session.send(reply.message):
                 self._end(session, "not-reading", "the client does not read its answers")
 
@@ -309,7 +309,7 @@ class SessionServer:
                     sockets.append(socket.socket(fileno=descriptor))
                 except OSError:
                     return error("not-a-socket", "a descriptor that is no socket", number=message.number)
-            return self._hub.register(session, message, sockets)
+            return self._service.register(session, message, sockets)
         finally:
             for sock in sockets:
                 sock.detach()  # handed to `CloserClient` with all the others, where they were received
@@ -328,7 +328,7 @@ class SessionServer:
         self._hang_up(session)
         self.sessions.pop(session.name, None)
         self._log.info("session over", session=session.name, uid=session.peer.uid, reason=text, code=code or None)
-        self._hub.gone(session)
+        self._service.gone(session)
 
     def _hang_up(self, session: Session) -> None:
         """End a connection so that the peer reads what we said last: where packets of his are unread when it is closed,

@@ -36,7 +36,7 @@ class Host:
     def __init__(self, bench: Bench, shaper: Shaper) -> None:
         self.bench, self._now_s = bench, 0.0
         clock = lambda: self._now_s  # noqa: E731
-        self._plant = IngressTrees(
+        self._egress_trees = IngressTrees(
             shaper, receivers=InboundRules(log=open_log(), clock=clock), log=open_log(), clock=clock
         )
         decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
@@ -48,11 +48,11 @@ class Host:
 
     def shape(self, *passed: PassedSocket) -> None:
         self._now_s += 10.0
-        self._plant.apply(self._wanted, policy=POLICY, passed=passed, present=frozenset({INTERFACE}))
-        assert self._plant.alarms() == ()
+        self._egress_trees.apply(self._wanted, policy=POLICY, passed=passed, present=frozenset({INTERFACE}))
+        assert self._egress_trees.alarms() == ()
 
     def sent_bytes(self) -> dict[str, int]:
-        counted = self._plant.read(INTERFACE)
+        counted = self._egress_trees.read(INTERFACE)
         assert counted is not None
         return {one.name: one.sent_bytes for one in counted if one.name in CLASS_NAMES}
 

@@ -231,7 +231,7 @@ def test_a_file_whose_close_hangs_holds_its_user_up_and_nobody_else(monkeypatch:
 
 def test_a_closer_that_dies_is_started_again(running: Running, lingering: Lingering) -> None:
     assert running.daemon is not None
-    closing = running.daemon._parts.closing
+    closing = running.daemon._components.closing
     first = closing._process
     assert first is not None
     first.kill()

@@ -242,7 +242,7 @@ def _of_class(known: Sequence[_Known], entry: ClassAllocation, offered_bits_per_
         users=users,
         capacity_bits_per_s=offered_bits_per_s,
     )
-    parts = _parts(known, weights)
+    parts = _components(known, weights)
     total_weight = math.fsum(part for one, part in zip(known, parts, strict=True) if _counts(one))
     made = []
     for one, rate, share, part in zip(known, rates, shares, parts, strict=True):
@@ -285,7 +285,7 @@ def _weights(known: Sequence[_Known]) -> list[float]:
     ]
 
 
-def _parts(known: Sequence[_Known], weights: Sequence[float]) -> list[float]:
+def _components(known: Sequence[_Known], weights: Sequence[float]) -> list[float]:
     """Each job's weight beside all others of its class: its part of its user's, who counts as his heaviest."""
     his: dict[int | None, list[float]] = {}
     for one, weight in zip(known, weights, strict=True):

@@ -99,7 +99,9 @@ class Inflow:
     here_s: float = 0.0  # how long storage waits in the IFB, now
     _here: deque[tuple[Storage, float]] = field(default_factory=deque)
     _passed_bits: float = 0.0
-    _paces: list[tuple[float, float]] = field(default_factory=list)  # (when, bits that had left), as the daemon looks
+    _rate_watch: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # (when, bits that had left), as the daemon looks
 
     def run(self, until_s: float) -> Inflow:
         noise = random.Random(self.seed)
@@ -212,17 +214,17 @@ class Inflow:
         """Whether what leaves crosses what the last decision watches for; a look every `LOOK_S`, while it does."""
         watch = next((watch for decision in self.decisions[-1:] for watch in decision.watches), None)
         if watch is None:
-            self._paces.clear()
-        elif not self._paces or self.now_s >= self._paces[-1][0] + LOOK_S:
-            self._paces = [*self._paces[-1:], (self.now_s, self.training_bits)]
+            self._rate_watch.clear()
+        elif not self._rate_watch or self.now_s >= self._rate_watch[-1][0] + LOOK_S:
+            self._rate_watch = [*self._rate_watch[-1:], (self.now_s, self.training_bits)]
             pace = self._pace_bits_per_s()
             return pace is not None and (pace >= watch.bits_per_s) is watch.rising
         return False
 
     def _pace_bits_per_s(self) -> int | None:
-        if len(self._paces) < 2:
+        if len(self._rate_watch) < 2:
             return None
-        (begun_s, before), (end_s, after) = self._paces
+        (begun_s, before), (end_s, after) = self._rate_watch
         return int((after - before) / (end_s - begun_s))
 
     def _measured(self, came: float, step: int | None, noise_s: float) -> Measurements:
