@@ -72,18 +72,10 @@ def log_events() -> str:
 
 
 def reasons() -> str:
-    """Every reason type of the broker: its stable code, and the first sentence of what its type says."""
-    rows = []
-    for node in _nodes(BROKER, ast.ClassDef):
-        for statement in node.body:
-            if (
-                isinstance(statement, ast.AnnAssign)
-                and ast.unparse(statement.target) == "code"
-                and isinstance(statement.value, ast.Constant)
-                and isinstance(code := statement.value.value, str)
-            ):
-                rows.append((f"`{code}`", _first_sentence(ast.get_docstring(node) or "")))
-    return _table(("code", "what it says"), sorted(set(rows)))
+    """Every reason of the broker: its stable code, and what it means."""
+    from broker.model.reasons import Because
+
+    return _table(("code", "what it says"), sorted((f"`{one.code}`", one.meaning) for one in Because))
 
 
 def http_paths() -> str:
@@ -154,10 +146,6 @@ def _examples(text: str) -> list[str]:
 def _nodes(folder: Path, kind: Any) -> Iterator[Any]:
     for path in sorted(folder.rglob("*.py")):
         yield from (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kind))
-
-
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[.])\s", " ".join(text.split()))[0]
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

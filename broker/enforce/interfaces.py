@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from broker.enforce.egress import EgressTrees
 from broker.enforce.shapes import rules_of, shape_of
 from broker.law.capacity.estimator import line_rate
-from broker.law.sharing.gso import NotInForce
 from broker.measure.interfaces import Links
 from broker.measure.link_events import LinkChanges
-from broker.model import reasons
+from broker.model.reasons import Because
 from broker.model.status_values import SegmentInfo
 from broker.model.values import Alarm, Allocation, JobKey, SegmentAllocation
 from broker.policy.types import Policy
@@ -67,7 +66,7 @@ class ShapedInterfaces:
         for name in self._egress_trees.names & self._chosen.keys():
             state = self._egress_trees.segments(name)
             if state is not None:
-                reason = self._chosen[name].reason if state.note is None else reasons.state(NotInForce(state.note))
+                reason = self._chosen[name].reason if state.note is None else Because.GSO_NOT_IN_FORCE(note=state.note)
                 found[name] = SegmentInfo(state.limit, reason)
         return found
 

@@ -39,7 +39,6 @@ from broker.law.sharing.effective_policy import in_force
 from broker.law.sharing.plan import LENDER, ClassNeeds, ClassPlan, Promises, moves, plan, promises_of, unheld
 from broker.law.sharing.schedule import ActiveSchedule
 from broker.law.state import AppliedState, ClassState, InterfaceState, PresenceState, State
-from broker.model import reasons
 from broker.model.leases import Hold, HoldOutcome
 from broker.model.values import (
     Alarm,
@@ -239,14 +238,14 @@ def _interface(
         direction="egress",
         capacity_bits_per_s=rate,
         capacity_source=estimate.source,
-        capacity_reason=reasons.state(estimate.reason),
+        capacity_reason=estimate.reason,
         classes=tuple(
             _class_allocation(entry, need, observed, read)
             for entry, need, observed in zip(plans, wants, classes, strict=True)
         ),
         destinations=holding_back.destinations,
         presence=call_detector.shown(people, now_s=now_s) if policy.presence.enabled else None,
-        segments=SegmentAllocation(pieces.gso_max_segs, reasons.state(pieces.reason)),
+        segments=SegmentAllocation(pieces.gso_max_segs, pieces.reason),
         open_bits_per_s=elsewhere,
     )
     allocation, job_alarms = jobs.divided(
@@ -325,7 +324,7 @@ def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, 
         throughput_bits_per_s=None if throughput is None else int(throughput),
         backlog_bytes=sample.backlog_bytes + read.elsewhere_bytes * (entry.name == LENDER) if sample else None,
         dropped_packets=sample.dropped_packets if sample else None,
-        reason=reasons.state(entry.reason),
+        reason=entry.reason,
     )
 
 

@@ -8,7 +8,7 @@ from broker.law.capacity import estimator
 from broker.law.sharing import demand, guarantee, storage_needs
 from broker.law.sharing.plan import LENDER, ClassNeeds
 from broker.law.state import ClassState, InterfaceState
-from broker.model import reasons
+from broker.model.reasons import Reason
 from broker.model.values import ClassSample, InterfaceSample
 from broker.policy.types import CLASS_NAMES, ClassPolicy
 
@@ -86,7 +86,7 @@ class Reading:
 
     def needs(
         self, entry: ClassPolicy, guarantee_bits_per_s: int, ceiling_bits_per_s: int, floor_bits_per_s: int, *,
-        limit: reasons.Reasoned | None, announced: list[tuple[int, float]], declared: storage_needs.Declared | None,
+        limit: Reason | None, announced: list[tuple[int, float]], declared: storage_needs.Declared | None,
     ) -> tuple[ClassState, ClassNeeds]:  # fmt: skip
         """Take in a class' counters and say what it needs."""
         sample, observed = self.samples.get(entry.name), self.observed(entry, guarantee_bits_per_s)

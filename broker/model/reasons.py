@@ -1,16 +1,21 @@
-"""Why a figure is what it is: one frozen type a reason, each of which can say itself in a sentence.
+"""Why a figure is what it is: a stable code and a sentence with figures, from one table of templates.
 
-A reason becomes `Reason(code, text)` at the edge of the decision. Codes are stable (scripts and tests look at them);
-texts are for people and may get better. Every code stands in `docs/log/law.md`.
+Codes are stable: scripts and tests look at them. Sentences are for people and may get better. The reference of the
+HTTP socket lists the table.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+import string
+from enum import Enum
+from typing import Final
 
 from msgspec import Struct
 
 from hive_qos.units import format_rate, format_size
+
+RATE_SOURCES: Final = {"configured": "the configured rate", "link": "the link's own speed"}
+"""How a reason names the source of a rate; anything else is a guess."""
 
 
 class Reason(Struct, frozen=True):
@@ -20,398 +25,317 @@ class Reason(Struct, frozen=True):
     text: str
 
 
-class Reasoned(Protocol):
-    """What every reason type offers."""
-
-    code: ClassVar[str]
-
-    def text(self) -> str:
-        """Say the reason in one sentence."""
-        ...
-
-
-def state(reason: Reasoned) -> Reason:
-    """Turn a typed reason into what is shown and recorded."""
-    return Reason(code=reason.code, text=reason.text())
-
-
-class LinkIsFree(Struct, frozen=True):
-    """The class may use everything up to its ceiling; others want less than they are promised."""
-
-    code: ClassVar[str] = "link-is-free"
-    ceiling_bits_per_s: int
-
-    def text(self) -> str:
-        return f"may use all that others leave, up to {format_rate(self.ceiling_bits_per_s)}"
-
-
-class Idle(Struct, frozen=True):
-    """The class sends nothing; its floor is kept for it."""
-
-    code: ClassVar[str] = "idle"
-    floor_bits_per_s: int
-
-    def text(self) -> str:
-        return f"sends nothing; {format_rate(self.floor_bits_per_s)} stay reserved for it"
-
-
-class YieldsToBurst(Struct, frozen=True):
-    """Storage is held back because training announced a burst that needs the link."""
-
-    code: ClassVar[str] = "yields-to-burst"
-    job: str
-    step: int
-    burst_bytes: int
-    remaining_s: float
-
-    def text(self) -> str:
-        return (
-            f"makes room for step {self.step} of job {self.job}: {format_size(self.burst_bytes)} announced, "
-            f"at most {self.remaining_s:.2g} s more"
-        )
-
-
-class ExpectsBurst(Struct, frozen=True):
-    """Storage moves away before a burst that its job has foretold, so that its queues are empty when it begins."""
-
-    code: ClassVar[str] = "expects-burst"
-    job: str
-    in_s: float
-    burst_bytes: int
-    error_s: float
-
-    def text(self) -> str:
-        when = f"due in {1000 * self.in_s:.0f} ms" if self.in_s >= 0 else f"late by {-1000 * self.in_s:.0f} ms"
-        return (
-            f"makes room for the next burst of job {self.job}, {when}: up to {format_size(self.burst_bytes)}; "
-            f"its last forecast was wrong by {1000 * abs(self.error_s):.0f} ms"
-        )
-
-
-class ReplicasAtRisk(Struct, frozen=True):
-    """Storage lends nothing while data has too few copies: its rate is its guarantee, for a bounded time."""
-
-    code: ClassVar[str] = "replicas-at-risk"
-    replicas: int
-    guarantee_bits_per_s: int
-    left_s: float
-
-    def text(self) -> str:
-        return (
-            f"{self.replicas} objects have too few copies: {format_rate(self.guarantee_bits_per_s)} are kept for it "
-            f"also in training's bursts, for {self.left_s:.0f} s more at most"
-        )
-
-
-class CreditOfMeasured(Struct, frozen=True):
-    """An announcement is believed up to twice the largest of the job's last bursts."""
-
-    code: ClassVar[str] = "credit-of-measured"
-    most_bytes: int
-
-    def text(self) -> str:
-        return f"believed up to {format_size(self.most_bytes)}, twice the largest of its last bursts"
-
-
-class CreditOfFirst(Struct, frozen=True):
-    """A job without measured bursts is believed up to what the link carries in two seconds."""
-
-    code: ClassVar[str] = "credit-of-first"
-    most_bytes: int
-
-    def text(self) -> str:
-        return f"its first burst: believed up to {format_size(self.most_bytes)}, what the link carries in 2 s"
-
-
-class CreditLost(Struct, frozen=True):
-    """The job announced bursts that it did not send, so it holds nobody back for a time."""
-
-    code: ClassVar[str] = "credit-lost"
-    left_s: float
-
-    def text(self) -> str:
-        return (
-            f"announced bursts that it did not send; holds nobody back for {self.left_s:.0f} s, or until it sends them"
-        )
-
-
-class NameUnknown(Struct, frozen=True):
-    """The user began too many jobs of new names, or one of his has lost its credit; this one has to be known first."""
-
-    code: ClassVar[str] = "name-unknown"
-    uid: int
-
-    def text(self) -> str:
-        return f"user {self.uid} has used up what new names of jobs are believed; this one is believed once it has sent"
-
-
-class GuaranteeRepaid(Struct, frozen=True):
-    """The class got less than its guarantee over its window, so its rate is raised until it has caught up."""
-
-    code: ClassVar[str] = "guarantee-repaid"
-    received_bits_per_s: int
-    guarantee_bits_per_s: int
-    window_s: float
-
-    def text(self) -> str:
-        return (
-            f"got {format_rate(self.received_bits_per_s)} of its guaranteed {format_rate(self.guarantee_bits_per_s)} "
-            f"over {self.window_s:g} s; its rate is raised until that is made good"
-        )
-
-
-class SharesWhatIsLeft(Struct, frozen=True):
-    """Demand exceeds capacity; the class has its part by weight above the promises."""
-
-    code: ClassVar[str] = "shares-what-is-left"
-    share_bits_per_s: int
-    capacity_bits_per_s: int
-
-    def text(self) -> str:
-        return (
-            f"has more to send than is free; its share is {format_rate(self.share_bits_per_s)} of "
-            f"{format_rate(self.capacity_bits_per_s)}"
-        )
-
-
-class HeldByCeiling(Struct, frozen=True):
-    """The class wants more than the operator's ceiling allows."""
-
-    code: ClassVar[str] = "held-by-ceiling"
-    ceiling_bits_per_s: int
-
-    def text(self) -> str:
-        return f"has more to send; its ceiling is {format_rate(self.ceiling_bits_per_s)}"
-
-
-class LinkRate(Struct, frozen=True):
-    """The capacity is what the operator or the driver says, less the headroom; nothing measured speaks against it, or
-    nothing is measured (`told`)."""
-
-    code: ClassVar[str] = "link-rate"
-    rate_bits_per_s: int
-    source: str
-    reported: bool = True
-
-    def text(self) -> str:
-        where = {"configured": "the configured rate", "link": "the link's own speed"}.get(self.source, "a guess")
-        seen = "no queue seen elsewhere" if self.reported else "queues elsewhere are not measured now"
-        return f"{format_rate(self.rate_bits_per_s)}: {where}, less headroom; {seen}"
-
-
-class CappedByDelay(Struct, frozen=True):
-    """Packets waited in a queue that is not ours while we sent: the bottleneck is elsewhere, and this is what it
-    carries."""
-
-    code: ClassVar[str] = "capped-by-delay"
-    rate_bits_per_s: int
-    excess_s: float
-    baseline_s: float
-
-    def text(self) -> str:
-        return (
-            f"{format_rate(self.rate_bits_per_s)} measured: {1000 * self.excess_s:.0f} ms of queue elsewhere "
-            f"over a round trip of {1000 * self.baseline_s:.0f} ms"
-        )
-
-
-class OneDestination(Struct, frozen=True):
-    """One destination alone says that less is carried: training and storage keep to it, people need not."""
-
-    code: ClassVar[str] = "one-destination"
-    rate_bits_per_s: int
-    base_bits_per_s: int
-
-    def text(self) -> str:
-        rate, base = format_rate(self.rate_bits_per_s), format_rate(self.base_bits_per_s)
-        return (
-            f"{rate} for training and storage: one destination alone tells of a bottleneck elsewhere, which may be its "
-            f"own; class other has what they leave of {base}"
-        )
-
-
-class CappedByLoss(Struct, frozen=True):
-    """Packets were lost on the way, not in our queues."""
-
-    code: ClassVar[str] = "capped-by-loss"
-    rate_bits_per_s: int
-    lost_fraction: float
-
-    def text(self) -> str:
-        return f"{format_rate(self.rate_bits_per_s)} measured: {100 * self.lost_fraction:.1f} % were lost on the way"
-
-
-class Probing(Struct, frozen=True):
-    """The capacity was found lower and is tried upward, step by step, while no queue appears elsewhere."""
-
-    code: ClassVar[str] = "probing"
-    rate_bits_per_s: int
-    base_bits_per_s: int
-
-    def text(self) -> str:
-        rate, base = format_rate(self.rate_bits_per_s), format_rate(self.base_bits_per_s)
-        return f"{rate}: trying more while no queue appears elsewhere, up to {base}"
-
-
-class Draining(Struct, frozen=True):
-    """A queue elsewhere is being emptied: for a moment half of what the bottleneck carries."""
-
-    code: ClassVar[str] = "draining"
-    rate_bits_per_s: int
-    excess_s: float
-
-    def text(self) -> str:
-        rate = format_rate(self.rate_bits_per_s)
-        return f"{rate} for a moment, to empty {1000 * self.excess_s:.0f} ms of queue elsewhere"
-
-
-class SignalsMissing(Struct, frozen=True):
-    """Nothing tells how the path does; the last safe capacity stands."""
-
-    code: ClassVar[str] = "signals-missing"
-    rate_bits_per_s: int
-
-    def text(self) -> str:
-        return f"{format_rate(self.rate_bits_per_s)}: the last safe rate; no fresh measurement of the path"
-
-
-class WayOutUnheard(Struct, frozen=True):
-    """For a minute the shaper was the limit and nobody told how the path does; what was found is forgotten in steps."""
-
-    code: ClassVar[str] = "way-out-unheard"
-    rate_bits_per_s: int
-    base_bits_per_s: int
-
-    def text(self) -> str:
-        rate, base = format_rate(self.rate_bits_per_s), format_rate(self.base_bits_per_s)
-        return (
-            f"{rate}: nobody has told for a minute how the path does, so that more is tried, step by step, up to {base}"
-        )
-
-
-class DelayNotOurs(Struct, frozen=True):
-    """Delay stayed when our rate was cut several times, so it is not our doing; the rate was given back."""
-
-    code: ClassVar[str] = "delay-not-ours"
-    rate_bits_per_s: int
-
-    def text(self) -> str:
-        return f"{format_rate(self.rate_bits_per_s)}: delay does not follow our rate, so it is not taken for our queue"
-
-
-class HeldBySchedule(Struct, frozen=True):
-    """The class wants more, but its ceiling is a schedule's."""
-
-    code: ClassVar[str] = "held-by-schedule"
-    ceiling_bits_per_s: int
-    schedule: str
-    until: str | None
-
-    def text(self) -> str:
-        ceiling, end = format_rate(self.ceiling_bits_per_s), f"until {self.until}" if self.until else "always"
-        return f"has more to send; its ceiling is {ceiling} by schedule {self.schedule}, {end}"
-
-
-class HeldByPresence(Struct, frozen=True):
-    """The class wants more, but somebody is on a call."""
-
-    code: ClassVar[str] = "held-by-presence"
-    ceiling_bits_per_s: int
-
-    def text(self) -> str:
-        return f"has more to send; its ceiling is {format_rate(self.ceiling_bits_per_s)} while somebody is on a call"
-
-
-class OnACall(Struct, frozen=True):
-    """The people's class has sent a steady stream of packets of a call's size."""
-
-    code: ClassVar[str] = "on-a-call"
-    packets_per_s: int
-    packet_bytes: int
-
-    def text(self) -> str:
-        return f"{self.packets_per_s} packets of {self.packet_bytes} bytes a second, steadily: taken for a call"
-
-
-class CallNotOver(Struct, frozen=True):
-    """There was a call a moment ago; it may be a pause."""
-
-    code: ClassVar[str] = "call-not-over"
-    for_s: float
-
-    def text(self) -> str:
-        return f"taken for a call until {self.for_s:.0f} s ago; that may be a pause"
-
-
-class NoCall(Struct, frozen=True):
-    """The people's class sends nothing that looks like a call."""
-
-    code: ClassVar[str] = "no-call"
-
-    def text(self) -> str:
-        return "nothing that looks like a call"
-
-
-class PresenceUnknown(Struct, frozen=True):
-    """The people's class was not counted."""
-
-    code: ClassVar[str] = "presence-unknown"
-
-    def text(self) -> str:
-        return "packets of the class are not counted"
-
-
-class JobIdle(Struct, frozen=True):
-    """The job, or the connection, sends nothing."""
-
-    code: ClassVar[str] = "idle"
-
-    def text(self) -> str:
-        return "sends nothing"
-
-
-class GetsWhatItWants(Struct, frozen=True):
-    """The job, or the connection, wants less than its part."""
-
-    code: ClassVar[str] = "gets-what-it-wants"
-    share_bits_per_s: int
-
-    def text(self) -> str:
-        return f"sends all that it has, up to {format_rate(self.share_bits_per_s)}: less than its share"
-
-
-class SharesItsClass(Struct, frozen=True):
-    """The jobs of a class want more than it has; the job gets its part of its user's, by weight."""
-
-    code: ClassVar[str] = "shares-its-class"
-    share_bits_per_s: int
-    offered_bits_per_s: int
-    weight: float
-    total_weight: float
-
-    def text(self) -> str:
-        share, offered = format_rate(self.share_bits_per_s), format_rate(self.offered_bits_per_s)
-        return f"{share} of the {offered} of its class, by weight {self.weight:.3g} of {self.total_weight:.3g}"
-
-
-class JobGuaranteed(Struct, frozen=True):
-    """By weight the job would get less than it is promised."""
-
-    code: ClassVar[str] = "job-guaranteed"
-    share_bits_per_s: int
-    guarantee_bits_per_s: int
-
-    def text(self) -> str:
-        share, promised = format_rate(self.share_bits_per_s), format_rate(self.guarantee_bits_per_s)
-        return f"{share}: it is promised {promised}, more than its weight would bring"
-
-
-class SharesItsJob(Struct, frozen=True):
-    """The connections of a job want more than it has; each gets the same."""
-
-    code: ClassVar[str] = "shares-its-job"
-    share_bits_per_s: int
-    flows: int
-
-    def text(self) -> str:
-        return f"{format_rate(self.share_bits_per_s)}: its job's share, divided among {self.flows} that send"
+class Because(Enum):
+    """The table: each member has a code, what the code means, and the template of its sentence.
+
+    A call gives the reason: `Because.IDLE(floor_bits_per_s=2_000_000)`. A value whose name ends with `bits_per_s` or
+    `bytes` is shown in its unit; a format of its own comes first, `ms` and `percent` among them.
+    """
+
+    # --- classes of an interface ----------------------------------------------------------------------------------
+    LINK_IS_FREE = (
+        "link-is-free",
+        "The class may use everything up to its ceiling; others want less than they are promised.",
+        "may use all that others leave, up to {ceiling_bits_per_s}",
+    )
+    IDLE = (
+        "idle",
+        "The class sends nothing; its floor is kept for it.",
+        "sends nothing; {floor_bits_per_s} stay reserved for it",
+    )
+    YIELDS_TO_BURST = (
+        "yields-to-burst",
+        "Storage is held back because training announced a burst that needs the link.",
+        "makes room for step {step} of job {job}: {burst_bytes} announced, at most {remaining_s:.2g} s more",
+    )
+    EXPECTS_BURST = (
+        "expects-burst",
+        "Storage is held back before a burst that its job forecast, so that queues are empty when it begins.",
+        "makes room for the next burst of job {job}, {when}: up to {burst_bytes}; its last forecast was wrong by "
+        "{error_s:ms}",
+    )
+    REPLICAS_AT_RISK = (
+        "replicas-at-risk",
+        "Storage lends nothing while data has too few copies: its rate is its guarantee, for a bounded time.",
+        "{replicas} objects have too few copies: {guarantee_bits_per_s} are kept for it also in training's bursts, "
+        "for {left_s:.0f} s more at most",
+    )
+    GUARANTEE_REPAID = (
+        "guarantee-repaid",
+        "The class got less than its guarantee over its window, so its rate is raised until it has caught up.",
+        "got {received_bits_per_s} of its guaranteed {guarantee_bits_per_s} over {window_s:g} s; its rate is raised "
+        "until that is made good",
+    )
+    SHARES_WHAT_IS_LEFT = (
+        "shares-what-is-left",
+        "Demand exceeds capacity; the class has its part by weight above the promises.",
+        "has more to send than is free; its share is {share_bits_per_s} of {capacity_bits_per_s}",
+    )
+    HELD_BY_CEILING = (
+        "held-by-ceiling",
+        "The class wants more than the operator's ceiling allows.",
+        "has more to send; its ceiling is {ceiling_bits_per_s}",
+    )
+    HELD_BY_SCHEDULE = (
+        "held-by-schedule",
+        "The class wants more, but its ceiling is a schedule's.",
+        "has more to send; its ceiling is {ceiling_bits_per_s} by schedule {schedule}, {end}",
+    )
+    HELD_BY_PRESENCE = (
+        "held-by-presence",
+        "The class wants more, but somebody is on a call.",
+        "has more to send; its ceiling is {ceiling_bits_per_s} while somebody is on a call",
+    )
+
+    # --- credit of an announced burst -----------------------------------------------------------------------------
+    CREDIT_OF_MEASURED = (
+        "credit-of-measured",
+        "An announcement is believed up to twice the largest of the job's last bursts.",
+        "believed up to {most_bytes}, twice the largest of its last bursts",
+    )
+    CREDIT_OF_FIRST = (
+        "credit-of-first",
+        "A job without measured bursts is believed up to what the link carries in two seconds.",
+        "its first burst: believed up to {most_bytes}, what the link carries in 2 s",
+    )
+    CREDIT_LOST = (
+        "credit-lost",
+        "The job announced bursts that it did not send, so it holds nobody back for a time.",
+        "announced bursts that it did not send; holds nobody back for {left_s:.0f} s, or until it sends them",
+    )
+    NAME_UNKNOWN = (
+        "name-unknown",
+        "The user began too many jobs of new names, or one of his has lost its credit; this one has to be known first.",
+        "user {uid} has used up what new names of jobs are believed; this one is believed once it has sent",
+    )
+
+    # --- capacity outbound ----------------------------------------------------------------------------------------
+    LINK_RATE = (
+        "link-rate",
+        "The capacity is what the operator or the driver says, less the headroom; nothing measured speaks against it.",
+        "{rate_bits_per_s}: {source}, less headroom; {seen}",
+    )
+    CAPPED_BY_DELAY = (
+        "capped-by-delay",
+        "Packets waited in a queue that is not ours while we sent: the bottleneck is elsewhere.",
+        "{rate_bits_per_s} measured: {excess_s:ms} of queue elsewhere over a round trip of {baseline_s:ms}",
+    )
+    ONE_DESTINATION = (
+        "one-destination",
+        "One destination alone shows that less is carried: training and storage keep to it, people need not.",
+        "{rate_bits_per_s} for training and storage: one destination alone shows a bottleneck elsewhere, which may be "
+        "its own; class other has what they leave of {base_bits_per_s}",
+    )
+    CAPPED_BY_LOSS = (
+        "capped-by-loss",
+        "Packets were lost on the path, not in our queues.",
+        "{rate_bits_per_s} measured: {lost_fraction:percent} were lost on the path",
+    )
+    PROBING = (
+        "probing",
+        "The capacity was found lower and is tried upward, step by step, while no queue appears elsewhere.",
+        "{rate_bits_per_s}: trying more while no queue appears elsewhere, up to {base_bits_per_s}",
+    )
+    DRAINING = (
+        "draining",
+        "A queue elsewhere is being emptied: for a moment half of what the bottleneck carries.",
+        "{rate_bits_per_s} for a moment, to empty {excess_s:ms} of queue elsewhere",
+    )
+    SIGNALS_MISSING = (
+        "signals-missing",
+        "Nothing measures the path; the last safe capacity stands.",
+        "{rate_bits_per_s}: the last safe rate; no fresh measurement of the path",
+    )
+    WAY_OUT_UNHEARD = (
+        "way-out-unheard",
+        "For a minute the shaper was the limit and nothing measured the path; the capacity is tried upward in steps.",
+        "{rate_bits_per_s}: no measurement of the path for a minute, so more is tried, step by step, up to "
+        "{base_bits_per_s}",
+    )
+    DELAY_NOT_OURS = (
+        "delay-not-ours",
+        "Delay stayed when our rate was cut several times, so it is not our doing; the rate was given back.",
+        "{rate_bits_per_s}: delay does not follow our rate, so it is not taken for our queue",
+    )
+
+    # --- capacity inbound -----------------------------------------------------------------------------------------
+    INGRESS_UNKNOWN = (
+        "ingress-unknown",
+        "Nobody says what the link carries inbound, and no queue has shown it yet.",
+        "the driver names no inbound speed, and none was measured; write `ingress` with a rate",
+    )
+    WAY_IN_UNHEARD = (
+        "way-in-unheard",
+        "Fewer than two senders report how long their packets take to us, so what is configured counts.",
+        "{rate_bits_per_s}: {source}, less headroom; not measured: {heard} of the 2 senders needed report how long "
+        "their packets take to us",
+    )
+    QUEUE_ON_THE_WAY_IN = (
+        "queue-on-the-way-in",
+        "Packets of several senders waited in front of our link: what came meanwhile is what it carries.",
+        "{rate_bits_per_s}, less headroom, came in while packets of {senders} senders waited {excess_s:ms} in front "
+        "of our link",
+    )
+    WAY_IN_DRAINING = (
+        "way-in-draining",
+        "Storage is held to half for a moment, so that a queue in front of our link goes away.",
+        "half of {rate_bits_per_s}, until a queue of {excess_s:ms} in front of our link is empty",
+    )
+    WAY_IN_PROBING = (
+        "way-in-probing",
+        "The link was found to carry less inbound; more is let in as long as no queue shows.",
+        "{rate_bits_per_s}: more is let in, up to {base_bits_per_s}, as long as nobody sees a queue",
+    )
+
+    # --- storage that we ask senders to hold back -----------------------------------------------------------------
+    NOTHING_TO_PROTECT = (
+        "nothing-to-protect",
+        "No training has been announced or seen lately, so nobody is asked to hold anything back.",
+        "no training was announced or seen lately: nobody is asked to hold storage back",
+    )
+    LEAVES_ROOM = (
+        "leaves-room",
+        "Storage may send what the link towards us has left, and a little less, so that no queue stands there.",
+        "may send {rate_bits_per_s} towards us, what others leave of {capacity_bits_per_s}: so no queue stands there "
+        "when a burst begins",
+    )
+    BURST_COMES = (
+        "burst-comes",
+        "A burst of training comes in; storage keeps its floor, or what that training has never used.",
+        "step {step} of job {job} comes in: storage sends us at most {rate_bits_per_s}",
+    )
+    BURST_SEEN = (
+        "burst-seen",
+        "Training comes in that announced nothing; storage keeps its guarantee, or what that training does not use.",
+        "training that announces nothing comes in: storage sends us at most {rate_bits_per_s}",
+    )
+    OWED_ON_THE_WAY_IN = (
+        "owed-on-the-way-in",
+        "Storage got less than its inbound guarantee over its window, so it yields less.",
+        "got less than its guarantee over {window_s:g} s inbound, so it may send {rate_bits_per_s} until that is made "
+        "good",
+    )
+
+    # --- storage that others ask us to hold back ------------------------------------------------------------------
+    HELD_FOR_PEER = (
+        "held-for-peer",
+        "Another broker has asked us to hold storage back towards it, and we do.",
+        "{peer} asked for at most {rate_bits_per_s} towards it",
+    )
+    HELD_AT_FLOOR = (
+        "held-at-floor",
+        "Another broker has asked for less than the floor; the floor holds at every moment.",
+        "{peer} asked for at most {asked_bits_per_s} towards it; the floor of {floor_bits_per_s} holds",
+    )
+    HOLD_RAISED = (
+        "hold-raised",
+        "A hold would break storage's guarantee over its window: more is sent than was asked for.",
+        "{peer} asked for at most {asked_bits_per_s}, but storage is owed {promise_bits_per_s} there over "
+        "{window_s:g} s",
+    )
+    HOLD_RAISED_AT_RISK = (
+        "hold-raised-at-risk",
+        "Storage has objects with too few copies: it keeps its guarantee at every moment, whoever asks.",
+        "{peer} asked for at most {asked_bits_per_s}, but {replicas} objects have too few copies, and storage keeps "
+        "its guarantee of {promise_bits_per_s} there meanwhile",
+    )
+    HOLD_REFUSED = ("hold-refused", "A hold is not kept at all.", "{why}")
+    HOLD_OVER = (
+        "hold-over",
+        "The lease has ended; its leaf is kept for a moment, so that what waits there keeps its order.",
+        "nobody holds it back any more",
+    )
+
+    # --- jobs and connections -------------------------------------------------------------------------------------
+    JOB_IDLE = ("idle", "The job, or the connection, sends nothing.", "sends nothing")
+    GETS_WHAT_IT_WANTS = (
+        "gets-what-it-wants",
+        "The job, or the connection, wants less than its part.",
+        "sends all that it has, up to {share_bits_per_s}: less than its share",
+    )
+    SHARES_ITS_CLASS = (
+        "shares-its-class",
+        "The jobs of a class want more than it has; the job gets its part of its user's, by weight.",
+        "{share_bits_per_s} of the {offered_bits_per_s} of its class, by weight {weight:.3g} of {total_weight:.3g}",
+    )
+    JOB_GUARANTEED = (
+        "job-guaranteed",
+        "By weight the job would get less than it is promised.",
+        "{share_bits_per_s}: it is promised {guarantee_bits_per_s}, more than its weight would bring",
+    )
+    SHARES_ITS_JOB = (
+        "shares-its-job",
+        "The connections of a job want more than it has; each gets the same.",
+        "{share_bits_per_s}: its job's share, divided among {flows} that send",
+    )
+
+    # --- calls of people ------------------------------------------------------------------------------------------
+    ON_A_CALL = (
+        "on-a-call",
+        "The people's class has sent a steady stream of packets of a call's size.",
+        "{packets_per_s} packets of {packet_bytes:d} bytes a second, steadily: taken for a call",
+    )
+    CALL_NOT_OVER = (
+        "call-not-over",
+        "There was a call a moment ago; it may be a pause.",
+        "taken for a call until {for_s:.0f} s ago; that may be a pause",
+    )
+    NO_CALL = ("no-call", "The people's class sends nothing that looks like a call.", "nothing that looks like a call")
+    PRESENCE_UNKNOWN = (
+        "presence-unknown",
+        "The people's class was not counted.",
+        "packets of the class are not counted",
+    )
+
+    # --- segments of a piece --------------------------------------------------------------------------------------
+    GSO_PIECE_TIME = (
+        "gso-piece-time",
+        "So many segments pass in this time.",
+        "{segments} segments in one piece take {piece_ms:.2g} ms at {rate_bits_per_s}",
+    )
+    GSO_FAST_ENOUGH = (
+        "gso-fast-enough",
+        "The largest piece that TCP builds passes in time.",
+        "64 KiB in one piece take {piece_ms:.2g} ms at {rate_bits_per_s}; the device's own limit stands",
+    )
+    GSO_OFF = (
+        "gso-off",
+        "Policy says so.",
+        'gso_max_segs = "off" in the configuration; the device\'s own limit stands',
+    )
+    GSO_NOT_IN_FORCE = ("gso-not-in-force", "The kernel side left another limit than the chosen one.", "{note}")
+
+    def __init__(self, code: str, meaning: str, sentence: str) -> None:
+        self.code, self.meaning = code, meaning
+        self.values = tuple(name for _, name, _, _ in string.Formatter().parse(sentence) if name)
+        """What the sentence has to be called with."""
+        self._sentence = sentence
+
+    def __call__(self, **values: object) -> Reason:
+        """Give the reason with its figures, which are `values` by name."""
+        return Reason(self.code, self._sentence.format(**{name: _Shown(name, values[name]) for name in self.values}))
+
+
+def source_of(rate_source: str) -> str:
+    """Say where a rate comes from that nothing measured."""
+    return RATE_SOURCES.get(rate_source, "a guess")
+
+
+class _Shown:
+    """A value of a sentence, which knows how to format itself by its name."""
+
+    def __init__(self, name: str, value: object) -> None:
+        self._name, self._value = name, value
+
+    def __format__(self, spec: str) -> str:
+        value = self._value
+        if isinstance(value, int | float):
+            if spec == "ms":
+                return f"{1000 * abs(value):.0f} ms"
+            if spec == "percent":
+                return f"{100 * value:.1f} %"
+            if not spec and self._name.endswith("bits_per_s"):
+                return format_rate(value)
+            if not spec and self._name.endswith("bytes"):
+                return format_size(value)
+        return format(value, spec)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from broker.law.bursts import credit, forecast
 from broker.law.state import BurstState, InterfaceState, JobState
-from broker.model import reasons
+from broker.model.reasons import Because, Reason
 from broker.model.values import Burst, Credit, InterfaceSample
 
 USED_MIN, START_S = 0.3, 0.3
@@ -53,9 +53,11 @@ class ActiveBurst(Struct, frozen=True):
     age_s: float
     uid: int = 0
 
-    def reason(self) -> reasons.Reasoned:
+    def reason(self) -> Reason:
         """Why storage waits."""
-        return reasons.YieldsToBurst(self.job, self.step, self.credited_bytes, self.remaining_s)
+        return Because.YIELDS_TO_BURST(
+            job=self.job, step=self.step, burst_bytes=self.credited_bytes, remaining_s=self.remaining_s
+        )
 
 
 def follow(
@@ -180,7 +182,7 @@ def credits(interface: str, state: InterfaceState, *, now_s: float) -> tuple[Cre
     return tuple(
         Credit(
             interface, burst.job, burst.step, burst.credited_bytes, burst.uid,
-            reasons.state(_why(burst, state.jobs, now_s=now_s)),
+            _why(burst, state.jobs, now_s=now_s),
         )
         for burst in state.bursts
     )  # fmt: skip
@@ -197,15 +199,15 @@ def of_each_user(entries: Iterable[OfUser], *, each: int, most: int) -> list[OfU
     return found[:most]
 
 
-def _why(burst: BurstState, jobs: Sequence[JobState], *, now_s: float) -> reasons.Reasoned:
+def _why(burst: BurstState, jobs: Sequence[JobState], *, now_s: float) -> Reason:
     if burst.withheld == credit.LOST:
         until_s = max((job.barred_until_s for job in jobs if (job.uid, job.job) == (burst.uid, burst.job)), default=0.0)
-        return reasons.CreditLost(max(0.0, until_s - now_s))
+        return Because.CREDIT_LOST(left_s=max(0.0, until_s - now_s))
     if burst.withheld == credit.UNKNOWN:
-        return reasons.NameUnknown(burst.uid)
+        return Because.NAME_UNKNOWN(uid=burst.uid)
     if burst.first:
-        return reasons.CreditOfFirst(burst.claim_bytes_max)
-    return reasons.CreditOfMeasured(burst.claim_bytes_max)
+        return Because.CREDIT_OF_FIRST(most_bytes=burst.claim_bytes_max)
+    return Because.CREDIT_OF_MEASURED(most_bytes=burst.claim_bytes_max)
 
 
 def _admitted(bursts: Sequence[Burst]) -> list[Burst]:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from broker.law.bursts.credit import CREDIT_FACTOR, is_barred
 from broker.law.state import JobState
-from broker.model import reasons
+from broker.model.reasons import Because, Reason
 from broker.model.values import Burst, FlowSample
 
 GOOD_IN_A_ROW = 3
@@ -47,9 +47,10 @@ class ExpectedBurst(Struct, frozen=True):
     credited_bytes: int
     error_s: float
 
-    def reason(self) -> reasons.Reasoned:
+    def reason(self) -> Reason:
         """Why storage waits."""
-        return reasons.ExpectsBurst(self.job, self.in_s, self.credited_bytes, self.error_s)
+        when = f"due in {1000 * self.in_s:.0f} ms" if self.in_s >= 0 else f"late by {-1000 * self.in_s:.0f} ms"
+        return Because.EXPECTS_BURST(job=self.job, when=when, burst_bytes=self.credited_bytes, error_s=self.error_s)
 
 
 def begun(job: JobState, *, at_s: float) -> JobState:

@@ -62,7 +62,7 @@ from broker.law.capacity.probe import (
     raised,
 )
 from broker.law.state import CapacityState
-from broker.model import reasons
+from broker.model.reasons import Because, Reason, source_of
 from broker.model.values import ClassSample, FlowSample, InterfaceSample
 from broker.policy.types import InterfacePolicy
 
@@ -120,7 +120,7 @@ class CapacityEstimate(Struct, frozen=True):
     state: CapacityState
     rate_bits_per_s: int
     source: str
-    reason: reasons.Reasoned
+    reason: Reason
     fallback: bool
     unsettled: bool
     excess_s: float = 0.0
@@ -170,7 +170,7 @@ def estimate(
     rate, source = base
     state = nominal_rate.outbound(state, rate, now_s=now_s)
     if counters is None or counters.elapsed_s <= 0:
-        return _give(state, source, reasons.SignalsMissing(state.rate_bits_per_s), now_s=now_s)
+        return _give(state, source, Because.SIGNALS_MISSING(rate_bits_per_s=state.rate_bits_per_s), now_s=now_s)
     shaper = _shaper_rate(state, now_s=now_s - counters.elapsed_s)
     load = math.fsum(counters.sent_bits) / counters.elapsed_s / shaper
     seen = signals.observe(
@@ -274,27 +274,34 @@ def _shaper_rate(state: CapacityState, *, now_s: float) -> int:
     return max(least(state), int(DRAIN_FACTOR * rate)) if now_s < state.drain_until_s else rate
 
 
-def _reason(state: CapacityState, now: signals.Signals, source: str, *, now_s: float) -> reasons.Reasoned:
+def _reason(state: CapacityState, now: signals.Signals, source: str, *, now_s: float) -> Reason:
     rate = _shaper_rate(state, now_s=now_s)
     if now_s < state.drain_until_s:
-        return reasons.Draining(rate, state.moved_excess_s)
+        return Because.DRAINING(rate_bits_per_s=rate, excess_s=state.moved_excess_s)
     if now_s < state.ignore_delay_until_s:
-        return reasons.DelayNotOurs(rate)
+        return Because.DELAY_NOT_OURS(rate_bits_per_s=rate)
     if state.rate_bits_per_s >= state.base_bits_per_s:
-        return reasons.LinkRate(rate, source, reported=now.excess_s is not None)
+        seen = "queues elsewhere are not measured now" if now.excess_s is None else "no queue seen elsewhere"
+        return Because.LINK_RATE(rate_bits_per_s=rate, source=source_of(source), seen=seen)
     if now.flows == 0:
         forgets = state.changed_by == FORGETTING or state.unheard_s >= UNHEARD_S
-        return reasons.WayOutUnheard(rate, state.base_bits_per_s) if forgets else reasons.SignalsMissing(rate)
+        return (
+            Because.WAY_OUT_UNHEARD(rate_bits_per_s=rate, base_bits_per_s=state.base_bits_per_s)
+            if forgets
+            else Because.SIGNALS_MISSING(rate_bits_per_s=rate)
+        )
     if state.one_destination:
-        return reasons.OneDestination(rate, state.base_bits_per_s)
+        return Because.ONE_DESTINATION(rate_bits_per_s=rate, base_bits_per_s=state.base_bits_per_s)
     if state.changed_by == "loss":
-        return reasons.CappedByLoss(rate, now.lost_fraction)
+        return Because.CAPPED_BY_LOSS(rate_bits_per_s=rate, lost_fraction=now.lost_fraction)
     if state.changed_by in ("raise", FORGETTING):
-        return reasons.Probing(rate, state.base_bits_per_s)
-    return reasons.CappedByDelay(rate, state.moved_excess_s, state.moved_baseline_s)
+        return Because.PROBING(rate_bits_per_s=rate, base_bits_per_s=state.base_bits_per_s)
+    return Because.CAPPED_BY_DELAY(
+        rate_bits_per_s=rate, excess_s=state.moved_excess_s, baseline_s=state.moved_baseline_s
+    )
 
 
-def _give(state: CapacityState, source: str, reason: reasons.Reasoned, *, now_s: float) -> CapacityEstimate:
+def _give(state: CapacityState, source: str, reason: Reason, *, now_s: float) -> CapacityEstimate:
     measured = state.rate_bits_per_s < state.base_bits_per_s
     rate = _shaper_rate(state, now_s=now_s)
     unsettled = measured and state.changed_by in (*CUTS, "raise", FORGETTING) and now_s - state.changed_s < UNSETTLED_S

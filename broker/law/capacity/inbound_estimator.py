@@ -44,7 +44,7 @@ from broker.law.capacity.estimator import BASE_BITS_PER_S_MIN, FALLBACK_BITS_PER
 from broker.law.capacity.inbound_delay import NOTHING_HERE, VOICES_MIN, OutboundState, Verdict
 from broker.law.capacity.inbound_state import InboundCapacityState
 from broker.law.capacity.probe import PROBE_DELAY_S, PROBE_STEP_MAX
-from broker.model import inbound_reasons, reasons
+from broker.model.reasons import Because, Reason, source_of
 from broker.model.values import FlowSample, InterfaceSample, SenderSample
 from broker.policy.types import InterfacePolicy
 
@@ -96,7 +96,7 @@ class InboundEstimate(Struct, frozen=True):
     state: InboundCapacityState
     rate_bits_per_s: int
     source: str
-    reason: reasons.Reasoned
+    reason: Reason
     draining: bool
 
 
@@ -317,18 +317,18 @@ def _forgotten(state: InboundCapacityState, *, now_s: float) -> InboundCapacityS
     return replace(state, rate_bits_per_s=state.base_bits_per_s, changed_s=now_s, changed_by="forgotten", heard_s=now_s)
 
 
-def _reason(state: InboundCapacityState, said: Verdict, source: str, *, now_s: float) -> reasons.Reasoned:
+def _reason(state: InboundCapacityState, said: Verdict, source: str, *, now_s: float) -> Reason:
     rate = int(HEADROOM * state.rate_bits_per_s)
     if now_s < state.drain_until_s:
-        return inbound_reasons.DrainsInboundQueue(rate, state.excess_s)
+        return Because.WAY_IN_DRAINING(rate_bits_per_s=rate, excess_s=state.excess_s)
     if now_s < state.ignore_delay_until_s:
-        return reasons.DelayNotOurs(rate)
+        return Because.DELAY_NOT_OURS(rate_bits_per_s=rate)
     if state.rate_bits_per_s < state.base_bits_per_s:
         if state.changed_by == "raise":
-            return inbound_reasons.ProbesInbound(rate, int(HEADROOM * state.base_bits_per_s))
-        return inbound_reasons.InboundQueue(rate, state.excess_s, state.senders_seen)
+            return Because.WAY_IN_PROBING(rate_bits_per_s=rate, base_bits_per_s=int(HEADROOM * state.base_bits_per_s))
+        return Because.QUEUE_ON_THE_WAY_IN(rate_bits_per_s=rate, excess_s=state.excess_s, senders=state.senders_seen)
     if source == "fallback":
-        return inbound_reasons.IngressUnknown()
+        return Because.INGRESS_UNKNOWN()
     if said.heard < VOICES_MIN:
-        return inbound_reasons.InboundSignalsMissing(rate, source, said.heard)
-    return reasons.LinkRate(rate, source)
+        return Because.WAY_IN_UNHEARD(rate_bits_per_s=rate, source=source_of(source), heard=said.heard)
+    return Because.LINK_RATE(rate_bits_per_s=rate, source=source_of(source), seen="no queue seen elsewhere")

@@ -36,8 +36,8 @@ from broker.law.sharing import guarantee
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN
 from broker.law.sharing.plan import promises
 from broker.law.state import SignalState
-from broker.model import inbound_reasons, reasons
 from broker.model.leases import HELD_CLASS, LEASE_S_MAX, HoldOutcome, Lease
+from broker.model.reasons import Because, Reason
 from broker.model.values import DestinationAllocation, DestinationSample, FlowSample
 from broker.policy.types import ClassPolicy
 
@@ -158,7 +158,7 @@ def decide_held(
     )
     served = order[:DESTINATIONS_MAX]
     for address in order[DESTINATIONS_MAX:]:
-        full = inbound_reasons.HoldRefused(f"{DESTINATIONS_MAX} destinations are held back already")
+        full = Because.HOLD_REFUSED(why=f"{DESTINATIONS_MAX} destinations are held back already")
         verdicts += [_verdict(lease, capacity_bits_per_s, full, granted=False) for lease in _of(address, leases)]
     after, destinations = [], []
     for address in sorted(served):
@@ -172,9 +172,7 @@ def decide_held(
         entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)
         rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s, replicas=replicas)
         floor = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s)).floor
-        destinations.append(
-            DestinationAllocation(address, HELD_CLASS, max(1, min(rate, floor)), max(1, rate), reasons.state(why))
-        )
+        destinations.append(DestinationAllocation(address, HELD_CLASS, max(1, min(rate, floor)), max(1, rate), why))
         if address in asked:
             entry = replace(entry, seen_s=now_s)
             verdicts += [_verdict(lease, rate, why, granted=True) for lease in _of(address, leases)]
@@ -208,11 +206,11 @@ def _of(address: str, leases: Sequence[Lease]) -> list[Lease]:
     return [lease for lease in leases if lease.address == address and _refusal(lease) is None]
 
 
-def _refusal(lease: Lease) -> inbound_reasons.HoldRefused | None:
+def _refusal(lease: Lease) -> Reason | None:
     if lease.traffic_class != HELD_CLASS:
-        return inbound_reasons.HoldRefused(f"only {HELD_CLASS} may be held back from outside")
+        return Because.HOLD_REFUSED(why=f"only {HELD_CLASS} may be held back from outside")
     if not 0 < lease.remaining_s <= LEASE_S_MAX or lease.rate_bits_per_s < 0 or lease.capacity_bits_per_s <= 0:
-        return inbound_reasons.HoldRefused(f"a lease has a rate, a capacity, and at most {LEASE_S_MAX:g} s")
+        return Because.HOLD_REFUSED(why=f"a lease has a rate, a capacity, and at most {LEASE_S_MAX:g} s")
     return None
 
 
@@ -274,27 +272,37 @@ def _count(
 
 def _rate(
     entry: HeldState, lease: Lease | None, storage: ClassPolicy, capacity_bits_per_s: int, *, replicas: int
-) -> tuple[int, reasons.Reasoned]:
+) -> tuple[int, Reason]:
     """What may go there, and why."""
     ceiling = promises(storage, capacity_bits_per_s).ceiling
     if lease is None:
-        return ceiling, inbound_reasons.HoldOver()
+        return ceiling, Because.HOLD_OVER()
     own = promises(storage, _link(entry, lease, capacity_bits_per_s))
     window_s = storage.guarantee_window_s
     floor = max(own.floor, RATE_BITS_PER_S_MIN)
     asked = lease.rate_bits_per_s
     due = guarantee.repay_rate_bits_per_s(entry.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
-    why: reasons.Reasoned
+    why: Reason
     if replicas and own.guarantee > max(asked, floor, due):
-        rate, why = own.guarantee, inbound_reasons.HoldRaisedAtRisk(lease.peer, asked, own.guarantee, replicas)
+        rate, why = (
+            own.guarantee,
+            Because.HOLD_RAISED_AT_RISK(
+                peer=lease.peer, asked_bits_per_s=asked, promise_bits_per_s=own.guarantee, replicas=replicas
+            ),
+        )
     elif due > max(asked, floor):
-        rate, why = due, inbound_reasons.HoldRaised(lease.peer, asked, own.guarantee, window_s)
+        rate, why = (
+            due,
+            Because.HOLD_RAISED(
+                peer=lease.peer, asked_bits_per_s=asked, promise_bits_per_s=own.guarantee, window_s=window_s
+            ),
+        )
     elif asked < floor:
-        rate, why = floor, inbound_reasons.HeldAtFloor(lease.peer, asked, floor)
+        rate, why = floor, Because.HELD_AT_FLOOR(peer=lease.peer, asked_bits_per_s=asked, floor_bits_per_s=floor)
     else:
-        rate, why = asked, inbound_reasons.HeldForPeer(lease.peer, asked)
+        rate, why = asked, Because.HELD_FOR_PEER(peer=lease.peer, rate_bits_per_s=asked)
     return min(rate, ceiling), why
 
 
-def _verdict(lease: Lease, rate: int, why: reasons.Reasoned, *, granted: bool) -> HoldOutcome:
-    return HoldOutcome(lease.peer, lease.address, lease.number, granted, rate, reasons.state(why))
+def _verdict(lease: Lease, rate: int, why: Reason, *, granted: bool) -> HoldOutcome:
+    return HoldOutcome(lease.peer, lease.address, lease.number, granted, rate, why)

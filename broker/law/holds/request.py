@@ -36,8 +36,8 @@ from broker.law.sharing import guarantee
 from broker.law.sharing.plan import LENDER, Promises, promises
 from broker.law.sharing.water_filling import Claim, allocate
 from broker.law.state import BurstState
-from broker.model import inbound_reasons, reasons
 from broker.model.leases import Hold
+from broker.model.reasons import Because, Reason
 from broker.model.values import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
 from broker.policy.types import InterfacePolicy, Policy
 
@@ -127,7 +127,7 @@ def decide_ingress(
         now_s=now_s,
     )  # fmt: skip
     if source == "fallback":
-        allowance, why = None, inbound_reasons.IngressUnknown()
+        allowance, why = None, Because.INGRESS_UNKNOWN()
     allowed = _divide(state.senders, reported, allowance, own.floor, in_kernel=in_kernel)
     state = replace(
         state,
@@ -190,28 +190,28 @@ def _allowed(sender: SenderState, allowed: int, *, now_s: float) -> SenderState:
 def _allowance(
     state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, draining: bool,
     in_kernel: bool, now_s: float,
-) -> tuple[int | None, reasons.Reasoned]:  # fmt: skip
+) -> tuple[int | None, Reason]:  # fmt: skip
     """What all storage together may send towards us, None where it is free, and why."""
     if state.training_s is None or now_s - state.training_s > IDLE_S:
-        return None, inbound_reasons.NothingToProtect()
+        return None, Because.NOTHING_TO_PROTECT()
     coming = [burst for burst in state.bursts if _deserves_room(burst, state, rate, now_s=now_s)]
-    why: reasons.Reasoned
+    why: Reason
     if coming and coming[0].uid == detector.USER:
         room = max(own.guarantee, _unused_by(coming, state, rate, in_kernel=in_kernel, now_s=now_s))
-        why = inbound_reasons.BurstSeen(room)
+        why = Because.BURST_SEEN(rate_bits_per_s=room)
     elif coming:
         room = max(own.floor, _unused_by(coming, state, rate, in_kernel=in_kernel, now_s=now_s))
-        why = inbound_reasons.BurstComes(coming[0].job, coming[0].step, room)
+        why = Because.BURST_COMES(job=coming[0].job, step=coming[0].step, rate_bits_per_s=room)
     else:
         beside = max(0.0, state.others_bits_per_s)
         if any(not burst.over for burst in state.bursts):  # it comes, though not so that it deserves a hold
             beside += state.training_bits_per_s or 0.0
         carried = DRAIN_FACTOR * rate if draining else rate
         room = max(own.floor, own.guarantee, int(carried - OTHERS_ROOM * beside))
-        why = inbound_reasons.LeavesRoom(min(room, own.ceiling), rate)
+        why = Because.LEAVES_ROOM(rate_bits_per_s=min(room, own.ceiling), capacity_bits_per_s=rate)
     if owed > room:
         room = min(rate, owed)
-        why = inbound_reasons.OwedInbound(min(room, own.ceiling), window_s)
+        why = Because.OWED_ON_THE_WAY_IN(rate_bits_per_s=min(room, own.ceiling), window_s=window_s)
     return max(1, min(room, own.ceiling)), why
 
 
@@ -350,12 +350,11 @@ def _steady(last: int, now: int) -> int:
 
 
 def _holds(
-    allowed: Mapping[str, int], reported: Mapping[str, SenderSample], rate: int, why: reasons.Reasoned
+    allowed: Mapping[str, int], reported: Mapping[str, SenderSample], rate: int, why: Reason
 ) -> tuple[Hold, ...]:
     """What to ask for. Of our capacity each sender's promise counts the part that the sender has of the allowance."""
     total = sum(allowed.values())
-    reason = reasons.state(why)
     return tuple(
-        Hold(address, LENDER, held, max(held, rate * held // total), LEASE_S, reason)
+        Hold(address, LENDER, held, max(held, rate * held // total), LEASE_S, why)
         for address, held in sorted(allowed.items())
     )

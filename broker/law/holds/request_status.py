@@ -9,7 +9,7 @@ from broker.law.capacity.inbound_estimator import InboundEstimate
 from broker.law.inbound_state import IngressState
 from broker.law.sharing.plan import LENDER, promises
 from broker.law.sharing.water_filling import Claim, allocate
-from broker.model import inbound_reasons, reasons
+from broker.model.reasons import Because, Reason
 from broker.model.values import Alarm, ClassAllocation, InterfaceAllocation, SenderSample
 from broker.policy.types import InterfacePolicy, Policy
 from hive_qos.units import format_rate
@@ -19,7 +19,7 @@ ALARMS_MAX = 64
 
 
 def allocation(
-    name: str, state: IngressState, policy: Policy, estimate: InboundEstimate, why: reasons.Reasoned,
+    name: str, state: IngressState, policy: Policy, estimate: InboundEstimate, why: Reason,
     allowance: int | None, *, in_kernel: bool,
 ) -> InterfaceAllocation:  # fmt: skip
     """A plan by classes: what the operator reads, and what an IFB gets; `allowance` for all storage, None where it is
@@ -55,11 +55,11 @@ def allocation(
                 throughput_bits_per_s=throughput,
                 backlog_bytes=None,
                 dropped_packets=None,
-                reason=reasons.state(why if storage else reasons.LinkIsFree(own.ceiling)),
+                reason=why if storage else Because.LINK_IS_FREE(ceiling_bits_per_s=own.ceiling),
             )
         )
     return InterfaceAllocation(
-        name, "ingress", rate, estimate.source, reasons.state(estimate.reason), tuple(classes), in_kernel=in_kernel
+        name, "ingress", rate, estimate.source, estimate.reason, tuple(classes), in_kernel=in_kernel
     )
 
 
@@ -71,7 +71,7 @@ def alarms(
     operator or driver say, and who says it."""
     found = []
     if estimate.source == "fallback":
-        found.append(Alarm("ingress-unknown", interface.name, inbound_reasons.IngressUnknown().text()))
+        found.append(Alarm("ingress-unknown", interface.name, Because.INGRESS_UNKNOWN().text))
     rate, (said, by) = estimate.state.rate_bits_per_s, base
     promised = sum(promises(entry, said).guarantee for entry in policy.classes)
     if by != "fallback" and rate < promised:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from broker.law.state import PresenceState
-from broker.model import reasons
+from broker.model.reasons import Because, Reason
 from broker.model.values import ClassSample, PresenceAllocation
 from broker.policy.types import ClassPolicy, PresencePolicy, Share
 
@@ -89,14 +89,14 @@ def shown(state: PresenceState, *, now_s: float) -> PresenceAllocation:
     packets, size = sum(slot[0] for slot in whole), sum(slot[1] for slot in whole)
     packets_per_s = int(packets / (len(whole) * SLOT_S)) if whole else None
     packet_bytes = size // packets if packets else None
-    reason: reasons.Reasoned = reasons.NoCall()
+    reason: Reason = Because.NO_CALL()
     if state.present and state.call_s is not None:
-        reason = reasons.CallNotOver(now_s - state.call_s)
+        reason = Because.CALL_NOT_OVER(for_s=now_s - state.call_s)
         if state.call_s == now_s:
-            reason = reasons.OnACall(packets_per_s or 0, packet_bytes or 0)
+            reason = Because.ON_A_CALL(packets_per_s=packets_per_s or 0, packet_bytes=packet_bytes or 0)
     elif state.counted_s is None:
-        reason = reasons.PresenceUnknown()
-    return PresenceAllocation(state.present, packets_per_s, packet_bytes, reasons.state(reason))
+        reason = Because.PRESENCE_UNKNOWN()
+    return PresenceAllocation(state.present, packets_per_s, packet_bytes, reason)
 
 
 def _counted(state: PresenceState, sample: ClassSample, sent_packets: int, read_s: float) -> PresenceState:

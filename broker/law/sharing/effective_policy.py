@@ -9,7 +9,7 @@ from msgspec import Struct
 from broker.law.sharing import call_detector, schedule
 from broker.law.sharing.schedule import ActiveSchedule
 from broker.law.state import PresenceState
-from broker.model import reasons
+from broker.model.reasons import Because, Reason
 from broker.policy.types import ClassPolicy, Policy
 
 
@@ -17,7 +17,7 @@ class Promised(Struct, frozen=True):
     """The classes in force, and why a ceiling is not the file's, by class."""
 
     classes: tuple[ClassPolicy, ...]
-    limits: Mapping[str, reasons.Reasoned]
+    limits: Mapping[str, Reason]
 
 
 def in_force(
@@ -40,5 +40,5 @@ def in_force(
     )
     for before, after in zip(classes, gentler, strict=True):
         if after.ceiling != before.ceiling:
-            limits[after.name] = reasons.HeldByPresence(after.ceiling.of(capacity_bits_per_s))
+            limits[after.name] = Because.HELD_BY_PRESENCE(ceiling_bits_per_s=after.ceiling.of(capacity_bits_per_s))
     return Promised(gentler, limits)

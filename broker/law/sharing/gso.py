@@ -12,13 +12,11 @@ swing. For frames of 1514 bytes:
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 from msgspec import Struct
 
 from broker.law.state import SegmentState
-from broker.model.reasons import Reasoned
-from hive_qos.units import format_rate
+from broker.model.reasons import Because, Reason
 
 PIECE_S_MAX = 0.002
 """Smaller pieces cost CPU, each passing the stack by itself, and win little: a frame takes 0.6 ms at 20 Mbit/s."""
@@ -36,54 +34,10 @@ class SegmentChoice(Struct, frozen=True):
     """What an interface's `gso_max_segs` shall be (None: the device's own), and why."""
 
     gso_max_segs: int | None
-    reason: Reasoned
+    reason: Reason
 
 
-class PieceTime(Struct, frozen=True):
-    """So many segments pass in this time."""
-
-    code: ClassVar[str] = "gso-piece-time"
-    segments: int
-    piece_s: float
-    rate_bits_per_s: int
-
-    def text(self) -> str:
-        rate = format_rate(self.rate_bits_per_s)
-        return f"{self.segments} segments in one piece take {1e3 * self.piece_s:.2g} ms at {rate}"
-
-
-class FastEnough(Struct, frozen=True):
-    """The largest piece that TCP builds passes in time."""
-
-    code: ClassVar[str] = "gso-fast-enough"
-    piece_s: float
-    rate_bits_per_s: int
-
-    def text(self) -> str:
-        rate = format_rate(self.rate_bits_per_s)
-        return f"64 KiB in one piece take {1e3 * self.piece_s:.2g} ms at {rate}; the device's own limit stands"
-
-
-class LeftToTheDevice(Struct, frozen=True):
-    """Policy says so."""
-
-    code: ClassVar[str] = "gso-off"
-
-    def text(self) -> str:
-        return 'gso_max_segs = "off" in the configuration; the device\'s own limit stands'
-
-
-class NotInForce(Struct, frozen=True):
-    """The kernel side left another limit than the chosen one."""
-
-    code: ClassVar[str] = "gso-not-in-force"
-    note: str
-
-    def text(self) -> str:
-        return self.note
-
-
-OFF = SegmentChoice(None, LeftToTheDevice())
+OFF = SegmentChoice(None, Because.GSO_OFF())
 
 
 def follow(
@@ -118,9 +72,17 @@ def choose(rate_bits_per_s: int, *, frame_bytes: int, last: SegmentChoice | Segm
         if low <= (last.gso_max_segs or math.inf) <= high:
             segments = last.gso_max_segs or math.inf
     if segments == math.inf:
-        return SegmentChoice(None, FastEnough(PIECE_BYTES_MAX * 8 / rate_bits_per_s, rate_bits_per_s))
+        return SegmentChoice(
+            None,
+            Because.GSO_FAST_ENOUGH(piece_ms=PIECE_BYTES_MAX * 8e3 / rate_bits_per_s, rate_bits_per_s=rate_bits_per_s),
+        )
     count = int(segments)
-    return SegmentChoice(count, PieceTime(count, count * frame_bytes * 8 / rate_bits_per_s, rate_bits_per_s))
+    return SegmentChoice(
+        count,
+        Because.GSO_PIECE_TIME(
+            segments=count, piece_ms=count * frame_bytes * 8e3 / rate_bits_per_s, rate_bits_per_s=rate_bits_per_s
+        ),
+    )
 
 
 def _segments_at(rate_bits_per_s: float, frame_bytes: int) -> float:

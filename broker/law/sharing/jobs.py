@@ -38,7 +38,7 @@ from broker.law.sharing import demand
 from broker.law.sharing.available_rate import offered_bits_per_s
 from broker.law.sharing.water_filling import Claim, allocate, allocate_by_user
 from broker.law.state import ClassState, JobUseState, SignalState
-from broker.model import reasons
+from broker.model.reasons import Because, Reason
 from broker.model.values import (
     Alarm,
     ClassAllocation,
@@ -259,7 +259,7 @@ def _of_class(known: Sequence[_Known], entry: ClassAllocation, offered_bits_per_
                 demand_bits_per_s=one.demand_bits_per_s,
                 throughput_bits_per_s=None if throughput is None else int(throughput),
                 backlog_bytes=one.sample.leaf_backlog_bytes,
-                reason=reasons.state(_reason(one, share, entry, offered_bits_per_s, part, total_weight)),
+                reason=_reason(one, share, entry, offered_bits_per_s, part, total_weight),
                 uid=one.sample.uid,
                 class_weight=part,
             )
@@ -302,16 +302,18 @@ def _counts(one: _Known) -> bool:
 
 def _reason(
     one: _Known, share: int, entry: ClassAllocation, offered_bits_per_s: int, weight: float, total_weight: float
-) -> reasons.Reasoned:
+) -> Reason:
     if not _counts(one):
-        return reasons.JobIdle()
+        return Because.JOB_IDLE()
     if one.ceiling_bits_per_s < entry.ceil_bits_per_s and share >= one.ceiling_bits_per_s:
-        return reasons.HeldByCeiling(one.ceiling_bits_per_s)
+        return Because.HELD_BY_CEILING(ceiling_bits_per_s=one.ceiling_bits_per_s)
     if share >= one.demand_bits_per_s and share < one.ceiling_bits_per_s:
-        return reasons.GetsWhatItWants(share)
+        return Because.GETS_WHAT_IT_WANTS(share_bits_per_s=share)
     if one.guarantee_bits_per_s > 0 and share <= one.guarantee_bits_per_s:
-        return reasons.JobGuaranteed(share, one.guarantee_bits_per_s)
-    return reasons.SharesItsClass(share, offered_bits_per_s, weight, total_weight)
+        return Because.JOB_GUARANTEED(share_bits_per_s=share, guarantee_bits_per_s=one.guarantee_bits_per_s)
+    return Because.SHARES_ITS_CLASS(
+        share_bits_per_s=share, offered_bits_per_s=offered_bits_per_s, weight=weight, total_weight=total_weight
+    )
 
 
 def _too_much_promised(known: Sequence[_Known], entry: ClassAllocation, interface: str) -> Iterable[Alarm]:
@@ -357,18 +359,18 @@ def _flow_wants(flow: FlowSample, sent: Mapping[str, float], share_bits_per_s: i
 def _flow_allocation(
     flow: FlowSample, want: int, share: int, sent: Mapping[str, float], sending: int
 ) -> FlowAllocation:  # fmt: skip
-    reason: reasons.Reasoned
+    reason: Reason
     if not want:
-        reason = reasons.JobIdle()
+        reason = Because.JOB_IDLE()
     elif share >= want and flow.application_limited:
-        reason = reasons.GetsWhatItWants(share)
+        reason = Because.GETS_WHAT_IT_WANTS(share_bits_per_s=share)
     else:
-        reason = reasons.SharesItsJob(share, sending)
+        reason = Because.SHARES_ITS_JOB(share_bits_per_s=share, flows=sending)
     return FlowAllocation(
         flow=flow.key,
         job=flow.job,
         traffic_class=flow.traffic_class,
         share_bits_per_s=share,
         throughput_bits_per_s=int(sent[flow.key]) if flow.key in sent else None,
-        reason=reasons.state(reason),
+        reason=reason,
     )

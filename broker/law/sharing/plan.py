@@ -23,7 +23,7 @@ from broker.law.bursts.announced import ActiveBurst
 from broker.law.bursts.forecast import ExpectedBurst
 from broker.law.sharing.call_detector import PEOPLE
 from broker.law.sharing.water_filling import Claim, allocate
-from broker.model import reasons
+from broker.model.reasons import Because, Reason
 from broker.policy.types import ClassPolicy
 
 LENDER = "storage"
@@ -42,8 +42,8 @@ class ClassNeeds(Struct, frozen=True):
     sending: bool
     repay_bits_per_s: int
     received_bits_per_s: int
-    limit: reasons.Reasoned | None = None
-    at_risk: reasons.ReplicasAtRisk | None = None
+    limit: Reason | None = None
+    at_risk: Reason | None = None
 
 
 class ClassPlan(Struct, frozen=True):
@@ -56,7 +56,7 @@ class ClassPlan(Struct, frozen=True):
     floor_bits_per_s: int
     ceiling_bits_per_s: int
     share_bits_per_s: int
-    reason: reasons.Reasoned
+    reason: Reason
 
 
 class Promises(Struct, frozen=True):
@@ -146,7 +146,11 @@ def unheld(
             left = open_bits_per_s - sum(other.rate_bits_per_s for other in plans if other is not entry)
             rate = max(entry.rate_bits_per_s, min(left, ceiling_bits_per_s))
             ceil = max(rate, ceiling_bits_per_s)
-            reason = entry.reason if isinstance(entry.reason, reasons.Idle) else reasons.LinkIsFree(ceil)
+            reason = (
+                entry.reason
+                if entry.reason.code == Because.IDLE.code
+                else Because.LINK_IS_FREE(ceiling_bits_per_s=ceil)
+            )
             share = max(entry.share_bits_per_s, rate)
             entry = ClassPlan(
                 PEOPLE, rate, ceil, entry.guarantee_bits_per_s, entry.floor_bits_per_s, ceil, share, reason
@@ -180,17 +184,21 @@ def wanted_bits_per_s(need: ClassNeeds, own: Promises) -> int:
 
 def _reason(
     need: ClassNeeds, own: Promises, *, share: int, capacity_bits_per_s: int, held: ActiveBurst | ExpectedBurst | None
-) -> reasons.Reasoned:
+) -> Reason:
     if need.at_risk is not None:
         return need.at_risk
     if held is not None and not need.repay_bits_per_s:
         return held.reason()
     if need.repay_bits_per_s:
-        return reasons.GuaranteeRepaid(need.received_bits_per_s, own.guarantee, need.policy.guarantee_window_s)
+        return Because.GUARANTEE_REPAID(
+            received_bits_per_s=need.received_bits_per_s,
+            guarantee_bits_per_s=own.guarantee,
+            window_s=need.policy.guarantee_window_s,
+        )
     if not need.sending and not need.waiting:
-        return reasons.Idle(own.floor)
+        return Because.IDLE(floor_bits_per_s=own.floor)
     if need.waiting and share >= own.ceiling < capacity_bits_per_s:
-        return need.limit or reasons.HeldByCeiling(own.ceiling)
+        return need.limit or Because.HELD_BY_CEILING(ceiling_bits_per_s=own.ceiling)
     if need.waiting and share < need.demand_bits_per_s:
-        return reasons.SharesWhatIsLeft(share, capacity_bits_per_s)
-    return reasons.LinkIsFree(own.ceiling)
+        return Because.SHARES_WHAT_IS_LEFT(share_bits_per_s=share, capacity_bits_per_s=capacity_bits_per_s)
+    return Because.LINK_IS_FREE(ceiling_bits_per_s=own.ceiling)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from broker.model import reasons
+from broker.model.reasons import Because, Reason
 from broker.model.values import Alarm, ScheduleInForce, WallClock, ZoneClock
 from broker.policy.overrides import with_overrides
 from broker.policy.types import ClassPolicy, SchedulePolicy
@@ -61,14 +61,17 @@ def overlaid(classes: Sequence[ClassPolicy], held: Sequence[ActiveSchedule]) -> 
     return classes if isinstance(classes, tuple) else tuple(classes)
 
 
-def ceiling_reasons(held: Sequence[ActiveSchedule], capacity_bits_per_s: int) -> dict[str, reasons.Reasoned]:
+def ceiling_reasons(held: Sequence[ActiveSchedule], capacity_bits_per_s: int) -> dict[str, Reason]:
     """Why a class may use less than all: by class, of the schedules that set its ceiling the one that wins."""
-    found: dict[str, reasons.Reasoned] = {}
+    found: dict[str, Reason] = {}
     for entry in held:
         for override in entry.schedule.classes:
             if override.ceiling is not None:
                 rate = override.ceiling.of(capacity_bits_per_s)
-                found[override.name] = reasons.HeldBySchedule(rate, entry.schedule.name, entry.shown.until)
+                end = f"until {entry.shown.until}" if entry.shown.until else "always"
+                found[override.name] = Because.HELD_BY_SCHEDULE(
+                    ceiling_bits_per_s=rate, schedule=entry.schedule.name, end=end
+                )
     return found
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from broker.law.state import RiskState
-from broker.model import reasons
+from broker.model.reasons import Because, Reason
 from broker.model.values import Alarm, Need
 from hive_qos.units import format_rate, format_size
 
@@ -54,9 +54,15 @@ class Declared(Struct, frozen=True):
             return None
         return ceiling_bits_per_s if self.unlimited else self.bits_per_s
 
-    def at_risk(self, guarantee_bits_per_s: int) -> reasons.ReplicasAtRisk | None:
+    def at_risk(self, guarantee_bits_per_s: int) -> Reason | None:
         """Why storage keeps its guarantee at every moment, where it does."""
-        return reasons.ReplicasAtRisk(self.replicas, guarantee_bits_per_s, self.left_s) if self.replicas else None
+        return (
+            Because.REPLICAS_AT_RISK(
+                replicas=self.replicas, guarantee_bits_per_s=guarantee_bits_per_s, left_s=self.left_s
+            )
+            if self.replicas
+            else None
+        )
 
 
 def follow(

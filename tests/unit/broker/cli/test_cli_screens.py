@@ -26,7 +26,7 @@ from broker.law.state import InterfaceState, State
 from broker.measure.socket_owners import SocketOwner
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
 from broker.model.leases import HoldOutcome, Lease
-from broker.model.reasons import LinkIsFree, Reason, SharesItsClass, YieldsToBurst, state
+from broker.model.reasons import Because, Reason
 from broker.model.status_values import HostLoad, SegmentInfo
 from broker.model.values import (
     Alarm,
@@ -57,7 +57,7 @@ def classes(capacity: int, sends: dict[str, int], waits: dict[str, int], **reaso
             guarantee_bits_per_s=int(part * capacity), floor_bits_per_s=capacity // 50, ceiling_bits_per_s=capacity,
             demand_bits_per_s=capacity // 50, share_bits_per_s=capacity, throughput_bits_per_s=sends.get(name, 0),
             backlog_bytes=waits.get(name, 0), dropped_packets=0,
-            reason=reasons.get(name, state(LinkIsFree(capacity))),
+            reason=reasons.get(name, Because.LINK_IS_FREE(ceiling_bits_per_s=capacity)),
         )
         for name, (part, priority) in PARTS.items()
     ]  # fmt: skip
@@ -109,9 +109,11 @@ def sharing() -> Snapshot:
     sends = {"control": 12_000, "compute": 37_800_000, "storage": 5_300_000, "other": 5_200_000}
     entries = classes(
         capacity, sends, {"compute": 217_500, "storage": 1_258_000},
-        storage=state(YieldsToBurst("llm", 29, 4 * 2**20, 0.21)),
+        storage=Because.YIELDS_TO_BURST(job="llm", step=29, burst_bytes=4 * 2**20, remaining_s=0.21),
     )  # fmt: skip
-    share = state(SharesItsClass(38_000_000, 38_000_000, 1.0, 1.0))
+    share = Because.SHARES_ITS_CLASS(
+        share_bits_per_s=38_000_000, offered_bits_per_s=38_000_000, weight=1.0, total_weight=1.0
+    )
     job = JobAllocation(
         "llm", "compute", 1.0, 30 * MBIT, capacity, 0, 38 * MBIT, 40 * MBIT, 37_600_000, 217_500, share, uid=1000
     )

@@ -91,7 +91,7 @@ def test_however_it_got_there_a_piece_stays_within_its_time_and_a_large_change_o
 
 def test_the_reason_names_the_time_and_the_rate() -> None:
     reason = choose(20 * MBIT, frame_bytes=FRAME_BYTES, last=None).reason
-    assert (reason.code, reason.text()) == ("gso-piece-time", "2 segments in one piece take 1.2 ms at 20 Mbit/s")
+    assert (reason.code, reason.text) == ("gso-piece-time", "2 segments in one piece take 1.2 ms at 20 Mbit/s")
     assert choose(1000 * MBIT, frame_bytes=FRAME_BYTES, last=None).reason.code == "gso-fast-enough"
 
 

@@ -56,9 +56,9 @@ def test_an_expected_burst_says_when_and_how_large() -> None:
     state, _ = train([float(number) for number in range(6)], [1.0] * 6)
     (due,) = forecast.due(state.jobs, lead_s=0.1, now_s=5.96)
     assert due.reason().code == "expects-burst"
-    assert "due in 40 ms" in due.reason().text()
+    assert "due in 40 ms" in due.reason().text
     (late,) = forecast.due(state.jobs, lead_s=0.1, now_s=6.02)
-    assert "late by 20 ms" in late.reason().text()
+    assert "late by 20 ms" in late.reason().text
 
 
 def test_the_lead_is_of_the_connections_concerned_and_bounded() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.law.sharing.available_rate import offered_bits_per_s
-from broker.model.reasons import Idle, LinkRate, state
+from broker.model.reasons import Because
 from broker.model.values import ClassAllocation, InterfaceAllocation
 
 
@@ -27,12 +27,14 @@ def one(
         guarantee_bits_per_s=20 * mega, floor_bits_per_s=2 * mega, ceiling_bits_per_s=100 * mega,
         demand_bits_per_s=demand * mega, share_bits_per_s=demand * mega,
         throughput_bits_per_s=None if sends is None else sends * mega, backlog_bytes=backlog, dropped_packets=0,
-        reason=state(Idle(2 * mega)),
+        reason=Because.IDLE(floor_bits_per_s=2 * mega),
     )  # fmt: skip
 
 
 def of(*classes: ClassAllocation) -> InterfaceAllocation:
-    reason = state(LinkRate(100_000_000, "configured"))
+    reason = Because.LINK_RATE(
+        rate_bits_per_s=100_000_000, source="the configured rate", seen="no queue seen elsewhere"
+    )
     return InterfaceAllocation("eth0", "egress", 100_000_000, "configured", reason, classes)
 
 
