@@ -321,7 +321,7 @@ def test_what_was_found_is_forgotten_in_small_steps_after_a_minute_in_which_nobo
     assert "way-out-unheard" in {one.reason.code for one in found[700:]}
     assert found[-1].rate_bits_per_s == BASE
     assert found[-1].reason.code == "link-rate"
-    assert "not measured now" in found[-1].reason.text()
+    assert "not measured now" in found[-1].reason.text
 
 
 def test_what_nobody_uses_is_not_forgotten() -> None:
