@@ -12,7 +12,6 @@ import ast
 import inspect
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 BROKER: Final = ROOT / "broker"
-LEVELS: Final = ("debug", "info", "warning", "error")
 _MARKED = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
@@ -51,24 +49,14 @@ def commands() -> str:
 
 
 def log_events() -> str:
-    """Every event that the daemon logs, with its levels and fields."""
-    found: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
-    for node in _nodes(BROKER, ast.Call):
-        event = node.args[0] if len(node.args) == 1 else None
-        level = getattr(node.func, "attr", "")
-        logger = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-        # The client library logs sentences by Python's own logging; the daemon's events have their figures in fields.
-        if level not in LEVELS or not logger.endswith("log") or logger == "_log":
-            continue
-        if isinstance(event, ast.Constant) and isinstance(event.value, str):
-            levels, fields = found[event.value]
-            levels.add(level)
-            fields |= {word.arg for word in node.keywords if word.arg is not None and word.arg != "exc_info"}
+    """Every event that the daemon logs: its level, its meaning and its keys."""
+    from broker.process.events import EVENTS
+
     rows = (
-        (f"`{event}`", ", ".join(sorted(levels, key=LEVELS.index)), ", ".join(f"`{one}`" for one in sorted(fields)))
-        for event, (levels, fields) in sorted(found.items())
+        (f"`{name}`", event.level, event.meaning, ", ".join(f"`{key}`" for key in event.keys))
+        for name, event in sorted(EVENTS.items())
     )
-    return _table(("event", "levels", "fields"), rows)
+    return _table(("event", "level", "what it means", "keys"), rows)
 
 
 def reasons() -> str:

@@ -111,7 +111,7 @@ ALARM_ADVICE: Final = {
         "The channel to other brokers cannot be opened. This host is shaped without them.",
         "Correct the certificate or port that the text names. The broker tries again every minute.",
     ),
-    "precedence-lost": AlarmAdvice(
+    "priority-lost": AlarmAdvice(
         "The broker used too much processor and lost its real-time priority. Holds may come late.",
         "Look who sends to UDP 4710, and who opens sessions. Priority returns after 30 calm seconds.",
     ),
@@ -151,7 +151,7 @@ ALARM_ADVICE: Final = {
         "Packets passed without a class, because somebody changed our classes by hand.",
         "Run systemctl restart hive-qos.",
     ),
-    "way-in-below-guarantees": AlarmAdvice(
+    "ingress-below-guarantees": AlarmAdvice(
         "The inbound link carries less than the sum of the guarantees.",
         "Check the rate of `ingress`, write smaller guarantees, or find out what else fills the link.",
     ),

@@ -58,14 +58,14 @@ class ActivePolicy:
         old, shaped_interfaces = self.policy, self._components.shaped_interfaces
         if (policy.daemon, policy.peers) != (old.daemon, old.peers):
             note = "changes of [daemon] and [peers] need a restart; files that [peers] names are read again without one"
-            self._log.warning("reload", note=note)
+            self._log.warning("restart-needed", note=note)
         try:
             self._attach_all(policy)
         except (HiveError, OSError, ValueError) as problem:
             if not whatever:
                 shaped_interfaces.keep(old)
                 raise
-            self._log.error("configuration", error=str(problem))  # the ticks try again
+            self._log.error("configuration-incomplete", error=str(problem))  # the ticks try again
         shaped_interfaces.keep(policy)
         self._components.peer_link.renew(now_s=self._clock(), at_once=True)
         self.policy, self.authority = policy, Authority.of(policy)
@@ -84,4 +84,4 @@ class ActivePolicy:
         """Attach what policy names and is there, and bring what we hold already to it."""
         self._components.deciding.attach_all(policy)
         for one in misplaced(entry.name for entry in policy.interfaces):
-            self._log.warning("interface", interface=one.interface, note=f"{one.text}; {one.advice}")
+            self._log.warning("interface-note", interface=one.interface, note=f"{one.text}; {one.advice}")

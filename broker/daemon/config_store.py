@@ -137,7 +137,7 @@ class ConfigStore:
         """The next one is not in force, the former one holds; returns the words for it."""
         text = f"not taken, the former one holds: {problem}"
         self._alarm = Alarm(code="configuration-rejected", subject=_FILE, text=_one_line(text))
-        self._log.error("reload", error=self._alarm.text)
+        self._log.error("configuration-rejected", error=self._alarm.text)
         return text
 
     def confirm(self) -> bool:
@@ -151,7 +151,7 @@ class ConfigStore:
         if not self._keep(Kept(good=self._text)):
             raise ConfigurationError("confirm", "now", "not possible: the state directory cannot be written")
         self._until_s = None
-        self._log.info("reload", note="confirmed")
+        self._log.info("configuration-confirmed")
         return True
 
     def overdue(self) -> Policy | None:
@@ -161,7 +161,7 @@ class ConfigStore:
         self._until_s = None
         good = self._good()
         if good is None:  # nothing good was ever kept: the state directory could not be written at the start
-            self._log.error("reload", error="not confirmed in time, but no former configuration is kept; it stays")
+            self._log.error("rollback-impossible")
             return None
         self._text = self._kept.good or ""
         self._hold_former("configuration-rolled-back", f"not confirmed within {self._trial_s:g} s")
@@ -183,19 +183,19 @@ class ConfigStore:
         try:
             return self._source.parse(self._kept.good)
         except HiveError as problem:  # of an earlier version of ours
-            self._log.error("configuration", error=f"the last good one cannot be used any more: {problem}")
+            self._log.error("last-good-unusable", error=str(problem))
             return None
 
     def _hold_former(self, code: str, why: str) -> None:
         text = _one_line(f"the last good one holds, not what the file says: {why}")
         self._alarm = Alarm(code=code, subject=_FILE, text=text)
-        self._log.error("configuration", error=text)
+        self._log.error("configuration-fallback", error=text)
 
     def _keep(self, kept: Kept) -> bool:
         try:
             last_good_config.write(self._state_dir, kept)
         except OSError as problem:
-            self._log.error("configuration", error=f"the last good one cannot be kept: {problem}")
+            self._log.error("last-good-not-saved", error=str(problem))
             return False
         self._kept = kept
         return True

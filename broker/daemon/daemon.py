@@ -146,7 +146,7 @@ class Daemon:
             self._options.configurations, parts, patience=self._ask_patience, log=given.log, clock=given.clock
         )
         for note in in_force.authority.notes:
-            given.log.warning("groups", note=note)
+            given.log.warning("group-missing", note=note)
         problems: tuple[str, ...] = ()
         served = False
         try:
@@ -163,7 +163,7 @@ class Daemon:
                 given.finder.close()
             parts.close()
             self._leave_neighbours(parts.peer_link)
-        given.log.info("stopped", ticks=parts.deciding.ticks)
+        given.log.info("daemon-stopped", ticks=parts.deciding.ticks)
         if problems:
             raise ShapingError(f"not everything was put back: {'; '.join(problems)}")
 
@@ -238,7 +238,7 @@ class Daemon:
         try:
             peer_link.close()
         except Exception as problem:  # noqa: BLE001 - what was asked of others ends by itself
-            self._environment.log.error("peers", error=str(problem))
+            self._environment.log.error("peers-unavailable", error=str(problem))
 
     # --- small parts ---------------------------------------------------------------------------------------------
 

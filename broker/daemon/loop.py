@@ -117,7 +117,7 @@ class Loop:
         try:
             self._notifier.ready(self._shaping())
             names = ",".join(sorted(self._components.egress_trees.names))
-            self._environment.log.info("ready", interfaces=names, socket=daemon.session_socket)
+            self._environment.log.info("daemon-ready", interfaces=names, socket=daemon.session_socket)
             self._go_round()
         finally:
             api.close()

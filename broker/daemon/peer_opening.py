@@ -70,7 +70,7 @@ class PeerOpening:
         except (HiveError, OSError, ValueError) as problem:
             if str(problem) != self._problem:
                 self._problem = str(problem)
-                self._log.error("peers", error=self._problem)
+                self._log.error("peers-unavailable", error=self._problem)
             return None
         self._problem = None
         return channel
@@ -82,7 +82,7 @@ class PeerOpening:
             channel.renew(identity)
         except (HiveError, OSError, ValueError) as problem:
             self._problem = str(problem)
-            self._log.error("peers", error=self._problem)
+            self._log.error("peers-unavailable", error=self._problem)
             channel.close()
             return None
         return channel
@@ -91,7 +91,7 @@ class PeerOpening:
         """Close a channel whose certificate has ended. Tries from then on say what is wrong, until there is another."""
         self._patience()
         channel.close()
-        self._log.error("peers", error="our certificate has ended, and so have all connections to other brokers")
+        self._log.error("certificate-expired")
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong."""

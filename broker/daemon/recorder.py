@@ -48,7 +48,7 @@ class Recorder:
             self._line(tick_line(now_s=now_s, measurements=measurements, decision=decision))
         except (OSError, ConfigurationError) as problem:
             self.close()
-            self._log.error("recording ended", error=str(problem))
+            self._log.error("recording-ended", error=str(problem))
             self.alarm = Alarm(code="recording-ended", subject="record_file", text=str(problem))
 
     def close(self) -> None:

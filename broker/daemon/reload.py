@@ -89,7 +89,7 @@ class Reloader:
             taken = self._configurations.taken(trial_s=trial_s)
             answer = PolicyAnswer(200, f"{taken}; but {refused}" if refused else taken)
             names = ",".join(sorted(entry.name for entry in policy.interfaces))
-            self._log.info("reload", interfaces=names, note=answer.text)
+            self._log.info("configuration-reloaded", interfaces=names, note=answer.text)
         self._done()
         self._notifier.ready(self._shaping())
         return answer

@@ -86,14 +86,14 @@ class EgressTrees:
         attachment = self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
         self._interfaces[shape.interface] = _Interface(shape=shape, verified_at_s=self._clock())
         self._log.info(
-            "interface attached",
+            "interface-shaped",
             interface=shape.interface,
             adopted=attachment.adopted,
             prior=attachment.prior.kind,
             operations=len(attachment.operations),
         )
         for note in attachment.notes:
-            self._log.warning("interface", interface=shape.interface, note=note)
+            self._log.warning("interface-note", interface=shape.interface, note=note)
 
     def change(self, shape: InterfaceShape) -> None:
         """Bring an attached interface to `shape`, as `apply`, but say when the kernel does not want it.
@@ -116,11 +116,11 @@ class EgressTrees:
             return None
         try:
             for note in self._shaper.detach(interface):
-                self._log.warning("interface", interface=interface, note=note)
+                self._log.warning("interface-note", interface=interface, note=note)
         except Exception as problem:  # noqa: BLE001 - the other interfaces have to be given back all the same
-            self._log.error("interface not given back", interface=interface, error=str(problem))
+            self._log.error("interface-release-failed", interface=interface, error=str(problem))
             return f"{interface}: {problem}"
-        self._log.info("interface given back", interface=interface)
+        self._log.info("interface-released", interface=interface)
         return None
 
     def release(self, interface: str) -> None:
@@ -172,7 +172,7 @@ class EgressTrees:
         try:
             if not entry.attached:
                 self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
-                self._log.info("interface attached again", interface=shape.interface)
+                self._log.info("interface-reshaped", interface=shape.interface)
                 entry.verified_at_s = now_s
             elif worth_applying(entry.shape, shape) or not entry.stands:
                 self._write(entry, shape)
@@ -181,8 +181,7 @@ class EgressTrees:
             elif self._shaper.verify(shape.interface):
                 shape, entry.verified_at_s = entry.shape, now_s
             else:
-                note = "somebody changed our tree or gso_max_segs; looked at again"
-                self._log.warning("interface", interface=shape.interface, note=note)
+                self._log.warning("tree-changed", interface=shape.interface)
                 self._shaper.apply(shape)
                 entry.verified_at_s = now_s
         except (HiveError, OSError, ValueError) as problem:  # ValueError: a shape that cannot be
@@ -190,7 +189,7 @@ class EgressTrees:
             return
         entry.shape, entry.attached, entry.stands = shape, True, True  # attached and mended trees stand, too
         if entry.alarm is not None:
-            self._log.info("interface well again", interface=shape.interface)
+            self._log.info("interface-recovered", interface=shape.interface)
             entry.alarm = None
 
     def reopened(self) -> None:
@@ -218,7 +217,7 @@ class EgressTrees:
         except (HiveError, OSError, ValueError) as problem:
             notes = (str(problem),)
         for note in set(notes) - set(self._classify_notes):
-            self._log.warning("rules", note=note)
+            self._log.warning("rule-not-applied", note=note)
         self._classify_notes = notes
         return True
 
@@ -244,7 +243,7 @@ class EgressTrees:
         entry.not_before_s = now_s + RETRY_S
         name = entry.shape.interface
         if entry.alarm is None or entry.alarm.code != code:
-            self._log.error("interface", interface=name, code=code, error=text)
+            self._log.error("interface-failed", interface=name, code=code, error=text)
         entry.alarm = Alarm(code=code, subject=name, text=text)
         try:
             entry.attached = self._shaper.observe(name) is not None and name in self._shaper.interfaces
@@ -255,6 +254,6 @@ class EgressTrees:
         if direct_packets > entry.direct_packets:
             text = f"{direct_packets} packets passed unshaped (a class that traffic points to is missing)"
             if entry.direct_alarm is None:
-                self._log.error("interface", interface=entry.shape.interface, code="unshaped-packets", error=text)
+                self._log.error("packets-unshaped", interface=entry.shape.interface, error=text)
             entry.direct_alarm = Alarm(code="unshaped-packets", subject=entry.shape.interface, text=text)
         entry.direct_packets = direct_packets

@@ -100,7 +100,7 @@ class InboundRules:
             self._bound = {}
             if str(problem) != self._said:
                 self._said = str(problem)
-                self._log.warning("ingress", note=f"what arrives at passed sockets is not told apart: {problem}")
+                self._log.warning("inbound-sockets-unknown", error=str(problem))
 
 
 def _number_of(interface: str) -> int:

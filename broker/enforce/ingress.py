@@ -149,7 +149,7 @@ class IngressTrees:
                 entry.attached, entry.verified_at_s = self._shaper.verify_ingress(shape.interface), now_s
             if not entry.attached:
                 made = self._shaper.attach_ingress(shape)
-                self._log.info("ingress shaped", interface=shape.interface, device=made.device, adopted=made.adopted)
+                self._log.info("ingress-shaped", interface=shape.interface, device=made.device, adopted=made.adopted)
                 entry.attached_at_s = entry.verified_at_s = now_s
             elif worth_changing(entry.shape, shape) or (exactly and entry.shape != shape):
                 self._shaper.apply_ingress(shape)
@@ -169,15 +169,15 @@ class IngressTrees:
     def _warn(self, entry: _Ingress, text: str) -> None:
         name = entry.shape.interface
         if entry.alarm is None:
-            self._log.error("ingress", interface=name, error=text)
+            self._log.error("ingress-failed", interface=name, error=text)
         entry.alarm = Alarm("ingress-failed", name, text)
 
     def _detach(self, interface: str) -> None:
         try:
             for note in self._shaper.detach_ingress(interface):
-                self._log.warning("ingress", interface=interface, note=note)
+                self._log.warning("ingress-note", interface=interface, note=note)
         except (HiveError, OSError) as problem:
-            self._log.error("ingress not given back", interface=interface, error=str(problem))
+            self._log.error("ingress-release-failed", interface=interface, error=str(problem))
 
 
 def inbound_shape_of(allocation: InterfaceAllocation, *, rules: tuple[Rule, ...]) -> IngressShape:

@@ -78,10 +78,10 @@ class ShapedInterfaces:
             try:
                 stray = name not in wanted and (name in journalled or self._kernel.observe(name) is not None)
             except HiveError as problem:
-                self._log.warning("interface", interface=name, note=f"cannot be looked at: {problem}")
+                self._log.warning("interface-unreadable", interface=name, error=str(problem))
                 continue
             if stray:
-                self._log.warning("interface", interface=name, note="policy does not name it any more; given back")
+                self._log.warning("stale-shaping-found", interface=name)
                 self._egress_trees.detach(name)
 
     def require_one(self, policy: Policy) -> None:
@@ -139,7 +139,7 @@ class ShapedInterfaces:
         try:
             numbers = self._kernel.numbers()
         except (HiveError, OSError) as problem:
-            self._log.warning("interfaces", note=f"cannot be listed: {problem}")
+            self._log.warning("interfaces-unreadable", error=str(problem))
             return
         self._behind = False
         names = {number: name for name, number in numbers.items()}
@@ -151,7 +151,7 @@ class ShapedInterfaces:
             if number in names:
                 moved[name] = names[number]
             else:
-                self._log.warning("interface", interface=name, note="has gone")
+                self._log.warning("interface-removed", interface=name)
                 self._egress_trees.detach(name)
         if moved:
             self._rename(moved, policy)
@@ -161,12 +161,12 @@ class ShapedInterfaces:
 
     def _rename(self, new_names: Mapping[str, str], policy: Policy) -> None:
         for name, new in new_names.items():
-            self._log.warning("interface", interface=name, note=f"is called {new} now")
+            self._log.warning("interface-renamed", interface=name, new_name=new)
             self._egress_trees.release(name)
         try:
             self._journal.rename(new_names)
         except OSError as problem:
-            self._log.error("interface", error=f"the journal does not follow new names: {problem}")
+            self._log.error("journal-failed", error=str(problem))
         for name in set(new_names.values()) - _names(policy):
             self._egress_trees.detach(name)
 
@@ -182,7 +182,7 @@ class ShapedInterfaces:
         try:
             present = self._kernel.numbers()
         except (HiveError, OSError) as problem:
-            self._log.warning("interfaces", note=f"cannot be listed: {problem}")
+            self._log.warning("interfaces-unreadable", error=str(problem))
             return
         for shape in shapes:
             if shape.interface in self._missing and shape.interface in present:
@@ -202,7 +202,7 @@ class ShapedInterfaces:
         missing = _names(policy) - held
         self._numbers = {name: number for name, number in self._numbers.items() if name in held}
         for name in missing - set(self._missing):
-            self._log.error("interface", interface=name, code="interface-missing", error="not there; waiting for it")
+            self._log.error("interface-missing", interface=name)
         self._missing = {name: self._missing.get(name) for name in sorted(missing)}
         self._looked_s = self._clock()
 
@@ -211,9 +211,9 @@ class ShapedInterfaces:
         found = {name: self._links.carrier(name, now_s=now_s) for name in sorted(self._egress_trees.names)}
         for name, carrier in found.items():
             if carrier is False and self._carriers.get(name) is not False:
-                self._log.warning("interface", interface=name, note="has no carrier")
+                self._log.warning("carrier-lost", interface=name)
             elif carrier and self._carriers.get(name) is False:
-                self._log.info("interface", interface=name, note="has a carrier again")
+                self._log.info("carrier-restored", interface=name)
         self._carriers = found
 
     def _shapes(self, allocation: Allocation, policy: Policy, class_cgroups: ClassCgroups) -> list[InterfaceShape]:

@@ -30,12 +30,12 @@ class OwnCgroups:
         """Make them; where that cannot be the log says why, and all else works."""
         mount = cgroups.mount_point()
         if not self._wanted or mount is None:
-            self._log.warning("cgroups", note="`hive-qos run` cannot classify here: no cgroup v2 with BPF")
+            self._log.warning("cgroups-unavailable", error="no cgroup v2 with BPF")
             return
         try:
             cgroups.make(mount)
         except HiveError as problem:
-            self._log.warning("cgroups", note=f"`hive-qos run` cannot classify here: {problem}")
+            self._log.warning("cgroups-unavailable", error=str(problem))
             return
         self.mount = mount
 
@@ -48,5 +48,5 @@ class OwnCgroups:
         except (HiveError, OSError) as problem:
             return (f"cgroups: {problem}",)
         if busy:
-            self._log.info("cgroups", note=f"programs still run in {', '.join(busy)}; they stay there, unshaped")
+            self._log.info("cgroups-busy", cgroups=",".join(busy))
         return ()

@@ -276,7 +276,7 @@ class Reclassifier:
     def _say(self, note: str) -> None:
         if note not in self._said and len(self._said) < _SAID_MAX:
             self._said.add(note)
-            self._log.warning("rules", note=note)
+            self._log.warning("rule-not-applied", note=note)
 
 
 _SAID_MAX = 64

@@ -179,7 +179,7 @@ class Probes:
                 "(hive-qos-sysctl.conf has the line); tried again every minute"
             )
             if text != self._problem:
-                self._log.error("probes", error=text)
+                self._log.error("probes-unavailable", error=text)
             self._problem = text
             return False
         self._problem = ""

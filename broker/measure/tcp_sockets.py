@@ -79,7 +79,7 @@ class TcpWatch:
             elif not self._few.under_way and 0 < len(self._chosen) <= ASKED_MAX:
                 self._asking.go(now_s=now_s)
         except OSError as problem:
-            self._log.warning("sock_diag", error=str(problem), note="TCP connections are not measured")
+            self._log.warning("tcp-unmeasured", error=str(problem))
             for work in (self._few, self._asking, self._all, self._averages):
                 work.wait(now_s + RETRY_S)
 

@@ -44,7 +44,7 @@ class UdpWatch:
         try:
             self._passes.go(now_s=now_s)
         except OSError as problem:
-            self._log.warning("sock_diag", error=str(problem), note="UDP sockets are not shown")
+            self._log.warning("udp-unlisted", error=str(problem))
             self._passes.wait(now_s + RETRY_S)
 
     def _list(self) -> Iterator[None]:

@@ -232,14 +232,14 @@ class PeerChannel:
         self._asking.reached(address, now_s=now_s)
         self._refusals.forget(address)
         self._reading.begin(event.peer, now_s=now_s)
-        self._log.info("broker met", peer=event.peer, address=address, engine=connection.engine)
+        self._log.info("peer-connected", peer=event.peer, address=address, engine=connection.engine)
 
     def _parted(self, event: ConnectionDown, now_s: float) -> None:
         connection = self._connections.get(event.connection)
         if connection is not None:
             self._drop(connection, now_s)
             why = "it said goodbye" if event.error is None else str(event.error)
-            self._log.info("broker gone", peer=connection.peer, address=connection.address, reason=why)
+            self._log.info("peer-disconnected", peer=connection.peer, address=connection.address, reason=why)
             return
         dialled = self._attempts.pop(event.attempt, None) if event.attempt is not None else None
         error = event.error if isinstance(event.error, PeerError) else None
@@ -284,7 +284,7 @@ class PeerChannel:
                     why = f"{peer} holds nothing back: {message.reason.text}"
                     self._refusals.note(address, why, code=message.reason.code, now_s=now_s)
             case None:
-                self._log.debug("a broker sent a message of a type that this version does not know", peer=peer)
+                self._log.debug("peer-message-unknown", peer=peer)
 
     # --- what goes out -------------------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class PeerChannel:
     def _warn_of_no_address(self) -> None:
         if not self._carrier.addresses:
             note = "it names no address, so others will hold nothing back for us: issue one with --address"
-            self._log.warning("peers", certificate=self._certificate, note=note)
+            self._log.warning("certificate-unaddressed", certificate=self._certificate, note=note)
 
     # --- keeping house -------------------------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ class PeerChannel:
             self._close_unneeded(connection, "idle", now_s)
         if self._carrier.failed and not self._failed:
             self._failed = True
-            self._log.error("peers", error=_ENGINE_FAILED)
+            self._log.error("peers-failed", error=_ENGINE_FAILED)
 
     def _has_moved(self, connection: Connection, measured: Mapping[int, ConnectionStatistics], now_s: float) -> bool:
         """Whether a peer's packets come from another address than the one that it asks for; that ends its leases."""

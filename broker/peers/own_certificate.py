@@ -79,9 +79,9 @@ class OwnCertificate:
             identity = self.load()
         except (HiveError, OSError, ValueError) as problem:
             self._refused = str(problem)
-            self._log.error("certificate refused", error=self._refused)
+            self._log.error("certificate-refused", error=self._refused)
             return None
-        self._log.info("certificate renewed", certificate=self._settings.certificate, until=str(self._until))
+        self._log.info("certificate-renewed", certificate=self._settings.certificate, until=str(self._until))
         return identity
 
     @property

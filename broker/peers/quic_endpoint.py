@@ -115,7 +115,7 @@ class QuicEndpoint:
                 bulk=False,
             )
             undo.pop_all()  # the engine's from here on
-        self._log.info("peers", listen=self._settings.listen, node=identity.node, engine=self._engine.name)
+        self._log.info("peers-listening", listen=self._settings.listen, node=identity.node, engine=self._engine.name)
 
     @property
     def failed(self) -> bool:

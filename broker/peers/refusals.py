@@ -41,7 +41,7 @@ class Refusals:
             del self._logged[oldest]
         self._logged.pop(key, None)
         self._logged[key] = now_s
-        self._log.warning("broker refused", address=address, reason=why)
+        self._log.warning("peer-refused", address=address, reason=why)
 
     def forget(self, address: str) -> None:
         """All is well with this address again."""

@@ -98,7 +98,7 @@ class CloserClient:
             try:
                 done = self._process is not None and self._process.wait(END_S_MAX) == 0
             except subprocess.TimeoutExpired:
-                self._log.warning("closer", error="it does not end")
+                self._log.warning("closer-stuck")
                 done = False
             self._ours.close()
             if done:
@@ -114,7 +114,7 @@ class CloserClient:
             except BlockingIOError:  # it has much to do, or does not live
                 break
             except OSError as problem:  # ETOOMANYREFS: sockets that carry sockets that carry sockets
-                self._log.warning("closer", uid=uid, error=f"does not take what a client passed: {problem}")
+                self._log.warning("close-delayed", uid=uid, error=str(problem))
                 self._files.setdefault(uid, []).extend(batch)
             else:
                 for descriptor in batch:
@@ -130,7 +130,7 @@ class CloserClient:
         try:
             thread.start()
         except RuntimeError as problem:  # no thread to spare: the next look tries again
-            self._log.warning("closer", uid=uid, error=str(problem))
+            self._log.warning("close-delayed", uid=uid, error=str(problem))
         else:
             self._users_with_thread.add(uid)
 
@@ -153,7 +153,7 @@ class CloserClient:
             return
         self._launched_s = now_s
         if self._process is not None:
-            self._log.error("closer", error="it has died; started again")
+            self._log.error("closer-lost")
         theirs = (self._its.fileno(), self._permits)
         try:
             with rt_priority.suspended():
@@ -166,7 +166,7 @@ class CloserClient:
                     start_new_session=True,
                 )
         except OSError as problem:
-            self._log.error("closer", error=f"cannot be started: {problem}")
+            self._log.error("closer-start-failed", error=str(problem))
 
 
 def _is_socket(descriptor: int) -> bool:

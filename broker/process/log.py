@@ -1,118 +1,120 @@
-"""Where the daemon's words go: plain lines, with the journal's priority prefix where that reads them.
+"""The daemon's log, through structlog: one line an event, `EVENT key=value …`, on standard error.
 
-Text from outside (job names, client names) is escaped, so that nobody can forge a line or paint on a terminal. What one
-user can bring about again and again is written so often and no more; the next line of it says how many were not. There
-is no logging library in it: the torch backend's imports rich and asyncio, 10 MB that a daemon would hold for good.
+The journal gets each line with its syslog priority; a terminal gets colours; a file or a pipe gets time and level.
+`broker.process.events` lists all events. Text from outside (names of jobs, clients, interfaces) is escaped, so that
+nobody can forge a line or send escape codes to a terminal.
+
+A user of the broker can cause an event again and again. Such events carry `uid`, and one event of one user is limited
+to `LINES_AT_ONCE` lines, then one in 1/`LINES_PER_S` seconds: a job of many ranks logs all of its sessions, and a loop
+of refused connections does not fill the disk. The next line says by `left_out` how many are missing.
 """
 
 from __future__ import annotations
 
-import datetime
+import logging
 import os
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from collections.abc import Callable, MutableMapping
+from typing import Any, Final, Protocol, TextIO, cast
+
+import structlog
 
 from broker.model.token_bucket import TokenBucket
 from hive_qos.text import printable
 
-_PRIORITY = {"error": 3, "warning": 4, "info": 6, "debug": 7}
+PRIORITY: Final = {"error": 3, "warning": 4, "info": 6, "debug": 7}
 """syslog(3) levels, which systemd reads as `<N>` at the start of a line (sd-daemon(3))."""
 TEXT_MAX = 2000
-"""Of one field: a path is at most 4096 bytes and says enough by then, a name of somebody else's may have no end."""
+"""Characters of one value: a path has at most 4096 bytes and says enough by then; a foreign name may have no end."""
+TRACEBACK_MAX = 20_000
 LINES_PER_S, LINES_AT_ONCE = 0.1, 30.0
-"""Lines of one event and user: a job that starts or ends is told whole, a loop that is refused is not."""
 KINDS_MAX = 1024
-"""Events and users whose lines are counted, the latest."""
+"""Pairs of event and user whose lines are counted; the oldest is forgotten."""
+
+_Entry = MutableMapping[str, Any]
+_logfmt = structlog.processors.LogfmtRenderer(bool_as_flag=False)
 
 
 class Log(Protocol):
-    """What the daemon says things to. Fields that are None are left out.
+    """What the daemon writes events to: structlog's bound logger, or a test's. A key that is None is left out."""
 
-    A field `uid`, None included, says that a user brought it about: of one event and user some lines are written alone.
-    """
+    def debug(self, event: str, **keys: Any) -> Any:
+        """Write for whoever debugs the daemon."""
 
-    def debug(self, event: str, **fields: Any) -> Any:
-        """For whoever debugs the daemon."""
+    def info(self, event: str, **keys: Any) -> Any:
+        """Write that something happened as it should."""
 
-    def info(self, event: str, **fields: Any) -> Any:
-        """Something happened as it should."""
+    def warning(self, event: str, **keys: Any) -> Any:
+        """Write what somebody should look at one day."""
 
-    def warning(self, event: str, **fields: Any) -> Any:
-        """Somebody should look at this one day."""
-
-    def error(self, event: str, **fields: Any) -> Any:
-        """Something does not work; the daemon goes on."""
+    def error(self, event: str, **keys: Any) -> Any:
+        """Write that something does not work while the daemon goes on. `exc_info=True` adds the handled exception."""
 
 
 def open_log(*, verbose: bool = False) -> Log:
-    """The log of this process, on its standard error."""
-    return Lines(sys.stderr, journal="JOURNAL_STREAM" in os.environ, verbose=verbose)
+    """Open the log of this process: for the journal where systemd connects standard error to it (JOURNAL_STREAM)."""
+    return make_log(sys.stderr, journal="JOURNAL_STREAM" in os.environ, verbose=verbose)
 
 
-class Lines:
-    """A log of one line an event. For any thread.
+def make_log(out: TextIO, *, journal: bool, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> Log:
+    """Make a log that any thread may use.
 
     Args:
-        journal: systemd's journal reads it, which has times of its own.
-        verbose: `debug` says something, too.
+        out: where lines go.
+        journal: systemd's journal reads them; it has times of its own.
+        verbose: write debug events, too.
         clock: monotonic seconds.
     """
+    render: list[Any] = [structlog.processors.TimeStamper(fmt="iso", utc=True), _plain_line]
+    if journal:
+        render = [_journal_line]
+    elif out.isatty():
+        render[-1] = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    log = structlog.wrap_logger(
+        structlog.PrintLogger(out),
+        processors=[
+            structlog.processors.add_log_level,
+            LineLimit(clock=clock),
+            structlog.processors.format_exc_info,
+            _printable,
+            *render,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
+    )
+    return cast(Log, log.bind())
 
-    def __init__(
-        self, out: TextIO, *, journal: bool, verbose: bool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._out, self._journal, self._verbose, self._clock = out, journal, verbose, clock
-        self._lock = threading.Lock()
+
+class LineLimit:
+    """The processor that drops what one user causes too often. For any thread."""
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock, self._lock = clock, threading.Lock()
         self._kinds: dict[tuple[str, object], _Kind] = {}
 
-    def debug(self, event: str, **fields: Any) -> None:
-        """As `Log`."""
-        if self._verbose:
-            self._say("debug", event, fields)
+    def __len__(self) -> int:
+        return len(self._kinds)
 
-    def info(self, event: str, **fields: Any) -> None:
-        """As `Log`."""
-        self._say("info", event, fields)
+    def __call__(self, logger: object, method: str, entry: _Entry) -> _Entry:
+        """Pass an event on, with the number of those that were dropped before it.
 
-    def warning(self, event: str, **fields: Any) -> None:
-        """As `Log`."""
-        self._say("warning", event, fields)
-
-    def error(self, event: str, *, exc_info: bool = False, **fields: Any) -> None:
-        """As `Log`; with `exc_info` the exception that is being handled follows."""
-        self._say("error", event, fields, traceback.format_exc() if exc_info else "")
-
-    def _say(self, level: str, event: str, fields: dict[str, Any], exception: str = "") -> None:
-        if "uid" in fields:
-            with self._lock:
-                left_out = self._left_out(event, fields["uid"])
-            if left_out is None:
-                return
-            fields = {**fields, "left_out": left_out or None}
-        now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
-        prefix = f"<{_PRIORITY[level]}>" if self._journal else f"{now} {level}: "
-        shown = "".join(f" {key}={_field(value)}" for key, value in fields.items() if value is not None)
-        text = f"{prefix}{printable(event, length_max=TEXT_MAX)}{shown}\n{exception}"
+        Raises:
+            structlog.DropEvent: not this one.
+        """
+        if "uid" not in entry:
+            return entry
+        key, now_s = (str(entry["event"]), entry["uid"]), self._clock()
         with self._lock:
-            self._out.write(text)
-            self._out.flush()
-
-    def _left_out(self, event: str, uid: object) -> int | None:
-        """How many lines of a kind were not written before this one; None where this one is not either."""
-        now_s = self._clock()
-        kind = self._kinds.pop((event, uid), None) or _Kind(now_s)
-        self._kinds[event, uid] = kind
-        while len(self._kinds) > KINDS_MAX:
-            del self._kinds[next(iter(self._kinds))]
-        if not kind.allowance.take(now_s=now_s):
-            kind.left_out += 1
-            return None
-        left_out, kind.left_out = kind.left_out, 0
-        return left_out
+            kind = self._kinds.pop(key, None) or _Kind(now_s)
+            self._kinds[key] = kind
+            while len(self._kinds) > KINDS_MAX:
+                del self._kinds[next(iter(self._kinds))]
+            if not kind.allowance.take(now_s=now_s):
+                kind.left_out += 1
+                raise structlog.DropEvent
+            entry["left_out"], kind.left_out = kind.left_out or None, 0
+        return entry
 
 
 class _Kind:
@@ -121,8 +123,34 @@ class _Kind:
         self.left_out = 0
 
 
-def _field(value: object) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    if isinstance(value, str):
-        text = printable(value, length_max=TEXT_MAX)
-    return repr(text) if " " in text or not text else text
+def _printable(logger: object, method: str, entry: _Entry) -> _Entry:
+    """Escape all texts, shorten figures, and leave out what is None."""
+    return {key: _shown(key, value) for key, value in entry.items() if value is not None}
+
+
+def _shown(key: str, value: object) -> object:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int):
+        return value
+    if key == "exception":
+        return printable(str(value), length_max=TRACEBACK_MAX, lines=True)
+    return printable(str(value), length_max=TEXT_MAX)
+
+
+def _journal_line(logger: object, method: str, entry: _Entry) -> str:
+    """`<4>EVENT key=value …`; each line of a traceback has the priority too, since systemd reads line by line."""
+    prefix = f"<{PRIORITY[entry.pop('level')]}>"
+    return "\n".join(prefix + line for line in _lines(entry))
+
+
+def _plain_line(logger: object, method: str, entry: _Entry) -> str:
+    """`TIME LEVEL: EVENT key=value …`, then a traceback."""
+    prefix = f"{entry.pop('timestamp')} {entry.pop('level')}: "
+    return prefix + "\n".join(_lines(entry))
+
+
+def _lines(entry: _Entry) -> list[str]:
+    event, traceback = str(entry.pop("event")), str(entry.pop("exception", ""))
+    keys = _logfmt(None, "", entry)
+    return [f"{event} {keys}" if keys else event, *(f"  {line}" for line in traceback.splitlines())]

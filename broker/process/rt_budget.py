@@ -52,7 +52,7 @@ class RtBudget:
         self._may = rt_priority.is_taken()
         self._window_s, self._before = self._clock(), dict(self._spent_s())
         if refused is not None:
-            self._log.warning("precedence", note=f"{_LATE}: {refused}")
+            self._log.warning("priority-refused", error=refused)
 
     def look(self) -> None:
         """Take it away or back, where that is due. For every tick."""
@@ -80,18 +80,18 @@ class RtBudget:
         if not self._lost:
             return ()
         text = f"{self._lost}; {_LATE}, until {CALM_S:g} s after that is over"
-        return (Alarm("precedence-lost", "daemon", text),)
+        return (Alarm("priority-lost", "daemon", text),)
 
     def _lose(self, why: str, *, now_s: float) -> None:
         self._lost, self._calm_s = why, now_s
-        self._log.warning("precedence", note=f"lost, because {why}; {_LATE}, until it has been calm for {CALM_S:g} s")
+        self._log.warning("priority-lost", reason=why)
 
     def _take_again(self, *, now_s: float) -> None:
         try:
             rt_priority.take_again()
         except (OSError, ValueError) as problem:
             self._calm_s = now_s
-            self._log.warning("precedence", note=f"{_LATE}: {problem}")
+            self._log.warning("priority-refused", error=str(problem))
             return
         self._lost = ""
-        self._log.info("precedence", note="taken again")
+        self._log.info("priority-restored")

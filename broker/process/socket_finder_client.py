@@ -66,7 +66,7 @@ class SocketFinder:
                 )
         except OSError as problem:
             ours.close()
-            self._log.warning("finder", error=f"cannot be started: {problem}; no process is looked into")
+            self._log.warning("finder-start-failed", error=str(problem))
         else:
             self._sock = ours
         finally:
@@ -150,7 +150,7 @@ class SocketFinder:
         finally:
             self._waited_s += time.monotonic() - began_s
         if not packet:
-            self._log.error("finder", error="has ended; no process is looked into until the broker is started again")
+            self._log.error("finder-lost")
             self.close()
             raise PermissionError("the finder has ended; restart the broker")
         number, kind = ANSWER.unpack_from(packet)

@@ -181,7 +181,7 @@ class WatchdogClient:
         try:
             self._launch()
         except OSError as problem:
-            self._log.error("guard", error=f"cannot be started: {problem}")
+            self._log.error("guard-start-failed", error=str(problem))
 
     def _send(self, busy: bool) -> None:
         if self._sock is None:
@@ -224,17 +224,16 @@ class WatchdogClient:
         if not self._ready:
             self._ready = True
             if self._started > 1:
-                self._log.info("guard watches again")
+                self._log.info("guard-restored")
         self._heard, self._unanswered_s = int(sequence), None
         if int(opened) != self._seen:
             self._openings += int(opened) - self._seen
             self._seen, self._reopened = int(opened), True
-            text = "opened the ceilings, because no tick came; decided anew now"
-            self._log.warning("guard", note=text, silence_s=float(silence_s))
+            self._log.warning("ceilings-opened", silence_s=float(silence_s))
 
     def _lost(self, what: str) -> None:
         """It is gone, or of no use: what it did last is not known, so what stands is looked at."""
-        self._log.error("guard", error=f"{what}; started again")
+        self._log.error("guard-lost", error=what)
         if self._process is not None:
             self._process.kill()
         self.end(restored=True)

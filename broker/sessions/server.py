@@ -174,7 +174,7 @@ class SessionServer:
 
     def fail(self, session: Session) -> None:
         """End a session of which a message brought about the exception that is handled now, and log that."""
-        self._log.error("session failed", session=session.name, uid=session.peer.uid, exc_info=True)
+        self._log.error("session-failed", session=session.name, uid=session.peer.uid, exc_info=True)
         if not session.closed:
             session.send(error("internal", "the broker made a mistake with this message; see its log").message)
             self._end(session, "internal", "a mistake of ours")
@@ -187,7 +187,7 @@ class SessionServer:
         try:
             sock, _ = self._listener.accept()
         except OSError as problem:  # out of descriptors, or gone before we came
-            self._log.warning("session not accepted", uid=None, error=str(problem))
+            self._log.warning("accept-failed", uid=None, error=str(problem))
             return
         try:
             peer = peer_of(sock)
@@ -195,7 +195,7 @@ class SessionServer:
             refusal = self._refusal(peer, right)
             pidfd = process_of(sock, peer) if refusal is None else None
         except OSError as problem:
-            self._log.warning("session not accepted", uid=None, error=f"the kernel does not say whose it is: {problem}")
+            self._log.warning("accept-failed", uid=None, error=f"the kernel does not say whose it is: {problem}")
             self._closing.take([sock.detach()], uid=_NOBODY)
             return
         if refusal is None and pidfd is None:
@@ -208,7 +208,7 @@ class SessionServer:
         if refusal is not None:
             session.send(error(*refusal).message)
             self._hang_up(session)
-            self._log.warning("session refused", uid=peer.uid, pid=peer.pid, code=refusal[0])
+            self._log.warning("session-refused", uid=peer.uid, pid=peer.pid, code=refusal[0])
             return
         assert pidfd is not None
         sock.setblocking(False)
@@ -284,7 +284,7 @@ class SessionServer:
                 case End():
                     self._end(session, action.code, action.text)
                 case Hello():
-                    self._log.info("session", session=session.name, client=action.client, job=action.job,
+                    self._log.info("session-opened", session=session.name, client=action.client, job=action.job,
                                    pid=session.peer.pid, uid=session.peer.uid)  # fmt: skip
                 case Register():
                     reply = self._register(session, action, descriptors)
@@ -327,7 +327,7 @@ class SessionServer:
             os.close(session.pidfd)
         self._hang_up(session)
         self.sessions.pop(session.name, None)
-        self._log.info("session over", session=session.name, uid=session.peer.uid, reason=text, code=code or None)
+        self._log.info("session-closed", session=session.name, uid=session.peer.uid, reason=text, code=code or None)
         self._service.gone(session)
 
     def _hang_up(self, session: Session) -> None:

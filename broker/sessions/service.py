@@ -105,10 +105,10 @@ class SessionService:
             except ValueError as problem:
                 return error("not-inet", str(problem), number=message.number)
             except HiveError as problem:
-                self._log.error("socket not marked", session=session.name, uid=session.peer.uid, error=str(problem))
+                self._log.error("socket-mark-failed", session=session.name, uid=session.peer.uid, error=str(problem))
                 return error(problem.code, str(problem), number=message.number)
             except OSError as problem:
-                self._log.error("socket not marked", session=session.name, uid=session.peer.uid, error=str(problem))
+                self._log.error("socket-mark-failed", session=session.name, uid=session.peer.uid, error=str(problem))
                 return error("kernel-rejected", str(problem), number=message.number)
             flow = PassedSocket(
                 name=self._flows.number(),
@@ -202,11 +202,9 @@ class SessionService:
         except HiveError as problem:
             return error(problem.code, str(problem), number=message.number)
         if made:
-            self._log.warning(
-                "cgroups", uid=peer.uid, note="somebody removed the cgroups of the classes; they are made again"
-            )
+            self._log.warning("cgroups-rebuilt", uid=peer.uid)
             self._reclassify()
-        self._log.info("program entered a class", pid=peer.pid, uid=peer.uid, traffic_class=traffic_class)
+        self._log.info("process-classified", pid=peer.pid, uid=peer.uid, traffic_class=traffic_class)
         return Reply({"op": "entered", "id": message.number, "class": traffic_class})
 
     def _may_not_enter(self, peer: Peer, traffic_class: str) -> tuple[str, str] | None:

@@ -181,5 +181,5 @@ def test_a_configuration_that_turns_out_bad_at_a_start_gives_way_to_the_last_goo
         broker.configuration = bad
         broker.start()
         assert capacity_mbit(broker) > 15
-        assert "the last good one holds" in broker.log
+        assert "configuration-fallback" in broker.log
         assert "htb ffe0:" in broker.root_qdisc()

@@ -136,8 +136,8 @@ def test_a_user_who_holds_all_connections_that_he_gets_keeps_nobody_else_out(bro
 
 
 def test_a_user_who_comes_again_and_again_does_not_fill_the_log(broker: Broker) -> None:
-    before = broker.log.count("session over")
+    before = broker.log.count("session-closed")
     argv = [*become([GROUP]), sys.executable, "-c", COME_AGAIN, broker.sessions]
     assert broker.host.run(argv, check=False).returncode == 0
-    said = broker.log.count("session over") - before
+    said = broker.log.count("session-closed") - before
     assert 1 <= said < 100, said

@@ -116,7 +116,7 @@ def test_the_daemons_log_says_once_that_it_was_lost() -> None:
         from broker.process.rt_budget import RtBudget
         class Log:
             def warning(self, event, **fields):
-                print(event, fields["note"])
+                print(event, fields["reason"])
         one = RtBudget(log=Log())
         one.begin()
         one.look()
@@ -128,7 +128,7 @@ def test_the_daemons_log_says_once_that_it_was_lost() -> None:
     )
     assert said[0] == "nothing so far"
     assert len(said) == 2
-    assert said[1].startswith("precedence lost")
+    assert said[1].startswith("priority-lost")
 
 
 def test_who_works_with_short_sleeps_loses_it_and_all_have_it_again_when_it_has_been_calm() -> None:
@@ -137,7 +137,7 @@ def test_who_works_with_short_sleeps_loses_it_and_all_have_it_again_when_it_has_
         from broker.process.rt_budget import CALM_S, RtBudget
         class Log:
             def warning(self, event, **fields):
-                print(fields["note"])
+                print(event, *fields.values())
             info = warning
         ahead_s, calm, enough, asking = 0.0, threading.Event(), threading.Event(), threading.Event()
         one = RtBudget(log=Log(), clock=lambda: time.monotonic() + ahead_s)
@@ -176,7 +176,7 @@ def test_who_works_with_short_sleeps_loses_it_and_all_have_it_again_when_it_has_
         enough.set()
         """
     )
-    assert said[0].startswith("lost, because its threads have used more than 0.3 of a core")
-    assert said[1] == "['precedence-lost'] True"
-    assert said[2] == "taken again"
+    assert said[0].startswith("priority-lost its threads have used more than 0.3 of a core")
+    assert said[1] == "['priority-lost'] True"
+    assert said[2] == "priority-restored"
     assert said[3] == "True () True"

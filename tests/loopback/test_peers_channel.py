@@ -162,7 +162,7 @@ def test_a_connection_that_nobody_needs_is_closed_by_who_dialled(both: tuple[Bro
     a.reach = []
     a.later_s = 4 * IDLE_S
     until(lambda: not a.connections() and not b.connections(), a, b)
-    assert b.log.reasons("broker gone") == ["it said goodbye"]
+    assert b.log.reasons("peer-disconnected") == ["it said goodbye"]
 
 
 @over(*EACH)
@@ -202,7 +202,7 @@ def test_an_engine_that_fails_takes_nobody_down_with_it(both: tuple[Broker, Brok
     assert a.channel.alarms() == ()
     a.channel._carrier._engine.close()
     until(lambda: not b.leases and not a.connections(), a, b)
-    assert [fields["error"][:17] for _, event, fields in a.log.lines if event == "peers" and "error" in fields] == [
+    assert [fields["error"][:17] for _, event, fields in a.log.lines if event == "peers-failed"] == [
         "the engine failed"
     ]
     a.tick()
@@ -241,7 +241,7 @@ def test_the_socket_is_marked_before_anything_is_sent(cluster: Cluster, engines:
     )
     channel.close()
     assert marked == [split_listen(policy.listen)]
-    assert [event for _, event, _ in log.lines] == ["peers"]
+    assert [event for _, event, _ in log.lines] == ["peers-listening"]
 
 
 def test_a_renewed_certificate_is_presented_and_what_was_asked_goes_on(

@@ -105,7 +105,7 @@ def test_a_stranger_that_dials_is_refused_told_why_and_logged_once(
     again.down(victim)
     assert victim.leases == ()
     assert victim.connections() == []
-    assert len(victim.log.reasons("broker refused")) == 1
+    assert len(victim.log.reasons("peer-refused")) == 1
 
 
 @pytest.mark.parametrize("who", STRANGERS[:2])
@@ -238,7 +238,7 @@ def test_who_moves_to_another_address_loses_its_leases_and_has_to_dial_from_ther
         return not victim.connections() and not victim.leases
 
     until(asked_from_there, victim, what=lambda: victim.leases)
-    assert any("127.0.0.3" in line for line in victim.log.reasons("broker refused"))
+    assert any("127.0.0.3" in line for line in victim.log.reasons("peer-refused"))
 
 
 @pytest.mark.parametrize(

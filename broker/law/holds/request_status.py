@@ -79,7 +79,7 @@ def alarms(
             f"{format_rate(rate)} came in while packets waited in front of our link, the guarantees of its "
             f"{format_rate(said)} sum to {format_rate(promised)}; each is kept as a part of what is there"
         )
-        found.append(Alarm("way-in-below-guarantees", interface.name, text))
+        found.append(Alarm("ingress-below-guarantees", interface.name, text))
     for sample in sorted(reported.values(), key=lambda entry: entry.address)[:ALARMS_MAX] if holding else ():
         subject = f"{interface.name}/{sample.address}"
         if sample.broker == "no" and not in_kernel:

@@ -116,7 +116,7 @@ def test_the_metrics_keep_their_format(tmp_path: Path, name: str) -> None:
 
 
 def test_the_log_writes_one_line(capfd: pytest.CaptureFixture[str], name: str) -> None:
-    open_log().warning("interface", interface=name, note=f"{name} is there")
+    open_log().warning("interface-note", interface=name, note=f"{name} is there")
     text = capfd.readouterr().err
     assert text.count("\n") == 1
     assert not FORBIDDEN & set(text)

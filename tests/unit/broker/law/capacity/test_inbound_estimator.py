@@ -340,7 +340,7 @@ def test_less_than_the_guarantees_of_what_the_operator_wrote_is_an_alarm() -> No
         world = Inflow(policy, senders, pause_s=100.0, changes=((2.0, 30e6),)).run(5)
         before = next(one for one in world.decisions if decided_s(one) > 1.9)
         codes = [{alarm.code for alarm in one.alarms} for one in (before, world.decisions[-1])]
-        assert ["way-in-below-guarantees" in one for one in codes] == [False, alarmed]
+        assert ["ingress-below-guarantees" in one for one in codes] == [False, alarmed]
 
 
 def test_a_queue_is_drained_only_while_somebody_is_held() -> None:
