@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 
 import pytest
 from changing_link import Changing
+from link_figures import followed_s, late, used, used_from_s
 from seeds import assert_most, over_seeds
 
 from broker.law.recording import replay
@@ -16,9 +16,6 @@ FULL, LOW, HIGH = 100e6, 30e6, 70e6
 FALL_S, RISE_S, END_S = 5.0, 13.0, 23.0
 LARGE, SMALL = 1_200_000.0, 460_000.0
 """Training's windows, in bytes."""
-
-USED_OVER_S = 2.0
-"""What is used is counted over so long, in which a drain of a tick or two does not show."""
 
 DRAINING_PART = 0.3
 """A drain is half the rate: at least so much of the link, and it counts as followed."""
@@ -35,44 +32,6 @@ def changing(seed: int, *, window_bytes: float, announce: bool = True) -> Changi
     world = Changing(policy, rate, window_bytes=window_bytes, announce=announce, seed=seed)
     world.shift_s = shift_s
     return world.run(END_S + shift_s)
-
-
-def followed_s(rates: list[tuple[float, int]], change_s: float, low: float, high: float, *, for_s: float) -> float:
-    """How long after a change the rate came between two bounds and stayed there for so long."""
-    entered = change_s
-    for at_s, rate in rates:
-        if at_s <= change_s:
-            continue
-        if at_s - entered >= for_s:
-            break
-        if not low <= rate <= high:
-            entered = at_s + 1e-6
-    return entered - change_s
-
-
-def late(echoes: list[tuple[float, float]], start_s: float, end_s: float) -> float:
-    """The 95th percentile of what people waited."""
-    waits = sorted(wait_s for at_s, wait_s in echoes if start_s <= at_s <= end_s)
-    return round(waits[int(0.95 * len(waits))], 6)
-
-
-def used(carried: list[tuple[float, int]], start_s: float, end_s: float, rate: float) -> float:
-    crossed = [size for at_s, size in carried if start_s <= at_s <= end_s]
-    return (crossed[-1] - crossed[0]) * 8 / (end_s - start_s) / rate
-
-
-def used_from_s(carried: list[tuple[float, int]], change_s: float, end_s: float, rate: float, share: float) -> float:
-    """How long after a change the link began to carry a share of its rate in every two seconds until the end."""
-    points = [(at_s, size) for at_s, size in carried if change_s <= at_s <= end_s]
-    times_s = [at_s for at_s, _ in points]
-    from_s = change_s
-    for place, (at_s, size) in enumerate(points):
-        later = bisect_left(times_s, at_s + USED_OVER_S)
-        if later == len(points):
-            break
-        if (points[later][1] - size) * 8 < share * rate * (times_s[later] - at_s):
-            from_s = times_s[place + 1]
-    return from_s - change_s
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable
 
 from changing_link import Changing, Host
+from link_figures import late, used
 from seeds import assert_most, over_seeds
-from test_changing_link import late, used
 
 from broker.policy.toml import load
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 from changing_link import Changing
+from link_figures import followed_s, late, used
 from seeds import assert_most, over_seeds
-from test_changing_link import followed_s, late, used
 
 from broker.law.capacity import thresholds
 from broker.policy.toml import load
