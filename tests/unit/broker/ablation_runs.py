@@ -161,13 +161,21 @@ def others_delay(seed: int) -> Figures:
     }
 
 
-def inbound(seed: int, *, pause_s: float = 0.2, wants: float = 1e9, announces: bool = True, hosts: int = 2) -> Figures:
-    """The way towards a host of 100 Mbit/s that falls to 30 and rises to 70, with storage hosts that can be held."""
+def inbound(
+    seed: int, *, pause_s: float = 0.2, wants: float = 1e9, announces: bool = True, hosts: int = 2,
+    window_bits: float | None = None, broker: str = "yes",
+) -> Figures:  # fmt: skip
+    """The way towards a host of 100 Mbit/s that falls to 30 and rises to 70, with storage hosts that can be held.
+
+    With `window_bits` storage has congestion windows, so that what packets wait in front of the link says something;
+    without a `broker` an IFB of ours is what holds it back.
+    """
     fall_s, rise_s, end_s = 4.0 + shift_s(seed), 10.0 + shift_s(seed), 20.0
     world = Inflow(
         load('version = 1\n[[interface]]\nname = "a"\ningress = "100 Mbit/s"\n'),
-        [Storage(f"10.0.0.{3 + number}", wants) for number in range(hosts)], pause_s=pause_s, announces=announces,
-        burst_bytes=1_000_000, changes=((fall_s, 30e6), (rise_s, 70e6)), seed=seed,
+        [Storage(f"10.0.0.{3 + number}", wants, broker=broker, window_bits=window_bits) for number in range(hosts)],
+        pause_s=pause_s, announces=announces, burst_bytes=1_000_000, changes=((fall_s, 30e6), (rise_s, 70e6)),
+        grows_per_s=0.0 if window_bits is None else 2.0, seed=seed,
     )  # fmt: skip
     world.run(end_s)
     rates = [
@@ -175,12 +183,19 @@ def inbound(seed: int, *, pause_s: float = 0.2, wants: float = 1e9, announces: b
         for one in world.decisions
     ]
     risen = [rate for at_s, rate in rates if at_s > rise_s + 5]
+    waits: Figures = {}
+    if window_bits is not None:
+        waits = {
+            "fall_people_ms": 1000 * late(world.delays, fall_s + 2, rise_s),
+            "rise_people_ms": 1000 * late(world.delays, rise_s + 5, end_s),
+        }
     return {
         "fall_s": followed_s(rates, fall_s, 0.75 * 30e6, 1.1 * 30e6, for_s=1.0),
         "rise_s": followed_s(rates, rise_s, FOLLOWED * 70e6, 2 * 70e6, for_s=1.0),
         "rise_used": min(1.0, mean(risen) / 70e6),
         "storage_part": world.of_leftover,
         "step_s": mean([later - sooner for sooner, later in pairwise(world.begun)] or [0.0]),
+        **waits,
     }
 
 
@@ -210,4 +225,6 @@ SCENARIOS: Mapping[str, Callable[[int], Figures]] = {
     "inbound, unannounced": lambda seed: inbound(seed, announces=False),
     "inbound, storage alone": lambda seed: inbound(seed, pause_s=100.0, wants=140e6),
     "inbound, one host": lambda seed: inbound(seed, hosts=1),
+    "inbound, windows": lambda seed: inbound(seed, window_bits=4e5),
+    "inbound, windows in an IFB": lambda seed: inbound(seed, window_bits=4e5, broker="no"),
 }
