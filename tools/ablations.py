@@ -25,7 +25,7 @@ from rich.table import Table
 
 SIMULATORS = Path(__file__).parents[1] / "tests" / "unit" / "broker"
 GOALS: Mapping[str, float] = {"fall_s": 1.5, "peers_fall_s": 1.5, "rise_s": 5.0, "people_ms": 30.0, "used": 0.95}
-"""By the end of a figure's name: what the design promises (docs/design.md)."""
+"""By the end of a figure's name: what the design promises."""
 SURE = 2.0
 """Standard errors, as above."""
 
