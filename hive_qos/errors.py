@@ -47,15 +47,17 @@ class ConfigurationError(HiveError):
 
     Args:
         key: where it stands, e.g. `class.storage.guarantee`.
-        value: what stands there.
+        value: what stands there; None where nothing does, and then it is not shown.
         reason: what is wrong with it and what to write instead.
     """
 
     code = "configuration"
 
     def __init__(self, key: str, value: object, reason: str) -> None:
-        shown_key, shown_value = (printable(text, length_max=KEY_LENGTH_MAX) for text in (key, _shown(value)))
-        super().__init__(f"{shown_key} = {shown_value}: {printable(reason, length_max=REASON_LENGTH_MAX, lines=True)}")
+        where = printable(key, length_max=KEY_LENGTH_MAX)
+        if value is not None:
+            where = f"{where} = {printable(_shown(value), length_max=KEY_LENGTH_MAX)}"
+        super().__init__(f"{where}: {printable(reason, length_max=REASON_LENGTH_MAX, lines=True)}")
         self.key = key
         self.value = value
         self.reason = reason

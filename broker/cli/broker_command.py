@@ -57,7 +57,7 @@ def broker(
     """
 
     def parse(text: str) -> Policy:
-        return _parse(text, runtime_dir=runtime_dir, state_dir=state_dir, record=record)
+        return _parse(text, name=str(config), runtime_dir=runtime_dir, state_dir=state_dir, record=record)
 
     if check:
         policy = parse(_read(config))
@@ -241,10 +241,10 @@ def _read(path: Path) -> str:
     return read(path)
 
 
-def _parse(text: str, *, runtime_dir: Path | None, state_dir: Path | None, record: Path | None) -> Policy:
+def _parse(text: str, *, name: str, runtime_dir: Path | None, state_dir: Path | None, record: Path | None) -> Policy:
     from broker.policy.toml import load
 
-    policy = load(text)
+    policy = load(text, name=name)
     daemon = policy.daemon
     if runtime_dir is not None:
         folder = runtime_dir.absolute()
@@ -262,4 +262,4 @@ def state_directory(config: Path) -> Path:
     """Where the broker of a configuration file keeps its state; the default's where there is no such file."""
     if not config.exists():  # cleaning up must work after the package has gone
         return Path(DaemonPolicy().state_dir)
-    return Path(_parse(_read(config), runtime_dir=None, state_dir=None, record=None).daemon.state_dir)
+    return Path(_parse(_read(config), name=str(config), runtime_dir=None, state_dir=None, record=None).daemon.state_dir)

@@ -86,17 +86,18 @@ class ConfigurationErrors(HiveError):
         return "\n".join([*shown, f"and {more} more mistakes"] if more else shown)
 
 
-def load(text: str) -> Policy:
+def load(text: str, *, name: str = "broker.toml") -> Policy:
     """Read a configuration and validate it whole.
 
     Args:
         text: the TOML text of `broker.toml`, `version = 1`. Every key is in `docs/reference/configuration.md`.
+        name: the file's, for an error that concerns all of it.
 
     Raises:
         ConfigurationErrors: with every key, value and reason that is wrong.
     """
     reader = _Reader()
-    policy = reader.policy(text)
+    policy = reader.policy(text, name=name)
     if policy is not None:
         reader.problems += check_interfaces(policy.interfaces)
         reader.problems += check_classes(policy.classes, interfaces=policy.interfaces)
@@ -116,11 +117,11 @@ class _Reader:
     def problem(self, key: str, value: object, reason: str) -> None:
         self.problems.append(ConfigurationError(key, value, reason))
 
-    def policy(self, text: str) -> Policy | None:
+    def policy(self, text: str, *, name: str) -> Policy | None:
         try:
             raw = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # beside what is no TOML: numbers too long, and brackets too deep
-            self.problem("broker.toml", "...", f"not TOML: {error}")
+            self.problem(name, None, f"not TOML: {error}")
             return None
         self.known(raw, keys=_TOP_KEYS, prefix="")
         version = raw.get("version")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from broker_support import Running
 from engine_support import NATIVE_ALWAYS
-from msgspec.structs import replace
 from native_cases import ALL_NATIVE, WITH_NATIVE, asks_for_native, need
 
 collect_ignore = [

@@ -251,3 +251,14 @@ def test_no_command_takes_the_place_of_the_tests(monkeypatch: pytest.MonkeyPatch
     result = RUN.invoke(app, ["run", "--class", "storage", "--", "true"])
     assert isinstance(result.exception, AssertionError)
     assert "would have become" in str(result.exception)
+
+
+def test_a_file_that_is_no_toml_is_called_by_its_name_and_a_missing_key_has_no_value(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text("version = [\n")
+    broken = RUN.invoke(app, ["broker", "--check", "--config", str(path)])
+    assert f"[configuration] {path}: not TOML" in broken.output
+    path.write_text("version = 1\n")
+    missing = RUN.invoke(app, ["broker", "--check", "--config", str(path)])
+    assert "[configuration] interface" in missing.output
+    assert "None" not in missing.output
