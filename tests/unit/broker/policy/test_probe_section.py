@@ -27,7 +27,7 @@ class Probed(World):
     def _sample(self) -> None:
         for number, target in enumerate(self.targets):
             asked, _ = divmod(self.now_s + 0.07 * number, 0.2)
-            if self.samples.get(target) is None or asked > self.samples[target][1].delivered_bytes / 32:  # type: ignore[operator]
+            if self.samples.get(target) is None or asked > self.samples[target][1].delivered_bytes / 32:
                 rtt_s = 0.009 + self.fifo_bytes * 8 / self.rate(self.now_s) + self.jitter_s * self.random.random()
                 sample = FlowSample(
                     key=f"probe/{target}", peer=target, traffic_class="control", source="probe", age_s=0.0,
