@@ -77,7 +77,7 @@ nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTL
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
 # Those of the lab in which engines run.
-NATIVE_LAB := $(wildcard tests/lab/test_engine_*.py tests/lab/test_transport_*.py)
+NATIVE_LAB := $(wildcard tests/lab/engines/test_*.py tests/lab/daemon/test_engine_*.py)
 
 test-native: setup ## Engines, transport and torch over the native engine, and over mixed pairs
 	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback $(NATIVE_LAB)

@@ -20,8 +20,8 @@ shift
 (($#)) || set -- bookworm trixie
 folder=$(realpath -m "${KERNELS_DIR:-$here/out/kernels}")
 mkdir -p "$folder"
-tests=${TESTS:-tests/lab/test_shaping_kernel.py tests/lab/test_shaping_cgroup.py
-  tests/lab/test_shaping_sockets.py tests/lab/test_shaping_ingress.py tests/lab/test_stock_kernel.py}
+tests=${TESTS:-tests/lab/kernel/test_shaping_kernel.py tests/lab/kernel/test_shaping_cgroup.py
+  tests/lab/kernel/test_shaping_sockets.py tests/lab/kernel/test_shaping_ingress.py tests/lab/kernel/test_stock_kernel.py}
 
 missing=()
 command -v qemu-system-x86_64 >/dev/null || missing+=(qemu-system-x86)

@@ -76,7 +76,7 @@ tests() {
   local chosen left_out=()
   read -ra chosen <<<"${TESTS:-tests/unit tests/loopback}"
   if [[ -z ${TESTS:-} && $EUID -eq 0 ]]; then
-    chosen+=(tests/lab/test_shaping_kernel.py tests/lab/test_broker_daemon.py tests/lab/test_engine_marks.py)
+    chosen+=(tests/lab/kernel/test_shaping_kernel.py tests/lab/daemon/test_broker_daemon.py tests/lab/daemon/test_engine_marks.py)
   elif [[ -z ${TESTS:-} ]]; then
     echo "the lab's tests left out: they need root"
   fi

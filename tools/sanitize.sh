@@ -61,7 +61,7 @@ case $what in
     cargo_for test --no-default-features
     cargo_for rustc --lib -- -Zexternal-clangrt # the runtime is loaded before, not a part of the module
     module
-    (($#)) || set -- tests/loopback/test_engine_native.py tests/loopback/test_engine_native_lent.py
+    (($#)) || set -- tests/loopback/native_engine/test_engine_native.py tests/loopback/native_engine/test_engine_native_lent.py
     rm -f "$built"/report.*
     ASAN_OPTIONS+=:log_path=$built/report # pytest would keep to itself what the process says at its end
     engine_tests "$runtime" "$@" || { status=$?; cat "$built"/report.* >&2 2>/dev/null || true; exit "$status"; }
@@ -75,6 +75,6 @@ case $what in
   faults)
     cargo_for build --lib --features faults
     module
-    engine_tests "" tests/loopback/test_engine_native_faults.py "$@"
+    engine_tests "" tests/loopback/native_engine/test_engine_native_faults.py "$@"
     ;;
 esac

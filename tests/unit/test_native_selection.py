@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CARGO = 'echo "$@" >> "$(dirname "$0")/asked"'
 RECENT, OLD = "echo 'rustc 1.999.0 (0123456789 2026-01-01)'", "echo 'rustc 1.63.0'"
-OF_ENGINES = ("tests/lab/test_engine_marks.py", "tests/loopback/test_engine_resumption.py")
+OF_ENGINES = ("tests/lab/daemon/test_engine_marks.py", "tests/loopback/engines/test_engine_resumption.py")
 
 
 def script(what: str, path: Path, *, cargo: str = CARGO, rustc: str = RECENT, **environment: str) -> tuple[int, str]:

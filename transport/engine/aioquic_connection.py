@@ -3,7 +3,7 @@
 aioquic does the handshake, keys, connection identifiers, path validation and timers. Once the handshake is confirmed,
 packets that hold only stream data, acknowledgements and credit are read here and written in `aioquic_sending`; anything
 else, on either side, goes aioquic's way. Its own streams are never used, so its passes over all streams cost nothing.
-This file uses private parts of aioquic and is checked against 1.7; `tests/loopback/test_engine_*` would notice others.
+This file uses private parts of aioquic and is checked against 1.7; `tests/loopback/engines` would notice others.
 """
 
 from __future__ import annotations

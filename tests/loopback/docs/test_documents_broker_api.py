@@ -23,7 +23,7 @@ MESSAGES, ANSWERS = (
     if fence.language == "json"
 )
 ANSWERED = {"hello": "welcome", "register": "registered", "burst": "credited", "need": "noted"}
-"""But `enter`, which would move the tests' own process; tests/lab/test_broker_daemon.py has it."""
+"""But `enter`, which would move the tests' own process; tests/lab/daemon/test_broker_daemon.py has it."""
 
 
 def said(session: socket.socket, message: dict[str, Any], descriptor: int | None = None) -> dict[str, Any]:

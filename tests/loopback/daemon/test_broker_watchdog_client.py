@@ -1,7 +1,7 @@
 """The guard at its socket: what it opens when; and what the daemon makes of one that dies, hangs or never starts.
 
 The daemon's end is real, and so are the sockets and processes; what would be opened in the kernel is a counter here.
-`tests/lab/test_broker_guard.py` has the whole.
+`tests/lab/daemon/test_broker_guard.py` has the whole.
 """
 
 from __future__ import annotations

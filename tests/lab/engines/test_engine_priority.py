@@ -15,8 +15,8 @@ from patience import most_of
 from tools.lab import Lab
 from transport.identity import ca_init, ca_issue
 
-ROOT = Path(__file__).parents[2]
-PEER = Path(__file__).with_name("engine_peer.py")
+ROOT = Path(__file__).parents[3]
+PEER = Path(__file__).parents[1] / "engine_peer.py"
 RATE_BITS_PER_S = 40_000_000
 LATENCY_RATIO_MAX = 3
 """Of control messages with and without bulk, medians of one run. Idle they take 8 to 10 ms there and back; behind a

@@ -29,7 +29,7 @@ HELD_BITS_PER_S = LINE_BITS_PER_S * 2 // 100
 STORAGE_PORT = 4873
 PROMISED_S = 1.0
 """From the death, or the last beat, until everybody may use the line."""
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

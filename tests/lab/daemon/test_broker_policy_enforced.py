@@ -31,7 +31,7 @@ with Session(job="j", socket_path=sys.argv[2]) as session, socket.socket(socket.
     while not session.rejections:
         sock.sendto(bytes(1200), (sys.argv[1], 4001))
 """
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WINDOW_S = 2.0
 BURST_BITS = 8 * 2 * 64 * 1024
 """What HTB may let go at once, of the class and of its leaf."""

@@ -15,7 +15,7 @@ from broker_host import COMMAND, CONFIGURATION, Broker, two_hosts
 from broker import client
 from hive_qos.errors import BrokerRejectedError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 UID, OWN_GROUP, GROUP, OUTSIDE = 2001, 2001, 65534, 65533
 """A user without a name; the group of `CONFIGURATION`, which is nogroup; and one that gives nothing."""
 HELLO = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PLAIN = 'hosts = ["a", "b"]\n[[link]]\nbetween = ["a", "b"]\nrate = "40 Mbit/s"\n'
 ECHO = """
 import socket, threading

@@ -20,7 +20,7 @@ from broker.process.capabilities import SYS_PTRACE
 from shaping.classify import cgroup
 from tools.lab import Lab
 
-SERVICE = Path(__file__).parents[2] / "systemd/hive-qos.service"
+SERVICE = Path(__file__).parents[3] / "systemd/hive-qos.service"
 PAYLOAD_BYTES = 200_000
 
 

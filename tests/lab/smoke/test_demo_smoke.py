@@ -19,7 +19,7 @@ from patience import wait_until
 from tools.demo.records import read
 from tools.demo.report import compute
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 FEW = [
     "--rate=40 Mbit/s",
     "--width=64",

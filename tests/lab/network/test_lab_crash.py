@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from patience import wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TWO_HOSTS = ROOT / "tools/lab/two-hosts.toml"
 
 

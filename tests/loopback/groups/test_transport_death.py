@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("transport_programs.py")
+PROGRAM = Path(__file__).parents[1] / "transport_programs.py"
 
 
 class Program:

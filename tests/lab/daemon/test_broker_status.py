@@ -16,7 +16,7 @@ from patience import LIMIT_S, wait_until
 from tools.lab import Lab
 from tools.lab.host import Host
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONFIGURATION = """
 version = 1
 [[interface]]

@@ -21,7 +21,7 @@ from tools.brokerbench.figures import gaps
 from tools.lab import Lab
 from tools.lab.host import Host
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LINK_BITS_PER_S = 20_000_000
 RIGHT_WITHIN_S, STARVES_S_MAX = 2.0, 1.0
 """After somebody deleted the IFB."""

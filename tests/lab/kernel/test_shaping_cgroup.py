@@ -177,7 +177,7 @@ WITHOUT_BPF = {
 def test_without_cap_bpf_the_rest_is_shaped_and_the_lack_is_told(bench: Bench, tmp_path: Path, who: str) -> None:
     argv = ["nsenter", f"--net=/run/netns/{bench.sender}", "setpriv", *WITHOUT_BPF[who], sys.executable, "-c", ATTACH]
     done = subprocess.run(
-        [*argv, str(tmp_path)], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False
+        [*argv, str(tmp_path)], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "Operation not permitted" in done.stdout

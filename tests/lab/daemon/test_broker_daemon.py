@@ -19,7 +19,7 @@ from patience import most_of, wait_until
 
 from tools.lab import Lab
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 USER, OUTSIDER = "nobody", "daemon"
 PAYLOAD_BYTES = 300_000
 SEND_REGISTERED = """

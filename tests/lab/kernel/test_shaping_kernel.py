@@ -178,11 +178,11 @@ def test_a_killed_shapers_tree_is_adopted_and_the_users_root_still_comes_back(
 ) -> None:
     bench.tc(*f"qdisc add dev {INTERFACE} root handle 8: pfifo limit 77".split())
     before = bench.root()
-    contract = Path(__file__).parents[1] / "unit" / "shaping"
+    contract = Path(__file__).parents[2] / "unit" / "shaping"
     killed = subprocess.run(
         [sys.executable, "-c", CRASHING, str(tmp_path), str(contract)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         timeout=60,
         check=False,
@@ -234,7 +234,7 @@ def test_without_privilege_the_error_says_which_capability(bench: Bench, tmp_pat
         "try: Shaper(RealKernel(), Journal(Path(sys.argv[1]))).attach(make_shape('v0'))\n"
         "except PrivilegeError as error: print(error)\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     contract = root / "tests" / "unit" / "shaping"
     tmp_path.chmod(0o777)
     with entered(bench.sender):

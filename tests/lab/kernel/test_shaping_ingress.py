@@ -24,7 +24,7 @@ from shaping.model import CLASS_NAMES, IngressShape, Rule, device_of
 from shaping.shaper import Shaper
 from tools.lab.kernel import entered
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STORAGE_PORT = 873
 SOMEBODYS_FILTER = "filter add dev v0 parent ffff: protocol ip prio 7 u32 match ip dport 9 0xffff flowid :1"
 

@@ -97,7 +97,7 @@ def test_a_killed_shapers_backlog_is_adopted_without_losing_a_packet(bench: Benc
         "Shaper(RealKernel(), Journal(Path(sys.argv[1]))).attach(shape)\n"
         "print('up', flush=True); sys.stdin.read(1); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     words = [sys.executable, "-c", code, str(tmp_path), str(root / "tests" / "unit" / "shaping")]
     with subprocess.Popen(
         ["nsenter", f"--net=/run/netns/{bench.sender}", *words],

@@ -19,7 +19,7 @@ from patience import most_of, wait_until
 from shaping.model import INNER_MINOR, LEAF_MINOR
 from tools.lab import Lab
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 POLICY = (
     CONFIGURATION
     + """

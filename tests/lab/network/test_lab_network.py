@@ -23,7 +23,7 @@ SERVE = (
 )
 SERVE += "\nwhile True: s.accept()[0].close()"
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOTAL = """
 import torch, torch.distributed as dist
 dist.init_process_group("hive")

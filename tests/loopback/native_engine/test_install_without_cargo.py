@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PARTS = ("setup.py", "pyproject.toml", "README.md", "hive_qos", "transport", "native/Cargo.toml")
 """What makes a package that has an engine; the rest only takes time."""
 SIT_DOWN = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"

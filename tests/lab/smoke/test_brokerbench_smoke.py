@@ -11,7 +11,7 @@ from pathlib import Path
 
 from patience import LIMIT_S, wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def bench(output: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -89,7 +89,7 @@ def test_what_storage_declares_is_shown_and_kept_over_a_restart_of_the_broker_un
 
 
 def test_the_replication_example_copies_and_declares_what_is_left(running: Running, tmp_path: Path) -> None:
-    program = Path(__file__).parents[2] / "examples" / "replicate.py"
+    program = Path(__file__).parents[3] / "examples" / "replicate.py"
     source = tmp_path / "source"
     source.write_bytes(os.urandom(1_000_000) * 8)
     with socket.create_server(("127.0.0.1", 0)) as server:
