@@ -64,11 +64,13 @@ def metrics(snapshot: Snapshot) -> bytes:
             for alarm in snapshot.alarms:
                 alarms.add_metric([alarm.code, printable(alarm.subject)], 1)
             yield alarms
-            guard = snapshot.daemon.guard
-            if guard is not None:
-                yield GaugeMetricFamily("hive_qos_guard_alive", "1 while the guard watches", value=int(guard.alive))
-                text = "how often the guard has opened the ceilings"
-                yield CounterMetricFamily("hive_qos_guard_openings", text, value=guard.openings)
+            watchdog = snapshot.daemon.watchdog
+            if watchdog is not None:
+                yield GaugeMetricFamily(
+                    "hive_qos_watchdog_alive", "1 while the watchdog runs", value=int(watchdog.alive)
+                )
+                text = "how often the watchdog has opened the ceilings"
+                yield CounterMetricFamily("hive_qos_watchdog_openings", text, value=watchdog.openings)
             yield CounterMetricFamily("hive_qos_ticks", "decisions taken", value=snapshot.daemon.ticks)
             yield CounterMetricFamily("hive_qos_cpu_seconds", "CPU used by the broker", value=snapshot.daemon.cpu_s)
             if snapshot.load.daemon_memory_bytes is not None:

@@ -32,7 +32,7 @@ class SessionInfo(Struct, frozen=True):
 
 
 class DaemonInfo(Struct, frozen=True):
-    """How the daemon itself fares, and its guard (None: beside a kernel in memory).
+    """How the daemon itself fares, and its watchdog (None: beside a kernel in memory).
 
     `sockets_marked`: those that got their class because they were there before their rule.
     """
@@ -45,7 +45,7 @@ class DaemonInfo(Struct, frozen=True):
     cpu_s: float
     tick_s_max: float
     sockets_marked: int = 0
-    guard: WatchdogInfo | None = None
+    watchdog: WatchdogInfo | None = None
 
 
 class HoldsInfo(Struct, frozen=True):

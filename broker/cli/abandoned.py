@@ -1,7 +1,7 @@
-"""What a broker has left in the kernel that was killed together with its guard: said by the next command, and opened.
+"""Opens the ceilings that a broker left in the kernel when it was killed together with its watchdog.
 
-Its guard opens every ceiling when the daemon dies, and systemd runs the guard once more when that was killed, too.
-Where neither is there, a class that was held back would stay so for good.
+The watchdog opens every ceiling when the daemon dies. systemd runs it once more where it was killed, too. Without
+either, a class would stay limited for good: so the next command looks, opens and says so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shaping.netlink.tc_socket import TcSocket
 
 
 def open_abandoned(state_directory: Path) -> str | None:
-    """Open the ceilings of a tree that no broker and no guard looks after. For a command that finds no broker.
+    """Open the ceilings of a tree that no broker and no watchdog looks after. For a command that finds no broker.
 
     Args:
         state_directory: of the broker, as far as it is known: its journal has the lines' rates.
@@ -32,7 +32,7 @@ def open_abandoned(state_directory: Path) -> str | None:
     try:
         with contextlib.closing(TcSocket()) as tc:
             found = {socket.if_indextoname(index): index for index in own_roots(tc)}
-            # An IFB holds nobody back: the guard, or we here, take what leads to it away.
+            # An IFB holds nobody back: the watchdog, or we here, take what leads to it away.
             roots = {name: index for name, index in found.items() if not is_ours(name)}
             if not roots:
                 return None

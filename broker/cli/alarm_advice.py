@@ -75,8 +75,8 @@ ALARM_ADVICE: Final = {
         "The link carries less than the sum of the guarantees. Floors hold; guarantees are scaled.",
         "Write smaller guarantees, or find out why the link carries so little.",
     ),
-    "guard-missing": AlarmAdvice(
-        "The guard does not run. If the daemon dies now, nobody opens the ceilings.",
+    "watchdog-missing": AlarmAdvice(
+        "The watchdog does not run. If the daemon dies now, nobody opens the ceilings.",
         "Look in the log for memory, TasksMax or a limit on processes. The broker tries again every second.",
     ),
     "hold-refused": AlarmAdvice(

@@ -253,7 +253,7 @@ def _broker(socket: Path | None) -> list[Finding]:
         advice = "if it is a matter of rights: usermod -aG GROUP USER, then log in again, for a login keeps its groups"
         return [Finding("broker", "bad", str(problem), advice)]
     names = ", ".join(str(entry.get("name")) for entry in document.get("interfaces", []))
-    found = [Finding("broker", "good", f"shapes {names}"), *_guard(document)]
+    found = [Finding("broker", "good", f"shapes {names}"), *_watchdog(document)]
     for alarm in document.get("alarms", []):
         known = ALARM_ADVICE.get(str(alarm.get("code")))
         action = "" if known is None else known.action  # a newer broker may know more alarms
@@ -261,17 +261,17 @@ def _broker(socket: Path | None) -> list[Finding]:
     return found
 
 
-def _guard(document: dict[str, Any]) -> list[Finding]:
+def _watchdog(document: dict[str, Any]) -> list[Finding]:
     """What opens the ceilings if the daemon dies. A broker of an earlier version has none and says nothing of it."""
-    guard = document.get("daemon", {}).get("guard")
-    if not isinstance(guard, dict):
+    watchdog = document.get("daemon", {}).get("watchdog")
+    if not isinstance(watchdog, dict):
         return []
-    if not guard.get("alive"):
+    if not watchdog.get("alive"):
         return [
-            Finding("broker's guard", "bad", "does not live", "the broker starts it again; its log says what failed")
+            Finding("broker's watchdog", "bad", "does not run", "the broker starts it again; its log says what failed")
         ]
-    opened = f"it has opened the ceilings {guard.get('openings')} times"
-    return [Finding("broker's guard", "good", f"pid {guard.get('pid')}; {opened}")]
+    opened = f"it has opened the ceilings {watchdog.get('openings')} times"
+    return [Finding("broker's watchdog", "good", f"pid {watchdog.get('pid')}; {opened}")]
 
 
 def _congestion() -> list[Finding]:

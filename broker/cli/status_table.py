@@ -65,20 +65,20 @@ def _alarms(document: Mapping[str, Any]) -> list[RenderableType]:
         subject, code = (printable(str(alarm.get(key, "?"))) for key in ("subject", "code"))
         text = printable(str(alarm.get("text", "")), length_max=NOTE_LENGTH_MAX)
         parts.append(Text(f"! {subject}: {text} [{code}]", style="bold red"))
-    return [*parts, *_guard(document)]
+    return [*parts, *_watchdog(document)]
 
 
-def _guard(document: Mapping[str, Any]) -> list[RenderableType]:
+def _watchdog(document: Mapping[str, Any]) -> list[RenderableType]:
     """Whether somebody would open the ceilings if the daemon died, where that is not as it should be."""
     daemon = document.get("daemon")
-    guard = daemon.get("guard") if isinstance(daemon, Mapping) else None
-    if not isinstance(guard, Mapping):
+    watchdog = daemon.get("watchdog") if isinstance(daemon, Mapping) else None
+    if not isinstance(watchdog, Mapping):
         return []
-    if guard.get("alive") is not True:
-        return [Text("the guard does not live", style="bold red")]
-    if guard.get("openings") in (0, None):
+    if watchdog.get("alive") is not True:
+        return [Text("the watchdog does not run", style="bold red")]
+    if watchdog.get("openings") in (0, None):
         return []
-    return [Text(f"the guard has opened the ceilings {count(guard.get('openings'))} times")]
+    return [Text(f"the watchdog has opened the ceilings {count(watchdog.get('openings'))} times")]
 
 
 def _heading(interface: Mapping[str, Any]) -> Text:

@@ -19,7 +19,7 @@ class ActivePolicy:
     `policy` is what every decision is made by, `authority` who may do what under it.
 
     Args:
-        patience: asks the guard for patience: many interfaces take long.
+        patience: asks the watchdog for patience: many interfaces take long.
         clock: monotonic seconds.
     """
 

@@ -60,7 +60,7 @@ class Environment:
         kernel: the kernel side.
         classifier: enforces rules on cgroups and users; None where this host cannot.
         mark: how a passed socket gets its class.
-        guardian, rt_budget, finder: as `Daemon`.
+        watchdog, rt_budget, finder: as `Daemon`.
         clock: monotonic seconds.
     """
 

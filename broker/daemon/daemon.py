@@ -67,7 +67,7 @@ class Daemon:
         clock: monotonic seconds.
         mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
         namespace: the name of the claim on the network namespace; another one beside a kernel in memory.
-        guardian: keeps a guard that opens the ceilings when we die; None beside a kernel in memory.
+        watchdog: keeps a watchdog that opens the ceilings when we die; None beside a kernel in memory.
         rt_budget: lets the loop and the channel go before other programs; None leaves them among those.
         finder: looks into other processes, which this one may not any more then; None leaves it to this one.
     """

@@ -31,7 +31,7 @@ class Loop:
     """Serves sessions and readers, and keeps the kernel to what is decided.
 
     Args:
-        beat: tells the guard that we live.
+        beat: tells the watchdog that we live.
         shaping: one line on what is shaped now, for the supervisor.
     """
 

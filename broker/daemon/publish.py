@@ -122,7 +122,7 @@ class SnapshotBuilder:
                 cpu_s=usage.ru_utime + usage.ru_stime,
                 tick_s_max=tick_s_max,
                 sockets_marked=self._earlier.marked if self._earlier is not None else 0,
-                guard=None if self._watchdog is None else self._watchdog.info(),
+                watchdog=None if self._watchdog is None else self._watchdog.info(),
             ),
             policy=policy,
             decision=decision,

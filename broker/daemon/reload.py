@@ -32,7 +32,7 @@ class Reloader:
         force: the daemon's way to make a policy hold.
         done: called after each of these, taken or not, before anybody is answered: who then looks sees what holds now.
         shaping: one line on what is shaped now, for the supervisor.
-        patience: asks the guard for patience: files are synchronised, which a busy disk makes long.
+        patience: asks the watchdog for patience: files are synchronised, which a busy disk makes long.
     """
 
     def __init__(

@@ -193,7 +193,7 @@ class EgressTrees:
             entry.alarm = None
 
     def reopened(self) -> None:
-        """The guard has opened the ceilings: what is decided next is written, though it be what was decided last."""
+        """The watchdog has opened the ceilings: write the next decision even where it equals the last."""
         for entry in self._interfaces.values():
             entry.stands, entry.not_before_s = False, 0.0
 

@@ -8,8 +8,8 @@ from broker.model.reasons import Reason
 
 
 class WatchdogInfo(Struct, frozen=True):
-    """How the guard fares. `openings`: how often it has opened the ceilings while this daemon lived; `started`: how
-    many guards this daemon has had."""
+    """How the watchdog fares. `openings`: how often it has opened the ceilings while this daemon lived; `started`: how
+    many watchdogs this daemon has had."""
 
     pid: int | None
     alive: bool

@@ -104,10 +104,10 @@ EVENTS: Final[Mapping[str, Event]] = {
         "warning", "Our certificate names no address, so no broker reduces its rate for us.", ("certificate", "note")
     ),
     # processes and threads of the daemon
-    "guard-lost": Event("error", "The guard died or hung. It is started again.", ("error",)),
-    "guard-restored": Event("info", "A new guard watches."),
-    "guard-start-failed": Event("error", "The guard cannot be started. The broker tries again.", ("error",)),
-    "ceilings-opened": Event("warning", "The guard opened the ceilings, because no tick came.", ("silence_s",)),
+    "watchdog-lost": Event("error", "The watchdog died or hung. It is started again.", ("error",)),
+    "watchdog-restored": Event("info", "A new watchdog runs."),
+    "watchdog-start-failed": Event("error", "The watchdog cannot be started. The broker tries again.", ("error",)),
+    "ceilings-opened": Event("warning", "The watchdog opened the ceilings, because no tick came.", ("silence_s",)),
     "closer-lost": Event("error", "The process that closes passed sockets died. It is started again."),
     "closer-start-failed": Event("error", "The process that closes passed sockets cannot be started.", ("error",)),
     "closer-stuck": Event("warning", "The process that closes passed sockets does not end."),

@@ -14,8 +14,8 @@ from broker.process import watchdog_cleanup
 from broker.process.namespace_claim import NAME, Claim, claim, claims
 from hive_qos.errors import BrokerRejectedError, ConfigurationError
 
-GUARD_S_MAX = 1.0
-"""The guard of a dead daemon is done within milliseconds; longer on a machine that stands still, or it hangs."""
+WATCHDOG_S_MAX = 1.0
+"""The watchdog of a dead daemon is done within milliseconds; longer on a machine that stands still, or it hangs."""
 
 _BACKLOG = 64  # connections that wait to be accepted: as many as one user may have sessions
 _PATH_BYTES_MAX = 107  # sun_path of unix(7), with its closing NUL
@@ -53,10 +53,9 @@ def directory(path: str, *, key: str, mode: int) -> None:
 class NamespaceLock:
     """Held for the life of a daemon: one for each network namespace, whatever directories it was given.
 
-    Two would shape the same interfaces, and the first to stop would take the other's tree away. It is a claim that only
-    root or our own user can make (`broker.process.namespace_claim`), and the kernel ends it with its last holder. The
-    guard of a dead daemon holds it until it has opened the ceilings: that is waited for, and a guard that hangs is
-    ended.
+    Two would shape the same interfaces, and the first to stop would take the other's tree away. Only root or our own
+    user can make such a claim (`broker.process.namespace_claim`), and the kernel ends it with its last holder. The
+    watchdog of a dead daemon holds it until it has opened the ceilings. We wait for that, and kill one that hangs.
 
     Two that start in the same moment see each other, and neither goes on.
 
@@ -69,7 +68,7 @@ class NamespaceLock:
         self._sock = claim(name)
         try:
             others = self._others(name)
-            until_s = time.monotonic() + GUARD_S_MAX
+            until_s = time.monotonic() + WATCHDOG_S_MAX
             while others and not any(map(_lives, others)) and time.monotonic() < until_s:
                 time.sleep(0.01)
                 others = self._others(name)

@@ -4,7 +4,7 @@ Abstract names belong to the network namespace (unix(7)), whatever files and pro
 a container with the host's network is found, too. Anybody may bind such a name. So a claim counts only where the kernel
 says that root, or our own user, made its socket (sock_diag(7), UDIAG_SHOW_UID).
 
-The kernel drops the name with the last descriptor. The guard of a dead daemon has inherited one and keeps the claim.
+The kernel drops the name with the last descriptor. The watchdog of a dead daemon has inherited one and keeps the claim.
 """
 
 from __future__ import annotations

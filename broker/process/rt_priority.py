@@ -3,12 +3,12 @@
 A hold has to stand a few milliseconds after a burst was announced, which is when training begins to encrypt on every
 core. An ordinary thread that wakes then waits for its turn, once in the engine, once in the loop, on both hosts.
 
-So the daemon and its guard run in SCHED_RR at the lowest real-time priority, 1 (sched(7)): before every ordinary
+So the daemon and its watchdog run in SCHED_RR at the lowest real-time priority, 1 (sched(7)): before every ordinary
 thread, behind everything else of real time. What keeps that from starving the host:
 
 - They sleep nearly all the time. A thread that has not slept for `SPELL_S` is hanging: the kernel sends SIGXCPU
   (RLIMIT_RTTIME), and all threads of the process run like everybody else's from then on. One that goes on for
-  `SPELL_S_MAX` in spite of that is killed, and the guard opens the ceilings.
+  `SPELL_S_MAX` in spite of that is killed, and the watchdog opens the ceilings.
 - Strangers' packets are answered before any certificate is seen, so they could have a thread work on and on with short
   sleeps. What the daemon uses is counted (`spent_s`), and over a budget it loses it, too (`daemon.rt_budget`).
 - The kernel leaves ordinary threads a twentieth of each second, unless somebody has set sched_rt_runtime_us to -1.
@@ -16,7 +16,7 @@ thread, behind everything else of real time. What keeps that from starving the h
   in SCHED_BATCH, which who they start inherits: so they are told apart from those that have only lost it.
 
 Where SCHED_RR is not allowed, niceness -10 is tried; it counts among the programs of a control group (and, with
-sched_autogroup_enabled, of a session) alone, so it is worth little. Standard library only, as the guard has to be.
+sched_autogroup_enabled, of a session) alone, so it is worth little. Standard library only, as the watchdog has to be.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from hive_qos.errors import KernelRejectedError, PrivilegeError
 
 MODULE = "broker.process.socket_finder"
 ANSWER_S = 0.1
-"""The loop waits meanwhile, in ticks that nobody else waits for: less than a beat of the guard's."""
+"""The loop waits meanwhile, in ticks that nobody else waits for: less than a beat of the watchdog's."""
 READY_S_MAX = 15.0
 """A Python process starts in 0.2 s; on a machine that stands still now and then, in a few."""
 END_S_MAX = 2.0

@@ -1,11 +1,11 @@
-"""The guard: a small process beside the daemon that opens ceilings to the line's rate when nobody decides any more.
+"""The watchdog: a small process beside the daemon that opens ceilings to the line's rate when nobody decides any more.
 
 It takes redirections to IFBs away as well (`shaping.ingress.redirect`): one whose IFB fails loses all that arrives, and
 the daemon, which would have noticed, is not there.
 
-    daemon --"b SEQUENCE"------> guard     a beat. "j": and the journal has changed. "s": the next may take START_S
-    daemon <--"SEQUENCE OPENED SILENCE"-- guard     heard; how often it has opened, and after how many seconds last
-    daemon --"q"---------------> guard     everything was put back: end quietly
+    daemon --"b SEQUENCE"------> watchdog     a beat. "j": and the journal has changed. "s": the next may take START_S
+    daemon <--"SEQUENCE OPENED SILENCE"-- watchdog     heard; how often it has opened, and after how many seconds last
+    daemon --"q"---------------> watchdog     everything was put back: end quietly
 
     end of the socket without "q"  the daemon died: open at once, try again for a while where the kernel refuses, end
     no beat for SILENCE_S          its ticks have stopped: open once, and wait; it decides anew when they come back
@@ -41,7 +41,7 @@ SILENCE_S = 0.6
 """Two beats lost and a bit: with the opening itself, a millisecond or two, less than the second that is promised. A
 daemon that is only late loses nothing but the rest of a hold."""
 GRACE_S = 0.2
-"""When the guard itself wakes late, the whole machine stood still: the daemon gets this much to be heard, once."""
+"""When the watchdog itself wakes late, the whole machine stood still: the daemon gets this much to be heard, once."""
 LATE_S = 0.05
 START_S = 10.0
 """Before its first beat the daemon takes interfaces over, and reads back what it built: that is not interfered with."""
@@ -53,7 +53,7 @@ MESSAGE_BYTES_MAX = 64
 
 
 class Watchdog:
-    """The guard's whole life, from the first message to the last.
+    """The watchdog's whole life, from the first message to the last.
 
     Args:
         sock: the connected SOCK_SEQPACKET to the daemon.
@@ -181,7 +181,7 @@ def say(text: str) -> None:
     poll.register(2, select.POLLOUT)
     if any(event & select.POLLOUT for _, event in poll.poll(0)):
         with contextlib.suppress(OSError):
-            os.write(2, f"{prefix}hive-qos guard: {text}\n".encode())
+            os.write(2, f"{prefix}hive-qos watchdog: {text}\n".encode())
 
 
 def main(arguments: list[str]) -> int:
@@ -189,7 +189,7 @@ def main(arguments: list[str]) -> int:
     try:
         opening = _Opening(Path(arguments[1]))
         if arguments[0] == "--once":
-            if claims():  # a daemon of this network namespace, or a guard of one, works
+            if claims():  # a daemon of this network namespace, or a watchdog of one, works
                 return 0
             changed = opening.open()
             if changed:

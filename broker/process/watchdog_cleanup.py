@@ -1,4 +1,4 @@
-"""Guards that a dead daemon has left in this network namespace, and that hang: found by what they hold, ended."""
+"""Watchdogs that a dead daemon has left in this network namespace, and that hang: found by what they hold, ended."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _END_MS = 2000
 
 
 def end_all(inodes: Set[int]) -> None:
-    """Kill every guard of ours that holds one of these sockets. For whoever is sure that no daemon holds them."""
+    """Kill every watchdog of ours that holds one of these sockets. For whoever is sure that no daemon holds them."""
     for pid in processes():
         with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
             process = os.pidfd_open(pid)
             try:
-                if _is_guard(pid) and holds(pid, inodes):
+                if _is_watchdog(pid) and holds(pid, inodes):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
                     poll = select.poll()
                     poll.register(process, select.POLLIN)
@@ -39,7 +39,7 @@ def holds(pid: int, inodes: Set[int]) -> bool:
     return any(inode in inodes for _, inode in sockets_of(pid))
 
 
-def _is_guard(pid: int) -> bool:
+def _is_watchdog(pid: int) -> bool:
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         words = file.read().split(b"\0")
     return MODULE.encode() in words and os.stat(f"/proc/{pid}").st_uid == os.geteuid()

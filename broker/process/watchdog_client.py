@@ -1,8 +1,7 @@
-"""The daemon's side of its guard (broker.process.watchdog): starts it, gives it beats, hears from it, replaces one that
-died.
+"""The daemon's side of its watchdog (broker.process.watchdog): starts it, sends beats, hears answers, replaces it.
 
-A beat goes out before anything is written to the kernel. After a gap in which the guard may have opened the ceilings,
-its answer is waited for first: then it opens nothing while we write, and we know whether what stands is still ours.
+A beat goes out before anything is written to the kernel. After a gap in which the watchdog may have opened the
+ceilings, its answer is waited for first: then it opens nothing while we write, and we know whether the tree is ours.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from shaping.journal import Journal
 BEAT_S = 0.6 * BEATS_WITHIN_S
 """Beats are at least this far apart, every second tick by default: one costs the two processes 0.1 ms each."""
 ASK_AFTER_S = SILENCE_S / 2
-"""After a gap of this length the guard is asked: it may have opened, or be about to."""
+"""After a gap of this length the watchdog is asked: it may have opened, or be about to."""
 ANSWER_S = 0.25
-"""How long a tick waits for that; a guard that takes longer is not opening anything either."""
+"""How long a tick waits for that; a watchdog that takes longer is not opening anything either."""
 DEAF_S = 3.0
-"""A guard that answers nothing for so long while we tick hangs, and is replaced."""
+"""A watchdog that answers nothing for so long while we tick hangs, and is replaced."""
 READY_S_MAX = 15.0
 """A Python process starts in 0.1 s; on a machine that stands still now and then, in a few."""
 RESTART_S = 1.0
-"""Between two tries to start a guard: a Python process, every second, is what a host bears."""
+"""Between two tries to start a watchdog: a Python process, every second, is what a host bears."""
 END_S_MAX = 2.0
-"""A guard that was told that all is put back ends in milliseconds; one that hangs is killed then."""
+"""A watchdog that was told that all is put back ends in milliseconds; one that hangs is killed then."""
 
 
 class WatchdogClient:
-    """Keeps one guard alive beside this daemon. For the loop's thread.
+    """Keeps one watchdog alive beside this daemon. For the loop's thread.
 
     Args:
         command: what is run, before the descriptor and the state directory.
@@ -67,7 +66,7 @@ class WatchdogClient:
         self._started = self._openings = 0
 
     def start(self, journal: Journal, *, lock: int) -> None:
-        """Start the guard, and wait until it watches.
+        """Start the watchdog, and wait until it watches.
 
         Args:
             journal: names the interfaces whose ceilings it opens.
@@ -80,16 +79,16 @@ class WatchdogClient:
         try:
             self._launch()
         except OSError as problem:
-            raise ShapingError(f"the guard cannot be started: {problem}; without it nothing is shaped") from problem
+            raise ShapingError(f"the watchdog cannot be started: {problem}; without it nothing is shaped") from problem
         until_s = time.monotonic() + READY_S_MAX
         while not self._ready and time.monotonic() < until_s and self._running():
             self._hear(wait_s=0.05)
         if not self._ready:
             self.end(restored=False)
-            raise ShapingError("the guard does not start (the log may say why); without it nothing is shaped")
+            raise ShapingError("the watchdog does not start (the log may say why); without it nothing is shaped")
 
     def beat(self, *, busy: bool = False) -> bool:
-        """Tell the guard that we are alive; True when it has opened the ceilings since last asked.
+        """Tell the watchdog that we are alive; True when it has opened the ceilings since last asked.
 
         Cheap: call it often. Between beats it does nothing.
 
@@ -117,7 +116,7 @@ class WatchdogClient:
         return reopened
 
     def end(self, *, restored: bool) -> None:
-        """End the guard. Unless all was put back it opens what is left of ours first."""
+        """End the watchdog. Unless all was put back it opens what is left of ours first."""
         sock, self._sock = self._sock, None
         process, self._process = self._process, None
         if sock is None or process is None:
@@ -146,7 +145,7 @@ class WatchdogClient:
         if self._ready:
             return ()
         text = "nobody opens the ceilings if this daemon dies; it is started again every second"
-        return (Alarm(code="guard-missing", subject="guard", text=text),)
+        return (Alarm(code="watchdog-missing", subject="watchdog", text=text),)
 
     def _launch(self) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -181,7 +180,7 @@ class WatchdogClient:
         try:
             self._launch()
         except OSError as problem:
-            self._log.error("guard-start-failed", error=str(problem))
+            self._log.error("watchdog-start-failed", error=str(problem))
 
     def _send(self, busy: bool) -> None:
         if self._sock is None:
@@ -202,7 +201,7 @@ class WatchdogClient:
             self._unanswered_s = self._clock()
 
     def _hear(self, *, wait_s: float = 0.0) -> None:
-        """Take what the guard has said; wait at most so long for a first word."""
+        """Take what the watchdog has said; wait at most so long for a first word."""
         sock = self._sock
         if sock is None:
             return
@@ -224,7 +223,7 @@ class WatchdogClient:
         if not self._ready:
             self._ready = True
             if self._started > 1:
-                self._log.info("guard-restored")
+                self._log.info("watchdog-restored")
         self._heard, self._unanswered_s = int(sequence), None
         if int(opened) != self._seen:
             self._openings += int(opened) - self._seen
@@ -233,7 +232,7 @@ class WatchdogClient:
 
     def _lost(self, what: str) -> None:
         """It is gone, or of no use: what it did last is not known, so what stands is looked at."""
-        self._log.error("guard-lost", error=what)
+        self._log.error("watchdog-lost", error=what)
         if self._process is not None:
             self._process.kill()
         self.end(restored=True)

@@ -9,7 +9,7 @@ goes. What is at the interface's ingress decides what `attach` does:
     qdisc that the journal knows            what a crash left half done
     anything else, also a clsact qdisc      refuse: it is somebody's
 
-The guard removes redirections when the daemon is dead or hangs: with nobody to look after the IFB, and every ceiling
+The watchdog removes redirections when the daemon is dead or hangs: with nobody to look after the IFB, and every ceiling
 opened anyway, they would be nothing but a danger. The next `attach` finds the IFB and makes the redirection again.
 """
 
@@ -43,7 +43,7 @@ from shaping.plan.diff import StructureError, diff
 DRAIN_BITS_PER_S = 100_000_000_000
 DRAIN_S = 0.15
 """What waits in an IFB that is removed leaves at once, 40 MiB at the very most; so long is waited for that, a quarter
-of the time that the guard gives a tick."""
+of the time that the watchdog gives a tick."""
 LOOK_S = 0.01  # a fifteenth of that: who waits less sleeps less
 
 

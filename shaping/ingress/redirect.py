@@ -1,4 +1,4 @@
-"""Lead what arrives at an interface through an IFB, and stop that at once. No pyroute2: the guard does it, too.
+"""Lead what arrives at an interface through an IFB, and stop that at once. No pyroute2: the watchdog does it, too.
 
     interface ── ingress qdisc ffff: ── u32, everything of IPv4 and of IPv6 ── mirred redirect ──▶ IFB ──▶ the host
 

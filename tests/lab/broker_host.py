@@ -145,8 +145,8 @@ class Broker:
         if self.process is not None and self.process.poll() is None:
             self.end(signal.SIGTERM)
 
-    def guards(self) -> list[int]:
-        """The guards that live for this broker, by the state directory on their command line."""
+    def watchdogs(self) -> list[int]:
+        """The watchdogs that live for this broker, by the state directory on their command line."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:

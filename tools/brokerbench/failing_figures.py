@@ -9,8 +9,8 @@ Changes
 - came or went: jobs and held addresses that a change added or removed, together.
 
 Flows
-- cores: CPU seconds of the daemon and its guard over the time. memory: the most that was resident at one of the looks,
-  one a second. flows: TCP connections that the daemon knows of at the end.
+- cores: CPU seconds of the daemon and its watchdog over the time. memory: the most that was resident at one look a
+  second. flows: TCP connections that the daemon knows of at the end.
 
 Faults
 - storage, training, people: the longest time from the fault to the end in which nothing of it came through: bytes at

@@ -315,7 +315,7 @@ class _Faults:
 def _is_right(status: Mapping[str, Any]) -> bool:
     interfaces = status["interfaces"]
     codes = {alarm["code"] for alarm in status["alarms"]}
-    bad = {"interface-missing", "counters-stale", "counters-unreadable", "apply-failed", "guard-missing"}
+    bad = {"interface-missing", "counters-stale", "counters-unreadable", "apply-failed", "watchdog-missing"}
     return bool(interfaces) and interfaces[0]["capacity_bits_per_s"] > 0 and not codes & bad
 
 

@@ -120,7 +120,7 @@ def _flows_seen(stage: Stage) -> int:
 
 
 def _sampled(stage: Stage, go_on: Any, *, seconds: float) -> dict[str, Any]:
-    """CPU seconds and resident bytes of the daemon, its guard's CPU included, each second while everything goes on."""
+    """CPU seconds and resident bytes of the daemon, with its watchdog, each second while everything goes on."""
     name, process = f"broker {HOST}", psutil.Process(stage.brokers.pids[HOST])
     end_s = time.monotonic() + seconds
     rows = [[time.monotonic(), stage.cpu_seconds()[name], process.memory_info().rss]]

@@ -146,7 +146,7 @@ def test_a_killed_daemon_leaves_traffic_flowing_and_the_next_adopts_its_queues(b
     flood += "for _ in range(100): s.sendto(bytes(1000), (sys.argv[1], 4001))"
     broker.end(signal.SIGKILL)
     wait_until(
-        lambda: not broker.guards()
+        lambda: not broker.watchdogs()
     )  # it has opened the ceilings; this one is closed again, so that packets wait
     broker.host.run(["tc", "class", "change", "dev", "eth0", "parent", "ffe0:30", "classid", "ffe0:310",
                      "htb", "rate", "100kbit", "ceil", "100kbit", "burst", "2k", "cburst", "2k"])  # fmt: skip

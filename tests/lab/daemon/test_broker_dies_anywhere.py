@@ -95,7 +95,7 @@ def test_whenever_it_dies_traffic_flows_and_the_next_one_is_right_and_puts_every
     assert broker.root_qdisc() == before
 
     run_until_it_dies(broker, monkeypatch, after=after, at_the_end=at_the_end)
-    wait_until(lambda: not broker.guards())
+    wait_until(lambda: not broker.watchdogs())
     broker.host.run(["python3", "-c", SEND_TCP, sink, "20000"])
     broker.start()
     wait_until(lambda: tree(broker) == whole, what=lambda: (tree(broker), broker.log))

@@ -61,7 +61,7 @@ def test_a_file_with_a_mistake_is_refused_in_the_words_of_the_page(broker: Broke
 
 def test_what_a_killed_broker_left_is_removed_as_the_page_shows_it(broker: Broker) -> None:
     assert broker.end(signal.SIGKILL) == -signal.SIGKILL
-    wait_until(lambda: not broker.guards())
+    wait_until(lambda: not broker.watchdogs())
     fence = shown("$ hive-qos clear")
     assert typed(broker, fence) == fence.text.splitlines()
     assert broker.root_qdisc().startswith("qdisc noqueue")

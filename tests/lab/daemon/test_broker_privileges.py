@@ -95,7 +95,7 @@ def test_the_daemon_cannot_look_into_processes_and_its_finder_can_and_ends_with_
         assert SYS_PTRACE in capabilities_of(finder)
         broker.end(signal.SIGKILL)
         wait_until(lambda: not Path(f"/proc/{finder}").exists())
-        wait_until(lambda: not broker.guards())
+        wait_until(lambda: not broker.watchdogs())
 
 
 def test_sockets_of_before_are_found_with_what_the_service_has(lab: Lab, group: Path) -> None:

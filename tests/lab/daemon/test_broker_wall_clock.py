@@ -1,6 +1,6 @@
 """Somebody sets the machine's clock by an hour: schedules follow it, and nothing else notices.
 
-The daemon has a wall clock of its own here (`tools/measure/wall_clock.py`), and so has its guard.
+The daemon has a wall clock of its own here (`tools/measure/wall_clock.py`), and so has its watchdog.
 """
 
 from __future__ import annotations

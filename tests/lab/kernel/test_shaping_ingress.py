@@ -234,7 +234,7 @@ def test_clearing_removes_what_no_journal_knows(shaper: Shaper, bench: Bench, de
     assert not redirected(bench)
 
 
-def guard(bench: Bench, *arguments: str, **options: object) -> subprocess.Popen[str]:
+def watchdog(bench: Bench, *arguments: str, **options: object) -> subprocess.Popen[str]:
     with entered(bench.sender):
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "broker.process.watchdog", *arguments],
@@ -245,7 +245,7 @@ def guard(bench: Bench, *arguments: str, **options: object) -> subprocess.Popen[
 
 @pytest.mark.parametrize("end", ["death", "silence"])
 @pytest.mark.parametrize("harm", ["none", "deleted"])
-def test_the_guard_lets_everything_arrive_when_the_daemon_is_dead_or_hangs(
+def test_the_watchdog_lets_everything_arrive_when_the_daemon_is_dead_or_hangs(
     bench: Bench, arrivals: Arrivals, shaper: Shaper, device: str, tmp_path: Path, end: str, harm: str
 ) -> None:
     crash(bench, tmp_path)
@@ -253,7 +253,7 @@ def test_the_guard_lets_everything_arrive_when_the_daemon_is_dead_or_hangs(
         tool("ip", "-n", bench.sender, "link", "del", device)
         assert arrivals.count(number=1) == 0
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, guard(bench, str(theirs.fileno()), str(tmp_path), pass_fds=[theirs.fileno()]) as process:
+    with ours, watchdog(bench, str(theirs.fileno()), str(tmp_path), pass_fds=[theirs.fileno()]) as process:
         theirs.close()
         ours.settimeout(LIMIT_S)
         ours.recv(64)
@@ -274,7 +274,7 @@ def test_the_guard_lets_everything_arrive_when_the_daemon_is_dead_or_hangs(
 def test_the_restore_units_command_stops_redirecting_and_is_harmless_twice(bench: Bench, tmp_path: Path) -> None:
     crash(bench, tmp_path)
     for stopped in (True, False):
-        with guard(bench, "--once", str(tmp_path)) as process:
+        with watchdog(bench, "--once", str(tmp_path)) as process:
             assert process.wait(LIMIT_S) == 0
             assert process.stderr is not None
             assert ("what arrives at 1 interfaces is not shaped any more" in process.stderr.read()) == stopped

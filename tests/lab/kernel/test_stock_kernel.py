@@ -71,7 +71,7 @@ def test_leaves_are_fq_codel_and_the_next_daemon_adopts_them(broker: Broker) -> 
     assert broker.process is not None
     broker.process.kill()
     broker.process.wait()
-    wait_until(lambda: not broker.guards(), what=broker.guards)
+    wait_until(lambda: not broker.watchdogs(), what=broker.watchdogs)
     broker.start()
     assert "adopted=True" in broker.log
     assert broker.host.run(["tc", "qdisc", "show", "dev", "eth0"]).stdout == handles

@@ -34,7 +34,7 @@ if os.fork():
 print(flush=True)
 sys.stdin.read()
 """
-GUARD_ONCE = [sys.executable, "-P", "-m", "broker.process.watchdog", "--once"]
+WATCHDOG_ONCE = [sys.executable, "-P", "-m", "broker.process.watchdog", "--once"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def broker(lab: Lab) -> Iterator[Broker]:
     with broker_in(lab["a"]) as broker:
         yield broker
         broker.stop()
-        wait_until(lambda: not broker.guards(), what=broker.guards)
+        wait_until(lambda: not broker.watchdogs(), what=broker.watchdogs)
 
 
 @contextmanager
@@ -81,16 +81,16 @@ def test_no_user_keeps_a_broker_from_starting_or_its_ceilings_from_being_opened(
         held = ceilings(broker)
         assert "ceil 1940Kbit" in held
         state = str(broker.folder / "state")
-        broker.host.run([*GUARD_ONCE, state])
+        broker.host.run([*WATCHDOG_ONCE, state])
         assert ceilings(broker) == held, "a broker works here: it decides"
-        (guard,) = broker.guards()
-        os.kill(guard, signal.SIGSTOP)
+        (watchdog,) = broker.watchdogs()
+        os.kill(watchdog, signal.SIGSTOP)
         broker.end(signal.SIGKILL)
-        broker.host.run([*GUARD_ONCE, state])
-        assert ceilings(broker) == held, "its guard is there yet, and would open them"
-        os.kill(guard, signal.SIGKILL)
-        wait_until(lambda: not broker.guards())
-        broker.host.run([*GUARD_ONCE, state])
+        broker.host.run([*WATCHDOG_ONCE, state])
+        assert ceilings(broker) == held, "its watchdog is there yet, and would open them"
+        os.kill(watchdog, signal.SIGKILL)
+        wait_until(lambda: not broker.watchdogs())
+        broker.host.run([*WATCHDOG_ONCE, state])
         assert "ceil 1940Kbit" not in ceilings(broker)
         broker.start()
 
@@ -137,5 +137,5 @@ def test_a_claim_ends_with_its_last_holder(lab: Lab, broker: Broker) -> None:
     broker.start()
     assert claimed() == 1
     broker.end(signal.SIGTERM)
-    wait_until(lambda: not broker.guards())
+    wait_until(lambda: not broker.watchdogs())
     assert claimed() == 0

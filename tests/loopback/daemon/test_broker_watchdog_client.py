@@ -1,7 +1,7 @@
-"""The guard at its socket: what it opens when; and what the daemon makes of one that dies, hangs or never starts.
+"""The watchdog at its socket: what it opens when; and what the daemon makes of one that dies, hangs or never starts.
 
 The daemon's end is real, and so are the sockets and processes; what would be opened in the kernel is a counter here.
-`tests/lab/daemon/test_broker_guard.py` has the whole.
+`tests/lab/daemon/test_broker_watchdog.py` has the whole.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from broker.process.watchdog_client import WatchdogClient
 from hive_qos.errors import KernelRejectedError, ShapingError
 from shaping.journal import Journal
 
-GUARD = """
+WATCHDOG = """
 import socket, sys
 from pathlib import Path
-from broker.process import watchdog as guard
-guard.START_S = 60.0
+from broker.process import watchdog
+watchdog.START_S = 60.0
 def open_all():
     with open(sys.argv[2] + "/opened", "a") as file:
         file.write("x")
     return 1
 sock = socket.socket(fileno=int(sys.argv[1]))
-guard.Watchdog(sock, opening=open_all, relearn=Path(sys.argv[2], "relearnt").touch, say=print).run()
+watchdog.Watchdog(sock, opening=open_all, relearn=Path(sys.argv[2], "relearnt").touch, say=print).run()
 """
 
 
 @dataclass
 class Watched:
-    """A guard in a thread, and the daemon's end of its socket."""
+    """A watchdog in a thread, and the daemon's end of its socket."""
 
     sock: socket.socket
-    guard: Watchdog
+    watchdog: Watchdog
     refusals: int = 0
     opened: int = 0
     relearnt: int = 0
@@ -73,9 +73,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.setattr(process, "START_S", 60.0)  # what is not to be opened is not, however slow the machine
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(LIMIT_S)
-    made = Watched(ours, None)  # type: ignore[arg-type]  # its methods are the guard's
-    made.guard = Watchdog(its, opening=made.opening, relearn=made.relearn, say=made.said.append)
-    thread = threading.Thread(target=lambda: made.ended.append(made.guard.run()))
+    made = Watched(ours, None)  # type: ignore[arg-type]  # its methods are the watchdog's
+    made.watchdog = Watchdog(its, opening=made.opening, relearn=made.relearn, say=made.said.append)
+    thread = threading.Thread(target=lambda: made.ended.append(made.watchdog.run()))
     thread.start()
     assert ours.recv(100) == b"0 0 0.000"
     yield made
@@ -98,7 +98,7 @@ def test_a_refusal_after_a_death_is_tried_again_and_given_up_in_the_end(watched:
     assert watched.opened == 1
 
 
-def test_what_the_kernel_never_takes_is_said_and_the_guard_ends(watched: Watched) -> None:
+def test_what_the_kernel_never_takes_is_said_and_the_watchdog_ends(watched: Watched) -> None:
     watched.refusals = 1000
     watched.sock.close()
     wait_until(lambda: watched.ended == [False])
@@ -151,8 +151,8 @@ def test_a_beat_that_says_so_makes_it_read_the_journal_again(watched: Watched) -
 
 @pytest.fixture
 def watchdog(tmp_path: Path) -> Iterator[WatchdogClient]:
-    program = tmp_path / "guard.py"
-    program.write_text(GUARD)
+    program = tmp_path / "watchdog.py"
+    program.write_text(WATCHDOG)
     made = WatchdogClient(log=open_log(), command=(sys.executable, "-P", str(program)))
     with open(tmp_path / "namespace", "w") as lock:
         made.start(Journal(tmp_path), lock=lock.fileno())
@@ -200,14 +200,14 @@ def test_a_journal_that_changed_is_read_again(watchdog: WatchdogClient, tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
-def test_a_guard_that_dies_or_hangs_is_replaced_and_what_stands_is_looked_at(
+def test_a_watchdog_that_dies_or_hangs_is_replaced_and_what_stands_is_looked_at(
     watchdog: WatchdogClient, number: signal.Signals
 ) -> None:
     watchdog.beat()
     first = pid_of(watchdog)
     os.kill(first, number)
     assert beats_until(watchdog, watchdog.alarms)
-    assert [alarm.code for alarm in watchdog.alarms()] == ["guard-missing"]
+    assert [alarm.code for alarm in watchdog.alarms()] == ["watchdog-missing"]
     beats_until(watchdog, lambda: watchdog.info().alive)
     assert pid_of(watchdog) != first
     assert watchdog.alarms() == ()
@@ -226,10 +226,10 @@ def test_an_end_with_all_put_back_opens_nothing_though_an_answer_stays_unread(
 ) -> None:
     watchdog.beat(busy=True)
     watchdog.beat(busy=True)
-    guard = pid_of(watchdog)
+    pid = pid_of(watchdog)
     watchdog.end(restored=True)
     assert opened(tmp_path) == 0
-    assert not Path(f"/proc/{guard}").exists()
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_an_end_without_all_put_back_leaves_the_rest_open(watchdog: WatchdogClient, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_an_end_without_all_put_back_leaves_the_rest_open(watchdog: WatchdogClie
 
 
 @pytest.mark.parametrize("command", [("/no/such/program",), (sys.executable, "-c", "")], ids=["absent", "ends"])
-def test_a_guard_that_cannot_be_started_is_an_error(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_a_watchdog_that_cannot_be_started_is_an_error(tmp_path: Path, command: tuple[str, ...]) -> None:
     made = WatchdogClient(log=open_log(), command=command)
     with open(tmp_path / "namespace", "w") as lock, pytest.raises(ShapingError, match="nothing is shaped"):
         made.start(Journal(tmp_path), lock=lock.fileno())

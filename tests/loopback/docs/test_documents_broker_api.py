@@ -94,8 +94,8 @@ def test_the_metrics_of_the_reference_are_those_that_are_shown(running: Running)
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     rows = table_below(PAGE, "Metrics").rows
     named = {name: row[1] for row in rows for name in row[0].split(", ")}
-    # This daemon has no guard, and may not have measured the host's load yet.
-    late = {name for name in named if name.startswith(("hive_qos_guard_", "hive_qos_host_", "hive_qos_memory_"))}
+    # This daemon has no watchdog, and may not have measured the host's load yet.
+    late = {name for name in named if name.startswith(("hive_qos_watchdog_", "hive_qos_host_", "hive_qos_memory_"))}
     carrier = {"hive_qos_carrier", "hive_qos_carrier_changes_total"}
     assert kinds.keys() <= named.keys()
     assert named.keys() - kinds.keys() <= late | carrier

@@ -108,9 +108,9 @@ def test_the_service_tells_systemd_that_it_is_ready_and_alive() -> None:
     assert service["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
 
 
-def test_the_guard_outlives_the_daemon_and_what_it_could_not_do_is_done_after_it() -> None:
+def test_the_watchdog_outlives_the_daemon_and_what_it_could_not_do_is_done_after_it() -> None:
     service, restore = settings_of("hive-qos.service"), settings_of("hive-qos-restore.service")
-    assert service["KillMode"] == ["process"]  # "mixed" and "control-group" kill the guard with the daemon
+    assert service["KillMode"] == ["process"]  # "mixed" and "control-group" kill the watchdog with the daemon
     state = DaemonPolicy().state_dir
     assert service["ExecStopPost"] == [f"-{PYTHON} -P -m broker.process.watchdog --once {state}"]
     assert service["OnFailure"] == ["hive-qos-restore.service"]

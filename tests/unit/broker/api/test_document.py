@@ -248,16 +248,16 @@ def test_the_table_names_every_class_its_figures_and_its_reason_in_80_columns() 
 
 
 @pytest.mark.parametrize(
-    ("alive", "word"), [(True, "the guard has opened the ceilings 3 times"), (False, "the guard does not live")]
+    ("alive", "word"), [(True, "the watchdog has opened the ceilings 3 times"), (False, "the watchdog does not run")]
 )
-def test_everybody_is_told_whether_the_guard_lives(alive: bool, word: str) -> None:
-    guard = WatchdogInfo(pid=7, alive=alive, openings=3, started=1)
-    reported = replace(snapshot(), daemon=replace(snapshot().daemon, guard=guard))
-    assert document(reported)["daemon"]["guard"] == {"pid": 7, "alive": alive, "openings": 3, "started": 1}
+def test_everybody_is_told_whether_the_watchdog_lives(alive: bool, word: str) -> None:
+    watchdog = WatchdogInfo(pid=7, alive=alive, openings=3, started=1)
+    reported = replace(snapshot(), daemon=replace(snapshot().daemon, watchdog=watchdog))
+    assert document(reported)["daemon"]["watchdog"] == {"pid": 7, "alive": alive, "openings": 3, "started": 1}
     assert word in shown(document(reported))
     text = metrics(reported).decode()
-    assert f"hive_qos_guard_alive {float(alive)}" in text
-    assert "hive_qos_guard_openings_total 3.0" in text
+    assert f"hive_qos_watchdog_alive {float(alive)}" in text
+    assert "hive_qos_watchdog_openings_total 3.0" in text
 
 
 def test_an_interface_that_is_not_there_has_no_figures_in_the_table() -> None:

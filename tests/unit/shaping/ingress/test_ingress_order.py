@@ -129,7 +129,7 @@ def _nothing(kernel: FakeKernel) -> None:
     pass
 
 
-def _guard_came(kernel: FakeKernel) -> None:
+def _watchdog_came(kernel: FakeKernel) -> None:
     kernel.stop_redirecting("eth0")
 
 
@@ -145,7 +145,7 @@ def _deleted(kernel: FakeKernel) -> None:
     kernel.delete_ifb(DEVICE)
 
 
-@pytest.mark.parametrize("meanwhile", [_nothing, _guard_came, _half_done, _down, _deleted])
+@pytest.mark.parametrize("meanwhile", [_nothing, _watchdog_came, _half_done, _down, _deleted])
 def test_the_next_start_adopts_whatever_a_crash_left(
     kernel: FakeKernel, journal: Journal, meanwhile: Callable[[FakeKernel], None]
 ) -> None:
@@ -304,7 +304,8 @@ def test_the_ifbs_tree_has_only_default_leaves_and_takes_neither_jobs_nor_destin
 
 
 ACTIONS = st.lists(
-    st.sampled_from(("attach", "apply", "check", "detach", "down", "delete", "crash", "guard", "refuse")), max_size=30
+    st.sampled_from(("attach", "apply", "check", "detach", "down", "delete", "crash", "watchdog", "refuse")),
+    max_size=30,
 )
 
 
@@ -331,8 +332,8 @@ def test_once_looked_at_everything_arrives_whatever_happened_before(actions: lis
                     kernel.delete_ifb(DEVICE)
                 case "crash":
                     shaper = Shaper(kernel, journal)
-                    kernel.stop_redirecting("eth0")  # the guard
-                case "guard":
+                    kernel.stop_redirecting("eth0")  # the watchdog
+                case "watchdog":
                     kernel.stop_redirecting("eth0")
                 case "refuse":
                     kernel.reject_next = (AddFilter, REFUSED)

@@ -1,4 +1,4 @@
-"""The guard in a host of the lab: whatever becomes of the daemon, nobody stays held back.
+"""The watchdog in a host of the lab: whatever becomes of the daemon, nobody stays held back.
 
 Storage's ceiling is decided to be its floor, 2 % of 20 Mbit/s, for as long as the daemon decides: what a hold does to
 it for a moment. A death in the middle of one would leave it so.
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with two_hosts("guard") as lab:
+    with two_hosts("watchdog") as lab:
         yield lab
 
 
@@ -52,7 +52,7 @@ def broker(lab: Lab) -> Iterator[Broker]:
         broker.start()
         yield broker
         broker.stop()
-        wait_until(lambda: not broker.guards(), what=lambda: broker.guards())
+        wait_until(lambda: not broker.watchdogs(), what=lambda: broker.watchdogs())
 
 
 def storage_ceiling(kernel: RealKernel) -> int:
@@ -88,7 +88,7 @@ def test_a_death_in_the_middle_of_a_hold_opens_the_ceilings_within_a_second(
         broker.end(signal.SIGKILL)
         open_after_s = seconds_until_open(kernel)
         everything_is_open_and_floors_stand(kernel)
-        wait_until(lambda: not broker.guards())
+        wait_until(lambda: not broker.watchdogs())
         broker.start()
         return open_after_s
 
@@ -129,7 +129,7 @@ def test_ticks_that_stop_open_the_ceilings_within_a_second_and_ticks_that_come_b
     for _ in range(2):
         stopped()
     record_property("open_after_s", most_of(stopped, lambda open_after_s: open_after_s < PROMISED_S))
-    assert broker.status()["daemon"]["guard"]["openings"] >= 3
+    assert broker.status()["daemon"]["watchdog"]["openings"] >= 3
     wait_until(lambda: broker.status()["alarms"] == [], what=broker.status)
 
 
@@ -138,26 +138,26 @@ def test_a_daemon_killed_after_it_was_stopped_leaves_all_open(broker: Broker, ke
     broker.process.send_signal(signal.SIGSTOP)
     seconds_until_open(kernel)
     broker.end(signal.SIGKILL)
-    wait_until(lambda: not broker.guards())
+    wait_until(lambda: not broker.watchdogs())
     everything_is_open_and_floors_stand(kernel)
 
 
-def test_an_orderly_stop_leaves_neither_a_tree_nor_a_guard(broker: Broker) -> None:
-    (guard,) = broker.guards()
-    said = broker.status()["daemon"]["guard"]
-    assert (said["pid"], said["alive"], said["started"]) == (guard, True, 1)
+def test_an_orderly_stop_leaves_neither_a_tree_nor_a_watchdog(broker: Broker) -> None:
+    (watchdog,) = broker.watchdogs()
+    said = broker.status()["daemon"]["watchdog"]
+    assert (said["pid"], said["alive"], said["started"]) == (watchdog, True, 1)
     assert broker.end(signal.SIGTERM) == 0
-    assert broker.guards() == []
+    assert broker.watchdogs() == []
     assert "htb" not in broker.root_qdisc()
 
 
-def test_a_guard_that_is_killed_is_replaced_and_does_its_work(broker: Broker, kernel: RealKernel) -> None:
-    (first,) = broker.guards()
+def test_a_watchdog_that_is_killed_is_replaced_and_does_its_work(broker: Broker, kernel: RealKernel) -> None:
+    (first,) = broker.watchdogs()
     os.kill(first, signal.SIGKILL)
 
     def replaced() -> bool:
-        guard = broker.status()["daemon"]["guard"]
-        return bool(guard["alive"] and guard["pid"] != first)
+        watchdog = broker.status()["daemon"]["watchdog"]
+        return bool(watchdog["alive"] and watchdog["pid"] != first)
 
     wait_until(replaced, what=broker.status)
     wait_until(lambda: broker.status()["alarms"] == [], what=broker.status)
@@ -170,27 +170,27 @@ def test_a_guard_that_is_killed_is_replaced_and_does_its_work(broker: Broker, ke
 def test_when_both_are_gone_the_next_daemon_adopts_and_is_right_again(
     broker: Broker, kernel: RealKernel, number: signal.Signals, record_property: Callable[[str, object], None]
 ) -> None:
-    (guard,) = broker.guards()
-    os.kill(guard, signal.SIGSTOP)  # first, so that it is neither replaced nor opens
+    (watchdog,) = broker.watchdogs()
+    os.kill(watchdog, signal.SIGSTOP)  # first, so that it is neither replaced nor opens
     broker.end(signal.SIGKILL)
-    os.kill(guard, number)
+    os.kill(watchdog, number)
     began_s = time.monotonic()
     broker.start()
     record_property("right_after_s", time.monotonic() - began_s)
     assert "adopted=true" in broker.log
     assert is_held(kernel)
-    assert len(broker.guards()) == 1
+    assert len(broker.watchdogs()) == 1
 
 
 def test_when_both_are_gone_the_next_command_opens_what_is_held_back_and_says_so(
     broker: Broker, kernel: RealKernel
 ) -> None:
     status = [*COMMAND, "status", "--socket", str(broker.folder / "run/broker.sock")]
-    (guard,) = broker.guards()
-    os.kill(guard, signal.SIGSTOP)
+    (watchdog,) = broker.watchdogs()
+    os.kill(watchdog, signal.SIGSTOP)
     broker.end(signal.SIGKILL)
-    os.kill(guard, signal.SIGKILL)
-    wait_until(lambda: not broker.guards(), what=broker.guards)
+    os.kill(watchdog, signal.SIGKILL)
+    wait_until(lambda: not broker.watchdogs(), what=broker.watchdogs)
     assert is_held(kernel)
     shown = broker.host.run(status, check=False)
     assert shown.returncode == 4
@@ -203,7 +203,7 @@ def test_when_both_are_gone_the_next_command_opens_what_is_held_back_and_says_so
     assert "classes" not in broker.host.run(status, check=False).stderr
 
 
-def test_a_frozen_broker_is_not_said_to_be_absent_and_its_tree_is_left_to_its_guard(broker: Broker) -> None:
+def test_a_frozen_broker_is_not_said_to_be_absent_and_its_tree_is_left_to_its_watchdog(broker: Broker) -> None:
     status = [*COMMAND, "status", "--socket", str(broker.folder / "run/broker.sock")]
     assert broker.process is not None
     broker.process.send_signal(signal.SIGSTOP)
@@ -219,7 +219,7 @@ def test_a_frozen_broker_is_not_said_to_be_absent_and_its_tree_is_left_to_its_gu
 def test_the_restore_units_command_opens_what_is_left_and_nothing_else(broker: Broker, kernel: RealKernel) -> None:
     once = [sys.executable, "-P", "-m", "broker.process.watchdog", "--once", str(broker.folder / "state")]
     broker.end(signal.SIGKILL)
-    wait_until(lambda: not broker.guards())
+    wait_until(lambda: not broker.watchdogs())
     tc = ["tc", "class", "change", "dev", "eth0", "parent", "ffe0:30", "classid", "ffe0:310", "htb", "prio", "3"]
     rate = f"{HELD_BITS_PER_S * 97 // 100}bit"
     broker.host.run([*tc, "rate", rate, "ceil", rate, "burst", "16k", "cburst", "16k", "quantum", "1514"])
