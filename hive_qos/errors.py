@@ -189,7 +189,7 @@ class ShapingError(HiveError):
 
 
 class PrivilegeError(ShapingError):
-    """The process lacks CAP_NET_ADMIN (or root). Run it as the service does."""
+    """The process lacks a right, as CAP_NET_ADMIN or writing a directory. Run it as root or as the service does."""
 
     code = "privilege"
 

@@ -12,11 +12,12 @@ from typing import Self
 
 from broker.process import watchdog_cleanup
 from broker.process.namespace_claim import NAME, Claim, claim, claims
-from hive_qos.errors import BrokerRejectedError, ConfigurationError
+from hive_qos.errors import BrokerRejectedError, ConfigurationError, PrivilegeError
 
 WATCHDOG_S_MAX = 1.0
 """The watchdog of a dead daemon is done within milliseconds; longer on a machine that stands still, or it hangs."""
 
+_RUN_AS_SERVICE = "run it as root or as the service does, or name another directory"
 _BACKLOG = 64  # connections that wait to be accepted: as many as one user may have sessions
 _PATH_BYTES_MAX = 107  # sun_path of unix(7), with its closing NUL
 
@@ -27,8 +28,8 @@ def directory(path: str, *, key: str, mode: int) -> None:
     What stands in it is believed: sockets by clients, the journal by a later start, which runs as root.
 
     Raises:
-        ConfigurationError: it cannot be made or written, or is somebody else's; names the key under which it is
-            configured.
+        PrivilegeError: we may not make it or write there.
+        ConfigurationError: it cannot be made, or is somebody else's; names the key under which it is configured.
     """
     try:
         os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
@@ -36,6 +37,8 @@ def directory(path: str, *, key: str, mode: int) -> None:
             os.mkdir(path, 0o700)
             os.chmod(path, mode)  # whatever the umask
         found = os.lstat(path)
+    except PermissionError as problem:
+        raise PrivilegeError(f"{key}: may not make {path}; {_RUN_AS_SERVICE}") from problem
     except OSError as problem:
         raise ConfigurationError(key, path, f"cannot be made: {problem.strerror}") from problem
     if not stat.S_ISDIR(found.st_mode):
@@ -47,7 +50,7 @@ def directory(path: str, *, key: str, mode: int) -> None:
             key, path, f"others may write there (mode {found.st_mode & 0o7777:o}); name one of the broker's own"
         )
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigurationError(key, path, "cannot be written; run as the service does, or name another directory")
+        raise PrivilegeError(f"{key}: may not write in {path}; {_RUN_AS_SERVICE}")
 
 
 class NamespaceLock:

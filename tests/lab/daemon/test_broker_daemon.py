@@ -224,6 +224,9 @@ def test_a_second_daemon_a_missing_interface_and_missing_privilege_are_told_apar
     unprivileged = broker.host.run(mine, check=False, user=USER)
     assert unprivileged.returncode == 6, unprivileged.stderr
     assert "programs still run" not in unprivileged.stderr
+    directories = broker.host.run([*argv, str(folder / "open/s")], check=False, user=USER)  # and /run/hive-qos
+    assert directories.returncode == 6, directories.stderr
+    assert "run it as root" in directories.stderr
     assert broker.host.run([*COMMAND, "clear", "--state-dir", str(folder / "state")]).returncode == 0
 
 
