@@ -7,8 +7,9 @@ HTTP socket lists the table.
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -23,6 +24,19 @@ class Reason(Struct, frozen=True):
 
     code: str
     text: str
+
+
+def _writer(name: str, spec: str) -> Callable[[Any], str]:
+    """Choose how a value is written, by its format and by the unit that ends its name."""
+    if spec == "ms":
+        return lambda seconds: f"{1000 * abs(seconds):.0f} ms"
+    if spec == "percent":
+        return lambda fraction: f"{100 * fraction:.1f} %"
+    if spec:
+        return f"{{:{spec}}}".format
+    if name.endswith("bits_per_s"):
+        return format_rate
+    return format_size if name.endswith("bytes") else str
 
 
 class Because(Enum):
@@ -307,35 +321,17 @@ class Because(Enum):
 
     def __init__(self, code: str, meaning: str, sentence: str) -> None:
         self.code, self.meaning = code, meaning
-        self.values = tuple(name for _, name, _, _ in string.Formatter().parse(sentence) if name)
+        parts = [(text, name or "", spec or "") for text, name, spec, _ in string.Formatter().parse(sentence)]
+        self.values = tuple(name for _, name, _ in parts if name)
         """What the sentence has to be called with."""
-        self._sentence = sentence
+        self._format = "".join(text.replace("%", "%%") + ("%s" if name else "") for text, name, _ in parts)
+        self._shown = tuple((name, _writer(name, spec)) for _, name, spec in parts if name)
 
-    def __call__(self, **values: object) -> Reason:
+    def __call__(self, **values: Any) -> Reason:
         """Give the reason with its figures, which are `values` by name."""
-        return Reason(self.code, self._sentence.format(**{name: _Shown(name, values[name]) for name in self.values}))
+        return Reason(self.code, self._format % tuple([write(values[name]) for name, write in self._shown]))
 
 
 def source_of(rate_source: str) -> str:
     """Say where a rate comes from that nothing measured."""
     return RATE_SOURCES.get(rate_source, "a guess")
-
-
-class _Shown:
-    """A value of a sentence, which knows how to format itself by its name."""
-
-    def __init__(self, name: str, value: object) -> None:
-        self._name, self._value = name, value
-
-    def __format__(self, spec: str) -> str:
-        value = self._value
-        if isinstance(value, int | float):
-            if spec == "ms":
-                return f"{1000 * abs(value):.0f} ms"
-            if spec == "percent":
-                return f"{100 * value:.1f} %"
-            if not spec and self._name.endswith("bits_per_s"):
-                return format_rate(value)
-            if not spec and self._name.endswith("bytes"):
-                return format_size(value)
-        return format(value, spec)
