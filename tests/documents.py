@@ -1,6 +1,6 @@
 """Reads the documents as tests need them: fences, tables, sentences, links. Standard library only.
 
-A page is README.md or a Markdown file below docs/. Pages of docs/log/ record past experiments: most rules leave them
+A page is a Markdown file at the root or below docs/. Pages of docs/log/ record past experiments: most rules leave them
 out.
 """
 
@@ -56,9 +56,9 @@ class Table:
 
 
 def pages(*folders: str) -> list[Path]:
-    """The named pages or folders below docs/, or README.md and every page that is there."""
+    """The named pages or folders below docs/, or every page at the root and below docs/."""
     if not folders:
-        return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+        return [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
     found: list[Path] = []
     for name in folders:
         path = ROOT / name if name == "README.md" else DOCS / name
@@ -67,7 +67,7 @@ def pages(*folders: str) -> list[Path]:
 
 
 def current_pages() -> list[Path]:
-    """What the rules of style hold for: everything but the log of experiments and pages of the former layout."""
+    """What the rules of style hold for: everything but the log of experiments."""
     return [page for page in pages() if DOCS / "log" not in page.parents]
 
 
