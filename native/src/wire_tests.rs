@@ -1,4 +1,4 @@
-//! The protocol's test vectors, as `docs/reference/wire.md` has them, and bytes that are spoiled.
+//! The protocol's test vectors, its table of codes in `docs/reference/wire.md`, and bytes that are spoiled.
 
 use bytes::Bytes;
 
@@ -7,6 +7,7 @@ use super::header::{DIMENSIONS_MAX, NAME_BYTES_MAX};
 use super::*;
 
 const PROTOCOL: &str = include_str!("../../docs/reference/wire.md");
+const VECTORS: &str = include_str!("../../docs/reference/wire-vectors.jsonl");
 
 /// A field of a line of test vectors, as it stands there.
 fn field<'a>(line: &'a str, name: &str) -> &'a str {
@@ -29,7 +30,7 @@ fn bytes_of(hexadecimal: &str) -> Vec<u8> {
 
 fn vectors(kind: &str) -> Vec<&'static str> {
     let prefix = format!("{{\"kind\": \"{kind}\"");
-    let found: Vec<_> = PROTOCOL.lines().filter(|line| line.starts_with(&prefix)).collect();
+    let found: Vec<_> = VECTORS.lines().filter(|line| line.starts_with(&prefix)).collect();
     assert!(!found.is_empty(), "no vectors of {kind}");
     found
 }

@@ -31,8 +31,8 @@ from transport.wire.varint import encode_varint
 hive_qos_native: Any = pytest.importorskip("hive_qos_native", reason="the native engine is not built here")
 from transport.engine.native_engine import _encoded  # noqa: E402 - where there is one
 
-PROTOCOL = Path(__file__).parents[3] / "docs" / "reference" / "wire.md"
-VECTORS = [json.loads(line) for line in PROTOCOL.read_text("utf-8").splitlines() if line.startswith('{"kind"')]
+PROTOCOL = Path(__file__).parents[3] / "docs" / "reference" / "wire-vectors.jsonl"
+VECTORS = [json.loads(line) for line in PROTOCOL.read_text("utf-8").splitlines()]
 """Whole headers of the protocol, to begin with."""
 
 

@@ -1,4 +1,4 @@
-"""The vectors of docs/reference/wire.md hold in both directions, and its tables say what the code does."""
+"""The vectors of the wire protocol hold in both directions, and the tables of docs/reference/wire.md are the code's."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from transport.wire.header import Header, Kind, decode_header, encode_header, sp
 from transport.wire.hello import FrameReader, encode_frame
 from transport.wire.varint import decode_varint, encode_varint
 
-TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
-VECTORS = [json.loads(line) for line in TEXT.split("```json\n")[1].split("```")[0].splitlines()]
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
+TEXT = (REFERENCE / "wire.md").read_text(encoding="utf-8")
+VECTORS = [json.loads(line) for line in (REFERENCE / "wire-vectors.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def of_kind(kind: str) -> list[Any]:
