@@ -13,7 +13,7 @@ from broker.measure.flow_table import FlowTable
 from broker.measure.interfaces import InterfaceCounters, Links
 from broker.measure.probes import Probes
 from broker.measure.rate_watch import RateWatch
-from broker.measure.wall_clock import WallClocks
+from broker.measure.schedules import Schedules
 from broker.model.values import InterfaceSample, Measurements
 from broker.policy.types import Policy
 from broker.sessions.burst_table import BurstTable
@@ -51,7 +51,7 @@ class Collector:
         self._flows, self._bursts, self._needs, self._jobs = flows, bursts, needs, jobs
         self._peer_link, self._probes = peer_link, probes
         self._interface_of, self._clock = interface_of, clock
-        self._wall_clocks = WallClocks()
+        self._schedules = Schedules()
 
     def measure(self, policy: Policy, *, fresh_s: float) -> Measurements:
         """Everything of the interfaces that we hold. Counters younger than `fresh_s` will do."""
@@ -89,8 +89,7 @@ class Collector:
                         arriving=self._ingress_trees.read(entry.name),
                     )
                 )
-        wall = self._wall_clocks.read(entry.timezone for entry in policy.schedules)
-        return Measurements(interfaces=tuple(interfaces), wall=wall)
+        return Measurements(interfaces=tuple(interfaces), schedules=self._schedules.now(policy.schedules))
 
     def with_links(self, policy: Policy, *, fresh_s: float) -> Measurements:
         """The same, so that leaves of jobs and leases keep what they have; of interfaces that we do not hold yet the

@@ -6,7 +6,7 @@ Per interface and tick:
     broker.law.sharing.guarantee announced  -> credits, bursts under way and expected
     broker.law.bursts.announced, broker.law.bursts.credit, broker.law.bursts.forecast declared   -> what storage needs,
     and whether data is at risk broker.law.sharing.storage_needs signals    -> capacity broker.law.capacity.estimator
-    wall clock, a call -> the promises that hold now broker.law.sharing.schedule, broker.law.sharing.call_detector,
+    schedules, a call -> the promises that hold now broker.law.sharing.call_detector,
     broker.law.sharing.effective_policy all these  -> HTB rate and ceil of each class, and why
     broker.law.sharing.plan, broker.law.sharing.water_filling
                -> what each job and connection gets of its class  broker.law.sharing.jobs
@@ -34,10 +34,9 @@ from broker.law.holds import grant
 from broker.law.holds.request import decide_ingress
 from broker.law.inbound_state import IngressState
 from broker.law.reading import Reading
-from broker.law.sharing import call_detector, gso, jobs, overcommit, schedule, storage_needs
-from broker.law.sharing.effective_policy import in_force
+from broker.law.sharing import call_detector, gso, jobs, overcommit, storage_needs
+from broker.law.sharing.effective_policy import in_force, unknown_schedules
 from broker.law.sharing.plan import LENDER, ClassNeeds, ClassPlan, Promises, moves, plan, promises_of, unheld
-from broker.law.sharing.schedule import ActiveSchedule
 from broker.law.state import AppliedState, ClassState, InterfaceState, PresenceState, State
 from broker.model.leases import Hold, HoldOutcome
 from broker.model.values import (
@@ -48,6 +47,7 @@ from broker.model.values import (
     InterfaceAllocation,
     InterfaceSample,
     Measurements,
+    ScheduleInForce,
     SegmentAllocation,
 )
 from broker.policy.types import InterfacePolicy, Policy
@@ -78,7 +78,6 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
     """
     samples = {sample.name: sample for sample in measurements.interfaces}
     states = {entry.name: entry for entry in state.interfaces}
-    hours = schedule.holding(policy.schedules, measurements.wall)
     outcomes = [
         _interface(
             now_s=now_s,
@@ -86,7 +85,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
             sample=samples.get(entry.name),
             interface=entry,
             policy=policy,
-            hours=hours,
+            schedules=measurements.schedules.held,
         )
         for entry in policy.interfaces
     ]
@@ -115,12 +114,12 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         allocation=Allocation(
             tuple(outcome.allocation for outcome in outcomes),
             tuple(inflow.allocation for inflow in inflows),
-            schedules=tuple(entry.shown for entry in hours),
+            schedules=measurements.schedules.held,
         ),
         credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
         alarms=(
             *(alarm for outcome in outcomes for alarm in outcome.alarms),
-            *schedule.alarms(policy.schedules, measurements.wall),
+            *unknown_schedules(policy, measurements.schedules.unknown),
             *(alarm for inflow in inflows for alarm in inflow.alarms),
         ),
         holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
@@ -152,7 +151,7 @@ def _one_each(holds: list[Hold]) -> tuple[Hold, ...]:
 
 def _interface(
     *, now_s: float, state: InterfaceState, sample: InterfaceSample | None, interface: InterfacePolicy, policy: Policy,
-    hours: tuple[ActiveSchedule, ...],
+    schedules: tuple[ScheduleInForce, ...],
 ) -> _Outcome:  # fmt: skip
     read = Reading(now_s=now_s, state=state, sample=sample)
     seen = sample or InterfaceSample(interface.name)  # of one that is not there nothing was seen
@@ -168,7 +167,7 @@ def _interface(
     )
     rate = estimate.rate_bits_per_s
     people = _people(read, state=state, policy=policy)
-    now = in_force(policy, hours, people, capacity_bits_per_s=rate)
+    now = in_force(policy, schedules, people, capacity_bits_per_s=rate)
     promised = promises_of(now.classes, rate)
     kept = overcommit.kept(promised, rate)
     risks, declared = storage_needs.follow(state.risks, seen.needs, now_s=now_s)

@@ -213,31 +213,29 @@ class InterfaceSample(Struct, frozen=True):
     carrier_changes: int | None = None
 
 
-class ZoneClock(Struct, frozen=True):
-    """What a time zone does around now: `offset_s` (local minus UTC) before the first of `changes`, each of which is
-    (UTC seconds since 1970, offset from then on), ascending."""
+class ScheduleInForce(Struct, frozen=True):
+    """A schedule that holds now. `until` on the clock of its zone (ISO 8601, minutes), None where it never ends;
+    `left_s` until then."""
 
     name: str
-    offset_s: int
-    changes: tuple[tuple[int, int], ...] = ()
+    timezone: str
+    until: str | None
+    left_s: int | None
 
 
-class WallClock(Struct, frozen=True):
-    """What the wall clock says: UTC in seconds since 1970, whole ones. It may go back; nothing else depends on it.
+class SchedulesNow(Struct, frozen=True):
+    """What the wall clock says of the policy's schedules: those that hold, in the order of the file, and the names of
+    those whose time zone this host does not know."""
 
-    `zones` those that the policy's schedules name, as far as this host knows them, three days back and nine ahead: what
-    a recording needs to be replayed where the time zone database is another.
-    """
-
-    utc_s: int
-    zones: tuple[ZoneClock, ...] = ()
+    held: tuple[ScheduleInForce, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 class Measurements(Struct, frozen=True):
     """All that the daemon knows at a tick. The order within each tuple means nothing."""
 
     interfaces: tuple[InterfaceSample, ...] = ()
-    wall: WallClock | None = None
+    schedules: SchedulesNow = SchedulesNow()
 
 
 class ClassAllocation(Struct, frozen=True):
@@ -355,16 +353,6 @@ class InterfaceAllocation(Struct, frozen=True):
     presence: PresenceAllocation | None = None
     segments: SegmentAllocation | None = None
     open_bits_per_s: int | None = None
-
-
-class ScheduleInForce(Struct, frozen=True):
-    """A schedule that holds now. `until` on the clock of its zone (ISO 8601, minutes), None where it never ends;
-    `left_s` until then."""
-
-    name: str
-    timezone: str
-    until: str | None
-    left_s: int | None
 
 
 class Allocation(Struct, frozen=True):

@@ -17,8 +17,8 @@ from broker.model.values import (
     InterfaceSample,
     JobSample,
     Measurements,
-    WallClock,
-    ZoneClock,
+    ScheduleInForce,
+    SchedulesNow,
 )
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES, ClassPolicy, Policy, Share
@@ -27,7 +27,6 @@ TICK_S = 0.1
 USER = 1000
 FAST = 'version = 1\n[[interface]]\nname = "a"\negress = "{egress}"\n'
 GIGABIT = FAST.format(egress="1 Gbit/s")
-NOON_S = 12 * 3600
 
 
 def seen(at_s: float, *, waiting: tuple[str, ...] = (), sent: dict[str, int] | None = None) -> InterfaceSample:
@@ -44,12 +43,13 @@ class Host:
     def __init__(self) -> None:
         self.state, self.at_s = State(), 0.0
 
-    def decide(self, policy: Policy, *, utc_s: int = NOON_S, ticks: int = 1, **sample: object) -> Decision:
+    def decide(
+        self, policy: Policy, *, schedules: tuple[ScheduleInForce, ...] = (), ticks: int = 1, **sample: object
+    ) -> Decision:
         for _ in range(ticks):
             self.at_s += TICK_S
             interface = seen(self.at_s, **sample)  # type: ignore[arg-type]
-            wall = WallClock(utc_s, (ZoneClock("UTC", 0),))
-            measurements = Measurements((interface,), wall)
+            measurements = Measurements((interface,), SchedulesNow(schedules))
             decision = decide(now_s=self.at_s, state=self.state, measurements=measurements, policy=policy)
             self.state = decision.state
         return decision
@@ -86,12 +86,12 @@ def test_a_schedule_s_ceiling_is_in_force_at_its_minute_on_a_fast_link() -> None
         '[schedule.class.storage]\nceiling = "150 Mbit/s"\n',
     )  # fmt: skip
     host = Host()
-    night = host.decide(policy, utc_s=8 * 3600 - 1, ticks=5)
-    day = host.decide(policy, utc_s=8 * 3600)
+    night = host.decide(policy, ticks=5)
+    day = host.decide(policy, schedules=(ScheduleInForce("office", "UTC", None, None),))
     assert of_class(night).ceil_bits_per_s == 300e6
     assert of_class(day).ceil_bits_per_s == 150e6
     assert kernel_would_be_told(night, day)
-    assert of_class(host.decide(policy, utc_s=18 * 3600)).ceil_bits_per_s == 300e6
+    assert of_class(host.decide(policy)).ceil_bits_per_s == 300e6
 
 
 def test_another_guarantee_is_the_rate_of_who_wants_it_at_once() -> None:

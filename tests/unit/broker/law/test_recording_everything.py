@@ -50,7 +50,7 @@ enabled = true
 )
 ADDRESSES = ("10.0.0.2", "10.0.0.3", "fd00::4", "not an address")
 TEXTS: dict[str, tuple[str, ...]] = {
-    "name": ("a", "b", "stranger"),
+    "name": ("a", "b", "night", "stranger"),
     "traffic_class": (*CLASS_NAMES, "unknown"),
     "job": ("J", "K", "", "\x1b[2J", "\u202e" * 40),
     "peer": ADDRESSES,
