@@ -11,22 +11,16 @@ import collections
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-from broker.process import rt_priority
 from broker.process.log import Log
+from broker.process.side_process import SideProcess, python
 
 MODULE = "broker.process.closer"
 WAITING_MAX = 256
 """Sockets that wait for the closer. It takes thousands a second: more wait only where it cannot be started."""
-RESTART_S = 1.0
-"""Between two tries to start the closer."""
-END_S_MAX = 2.0
-"""The closer ends within milliseconds after the daemon closed its end."""
 
 
 class CloserClient:
@@ -41,9 +35,9 @@ class CloserClient:
         *,
         log: Log,
         clock: Callable[[], float] = time.monotonic,
-        command: tuple[str, ...] = (sys.executable, "-P", "-m", MODULE),
+        command: tuple[str, ...] = python(MODULE),
     ) -> None:
-        self._log, self._clock, self._command = log, clock, command
+        self._log, self._clock, self._process = log, clock, SideProcess(command)
         self._lock = threading.Lock()
         self._sockets: collections.deque[tuple[list[int], int]] = collections.deque()
         self._waiting = 0
@@ -52,8 +46,6 @@ class CloserClient:
         self._ours, self._its = socket.socketpair()
         """Both are ours, so that what is under way outlives a closer that dies: the next one goes on."""
         self._permits, self._permitting = os.pipe()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._launched_s = float("-inf")
 
     def take(self, descriptors: Iterable[int], *, uid: int) -> None:
         """Close descriptors soon. They belong to this object from now on.
@@ -76,7 +68,7 @@ class CloserClient:
     def look(self) -> None:
         """Go on with what could not be closed at once, and start the closer where it does not live: once a tick."""
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
+            if self._process.may_start(now_s=self._clock()):
                 self._launch()
             self._go_on()
 
@@ -95,15 +87,13 @@ class CloserClient:
             self._go_on()
             os.close(self._permitting)
             os.close(self._permits)
-            try:
-                done = self._process is not None and self._process.wait(END_S_MAX) == 0
-            except subprocess.TimeoutExpired:
-                self._log.warning("closer-stuck")
-                done = False
+            started, done = self._process.pid is not None, self._process.end()
             self._ours.close()
             if done:
                 self._its.close()
             else:
+                if started:
+                    self._log.warning("closer-stuck")
                 self._its.detach()  # descriptors are under way to it, and closing it would close them here
 
     def _go_on(self) -> None:
@@ -148,23 +138,11 @@ class CloserClient:
                 os.close(descriptor)
 
     def _launch(self) -> None:
-        now_s = self._clock()
-        if now_s - self._launched_s < RESTART_S:
-            return
-        self._launched_s = now_s
-        if self._process is not None:
+        if self._process.pid is not None:
             self._log.error("closer-lost")
         theirs = (self._its.fileno(), self._permits)
         try:
-            with rt_priority.suspended():
-                self._process = subprocess.Popen(
-                    [*self._command, *map(str, theirs)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    cwd="/",
-                    pass_fds=theirs,
-                    start_new_session=True,
-                )
+            self._process.start(*theirs, descriptors=theirs, now_s=self._clock())
         except OSError as problem:
             self._log.error("closer-start-failed", error=str(problem))
 

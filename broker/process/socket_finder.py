@@ -1,4 +1,4 @@
-"""The finder's own process: looks into other processes for the daemon, which may not (`finder.py`). Little to import.
+"""The socket finder: a small process that looks into other processes for the daemon, which may not.
 
     daemon --"s NUMBER PID"------------------------> finder    which sockets a process holds
     daemon --"t NUMBER PID DESCRIPTOR COOKIE"------> finder    a duplicate of one

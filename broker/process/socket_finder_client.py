@@ -1,37 +1,37 @@
-"""Finds who holds a socket, and duplicates sockets of other processes, without the right to look into processes.
+"""The daemon's side of the socket finder: asks who holds a socket, and for duplicates of other processes' sockets.
 
-CAP_SYS_PTRACE would let whoever takes the daemon over read and write the memory of every process (/proc/PID/mem), and
-the daemon reads what other hosts and all its users send. So a small process beside it (`finding.py`) has the capability
-and the daemon gives it up before it listens to anybody. What it can still get is lists of descriptors and duplicates of
-IPv4 and IPv6 sockets. Who starts the daemon without the capability has a finder that finds nothing.
+CAP_SYS_PTRACE lets its owner read and write the memory of every process (/proc/PID/mem). The daemon reads what other
+hosts and all its users send, so it must not have that. The finder (`broker.process.socket_finder`) has it instead, and
+the daemon gives it up before it listens to anybody. A daemon that is taken over then gets lists of descriptors and
+duplicates of IPv4 and IPv6 sockets, no more. Where the daemon is started without the capability, none are found.
 
-A question waits for its answer at most `ANSWER_S`; one that comes later is dropped by its number.
+A question waits at most `ANSWER_S` for its answer. A later answer is dropped by its number.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
-import subprocess
-import sys
+import struct
 import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from broker.process import capabilities, rt_priority
 from broker.process.log import Log
+from broker.process.side_process import READY_S_MAX, SideProcess, python
 from broker.process.socket_finder import ANSWER, BYTES_MAX, DENIED, GIVEN, MORE, REFUSED
 from hive_qos.errors import KernelRejectedError, PrivilegeError
 
 MODULE = "broker.process.socket_finder"
 ANSWER_S = 0.1
 """The loop waits meanwhile, in ticks that nobody else waits for: less than a beat of the watchdog's."""
-READY_S_MAX = 15.0
-"""A Python process starts in 0.2 s; on a machine that stands still now and then, in a few."""
-END_S_MAX = 2.0
-"""The finder ends within milliseconds after the daemon closed its end, unless a disk makes it wait."""
+SYS_PTRACE = 19  # linux/capability.h
+_CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
+_CAPABILITY_SETS = struct.Struct("=6I")  # effective, permitted, inheritable of the first 32, and of the next
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SocketFinder:
@@ -41,9 +41,8 @@ class SocketFinder:
         command: what is run, before the descriptor.
     """
 
-    def __init__(self, *, log: Log, command: tuple[str, ...] = (sys.executable, "-P", "-m", MODULE)) -> None:
-        self._log, self._command = log, command
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, *, log: Log, command: tuple[str, ...] = python(MODULE)) -> None:
+        self._log, self._process = log, SideProcess(command)
         self._sock: socket.socket | None = None
         self._number = 0
         self._waited_s = 0.0
@@ -51,27 +50,11 @@ class SocketFinder:
 
     def start(self) -> None:
         """Start the process, and give the capability up, for this thread and those that it starts from now on."""
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
         try:
-            with rt_priority.suspended():
-                self._process = subprocess.Popen(
-                    [*self._command, str(its.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    cwd="/",
-                    env=environment,
-                    pass_fds=(its.fileno(),),
-                    start_new_session=True,
-                )
+            self._sock = self._process.start_connected(now_s=time.monotonic())
         except OSError as problem:
-            ours.close()
             self._log.warning("finder-start-failed", error=str(problem))
-        else:
-            self._sock = ours
-        finally:
-            its.close()
-        capabilities.drop(capabilities.SYS_PTRACE)
+        drop_capability(SYS_PTRACE)
         if self._sock is not None:
             with contextlib.suppress(PermissionError):  # the log says so, or it comes yet
                 self._answer(self._sock, within_s=READY_S_MAX)
@@ -81,17 +64,14 @@ class SocketFinder:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk, and ends when that answers
-                self._process.wait(END_S_MAX)
-            self._process = None
+        self._process.end()
 
     def cpu_s(self) -> float:
-        """The processor time of this thread, waiting for the finder counted as such: for `Sliced`."""
+        """The processor time of this thread, waiting for the finder counted as such: for `CpuBudget`."""
         return time.thread_time() + self._waited_s
 
     def sockets_of(self, pid: int) -> Iterator[tuple[int, int]]:
-        """As `descriptors.sockets_of`."""
+        """As `proc_fds.sockets_of`."""
         for kind, values, _ in self._ask(b"s", pid):
             if kind == DENIED:
                 raise PermissionError(f"process {pid} may not be looked into")
@@ -101,7 +81,7 @@ class SocketFinder:
     def duplicate(
         self, pid: int, descriptor: int, *, cookie: int, close: Callable[[int], None]
     ) -> Iterator[socket.socket | None]:
-        """As `duplicates.duplicate`; of IPv4 and IPv6 sockets."""
+        """As `pidfd_getfd.duplicate`; of IPv4 and IPv6 sockets."""
         self._close = close  # of one that comes too late, too
         *_, (kind, values, sock) = self._ask(b"t", pid, descriptor, cookie)
         if kind == DENIED:
@@ -156,3 +136,23 @@ class SocketFinder:
         number, kind = ANSWER.unpack_from(packet)
         sock = socket.socket(fileno=descriptors[0]) if kind == GIVEN else None
         return number, kind, array("Q", packet[ANSWER.size :]), sock
+
+
+def drop_capability(number: int) -> None:
+    """Give a capability up, for this thread and those that it starts from now on (capabilities(7)).
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    sets = ctypes.create_string_buffer(_CAPABILITY_SETS.size)
+    _capability_call("capget", sets)
+    kept = list(_CAPABILITY_SETS.unpack(sets.raw))
+    for index in range(3 * (number // 32), 3 * (number // 32) + 3):
+        kept[index] &= ~(1 << number % 32)
+    _capability_call("capset", ctypes.create_string_buffer(_CAPABILITY_SETS.pack(*kept), _CAPABILITY_SETS.size))
+
+
+def _capability_call(name: str, sets: ctypes.Array[ctypes.c_char]) -> None:
+    header = ctypes.create_string_buffer(_CAPABILITY_HEADER, len(_CAPABILITY_HEADER))
+    if getattr(_libc, name)(header, sets) != 0:
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")

@@ -35,6 +35,7 @@ from shaping.ingress.redirect import stop_redirecting
 from shaping.journal import Journal
 from shaping.netlink.tc_socket import TcSocket
 
+MODULE = "broker.process.watchdog"
 BEATS_WITHIN_S = 0.25
 """The daemon's loop gives a beat at least that often, whatever its tick."""
 SILENCE_S = 0.6

@@ -7,21 +7,17 @@ ceilings, its answer is waited for first: then it opens nothing while we write, 
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from broker.model.status_values import WatchdogInfo
 from broker.model.values import Alarm
-from broker.process import rt_priority
 from broker.process.log import Log
-from broker.process.watchdog import BEATS_WITHIN_S, MESSAGE_BYTES_MAX, SILENCE_S
-from broker.process.watchdog_cleanup import MODULE
+from broker.process.side_process import READY_S_MAX, SideProcess, python
+from broker.process.watchdog import BEATS_WITHIN_S, MESSAGE_BYTES_MAX, MODULE, SILENCE_S
 from hive_qos.errors import ShapingError
 from shaping.journal import Journal
 
@@ -33,12 +29,6 @@ ANSWER_S = 0.25
 """How long a tick waits for that; a watchdog that takes longer is not opening anything either."""
 DEAF_S = 3.0
 """A watchdog that answers nothing for so long while we tick hangs, and is replaced."""
-READY_S_MAX = 15.0
-"""A Python process starts in 0.1 s; on a machine that stands still now and then, in a few."""
-RESTART_S = 1.0
-"""Between two tries to start a watchdog: a Python process, every second, is what a host bears."""
-END_S_MAX = 2.0
-"""A watchdog that was told that all is put back ends in milliseconds; one that hangs is killed then."""
 
 
 class WatchdogClient:
@@ -53,17 +43,15 @@ class WatchdogClient:
         *,
         log: Log,
         clock: Callable[[], float] = time.monotonic,
-        command: tuple[str, ...] = (sys.executable, "-P", "-m", MODULE),
+        command: tuple[str, ...] = python(MODULE),
     ) -> None:
-        self._log, self._clock, self._command = log, clock, command
-        self._process: subprocess.Popen[bytes] | None = None
+        self._log, self._clock, self._process = log, clock, SideProcess(command)
         self._sock: socket.socket | None = None
         self._ready = self._reopened = self._was_busy = False
         self._sequence = self._heard = self._seen = 0
         self._beat_s: float | None = None
         self._unanswered_s: float | None = None
-        self._launched_s = 0.0
-        self._started = self._openings = 0
+        self._starts = self._openings = 0
 
     def start(self, journal: Journal, *, lock: int) -> None:
         """Start the watchdog, and wait until it watches.
@@ -81,7 +69,7 @@ class WatchdogClient:
         except OSError as problem:
             raise ShapingError(f"the watchdog cannot be started: {problem}; without it nothing is shaped") from problem
         until_s = time.monotonic() + READY_S_MAX
-        while not self._ready and time.monotonic() < until_s and self._running():
+        while not self._ready and time.monotonic() < until_s and self._process.runs:
             self._hear(wait_s=0.05)
         if not self._ready:
             self.end(restored=False)
@@ -102,8 +90,8 @@ class WatchdogClient:
         self._was_busy = busy
         gap_s = None if self._beat_s is None else now_s - self._beat_s
         self._beat_s = now_s
-        if self._sock is None:
-            self._launch_again(now_s)
+        if self._sock is None and self._process.may_start(now_s=now_s):
+            self._launch_again()
         self._hear()
         self._send(busy)
         if gap_s is None or gap_s > ASK_AFTER_S:
@@ -118,27 +106,20 @@ class WatchdogClient:
     def end(self, *, restored: bool) -> None:
         """End the watchdog. Unless all was put back it opens what is left of ours first."""
         sock, self._sock = self._sock, None
-        process, self._process = self._process, None
-        if sock is None or process is None:
+        if sock is None:
             return
-        if restored:
-            with contextlib.suppress(OSError):  # it is gone already
-                sock.send(b"q")
-        else:
-            sock.close()
-        try:
-            process.wait(END_S_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk; its end is not ours to wait for
-                process.wait(END_S_MAX)
-        sock.close()
+        with sock:
+            if restored:
+                with contextlib.suppress(OSError):  # it is gone already
+                    sock.send(b"q")
+            else:
+                sock.close()
+            self._process.end()
 
     def info(self) -> WatchdogInfo:
         """How it fares."""
-        alive = self._ready and self._running()
-        pid = self._process.pid if self._process is not None else None
-        return WatchdogInfo(pid=pid, alive=alive, openings=self._openings, started=self._started)
+        alive = self._ready and self._process.runs
+        return WatchdogInfo(pid=self._process.pid, alive=alive, openings=self._openings, started=self._starts)
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong with it now."""
@@ -148,35 +129,13 @@ class WatchdogClient:
         return (Alarm(code="watchdog-missing", subject="watchdog", text=text),)
 
     def _launch(self) -> None:
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            argv = [*self._command, str(its.fileno()), str(Path(self._journal.directory).absolute())]
-            environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
-            with rt_priority.suspended():
-                self._process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    cwd="/",
-                    env=environment,
-                    pass_fds=(its.fileno(), self._lock),
-                    start_new_session=True,
-                )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            its.close()
-        ours.setblocking(False)
-        self._sock = ours
-        self._started += 1
-        self._launched_s = self._clock()
         self._seen = 0
+        directory = Path(self._journal.directory).absolute()
+        self._sock = self._process.start_connected(directory, descriptors=(self._lock,), now_s=self._clock())
+        self._sock.setblocking(False)
+        self._starts += 1
 
-    def _launch_again(self, now_s: float) -> None:
-        if now_s - self._launched_s < RESTART_S:
-            return
-        self._launched_s = now_s
+    def _launch_again(self) -> None:
         try:
             self._launch()
         except OSError as problem:
@@ -222,7 +181,7 @@ class WatchdogClient:
         sequence, opened, silence_s = answer.split()
         if not self._ready:
             self._ready = True
-            if self._started > 1:
+            if self._starts > 1:
                 self._log.info("watchdog-restored")
         self._heard, self._unanswered_s = int(sequence), None
         if int(opened) != self._seen:
@@ -233,10 +192,6 @@ class WatchdogClient:
     def _lost(self, what: str) -> None:
         """It is gone, or of no use: what it did last is not known, so what stands is looked at."""
         self._log.error("watchdog-lost", error=what)
-        if self._process is not None:
-            self._process.kill()
+        self._process.kill()
         self.end(restored=True)
         self._ready, self._reopened, self._unanswered_s = False, True, None
-
-    def _running(self) -> bool:
-        return self._process is not None and self._process.poll() is None

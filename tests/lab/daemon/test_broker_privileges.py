@@ -16,7 +16,7 @@ from broker_host import COMMAND, SEND_TCP, Broker, broker_in, two_hosts
 from patience import wait_until
 from test_broker_earlier_sockets import PORT, RULES, SINK, program, sends
 
-from broker.process.capabilities import SYS_PTRACE
+from broker.process.socket_finder_client import SYS_PTRACE
 from shaping.classify import cgroup
 from tools.lab import Lab
 

@@ -15,7 +15,7 @@ from contextlib import closing
 import pytest
 from patience import wait_until
 
-from broker.process import capabilities
+from broker.process import socket_finder_client
 from broker.process.log import open_log
 from broker.process.socket_finder import ANSWER, BYTES_MAX, LAST, MORE, SOCKETS_AT_ONCE, serve
 from broker.process.socket_finder_client import ANSWER_S, SocketFinder
@@ -48,7 +48,8 @@ class Holder:
 
 @pytest.fixture
 def finder(monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketFinder]:
-    monkeypatch.setattr(capabilities, "drop", lambda number: None)  # of pytest's own; tests/lab looks at a daemon's
+    # pytest keeps its capabilities; tests/lab looks at those of a daemon.
+    monkeypatch.setattr(socket_finder_client, "drop_capability", lambda number: None)
     made = SocketFinder(log=open_log())
     made.start()
     yield made
@@ -62,7 +63,7 @@ def holder() -> Iterator[Holder]:
 
 
 def process_of(finder: SocketFinder) -> int:
-    assert finder._process is not None
+    assert finder._process.pid is not None
     return finder._process.pid
 
 
@@ -142,7 +143,7 @@ def test_one_that_died_finds_nothing_more(finder: SocketFinder, holder: Holder) 
 
 
 def test_one_that_cannot_be_started_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capabilities, "drop", lambda number: None)
+    monkeypatch.setattr(socket_finder_client, "drop_capability", lambda number: None)
     for command in (("/nonexistent/python",), ("/bin/false",)):
         finder = SocketFinder(log=open_log(), command=command)
         finder.start()

@@ -6,6 +6,7 @@ import array
 import contextlib
 import json
 import os
+import signal
 import socket
 import struct
 import threading
@@ -232,14 +233,13 @@ def test_a_file_whose_close_hangs_holds_its_user_up_and_nobody_else(monkeypatch:
 def test_a_closer_that_dies_is_started_again(running: Running, lingering: Lingering) -> None:
     assert running.daemon is not None
     closing = running.daemon._components.closing
-    first = closing._process
+    first = closing._process.pid
     assert first is not None
-    first.kill()
-    first.wait()
+    os.kill(first, signal.SIGKILL)
     with connected(running.sessions) as other:
         for _ in range(3):
             with connected(running.sessions):
                 pass
-        wait_until(lambda: closing._process not in (None, first), what=lambda: closing._process)
+        wait_until(lambda: closing._process.pid not in (None, first), what=lambda: closing._process.pid)
         with connected(running.sessions) as channel:
             measure(running, lingering, other, lambda: lingering.give(channel, encode(register())))
