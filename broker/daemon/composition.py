@@ -26,18 +26,19 @@ from broker.enforce.inbound_rules import InboundRules
 from broker.enforce.ingress import IngressTrees
 from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.own_cgroups import OwnCgroups
-from broker.enforce.reclassify import Reclassifier
+from broker.enforce.reclassify import Duplicate, Reclassifier
 from broker.measure.flow_table import FlowTable
 from broker.measure.interfaces import InterfaceCounters, Links, Routes
 from broker.measure.link_events import LinkEvents
 from broker.measure.probes import Probes
 from broker.measure.rate_watch import RateWatch
 from broker.measure.route_query import RouteSocket as Netlink
+from broker.measure.socket_owners import SocketOwners, SocketsOf
 from broker.measure.tcp_sockets import TcpWatch
 from broker.policy.types import Policy
+from broker.process import proc_fds
 from broker.process.closer_client import CloserClient
 from broker.process.log import Log
-from broker.process.proc_fds import sockets_of
 from broker.process.rt_budget import RtBudget
 from broker.process.socket_finder_client import SocketFinder
 from broker.process.watchdog_client import WatchdogClient
@@ -45,7 +46,7 @@ from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
 from broker.sessions.need_table import NeedTable
 from broker.sessions.rate_notifier import RateNotifier
-from shaping.classify.pidfd_getfd import duplicate
+from shaping.classify import pidfd_getfd
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
 from shaping.model import DSCP, JOB_MINOR
@@ -146,7 +147,20 @@ def compose(
     own_cgroups = OwnCgroups(wanted=given.classifier is not None, log=log)
     cgroup_mount = cgroups.mount_point()
     closing = CloserClient(log=log, clock=clock)
-    earlier = _earlier_sockets(given, egress_trees, closing, cgroup_mount=cgroup_mount) if earlier_sockets else None
+    sockets_of, duplicate, cpu_clock = _access_to_processes(given.finder)
+    earlier = None
+    if earlier_sockets:
+        earlier = Reclassifier(
+            mount=Path(cgroup_mount) if cgroup_mount is not None else None,
+            mark=given.mark,
+            remember=given.classifier.remember if given.classifier is not None else lambda *_: False,
+            close=lambda descriptor, *, uid: closing.take([descriptor], uid=uid),
+            log=log,
+            mark_minor=egress_trees.mark_minor,
+            sockets_of=sockets_of,
+            duplicate=duplicate,
+            cpu_clock=cpu_clock,
+        )
 
     def interface_of(address: str) -> str | None:
         return routes.interface_towards(address, shaped=egress_trees.names, now_s=clock())
@@ -192,8 +206,7 @@ def compose(
         rt_budget=given.rt_budget,
         earlier=earlier,
         recorder=recorder,
-        cgroup_mount=cgroup_mount,
-        finder=given.finder,
+        socket_owners=SocketOwners(cgroup_mount, sockets_of=sockets_of, cpu_clock=cpu_clock),
         log=log,
         started_s=clock(),
     )
@@ -232,18 +245,8 @@ def marking_control(mark: Callable[..., None], egress_trees: EgressTrees) -> Cal
     return mark_control
 
 
-def _earlier_sockets(
-    given: Environment, egress_trees: EgressTrees, closing: CloserClient, *, cgroup_mount: str | None
-) -> Reclassifier:
-    finder = given.finder
-    return Reclassifier(
-        mount=Path(cgroup_mount) if cgroup_mount is not None else None,
-        mark=given.mark,
-        remember=given.classifier.remember if given.classifier is not None else lambda *_: False,
-        close=lambda descriptor, *, uid: closing.take([descriptor], uid=uid),
-        log=given.log,
-        mark_minor=egress_trees.mark_minor,
-        sockets_of=sockets_of if finder is None else finder.sockets_of,
-        duplicate=duplicate if finder is None else finder.duplicate,
-        cpu_clock=time.thread_time if finder is None else finder.cpu_s,
-    )
+def _access_to_processes(finder: SocketFinder | None) -> tuple[SocketsOf, Duplicate, Callable[[], float]]:
+    """How other processes' sockets are listed and duplicated, and the clock that counts what this costs."""
+    if finder is None:
+        return proc_fds.sockets_of, pidfd_getfd.duplicate, time.thread_time
+    return finder.sockets_of, finder.duplicate, finder.cpu_s

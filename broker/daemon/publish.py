@@ -21,18 +21,15 @@ from broker.measure.flow_table import FlowTable
 from broker.measure.host_load import HostLoads
 from broker.measure.port_classes import PortClasses
 from broker.measure.probes import Probes
-from broker.measure.socket_owners import NAME_LENGTH_MAX, Shown, SocketOwner, SocketOwners
+from broker.measure.socket_owners import Shown, SocketOwner, SocketOwners, command_of
 from broker.measure.udp_sockets import UdpWatch
 from broker.model.values import Alarm, Measurements
 from broker.policy.types import Policy
 from broker.process.log import Log
-from broker.process.proc_fds import command_of
 from broker.process.rt_budget import RtBudget
-from broker.process.socket_finder_client import SocketFinder
 from broker.process.watchdog_client import WatchdogClient
 from broker.sessions.job_table import JobTable
 from broker.sessions.server import Session
-from hive_qos.text import printable
 
 
 class SnapshotBuilder:
@@ -40,7 +37,6 @@ class SnapshotBuilder:
 
     Args:
         started_s: when the daemon began.
-        cgroup_mount: where cgroup v2 is, for the names of connections' cgroups.
     """
 
     def __init__(
@@ -58,8 +54,7 @@ class SnapshotBuilder:
         rt_budget: RtBudget | None,
         earlier: Reclassifier | None,
         recorder: Recorder | None,
-        cgroup_mount: str | None,
-        finder: SocketFinder | None,
+        socket_owners: SocketOwners,
         log: Log,
         started_s: float,
     ) -> None:
@@ -71,7 +66,7 @@ class SnapshotBuilder:
         self._flows, self._jobs, self._peer_link, self._probes = flows, jobs, peer_link, probes
         self._configurations, self._watchdog, self._earlier = configurations, watchdog, earlier
         self._rt_budget = rt_budget
-        self._recorder, self._origins = recorder, SocketOwners(cgroup_mount, finder=finder)
+        self._recorder, self._origins = recorder, socket_owners
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, SocketOwner] = {}
         self._loads = HostLoads()
@@ -108,7 +103,7 @@ class SnapshotBuilder:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         tcp = self._flows.tcp_shown
         self._commands = {
-            name: self._commands[name] if name in self._commands else _command(one.peer.pid)
+            name: self._commands[name] if name in self._commands else command_of(one.peer.pid)
             for name, one in sessions.items()
         }
         return Snapshot(
@@ -171,8 +166,3 @@ class SnapshotBuilder:
             *(self._watchdog.alarms() if self._watchdog is not None else ()),
             *(self._rt_budget.alarms() if self._rt_budget is not None else ()),
         )
-
-
-def _command(pid: int) -> str | None:
-    name = command_of(pid)
-    return None if name is None else printable(name, length_max=NAME_LENGTH_MAX)

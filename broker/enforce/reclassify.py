@@ -25,13 +25,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+import psutil
 from msgspec import Struct
 
 from broker.measure.budget import CpuBudget
 from broker.measure.tcp_diag import CGROUPS_FILTERED_MAX, OwnedSocket, owned_sockets
 from broker.model.values import Alarm
 from broker.process.log import Log
-from broker.process.proc_fds import processes, sockets_of
+from broker.process.proc_fds import sockets_of
 from hive_qos.errors import HiveError, PrivilegeError
 from shaping.classify.cgroup import rule_path
 from shaping.classify.pidfd_getfd import duplicate
@@ -51,6 +52,10 @@ RETRY_S = 60.0
 """When a socket that could not be reached is tried again: its process may be another by then."""
 NOT_SEEN = "no process holds them that we may look into (CAP_SYS_PTRACE)"
 NOT_ALLOWED = "their process may not be touched (CAP_SYS_PTRACE)"
+
+
+Duplicate = Callable[..., AbstractContextManager[socket.socket | None]]
+"""As `shaping.classify.pidfd_getfd.duplicate`."""
 
 
 class Close(Protocol):
@@ -88,7 +93,7 @@ class Reclassifier:
         log: Log,
         mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
         sockets_of: Callable[[int], Iterator[tuple[int, int]]] = sockets_of,
-        duplicate: Callable[..., AbstractContextManager[socket.socket | None]] = duplicate,
+        duplicate: Duplicate = duplicate,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._mount, self._mark, self._remember, self._close, self._log = mount, mark, remember, close, log
@@ -295,6 +300,6 @@ def _nearest_first(members: Sequence[Path]) -> Iterator[int]:
             if pid and pid not in seen:  # 0: of a pid namespace that cannot be seen from here
                 seen.add(pid)
                 yield pid
-    for pid in processes():
+    for pid in psutil.pids():
         if pid not in seen:
             yield pid

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
+import psutil
 from msgspec import Struct
 
 from broker.measure.budget import CpuBudget
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
-from broker.process.proc_fds import command_of, processes, sockets_of
-from broker.process.socket_finder_client import SocketFinder
 from hive_qos.text import printable
 
 SHARE, SLICE_S = 0.003, 0.002
@@ -36,6 +35,10 @@ LOST_S = 60.0
 """So long a cgroup that no walk has found is not looked for: it was removed, and only sockets of it are left."""
 NAME_LENGTH_MAX, PATH_LENGTH_MAX = 64, 1024
 """As shown, escaped: the kernel's names of programs have 15 bytes, paths of cgroups up to 4096."""
+
+
+SocketsOf = Callable[[int], Iterator[tuple[int, int]]]
+"""As `broker.process.proc_fds.sockets_of`."""
 
 
 class SocketOwner(Struct, frozen=True):
@@ -57,14 +60,15 @@ class SocketOwners:
 
     Args:
         mount: where cgroup v2 is, None without.
-        finder: looks into processes where this one may not.
+        sockets_of: the descriptors and inodes of a process' sockets; raises PermissionError.
+        cpu_clock: as of `CpuBudget`.
     """
 
-    def __init__(self, mount: str | None, *, finder: SocketFinder | None = None, proc: str = "/proc") -> None:
-        self._proc, self._finder = proc, finder
-        self._cgroups = CgroupPaths(mount)
-        clock = time.thread_time if finder is None else finder.cpu_s
-        self._walking = CpuBudget(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S, cpu_clock=clock)
+    def __init__(
+        self, mount: str | None, *, sockets_of: SocketsOf, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._sockets_of, self._cgroups = sockets_of, CgroupPaths(mount)
+        self._walking = CpuBudget(self._walk, share=SHARE, interval_s_min=WALK_S, slice_s=SLICE_S, cpu_clock=cpu_clock)
         self._shown: Shown = ()
         self._wanted: dict[int, int] = {}
         self._cgroup_ids: frozenset[int] = frozenset()
@@ -102,12 +106,11 @@ class SocketOwners:
         self._forget()
         missing, began_s = self._missing(), self._now_s
         had = {pid for pid, _ in self._holders.values() if pid is not None}
-        for pid in [*had, *(pid for pid in processes(self._proc) if pid not in had)]:
+        for pid in [*had, *(pid for pid in psutil.pids() if pid not in had)]:
             found: set[int] = set()
             others: list[int] = []
             try:
-                held = sockets_of(pid, self._proc) if self._finder is None else self._finder.sockets_of(pid)
-                for number, (_, inode) in enumerate(held):
+                for number, (_, inode) in enumerate(self._sockets_of(pid)):
                     if inode in missing:
                         found.add(inode)
                     elif len(others) < HOLDERS_MAX:
@@ -127,7 +130,7 @@ class SocketOwners:
     def _hold(self, pid: int, found: set[int], others: list[int], *, began_s: float) -> None:
         """Remember whose the sockets of a process are: those that were looked for, and as many others as fit. A child
         inherits its parent's, which stay the parent's."""
-        self._commands[pid] = command_of(pid, self._proc)
+        self._commands[pid] = command_of(pid)
         self._holders.update(dict.fromkeys(found, (pid, began_s)))
         room = max(0, HOLDERS_MAX - len(self._holders))
         fresh = [inode for inode in others if self._holders.get(inode, _NOT_YET)[0] is None]
@@ -158,9 +161,17 @@ class SocketOwners:
         path = self._cgroups.path_of(cgroup_id)
         return SocketOwner(
             pid=pid,
-            command=None if command is None else printable(command, length_max=NAME_LENGTH_MAX),
+            command=command,
             cgroup=None if path is None else printable(path, length_max=PATH_LENGTH_MAX),
         )
+
+
+def command_of(pid: int) -> str | None:
+    """The name of a process, safe to print; None when it has ended."""
+    try:
+        return printable(psutil.Process(pid).name(), length_max=NAME_LENGTH_MAX)
+    except psutil.Error:
+        return None
 
 
 class CgroupPaths:

@@ -1,4 +1,4 @@
-"""What the daemon needs of the file system: its directories, locks against a second daemon, and its socket files."""
+"""What a daemon holds alone: its directories, its network namespace, its lock file and its listening sockets."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Set
 from typing import Self
 
-from broker.process import watchdog_cleanup
+import psutil
+
 from broker.process.namespace_claim import NAME, Claim, claim, claims
+from broker.process.proc_fds import sockets_of
+from broker.process.watchdog import MODULE as WATCHDOG
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, PrivilegeError
 
 WATCHDOG_S_MAX = 1.0
 """The watchdog of a dead daemon is done within milliseconds; longer on a machine that stands still, or it hangs."""
+KILL_S_MAX = 2.0
+"""A killed process is gone in milliseconds, unless the machine stands still."""
 
 _RUN_AS_SERVICE = "run it as root or as the service does, or name another directory"
 _BACKLOG = 64  # connections that wait to be accepted: as many as one user may have sessions
@@ -76,7 +82,7 @@ class NamespaceLock:
                 time.sleep(0.01)
                 others = self._others(name)
             if others and not any(map(_lives, others)):
-                watchdog_cleanup.end_all({one.inode for one in others})
+                _kill_watchdogs({one.inode for one in others})
                 others = self._others(name)
             if others:
                 who = "of another pid namespace" if others[0].pid is None else f"pid {others[0].pid}"
@@ -110,9 +116,28 @@ class NamespaceLock:
 def _lives(one: Claim) -> bool:
     """Whether the process that made a claim still holds it. Where we cannot look, it does."""
     try:
-        return one.pid is None or watchdog_cleanup.holds(one.pid, {one.inode})
+        return one.pid is None or _holds(one.pid, {one.inode})
     except PermissionError:
         return True
+
+
+def _holds(pid: int, inodes: Set[int]) -> bool:
+    """Whether a process has a descriptor of one of these sockets.
+
+    Raises:
+        PermissionError: we may not look into it.
+    """
+    return any(inode in inodes for _, inode in sockets_of(pid))
+
+
+def _kill_watchdogs(inodes: Set[int]) -> None:
+    """Kill every watchdog of ours that holds one of these sockets: no daemon holds them, so it hangs."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # it ended meanwhile, or is another user's
+            ours = process.uids().effective == os.geteuid() and WATCHDOG in process.cmdline()
+            if ours and _holds(process.pid, inodes):
+                process.kill()
+                process.wait(KILL_S_MAX)
 
 
 class Lock:
@@ -158,8 +183,8 @@ def _holder(descriptor: int) -> str:
         for line in locks:
             fields = line.split()
             if fields[1] == "FLOCK" and fields[5] == place:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    return f"pid {fields[4]}, user {os.stat(f'/proc/{fields[4]}').st_uid}"
+                with contextlib.suppress(psutil.Error, ValueError):
+                    return f"pid {fields[4]}, user {psutil.Process(int(fields[4])).uids().effective}"
     return "pid unknown"
 
 

@@ -1,4 +1,7 @@
-"""Which sockets a process holds, by proc_pid_fd(5): it costs about 3 µs a descriptor, so nobody asks without need.
+"""Which sockets a process holds, each with its inode (proc_pid_fd(5)). Standard library: the socket finder uses it.
+
+A descriptor costs about 10 µs, so nobody asks without need. psutil's `net_connections` does not tell the inode, and
+took 25 ms for 900 sockets where this took 9 ms.
 
 Who may: the process' own user and root (CAP_SYS_PTRACE, and CAP_DAC_READ_SEARCH for `fd`). Without the second, `fdinfo`
 says the same for twice the price (5.14).
@@ -12,19 +15,14 @@ from collections.abc import Iterator
 from functools import cache
 
 
-def processes(proc: str = "/proc") -> list[int]:
-    """All processes that can be seen from here, those of other pid namespaces below ours among them."""
-    return [int(name) for name in os.listdir(proc) if name.isdecimal()]
-
-
-def sockets_of(pid: int, proc: str = "/proc") -> Iterator[tuple[int, int]]:
+def sockets_of(pid: int) -> Iterator[tuple[int, int]]:
     """The descriptors of a process that are sockets, each with its inode. A process that ends meanwhile has none.
 
     Raises:
         PermissionError: we may not look into it.
     """
     try:
-        with os.scandir(f"{proc}/{pid}/fd") as entries:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
             for entry in entries:
                 try:
                     target = os.readlink(entry.path)
@@ -35,12 +33,12 @@ def sockets_of(pid: int, proc: str = "/proc") -> Iterator[tuple[int, int]]:
     except (FileNotFoundError, ProcessLookupError):
         return
     except PermissionError:
-        yield from _by_fdinfo(pid, proc)
+        yield from _by_fdinfo(pid)
 
 
-def _by_fdinfo(pid: int, proc: str) -> Iterator[tuple[int, int]]:
+def _by_fdinfo(pid: int) -> Iterator[tuple[int, int]]:
     try:
-        with os.scandir(f"{proc}/{pid}/fdinfo") as entries:
+        with os.scandir(f"/proc/{pid}/fdinfo") as entries:
             for entry in entries:
                 fields = _fields(entry.path)
                 if fields.get("mnt_id") == _socket_mount() and fields.get("ino", "").isdecimal():
@@ -63,12 +61,3 @@ def _socket_mount() -> str | None:
     """All sockets are on one mount of the kernel's own: it tells their inode numbers from those of files."""
     with socket.socket(socket.AF_UNIX) as probe:
         return _fields(f"/proc/self/fdinfo/{probe.fileno()}").get("mnt_id")
-
-
-def command_of(pid: int, proc: str = "/proc") -> str | None:
-    """The name that a process goes by, at most 64 characters of whatever it chose; None when it has ended."""
-    try:
-        with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read(64).removesuffix("\n")
-    except OSError:
-        return None

@@ -6,7 +6,9 @@ import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -66,12 +68,11 @@ def snapshot(name: str, origin: SocketOwner) -> Snapshot:
     )
 
 
-def origin_of(tmp_path: Path, name: str) -> SocketOwner:
-    """What `SocketOwners` makes of a process and a cgroup that have the name, in a /proc of our own."""
-    (tmp_path / "5/fd").mkdir(parents=True)
-    (tmp_path / "5/fd/3").symlink_to("socket:[7]")
-    (tmp_path / "5/comm").write_bytes(name.encode(errors="surrogateescape" if "\ud800" not in name else "replace"))
-    origins = SocketOwners("/mount", proc=str(tmp_path))
+def origin_of(monkeypatch: pytest.MonkeyPatch, name: str) -> SocketOwner:
+    """What `SocketOwners` makes of a process and a cgroup that have the name."""
+    monkeypatch.setattr(psutil, "pids", lambda: [5])
+    monkeypatch.setattr(psutil, "Process", lambda _: SimpleNamespace(name=lambda: name))
+    origins = SocketOwners("/mount", sockets_of=lambda _: iter([(3, 7)]))
     origins._cgroups = CgroupPaths("/mount", walk=lambda _: iter([("/" + name, 99)]))
     shown = ((connection(), "storage"),)
     for tick in range(10):
@@ -80,8 +81,8 @@ def origin_of(tmp_path: Path, name: str) -> SocketOwner:
     return found
 
 
-def test_processes_and_cgroups_are_shown_in_words_that_are_safe(tmp_path: Path, name: str) -> None:
-    origin = origin_of(tmp_path, name)
+def test_processes_and_cgroups_are_shown_in_words_that_are_safe(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    origin = origin_of(monkeypatch, name)
     assert origin.command is not None
     assert origin.cgroup is not None
     for text, length_max in ((origin.command, 64), (origin.cgroup, 1024)):
@@ -89,24 +90,24 @@ def test_processes_and_cgroups_are_shown_in_words_that_are_safe(tmp_path: Path, 
         assert len(text) <= length_max
 
 
-def test_the_table_is_not_painted_and_stays_in_its_lines(tmp_path: Path, name: str) -> None:
+def test_the_table_is_not_painted_and_stays_in_its_lines(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     written = io.StringIO()
-    value = document(snapshot(name, origin_of(tmp_path, name)))
+    value = document(snapshot(name, origin_of(monkeypatch, name)))
     Console(width=80, file=written, highlight=False).print(render(value))
     text = written.getvalue()
     assert not FORBIDDEN & set(text)
     assert len(text) < 8_000
 
 
-def test_the_flows_are_json_in_plain_ascii(tmp_path: Path, name: str) -> None:
-    shown = snapshot(name, origin_of(tmp_path, name))
+def test_the_flows_are_json_in_plain_ascii(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    shown = snapshot(name, origin_of(monkeypatch, name))
     text = json.dumps(flow_list(shown))
     assert text.isascii()
     assert not FORBIDDEN & set(text)
     assert json.loads(text)[0]["pid"] == 5
 
 
-def test_the_metrics_keep_their_format(tmp_path: Path, name: str) -> None:
+def test_the_metrics_keep_their_format(name: str) -> None:
     text = metrics(snapshot(name, SocketOwner())).decode()
     line = re.compile(r'(#.*|[a-z_]+(\{([a-z]+="(\\.|[^"\\])*",?)*\})? [-+.0-9eE]+)')
     wrong = [found for found in text.split("\n") if found and not line.fullmatch(found)]

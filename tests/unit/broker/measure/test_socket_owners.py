@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from broker.measure import socket_owners as under_test
 from broker.measure.socket_owners import HOLDERS_MAX, LIFE_S, WALK_S, SocketOwners
 from broker.measure.tcp_diag import TcpConnection
 
@@ -15,23 +15,22 @@ SOCKETS = 40
 
 
 class Host:
-    """Processes with a command and sockets each, in a /proc of our own; counts how many were walked through."""
+    """Processes with a command and sockets each; counts how many were walked through."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._directory = directory
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.walked: list[int] = []
         self.sockets: dict[int, list[int]] = {}
-        self.origins = SocketOwners(None, proc=str(directory))
-        monkeypatch.setattr(under_test, "sockets_of", self._sockets_of)
-        monkeypatch.setattr(under_test, "processes", lambda _: sorted(self.sockets))  # as /proc lists them
+        self._commands: dict[int, str] = {}
+        self.origins = SocketOwners(None, sockets_of=self._sockets_of)
+        monkeypatch.setattr(psutil, "pids", lambda: sorted(self.sockets))
+        monkeypatch.setattr(psutil, "Process", lambda pid: SimpleNamespace(name=lambda: self._commands[pid]))
         self._now_s = 0.0
 
     def start(self, pid: int, command: str, sockets: range) -> None:
-        (self._directory / str(pid)).mkdir()
-        (self._directory / str(pid) / "comm").write_text(f"{command}\n")
+        self._commands[pid] = command
         self.sockets[pid] = list(sockets)
 
-    def _sockets_of(self, pid: int, _: str) -> Iterator[tuple[int, int]]:
+    def _sockets_of(self, pid: int) -> Iterator[tuple[int, int]]:
         self.walked.append(pid)
         yield from enumerate(self.sockets[pid])
 
@@ -53,8 +52,8 @@ def connection(inode: int) -> TcpConnection:
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    made = Host(tmp_path, monkeypatch)
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    made = Host(monkeypatch)
     made.start(5, "storage", range(100, 100 + SOCKETS))
     made.start(6, "trainer", range(500, 510))
     return made
