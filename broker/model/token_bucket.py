@@ -24,6 +24,10 @@ class TokenBucket:
         self._left -= count
         return True
 
+    def wait_s(self) -> float:
+        """How long until there is one to take, as of the last `take`."""
+        return max(0.0, (1 - self._left) / self._per_s)
+
 
 class TokenBuckets(Generic[Key]):
     """An allowance for each of many: users, peers. Whose last use is longest ago is forgotten beyond `remembered`."""

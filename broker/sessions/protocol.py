@@ -60,28 +60,6 @@ def error(code: str, text: str, *, number: int | None = None) -> Reply:
 
 
 @dataclass
-class SessionQuota:
-    """A token bucket of messages: who overdraws is not read from until there is allowance again."""
-
-    per_s: float = MESSAGES_PER_S
-    at_once: float = MESSAGES_AT_ONCE
-    left: float = MESSAGES_AT_ONCE
-    as_of_s: float | None = None
-
-    def take(self, *, now_s: float) -> bool:
-        """Count one message; False when the bucket is empty now and reading should pause."""
-        if self.as_of_s is not None:
-            self.left = min(self.at_once, self.left + (now_s - self.as_of_s) * self.per_s)
-        self.as_of_s = now_s
-        self.left -= 1
-        return self.left >= 1
-
-    def wait_s(self) -> float:
-        """How long until there is allowance again, as of the last `take`."""
-        return max(0.0, (1 - self.left) / self.per_s)
-
-
-@dataclass
 class SessionProtocol:
     """The protocol state of one session.
 

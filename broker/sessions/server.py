@@ -17,13 +17,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX, encode
+from broker.model.token_bucket import TokenBucket
 from broker.process.closer import SPACE
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
 from broker.process.log import Log
 from broker.process.rights import Authority, Peer, Right, peer_of, process_of
 from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Hello, Register, Report
-from broker.sessions.protocol import End, Phase, Reply, SessionProtocol, SessionQuota, error
+from broker.sessions.protocol import MESSAGES_AT_ONCE, MESSAGES_PER_S, End, Phase, Reply, SessionProtocol, error
 
 SESSIONS_MAX = 256
 """Programs of one host that train or store; each costs a few kilobytes and two descriptors."""
@@ -83,7 +84,7 @@ class Session:
         self.right = right
         self.since_s = now_s
         self.machine = SessionProtocol(name=name, host=host)
-        self.allowance = SessionQuota()
+        self.allowance = TokenBucket(per_s=MESSAGES_PER_S, at_once=MESSAGES_AT_ONCE, now_s=now_s)
         self.reported_s = float("-inf")
         self.paused_until_s: float | None = None
         self.pidfd = pidfd
@@ -255,7 +256,8 @@ class SessionServer:
                 finally:
                     if descriptors:
                         self._closing.take(descriptors, uid=session.peer.uid)
-            if not session.closed and not session.allowance.take(now_s=self._clock()):
+            session.allowance.take(now_s=self._clock())
+            if not session.closed and session.allowance.wait_s() > 0:
                 self._pause(session, session.allowance.wait_s())
                 return
 

@@ -24,13 +24,10 @@ from broker.sessions.messages import (
 )
 from broker.sessions.protocol import (
     FLOWS_MAX,
-    MESSAGES_AT_ONCE,
-    MESSAGES_PER_S,
     End,
     Phase,
     Reply,
     SessionProtocol,
-    SessionQuota,
 )
 
 HELLO = {"v": 1, "op": "hello", "client": "transport", "job": "j", "pid": 1}
@@ -293,16 +290,6 @@ def test_a_peer_s_clock_that_is_far_off_is_held_to_the_most_and_costs_no_report(
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_machine(raw: bytes) -> None:
     assert opened().receive(raw)
-
-
-def test_the_allowance_lets_a_burst_through_then_holds_to_the_rate() -> None:
-    allowance = SessionQuota()
-    taken = 0
-    while allowance.take(now_s=0.0):
-        taken += 1
-    assert taken == MESSAGES_AT_ONCE - 1
-    assert allowance.wait_s() == pytest.approx(1 / MESSAGES_PER_S, rel=1.0)
-    assert allowance.take(now_s=1.0)
 
 
 def test_a_message_longer_than_a_packet_is_not_sent() -> None:
