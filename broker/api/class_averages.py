@@ -8,9 +8,7 @@ from msgspec import Struct, field
 
 from broker.api.window_average import Average, Averages
 from broker.law.decision import Decision
-from broker.law.holds.grant import waiting_bytes
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN
-from broker.law.sharing.plan import LENDER
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.values import InterfaceSample, JobSample, Measurements
 from broker.policy.types import Policy
@@ -61,11 +59,15 @@ class ClassAverages:
             now_s: the tick's time.
         """
         windows_s = {entry.name: entry.guarantee_window_s for entry in policy.classes}
-        held = {entry.name: {one.address for one in entry.destinations} for entry in decision.allocation.interfaces}
+        held_back = {
+            (entry.name, one.name): one.held_back_bytes
+            for entry in decision.allocation.interfaces
+            for one in entry.classes
+        }
         for sample in measurements.interfaces:
             if sample.counters_age_s is not None:
                 read_s = now_s - sample.counters_age_s
-                self._follow_link(sample, held.get(sample.name, set()), windows_s, read_s=read_s)
+                self._follow_link(sample, held_back, windows_s, read_s=read_s)
             if sample.received_bytes is not None:
                 self._arriving.follow(sample.name, sample.received_bytes, window_s=NOW_S, now_s=now_s)
             for flow in sample.flows:
@@ -80,11 +82,11 @@ class ClassAverages:
         )  # fmt: skip
 
     def _follow_link(
-        self, sample: InterfaceSample, held: set[str], windows_s: Mapping[str, float], *, read_s: float
-    ) -> None:
-        elsewhere = waiting_bytes(sample.destinations, held)
+        self, sample: InterfaceSample, held_back: Mapping[tuple[str, str], int], windows_s: Mapping[str, float], *,
+        read_s: float,
+    ) -> None:  # fmt: skip
         for one in sample.classes:
-            waits = one.backlog_bytes - (elsewhere if one.name == LENDER else 0)
+            waits = one.backlog_bytes - held_back.get((sample.name, one.name), 0)
             self._classes.follow(
                 (sample.name, one.name), one.sent_bytes, window_s=windows_s[one.name], now_s=read_s,
                 waiting=waits >= BACKLOG_BYTES_MIN,

@@ -17,8 +17,6 @@ from broker.api.programs import SHOWN_MAX as PROGRAMS_SHOWN_MAX
 from broker.api.snapshot import Snapshot
 from broker.api.window_average import Average
 from broker.law.capacity import estimator
-from broker.law.holds import grant
-from broker.law.sharing import guarantee
 from broker.law.sharing.plan import LENDER
 from broker.law.state import CapacityState
 from broker.model.leases import Hold, HoldOutcome, Lease
@@ -84,13 +82,13 @@ def _outbound(
     snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSample | None, known: CapacityState | None
 ) -> dict[str, Any]:
     shown, segments = _without_jobs(entry), snapshot.segments
-    link = _link_of(snapshot, entry, sample)
+    link = _link_of(snapshot, entry)
     for one, about in zip(entry.classes, shown["classes"], strict=True):
         about |= _of_class(link, one)
     for towards in shown["destinations"]:
         address = towards["address"]
         towards["throughput_bits_per_s"] = _bits_per_s(link.destinations.get(address))
-        towards |= {"guarantee_bits_per_s": link.promised_there.get(address), **_averaged(link.towards.get(address))}
+        towards |= _averaged(link.towards.get(address))
     shown["shaped"] = entry.name in segments
     if entry.name in segments:
         shown.update(msgspec.to_builtins(segments[entry.name]))
@@ -105,15 +103,9 @@ def _outbound(
     return shown
 
 
-def _link_of(snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSample | None) -> verdicts.LinkFigures:
+def _link_of(snapshot: Snapshot, entry: InterfaceAllocation) -> verdicts.LinkFigures:
     """A way out as the verdicts see it."""
-    figures, addresses = snapshot.figures, {one.address for one in entry.destinations}
-    known = next((one for one in snapshot.decision.state.interfaces if one.name == entry.name), None)
-    owed_bits = (
-        sum(guarantee.owed_bits(one) for one in known.classes if one.name == LENDER) if known is not None else 0.0
-    )
-    storage = next(one for one in snapshot.policy.classes if one.name == LENDER)
-    leases = [lease for lease, _ in snapshot.holds.leases]
+    figures = snapshot.figures
 
     def of(known: Mapping[Hashable, Average], *key: str) -> dict[str, Average]:
         """By the last part of the keys that begin with these."""
@@ -126,10 +118,7 @@ def _link_of(snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSa
         windows_s={one.name: one.guarantee_window_s for one in snapshot.policy.classes},
         destinations=of(figures.destinations, entry.name, LENDER),
         towards=of(figures.towards, entry.name, LENDER),
-        promised_there=grant.promised_there(known.held if known else (), leases, storage, entry.capacity_bits_per_s),
-        peers={lease.address: lease.peer for lease in leases},
-        elsewhere_bytes=grant.waiting_bytes(sample.destinations, addresses) if sample is not None else 0,
-        owed_bytes=int(max(0.0, owed_bits) / 8),
+        peers={lease.address: lease.peer for lease, _ in snapshot.holds.leases},
         inbound=next((one for one in snapshot.decision.allocation.ingress if one.name == entry.name), None),
         arriving=figures.arriving.get(entry.name),
     )
@@ -143,7 +132,6 @@ def _of_class(link: verdicts.LinkFigures, one: ClassAllocation) -> dict[str, Any
         "window_s": link.windows_s[one.name],
         **_averaged(average),
         "usable_bits_per_s": verdicts.usable_bits_per_s(link, one),
-        "owed_bytes": link.owed_bytes if one.name == LENDER else 0,
         "promise": msgspec.to_builtins(verdicts.promise(link, one)),
         "lends_bits_per_s": dict(lends) if one.name == LENDER else {},
         "lending": verdicts.lending_text(one.name, lends),
@@ -249,7 +237,7 @@ def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
             jobs[passed.uid, passed.job]["sockets"] += 1
     for allocated in snapshot.decision.allocation.interfaces:
         sample = next((one for one in snapshot.measurements.interfaces if one.name == allocated.name), None)
-        link = _link_of(snapshot, allocated, sample)
+        link = _link_of(snapshot, allocated)
         for part in allocated.jobs:
             own = job(part.key)
             shown = _job_share(part, allocated.name, has_leaf=own["leaf"] is not None)

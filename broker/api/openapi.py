@@ -117,7 +117,7 @@ def _of_outbound(components: dict[str, Any]) -> dict[str, Any]:
     reason = _of(Reason, components)
     return {
         "window_s": _NUMBER, "average_bits_per_s": _FIGURE, "average_over_s": {"type": ["number", "null"]},
-        "usable_bits_per_s": _COUNT, "owed_bytes": _COUNT, "lends_bits_per_s": {"type": "object"}, "lending": _TEXT,
+        "usable_bits_per_s": _COUNT, "lends_bits_per_s": {"type": "object"}, "lending": _TEXT,
         "held": _TEXT, "promise": reason, "limited_by": reason,
     }  # fmt: skip
 

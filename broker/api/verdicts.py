@@ -40,8 +40,7 @@ class LinkFigures(Struct, frozen=True):
     """One way out as the verdicts see it, averages by class and by held address.
 
     Fields: `averages` of classes over their `windows_s`; `lender_now` and `destinations` what storage sends now, in all
-    and to each held address; `towards` what went there over the lender's window, of what was `promised_there`; `peers`
-    whose broker asked for it; `elsewhere_bytes` what waits because of that; `owed_bytes` what storage is owed;
+    and to each held address; `towards` what went there over the lender's window; `peers` whose broker asked for it;
     `inbound` the same link's other way, where it is looked after, and what is `arriving` there now.
     """
 
@@ -51,10 +50,7 @@ class LinkFigures(Struct, frozen=True):
     windows_s: Mapping[str, float]
     destinations: Mapping[str, Average]
     towards: Mapping[str, Average]
-    promised_there: Mapping[str, int]
     peers: Mapping[str, str]
-    elsewhere_bytes: int
-    owed_bytes: int
     inbound: InterfaceAllocation | None = None
     arriving: Average | None = None
 
@@ -71,8 +67,7 @@ class LinkFigures(Struct, frozen=True):
 
     def waits(self, one: ClassAllocation) -> bool:
         """Whether a class has more to send than our own link lets it."""
-        own = (one.backlog_bytes or 0) - (self.elsewhere_bytes if one.name == LENDER else 0)
-        return own >= BACKLOG_BYTES_MIN
+        return (one.backlog_bytes or 0) - one.held_back_bytes >= BACKLOG_BYTES_MIN
 
 
 def idle(one: ClassAllocation | JobAllocation) -> bool:
@@ -112,7 +107,7 @@ def _hold(link: LinkFigures, hold: DestinationAllocation) -> str:
         text += f", as {link.peers.get(hold.address, 'its broker')} asks"
     else:
         text += f": {hold.reason.text}"
-    average, promised = link.towards.get(hold.address), link.promised_there.get(hold.address)
+    average, promised = link.towards.get(hold.address), hold.guarantee_bits_per_s
     if average is not None and promised:
         got, over_s = format_rate(average.bits_per_s), _over_s(average, link.windows_s[LENDER])
         text += f"; {got} went there on average over {over_s:.0f} s, {format_rate(promised)} are promised"
@@ -136,8 +131,8 @@ def promise(link: LinkFigures, one: ClassAllocation) -> Reason:
     if average.over_s >= window_s and average.waiting_s >= window_s:
         text = f"promise missed: {got} of {due} on average over {over_s:.0f} s, with more to send all the time"
         return Reason("missed", text)
-    if one.name == LENDER and 8 * link.owed_bytes > AT_RISK * one.guarantee_bits_per_s * window_s:
-        owed = format_size(link.owed_bytes)
+    if 8 * one.owed_bytes > AT_RISK * one.guarantee_bits_per_s * window_s:
+        owed = format_size(one.owed_bytes)
         return Reason("owed", f"{owed} behind its promise over {window_s:g} s; its rate is raised until it caught up")
     return Reason("not-claimed", f"sent less than promised over {over_s:.0f} s, for want of more to send")
 
@@ -176,7 +171,7 @@ def class_limit(link: LinkFigures, one: ClassAllocation) -> Reason:
         usable = usable_bits_per_s(link, one)
         if usable < one.ceil_bits_per_s and (one.throughput_bits_per_s or 0) >= FULL * usable:
             return Reason("hold", held_text(link, one))
-        if one.name == LENDER and link.elsewhere_bytes >= BACKLOG_BYTES_MIN:
+        if one.held_back_bytes >= BACKLOG_BYTES_MIN:
             return Reason("hold", held_text(link, one))
         return Reason("itself", "nothing waits")
     if one.reason.code in BURST_CODES:
@@ -225,7 +220,7 @@ def job_limit(
     at_share = job.reason.code not in SATISFIED_CODES and sends >= FULL * job.share_bits_per_s
     held = {hold.address: hold for hold in link.holds} if of.name == LENDER else {}
     towards = next((held[flow.peer] for flow in flows if flow.peer in held), None)
-    if towards is not None and link.elsewhere_bytes >= BACKLOG_BYTES_MIN:
+    if towards is not None and of.held_back_bytes >= BACKLOG_BYTES_MIN:
         return Reason("hold", _hold(link, towards))
     if job.reason.code in CEILING_CODES and (queued or sends >= FULL * job.share_bits_per_s):
         return Reason("ceiling", job.reason.text)

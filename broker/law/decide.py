@@ -34,7 +34,7 @@ from broker.law.holds import grant
 from broker.law.holds.request import decide_ingress
 from broker.law.inbound_state import IngressState
 from broker.law.reading import Reading
-from broker.law.sharing import call_detector, gso, jobs, overcommit, storage_needs
+from broker.law.sharing import call_detector, gso, guarantee, jobs, overcommit, storage_needs
 from broker.law.sharing.effective_policy import in_force, unknown_schedules
 from broker.law.sharing.plan import LENDER, ClassNeeds, ClassPlan, Promises, moves, plan, promises_of, unheld
 from broker.law.state import AppliedState, ClassState, InterfaceState, PresenceState, State
@@ -156,7 +156,7 @@ def _interface(
     read = Reading(now_s=now_s, state=state, sample=sample)
     seen = sample or InterfaceSample(interface.name)  # of one that is not there nothing was seen
     leased = grant.leased(seen.leases)
-    read.add_backlog_elsewhere(grant.waiting_bytes(seen.destinations, leased))
+    read.set_held_back(grant.waiting_bytes(seen.destinations, leased))
     own_flows = grant.not_held(seen.flows, leased)
     estimate = estimator.estimate(
         now_s=now_s,
@@ -310,6 +310,7 @@ def _applied(entry: ClassPlan) -> AppliedState:
 def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, read: Reading) -> ClassAllocation:
     sample = read.samples.get(entry.name)
     throughput = observed.throughput_bits_per_s if read.fresh else None
+    held_back = read.held_back_bytes if entry.name == LENDER else 0
     return ClassAllocation(
         name=entry.name,
         rate_bits_per_s=entry.rate_bits_per_s,
@@ -321,9 +322,11 @@ def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, 
         demand_bits_per_s=need.demand_bits_per_s,
         share_bits_per_s=entry.share_bits_per_s,
         throughput_bits_per_s=None if throughput is None else int(throughput),
-        backlog_bytes=sample.backlog_bytes + read.elsewhere_bytes * (entry.name == LENDER) if sample else None,
+        backlog_bytes=sample.backlog_bytes + held_back if sample else None,
         dropped_packets=sample.dropped_packets if sample else None,
         reason=entry.reason,
+        held_back_bytes=held_back,
+        owed_bytes=int(max(0.0, guarantee.owed_bits(observed)) / 8) if entry.name == LENDER else 0,
     )
 
 

@@ -35,14 +35,14 @@ class Reading:
         self.samples: dict[str, ClassSample] = {}
         if sample is not None and self.fresh:
             self.samples = {entry.name: entry for entry in sample.classes}
-        self.elsewhere_bytes = 0
+        self.held_back_bytes = 0
 
-    def add_backlog_elsewhere(self, held_bytes: int) -> None:
-        """Of the lender's backlog, take off what waits because another broker asked for it: our link is not short."""
+    def set_held_back(self, held_bytes: int) -> None:
+        """Take off the lender's backlog what waits because another broker asked for it: our link is not short."""
         entry = self.samples.get(LENDER)
         if entry is not None and held_bytes:
-            self.elsewhere_bytes = min(held_bytes, entry.backlog_bytes)
-            self.samples[LENDER] = replace(entry, backlog_bytes=entry.backlog_bytes - self.elsewhere_bytes)
+            self.held_back_bytes = min(held_bytes, entry.backlog_bytes)
+            self.samples[LENDER] = replace(entry, backlog_bytes=entry.backlog_bytes - self.held_back_bytes)
 
     def _before(self, name: str) -> ClassState:
         return self.before.get(name) or ClassState(name)

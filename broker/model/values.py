@@ -244,7 +244,8 @@ class ClassAllocation(Struct, frozen=True):
     `rate_bits_per_s` and `ceil_bits_per_s` go to HTB as rate and ceil. The rates of an interface sum to at most its
     capacity, and no ceil exceeds it (`InterfaceAllocation.open_bits_per_s` is the exception). The others are for
     people: `share_bits_per_s` is what water-filling gives the class at present demand; throughput and backlog are
-    measured.
+    measured; `held_back_bytes` of the backlog wait because another broker asked for it; `owed_bytes` is how far the
+    class is behind its guarantee over its window.
     """
 
     name: str
@@ -260,6 +261,8 @@ class ClassAllocation(Struct, frozen=True):
     backlog_bytes: int | None
     dropped_packets: int | None
     reason: Reason
+    held_back_bytes: int = 0
+    owed_bytes: int = 0
 
 
 class JobAllocation(Struct, frozen=True):
@@ -313,13 +316,15 @@ class PresenceAllocation(Struct, frozen=True):
 
 
 class DestinationAllocation(Struct, frozen=True):
-    """What a class may send towards one address: rate and ceil of its leaf there, and why."""
+    """What a class may send towards one address: rate and ceil of its leaf there, and why; `guarantee_bits_per_s` is
+    the class' guarantee of the smaller of both links, None where no lease is in force."""
 
     address: str
     traffic_class: str
     rate_bits_per_s: int
     ceil_bits_per_s: int
     reason: Reason
+    guarantee_bits_per_s: int | None = None
 
 
 class SegmentAllocation(Struct, frozen=True):

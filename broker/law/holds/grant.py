@@ -171,8 +171,13 @@ def decide_held(
             )
         entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)
         rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s, replicas=replicas)
-        floor = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s)).floor
-        destinations.append(DestinationAllocation(address, HELD_CLASS, max(1, min(rate, floor)), max(1, rate), why))
+        own = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s))
+        destinations.append(
+            DestinationAllocation(
+                address, HELD_CLASS, max(1, min(rate, own.floor)), max(1, rate), why,
+                guarantee_bits_per_s=own.guarantee if address in asked else None,
+            )
+        )  # fmt: skip
         if address in asked:
             entry = replace(entry, seen_s=now_s)
             verdicts += [_verdict(lease, rate, why, granted=True) for lease in _of(address, leases)]
@@ -187,18 +192,6 @@ def decide_held(
         destinations=tuple(destinations),
         verdicts=tuple(sorted(verdicts, key=lambda entry: (entry.peer, entry.address, entry.number))),
     )
-
-
-def promised_there(
-    states: Sequence[HeldState], leases: Sequence[Lease], storage: ClassPolicy, capacity_bits_per_s: int
-) -> Mapping[str, int]:
-    """What storage is promised towards each address of a lease: its guarantee of the smaller link."""
-    known = {entry.address: entry for entry in states}
-    return {
-        lease.address: promises(storage, _link(known[lease.address], lease, capacity_bits_per_s)).guarantee
-        for lease in leases
-        if lease.address in known
-    }
 
 
 def _of(address: str, leases: Sequence[Lease]) -> list[Lease]:

@@ -29,7 +29,7 @@ STATUS_TABLES = {
     "interfaces[].classes[]": ("ClassAllocation", set()),
     "interfaces[].destinations[]": (
         "DestinationAllocation",
-        {"throughput_bits_per_s", "average_bits_per_s", "average_over_s", "guarantee_bits_per_s"},
+        {"throughput_bits_per_s", "average_bits_per_s", "average_over_s"},
     ),
     "jobs[]": ("Job", {"leaf", "shares"}),
     "programs[]": ("Program", set()),

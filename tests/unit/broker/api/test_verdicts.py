@@ -22,12 +22,14 @@ QUEUE = 100_000
 
 
 def link(
-    sends: dict[str, int], waits: dict[str, int], *, reasons: dict[str, Reason] | None = None, **more: Any
+    sends: dict[str, int], waits: dict[str, int], *, reasons: dict[str, Reason] | None = None,
+    held_back_bytes: int = 0, owed_bytes: int = 0, **more: Any,
 ) -> LinkFigures:  # fmt: skip
     classes = tuple(
         ClassAllocation(
             name, 1_000_000, CAPACITY, 0, guarantee, 1_000_000, CAPACITY, 0, CAPACITY, sends.get(name, 0),
             waits.get(name, 0), 0, (reasons or {}).get(name, FREE),
+            held_back_bytes=held_back_bytes if name == "storage" else 0, owed_bytes=owed_bytes,
         )
         for name, guarantee in GUARANTEES.items()
     )  # fmt: skip
@@ -36,8 +38,8 @@ def link(
         jobs=more.pop("jobs", ()),
     )  # fmt: skip
     known: dict[str, Any] = {
-        "averages": {}, "destinations": {}, "towards": {}, "promised_there": {}, "peers": {}, "elsewhere_bytes": 0,
-        "owed_bytes": 0, "lender_now": Average(sends.get("storage", 0), 2.0), **more,
+        "averages": {}, "destinations": {}, "towards": {}, "peers": {},
+        "lender_now": Average(sends.get("storage", 0), 2.0), **more,
     }  # fmt: skip
     return LinkFigures(entry=entry, windows_s=dict.fromkeys(GUARANTEES, WINDOW_S), **known)
 
@@ -94,14 +96,14 @@ def test_what_limits_a_class(sends: int, waits: int, reason: Reason, code: str) 
 def test_a_sender_that_is_held_may_use_what_its_hold_lets_it_and_says_so() -> None:
     known: dict[str, Any] = {"holds": (HELD,), "peers": {"10.91.0.1": "trainer-1"}}
     now = {"10.91.0.1": Average(1_000_000, 2.0)}
-    alone = link({"storage": 1_010_000}, {"storage": QUEUE}, elsewhere_bytes=QUEUE, destinations=now, **known)
+    alone = link({"storage": 1_010_000}, {"storage": QUEUE}, held_back_bytes=QUEUE, destinations=now, **known)
     storage = of(alone, "storage")
     assert verdicts.usable_bits_per_s(alone, storage) == 1_020_000
     assert verdicts.held_text(alone, storage) == "held to 1.02 Mbit/s towards 10.91.0.1, as trainer-1 asks"
     assert verdicts.class_limit(alone, storage).code == "hold"
     assert verdicts.usable_bits_per_s(alone, of(alone, "other")) == CAPACITY
 
-    elsewhere = link({"storage": 9_000_000}, {"storage": QUEUE}, elsewhere_bytes=QUEUE, destinations=now, **known)
+    elsewhere = link({"storage": 9_000_000}, {"storage": QUEUE}, held_back_bytes=QUEUE, destinations=now, **known)
     assert verdicts.usable_bits_per_s(elsewhere, of(elsewhere, "storage")) == CAPACITY
     idle = link({}, {}, **known)
     assert (verdicts.usable_bits_per_s(idle, of(idle, "storage")), verdicts.held_text(idle, of(idle, "storage"))) == (
@@ -142,7 +144,7 @@ def test_each_job_has_one_verdict(
 
 
 def test_a_job_of_storage_towards_a_held_host_is_limited_by_the_hold() -> None:
-    found = link({"storage": 1_000_000}, {"storage": QUEUE}, holds=(HELD,), elsewhere_bytes=QUEUE)
+    found = link({"storage": 1_000_000}, {"storage": QUEUE}, holds=(HELD,), held_back_bytes=QUEUE)
     job, flow = replace(JOB, traffic_class="storage"), replace(FLOW, peer="10.91.0.1", traffic_class="storage")
     verdict = verdicts.job_limit(found, job, of(found, "storage"), flows=(flow,), processors_used=0.1)
     assert (verdict.code, verdict.text) == ("hold", "held to 1.02 Mbit/s towards 10.91.0.1, as its broker asks")

@@ -21,8 +21,7 @@ from broker.api.snapshot import DaemonInfo, HoldsInfo, SessionInfo, Snapshot
 from broker.api.window_average import Average
 from broker.cli.status_table import render
 from broker.law.decision import Decision
-from broker.law.inbound_state import HeldState
-from broker.law.state import InterfaceState, State
+from broker.law.state import State
 from broker.measure.socket_owners import SocketOwner
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
 from broker.model.leases import HoldOutcome, Lease
@@ -35,7 +34,6 @@ from broker.model.values import (
     ClassAllocation,
     Credit,
     DestinationAllocation,
-    DestinationSample,
     FlowSample,
     InterfaceAllocation,
     InterfaceSample,
@@ -142,16 +140,15 @@ def sharing() -> Snapshot:
 
 def held() -> Snapshot:
     """What a storage host sees while a trainer's broker holds it back for a burst."""
-    capacity = 970 * MBIT
+    capacity, waiting = 970 * MBIT, 1_258_000
+    entries = classes(capacity, {"storage": 1_010_000}, {"storage": waiting})
     why = Reason("held-for-peer", "trainer-1-broker asked for at most 1.02 Mbit/s towards it")
     lease = Lease("trainer-1-broker", "10.91.0.1", 7, "storage", 1_020_000, 48_500_000, 0.1, 0.9)
     return snapshot(
-        capacity, classes(capacity, {"storage": 1_010_000}, {"storage": 1_258_000}), host="store-1",
-        destinations=(DestinationAllocation("10.91.0.1", "storage", 970_000, 1_020_000, why),),
-        sample=InterfaceSample(
-            "eth0", destinations=(DestinationSample("10.91.0.1", "storage", 10**9, 1_258_000),), leases=(lease,)
-        ),
-        state=State(interfaces=(InterfaceState("eth0", held=(HeldState("10.91.0.1", 0.0),)),)),
+        capacity, [replace(one, held_back_bytes=waiting) if one.name == "storage" else one for one in entries],
+        host="store-1",
+        destinations=(DestinationAllocation("10.91.0.1", "storage", 970_000, 1_020_000, why, 9_700_000),),
+        sample=InterfaceSample("eth0", leases=(lease,)),
         holds=HoldsInfo(leases=((lease, HoldOutcome("trainer-1-broker", "10.91.0.1", 7, True, 1_020_000, why)),)),
         figures=AveragesSnapshot(
             classes=averages(storage=11.3 * MBIT),
