@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from broker.enforce.samples import samples_of
-from broker.enforce.shapes import worth_applying
 from broker.model.values import Alarm, ClassSample, DestinationSample
 from broker.process.log import Log
 from hive_qos.errors import HiveError
@@ -102,7 +101,7 @@ class EgressTrees:
             HiveError, ValueError: it stays as it was.
         """
         entry = self._interfaces[shape.interface]
-        if entry.attached and worth_applying(entry.shape, shape):
+        if entry.attached and entry.shape != shape:
             self._write(entry, shape)
 
     def detach(self, interface: str) -> str | None:
@@ -165,7 +164,7 @@ class EgressTrees:
         return self._interfaces[interface].destinations
 
     def apply(self, shape: InterfaceShape) -> None:
-        """Bring an interface to `shape`, where that is worth a write. Never raises for what the kernel does."""
+        """Bring an interface to `shape`. Never raises for what the kernel does."""
         entry, now_s = self._interfaces[shape.interface], self._clock()
         if now_s < entry.not_before_s:
             return
@@ -174,7 +173,7 @@ class EgressTrees:
                 self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
                 self._log.info("interface-reshaped", interface=shape.interface)
                 entry.verified_at_s = now_s
-            elif worth_applying(entry.shape, shape) or not entry.stands:
+            elif entry.shape != shape or not entry.stands:
                 self._write(entry, shape)
             elif now_s - entry.verified_at_s < VERIFY_S:
                 return

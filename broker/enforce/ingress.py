@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from broker.enforce.inbound_rules import InboundRules
 from broker.enforce.samples import samples_of
-from broker.enforce.shapes import classes_of, rules_of, worth_changing
+from broker.enforce.shapes import classes_of, rules_of
 from broker.measure.flow_table import PassedSocket
 from broker.measure.link_events import LinkChanges
 from broker.model.values import Alarm, Allocation, ClassSample, InterfaceAllocation
@@ -52,7 +52,6 @@ class IngressTrees:
     def __init__(self, shaper: Shaper, *, receivers: InboundRules, log: Log, clock: Callable[[], float]) -> None:
         self._shaper, self._inbound_rules, self._log, self._clock = shaper, receivers, log, clock
         self._held: dict[str, _Ingress] = {}
-        self._policy: Policy | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -91,12 +90,10 @@ class IngressTrees:
         if not wanted:
             return
         passed = tuple(passed)
-        exactly = policy is not self._policy
         for entry in wanted.values():
             rules = (*self._inbound_rules.rules(entry.name, passed), *rules_of(policy))
-            if not self._bring(inbound_shape_of(entry, rules=rules), exactly=exactly):
+            if not self._bring(inbound_shape_of(entry, rules=rules)):
                 return
-        self._policy = policy
 
     def check(self) -> None:
         """At every tick and change of links: a redirection that leads nowhere would lose all that arrives. Never raises
@@ -138,8 +135,8 @@ class IngressTrees:
             del self._held[name]
             self._detach(name)
 
-    def _bring(self, shape: IngressShape, *, exactly: bool) -> bool:
-        """Whether it could be, or need not be tried now; `exactly`: another policy is never inside the dead band."""
+    def _bring(self, shape: IngressShape) -> bool:
+        """Whether it could be, or need not be tried now."""
         now_s = self._clock()
         entry = self._held.setdefault(shape.interface, _Ingress(shape))
         if now_s < entry.not_before_s:
@@ -151,7 +148,7 @@ class IngressTrees:
                 made = self._shaper.attach_ingress(shape)
                 self._log.info("ingress-shaped", interface=shape.interface, device=made.device, adopted=made.adopted)
                 entry.attached_at_s = entry.verified_at_s = now_s
-            elif worth_changing(entry.shape, shape) or (exactly and entry.shape != shape):
+            elif entry.shape != shape:
                 self._shaper.apply_ingress(shape)
             else:
                 return True

@@ -1,9 +1,8 @@
-"""From an allocation to what the kernel side shall build, and whether a change is worth a write. Pure."""
+"""From an allocation to what the kernel side shall build. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 from broker.model.values import DestinationAllocation, InterfaceAllocation, JobKey
@@ -13,18 +12,12 @@ from shaping.model import (
     UNHELD_NAME,
     ClassShape,
     DestinationShape,
-    IngressShape,
     InterfaceShape,
     JobShape,
     Rule,
 )
 from shaping.plan.leaves import rate_bits_per_s_min
 
-DEAD_BAND = 0.02
-"""Changes below 2 % of what other hosts ask for, or of what is left on the way in, stay unwritten: they come with every
-tick, and every write is a netlink round trip. What is measured on the way out, the decision has damped
-(`broker.law.sharing.plan`).
-"""
 RATE_BITS_PER_S_MIN = 10_000
 """Of a class: a full frame in 1.2 s, and what compute's ten leaves need. Less would be silence to whoever waits."""
 LEAF_BITS_PER_S_MIN = 1_000
@@ -130,38 +123,3 @@ def _jobs(compute: ClassShape, allocation: InterfaceAllocation, slots: Mapping[J
         ceil = max(rate, min(one.ceil_bits_per_s, compute.ceil_bits_per_s))
         made.append(JobShape(slots[one.key], rate, ceil, compute.priority, one.class_weight))
     return sorted(made, key=lambda job: job.slot)
-
-
-def worth_applying(applied: InterfaceShape | None, wanted: InterfaceShape) -> bool:
-    """Say whether `wanted` differs at all from what was applied; of the leaves of destinations, by the dead band."""
-    if applied is None or _destinations_differ(applied.destinations, wanted.destinations):
-        return True
-    return replace(applied, destinations=()) != replace(wanted, destinations=())
-
-
-def worth_changing(applied: IngressShape, wanted: IngressShape) -> bool:
-    """Say whether `wanted` differs from what was applied by more than the dead band in a rate, or in anything else."""
-    if applied.rules != wanted.rules or len(applied.classes) != len(wanted.classes):
-        return True
-    if _differ(applied.capacity_bits_per_s, wanted.capacity_bits_per_s):
-        return True
-    return any(
-        one.name != other.name
-        or one.priority != other.priority
-        or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
-        or _differ(one.ceil_bits_per_s, other.ceil_bits_per_s)
-        for one, other in zip(applied.classes, wanted.classes, strict=True)
-    )
-
-
-def _destinations_differ(applied: Sequence[DestinationShape], wanted: Sequence[DestinationShape]) -> bool:
-    return len(applied) != len(wanted) or any(
-        replace(one, rate_bits_per_s=0, ceil_bits_per_s=0) != replace(other, rate_bits_per_s=0, ceil_bits_per_s=0)
-        or _differ(one.rate_bits_per_s, other.rate_bits_per_s)
-        or _differ(one.ceil_bits_per_s, other.ceil_bits_per_s)
-        for one, other in zip(applied, wanted, strict=True)
-    )
-
-
-def _differ(one: int, other: int) -> bool:
-    return abs(one - other) > DEAD_BAND * max(one, other)

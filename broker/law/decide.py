@@ -13,9 +13,7 @@ Per interface and tick:
     leases     -> what may go towards those who asked             broker.law.holds.grant
     arriving   -> what to ask of those who send to us             broker.law.holds.request
 
-A new plan replaces the last one when the capacity or a promise changed, or a rate moved by more than the dead band;
-else the last one stands, so that the kernel is not written to for nothing. So the dead band damps what is measured;
-what policy says is in force exactly, at once. Inputs are sorted first: their order means nothing.
+Inputs are sorted first: their order means nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ from broker.law.inbound_state import IngressState
 from broker.law.reading import Reading
 from broker.law.sharing import call_detector, gso, guarantee, jobs, overcommit, storage_needs
 from broker.law.sharing.effective_policy import in_force, unknown_schedules
-from broker.law.sharing.plan import LENDER, ClassNeeds, ClassPlan, Promises, moves, plan, promises_of, unheld
-from broker.law.state import AppliedState, ClassState, InterfaceState, PresenceState, State
+from broker.law.sharing.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises_of, unheld
+from broker.law.state import ClassState, InterfaceState, PresenceState, State
 from broker.model.leases import Hold, HoldOutcome
 from broker.model.values import (
     Alarm,
@@ -213,7 +211,6 @@ def _interface(
     if elsewhere is not None:
         ceiling = promises_of(now.classes, elsewhere)[call_detector.PEOPLE].ceiling
         plans = unheld(plans, ceiling_bits_per_s=ceiling, open_bits_per_s=elsewhere)
-    plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
     told_apart = jobs.reported_jobs(seen.jobs)
     limited, pieces = gso.follow(
         state.segments, wanted=interface.limit_segments, rate_bits_per_s=rate, mtu_bytes=seen.mtu_bytes
@@ -225,8 +222,6 @@ def _interface(
         classes=tuple(classes),
         risks=risks,
         capacity=estimate.state,
-        applied_capacity_bits_per_s=rate,
-        applied=tuple(_applied(entry) for entry in plans),
         job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
         presence=people,
         held=holding_back.states,
@@ -272,41 +267,6 @@ def _people(read: Reading, *, state: InterfaceState, policy: Policy) -> Presence
     return call_detector.follow(state.presence, seen, read_s=read.read_s, now_s=read.now_s)
 
 
-def _with_dead_band(
-    plans: tuple[ClassPlan, ...], state: InterfaceState, rate: int, *, fresh: bool
-) -> tuple[ClassPlan, ...]:
-    """Keep the last figures where they were made of the same capacity and promises, and no rate moved by more than the
-    dead band, or nothing is known. A ceil is a promise, or the rate while the class is held: it moves with these."""
-    if rate != state.applied_capacity_bits_per_s:
-        return plans
-    last = {entry.name: entry for entry in state.applied}
-    stands = []
-    for entry in plans:
-        before, now = last.get(entry.name), _applied(entry)
-        if before is None or before.promised != now.promised:
-            return plans
-        if fresh and (
-            before.held is not now.held
-            or moves(now.rate_bits_per_s, before.rate_bits_per_s, guarantee_bits_per_s=now.guarantee_bits_per_s)
-        ):
-            return plans
-        if before != now:
-            entry = replace(entry, rate_bits_per_s=before.rate_bits_per_s, ceil_bits_per_s=before.ceil_bits_per_s)
-        stands.append(entry)
-    return tuple(stands)
-
-
-def _applied(entry: ClassPlan) -> AppliedState:
-    return AppliedState(
-        entry.name,
-        entry.rate_bits_per_s,
-        entry.ceil_bits_per_s,
-        entry.guarantee_bits_per_s,
-        entry.floor_bits_per_s,
-        entry.ceiling_bits_per_s,
-    )
-
-
 def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, read: Reading) -> ClassAllocation:
     sample = read.samples.get(entry.name)
     throughput = observed.throughput_bits_per_s if read.fresh else None
@@ -340,7 +300,7 @@ def _alarms(
     if sample.carrier is False:
         found.append(Alarm("link-down", name, _without_carrier(sample)))
     if not read.fresh:
-        found.append(Alarm("counters-stale", name, "no class counters for half a second; the last plan stands"))
+        found.append(Alarm("counters-stale", name, "no class counters for half a second; what was last seen counts"))
     if estimate.fallback:
         rate = format_rate(estimate.rate_bits_per_s)
         found.append(

@@ -122,27 +122,6 @@ class PresenceState(Struct, frozen=True):
     present: bool = False
 
 
-class AppliedState(Struct, frozen=True):
-    """What was last decided for one class, and the promises that it was made of; the dead band compares with it."""
-
-    name: str
-    rate_bits_per_s: int
-    ceil_bits_per_s: int
-    guarantee_bits_per_s: int = -1
-    floor_bits_per_s: int = -1
-    ceiling_bits_per_s: int = -1
-
-    @property
-    def promised(self) -> tuple[int, int, int]:
-        """Guarantee, floor and ceiling; of recordings of earlier versions, none that there is."""
-        return self.guarantee_bits_per_s, self.floor_bits_per_s, self.ceiling_bits_per_s
-
-    @property
-    def held(self) -> bool:
-        """Whether its ceil is lowered below its ceiling."""
-        return self.ceil_bits_per_s != self.ceiling_bits_per_s
-
-
 class FlowState(Struct, frozen=True):
     """One connection: its baseline, and where its counters stood lately.
 
@@ -303,8 +282,6 @@ class InterfaceState(Struct, frozen=True):
     jobs: tuple[JobState, ...] = ()
     users: tuple[UserState, ...] = ()
     risks: tuple[RiskState, ...] = ()
-    applied_capacity_bits_per_s: int = 0
-    applied: tuple[AppliedState, ...] = ()
     job_uses: tuple[JobUseState, ...] = ()
     presence: PresenceState = PresenceState()
     held: tuple[HeldState, ...] = ()

@@ -27,9 +27,6 @@ from broker.model.reasons import Because, Reason
 from broker.policy.types import ClassPolicy
 
 LENDER = "storage"
-DEAD_BAND = 0.02
-"""Part of a class' guarantee by which its rate has to move before the kernel is written to (control.md: 2 %). Of the
-link it would be more than a whole promise of 15 Mbit/s on 1 Gbit/s."""
 
 
 class ClassNeeds(Struct, frozen=True):
@@ -119,12 +116,6 @@ def plan(
             )
         )
     return tuple(plans)
-
-
-def moves(rate_bits_per_s: int, applied_bits_per_s: int, *, guarantee_bits_per_s: int) -> bool:
-    """Whether a rate differs from the one in force by more than the dead band; above a guarantee, by more of that."""
-    band = DEAD_BAND * max(guarantee_bits_per_s, applied_bits_per_s)
-    return abs(rate_bits_per_s - applied_bits_per_s) > band
 
 
 def unheld(

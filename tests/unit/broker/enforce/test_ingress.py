@@ -111,21 +111,6 @@ def test_an_ifb_that_somebody_deletes_is_made_again_at_the_next_decision_and_onc
         assert "hqifb1" in host.kernel.ifbs()
 
 
-def test_what_another_policy_moves_by_less_than_the_dead_band_is_written_and_what_is_measured_is_not(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[str] = []
-    monkeypatch.setattr(host.shaper, "apply_ingress", lambda shape: written.append(shape.interface))
-    classes = tuple(
-        replace(one, ceil_bits_per_s=int(0.99 * one.ceil_bits_per_s)) for one in host.wanted.ingress[0].classes
-    )
-    lower = replace(host.wanted, ingress=tuple(replace(one, classes=classes) for one in host.wanted.ingress))
-    host.apply(lower)
-    assert written == []
-    host.apply(lower, replace(POLICY))
-    assert written == list(NAMES)
-
-
 def test_of_several_one_is_given_back_at_each_tick(host: Host) -> None:
     for left in (2, 1, 0):
         host.apply(Allocation(interfaces=host.wanted.interfaces))

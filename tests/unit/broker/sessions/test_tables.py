@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
 import pytest
 
-from broker.enforce.shapes import rules_of, shape_of, worth_applying
+from broker.enforce.shapes import rules_of, shape_of
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.flow_table import (
@@ -28,7 +27,7 @@ from broker.policy.toml import load
 from broker.sessions.burst_table import BURSTS_PER_SESSION_MAX, BURSTS_PER_USER_MAX, BurstTable
 from broker.sessions.messages import BYTES_MAX, Announce, Declare
 from broker.sessions.need_table import EVERYWHERE, NEED_S, NeedTable
-from shaping.model import Capabilities, ClassShape, Rule
+from shaping.model import Capabilities, Rule
 from shaping.plan.desired_tree import desired_tree
 
 POLICY = load(
@@ -331,17 +330,3 @@ def test_people_who_are_not_held_keep_their_rate_in_the_shape_and_the_others_the
     assert set(rates.values()) == {10_000}
     tree = desired_tree(shape, Capabilities(fq_codel=True))
     assert {spec.minor: spec.ceil_bits_per_s for spec in tree.classes}[0x40] >= 38_800_000
-
-
-def test_every_change_of_what_was_decided_is_written() -> None:
-    shape = shape_of(first_allocation(), rules=())  # type: ignore[arg-type]
-
-    def scaled(factor: float) -> tuple[ClassShape, ...]:
-        storage = shape.classes[2]
-        changed = dataclasses.replace(storage, ceil_bits_per_s=int(storage.ceil_bits_per_s * factor))
-        return (*shape.classes[:2], changed, shape.classes[3])
-
-    assert worth_applying(None, shape)
-    assert not worth_applying(shape, shape)
-    assert worth_applying(shape, dataclasses.replace(shape, classes=scaled(0.999)))
-    assert worth_applying(shape, dataclasses.replace(shape, rules=(Rule(target="storage", port=1),)))

@@ -248,7 +248,7 @@ def test_promises_that_do_not_fit_degrade_by_the_rule_and_are_an_alarm(
                 assert rate == pytest.approx(entry.floor * capacity / floors, abs=0.02 * capacity + 1)
 
 
-def test_a_floor_that_a_reload_raises_by_less_than_the_dead_band_is_in_force_at_once() -> None:
+def test_a_floor_that_a_reload_raises_a_little_is_in_force_at_once() -> None:
     classes = tuple(ClassSample(name, 0) for name in CLASS_NAMES)
     measured = Measurements((InterfaceSample("a", None, 0.0, classes),))
     text = 'version = 1\n[[interface]]\nname = "a"\negress = "40 Mbit/s"\n[class.storage]\nfloor = "{}"\n'
