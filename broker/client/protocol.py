@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-VERSION = 1
+VERSION: Final = 1
 PACKET_BYTES_MAX = 64 * 1024
 """Longest packet either side sends or takes: a report of 128 connections is about 40 KiB."""
 DESCRIPTORS_MAX = 8
 """Sockets in one register message."""
 CONNECTIONS_PER_REPORT = 128
 """Connections in one report; a program with more sends several reports."""
-NAME_BYTES_MAX = 128
-"""Longest job, client or role name."""
+NAME_CHARS_MAX = 128
+"""Longest name of a job or a client."""
 
 DEFAULT_RUNTIME_DIRECTORY = "/run/hive-qos"
 SESSION_SOCKET_NAME = "session.sock"

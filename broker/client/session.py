@@ -38,9 +38,7 @@ class Session:
         self, *, job: str, socket_path: str | None = None, client: str = "transport", rates: bool = False
     ) -> None:
         path = protocol.session_socket_path(socket_path)
-        self._box = Mailbox(
-            job=job[: protocol.NAME_BYTES_MAX], client=client[: protocol.NAME_BYTES_MAX], wants_rates=rates
-        )
+        self._box = Mailbox(job=_name(job), client=_name(client), wants_rates=rates)
         self._thread: threading.Thread | None = None
         if path is None:
             self._box.state = SessionState.OFF
@@ -229,6 +227,11 @@ class Session:
         box.wake.close_in_child()
         if box.connection is not None:
             box.connection.close()  # this process' copy; the parent's session does not notice
+
+
+def _name(text: str) -> str:
+    """Cut a name, and replace what UTF-8 cannot hold: a name from the environment may be any bytes."""
+    return text[: protocol.NAME_CHARS_MAX].encode(errors="replace").decode()
 
 
 def _finite(value: object) -> object:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from broker.law.capacity.sampling import in_turns
 from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import TcpConnection
-from broker.model.connection_report import ConnectionReport
+from broker.model.connection_report import ConnectionReport, Endpoint
 from broker.model.values import NO_JOB, FlowSample, JobKey
 from broker.policy.types import CLASS_NAMES
 
@@ -65,7 +65,7 @@ class FlowTable:
         self.passed: dict[str, PassedSocket] = {}
         self._classes: dict[str, set[str]] = {}
         self._whose: dict[str, tuple[int, str]] = {}
-        self._reported: dict[str, dict[tuple[str, int], _Reported]] = {}
+        self._reported: dict[str, dict[Endpoint, _Reported]] = {}
         self._tcp: tuple[tuple[TcpConnection, str], ...] = ()
         self._sampled: dict[str, list[tuple[FlowSample, float]]] | None = None
         self.tcp_count = 0
@@ -109,11 +109,10 @@ class FlowTable:
         mine = self._reported.setdefault(session, {})
         deliveries = []
         for connection in connections:
-            key = (connection.peer, connection.port)
-            before = mine.pop(key, None)
+            before = mine.pop(connection.peer, None)
             delivered = _delivered(before, connection)
             sent_s = now_s if delivered >= SENDS_BYTES else before.sent_s if before is not None else -math.inf
-            mine[key] = _Reported(connection, now_s, sent_s)
+            mine[connection.peer] = _Reported(connection, now_s, sent_s)
             deliveries.append((connection, delivered))
         while mine:  # in the order of their last report
             oldest = next(iter(mine))
@@ -176,7 +175,7 @@ class FlowTable:
         for session, connections in self._reported.items():
             for entry in itertools.islice(reversed(connections.values()), SAMPLES_MAX):
                 if now_s - entry.sent_s <= SENDS_S:
-                    interface = interface_of(entry.connection.peer)
+                    interface = interface_of(entry.connection.peer.address)
                     if interface is not None:
                         found.setdefault((interface, entry.connection.traffic_class), set()).add(session)
         return {key: frozenset(names) for key, names in found.items()}
@@ -184,7 +183,7 @@ class FlowTable:
     def only_interface(self, session: str, *, interface_of: Callable[[str], str | None], now_s: float) -> str | None:
         """The shaped interface through which all peers of a session are reached; None where there is no such one."""
         found = {
-            interface_of(entry.connection.peer)
+            interface_of(entry.connection.peer.address)
             for entry in itertools.islice(reversed(self._reported.get(session, {}).values()), SAMPLES_MAX)
             if now_s - entry.at_s <= FORGET_S
         }
@@ -200,7 +199,7 @@ class FlowTable:
         """As samples; of too many those that come first of each user, in turns."""
         found: dict[str, list[tuple[str, _Reported]]] = {}
         for session, entry in entries:
-            interface = interface_of(entry.connection.peer)
+            interface = interface_of(entry.connection.peer.address)
             if interface is not None:
                 found.setdefault(interface, []).append((session, entry))
         for interface, mine in found.items():
@@ -256,8 +255,8 @@ def _delivered(before: _Reported | None, connection: ConnectionReport) -> int:
 def _of_report(session: str, uid: int | None, job: str, entry: _Reported, now_s: float) -> FlowSample:
     connection = entry.connection
     return FlowSample(
-        key=f"{session}/{connection.peer}:{connection.port}",
-        peer=connection.peer,
+        key=f"{session}/{connection.peer}",
+        peer=connection.peer.address,
         traffic_class=connection.traffic_class,
         source="report",
         age_s=now_s - entry.at_s,

@@ -3,9 +3,12 @@ it."""
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from msgspec import Struct, field
 
-CLASS_NAMES = ("control", "compute", "storage", "other")
+TrafficClass = Literal["control", "compute", "storage", "other"]
+CLASS_NAMES: tuple[str, ...] = get_args(TrafficClass)
 """The classes of every host, in the order of their HTB minors 10, 20, 30, 40."""
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
+from broker.model.connection_report import BYTES_MAX
 from broker.model.values import DESTINATIONS_MAX, Burst
-from broker.sessions.messages import BYTES_MAX, Announce
+from broker.sessions.messages import Announce
 
 OVERDUE_S = 1.0
 """How long a burst outlives its deadline: as `broker.model.values.Burst` says."""

@@ -90,7 +90,7 @@ class JobTable:
         for connection, size_bytes in deliveries:
             if (connection.traffic_class, job) not in self._programs:
                 continue
-            interface = interface_of(connection.peer)
+            interface = interface_of(connection.peer.address)
             if interface is not None:
                 key = (interface, connection.traffic_class, job)
                 before, last_s = self._delivered.get(key, (0, float("-inf")))

@@ -10,14 +10,12 @@ A request that is merely refused (bad field, not a socket, policy) is answered w
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from msgspec import Struct
 
-from broker.client.protocol import DESCRIPTORS_MAX, VERSION, MessageError, decode
-from broker.sessions.messages import Announce, AnnounceEnd, Bye, Declare, Enter, Hello, Message, Register, Report, read
+from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX, VERSION
+from broker.sessions.messages import Bye, ErrorReply, Hello, Message, Register, Reply, Welcome, error, read
 
 MESSAGES_PER_S = 200.0
 """Ten reports and a burst or two each 100 ms are 30 a second; more than 200 is a program gone wrong."""
@@ -35,12 +33,6 @@ class Phase(enum.Enum):
     OVER = "over"
 
 
-class Reply(Struct, frozen=True):
-    """Send this to the client."""
-
-    message: Mapping[str, Any]
-
-
 class End(Struct, frozen=True):
     """Close the connection, after the replies before it. `code` is empty for a goodbye."""
 
@@ -48,15 +40,10 @@ class End(Struct, frozen=True):
     text: str
 
 
-Action = Reply | End | Hello | Register | Announce | AnnounceEnd | Declare | Report | Enter
-
-
-def error(code: str, text: str, *, number: int | None = None) -> Reply:
-    """An error reply, with the id of the request that it answers where there was one."""
-    message: dict[str, Any] = {"op": "error", "code": code, "text": text}
-    if number is not None:
-        message["id"] = number
-    return Reply(message)
+Action = Reply | End | Message
+"""What to do: send a reply, close the connection, or what the message asks for."""
+_FATAL = ("not-json", "too-long", "unknown-version")
+"""Errors after which nothing of a client is believed."""
 
 
 @dataclass
@@ -71,7 +58,7 @@ class SessionProtocol:
     name: str
     host: str
     phase: Phase = Phase.NEW
-    hello: Hello = field(default_factory=lambda: Hello(client="", job=""))
+    hello: Hello = field(default_factory=lambda: Hello(v=VERSION))
     flows: int = 0
 
     def receive(self, packet: bytes, *, descriptors: int = 0, truncated: bool = False) -> tuple[Action, ...]:
@@ -86,29 +73,22 @@ class SessionProtocol:
             return ()
         if not packet and not truncated:
             return self._end("", "the client closed its end")
-        if truncated:
-            return self._broken("too-long", f"a packet beyond the limits (64 KiB, {DESCRIPTORS_MAX} descriptors)")
-        try:
-            raw = decode(packet)
-        except MessageError as problem:
-            return self._broken(problem.code, str(problem))
-        number = raw.get("id") if isinstance(raw.get("id"), int) and not isinstance(raw.get("id"), bool) else None
-        try:
-            message = read(raw)
-        except MessageError as problem:
-            if self.phase is Phase.NEW or problem.code == "unknown-version":
-                return self._broken(problem.code, str(problem))
-            return (error(problem.code, str(problem), number=number),)
-        return self._advance(message, descriptors)
+        if truncated or len(packet) > PACKET_BYTES_MAX:
+            return self._broken(error("too-long", f"beyond 64 KiB or {DESCRIPTORS_MAX} descriptors"))
+        message = read(packet)
+        if not isinstance(message, ErrorReply):
+            return self._advance(message, descriptors)
+        fatal = self.phase is Phase.NEW or message.code in _FATAL
+        return self._broken(message) if fatal else (message,)
 
     def _advance(self, message: Message, descriptors: int) -> tuple[Action, ...]:
         if isinstance(message, Hello) != (self.phase is Phase.NEW):
-            return self._broken("out-of-order", "hello comes first, and once")
+            return self._broken(error("out-of-order", "hello comes first, and once"))
         if descriptors and not isinstance(message, Register):
-            return self._broken("unexpected-descriptors", "only register carries descriptors")
+            return self._broken(error("unexpected-descriptors", "only register carries descriptors"))
         if isinstance(message, Hello):
             self.phase, self.hello = Phase.OPEN, message
-            return (message, Reply({"op": "welcome", "v": VERSION, "session": self.name, "host": self.host}))
+            return (message, Welcome(v=VERSION, session=self.name, host=self.host))
         if isinstance(message, Bye):
             return self._end("", "the client said goodbye")
         if isinstance(message, Register):
@@ -124,9 +104,9 @@ class SessionProtocol:
         self.flows += descriptors
         return (message,)
 
-    def _broken(self, code: str, text: str) -> tuple[Action, ...]:
+    def _broken(self, why: ErrorReply) -> tuple[Action, ...]:
         self.phase = Phase.OVER
-        return (error(code, text), End(code, text))
+        return (why, End(why.code, why.text))
 
     def _end(self, code: str, text: str) -> tuple[Action, ...]:
         self.phase = Phase.OVER

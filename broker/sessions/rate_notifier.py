@@ -8,12 +8,12 @@ session is told what it would have if it began now, and the others learn of it a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from broker.law.sharing.available_rate import offered_to_job_bits_per_s
 from broker.measure.flow_table import FlowTable
 from broker.model.values import Allocation, InterfaceAllocation
+from broker.sessions.messages import RateNotice
 from broker.sessions.server import Session
 
 VALID_S = 3.0
@@ -56,10 +56,8 @@ class RateNotifier:
                     rate = self._part(session.name, others, offers[interface], name)
                 reported[key] = self._reported.get(key, (None, now_s))
                 if _is_news(rate, reported[key], now_s):
-                    message: Mapping[str, Any] = {
-                        "op": "rate", "class": name, "bits_per_s": rate, "valid_s": VALID_S
-                    }  # fmt: skip
-                    session.send(message)  # one that is not taken is repeated soon
+                    notice = RateNotice(traffic_class=name, rate_bits_per_s=rate, valid_s=VALID_S)
+                    session.send(notice)  # one that is not taken is repeated soon
                     reported[key] = (rate, now_s)
             said = {name: reported[session.name, name][0] for name in self._flows.classes_of(session.name)}
             session.reported_bits_per_s = {name: rate for name, rate in said.items() if rate is not None}

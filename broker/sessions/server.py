@@ -14,17 +14,28 @@ import select
 import selectors
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX, encode
+from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX
 from broker.model.token_bucket import TokenBucket
 from broker.process.closer import SPACE
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
 from broker.process.log import Log
 from broker.process.rights import Authority, Peer, Right, peer_of, process_of
-from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Hello, Register, Report
-from broker.sessions.protocol import MESSAGES_AT_ONCE, MESSAGES_PER_S, End, Phase, Reply, SessionProtocol, error
+from broker.sessions.messages import (
+    Announce,
+    AnnounceEnd,
+    Declare,
+    Enter,
+    Hello,
+    Register,
+    Reply,
+    Report,
+    error,
+    write,
+)
+from broker.sessions.protocol import MESSAGES_AT_ONCE, MESSAGES_PER_S, End, Phase, SessionProtocol
 
 SESSIONS_MAX = 256
 """Programs of one host that train or store; each costs a few kilobytes and two descriptors."""
@@ -104,10 +115,10 @@ class Session:
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
-    def send(self, message: Any) -> bool:
-        """Send one message; False when the client does not read its answers, or is gone."""
+    def send(self, reply: Reply) -> bool:
+        """Send one reply; False when the client does not read its answers, or is gone."""
         try:
-            self.sock.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self.sock.send(write(reply), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
             return False
         return True
@@ -170,14 +181,14 @@ class SessionServer:
                 self._selector.register(session.sock, selectors.EVENT_READ, lambda one=session: self._read(one))
             if session.machine.phase is Phase.NEW and now_s - session.since_s > HELLO_TIMEOUT_S:
                 text = f"no hello within {HELLO_TIMEOUT_S:g} s"
-                session.send(error("no-hello", text).message)
+                session.send(error("no-hello", text))
                 self._end(session, "no-hello", text)
 
     def fail(self, session: Session) -> None:
         """End a session of which a message brought about the exception that is handled now, and log that."""
         self._log.error("session-failed", session=session.name, uid=session.peer.uid, exc_info=True)
         if not session.closed:
-            session.send(error("internal", "the broker made a mistake with this message; see its log").message)
+            session.send(error("internal", "the broker made a mistake with this message; see its log"))
             self._end(session, "internal", "a mistake of ours")
 
     def _accept(self) -> None:
@@ -207,7 +218,7 @@ class SessionServer:
             name=name, host=self._host, sock=sock, peer=peer, pidfd=pidfd, right=right, now_s=self._clock()
         )
         if refusal is not None:
-            session.send(error(*refusal).message)
+            session.send(error(*refusal))
             self._hang_up(session)
             self._log.warning("session-refused", uid=peer.uid, pid=peer.pid, code=refusal[0])
             return
@@ -300,7 +311,7 @@ class SessionServer:
                     self._service.report(session, action)
                 case Enter():
                     reply = self._service.enter(session, action)
-            if reply is not None and not session.closed and not session.send(reply.message):
+            if reply is not None and not session.closed and not session.send(reply):
                 self._end(session, "not-reading", "the client does not read its answers")
 
     def _register(self, session: Session, message: Register, descriptors: list[int]) -> Reply:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -18,9 +17,21 @@ from broker.process.log import Log
 from broker.process.rights import Authority, Peer
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
-from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Register, Report
+from broker.sessions.messages import (
+    Announce,
+    AnnounceEnd,
+    Credited,
+    Declare,
+    Enter,
+    Entered,
+    Noted,
+    Register,
+    Registered,
+    Reply,
+    Report,
+    error,
+)
 from broker.sessions.need_table import NeedTable
-from broker.sessions.protocol import Reply, error
 from broker.sessions.server import Session
 from hive_qos.errors import HiveError
 from shaping.classify.socket_priority import netns_cookie, own_netns_cookie
@@ -84,7 +95,7 @@ class SessionService:
         self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
         self._netns_cookie = own_netns_cookie()
-        self._waiting: list[tuple[str, Announce]] = []
+        self._waiting: list[tuple[str, int, Announce]] = []
         self._soon = TokenBuckets[int](per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE, remembered=USERS_MAX)
         self._destinations = TokenBuckets[int](
             per_s=DESTINATIONS_PER_S, at_once=DESTINATIONS_AT_ONCE, remembered=USERS_MAX
@@ -124,8 +135,7 @@ class SessionService:
             )
             self._flows.add(flow)
             names.append(flow.name)
-        answer: dict[str, Any] = {"op": "registered", "id": message.number, "flows": names}
-        return Reply({**answer, "note": _FOREIGN} if foreign else answer)
+        return Registered(number=message.number, flows=names, note=_FOREIGN if foreign else "")
 
     def _leaf_of(self, session: Session, traffic_class: str) -> int | None:
         """The slot of the leaf for a session's socket. A new one gets its rate before its first packet: HTB books a
@@ -143,17 +153,17 @@ class SessionService:
         """
         if message.job != session.job:
             text = f"this session announces for the job of its hello, {session.job!r}, alone"
-            session.send(error("bad-field", text, number=message.number).message)
+            session.send(error("bad-field", text, number=message.number))
             return
         refusal = self._too_many(session, len(message.bytes_by_destination), number=message.number)
         if refusal is not None:
-            session.send(refusal.message)
+            session.send(refusal)
             return
         uid = session.peer.uid
         self._bursts.announce(session.name, message, uid=uid, now_s=self._clock(), interface_of=self._interface_of)
         self._decide_soon(uid)
         if message.number is not None:
-            self._waiting.append((session.name, message))
+            self._waiting.append((session.name, message.number, message))
 
     def announce_end(self, session: Session, message: AnnounceEnd) -> None:
         """Take a burst out."""
@@ -172,7 +182,7 @@ class SessionService:
         self._needs.declare(session.name, message, uid=uid, now_s=self._clock(), interface_of=self._interface_of)
         if message.replicas_at_risk:
             self._decide_soon(uid)
-        return Reply({"op": "noted", "id": message.number})
+        return Noted(number=message.number)
 
     def report(self, session: Session, message: Report) -> None:
         """Take measurements of who has sockets here, as of the classes of those: others have nothing to measure."""
@@ -205,7 +215,7 @@ class SessionService:
             self._log.warning("cgroups-rebuilt", uid=peer.uid)
             self._reclassify()
         self._log.info("process-classified", pid=peer.pid, uid=peer.uid, traffic_class=traffic_class)
-        return Reply({"op": "entered", "id": message.number, "class": traffic_class})
+        return Entered(number=message.number, traffic_class=traffic_class)
 
     def _may_not_enter(self, peer: Peer, traffic_class: str) -> tuple[str, str] | None:
         if self._cgroup_mount is None:
@@ -261,11 +271,11 @@ class SessionService:
         for credit in credits:
             key = (credit.uid, credit.job, credit.step)
             granted[key] = granted.get(key, 0) + credit.credited_bytes
-        for name, message in waiting:
+        for name, number, message in waiting:
             session = sessions.get(name)
             if session is not None:
                 size_bytes = granted.get((session.peer.uid, message.job, message.step), 0)
-                session.send({"op": "credited", "id": message.number, "bytes": size_bytes})
+                session.send(Credited(number=number, size_bytes=size_bytes))
 
 
 def _endpoint(sock: socket.socket) -> str:

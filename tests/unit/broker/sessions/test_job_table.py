@@ -8,13 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.measure.flow_table import SENDS_BYTES, SENDS_S, FlowTable, PassedSocket
-from broker.model.connection_report import ConnectionReport
+from broker.model.connection_report import ConnectionReport, Endpoint
+from broker.policy.types import TrafficClass
 from broker.sessions.job_table import JobTable, Slots
 from shaping.model import ClassCounters
 
 
-def connection(delivered: int | None, *, peer: str = "10.0.0.2", traffic_class: str = "compute") -> ConnectionReport:
-    return ConnectionReport(peer, 4242, traffic_class, None, None, None, None, None, delivered, None, None, None, False)
+def connection(
+    delivered: int | None, *, peer: str = "10.0.0.2", traffic_class: TrafficClass = "compute"
+) -> ConnectionReport:
+    return ConnectionReport(peer=Endpoint(peer, 4242), traffic_class=traffic_class, delivered_bytes=delivered)
 
 
 @dataclass

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.flow_table import SENDS_BYTES, SENDS_S, FlowTable, PassedSocket
-from broker.model.connection_report import ConnectionReport
+from broker.model.connection_report import ConnectionReport, Endpoint
 from broker.model.values import ClassSample, InterfaceSample, Measurements
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES
-from broker.sessions.messages import Hello
+from broker.sessions.messages import Hello, RateNotice
 from broker.sessions.rate_notifier import REPEAT_S, VALID_S, RateNotifier
 
 POLICY = load("version = 1\n[[interface]]\nname = 'eth0'\negress = '100 Mbit/s'\n")
@@ -34,14 +33,14 @@ class Someone:
     rates: bool = True
     job: str = "j"
     uid: int = 0
-    reported: list[dict[str, Any]] = field(default_factory=list)
+    reported: list[RateNotice] = field(default_factory=list)
     reported_bits_per_s: dict[str, int] = field(default_factory=dict)
 
     @property
     def machine(self) -> Machine:
-        return Machine(Hello("transport", "j", rates=self.rates))
+        return Machine(Hello(v=1, client="transport", job="j", rates=self.rates))
 
-    def send(self, message: dict[str, Any]) -> bool:
+    def send(self, message: RateNotice) -> bool:
         self.reported.append(message)
         return True
 
@@ -69,7 +68,7 @@ class Host:
             )
 
     def report(self, session: Someone, delivered: int, peer: str = "10.0.0.2") -> None:
-        one = ConnectionReport(peer, 4242, "compute", None, None, None, None, None, delivered, None, None, None, False)
+        one = ConnectionReport(peer=Endpoint(peer, 4242), delivered_bytes=delivered)
         self.flows.report(session.name, [one], now_s=self.now_s)
 
     def tell(self, *, later_s: float = 0.0) -> None:
@@ -83,7 +82,7 @@ class Host:
 
 
 def rates(session: Someone) -> list[int | None]:
-    return [message["bits_per_s"] for message in session.reported]
+    return [notice.rate_bits_per_s for notice in session.reported]
 
 
 def test_a_session_is_told_once_its_peers_are_known_and_again_once_a_second() -> None:
@@ -93,7 +92,7 @@ def test_a_session_is_told_once_its_peers_are_known_and_again_once_a_second() ->
     assert one.reported == []
     host.report(one, 0)
     host.tell()
-    assert one.reported == [{"op": "rate", "class": "compute", "bits_per_s": CAPACITY, "valid_s": VALID_S}]
+    assert one.reported == [RateNotice(traffic_class="compute", rate_bits_per_s=CAPACITY, valid_s=VALID_S)]
     host.tell(later_s=0.5)
     assert len(one.reported) == 1
     assert one.reported_bits_per_s == {"compute": CAPACITY}, "what the status shows of it"

@@ -12,13 +12,24 @@ import pytest
 
 from broker.enforce import cgroups
 from broker.measure.flow_table import FlowTable, PassedSocket
-from broker.model.connection_report import ConnectionReport
+from broker.model.connection_report import ConnectionReport, Endpoint
 from broker.model.values import Credit
 from broker.process.log import open_log
 from broker.process.rights import Authority, Peer
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
-from broker.sessions.messages import Announce, AnnounceEnd, Declare, Enter, Register, Report
+from broker.sessions.messages import (
+    Announce,
+    AnnounceEnd,
+    Declare,
+    Enter,
+    ErrorReply,
+    Noted,
+    Register,
+    Registered,
+    Reply,
+    Report,
+)
 from broker.sessions.need_table import NeedTable
 from broker.sessions.server import Session
 from broker.sessions.service import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionService
@@ -27,6 +38,20 @@ from shaping.model import BULK_NAME, JOB_MINOR, LEAF_MINOR, MARK_MINOR
 AUTHORITY = Authority(
     group=None, admin_group=None, uids=frozenset({1000, 1001}), class_uids=frozenset({("compute", 1001)}), notes=()
 )
+
+
+def burst_of(
+    step: int, *, job: str = "j", towards: dict[str, int] | None = None, number: int | None = None
+) -> Announce:
+    return Announce(
+        number=number, job=job, step=step, bytes_by_destination=towards or {"10.0.0.2": 5}, deadline_s=60.0
+    )  # fmt: skip
+
+
+def need(towards: dict[str, int] | None = None, *, replicas: int = 0) -> Declare:
+    return Declare(
+        number=1, backlog_bytes=500, deadline_s=10.0, replicas_at_risk=replicas, bytes_by_destination=towards or {}
+    )  # fmt: skip
 
 
 @dataclass
@@ -81,13 +106,15 @@ class Bench:
     def register(self, someone: Someone, *, traffic_class: str = "compute", role: str = "gradient") -> int:
         """Pass one socket; gives the minor that it was marked with."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            reply = self.hub.register(cast(Session, someone), Register(1, traffic_class, role), [sock])
-        assert reply.message["op"] == "registered", reply
+            reply = self.hub.register(
+                cast(Session, someone), Register(number=1, traffic_class=traffic_class, role=role), [sock]
+            )
+        assert isinstance(reply, Registered), reply
         return self.marks[-1]
 
     def announce(self, someone: Someone, *, job: str = "j") -> bool:
         """Announce a new step; whether that asks for a decision now, which is then made."""
-        burst = Announce(None, job, next(self.steps), {"10.0.0.2": 5}, 60.0, None)
+        burst = burst_of(next(self.steps), job=job)
         self.hub.announce(cast(Session, someone), burst)
         return self.decided()
 
@@ -112,7 +139,7 @@ def test_one_user_brings_about_so_many_decisions_out_of_turn_whatever_he_opens_a
 def test_ranks_that_announce_together_cost_one_decision() -> None:
     bench = Bench()
     for number in range(40):
-        burst = Announce(None, "j", 1, {"10.0.0.2": 5}, 60.0, None)
+        burst = burst_of(1)
         bench.hub.announce(cast(Session, Someone(f"s-{number}")), burst)
     assert bench.decided()
     assert sum(bench.announce(Someone("s-1")) for _ in range(9)) == URGENT_AT_ONCE - 1
@@ -128,7 +155,7 @@ def test_the_allowances_of_many_users_stay_bounded() -> None:
 def test_the_end_of_a_session_or_a_step_is_urgent_only_when_a_burst_ends_with_it() -> None:
     bench, someone = Bench(), Someone("s-1")
     bench.hub.gone(cast(Session, someone))
-    bench.hub.announce_end(cast(Session, someone), AnnounceEnd("j", 5))
+    bench.hub.announce_end(cast(Session, someone), AnnounceEnd(job="j", step=5))
     assert not bench.decided()
     bench.announce(someone)
     bench.hub.gone(cast(Session, someone))
@@ -138,7 +165,7 @@ def test_the_end_of_a_session_or_a_step_is_urgent_only_when_a_burst_ends_with_it
 def test_an_announcement_for_another_job_than_that_of_the_hello_is_refused() -> None:
     bench, someone = Bench(), Someone("s-1")
     assert not bench.announce(someone, job="k")
-    assert [message["code"] for message in someone.sent] == ["bad-field"]
+    assert [reply.code for reply in someone.sent] == ["bad-field"]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +183,8 @@ def test_reports_count_for_classes_in_which_the_session_has_sockets(
     bench = Bench()
     for number, name in enumerate(registered):
         bench.flows.add(PassedSocket(f"f-{number}", "s-1", "j", name, "bulk", "udp", "10.0.0.1:1", 1, 1000, number))
-    connection = ConnectionReport("10.0.0.2", 1, reported, 0.01, *([None] * 8), application_limited=False)
-    bench.hub.report(cast(Session, Someone("s-1")), Report((connection,)))
+    connection = ConnectionReport(peer=Endpoint("10.0.0.2", 1), traffic_class=reported, rtt_s=0.01)
+    bench.hub.report(cast(Session, Someone("s-1")), Report(connections=(connection,)))
     samples = bench.flows.samples(interface_of=lambda _: "eth0", now_s=0.0).get("eth0", ())
     assert [sample.traffic_class for sample in samples] == ([] if seen is None else [seen])
 
@@ -186,8 +213,8 @@ def test_a_program_is_moved_only_where_policy_and_its_limits_let_it_and_while_it
 
     monkeypatch.setattr(cgroups, "enter", enter)
     monkeypatch.setattr(cgroups, "left_behind", lambda mount, *, pid: limits)
-    reply = Bench().hub.enter(cast(Session, someone), Enter(1, traffic_class))
-    assert reply.message.get("code") == code
+    reply = Bench().hub.enter(cast(Session, someone), Enter(number=1, traffic_class=traffic_class))
+    assert getattr(reply, "code", None) == code
     assert moved == ([(traffic_class, 1)] if code is None else [])
 
 
@@ -218,18 +245,18 @@ def test_a_new_jobs_leaf_is_settled_once_and_not_more_often_than_a_user_may_brin
     assert bench.settled == 1 + URGENT_AT_ONCE
 
 
-@pytest.mark.parametrize(("uid", "answer"), [(1000, "noted"), (1002, "error")])
+@pytest.mark.parametrize(("uid", "answer"), [(1000, Noted), (1002, ErrorReply)])
 def test_a_need_is_taken_from_whoever_may_use_storage_and_data_at_risk_is_decided_on_at_once(
-    uid: int, answer: str
+    uid: int, answer: type[Reply]
 ) -> None:
     bench, someone = Bench(), cast(Session, Someone("s-1", uid=uid))
-    assert bench.hub.need(someone, Declare(1, 500, 10.0, 0, {})).message["op"] == answer
+    assert isinstance(bench.hub.need(someone, need()), answer)
     assert not bench.decided()
-    assert bench.hub.need(someone, Declare(2, 500, 10.0, 3, {})).message["op"] == answer
-    assert bench.decided() is (answer == "noted")
+    assert isinstance(bench.hub.need(someone, need(replicas=3)), answer)
+    assert bench.decided() is (answer is Noted)
     (needs,) = bench.needs.current(now_s=4.0).values() or ((),)
     assert [(need.uid, need.remaining_s, need.replicas_at_risk) for need in needs] == (
-        [(1000, 6.0, 3)] if answer == "noted" else []
+        [(1000, 6.0, 3)] if answer is Noted else []
     )
     bench.hub.gone(someone)
     assert bench.needs.current(now_s=4.0) == {}
@@ -238,22 +265,22 @@ def test_a_need_is_taken_from_whoever_may_use_storage_and_data_at_risk_is_decide
 def test_the_same_job_and_step_of_two_users_are_two_bursts_with_a_credit_each() -> None:
     bench, one, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
     for number, someone in enumerate((one, other)):
-        bench.hub.announce(cast(Session, someone), Announce(number, "j", 1, {"10.0.0.2": 5}, 60.0, None))
+        bench.hub.announce(cast(Session, someone), burst_of(1, number=number))
     credits = [Credit("eth0", "j", 1, 5, uid=1000), Credit("eth0", "j", 1, 0, uid=1001)]
     bench.hub.answer(credits, cast(Any, {"s-1": one, "s-2": other}))
-    assert [message["bytes"] for message in (*one.sent, *other.sent)] == [5, 0]
+    assert [reply.size_bytes for reply in (*one.sent, *other.sent)] == [5, 0]
 
 
 def test_one_user_names_so_many_destinations_a_second_and_others_still_theirs() -> None:
     bench, someone, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
     crowd = {f"10.0.{number // 250}.{number % 250}": 5 for number in range(1000)}
     for _ in range(10):
-        bench.hub.announce(cast(Session, someone), Announce(1, "j", next(bench.steps), crowd, 60.0, None))
-    refused = [message for message in someone.sent if message["op"] == "error"]
+        bench.hub.announce(cast(Session, someone), burst_of(next(bench.steps), towards=crowd, number=1))
+    refused = [reply for reply in someone.sent if isinstance(reply, ErrorReply)]
     assert len(refused) == 10 - DESTINATIONS_AT_ONCE / 1000
-    assert refused[0]["code"] == "too-many"
-    reply = bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd))
-    assert reply.message["code"] == "too-many"
-    assert bench.hub.need(cast(Session, other), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
+    assert refused[0].code == "too-many"
+    reply = bench.hub.need(cast(Session, someone), need(crowd))
+    assert getattr(reply, "code", None) == "too-many"
+    assert isinstance(bench.hub.need(cast(Session, other), need(crowd)), Noted)
     bench.now_s += 1.0
-    assert bench.hub.need(cast(Session, someone), Declare(1, 500, 10.0, 0, crowd)).message["op"] == "noted"
+    assert isinstance(bench.hub.need(cast(Session, someone), need(crowd)), Noted)

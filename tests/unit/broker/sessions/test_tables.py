@@ -21,11 +21,11 @@ from broker.measure.flow_table import (
 )
 from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import TcpConnection
-from broker.model.connection_report import ConnectionReport
+from broker.model.connection_report import BYTES_MAX, ConnectionReport, Endpoint
 from broker.model.values import DESTINATIONS_MAX, Measurements
 from broker.policy.toml import load
 from broker.sessions.burst_table import BURSTS_PER_SESSION_MAX, BURSTS_PER_USER_MAX, BurstTable
-from broker.sessions.messages import BYTES_MAX, Announce, Declare
+from broker.sessions.messages import Announce, Declare
 from broker.sessions.need_table import EVERYWHERE, NEED_S, NeedTable
 from shaping.model import Capabilities, Rule
 from shaping.plan.desired_tree import desired_tree
@@ -180,9 +180,7 @@ def test_a_need_ends_with_its_backlog_its_session_or_when_it_is_not_said_again()
 
 
 def connection(peer: str = "10.0.0.2", port: int = 1, **fields: object) -> ConnectionReport:
-    empty = dict.fromkeys(ConnectionReport.__struct_fields__)
-    given = {**empty, "peer": peer, "port": port, "traffic_class": "compute", "application_limited": False, **fields}
-    return ConnectionReport(**given)  # type: ignore[arg-type]
+    return ConnectionReport(peer=Endpoint(peer, port), **fields)  # type: ignore[arg-type]
 
 
 def tcp(**fields: object) -> TcpConnection:
