@@ -89,7 +89,7 @@ def everything() -> Snapshot:
         origins={7: SocketOwner(5, "rsync", "/x"), 9: SocketOwner(6, "quicsync", "/y")},
         sessions=(*now.sessions, SessionInfo("s-2", "c", "k", 2, 977, {"storage": 5}, "python")),
         holds=HoldsInfo(((hold, granted), (hold, None)), ((lease, granted), (lease, None)), (PeerStatus("10.0.0.9"),)),
-        daemon=replace(now.daemon, guard=WatchdogInfo(1, True, 0, 1)),
+        daemon=replace(now.daemon, watchdog=WatchdogInfo(1, True, 0, 1)),
     )  # fmt: skip
 
 
