@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from broker.law.capacity.sampling import in_turns
 from broker.measure.flow_table import PassedSocket
 from broker.measure.tcp_diag import BoundSocket, bound_sockets
-from broker.process import subordinate_users
+from broker.process import rights
 from broker.process.log import Log
 from shaping.model import Arrival, Rule
 
@@ -95,7 +95,7 @@ class InboundRules:
         self._looked_s, self._own = now_s, {}
         try:
             found = self._sockets(inodes)
-            self._bound = {inode: replace(one, uid=subordinate_users.owner_of(one.uid)) for inode, one in found.items()}
+            self._bound = {inode: replace(one, uid=rights.owner_of(one.uid)) for inode, one in found.items()}
         except OSError as problem:
             self._bound = {}
             if str(problem) != self._said:

@@ -4,6 +4,9 @@ Root and the daemon's own user may do everything; the admin group may change pol
 of a container is root by its number alone: it may use the broker, and change policy where its groups allow it.
 A group that the host does not have gives nobody anything: users named in `match = [{uid = ...}]` are admitted instead,
 so that a host without our sysusers file is still of use, and `notes` says so.
+
+A subordinate uid (subuid(5)) counts as its owner, or whoever has containers would be 65,536 users. Root's rights do not
+spread to its containers, nor those of the daemon's own user: such a range counts as one user, its first uid.
 """
 
 from __future__ import annotations
@@ -13,14 +16,15 @@ import enum
 import errno
 import grp
 import os
+import pwd
 import signal
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from broker.policy.types import Policy
-from broker.process import subordinate_users
 
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python's socket module does not name it
 _SO_PEERPIDFD = 77  # likewise; since Linux 6.5
@@ -29,6 +33,9 @@ _GONE = (errno.ESRCH, errno.EINVAL, errno.ENODATA)
 _DEMOTED = ("storage", "other")
 _GROUPS_MAX = 65_536
 """Supplementary groups of a process: NGROUPS_MAX of credentials(7)."""
+SUBUID = Path("/etc/subuid")
+_UID_DIGITS_MAX = 10
+"""Of 32 bits."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,7 +49,7 @@ class Right(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Peer:
-    """The process at the other end when it connected, as the kernel tells it; `uid` as whom it counts (`owners`).
+    """The process at the other end when it connected, as the kernel tells it; `uid` as whom it counts (`owner_of`).
 
     Args:
         apart: in a pid or user namespace of its own, as a container's processes are. Looked at for root alone.
@@ -62,7 +69,7 @@ def peer_of(sock: socket.socket) -> Peer:
         OSError: not such a socket.
     """
     pid, uid, gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    peer = Peer(pid=pid, uid=subordinate_users.owner_of(uid), gid=gid, groups=frozenset((gid, *_groups_of(sock))))
+    peer = Peer(pid=pid, uid=owner_of(uid), gid=gid, groups=frozenset((gid, *_groups_of(sock))))
     return replace(peer, apart=_is_apart(sock, peer)) if peer.uid in (0, os.geteuid()) else peer
 
 
@@ -180,3 +187,58 @@ def _group(name: str) -> int | None:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         return None
+
+
+class UserOwners:
+    """The subordinate ranges of this host, read again when the file changes. For any thread."""
+
+    def __init__(self, path: Path = SUBUID) -> None:
+        self._path = path
+        self._known: tuple[tuple[int, ...], tuple[tuple[str, int, int], ...]] = ((), ())
+
+    def owner_of(self, uid: int) -> int:
+        """The user that a uid counts as: the owner of the first range that it lies in, else itself.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        for name, first, count in self._ranges():
+            if first <= uid < first + count:
+                owner = _uid_of(name)
+                return first if owner is None or owner in (0, os.geteuid()) else owner
+        return uid
+
+    def _ranges(self) -> tuple[tuple[str, int, int], ...]:
+        try:
+            found = self._path.stat()
+            version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            if self._known[0] != version:
+                self._known = version, tuple(_subuid_ranges(self._path.read_text(errors="surrogateescape")))
+        except FileNotFoundError:  # a host without subordinate users
+            self._known = (), ()
+        return self._known[1]
+
+
+def _subuid_ranges(text: str) -> Iterator[tuple[str, int, int]]:
+    """The ranges of a file: owner, first uid, how many. What is no range is left out, as newuidmap does."""
+    for line in text.splitlines():
+        name, *numbers = line.strip().split(":")
+        if name and len(numbers) == 2 and all(_is_number(one) for one in numbers):
+            first, count = map(int, numbers)
+            if first > 0:  # uid 0 is nobody's
+                yield name, first, count
+
+
+def _uid_of(name: str) -> int | None:
+    """The user of a name, or of a number in its place; None where there is none."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        return int(name) if _is_number(name) else None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _UID_DIGITS_MAX
+
+
+owner_of = UserOwners().owner_of

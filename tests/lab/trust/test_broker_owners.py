@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from patience import LIMIT_S
 
-from broker.process import rights as authority
-from broker.process import subordinate_users
+from broker.process import rights
 from broker.sessions.job_table import JobTable
 from shaping.model import JOB_MINOR
 
@@ -22,7 +21,7 @@ CONNECT = (
 )
 
 
-def peers(folder: Path, uids: range) -> list[authority.Peer]:
+def peers(folder: Path, uids: range) -> list[rights.Peer]:
     """Whom the daemon takes programs for that run as these users and connect to its socket."""
     path = folder / "s"
     found = []
@@ -36,7 +35,7 @@ def peers(folder: Path, uids: range) -> list[authority.Peer]:
             with subprocess.Popen(argv, user=uid, group=NOBODY.pw_gid, extra_groups=[]):
                 connection, _ = listener.accept()
                 with connection:
-                    found.append(authority.peer_of(connection))
+                    found.append(rights.peer_of(connection))
     return found
 
 
@@ -48,16 +47,16 @@ def test_users_of_a_subordinate_range_are_one_user(
         if each.is_relative_to("/tmp") and each != Path("/tmp"):
             each.chmod(0o755)
     (folder / "subuid").write_text("nobody:100000:65536\nroot:300000:65536\n")
-    monkeypatch.setattr(subordinate_users, "owner_of", subordinate_users.Owners(folder / "subuid").owner_of)
+    monkeypatch.setattr(rights, "owner_of", rights.UserOwners(folder / "subuid").owner_of)
     contained = peers(folder, range(100_000, 100_006))
     (folder / "s").unlink()
     of_root = peers(folder, range(300_000, 300_002))
     assert {peer.uid for peer in contained} == {NOBODY.pw_uid}
     assert {peer.uid for peer in of_root} == {300_000}
-    rights = authority.Authority(
+    authority = rights.Authority(
         group=None, admin_group=None, uids=frozenset(), class_uids=frozenset({("compute", 0)}), notes=()
     )
-    assert {rights.right_of(peer) for peer in (*contained, *of_root)} == {authority.Right.NONE}
+    assert {authority.right_of(peer) for peer in (*contained, *of_root)} == {rights.Right.NONE}
     book = JobTable(len(JOB_MINOR))
     for number, peer in enumerate(contained):
         book.register(f"s-{number}", job=f"j{number}", traffic_class="compute", uid=peer.uid)

@@ -11,7 +11,7 @@ import pytest
 from broker.enforce.inbound_rules import ADDRESSES_MAX, LOOK_S, SOCKETS_MAX, InboundRules, arrivals_at
 from broker.measure.flow_table import PassedSocket
 from broker.measure.tcp_diag import BoundSocket
-from broker.process import subordinate_users
+from broker.process import rights
 from broker.process.log import open_log
 from shaping.model import Arrival
 
@@ -75,7 +75,7 @@ def test_a_socket_of_a_container_is_of_the_user_whose_container_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "subuid").write_text("1000:100000:65536\n")
-    monkeypatch.setattr(subordinate_users, "owner_of", subordinate_users.Owners(tmp_path / "subuid").owner_of)
+    monkeypatch.setattr(rights, "owner_of", rights.UserOwners(tmp_path / "subuid").owner_of)
     bench = Bench({1: bound(1, uid=100_999), 2: bound(2, uid=200_999, local=("10.0.0.1", 40001))})
     arriving = bench.arriving(passed(1, uid=1000), passed(2, uid=1000))
     assert arriving == {("compute", Arrival("udp", "10.0.0.1", 40000, None))}

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from broker.process.subordinate_users import Owners
+from broker.process.rights import UserOwners
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 
 
-def owners(folder: Path, text: str) -> Owners:
+def owners(folder: Path, text: str) -> UserOwners:
     (folder / "subuid").write_text(text)
-    return Owners(folder / "subuid")
+    return UserOwners(folder / "subuid")
 
 
 def test_a_uid_of_a_range_is_its_owner_s_by_name_or_number_and_others_are_their_own(tmp_path: Path) -> None:
@@ -39,14 +39,14 @@ def test_a_range_whose_owner_has_rights_or_is_unknown_is_one_user_without_them(t
 )  # fmt: skip
 def test_what_is_no_range_is_left_out(tmp_path: Path, line: str) -> None:
     (tmp_path / "subuid").write_text(f"{line}\nnobody:2000:5\n", errors="surrogateescape")
-    found = Owners(tmp_path / "subuid")
+    found = UserOwners(tmp_path / "subuid")
     assert found.owner_of(0) == 0
     assert found.owner_of(1000) == 1000
     assert found.owner_of(2004) == NOBODY
 
 
 def test_a_file_that_comes_changes_and_goes_is_read_again(tmp_path: Path) -> None:
-    found = Owners(tmp_path / "subuid")
+    found = UserOwners(tmp_path / "subuid")
     assert found.owner_of(5000) == 5000
     (tmp_path / "subuid").write_text("nobody:5000:1\n")
     assert found.owner_of(5000) == NOBODY
