@@ -34,7 +34,7 @@ from broker.measure.probes import Probes
 from broker.measure.rate_watch import RateWatch
 from broker.measure.route_query import RouteSocket as Netlink
 from broker.measure.socket_owners import SocketOwners, SocketsOf
-from broker.measure.tcp_sockets import TcpWatch
+from broker.measure.sockets import TcpWatch
 from broker.policy.types import Policy
 from broker.process import proc_fds
 from broker.process.closer_client import CloserClient

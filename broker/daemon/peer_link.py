@@ -13,8 +13,7 @@ from broker.api.snapshot import HoldsInfo
 from broker.daemon.peer_opening import PeerOpening
 from broker.law.decision import Decision
 from broker.measure.flow_table import FlowTable
-from broker.measure.peer_rtt import PeerRtts
-from broker.measure.senders import SenderTable
+from broker.measure.senders import PeerRtts, SenderTable
 from broker.model.leases import HELD_CLASS, Hold, Lease
 from broker.model.values import Alarm, SenderSample
 from broker.peers.own_certificate import OwnCertificate

@@ -22,7 +22,7 @@ from broker.measure.host_load import HostLoads
 from broker.measure.port_classes import PortClasses
 from broker.measure.probes import Probes
 from broker.measure.socket_owners import Shown, SocketOwner, SocketOwners, command_of
-from broker.measure.udp_sockets import UdpWatch
+from broker.measure.sockets import UdpWatch
 from broker.model.values import Alarm, Measurements
 from broker.policy.types import Policy
 from broker.process.log import Log

@@ -27,7 +27,7 @@ from broker.law.state import State
 from broker.measure.flow_table import FlowTable
 from broker.measure.port_classes import PortClasses
 from broker.measure.rate_watch import RateWatch
-from broker.measure.tcp_sockets import TcpWatch
+from broker.measure.sockets import TcpWatch
 from broker.model.values import Measurements
 from broker.policy.types import Policy
 

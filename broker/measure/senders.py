@@ -5,17 +5,24 @@ order (tcpi_bytes_received) would stand still behind each lost packet while the 
 A connection that ends takes its counter with it, so differences are added up here for the address and the class.
 A connection counts from its first byte where the look before had all connections and not this one, so that it came
 later; else from when we first saw it: it may have been there for a day, unseen among too many.
+
+Round trips to their brokers stand beside. The engine says which was the last, not when it was measured. A figure that
+differs from the look before was measured since then, and counts from there: so one that was measured while a queue was
+being drained is not taken for one of afterwards (`broker.law.capacity.inbound_delay`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from broker.measure.peer_rtt import PeerRtt
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.leases import HoldOutcome
 from broker.model.values import SenderSample
+
+if TYPE_CHECKING:
+    from broker.peers.peer_status import PeerStatus
 
 FORGET_S = 5.0
 """An address without connections for so long sends nothing; its counter begins anew when it comes again."""
@@ -28,6 +35,9 @@ SEGMENTS_MIN = 4
 WRAPS = 2**32
 """tcpi_segs_in counts in 32 bits (linux/tcp.h)."""
 
+MEASURE_S = 0.1
+"""A round trip is new with every message that goes: at least five a second while storage is held, one a second else.
+How old one may be is known to this: a tick."""
 _Endpoint = tuple[str, int]
 
 
@@ -135,3 +145,40 @@ class SenderTable:
     def addresses(self, traffic_class: str) -> tuple[str, ...]:
         """Those that have connections of a class with us, whoever sends."""
         return tuple(sorted(address for address, name in self._senders if name == traffic_class))
+
+
+class PeerRtt(NamedTuple):
+    """The least and the last round trip to a broker, and the earliest time at which the last may have been measured."""
+
+    least_s: float
+    last_s: float
+    since_s: float
+
+
+class PeerRtts:
+    """By address, as of the last look. For one thread; times come in."""
+
+    def __init__(self) -> None:
+        self._trips: dict[str, PeerRtt] = {}
+        self._looked_s = float("-inf")
+
+    def is_due(self, *, now_s: float) -> bool:
+        """Whether the last look is long enough ago."""
+        return now_s - self._looked_s >= MEASURE_S
+
+    def look(self, peers: Iterable[PeerStatus], *, now_s: float) -> None:
+        """Take in what the connections to all brokers say now."""
+        before_s, self._looked_s = self._looked_s, now_s
+        known, self._trips = self._trips, {}
+        for peer in peers:
+            if peer.rtt_s_min is None or peer.rtt_latest_s is None:
+                continue
+            before = known.get(peer.address)
+            if before is None:  # the first says nothing yet: it is what later ones are compared with
+                before = PeerRtt(peer.rtt_s_min, peer.rtt_latest_s, now_s)
+            since_s = before.since_s if before.last_s == peer.rtt_latest_s else before_s
+            self._trips[peer.address] = PeerRtt(peer.rtt_s_min, peer.rtt_latest_s, since_s)
+
+    def get(self, address: str) -> PeerRtt | None:
+        """Of one broker; None where there is no connection to one."""
+        return self._trips.get(address)

@@ -14,8 +14,7 @@ import pytest
 from broker_host import CONFIGURATION, Broker, broker_in
 from patience import wait_until
 
-from broker.measure.icmp import HEADER, PAYLOAD_BYTES, REPLY
-from broker.measure.probes import SILENT_S, Probes
+from broker.measure.probes import HEADER, PAYLOAD_BYTES, REPLY, SILENT_S, Probes
 from broker.policy.types import ProbePolicy
 from broker.process.log import open_log
 from tools.lab import Lab

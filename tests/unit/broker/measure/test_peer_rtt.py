@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.measure.peer_rtt import MEASURE_S, PeerRtt, PeerRtts
+from broker.measure.senders import MEASURE_S, PeerRtt, PeerRtts
 from broker.peers.peer_status import PeerStatus
 
 ADDRESS = "10.0.0.3"

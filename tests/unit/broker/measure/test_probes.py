@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.measure.icmp import EchoReply
-from broker.measure.probes import LEAST_S, Probes
+from broker.measure.probes import LEAST_S, EchoReply, Probes
 from broker.policy.types import ProbePolicy
 from broker.process.log import open_log
 

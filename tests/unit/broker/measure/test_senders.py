@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.measure.peer_rtt import PeerRtt
-from broker.measure.senders import FORGET_S, SENDERS_MAX, SenderTable
+from broker.measure.senders import FORGET_S, SENDERS_MAX, PeerRtt, SenderTable
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.leases import HoldOutcome
 from broker.model.reasons import Reason

@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from broker.measure import tcp_sockets
+from broker.measure import sockets
 from broker.measure.budget import CpuBudget
 from broker.measure.flow_table import FlowTable
 from broker.measure.port_classes import PortClasses
+from broker.measure.sockets import ALL_MAX, ASKED_MAX, BRINGING_MAX, FOLLOWED_MAX, LIST_S, TcpWatch
 from broker.measure.tcp_diag import TcpConnection
-from broker.measure.tcp_sockets import ALL_MAX, ASKED_MAX, BRINGING_MAX, FOLLOWED_MAX, LIST_S, TcpWatch
 from broker.policy.toml import load
 from broker.process.log import open_log
 
@@ -48,8 +48,8 @@ class Kernel:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, *, seconds: float = 2.0) -> FlowTable:
-    monkeypatch.setattr(tcp_sockets, "tcp_pages", kernel.pages)
-    monkeypatch.setattr(tcp_sockets, "tcp_asked", kernel.single)
+    monkeypatch.setattr(sockets, "tcp_pages", kernel.pages)
+    monkeypatch.setattr(sockets, "tcp_asked", kernel.single)
     now_s = [0.0]
     watch, flows = TcpWatch(log=open_log(), clock=lambda: now_s[0]), FlowTable()
     while now_s[0] < seconds:
@@ -79,7 +79,7 @@ def test_a_handful_are_asked_for_by_themselves_at_every_tick_and_listed_now_and_
 @pytest.fixture
 def no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks cost nothing, so that their least intervals alone count."""
-    monkeypatch.setattr(tcp_sockets, "CpuBudget", partial(CpuBudget, cpu_clock=lambda: 0.0))
+    monkeypatch.setattr(sockets, "CpuBudget", partial(CpuBudget, cpu_clock=lambda: 0.0))
 
 
 @pytest.mark.usefixtures("no_cost")
@@ -107,7 +107,7 @@ def test_where_there_are_none_the_kernels_table_is_walked_now_and_then(monkeypat
 @pytest.mark.usefixtures("no_cost")
 def test_a_handful_is_listed_sooner_where_that_is_hastened(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel([connection(0)])
-    monkeypatch.setattr(tcp_sockets, "tcp_pages", kernel.pages)
+    monkeypatch.setattr(sockets, "tcp_pages", kernel.pages)
     watch, flows = TcpWatch(log=open_log(), clock=lambda: 0.0), FlowTable()
     for tick in range(4):
         watch.hasten()
@@ -117,8 +117,8 @@ def test_a_handful_is_listed_sooner_where_that_is_hastened(monkeypatch: pytest.M
 
 def test_a_new_one_of_a_handful_is_seen_with_the_next_list(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel([connection(number) for number in range(3)])
-    monkeypatch.setattr(tcp_sockets, "tcp_pages", kernel.pages)
-    monkeypatch.setattr(tcp_sockets, "tcp_asked", kernel.single)
+    monkeypatch.setattr(sockets, "tcp_pages", kernel.pages)
+    monkeypatch.setattr(sockets, "tcp_asked", kernel.single)
     watch, flows = TcpWatch(log=open_log(), clock=lambda: 0.0), FlowTable()
     for tick in range(8):
         watch.look(flows, matching=MATCHING, now_s=tick * LIST_S / 4)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from broker.measure.port_classes import PortClasses
+from broker.measure.sockets import UDP_SENT_S, UDP_SHOWN_MAX, UdpWatch
 from broker.measure.tcp_diag import SockDiagError, UdpSocket
-from broker.measure.udp_sockets import SENT_S, SHOWN_MAX, UdpWatch
 from broker.policy.toml import load
 from broker.process.log import open_log
 
@@ -41,13 +41,13 @@ def test_who_was_seen_sending_comes_first_and_is_remembered_for_a_while() -> Non
     kernel = Kernel()
     kernel.sockets = [*(udp(inode) for inode in range(1, 5_000)), udp(6_000, 22_000), udp(7_000, waiting_bytes=2_000)]
     shown = kernel.run()
-    assert len(shown) == SHOWN_MAX
+    assert len(shown) == UDP_SHOWN_MAX
     assert [(one.inode, name, waits) for one, name, waits in shown[:2]] == [
         (7_000, "other", True), (6_000, "storage", False),
     ]  # fmt: skip
     kernel.sockets[-1] = udp(7_000)
-    assert kernel.run(SENT_S / 2)[0][2] is True
-    assert all(waits is False for _, _, waits in kernel.run(2 * SENT_S))
+    assert kernel.run(UDP_SENT_S / 2)[0][2] is True
+    assert all(waits is False for _, _, waits in kernel.run(2 * UDP_SENT_S))
 
 
 def test_a_kernel_that_has_no_such_list_shows_nothing_and_is_asked_again() -> None:
