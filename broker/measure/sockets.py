@@ -8,7 +8,7 @@ list, which shows new ones, is read every `LIST_S`. Up to `ALL_MAX` are all list
 for by themselves, once a second: `flows.importance` says which, and those that bring most. All of it goes in slices, so
 that no tick waits for a list.
 
-Of a UDP socket the kernel counts no bytes. It tells what waits in this host at the moment (`sk_wmem_alloc`), which shows
+Of a UDP socket the kernel counts no bytes. It tells what waits in this host now (`sk_wmem_alloc`), which shows
 who sends. UDP sockets are listed every two seconds, for the status alone.
 """
 
