@@ -17,7 +17,7 @@ from broker.api.programs import SHOWN_MAX as PROGRAMS_SHOWN_MAX
 from broker.api.snapshot import Snapshot
 from broker.api.window_average import Average
 from broker.law.capacity import estimator
-from broker.law.sharing.plan import LENDER
+from broker.law.sharing.promises import LENDER
 from broker.law.state import CapacityState
 from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.values import (

@@ -17,7 +17,7 @@ from msgspec import Struct
 from broker.api.window_average import Average
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN, SENDING_BITS_PER_S
 from broker.law.sharing.guarantee import AT_RISK
-from broker.law.sharing.plan import LENDER
+from broker.law.sharing.promises import LENDER
 from broker.model.reasons import Reason
 from broker.model.values import ClassAllocation, DestinationAllocation, FlowSample, InterfaceAllocation, JobAllocation
 from hive_qos.units import format_rate, format_size
@@ -32,7 +32,7 @@ HOLD_OVER = "hold-over"
 MATTERS = 0.05
 """Part of a link from which on a class is named among those that use it up."""
 BURST_CODES = ("yields-to-burst", "expects-burst")
-CEILING_CODES = ("held-by-ceiling", "held-by-schedule", "held-by-presence")
+CEILING_CODES = ("held-by-ceiling", "held-by-schedule")
 SATISFIED_CODES = ("idle", "gets-what-it-wants")
 
 

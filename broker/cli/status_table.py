@@ -45,7 +45,7 @@ def render(document: Mapping[str, Any]) -> RenderableType:
         elif interface.get("shaped") is False:
             parts.append(_unshaped(interface))
         else:
-            parts += [_heading(interface), *_classes(interface, jobs), *_presence(interface)]
+            parts += [_heading(interface), *_classes(interface, jobs)]
     if not interfaces:
         parts += [Text(""), Text("no interface is shaped")]
     parts += _jobs_without_figures(jobs)
@@ -283,13 +283,6 @@ def _program(row: Mapping[str, Any]) -> RenderableType:
     of = printable(str(row.get("class", "?")))
     figures = f"{of:<8}{sends:>{COLUMN}}{'unknown' if uncounted else rate(receives):>{COLUMN}}  {peer}{several}"
     return beside(who, figures, style="bold")
-
-
-def _presence(interface: Mapping[str, Any]) -> list[RenderableType]:
-    presence = interface.get("presence")
-    if not isinstance(presence, Mapping) or presence.get("present") is not True:
-        return []
-    return [Text(f"somebody is on a call: {reason_text(presence.get('reason'))}")]
 
 
 def _schedule(schedule: Mapping[str, Any]) -> Text:

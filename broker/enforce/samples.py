@@ -18,8 +18,6 @@ def samples_of(counted: Mapping[str, ClassCounters]) -> tuple[ClassSample, ...]:
             sent_bytes=counted[name].sent_bytes,
             backlog_bytes=counted[name].backlog_bytes,
             dropped_packets=counted[name].dropped_packets,
-            overlimits=counted[name].overlimits,
-            sent_packets=counted[name].sent_packets,
         )
         for name in CLASS_NAMES
     )

@@ -2,16 +2,15 @@
 
 Per interface and tick:
 
-    counters   -> throughput, demand, what storage is owed        broker.law.sharing.demand,
-    broker.law.sharing.guarantee announced  -> credits, bursts under way and expected
-    broker.law.bursts.announced, broker.law.bursts.credit, broker.law.bursts.forecast declared   -> what storage needs,
-    and whether data is at risk broker.law.sharing.storage_needs signals    -> capacity broker.law.capacity.estimator
-    schedules, a call -> the promises that hold now broker.law.sharing.call_detector,
-    broker.law.sharing.effective_policy all these  -> HTB rate and ceil of each class, and why
-    broker.law.sharing.plan, broker.law.sharing.water_filling
-               -> what each job and connection gets of its class  broker.law.sharing.jobs
-    leases     -> what may go towards those who asked             broker.law.holds.grant
-    arriving   -> what to ask of those who send to us             broker.law.holds.request
+    counters    -> throughput, demand, what storage is owed         sharing/demand, sharing/guarantee
+    announced   -> credits, bursts under way and due                bursts/announced, credit, forecast
+    declared    -> what storage needs, whether data is at risk      sharing/storage_needs
+    signals     -> capacity                                         capacity/estimator
+    schedules   -> what each class is promised now                  sharing/promises
+    all these   -> HTB rate and ceil of each class, and why         sharing/plan, sharing/water_filling
+                -> what each job and connection gets of its class   sharing/jobs
+    leases      -> what may go towards those who asked              holds/grant
+    arriving    -> what to ask of those who send to us              holds/request
 
 Inputs are sorted first: their order means nothing.
 """
@@ -32,10 +31,10 @@ from broker.law.holds import grant
 from broker.law.holds.request import decide_ingress
 from broker.law.inbound_state import IngressState
 from broker.law.reading import Reading
-from broker.law.sharing import call_detector, gso, guarantee, jobs, overcommit, storage_needs
-from broker.law.sharing.effective_policy import in_force, unknown_schedules
-from broker.law.sharing.plan import LENDER, ClassNeeds, ClassPlan, Promises, plan, promises_of, unheld
-from broker.law.state import ClassState, InterfaceState, PresenceState, State
+from broker.law.sharing import gso, guarantee, jobs, promises, storage_needs
+from broker.law.sharing.plan import PEOPLE, ClassNeeds, ClassPlan, plan, unheld
+from broker.law.sharing.promises import LENDER, Promises, promises_of
+from broker.law.state import ClassState, InterfaceState, State
 from broker.model.leases import Hold, HoldOutcome
 from broker.model.values import (
     Alarm,
@@ -117,7 +116,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
         alarms=(
             *(alarm for outcome in outcomes for alarm in outcome.alarms),
-            *unknown_schedules(policy, measurements.schedules.unknown),
+            *promises.unknown_schedules(policy, measurements.schedules.unknown),
             *(alarm for inflow in inflows for alarm in inflow.alarms),
         ),
         holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
@@ -164,10 +163,9 @@ def _interface(
         counters=read.counters(),
     )
     rate = estimate.rate_bits_per_s
-    people = _people(read, state=state, policy=policy)
-    now = in_force(policy, schedules, people, capacity_bits_per_s=rate)
-    promised = promises_of(now.classes, rate)
-    kept = overcommit.kept(promised, rate)
+    in_force, limits = promises.in_force(policy, schedules, capacity_bits_per_s=rate)
+    promised = promises_of(in_force, rate)
+    kept = promises.kept(promised, rate)
     risks, declared = storage_needs.follow(state.risks, seen.needs, now_s=now_s)
     holding_back = grant.decide_held(
         now_s=now_s,
@@ -181,7 +179,7 @@ def _interface(
             state.capacity.signals if state.capacity else None,
             now_s=now_s,
         ),
-        storage=next(entry for entry in now.classes if entry.name == LENDER),
+        storage=next(entry for entry in in_force if entry.name == LENDER),
         capacity_bits_per_s=rate,
         replicas=declared.replicas,
         late_s=grant.late_s(seen.flows, seen.leases),
@@ -191,10 +189,10 @@ def _interface(
         state, seen.bursts, sent_bytes=read.sent_bytes("compute") if read.fresh else None,
         capacity_bits_per_s=rate, now_s=now_s,
     )  # fmt: skip
-    for entry in now.classes:
+    for entry in in_force:
         own = promised[entry.name]
         observed, need = read.needs(
-            entry, kept[entry.name], own.ceiling, own.floor, limit=now.limits.get(entry.name),
+            entry, kept[entry.name], own.ceiling, own.floor, limit=limits.get(entry.name),
             announced=[(burst.left_bytes, burst.remaining_s) for burst in active] if entry.name == "compute" else [],
             declared=declared if entry.name == LENDER else None,
         )  # fmt: skip
@@ -209,7 +207,7 @@ def _interface(
     )
     elsewhere = estimate.state.base_bits_per_s if estimate.one_destination else None
     if elsewhere is not None:
-        ceiling = promises_of(now.classes, elsewhere)[call_detector.PEOPLE].ceiling
+        ceiling = promises_of(in_force, elsewhere)[PEOPLE].ceiling
         plans = unheld(plans, ceiling_bits_per_s=ceiling, open_bits_per_s=elsewhere)
     told_apart = jobs.reported_jobs(seen.jobs)
     limited, pieces = gso.follow(
@@ -223,7 +221,6 @@ def _interface(
         risks=risks,
         capacity=estimate.state,
         job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
-        presence=people,
         held=holding_back.states,
         segments=limited,
     )
@@ -238,7 +235,6 @@ def _interface(
             for entry, need, observed in zip(plans, wants, classes, strict=True)
         ),
         destinations=holding_back.destinations,
-        presence=call_detector.shown(people, now_s=now_s) if policy.presence.enabled else None,
         segments=SegmentAllocation(pieces.gso_max_segs, pieces.reason),
         open_bits_per_s=elsewhere,
     )
@@ -258,13 +254,6 @@ def _interface(
     )
     credits = bursts.credits(interface.name, after, now_s=now_s)
     return _Outcome(after, allocation, credits, alarms, holding_back.verdicts, again_s if estimate.unsettled else None)
-
-
-def _people(read: Reading, *, state: InterfaceState, policy: Policy) -> PresenceState:
-    if not policy.presence.enabled:
-        return PresenceState()
-    seen = read.samples.get(call_detector.PEOPLE)
-    return call_detector.follow(state.presence, seen, read_s=read.read_s, now_s=read.now_s)
 
 
 def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, read: Reading) -> ClassAllocation:
@@ -306,7 +295,7 @@ def _alarms(
         found.append(
             Alarm("capacity-unknown", name, f"neither the operator nor the driver names a speed; assumed {rate}")
         )
-    return (*found, *overcommit.alarms(name, promised, capacity_bits_per_s=estimate.rate_bits_per_s))
+    return (*found, *promises.alarms(name, promised, capacity_bits_per_s=estimate.rate_bits_per_s))
 
 
 def _without_carrier(sample: InterfaceSample) -> str:

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from broker.law.capacity import estimator
 from broker.law.sharing import demand, guarantee, storage_needs
-from broker.law.sharing.plan import LENDER, ClassNeeds
+from broker.law.sharing.plan import ClassNeeds
+from broker.law.sharing.promises import LENDER
 from broker.law.state import ClassState, InterfaceState
 from broker.model.reasons import Reason
 from broker.model.values import ClassSample, InterfaceSample

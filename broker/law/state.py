@@ -109,19 +109,6 @@ class JobUseState(Struct, frozen=True):
     uid: int | None = None
 
 
-class PresenceState(Struct, frozen=True):
-    """The people's class lately: (packets, bytes) of each of the last slots, newest first, of which the first is still
-    filled until `slot_end_s`; `call_s` when it last looked like a call; whether somebody is taken to be present."""
-
-    slots: tuple[tuple[int, int], ...] = ()
-    slot_end_s: float = 0.0
-    sent_packets: int = 0
-    sent_bytes: int = 0
-    counted_s: float | None = None
-    call_s: float | None = None
-    present: bool = False
-
-
 class FlowState(Struct, frozen=True):
     """One connection: its baseline, and where its counters stood lately.
 
@@ -283,7 +270,6 @@ class InterfaceState(Struct, frozen=True):
     users: tuple[UserState, ...] = ()
     risks: tuple[RiskState, ...] = ()
     job_uses: tuple[JobUseState, ...] = ()
-    presence: PresenceState = PresenceState()
     held: tuple[HeldState, ...] = ()
     segments: SegmentState | None = None
 

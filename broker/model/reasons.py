@@ -95,11 +95,6 @@ class Because(Enum):
         "The class wants more, but its ceiling is a schedule's.",
         "has more to send; its ceiling is {ceiling_bits_per_s} by schedule {schedule}, {end}",
     )
-    HELD_BY_PRESENCE = (
-        "held-by-presence",
-        "The class wants more, but somebody is on a call.",
-        "has more to send; its ceiling is {ceiling_bits_per_s} while somebody is on a call",
-    )
 
     # --- credit of an announced burst -----------------------------------------------------------------------------
     CREDIT_OF_MEASURED = (
@@ -281,24 +276,6 @@ class Because(Enum):
         "shares-its-job",
         "The connections of a job want more than it has; each gets the same.",
         "{share_bits_per_s}: its job's share, divided among {flows} that send",
-    )
-
-    # --- calls of people ------------------------------------------------------------------------------------------
-    ON_A_CALL = (
-        "on-a-call",
-        "The people's class has sent a steady stream of packets of a call's size.",
-        "{packets_per_s} packets of {packet_bytes:d} bytes a second, steadily: taken for a call",
-    )
-    CALL_NOT_OVER = (
-        "call-not-over",
-        "There was a call a moment ago; it may be a pause.",
-        "taken for a call until {for_s:.0f} s ago; that may be a pause",
-    )
-    NO_CALL = ("no-call", "The people's class sends nothing that looks like a call.", "nothing that looks like a call")
-    PRESENCE_UNKNOWN = (
-        "presence-unknown",
-        "The people's class was not counted.",
-        "packets of the class are not counted",
     )
 
     # --- segments of a piece --------------------------------------------------------------------------------------

@@ -24,17 +24,14 @@ DESTINATIONS_MAX = 32
 class ClassSample(Struct, frozen=True):
     """The kernel's counters of one class (its inner HTB node): wire bytes, cumulative since the class was built.
 
-    Fields: `sent_bytes` cumulative; `backlog_bytes` queued now, in all leaves of the class; `dropped_packets`,
-    `overlimits` and `sent_packets` (None: not counted) cumulative. A counter that goes backwards means that the tree
-    was rebuilt; that tick's delta is void.
+    Fields: `sent_bytes` cumulative; `backlog_bytes` queued now, in all leaves of the class; `dropped_packets`
+    cumulative. A counter that goes backwards means that the tree was rebuilt; that tick's delta is void.
     """
 
     name: str
     sent_bytes: int
     backlog_bytes: int = 0
     dropped_packets: int = 0
-    overlimits: int = 0
-    sent_packets: int | None = None
 
 
 JobKey = tuple[int | None, str]
@@ -306,15 +303,6 @@ class FlowAllocation(Struct, frozen=True):
     reason: Reason
 
 
-class PresenceAllocation(Struct, frozen=True):
-    """Whether somebody is taken to be on a call through an interface, and what that rests on."""
-
-    present: bool
-    packets_per_s: int | None
-    packet_bytes: int | None
-    reason: Reason
-
-
 class DestinationAllocation(Struct, frozen=True):
     """What a class may send towards one address: rate and ceil of its leaf there, and why; `guarantee_bits_per_s` is
     the class' guarantee of the smaller of both links, None where no lease is in force."""
@@ -340,7 +328,7 @@ class InterfaceAllocation(Struct, frozen=True):
     `capacity_source`: "configured", "link", "fallback" or "measured". `capacity_reason` says which signal moved it
     last. `destinations` is what other brokers have asked for. `in_kernel` is False where our own kernel enforces
     nothing of it: towards us, while all who send there have brokers that hold them back.
-    `jobs` and `flows` in order of class and name; `presence` None where policy does not ask for it; `segments` None
+    `jobs` and `flows` in order of class and name; `segments` None
     towards us. `open_bits_per_s` is set where the capacity rests on one destination: what all classes together may send
     then, class `other` beyond the capacity; the others' rates sum to at most the capacity.
     """
@@ -355,7 +343,6 @@ class InterfaceAllocation(Struct, frozen=True):
     in_kernel: bool = True
     jobs: tuple[JobAllocation, ...] = ()
     flows: tuple[FlowAllocation, ...] = ()
-    presence: PresenceAllocation | None = None
     segments: SegmentAllocation | None = None
     open_bits_per_s: int | None = None
 

@@ -1,4 +1,4 @@
-"""The sections of `broker.toml` about who shares and when: `[job.NAME]`, `[[schedule]]`, `[presence]`."""
+"""The sections of `broker.toml` about who shares and when: `[job.NAME]` and `[[schedule]]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import zoneinfo
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from broker.policy.types import CLASS_NAMES, ClassOverride, JobPolicy, PresencePolicy, SchedulePolicy, Share
+from broker.policy.types import CLASS_NAMES, ClassOverride, JobPolicy, SchedulePolicy, Share
 
 T = TypeVar("T")
 
@@ -29,7 +29,6 @@ DAY_MINUTES = 24 * 60  # by the clock: a day on which clocks change has as many
 _JOB_KEYS = ("weight", "guarantee", "ceiling", "uid")
 _SCHEDULE_KEYS = ("name", "days", "from", "to", "timezone", "class")
 _OVERRIDE_KEYS = ("guarantee", "floor", "ceiling", "weight", "priority")
-_PRESENCE_KEYS = ("enabled", "other_guarantee", "storage_ceiling")
 
 
 class Reader(Protocol):
@@ -82,21 +81,6 @@ def read_schedules(
         if name and name in names[:i]:
             reader.problem(f"schedule[{i}].name", name, "named twice; the name is what the status shows")
     return found
-
-
-def read_presence(reader: Reader, raw: Mapping[str, Any], *, share: Callable[[str], Share]) -> PresencePolicy:
-    """Read `[presence]`."""
-    table, default = reader.table(raw, "presence", prefix=""), PresencePolicy()
-    reader.known(table, keys=_PRESENCE_KEYS, prefix="presence.")
-    enabled = table.get("enabled", default.enabled)
-    if not isinstance(enabled, bool):
-        reader.problem("presence.enabled", enabled, "write true or false")
-        enabled = default.enabled
-    ceiling = reader.parsed(table, "storage_ceiling", share, prefix="presence.", default=default.storage_ceiling)
-    if ceiling.fraction == 0:
-        reader.problem("presence.storage_ceiling", "0 %", "storage could not send at all; write at least its floor")
-    guarantee = reader.parsed(table, "other_guarantee", share, prefix="presence.", default=default.other_guarantee)
-    return PresencePolicy(enabled, guarantee, ceiling)
 
 
 def _job(reader: Reader, table: Mapping[str, Any], name: str, share: Callable[[str], Share]) -> JobPolicy:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from broker.policy.peers import KEYS as PEERS_KEYS
 from broker.policy.peers import read_peers
-from broker.policy.people import read_jobs, read_presence, read_schedules
+from broker.policy.people import read_jobs, read_schedules
 from broker.policy.probe import KEYS as PROBE_KEYS
 from broker.policy.probe import read_probe
 from broker.policy.rules import check_classes, check_interfaces, check_match_count, check_people
@@ -59,7 +59,7 @@ CLASS_DEFAULTS = {
 the broker may use `control`, which goes before all: so it has little, and nobody gains who puts everything there. A
 message of up to 64 KiB (HTB's burst) does not wait for that."""
 
-_TOP_KEYS = ("version", "interface", "class", "daemon", "peers", "job", "schedule", "presence", "probe")
+_TOP_KEYS = ("version", "interface", "class", "daemon", "peers", "job", "schedule", "probe")
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
@@ -136,7 +136,6 @@ class _Reader:
             probe=self.probe(raw),
             jobs=read_jobs(self, raw, share=_share),
             schedules=read_schedules(self, raw, share=_share),
-            presence=read_presence(self, raw, share=_share),
         )
 
     def peers(self, raw: Mapping[str, Any]) -> PeersPolicy | None:

@@ -121,14 +121,6 @@ class SchedulePolicy(Struct, frozen=True):
     classes: tuple[ClassOverride, ...] = ()
 
 
-class PresencePolicy(Struct, frozen=True):
-    """What happens while somebody is on a call: `other` is promised at least, `storage` may use at most."""
-
-    enabled: bool = False
-    other_guarantee: Share = Share(0.25)
-    storage_ceiling: Share = Share(0.5)
-
-
 class PeersPolicy(Struct, frozen=True):
     """How this broker talks to others (`hive-broker/1`), and as whom.
 
@@ -162,7 +154,6 @@ class Policy(Struct, frozen=True):
     daemon: DaemonPolicy = field(default_factory=DaemonPolicy)
     jobs: tuple[JobPolicy, ...] = ()
     schedules: tuple[SchedulePolicy, ...] = ()
-    presence: PresencePolicy = PresencePolicy()
     peers: PeersPolicy | None = None
     probe: ProbePolicy | None = None
 

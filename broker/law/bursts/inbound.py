@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from broker.law.bursts.announced import BURSTS_MAX, JOBS_MAX, JOBS_PER_USER_MAX, USED_MIN, of_each_user
 from broker.law.bursts.detector import USER as OBSERVED
 from broker.law.inbound_state import InboundBurstState, InboundJobState, IngressState, SenderState
-from broker.law.sharing.plan import LENDER
+from broker.law.sharing.promises import LENDER
 from broker.model.values import Burst, SenderSample
 
 WIRE_PER_PAYLOAD = 1.05

@@ -45,7 +45,7 @@ from broker.law.capacity.flow_delay import FLOW_STALE_S, QUEUE_TRUSTED_S
 from broker.law.capacity.inbound_state import InboundCapacityState, SenderDelayState, Series, SourceState
 from broker.law.capacity.quorum import SLOW_APART_S, SLOW_S, VOTE_S, median_of_voters
 from broker.law.capacity.sampling import in_turns
-from broker.law.sharing.plan import LENDER
+from broker.law.sharing.promises import LENDER
 from broker.law.state import SignalState
 from broker.model.values import FlowSample, SenderSample
 

@@ -33,7 +33,7 @@ from broker.law.capacity.inbound_delay import HELD_FOR_S, OutboundState
 from broker.law.holds import request_status
 from broker.law.inbound_state import InboundBurstState, IngressState, SenderState
 from broker.law.sharing import guarantee
-from broker.law.sharing.plan import LENDER, Promises, promises
+from broker.law.sharing.promises import LENDER, Promises, promises
 from broker.law.sharing.water_filling import Claim, allocate
 from broker.law.state import BurstState
 from broker.model.leases import Hold

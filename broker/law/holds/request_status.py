@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from broker.law.capacity.inbound_estimator import InboundEstimate
 from broker.law.inbound_state import IngressState
-from broker.law.sharing.plan import LENDER, promises
+from broker.law.sharing.promises import LENDER, promises
 from broker.law.sharing.water_filling import Claim, allocate
 from broker.model.reasons import Because, Reason
 from broker.model.values import Alarm, ClassAllocation, InterfaceAllocation, SenderSample

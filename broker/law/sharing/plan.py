@@ -15,18 +15,18 @@ That rule of HTB's is also what lets people go where the capacity does not conce
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from msgspec import Struct
 
 from broker.law.bursts.announced import ActiveBurst
 from broker.law.bursts.forecast import ExpectedBurst
-from broker.law.sharing.call_detector import PEOPLE
+from broker.law.sharing.promises import LENDER, Promises
 from broker.law.sharing.water_filling import Claim, allocate
 from broker.model.reasons import Because, Reason
 from broker.policy.types import ClassPolicy
 
-LENDER = "storage"
+PEOPLE = "other"
+"""Whose capacity nobody else's measurement lowers (`unheld`)."""
 
 
 class ClassNeeds(Struct, frozen=True):
@@ -54,26 +54,6 @@ class ClassPlan(Struct, frozen=True):
     ceiling_bits_per_s: int
     share_bits_per_s: int
     reason: Reason
-
-
-class Promises(Struct, frozen=True):
-    """A class' policy in bits per second of one capacity: floor <= guarantee <= ceiling <= capacity."""
-
-    guarantee: int
-    floor: int
-    ceiling: int
-
-
-def promises(policy: ClassPolicy, capacity_bits_per_s: int) -> Promises:
-    """Turn shares into rates. A default floor may exceed a guarantee that is a rate: the smaller one counts."""
-    ceiling = policy.ceiling.of(capacity_bits_per_s)
-    guarantee = min(policy.guarantee.of(capacity_bits_per_s), ceiling)
-    return Promises(guarantee, min(policy.floor.of(capacity_bits_per_s), guarantee), ceiling)
-
-
-def promises_of(classes: tuple[ClassPolicy, ...], capacity_bits_per_s: int) -> Mapping[str, Promises]:
-    """The same of all classes, by name."""
-    return MappingProxyType({entry.name: promises(entry, capacity_bits_per_s) for entry in classes})
 
 
 def plan(

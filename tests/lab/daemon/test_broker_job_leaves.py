@@ -30,8 +30,6 @@ guarantee = "40 %"
 [job.mine]
 guarantee = "40 %"
 uid = 0
-[presence]
-enabled = true
 [[schedule]]
 name = "always"
 from = "00:00"
@@ -56,14 +54,6 @@ with Session(job=job, socket_path=path) as session:
     assert session.flows, (session.state, session.rejections)
     while True:
         sock.sendto(bytes(1200), (address, 4001))
-"""
-
-CALL = """
-import socket, sys, time
-sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-while True:
-    sock.sendto(bytes(172), (sys.argv[1], 4001))  # speech of 20 ms with its RTP header
-    time.sleep(0.02)
 """
 
 
@@ -194,19 +184,10 @@ def test_six_names_of_one_user_take_no_more_than_about_half_from_one_job_of_anot
             most_of(lambda: rates(broker), good)
 
 
-def test_storage_makes_room_for_a_call_that_nobody_announced(lab: Lab, broker: Broker) -> None:
+def test_storage_has_the_ceiling_of_a_schedule_that_holds(broker: Broker) -> None:
     def storage() -> tuple[float, str]:
         entry = next(one for one in broker.status()["interfaces"][0]["classes"] if one["name"] == "storage")
         return entry["ceil_bits_per_s"] / CAPACITY, entry["reason"]["code"]
 
     assert [(entry["name"], entry["until"]) for entry in broker.status()["schedules"]] == [("always", None)]
     wait_until(lambda: storage() == (pytest.approx(0.9, abs=0.02), "held-by-schedule"), what=storage)
-    call = broker.host.popen([sys.executable, "-c", CALL, lab["b"].address])
-    try:
-        wait_until(lambda: storage() == (pytest.approx(0.5, abs=0.02), "held-by-presence"), what=broker.status)
-    finally:
-        call.kill()
-        call.wait()
-    presence = broker.status()["interfaces"][0]["presence"]
-    assert 20 <= presence["packets_per_s"] <= 60
-    assert presence["packet_bytes"] == 172 + 42  # Ethernet, IP and UDP

@@ -19,7 +19,6 @@ SECTIONS: dict[str, dict[str, str]] = {
     "[[interface]]": {"name": '"eth0"'},
     "[job.NAME]": {},
     "[[schedule]]": SCHEDULE,
-    "[presence]": {},
     "[daemon]": {},
     "[probe]": {"targets": '["10.0.0.1"]'},
     "[peers]": PEERS,
@@ -130,7 +129,7 @@ def test_enough_ranges_are_compared() -> None:
 
 
 def test_choices_that_the_page_names_are_taken_and_others_are_not() -> None:
-    for section, key in (("[[interface]]", "gso_max_segs"), ("[peers]", "engine"), ("[presence]", "enabled")):
+    for section, key in (("[[interface]]", "gso_max_segs"), ("[peers]", "engine")):
         (row,) = (row for row in table_below(PAGE, section).rows if row[0] == key)
         for choice in row[2].split(", "):
             policy(section, **{key: choice})

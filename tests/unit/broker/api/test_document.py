@@ -31,7 +31,6 @@ from broker.model.values import (
     JobSample,
     Measurements,
     Need,
-    PresenceAllocation,
     ScheduleInForce,
     SenderSample,
     Watch,
@@ -213,10 +212,6 @@ def test_jobs_connections_and_schedules_are_shown_with_what_they_get_and_why() -
     allocation = replace(
         now.decision.allocation,
         schedules=(ScheduleInForce("office", "Europe/Berlin", "2026-11-20T18:00+01:00", 60),),
-        interfaces=tuple(
-            replace(entry, presence=PresenceAllocation(True, 50, 200, Reason("on-a-call", "50 packets")))
-            for entry in now.decision.allocation.interfaces
-        ),
     )
     value = json.loads(json.dumps(document(replace(now, decision=replace(now.decision, allocation=allocation)))))
     (job,) = value["jobs"]
@@ -230,11 +225,9 @@ def test_jobs_connections_and_schedules_are_shown_with_what_they_get_and_why() -
     connection = next(flow for flow in value["flows"] if flow["kind"] == "connection")
     assert (connection["job"], connection["share_bits_per_s"], connection["reason"]["code"]) == ("train", 0, "idle")
     assert value["schedules"][0]["name"] == "office"
-    assert value["interfaces"][0]["presence"]["reason"]["code"] == "on-a-call"
     assert not {"jobs", "flows"} & set(value["interfaces"][0])
     text = shown(value)
     assert "schedule office holds until 2026-11-20T18:00+01:00 (Europe/Berlin)" in text
-    assert "somebody is on a call" in text
     assert "train" in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
@@ -373,7 +366,7 @@ def test_text_from_outside_cannot_paint_on_the_terminal() -> None:
                 {"sessions": "[/]\x1b", "bursts": [{"step": "[/red]"}], "shares": [{"reason": 5, "class": "\x1b"}, 7]}
             ]
         },
-        {"schedules": [{"name": "\x1b"}, 5], "interfaces": [{"presence": {"present": True, "reason": 5}}]},
+        {"schedules": [{"name": "\x1b"}, 5], "interfaces": [{}]},
     ],
 )
 def test_a_document_of_another_version_is_shown_as_far_as_it_goes(value: dict[str, Any]) -> None:

@@ -44,8 +44,6 @@ to = "06:00"
 timezone = "UTC"
 [schedule.class.storage]
 ceiling = "50 %"
-[presence]
-enabled = true
 """
 )
 ADDRESSES = ("10.0.0.2", "10.0.0.3", "fd00::4", "not an address")

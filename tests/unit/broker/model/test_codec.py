@@ -13,7 +13,7 @@ from broker.policy.types import Policy
 MEASURED = Measurements(
     (
         InterfaceSample(
-            "eth0", 10**9, 0.02, (ClassSample("compute", 12, 3, 1, 0),),
+            "eth0", 10**9, 0.02, (ClassSample("compute", 12, 3, 1),),
             (FlowSample("k", "10.0.0.2", "compute", "report", 0.1, rtt_s=0.01, delivered_bytes=5),),
             (Burst("J", 7, 4_000_000, 0.1, 0.4),),
         ),

@@ -45,10 +45,6 @@ def test_every_call_brings_the_values_of_its_sentence_and_no_other() -> None:
             Because.YIELDS_TO_BURST(job="llm", step=3, burst_bytes=4 * 2**20, remaining_s=0.214),
             "makes room for step 3 of job llm: 4 MiB announced, at most 0.21 s more",
         ),
-        (
-            Because.ON_A_CALL(packets_per_s=50, packet_bytes=1200),
-            "50 packets of 1200 bytes a second, steadily: taken for a call",
-        ),
     ],
 )
 def test_a_sentence_shows_its_values_in_their_units(reason: object, text: str) -> None:

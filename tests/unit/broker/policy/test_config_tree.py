@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from broker.enforce.shapes import CAPACITY_BITS_PER_S_MIN, RATE_BITS_PER_S_MIN, rules_of, shape_of
 from broker.law.decide import decide
-from broker.law.sharing.plan import ClassNeeds, plan, promises_of
+from broker.law.sharing.plan import ClassNeeds, plan
+from broker.law.sharing.promises import promises_of
 from broker.law.state import State
 from broker.model.reasons import Reason
 from broker.model.values import ClassAllocation, InterfaceAllocation, Measurements

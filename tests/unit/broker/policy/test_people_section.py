@@ -1,4 +1,4 @@
-"""`[job.NAME]`, `[[schedule]]` and `[presence]`: what is understood, and that each mistake names its key and its way
+"""`[job.NAME]` and `[[schedule]]`: what is understood, and that each mistake names its key and its way
 out."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 from broker.policy.people import JOBS_MAX, SCHEDULES_MAX
 from broker.policy.toml import ConfigurationErrors, load
-from broker.policy.types import ClassOverride, JobPolicy, Policy, PresencePolicy, SchedulePolicy, Share
+from broker.policy.types import ClassOverride, JobPolicy, Policy, SchedulePolicy, Share
 
 TEXT = 'version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n'
 OFFICE = """
@@ -24,10 +24,9 @@ class.storage = { ceiling = "20 %" }
 """
 
 
-def test_without_a_word_there_are_no_jobs_no_schedules_and_nobody_is_watched() -> None:
+def test_without_a_word_there_are_no_jobs_and_no_schedules() -> None:
     policy = load(TEXT)
     assert (policy.jobs, policy.schedules) == ((), ())
-    assert policy.presence == PresencePolicy(enabled=False)
 
 
 def test_jobs_by_name_and_pattern_in_the_order_of_the_file() -> None:
@@ -56,13 +55,8 @@ def test_every_key_of_a_class_that_a_schedule_may_change() -> None:
     assert entry.classes[1] == ClassOverride("other", Share(0.11), Share(0.03), Share(0.9), 2.0, 1)
 
 
-def test_presence_as_written() -> None:
-    text = TEXT + '[presence]\nenabled = true\nother_guarantee = "4 Mbit/s"\nstorage_ceiling = "30 %"\n'
-    assert load(text).presence == PresencePolicy(True, Share(rate_bits_per_s=4_000_000), Share(0.3))
-
-
 def test_a_policy_with_all_of_it_goes_through_a_recording_unchanged() -> None:
-    policy = load(TEXT + OFFICE + '[job."*"]\nweight = 2\n[presence]\nenabled = true\n')
+    policy = load(TEXT + OFFICE + '[job."*"]\nweight = 2\n')
     assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
 
 
@@ -101,9 +95,6 @@ def test_a_policy_with_all_of_it_goes_through_a_recording_unchanged() -> None:
         (OFFICE.replace("ceiling", "guarantee").replace("20 %", "40 %"), "schedule[0].class.*.guarantee", "112 %"),
         ("[[schedule]]\n" * (SCHEDULES_MAX + 1), "schedule", f"at most {SCHEDULES_MAX}"),
         ("[schedule]\n", "schedule", "[[schedule]]"),
-        ('[presence]\nenabled = "yes"\n', "presence.enabled", "true or false"),
-        ('[presence]\nstorage_ceiling = "0 %"\n', "presence.storage_ceiling", "could not send"),
-        ('[presence]\nceiling = "5 %"\n', "presence.ceiling", "did you mean"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_its_key_and_says_what_to_write(text: str, key: str, words: str) -> None:

@@ -18,7 +18,7 @@ from seeds import assert_most, over_seeds
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.recording import replay
-from broker.law.sharing.plan import promises
+from broker.law.sharing.promises import promises
 from broker.law.state import State
 from broker.model.values import ClassAllocation, ClassSample, InterfaceSample, Measurements
 from broker.policy.toml import load

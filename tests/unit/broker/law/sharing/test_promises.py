@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from broker.law.decide import decide
 from broker.law.decision import Decision
-from broker.law.sharing.effective_policy import in_force
-from broker.law.state import PresenceState, State
+from broker.law.sharing.promises import in_force
+from broker.law.state import State
 from broker.model.values import ClassSample, InterfaceSample, Measurements, ScheduleInForce, SchedulesNow
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES, ClassOverride, ClassPolicy, Policy, SchedulePolicy, Share
@@ -84,5 +84,5 @@ def test_a_ceiling_below_a_promise_takes_the_promise_with_it() -> None:
 def storage_by(*schedules: SchedulePolicy) -> ClassPolicy:
     """Storage while all of these hold, whatever order they are measured in."""
     policy, held = replace(POLICY, schedules=schedules), holding(*(one.name for one in reversed(schedules))).held
-    classes = in_force(policy, held, PresenceState(), capacity_bits_per_s=CAPACITY).classes
+    classes = in_force(policy, held, capacity_bits_per_s=CAPACITY)[0]
     return next(one for one in classes if one.name == "storage")
