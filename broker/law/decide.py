@@ -3,7 +3,7 @@
 Per interface and tick:
 
     counters    -> throughput, demand, what storage is owed         sharing/demand, sharing/guarantee
-    announced   -> credits, bursts under way and due                bursts/announced, credit, forecast
+    announced   -> credits, bursts under way and due                bursts/announced, bursts/credit
     declared    -> what storage needs, whether data is at risk      sharing/storage_needs
     signals     -> capacity                                         capacity/estimator
     schedules   -> what each class is promised now                  sharing/promises
@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.law.bursts import announced as bursts
-from broker.law.bursts import credit, forecast
+from broker.law.bursts import credit
 from broker.law.capacity import estimator
 from broker.law.capacity.inbound_delay import OutboundState, outbound_queue_s
 from broker.law.decision import Decision
@@ -200,11 +200,9 @@ def _interface(
         wants.append(need)
     used = next((entry.throughput_bits_per_s for entry in classes if entry.name == "compute"), None)
     holding = bursts.using(active, throughput_bits_per_s=used, capacity_bits_per_s=rate)
-    lead_s = forecast.lead_s(seen.flows, destinations=bursts.destinations(seen), excess_s=estimate.excess_s)
-    ahead = forecast.due(state.jobs, lead_s=lead_s, now_s=now_s)
-    plans = plan(
-        wants, promised=promised, capacity_bits_per_s=rate, remote=estimate.unsettled, bursts=(*holding, *ahead)
-    )
+    lead_s = bursts.lead_s(seen.flows, excess_s=estimate.excess_s)
+    room = bursts.makes_room(state.jobs, holding, lead_s=lead_s, now_s=now_s) if estimate.unsettled else None
+    plans = plan(wants, promised=promised, capacity_bits_per_s=rate, storage_waits=room)
     elsewhere = estimate.state.base_bits_per_s if estimate.one_destination else None
     if elsewhere is not None:
         ceiling = promises_of(in_force, elsewhere)[PEOPLE].ceiling

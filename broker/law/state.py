@@ -55,8 +55,7 @@ class JobState(Struct, frozen=True):
     Fields: `burst_bytes` its last measured bursts, newest first; `unused` and `used` how many in a row carried too
     little, or enough, of what was claimed; `barred_until_s` until when it holds nobody back, `barred_s` for how long it
     was sent off last, 0 after it has redeemed itself; `expected_s` when its next burst is due by its own word,
-    `interval_s` how long before that it said so, `foretold` how many forecasts in a row were good, `error_s` the last
-    one's error (late is positive), `step` its last; `admitted` whether its name was taken from its user's allowance.
+    `foretold` how many forecasts in a row were good; `admitted` whether its name was taken from its user's allowance.
     """
 
     job: str
@@ -68,10 +67,7 @@ class JobState(Struct, frozen=True):
     barred_until_s: float = 0.0
     barred_s: float = 0.0
     expected_s: float | None = None
-    interval_s: float = 0.0
     foretold: int = 0
-    error_s: float = 0.0
-    step: int = 0
     admitted: bool = False
 
 

@@ -65,8 +65,7 @@ class Because(Enum):
     EXPECTS_BURST = (
         "expects-burst",
         "Storage is held back before a burst that its job forecast, so that queues are empty when it begins.",
-        "makes room for the next burst of job {job}, {when}: up to {burst_bytes}; its last forecast was wrong by "
-        "{error_s:ms}",
+        "makes room for the next burst of job {job}, {when}: up to {burst_bytes}",
     )
     REPLICAS_AT_RISK = (
         "replicas-at-risk",

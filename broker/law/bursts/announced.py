@@ -1,9 +1,15 @@
-"""Announced bursts: which are under way, how much of each is believed, and which are about to come.
+"""Announced bursts: which are under way, how much of each is believed, and when storage makes room for one.
 
-How far an announcement is believed, and whether a job still may announce, is broker.law.bursts.credit's; when the next
-one is due broker.law.bursts.forecast's. A burst is over when it is no longer passed in, when its deadline has passed,
-or when its credit is used up. What a burst measured is what the class sent meanwhile: with several jobs at once too
-much for each, which errs on the side of training.
+    begins   it is passed in for the first time: `broker.law.bursts.credit` says how far it is believed.
+    ends     it is no longer passed in. What the class sent meanwhile is its size: with several jobs at once too much
+             for each, which errs on the side of training.
+    room     storage waits for a burst that is new, and for an older one while training uses the link. It is let back
+             when the credit is sent, whether or not the job has said that the burst is over.
+    before   a job says with each burst when it expects the next. What was sent a moment before still stands in a queue
+             elsewhere when that begins. So storage moves a round trip and the time of that queue earlier.
+
+Only a job whose last `GOOD_IN_A_ROW` forecasts came true is followed. A burst that is late by more than `ERROR_S_MAX`
+is not waited for: a wrong forecast costs storage the lead and that time, once (docs/log/ablations.md).
 """
 
 from __future__ import annotations
@@ -14,10 +20,10 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.law.bursts import credit, forecast
+from broker.law.bursts import credit
 from broker.law.state import BurstState, InterfaceState, JobState
 from broker.model.reasons import Because, Reason
-from broker.model.values import Burst, Credit, InterfaceSample
+from broker.model.values import Burst, Credit, FlowSample
 
 USED_MIN, START_S = 0.3, 0.3
 """A hold lasts while training uses 30 % of the capacity; the first 0.3 s are given to it for its start."""
@@ -32,6 +38,17 @@ UNKNOWN = -1
 """What the class had sent when a burst began, where no counter was fresh."""
 USERS_MAX = 256
 """Users whose allowance is remembered: as many as there may be sessions."""
+GOOD_IN_A_ROW = 3
+ERROR_S_MAX = 0.05
+"""Half a tick, and the pause by which the transport knows that a burst is over."""
+LEAD_S_MAX = 0.5
+"""More than any path where tensors travel: 300 ms of round trip and an unmanaged buffer of 200 ms."""
+ROUND_TRIP_S = 0.02
+"""Where no connection has told: across a site's uplink."""
+FLOW_FRESH_S = 1.5
+"""As broker.law.capacity.signals: reports come ten times a second, TCP_INFO once."""
+AGAIN_S_MAX = 1.0
+"""The longest tick that configuration allows: what is further away the next tick sees."""
 
 
 class _HasUser(Protocol):
@@ -102,9 +119,9 @@ def follow(
                 burst.job, burst.step, now_s, UNKNOWN if sent_bytes is None else sent_bytes, 0, burst.uid, 0,
                 belief.bytes_max, belief.first, belief.withheld,
             )  # fmt: skip
-            job = forecast.begun(jobs.get(who, _unknown(burst, now_s=now_s)), at_s=now_s - burst.age_s)
+            job = jobs.get(who) or JobState(burst.job, now_s, uid=burst.uid)
             admitted = job.admitted or not belief.withheld
-            jobs[who] = replace(forecast.reported(job, burst, now_s=now_s), admitted=admitted)
+            jobs[who] = replace(_expecting(job, burst, now_s=now_s), admitted=admitted)
         entry = credit.claim(entry, burst.announced_bytes)
         followed.append(entry)
         left = entry.credited_bytes - (_sent_since(entry, sent_bytes) or 0)
@@ -116,7 +133,7 @@ def follow(
     return replace(
         state,
         bursts=tuple(followed),
-        jobs=_kept([forecast.missed(job, now_s=now_s) for job in jobs.values()]),
+        jobs=_kept([_missed(job, now_s=now_s) for job in jobs.values()]),
         users=credit.worth_keeping([credit.renewed(users, uid, now_s=now_s) for uid in users], most=USERS_MAX),
     ), tuple(active)  # fmt: skip
 
@@ -141,40 +158,63 @@ def again_s(
     jobs: Sequence[JobState], bursts: Sequence[ActiveBurst], *, throughput_bits_per_s: float | None,
     capacity_bits_per_s: int, lead_s: float, now_s: float,
 ) -> float | None:  # fmt: skip
-    """When to decide again before the next tick: to move storage, or to let it back.
-
-    It is let back when a burst has sent what it was credited with, whether or not its job has said yet that it is over,
-    and when one that does not begin has had its time for that.
+    """In how many seconds to decide again before the next tick: to move storage, or to let it back.
 
     Args:
         jobs: as `follow` left them.
         bursts: those for which storage waits.
         throughput_bits_per_s: of training.
         capacity_bits_per_s: of the interface.
-        lead_s: from `forecast.lead_s`.
+        lead_s: from the function of that name.
         now_s: the tick's time.
     """
-    times = [forecast.again_s(jobs, lead_s=lead_s, now_s=now_s)]
+    times = []
+    for _, in_s in _expected(jobs, now_s=now_s):
+        times.append(in_s - lead_s if in_s > lead_s else in_s + ERROR_S_MAX)
     if bursts and throughput_bits_per_s:
         left_s = min(burst.left_bytes for burst in bursts) * 8 / throughput_bits_per_s
         times.append(max(AGAIN_S_MIN, left_s))
     if (throughput_bits_per_s or 0.0) < USED_MIN * capacity_bits_per_s:
-        starts = [
+        times += [
             start_s(burst.credited_bytes, capacity_bits_per_s=capacity_bits_per_s) - burst.age_s for burst in bursts
         ]
-        times += [time_s for time_s in starts if time_s > 0]
-    return min((time_s for time_s in times if time_s is not None and time_s < forecast.AGAIN_S_MAX), default=None)
+    return min((time_s for time_s in times if 0 < time_s < AGAIN_S_MAX), default=None)
+
+
+def lead_s(flows: Iterable[FlowSample], *, excess_s: float) -> float:
+    """How long before a burst storage has to move: a round trip, and what stands in a queue elsewhere.
+
+    Args:
+        flows: as measured; those of storage and of training count.
+        excess_s: how long a packet waits in queues that are not ours; drained at the rate at which it was filled.
+    """
+    trips = (
+        flow.rtt_s_min or flow.rtt_s or 0.0
+        for flow in flows
+        if flow.age_s < FLOW_FRESH_S and flow.traffic_class in ("storage", "compute")
+    )
+    return min(LEAD_S_MAX, max(trips, default=0.0) + excess_s or ROUND_TRIP_S)
+
+
+def makes_room(
+    jobs: Sequence[JobState], bursts: Sequence[ActiveBurst], *, lead_s: float, now_s: float
+) -> Reason | None:  # fmt: skip
+    """Why storage waits: for the one that lasts longest of those under way, else for one that is due; None where it
+    does not. Arguments as of `again_s`."""
+    if bursts:
+        return max(bursts, key=lambda burst: burst.remaining_s).reason()
+    for job, in_s in _expected(jobs, now_s=now_s):
+        if in_s <= lead_s:
+            when = f"due in {1000 * in_s:.0f} ms" if in_s >= 0 else f"late by {-1000 * in_s:.0f} ms"
+            size = credit.CREDIT_FACTOR * max(job.burst_bytes)
+            return Because.EXPECTS_BURST(job=job.job, when=when, burst_bytes=size)
+    return None
 
 
 def start_s(credited_bytes: int, *, capacity_bits_per_s: int) -> float:
     """How long a burst is new; 0 for one that is not worth a hold."""
     at_least_use_s = credited_bytes * 8 / max(1.0, USED_MIN * capacity_bits_per_s)
     return min(START_S, at_least_use_s) if at_least_use_s >= AGAIN_S_MIN else 0.0
-
-
-def destinations(sample: InterfaceSample) -> tuple[str, ...]:
-    """Where the announced bursts of an interface go."""
-    return tuple(address for burst in sample.bursts for address, _ in burst.by_destination)
 
 
 def credits(interface: str, state: InterfaceState, *, now_s: float) -> tuple[Credit, ...]:
@@ -232,8 +272,31 @@ def _sent_since(burst: BurstState, sent_bytes: int | None) -> int | None:
     return sent_bytes - burst.sent_bytes_before
 
 
-def _unknown(burst: Burst, *, now_s: float) -> JobState:
-    return JobState(burst.job, now_s, uid=burst.uid)
+def _expecting(job: JobState, burst: Burst, *, now_s: float) -> JobState:
+    """A burst has begun: compare it with what was foretold, and take what it says of the next one."""
+    if job.expected_s is not None:
+        good = abs(now_s - burst.age_s - job.expected_s) <= ERROR_S_MAX
+        job = replace(job, expected_s=None, foretold=min(GOOD_IN_A_ROW, job.foretold + 1) if good else 0)
+    return job if burst.next_s is None else replace(job, expected_s=now_s + burst.next_s)
+
+
+def _missed(job: JobState, *, now_s: float) -> JobState:
+    """Give up a burst that did not come."""
+    if job.expected_s is None or now_s <= job.expected_s + ERROR_S_MAX:
+        return job
+    return replace(job, expected_s=None, foretold=0)
+
+
+def _expected(jobs: Iterable[JobState], *, now_s: float) -> list[tuple[JobState, float]]:
+    """Jobs whose forecasts have been good and whose bursts were used, each with the seconds to its next burst."""
+    return [
+        (job, job.expected_s - now_s)
+        for job in jobs
+        if job.expected_s is not None
+        and job.foretold >= GOOD_IN_A_ROW
+        and not credit.is_barred(job, now_s=now_s)
+        and max(job.burst_bytes, default=0) > 0
+    ]
 
 
 def _kept(jobs: Sequence[JobState]) -> tuple[JobState, ...]:

@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from broker.law.bursts.announced import ActiveBurst
-from broker.law.bursts.forecast import ExpectedBurst
 from broker.law.sharing.promises import LENDER, Promises
 from broker.law.sharing.water_filling import Claim, allocate
 from broker.model.reasons import Because, Reason
@@ -61,8 +59,7 @@ def plan(
     *,
     promised: Mapping[str, Promises],
     capacity_bits_per_s: int,
-    remote: bool,
-    bursts: Sequence[ActiveBurst | ExpectedBurst],
+    storage_waits: Reason | None,
 ) -> tuple[ClassPlan, ...]:
     """Make the plan of one interface.
 
@@ -70,19 +67,17 @@ def plan(
         needs: one entry a class, in the order of the result.
         promised: to each of them at this capacity.
         capacity_bits_per_s: what the root class gets.
-        remote: whether a queue may stand elsewhere, so that a burst needs storage out of its way.
-        bursts: those that deserve room now, or are about to.
+        storage_waits: why storage is held to its rate; None where no burst needs it out of its way.
 
     Returns:
         The plans, in the order of the needs.
     """
     shares = allocate([_claim(need, promised) for need in needs], capacity_bits_per_s=capacity_bits_per_s)
     rates = _rates(needs, promised, capacity_bits_per_s)
-    held_by = max(bursts, key=lambda burst: burst.remaining_s) if bursts and remote else None
     plans = []
     for need, share, rate in zip(needs, shares.rates_bits_per_s, rates, strict=True):
         name, own = need.policy.name, promised[need.policy.name]
-        held = held_by if name == LENDER else None
+        held = storage_waits if name == LENDER else None
         plans.append(
             ClassPlan(
                 name=name,
@@ -153,13 +148,11 @@ def wanted_bits_per_s(need: ClassNeeds, own: Promises) -> int:
     return min(max(own.floor, above), own.ceiling)
 
 
-def _reason(
-    need: ClassNeeds, own: Promises, *, share: int, capacity_bits_per_s: int, held: ActiveBurst | ExpectedBurst | None
-) -> Reason:
+def _reason(need: ClassNeeds, own: Promises, *, share: int, capacity_bits_per_s: int, held: Reason | None) -> Reason:
     if need.at_risk is not None:
         return need.at_risk
     if held is not None and not need.repay_bits_per_s:
-        return held.reason()
+        return held
     if need.repay_bits_per_s:
         return Because.GUARANTEE_REPAID(
             received_bits_per_s=need.received_bits_per_s,

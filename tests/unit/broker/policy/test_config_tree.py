@@ -55,7 +55,7 @@ def allocated(policy: Policy, capacity_bits_per_s: int, *, waiting: bool) -> Int
     wanted = capacity_bits_per_s if waiting else 0
     needs = [ClassNeeds(entry, wanted, waiting, waiting, wanted, 0) for entry in policy.classes]
     promised = promises_of(policy.classes, capacity_bits_per_s)
-    plans = plan(needs, promised=promised, capacity_bits_per_s=capacity_bits_per_s, remote=True, bursts=())
+    plans = plan(needs, promised=promised, capacity_bits_per_s=capacity_bits_per_s, storage_waits=None)
     reason = Reason("test", "")
     return InterfaceAllocation(
         "eth0", "egress", capacity_bits_per_s, "measured", reason,

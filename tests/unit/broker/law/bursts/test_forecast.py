@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.law.bursts import forecast
-from broker.law.bursts.announced import follow
-from broker.law.bursts.forecast import ERROR_S_MAX, GOOD_IN_A_ROW, LEAD_S_MAX, ROUND_TRIP_S
+from broker.law.bursts.announced import (
+    ERROR_S_MAX,
+    GOOD_IN_A_ROW,
+    LEAD_S_MAX,
+    ROUND_TRIP_S,
+    again_s,
+    follow,
+    lead_s,
+    makes_room,
+)
 from broker.law.state import InterfaceState
 from broker.model.values import Burst, FlowSample
 
@@ -29,50 +36,53 @@ def train(begins_s: list[float], foretold_s: list[float]) -> tuple[InterfaceStat
     return state, events[-1][0]
 
 
+def moves(state: InterfaceState, at_s: float, *, lead: float = 0.08) -> str:
+    """Why storage waits with no burst under way."""
+    found = makes_room(state.jobs, (), lead_s=lead, now_s=at_s)
+    return found.text if found is not None else ""
+
+
+def again(state: InterfaceState, at_s: float, *, lead: float) -> float | None:
+    return again_s(
+        state.jobs, (), throughput_bits_per_s=0.0, capacity_bits_per_s=CAPACITY, lead_s=lead, now_s=at_s
+    )  # fmt: skip
+
+
 def test_a_job_is_followed_after_three_good_forecasts_and_no_more_after_a_bad_one() -> None:
     for count in range(1, 8):
-        state, now_s = train([float(number) for number in range(count)], [1.0] * count)
-        assert forecast.is_followed(state.jobs[0], now_s=now_s) is (count > GOOD_IN_A_ROW)
+        state, _ = train([float(number) for number in range(count)], [1.0] * count)
+        assert bool(moves(state, count - 0.01)) is (count > GOOD_IN_A_ROW)
     late = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0 + 1.5 * ERROR_S_MAX]
-    state, now_s = train(late, [1.0] * 6)
-    assert not forecast.is_followed(state.jobs[0], now_s=now_s)
-    assert state.jobs[0].error_s == pytest.approx(1.5 * ERROR_S_MAX)
+    state, _ = train(late, [1.0] * 6)
+    assert not moves(state, late[-1] + 0.99)
 
 
 def test_storage_moves_a_round_trip_and_a_drain_before_a_burst_and_waits_no_longer_than_the_tolerance() -> None:
     state, _ = train([float(number) for number in range(6)], [1.0] * 6)
-    lead_s = 0.08
     moments = [5.3 + 0.005 * number for number in range(200)]
-    moved = [at_s for at_s in moments if forecast.due(state.jobs, lead_s=lead_s, now_s=at_s)]
-    assert moved[0] == pytest.approx(6.0 - lead_s, abs=0.006)
-    job = forecast.missed(state.jobs[0], now_s=6.0 + ERROR_S_MAX + 0.001)
-    assert (job.expected_s, job.foretold) == (None, 0)
-    again_s = forecast.again_s(state.jobs, lead_s=lead_s, now_s=5.5)
-    assert again_s == pytest.approx(0.5 - lead_s)
-    assert forecast.again_s(state.jobs, lead_s=lead_s, now_s=5.95) == pytest.approx(0.05 + ERROR_S_MAX)
+    assert next(at_s for at_s in moments if moves(state, at_s)) == pytest.approx(6.0 - 0.08, abs=0.006)
+    assert again(state, 5.5, lead=0.08) == pytest.approx(0.5 - 0.08)
+    assert again(state, 5.95, lead=0.08) == pytest.approx(0.05 + ERROR_S_MAX)
+    gone, _ = follow(state, (), sent_bytes=0, capacity_bits_per_s=CAPACITY, now_s=6.0 + ERROR_S_MAX + 0.001)
+    assert not moves(gone, 6.0)
+    assert again(gone, 6.0, lead=0.08) is None
 
 
 def test_an_expected_burst_says_when_and_how_large() -> None:
     state, _ = train([float(number) for number in range(6)], [1.0] * 6)
-    (due,) = forecast.due(state.jobs, lead_s=0.1, now_s=5.96)
-    assert due.reason().code == "expects-burst"
-    assert "due in 40 ms" in due.reason().text
-    (late,) = forecast.due(state.jobs, lead_s=0.1, now_s=6.02)
-    assert "late by 20 ms" in late.reason().text
+    assert "due in 40 ms" in moves(state, 5.96)
+    assert "late by 20 ms" in moves(state, 6.02)
 
 
-def test_the_lead_is_of_the_connections_concerned_and_bounded() -> None:
-    def flow(key: str, peer: str, traffic_class: str, rtt_s: float, *, age_s: float = 0.1) -> FlowSample:
-        return FlowSample(key, peer, traffic_class, "report", age_s, rtt_s=2 * rtt_s, rtt_s_min=rtt_s)
+def test_the_lead_is_of_storage_and_training_and_bounded() -> None:
+    def flow(key: str, traffic_class: str, rtt_s: float, *, age_s: float = 0.1) -> FlowSample:
+        return FlowSample(key, "10.0.0.2", traffic_class, "report", age_s, rtt_s=2 * rtt_s, rtt_s_min=rtt_s)
 
-    flows = [
-        flow("1", "10.0.0.2", "compute", 0.03), flow("2", "10.0.0.9", "compute", 0.3),
-        flow("3", "10.0.0.4", "storage", 0.04), flow("4", "10.0.0.4", "storage", 0.4, age_s=9.0),
-    ]  # fmt: skip
-    assert forecast.lead_s(flows, destinations=["10.0.0.2"], excess_s=0.02) == pytest.approx(0.06)
-    assert forecast.lead_s(flows, destinations=["10.0.0.9"], excess_s=0.02) == pytest.approx(0.32)
-    assert forecast.lead_s(flows, destinations=[], excess_s=9.0) == LEAD_S_MAX
-    assert forecast.lead_s([], destinations=[], excess_s=0.0) == ROUND_TRIP_S
+    flows = [flow("1", "compute", 0.03), flow("2", "storage", 0.04), flow("3", "storage", 0.4, age_s=9.0)]
+    assert lead_s([*flows, flow("4", "other", 0.3)], excess_s=0.02) == pytest.approx(0.06)
+    assert lead_s([*flows, flow("4", "compute", 0.3)], excess_s=0.02) == pytest.approx(0.32)
+    assert lead_s([], excess_s=9.0) == LEAD_S_MAX
+    assert lead_s([], excess_s=0.0) == ROUND_TRIP_S
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,7 +91,7 @@ def test_the_lead_is_of_the_connections_concerned_and_bounded() -> None:
     st.floats(0.0, 0.5),
 )
 def test_whatever_is_foretold_storage_moves_for_at_most_the_lead_and_the_tolerance(
-    steps: list[tuple[float, float | None]], lead_s: float
+    steps: list[tuple[float, float | None]], lead: float
 ) -> None:
     state, now_s, held_s, sent = InterfaceState("a"), 0.0, 0.0, 0
     for number, (interval_s, next_s) in enumerate(steps):
@@ -94,6 +104,6 @@ def test_whatever_is_foretold_storage_moves_for_at_most_the_lead_and_the_toleran
             state, _ = follow(
                 state, (burst,) if running else (), sent_bytes=sent, capacity_bits_per_s=CAPACITY, now_s=now_s
             )
-            held_s += 0.01 if not running and forecast.due(state.jobs, lead_s=lead_s, now_s=now_s) else 0.0
+            held_s += 0.01 if not running and moves(state, now_s, lead=lead) else 0.0
             now_s += 0.01
-        assert held_s <= (number + 1) * (lead_s + ERROR_S_MAX + 0.03)
+        assert held_s <= (number + 1) * (lead + ERROR_S_MAX + 0.03)
