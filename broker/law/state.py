@@ -5,6 +5,8 @@ Times in here are readings of the clock that `decide` is given; the daemon start
 
 from __future__ import annotations
 
+import enum
+
 from msgspec import Struct
 
 from broker.law.inbound_state import HeldState, IngressState
@@ -29,12 +31,19 @@ class ClassState(Struct, frozen=True):
     repaying: bool = False
 
 
+class Withheld(enum.Enum):
+    """Why a burst is not believed at all."""
+
+    PRIVILEGE_LOST = "lost"
+    NAME_UNKNOWN = "name"
+
+
 class BurstState(Struct, frozen=True):
     """One burst under way: what the class had sent when it began, and how much of it is believed.
 
     Fields: `sent_bytes_before` is -1 where that was not known; `claimed_bytes` what was announced, at most
-    `claim_bytes_max`, by which it is judged when it ends; `credited_bytes` the same, or 0 where `withheld` says why not
-    ("lost" privilege, unknown "name"); `first` whether it is its job's first.
+    `claim_bytes_max`, by which it is judged when it ends; `credited_bytes` the same, or 0 where it is `withheld`;
+    `first` whether it is its job's first.
     """
 
     job: str
@@ -46,7 +55,15 @@ class BurstState(Struct, frozen=True):
     claimed_bytes: int = 0
     claim_bytes_max: int = 0
     first: bool = False
-    withheld: str = ""
+    withheld: Withheld | None = None
+
+
+class Standing(enum.Enum):
+    """Whether a job's announcements hold storage back; `broker.law.bursts.credit` has the transitions."""
+
+    TRUSTED = "trusted"
+    BARRED = "barred"
+    ON_TRIAL = "on-trial"
 
 
 class JobState(Struct, frozen=True):
@@ -54,8 +71,8 @@ class JobState(Struct, frozen=True):
 
     Fields: `burst_bytes` its last measured bursts, newest first; `unused` and `used` how many in a row carried too
     little, or enough, of what was claimed; `barred_until_s` until when it holds nobody back, `barred_s` for how long it
-    was sent off last, 0 after it has redeemed itself; `expected_s` when its next burst is due by its own word,
-    `foretold` how many forecasts in a row were good; `admitted` whether its name was taken from its user's allowance.
+    was barred last, 0 while it is trusted; `expected_s` when its next burst is due by its own word, `foretold` how many
+    forecasts in a row were good; `admitted` whether its name was taken from its user's allowance.
     """
 
     job: str
@@ -64,6 +81,7 @@ class JobState(Struct, frozen=True):
     uid: int = 0
     unused: int = 0
     used: int = 0
+    standing: Standing = Standing.TRUSTED
     barred_until_s: float = 0.0
     barred_s: float = 0.0
     expected_s: float | None = None

@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.law.bursts import credit
-from broker.law.state import BurstState, InterfaceState, JobState
+from broker.law.state import BurstState, InterfaceState, JobState, Standing, Withheld
 from broker.model.reasons import Because, Reason
 from broker.model.values import Burst, Credit, FlowSample
 
@@ -93,7 +93,7 @@ def follow(
         The new state, whose `bursts` carry the credits, and the bursts that deserve room now, in order of user, job and
         step.
     """
-    jobs = {(job.uid, job.job): job for job in state.jobs}
+    jobs = {(job.uid, job.job): credit.aged(job, now_s=now_s) for job in state.jobs}
     users = {user.uid: user for user in state.users}
     known = {(burst.uid, burst.job, burst.step): burst for burst in state.bursts}
     current = _admitted(bursts)
@@ -102,7 +102,7 @@ def follow(
         if key not in present:
             who = ended.uid, ended.job
             jobs[who] = _ended(jobs.get(who), ended, sent_bytes=sent_bytes, now_s=now_s)
-    barred = {job.uid for job in jobs.values() if credit.is_barred(job, now_s=now_s)}
+    barred = {job.uid for job in jobs.values() if job.standing is Standing.BARRED}
     followed, active = [], []
     for burst in current:
         who, entry = (burst.uid, burst.job), known.get((burst.uid, burst.job, burst.step))
@@ -113,7 +113,6 @@ def follow(
                 user,
                 barred_user=burst.uid in barred,
                 capacity_bits_per_s=capacity_bits_per_s,
-                now_s=now_s,
             )
             entry = BurstState(
                 burst.job, burst.step, now_s, UNKNOWN if sent_bytes is None else sent_bytes, 0, burst.uid, 0,
@@ -240,10 +239,10 @@ def of_each_user(entries: Iterable[OfUser], *, each: int, most: int) -> list[OfU
 
 
 def _why(burst: BurstState, jobs: Sequence[JobState], *, now_s: float) -> Reason:
-    if burst.withheld == credit.LOST:
+    if burst.withheld is Withheld.PRIVILEGE_LOST:
         until_s = max((job.barred_until_s for job in jobs if (job.uid, job.job) == (burst.uid, burst.job)), default=0.0)
         return Because.CREDIT_LOST(left_s=max(0.0, until_s - now_s))
-    if burst.withheld == credit.UNKNOWN:
+    if burst.withheld is Withheld.NAME_UNKNOWN:
         return Because.NAME_UNKNOWN(uid=burst.uid)
     if burst.first:
         return Because.CREDIT_OF_FIRST(most_bytes=burst.claim_bytes_max)
@@ -294,7 +293,7 @@ def _expected(jobs: Iterable[JobState], *, now_s: float) -> list[tuple[JobState,
         for job in jobs
         if job.expected_s is not None
         and job.foretold >= GOOD_IN_A_ROW
-        and not credit.is_barred(job, now_s=now_s)
+        and job.standing is not Standing.BARRED
         and max(job.burst_bytes, default=0) > 0
     ]
 

@@ -11,6 +11,13 @@ An announcement keeps storage away, so a program could announce what it never se
     redeemed  `USED_IN_A_ROW` bursts that were used give it back at once, with a clean record. One whose time is over
               has the privilege on trial: one more unused burst costs it again.
 
+The states of a job, and what moves it on (`TRANSITIONS`):
+
+    trusted   --unused in a row-->  barred
+    barred    --time over-------->  on trial
+    on trial  --unused----------->  barred, for twice as long
+    barred, on trial  --used in a row-->  trusted
+
 Which number a step carries, whether it repeats or goes back, makes no difference: every burst that ends is judged. So
 what a liar takes from storage is beginnings of bursts, of 0.3 s each: `UNUSED_IN_A_ROW` for each of his first names, or
 as many as he may have under way at once (16 in all), then one in `BARRED_S_MAX`. Who sends just enough to be believed
@@ -20,12 +27,13 @@ has to send half of what he claims. Storage's account is made good for all of it
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.law.state import BurstState, JobState, UserState
+from broker.law.state import BurstState, JobState, Standing, UserState, Withheld
 from broker.model.values import Alarm
 
 CREDIT_FACTOR = 2
@@ -45,19 +53,32 @@ BARRED_S, BARRED_S_MAX = 10.0, 600.0
 ALARMS_MAX = 16
 """Of one interface: more of the same say nothing new."""
 
-LOST, UNKNOWN = "lost", "name"
+
+class _Event(enum.Enum):
+    USED = enum.auto()
+    UNUSED = enum.auto()
+    TIME_OVER = enum.auto()
+
+
+TRANSITIONS = {
+    (Standing.TRUSTED, _Event.UNUSED): Standing.BARRED,
+    (Standing.BARRED, _Event.TIME_OVER): Standing.ON_TRIAL,
+    (Standing.BARRED, _Event.USED): Standing.TRUSTED,
+    (Standing.ON_TRIAL, _Event.UNUSED): Standing.BARRED,
+    (Standing.ON_TRIAL, _Event.USED): Standing.TRUSTED,
+}
 
 
 class Belief(Struct, frozen=True):
-    """How far a burst that begins is believed. `withheld` says why not at all: `LOST`, `UNKNOWN`, or "" for nothing."""
+    """How far a burst that begins is believed; `withheld` says why not at all."""
 
     bytes_max: int
     first: bool
-    withheld: str
+    withheld: Withheld | None = None
 
 
 def belief(
-    job: JobState | None, user: UserState, *, barred_user: bool, capacity_bits_per_s: int, now_s: float
+    job: JobState | None, user: UserState, *, barred_user: bool, capacity_bits_per_s: int
 ) -> tuple[Belief, UserState]:
     """Say how far a burst that begins is believed, and what that costs the user.
 
@@ -66,17 +87,16 @@ def belief(
         user: from `renewed`.
         barred_user: whether a job of this user has lost the privilege.
         capacity_bits_per_s: bounds a first announcement.
-        now_s: the tick's time.
     """
     if job is not None and job.burst_bytes:
         bytes_max = CREDIT_FACTOR * max(job.burst_bytes)
-        return Belief(bytes_max, False, LOST if is_barred(job, now_s=now_s) else ""), user
+        return Belief(bytes_max, False, Withheld.PRIVILEGE_LOST if job.standing is Standing.BARRED else None), user
     bytes_max = int(capacity_bits_per_s * FIRST_BURST_S / 8)
     if job is not None and job.admitted:
-        return Belief(bytes_max, True, ""), user
+        return Belief(bytes_max, True), user
     if barred_user or user.names_left < 1:
-        return Belief(bytes_max, True, UNKNOWN), user
-    return Belief(bytes_max, True, ""), replace(user, names_left=user.names_left - 1)
+        return Belief(bytes_max, True, Withheld.NAME_UNKNOWN), user
+    return Belief(bytes_max, True), replace(user, names_left=user.names_left - 1)
 
 
 def claim(burst: BurstState, announced_bytes: int) -> BurstState:
@@ -96,18 +116,27 @@ def judge(job: JobState, burst: BurstState, *, size_bytes: int, now_s: float) ->
         return job  # nothing was announced
     if size_bytes >= USED_PART * burst.claimed_bytes:
         job = replace(job, unused=0, used=min(USED_IN_A_ROW, job.used + 1))
-        return replace(job, barred_until_s=0.0, barred_s=0.0) if job.used >= USED_IN_A_ROW else job
+        return _moved(job, _Event.USED, now_s=now_s) if job.used >= USED_IN_A_ROW else job
     job = replace(job, used=0, unused=min(UNUSED_IN_A_ROW, job.unused + 1))
-    again = job.barred_s > 0 and not is_barred(job, now_s=now_s)
-    if not again and (job.unused < UNUSED_IN_A_ROW or is_barred(job, now_s=now_s)):
+    if job.unused >= UNUSED_IN_A_ROW or job.standing is Standing.ON_TRIAL:
+        return _moved(job, _Event.UNUSED, now_s=now_s)
+    return job
+
+
+def aged(job: JobState, *, now_s: float) -> JobState:
+    """A job as of now: one whose time is over is on trial."""
+    return job if now_s < job.barred_until_s else _moved(job, _Event.TIME_OVER, now_s=now_s)
+
+
+def _moved(job: JobState, event: _Event, *, now_s: float) -> JobState:
+    standing = TRANSITIONS.get((job.standing, event))
+    if standing is None:
         return job
-    barred_s = min(BARRED_S_MAX, 2 * job.barred_s or BARRED_S)
-    return replace(job, barred_s=barred_s, barred_until_s=now_s + barred_s)
-
-
-def is_barred(job: JobState, *, now_s: float) -> bool:
-    """Whether a job has lost its privilege for now."""
-    return now_s < job.barred_until_s
+    job = replace(job, standing=standing)
+    if standing is Standing.BARRED:
+        barred_s = min(BARRED_S_MAX, 2 * job.barred_s or BARRED_S)
+        return replace(job, barred_s=barred_s, barred_until_s=now_s + barred_s)
+    return replace(job, barred_s=0.0, barred_until_s=0.0) if standing is Standing.TRUSTED else job
 
 
 def alarms(name: str, jobs: Iterable[JobState], *, now_s: float) -> tuple[Alarm, ...]:
@@ -119,7 +148,7 @@ def alarms(name: str, jobs: Iterable[JobState], *, now_s: float) -> tuple[Alarm,
         now_s: the tick's time.
     """
     lost = sorted(
-        (job for job in jobs if is_barred(job, now_s=now_s)), key=lambda job: (-job.barred_s, job.uid, job.job)
+        (job for job in jobs if job.standing is Standing.BARRED), key=lambda job: (-job.barred_s, job.uid, job.job)
     )
     return tuple(
         Alarm(
