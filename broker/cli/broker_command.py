@@ -236,9 +236,9 @@ def _classifier() -> Classifier | None:
 
 
 def _read(path: Path) -> str:
-    from broker.daemon.config_file import read
+    from broker.daemon.config_store import read_file
 
-    return read(path)
+    return read_file(path)
 
 
 def _parse(text: str, *, name: str, runtime_dir: Path | None, state_dir: Path | None, record: Path | None) -> Policy:

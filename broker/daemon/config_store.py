@@ -1,27 +1,39 @@
 """Which configuration holds: what the file says, or the last good one where that cannot work or was not confirmed.
 
-    start               the file; the last good one where the file is bad, cannot be taken up, or was on trial last time
+    start               the file; the last good one where the file is bad, cannot be applied, or was on trial last time
     reload              the file: kept as the good one once it is in force. A bad one changes nothing
     reload on trial     the same, but the good one stays the good one until `confirm`; without it in time it comes back
 
-Reading and remembering only: the daemon puts a policy in force, and says here what came of it.
+Reading and remembering only: `active_policy` puts a policy in force, and says here what came of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import json
+import os
+import signal
+import stat
 import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from broker.daemon import last_good_config
-from broker.daemon.last_good_config import Kept
 from broker.model.values import Alarm
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, DaemonPolicy, Policy
 from broker.process.log import Log
 from hive_qos.errors import ConfigurationError, HiveError
+from hive_qos.files import write_whole
 
+FILE_BYTES_MAX = 2**20
+"""Some thousand times the longest that the parser's own bounds allow."""
+KEPT_NAME = "configuration.json"
+_KEPT_VERSION = 1
+_KEPT_BYTES_MAX = 8 * FILE_BYTES_MAX
+"""Two texts of at most a mebibyte each, as JSON."""
 _FILE = "broker.toml"
 
 
@@ -38,6 +50,20 @@ class Source:
     read: Callable[[], str]
     parse: Callable[[str], Policy]
     state_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept on disk (`configuration.json` in the state directory): whole texts, as they stood in `broker.toml`.
+
+    Args:
+        good: the text in force when a start or a reload had worked, or was confirmed.
+        refused: a text that is on trial, or was not confirmed in time; None where there is none. It is written before
+            the trial begins, so that a daemon that is killed during it starts with the good one.
+    """
+
+    good: str | None = None
+    refused: str | None = None
 
 
 class ConfigStore:
@@ -65,7 +91,7 @@ class ConfigStore:
         except HiveError as error:
             problem = error
         self._state_dir = policy.daemon.state_dir if policy is not None else self._state_dir_of(text)
-        self._kept = last_good_config.read(self._state_dir)
+        self._kept = read_kept(self._state_dir)
         if policy is not None and text != self._kept.refused:
             self._text = text
             return policy
@@ -193,7 +219,7 @@ class ConfigStore:
 
     def _keep(self, kept: Kept) -> bool:
         try:
-            last_good_config.write(self._state_dir, kept)
+            write_kept(self._state_dir, kept)
         except OSError as problem:
             self._log.error("last-good-not-saved", error=str(problem))
             return False
@@ -214,3 +240,87 @@ class ConfigStore:
 def _one_line(text: str) -> str:
     """For alarms and the log, which escape line breaks: several mistakes come one to a line."""
     return "; ".join(text.splitlines())
+
+
+def read_file(path: Path, *, key: str = "--config") -> str:
+    """Give the text of a file that nobody is writing: half of one may be good TOML, and would be taken for all of it.
+
+    Who writes a file in place has it open meanwhile. The kernel gives a read lease only where nobody has (fcntl(2),
+    F_SETLEASE). While we hold it, whoever opens the file to write waits for us. File systems without leases (NFS, FUSE)
+    and files of other users, for who has no CAP_LEASE, are read as they are.
+
+    Args:
+        key: what an error calls it.
+
+    Raises:
+        ConfigurationError: it cannot be read, is too long, is no text, or somebody is writing it.
+    """
+    try:
+        with open(path, "rb") as file:
+            _take_lease(file.fileno())  # it ends with the descriptor
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as problem:
+        if problem.errno == errno.EAGAIN:
+            why = "somebody is writing it: save it first, then try again"
+            raise ConfigurationError(key, str(path), why) from problem
+        raise ConfigurationError(key, str(path), f"cannot be read: {problem.strerror}") from problem
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigurationError(key, str(path), f"longer than {FILE_BYTES_MAX} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise ConfigurationError(key, str(path), "not UTF-8 text") from problem
+
+
+def _take_lease(descriptor: int) -> None:
+    """Hold off writers.
+
+    Raises:
+        BlockingIOError: somebody has the file open to write.
+    """
+    # Of a writer that comes meanwhile we are told by a signal: one that is ignored unless somebody handles it.
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as problem:
+        if problem.errno == errno.EAGAIN:
+            raise
+
+
+def read_kept(state_directory: str) -> Kept:
+    """What is kept there; nothing where the file is not there, damaged, or could be somebody else's.
+
+    What stands in it is believed as `broker.toml` is: the directory and the file have to be root's or our own.
+    """
+    path = Path(state_directory) / KEPT_NAME
+    try:
+        if not all(_ours(os.lstat(place)) for place in (state_directory, path)):
+            return Kept()
+        with open(path, encoding="utf-8", opener=_without_links) as file:
+            entry = json.loads(file.read(_KEPT_BYTES_MAX))
+        good, refused = entry["good"], entry["refused"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return Kept()
+    if entry.get("version") != _KEPT_VERSION or not all(
+        text is None or isinstance(text, str) for text in (good, refused)
+    ):
+        return Kept()
+    return Kept(good=good, refused=refused)
+
+
+def write_kept(state_directory: str, kept: Kept) -> None:
+    """Replace what is kept.
+
+    Raises:
+        OSError: it cannot be written; what was kept stays.
+    """
+    entry = {"version": _KEPT_VERSION, "good": kept.good, "refused": kept.refused}
+    write_whole(Path(state_directory) / KEPT_NAME, json.dumps(entry, indent=1))
+
+
+def _ours(found: os.stat_result) -> bool:
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)

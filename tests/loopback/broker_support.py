@@ -16,8 +16,7 @@ from patience import LIMIT_S, wait_until
 
 from broker import client
 from broker.client.protocol import encode
-from broker.daemon import config_file
-from broker.daemon.config_store import ConfigStore, Source
+from broker.daemon.config_store import ConfigStore, Source, read_file
 from broker.daemon.daemon import Daemon, Options
 from broker.policy.toml import load
 from broker.process.log import open_log
@@ -84,7 +83,7 @@ class Running:
                 self.error = problem
 
         path = self.folder / "broker.toml"
-        source = Source(read=lambda: config_file.read(path), parse=load, state_dir=str(self.folder / "state"))
+        source = Source(read=lambda: read_file(path), parse=load, state_dir=str(self.folder / "state"))
         options = Options(ConfigStore(source, log=open_log()))
         self.daemon = Daemon(options, kernel=self.kernel, classifier=FakeClassifier(), log=open_log(),
                              mark=self.mark or mark, namespace=self.namespace or claim_of(self.folder),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.daemon.config_file import BYTES_MAX, read
+from broker.daemon.config_store import FILE_BYTES_MAX, read_file
 from broker.policy.toml import load
 from hive_qos.errors import ConfigurationError
 
@@ -26,15 +26,15 @@ def test_half_a_file_is_refused_although_it_is_good_toml_and_the_whole_one_is_ta
         writer.flush()
         assert load(path.read_text()).interfaces, "nothing in the text itself says that more is to come"
         with pytest.raises(ConfigurationError, match="somebody is writing it"):
-            read(path)
+            read_file(path)
         writer.write(REST)
-    assert read(path) == HALF + REST
+    assert read_file(path) == HALF + REST
 
 
 def test_nobody_waits_for_who_has_read(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(HALF)
-    read(path)
+    read_file(path)
     os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # EWOULDBLOCK while there is a lease
 
 
@@ -53,7 +53,7 @@ def test_who_writes_while_it_is_read_harms_neither(tmp_path: Path) -> None:
     taken = 0
     while not done.is_set() or not taken:
         with contextlib.suppress(ConfigurationError):  # it is being written
-            assert read(path) in texts
+            assert read_file(path) in texts
             taken += 1
     writer.join()
 
@@ -69,14 +69,18 @@ def test_where_there_are_no_leases_it_is_read_as_it_is(tmp_path: Path, monkeypat
     monkeypatch.setattr(fcntl, "fcntl", without)
     path = tmp_path / "broker.toml"
     path.write_text(HALF)
-    assert read(path) == HALF
+    assert read_file(path) == HALF
 
 
 def test_what_is_no_configuration_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
-    for content, words in ((b"x" * (BYTES_MAX + 1), "longer than"), (b"\xff", "not UTF-8"), (None, "cannot be read")):
+    for content, words in (
+        (b"x" * (FILE_BYTES_MAX + 1), "longer than"),
+        (b"\xff", "not UTF-8"),
+        (None, "cannot be read"),
+    ):
         path.unlink(missing_ok=True)
         if content is not None:
             path.write_bytes(content)
         with pytest.raises(ConfigurationError, match=words):
-            read(path)
+            read_file(path)

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from broker.daemon import last_good_config
-from broker.daemon.config_store import ConfigStore, Source
-from broker.daemon.last_good_config import Kept
+from broker.daemon.config_store import KEPT_NAME, ConfigStore, Kept, Source, read_kept, write_kept
 from broker.policy.toml import load
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, Policy
 from broker.process.log import open_log
@@ -107,7 +105,7 @@ def test_what_cannot_be_taken_up_at_a_start_gives_way_to_the_last_good_one(host:
     assert rate(daemon.instead(daemon.first, ConfigurationError("interface.name", "eth0", "no such interface"))) == 10
     daemon.started()
     assert host.codes() == ["configuration-rejected"]
-    assert last_good_config.read(str(host.state)).good == text(10)
+    assert read_kept(str(host.state)).good == text(10)
 
 
 def test_the_last_good_one_that_cannot_be_taken_up_has_nothing_behind_it(host: Host) -> None:
@@ -194,7 +192,7 @@ def test_a_trial_that_could_not_be_remembered_is_not_begun(host: Host) -> None:
 
 def test_a_bad_file_is_asked_where_the_state_is_kept(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir(mode=0o700)
-    last_good_config.write(str(tmp_path / "s"), Kept(good=text(10)))
+    write_kept(str(tmp_path / "s"), Kept(good=text(10)))
     bad = f'[daemon]\nstate_dir = "{tmp_path}/s"\n'
     found = ConfigStore(Source(read=lambda: bad, parse=load), log=open_log()).first
     assert rate(found) == 10
@@ -203,19 +201,19 @@ def test_a_bad_file_is_asked_where_the_state_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"version": 2, "good": "x", "refused": null}',
                                     '{"version": 1, "good": 5, "refused": null}'])  # fmt: skip
 def test_a_damaged_memory_is_no_memory(host: Host, damage: str) -> None:
-    (host.state / last_good_config.NAME).write_text(damage)
-    assert last_good_config.read(str(host.state)) == Kept()
+    (host.state / KEPT_NAME).write_text(damage)
+    assert read_kept(str(host.state)) == Kept()
     assert host.started_with() == 10
 
 
-@pytest.mark.parametrize("where", [".", last_good_config.NAME])
+@pytest.mark.parametrize("where", [".", KEPT_NAME])
 def test_what_others_could_have_written_is_not_believed(host: Host, where: str) -> None:
     host.started_with()
-    assert last_good_config.read(str(host.state)) == Kept(good=text(10))
+    assert read_kept(str(host.state)) == Kept(good=text(10))
     os.chmod(host.state / where, 0o777)
-    assert last_good_config.read(str(host.state)) == Kept()
+    assert read_kept(str(host.state)) == Kept()
 
 
 def test_nobody_else_reads_what_is_kept(host: Host) -> None:
     host.started_with()
-    assert (host.state / last_good_config.NAME).stat().st_mode & 0o777 == 0o600
+    assert (host.state / KEPT_NAME).stat().st_mode & 0o777 == 0o600
