@@ -73,7 +73,8 @@ def broker(
     state = None if state_dir is None else str(state_dir.absolute())
     # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
     configurations = ConfigStore(Source(read=lambda: _read(config), parse=parse, state_dir=state), log=log)
-    from broker.daemon.daemon import Daemon, Options
+    from broker.daemon.composition import Environment, Options
+    from broker.daemon.daemon import Daemon
     from broker.process.notify import Notifier
     from broker.process.rt_budget import RtBudget
     from broker.process.socket_finder_client import SocketFinder
@@ -96,19 +97,16 @@ def broker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     signal.signal(signal.SIGHUP, reload)
-    classifier = _classifier()
-    options = Options(configurations, take_over=take_over, rebuild=rebuild, earlier_sockets=True)
-    watchdog, notifier = WatchdogClient(log=log), Notifier()
-    daemon = Daemon(
-        options,
+    given = Environment(
         kernel=RealKernel(),
-        classifier=classifier,
+        classifier=_classifier(),
         log=log,
-        notifier=notifier,
-        watchdog=watchdog,
+        watchdog=WatchdogClient(log=log),
         rt_budget=RtBudget(log=log),
         finder=SocketFinder(log=log),
+        notifier=Notifier(),
     )
+    daemon = Daemon(Options(configurations, take_over=take_over, rebuild=rebuild), given)
     if received:
         daemon.stop()
     gc.freeze()  # what was imported stays: no collection has to walk through it

@@ -1,9 +1,9 @@
 """What a daemon is made of, and who knows whom. Making the parts touches nothing in the kernel.
 
-told by sessions      flows, bursts, needs, jobs, rates
-looked at             routes, links, link events, traffic
-acted through         plant, ingress plant, roster, probes, neighbours
-of every decision     deciding, publishing, recorder
+reported by sessions    flows, bursts, needs, jobs, rates
+measured                routes, links, link events, traffic, rate watch
+enforced through        egress and ingress trees, shaped interfaces, own cgroups, probes, peer link
+for every decision      deciding, publishing, recorder
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.daemon.collect import Collector
@@ -26,19 +26,19 @@ from broker.enforce.inbound_rules import InboundRules
 from broker.enforce.ingress import IngressTrees
 from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.own_cgroups import OwnCgroups
-from broker.enforce.reclassify import Duplicate, Reclassifier
+from broker.enforce.reclassify import Reclassifier
 from broker.measure.flow_table import FlowTable
 from broker.measure.interfaces import InterfaceCounters, Links, Routes
 from broker.measure.link_events import LinkEvents
 from broker.measure.probes import Probes
 from broker.measure.rate_watch import RateWatch
 from broker.measure.route_query import RouteSocket as Netlink
-from broker.measure.socket_owners import SocketOwners, SocketsOf
+from broker.measure.socket_owners import SocketOwners
 from broker.measure.sockets import TcpWatch
-from broker.policy.types import Policy
 from broker.process import proc_fds
 from broker.process.closer_client import CloserClient
 from broker.process.log import Log
+from broker.process.notify import Notifier
 from broker.process.rt_budget import RtBudget
 from broker.process.socket_finder_client import SocketFinder
 from broker.process.watchdog_client import WatchdogClient
@@ -46,11 +46,25 @@ from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
 from broker.sessions.need_table import NeedTable
 from broker.sessions.rate_notifier import RateNotifier
-from shaping.classify import pidfd_getfd
+from shaping.classify.socket_priority import mark_socket
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
 from shaping.model import DSCP, JOB_MINOR
 from shaping.shaper import Shaper
+
+
+@dataclass(frozen=True)
+class Options:
+    """How this daemon was started.
+
+    Args:
+        configurations: what to start with, and what to do at each reload.
+        take_over, rebuild: as `EgressTrees`.
+    """
+
+    configurations: ConfigStore
+    take_over: bool = False
+    rebuild: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,21 +72,26 @@ class Environment:
     """What a daemon is handed, and does not make itself.
 
     Args:
-        kernel: the kernel side.
+        kernel: the kernel side; the daemon closes it.
         classifier: enforces rules on cgroups and users; None where this host cannot.
-        mark: how a passed socket gets its class.
-        watchdog, rt_budget, finder: as `Daemon`.
+        mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
+        watchdog: opens the ceilings when we die; None beside a kernel in memory.
+        rt_budget: lets the loop and the channel go before other programs; None leaves them among those.
+        finder: looks into other processes, which this one may not any more then, so that sockets which were there
+            before their rule get its class. None leaves them.
+        notifier: tells systemd how we are.
         clock: monotonic seconds.
     """
 
     kernel: Kernel
     classifier: Classifier | None
-    mark: Callable[..., None]
-    watchdog: WatchdogClient | None
-    rt_budget: RtBudget | None
-    finder: SocketFinder | None
     log: Log
-    clock: Callable[[], float]
+    mark: Callable[..., None] = mark_socket
+    watchdog: WatchdogClient | None = None
+    rt_budget: RtBudget | None = None
+    finder: SocketFinder | None = None
+    notifier: Notifier = field(default_factory=lambda: Notifier({}))
+    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +119,22 @@ class Components:
     publishing: SnapshotBuilder
     recorder: Recorder | None
     closing: CloserClient
+    watchdog: WatchdogClient | None
     interface_of: Callable[[str], str | None]
+
+    def beat(self, *, busy: bool = False) -> None:
+        """Tell the watchdog that we are alive. Where it has opened the ceilings meanwhile, all is written anew.
+
+        Args:
+            busy: what comes now may take long: the watchdog is patient until the next beat.
+        """
+        if self.watchdog is not None and self.watchdog.beat(busy=busy):
+            self.egress_trees.reopened()
+            self.ingress_trees.reopened()
+
+    def summary(self) -> str:
+        """One line on what is shaped now, for the supervisor."""
+        return f"shaping {', '.join(sorted(self.egress_trees.names))}"
 
     def put_back(self) -> tuple[str, ...]:
         """Take away what was built, and put back what was there before. Returns what went wrong."""
@@ -118,18 +152,9 @@ class Components:
         self.closing.close()
 
 
-def compose(
-    given: Environment,
-    policy: Policy,
-    *,
-    journal: Journal,
-    configurations: ConfigStore,
-    take_over: bool,
-    rebuild: bool,
-    earlier_sockets: bool,
-) -> Components:
-    """Make the parts for a policy to start with. Arguments as of `daemon.Options`."""
-    log, clock = given.log, given.clock
+def compose(given: Environment, options: Options, journal: Journal) -> Components:
+    """Make the parts for the policy to start with."""
+    log, clock, policy = given.log, given.clock, options.configurations.first
     netlink = Netlink()
     routes, links, traffic = Routes(netlink), Links(netlink.link), InterfaceCounters()
     rate_watch = RateWatch(traffic.sent_bytes, clock=clock)
@@ -137,7 +162,7 @@ def compose(
     jobs, peer_link = JobTable(len(JOB_MINOR)), PeerLink()
     recorder = Recorder(policy.daemon.record_file, log=log) if policy.daemon.record_file else None
     shaper = Shaper(given.kernel, journal, classifier=given.classifier)
-    egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=take_over, rebuild=rebuild)
+    egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=options.take_over, rebuild=options.rebuild)
     receivers = InboundRules(log=log, clock=clock)
     ingress_trees = IngressTrees(shaper, receivers=receivers, log=log, clock=clock)
     probes = Probes(mark=marking_control(given.mark, egress_trees), log=log, clock=clock)
@@ -147,9 +172,10 @@ def compose(
     own_cgroups = OwnCgroups(wanted=given.classifier is not None, log=log)
     cgroup_mount = cgroups.mount_point()
     closing = CloserClient(log=log, clock=clock)
-    sockets_of, duplicate, cpu_clock = _access_to_processes(given.finder)
-    earlier = None
-    if earlier_sockets:
+    finder, earlier = given.finder, None
+    socket_owners = SocketOwners(cgroup_mount, sockets_of=proc_fds.sockets_of)
+    if finder is not None:
+        socket_owners = SocketOwners(cgroup_mount, sockets_of=finder.sockets_of, cpu_clock=finder.cpu_s)
         earlier = Reclassifier(
             mount=Path(cgroup_mount) if cgroup_mount is not None else None,
             mark=given.mark,
@@ -157,9 +183,9 @@ def compose(
             close=lambda descriptor, *, uid: closing.take([descriptor], uid=uid),
             log=log,
             mark_minor=egress_trees.mark_minor,
-            sockets_of=sockets_of,
-            duplicate=duplicate,
-            cpu_clock=cpu_clock,
+            sockets_of=finder.sockets_of,
+            duplicate=finder.duplicate,
+            cpu_clock=finder.cpu_s,
         )
 
     def interface_of(address: str) -> str | None:
@@ -201,12 +227,12 @@ def compose(
         jobs=jobs,
         peer_link=peer_link,
         probes=probes,
-        configurations=configurations,
+        configurations=options.configurations,
         watchdog=given.watchdog,
         rt_budget=given.rt_budget,
         earlier=earlier,
         recorder=recorder,
-        socket_owners=SocketOwners(cgroup_mount, sockets_of=sockets_of, cpu_clock=cpu_clock),
+        socket_owners=socket_owners,
         log=log,
         started_s=clock(),
     )
@@ -232,6 +258,7 @@ def compose(
         publishing=publishing,
         recorder=recorder,
         closing=closing,
+        watchdog=given.watchdog,
         interface_of=interface_of,
     )
 
@@ -243,10 +270,3 @@ def marking_control(mark: Callable[..., None], egress_trees: EgressTrees) -> Cal
         mark(own, minor=egress_trees.mark_minor("control"), dscp=DSCP["control"])
 
     return mark_control
-
-
-def _access_to_processes(finder: SocketFinder | None) -> tuple[SocketsOf, Duplicate, Callable[[], float]]:
-    """How other processes' sockets are listed and duplicated, and the clock that counts what this costs."""
-    if finder is None:
-        return proc_fds.sockets_of, pidfd_getfd.duplicate, time.thread_time
-    return finder.sockets_of, finder.duplicate, finder.cpu_s

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import selectors
 import socket
-from collections.abc import Callable
 
 from broker.api.latest_snapshot import LatestSnapshot
 from broker.api.requests import PendingCommands, PolicyRequests
@@ -16,12 +15,10 @@ from broker.api.server import HttpApi
 from broker.client.mailbox import Wake
 from broker.daemon.active_policy import ActivePolicy
 from broker.daemon.composition import Components, Environment
-from broker.daemon.reload import Reloader
 from broker.daemon.tick import TickResult
 from broker.daemon.tick_scheduler import IDLE_TICK_S, Due, Events, TickScheduler
 from broker.law.activity import is_active
 from broker.policy.types import Policy
-from broker.process.notify import Notifier
 from broker.process.watchdog import BEATS_WITHIN_S
 from broker.sessions.server import SessionServer
 from broker.sessions.service import SessionService
@@ -31,29 +28,24 @@ class Loop:
     """Serves sessions and readers, and keeps the kernel to what is decided.
 
     Args:
-        beat: tells the watchdog that we live.
-        shaping: one line on what is shaped now, for the supervisor.
+        commands: what signals ask for. wake: wakes the loop for them, and for requests.
+        requests: what HTTP asks of the policy.
     """
 
     def __init__(
         self,
         given: Environment,
         parts: Components,
-        in_force: ActivePolicy,
+        active_policy: ActivePolicy,
         *,
-        wishes: PendingCommands,
+        commands: PendingCommands,
         wake: Wake,
-        control: PolicyRequests,
-        showing: LatestSnapshot,
-        reloads: Reloader,
-        notifier: Notifier,
-        beat: Callable[[], None],
-        shaping: Callable[[], str],
+        requests: PolicyRequests,
+        latest_snapshot: LatestSnapshot,
     ) -> None:
-        self._environment, self._components, self._active_policy = given, parts, in_force
-        self._commands, self._wake, self._control, self._latest_snapshot = wishes, wake, control, showing
-        self._reloads, self._notifier, self._beat, self._shaping = reloads, notifier, beat, shaping
-        self._clock = given.clock
+        self._environment, self._components, self._active_policy = given, parts, active_policy
+        self._commands, self._wake, self._requests, self._latest_snapshot = commands, wake, requests, latest_snapshot
+        self._clock, self._notifier = given.clock, given.notifier
         self._links_changed = False
         self._made: TickResult | None = None
         self._tick_s_max = 0.0
@@ -66,7 +58,7 @@ class Loop:
             selector.register(self._components.link_events, selectors.EVENT_READ, self._hear_of_links)
             self._open_sessions()
             try:
-                self._beat()
+                self._components.beat()
                 self._scheduler = TickScheduler(
                     now_s=self._clock(), interval_s=self._active_policy.policy.daemon.tick_s
                 )
@@ -111,11 +103,11 @@ class Loop:
             path=daemon.api_socket,
             snapshot=self._latest_snapshot.ask,
             authority=lambda: self._active_policy.authority,
-            ask=self._control.ask,
+            ask=self._requests.ask,
             closing=self._components.closing,
         )
         try:
-            self._notifier.ready(self._shaping())
+            self._notifier.ready(self._components.summary())
             names = ",".join(sorted(self._components.egress_trees.names))
             self._environment.log.info("daemon-ready", interfaces=names, socket=daemon.session_socket)
             self._go_round()
@@ -125,11 +117,11 @@ class Loop:
     def _go_round(self) -> None:
         rate_watch, watchdog_s = self._components.rate_watch, self._clock()
         while not self._commands.stop:
-            self._beat()
+            self._components.beat()
             wake_s = min(self._scheduler.due_s(self._events()), rate_watch.next_s, self._clock() + BEATS_WITHIN_S)
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
-            self._reloads.heed()
+            self._active_policy.look()
             rate_watch.look()
             now_s = self._clock()
             events = self._events()

@@ -120,9 +120,12 @@ class TickRunner:
         self._state = decision.state
         self.ticks += 1
         self.again_s = None if decision.again_s is None else now_s + decision.again_s
-        first, second = self._ask_others, self._apply_egress
-        for act in (second, first) if asked else (first, second):
-            act(decision, policy)
+        if asked:
+            self._apply_egress(decision, policy)
+            self._peer_link.ask(decision.holds)
+        else:
+            self._peer_link.ask(decision.holds)
+            self._apply_egress(decision, policy)
         self._peer_link.answer(decision)
         self._rate_watch.want(decision.watches)
         if looks_soon(decision):
@@ -145,9 +148,6 @@ class TickRunner:
                 now_s=now_s,
                 urgent=urgent,
             )
-
-    def _ask_others(self, decision: Decision, _: Policy) -> None:
-        self._peer_link.ask(decision.holds)
 
     def _apply_egress(self, decision: Decision, policy: Policy) -> None:
         self._shaped_interfaces.apply(decision.allocation, policy=policy, class_cgroups=self._own_cgroups.paths)

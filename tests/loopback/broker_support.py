@@ -16,8 +16,9 @@ from patience import LIMIT_S, wait_until
 
 from broker import client
 from broker.client.protocol import encode
+from broker.daemon.composition import Environment, Options
 from broker.daemon.config_store import ConfigStore, Source, read_file
-from broker.daemon.daemon import Daemon, Options
+from broker.daemon.daemon import Daemon
 from broker.policy.toml import load
 from broker.process.log import open_log
 from broker.process.notify import Notifier
@@ -85,9 +86,14 @@ class Running:
         path = self.folder / "broker.toml"
         source = Source(read=lambda: read_file(path), parse=load, state_dir=str(self.folder / "state"))
         options = Options(ConfigStore(source, log=open_log()))
-        self.daemon = Daemon(options, kernel=self.kernel, classifier=FakeClassifier(), log=open_log(),
-                             mark=self.mark or mark, namespace=self.namespace or claim_of(self.folder),
-                             notifier=self.notifier)  # fmt: skip
+        given = Environment(
+            kernel=self.kernel,
+            classifier=FakeClassifier(),
+            log=open_log(),
+            mark=self.mark or mark,
+            notifier=self.notifier or Notifier({}),
+        )
+        self.daemon = Daemon(options, given, namespace=self.namespace or claim_of(self.folder))
         self.thread = threading.Thread(target=run, args=(self.daemon,))
         self.thread.start()
         wait_until(lambda: self.error is not None or self.answers())
@@ -106,7 +112,7 @@ class Running:
             held.set()
             release.wait(60)
 
-        self.daemon._reloads.reload = hold  # type: ignore[assignment, method-assign]
+        self.daemon._active_policy.reload = hold  # type: ignore[assignment, method-assign]
         self.daemon.reload()
         assert held.wait(LIMIT_S)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.daemon.composition import Components, Environment, compose
+from broker.daemon.composition import Components, Environment, Options, compose
 from broker.daemon.config_store import ConfigStore, Source
 from broker.model.leases import Hold
 from broker.policy.toml import load
@@ -40,15 +39,9 @@ class Kernel(FakeKernel):
 
 
 def made(tmp_path: Path, order: list[str]) -> Components:
-    given = Environment(
-        kernel=Kernel(order), classifier=None, mark=lambda *_, **__: None, watchdog=None, rt_budget=None, finder=None,
-        log=open_log(), clock=time.monotonic,
-    )  # fmt: skip
+    given = Environment(kernel=Kernel(order), classifier=None, mark=lambda *_, **__: None, log=open_log())
     source = Source(read=lambda: text("20 Mbit/s"), parse=load, state_dir=str(tmp_path))
-    return compose(
-        given, policy("20 Mbit/s"), journal=Journal(tmp_path), configurations=ConfigStore(source, log=given.log),
-        take_over=False, rebuild=False, earlier_sockets=False,
-    )  # fmt: skip
+    return compose(given, Options(ConfigStore(source, log=given.log)), Journal(tmp_path))
 
 
 @pytest.mark.parametrize(

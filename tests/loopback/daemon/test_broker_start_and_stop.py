@@ -10,8 +10,9 @@ import pytest
 from broker_support import CONFIGURATION, Running, ask, claim_of, connected
 from patience import LIMIT_S, wait_until
 
+from broker.daemon.composition import Environment, Options
 from broker.daemon.config_store import ConfigStore, Source
-from broker.daemon.daemon import Daemon, Options
+from broker.daemon.daemon import Daemon
 from broker.daemon.peer_link import PeerLink
 from broker.enforce.shapes import shape_of
 from broker.law.decide import decide
@@ -151,7 +152,8 @@ def test_a_stop_that_comes_before_the_start_touches_nothing(tmp_path: Path) -> N
     running.write()
     source = Source(read=lambda: (tmp_path / "broker.toml").read_text(), parse=load)
     options = Options(ConfigStore(source, log=open_log()))
-    daemon = Daemon(options, kernel=running.kernel, classifier=None, log=open_log(), namespace=claim_of(tmp_path))
+    given = Environment(kernel=running.kernel, classifier=None, log=open_log())
+    daemon = Daemon(options, given, namespace=claim_of(tmp_path))
     daemon.stop()
     daemon.run()
     assert daemon.snapshot is None
