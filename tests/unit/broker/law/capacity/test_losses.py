@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from changing_link import Changing
-from seeds import assert_most, over_seeds
 
 from broker.law.capacity import signals
 from broker.law.state import SignalState
 from broker.model.values import ClassSample, FlowSample
-from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES
 
 TICK_S, CUT_S, DRAINED_S = 0.1, 3.0, 3.4
@@ -90,23 +87,3 @@ def test_a_connection_that_is_looked_at_once_a_second_counts_from_its_second_loo
 def test_a_connection_that_is_followed_since_a_cut_only_owes_as_the_others_do() -> None:
     found = lost_fractions([(50, 0)] * 34 + [(1, 1)] * 10 + [(34, 34), (65, 12)] + [(50, 0)] * 10, from_s=3.5)
     assert max(found) <= MOST
-
-
-def test_a_fall_that_overflows_a_buffer_is_not_cut_a_second_time_for_what_was_lost_before() -> None:
-    """A link of 20 Mbit/s falls to 10. A second after the first cut, to 0.97 of what it carries, came one to 0.64.
-    With 3 of 20 seeds the fall is not followed in 4.6 s: 10.3 to 12.6 Mbit/s stand."""
-    policy = load('version = 1\n[[interface]]\nname = "a"\negress = "20 Mbit/s"\n')
-
-    def stood(seed: int) -> list[int]:
-        """What the rate was later on, drains apart."""
-        world = Changing(
-            policy, lambda at_s: 20e6 if at_s < 5.39 else 10e6, buffer_bytes=250_000, window_bytes=300_000.0,
-            burst_bytes=600_000, parts=2, think_s=0.25, flows=1, seed=seed,
-        )  # fmt: skip
-        world.run(10.0)
-        why = zip(world.a.rates, world.a.reasons, strict=True)
-        return [rate for (at_s, rate), (_, reason) in why if at_s > 6.5 and reason != "draining"]
-
-    found = over_seeds(20, stood)
-    assert_most([min(each) for each in found], 1, at_least=8.5e6)
-    assert_most([min(each) for each in found], 0.85, at_most=10e6)

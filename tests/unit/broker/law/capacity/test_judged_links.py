@@ -1,0 +1,34 @@
+"""The capacity law on every simulated link that it is judged by (judged_links has the links and the goals)."""
+
+from __future__ import annotations
+
+import pytest
+from changing_link import Changing
+from judged_links import SCENARIOS, egress
+from seeds import assert_most, over_seeds
+
+from broker.law.recording import replay
+from broker.policy.toml import load
+
+
+@pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.goals])
+def test_the_law_keeps_its_goals(name: str) -> None:
+    scenario = SCENARIOS[name]
+    found = over_seeds(scenario.seeds, scenario.run)
+    missed = []
+    for goal in scenario.goals:
+        try:
+            figures = [figures[goal.figure] for figures in found]
+            assert_most(figures, goal.share, at_least=goal.at_least, at_most=goal.at_most)
+        except AssertionError as error:
+            missed.append(f"{goal.figure}: {error}")
+    assert not missed, "\n".join(missed)
+
+
+def test_what_both_hosts_recorded_replays_to_the_same_bytes() -> None:
+    def rate(at_s: float) -> float:
+        return 100e6 if at_s < 5 else 30e6 if at_s < 13 else 70e6
+
+    world = Changing(load(egress(100)), rate, window_bytes=460_000.0, seed=2).run(23.0)
+    for host in (world.a, world.b):
+        assert replay(host.lines).first_difference is None
