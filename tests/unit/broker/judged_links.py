@@ -311,6 +311,7 @@ def fluid_unasked(seed: int, **link: object) -> Figures:
     """No peer says when it got a packet: round trips alone."""
     world = fluid(seed, end_s=30, ask=False, **link)  # type: ignore[arg-type]
     return {
+        "fall_s": followed_s(world.rates, 12.0, 0.15e6 * FULL, 1.08e6 * HALF, for_s=1.0),
         "at_4s_most": max(rates(world, 16, 17)),
         "mean": statistics.mean(rates(world, 17, 30)),
         "people_ms": late_ms(world, 17, 30),
@@ -339,6 +340,7 @@ def fluid_settled(seed: int, **link: object) -> Figures:
     world = fluid(seed, end_s=40, **link)  # type: ignore[arg-type]
     return {
         "before_least": min(rates(world, 6, 12)) / FULL,
+        "fall_s": followed_s(world.rates, 12.0, 0.15e6 * FULL, 1.08e6 * HALF, for_s=1.0),
         "after_2s_most": max(rates(world, 14, 40)),
         "mean": statistics.mean(rates(world, 15, 40)),
         "people_ms": late_ms(world, 15, 40),
