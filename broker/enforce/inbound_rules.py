@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import psutil
 from msgspec.structs import replace
 
-from broker.law.capacity.sampling import in_turns
 from broker.measure.flow_table import PassedSocket
 from broker.measure.tcp_diag import BoundSocket, bound_sockets
+from broker.model.fair_share import in_turns
 from broker.process import rights
 from broker.process.log import Log
 from shaping.model import Arrival, Rule

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.law.capacity.sampling import in_turns
 from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.connection_report import ConnectionReport, Endpoint
+from broker.model.fair_share import in_turns
 from broker.model.values import NO_JOB, FlowSample, JobKey
 from broker.policy.types import CLASS_NAMES
 

@@ -34,7 +34,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.law.capacity import delivery_rate, nominal_rate, quorum, signals, thresholds
+from broker.law.capacity import delivery_rate, nominal_rate, quorum, signals
 from broker.law.capacity.decrease import (
     CUT_REFRACTORY_S,
     CUTS,
@@ -211,7 +211,7 @@ def estimate(
 
 def heard(state: CapacityState, flows: Sequence[FlowSample]) -> list[quorum.Heard]:
     """What the destinations say on which the capacity rests, as of the last tick, whose connections `flows` are."""
-    threshold_s = thresholds.at_least(DELAY_S, state.rate_bits_per_s)
+    threshold_s = delivery_rate.threshold_s(DELAY_S, state.rate_bits_per_s)
     return quorum.heard(state.signals, flows=flows, threshold_s=threshold_s, high=HIGH, of=OF)
 
 
@@ -228,8 +228,8 @@ def _blamed(
     agree = partial(quorum.agree, state.signals, now_s=now_s, stalled=stalled)
     if signals.peak_tx_bits_per_s(state.signals, now_s=now_s) < LOAD_MIN * state.rate_bits_per_s:
         return NOTHING
-    delay_s = thresholds.at_least(DELAY_S, state.rate_bits_per_s)
-    quiet_delay_s = thresholds.at_least(QUIET_DELAY_S, state.rate_bits_per_s)
+    delay_s = delivery_rate.threshold_s(DELAY_S, state.rate_bits_per_s)
+    quiet_delay_s = delivery_rate.threshold_s(QUIET_DELAY_S, state.rate_bits_per_s)
     if (
         passed is not None
         and passed.deep

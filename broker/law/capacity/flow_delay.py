@@ -11,11 +11,15 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from broker.law.capacity import cross_traffic, windowed_min
+from broker.law.capacity import cross_traffic
 from broker.law.state import ArrivalState, FlowState, TickState
+from broker.model.fair_share import in_turns
 from broker.model.values import FlowSample
 from broker.policy.types import CLASS_NAMES
 
+FLOWS_MAX, MEASURED_MIN = 32, 16
+"""Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time. Half
+of the places are kept for those that our kernel measures."""
 PROBE = "probe"
 """The source of samples that were asked for: each answer is a new round trip, however small."""
 REPORT = "report"
@@ -45,6 +49,43 @@ OWED_S = 2.0
 
 Span: TypeAlias = tuple[float, float]
 """Excess delay in seconds, at least and at most: it is not known to which instant of our own queue a sample belongs."""
+
+
+PART_S, PARTS = 10.0, 4  # a sample is forgotten after 30 to 40 s
+WINDOW_S = PARTS * PART_S
+"""Over which the least delay is taken. Two clocks drift apart by 2 ms in that time at 50 ppm, and a queue that never
+empties for so long has been found by then."""
+
+Least: TypeAlias = tuple[tuple[float, float], ...]
+"""The windowed minimum of a series: (start, least) of each part of the window, oldest first."""
+
+
+def chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
+    """The connections that are looked at: of the kernel's the busiest, of programs' likewise, but of each user as
+    many."""
+    fresh = [flow for flow in flows if flow.age_s < FLOW_STALE_S and flow.delivered_bytes is not None]
+    if len(fresh) > FLOWS_MAX:
+        fresh.sort(key=lambda flow: (flow.source != PROBE, -(flow.delivered_bytes or 0), flow.key))
+        measured = [flow for flow in fresh if flow.source != REPORT]
+        reported = in_turns([flow for flow in fresh if flow.source == REPORT], of=lambda flow: flow.uid)
+        places = max(MEASURED_MIN, FLOWS_MAX - len(reported))
+        fresh = [*measured[:places], *reported][:FLOWS_MAX]
+    return sorted(fresh, key=lambda flow: flow.key)
+
+
+def with_sample(least: Least, value: float, *, at_s: float) -> Least:
+    """Take a sample, not older than the last, into a windowed minimum."""
+    kept = [part for part in least if part[0] > at_s - WINDOW_S]
+    if kept and at_s - kept[-1][0] < PART_S:
+        kept[-1] = (kept[-1][0], min(kept[-1][1], value))
+    else:
+        kept.append((at_s, value))
+    return tuple(kept)
+
+
+def over(least: Least, value: float) -> float:
+    """By how much a sample that was taken in exceeds the minimum."""
+    return value - min(lowest for _, lowest in least)
 
 
 def is_known(flow: FlowState, *, at_s: float) -> bool:
@@ -93,15 +134,13 @@ def one_way(
     sent_s = now_s - sample.age_s - sample.one_way_age_s
     if before.way_at_s is not None and sent_s <= before.way_at_s + 0.005:
         return before, None, None
-    after = replace(
-        before, way_at_s=sent_s, way_least_s=windowed_min.booked(before.way_least_s, sample.one_way_s, at_s=sent_s)
-    )
+    after = replace(before, way_at_s=sent_s, way_least_s=with_sample(before.way_least_s, sample.one_way_s, at_s=sent_s))
     index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
     near = [tick for tick in ticks if sent_s - QUEUE_JOINED_S <= tick.at_s <= sent_s + QUEUE_LOOK_BACK_S]
     own_s = [tick.queue_s[index] for tick in near]
     if not own_s:
         return after, None, None
-    excess_s = windowed_min.over(after.way_least_s, sample.one_way_s)
+    excess_s = over(after.way_least_s, sample.one_way_s)
     wait_s = max(0.0, excess_s - min(own_s))
     theirs_s, shown_s = cross_traffic.others_s(
         before, wait_s, left_s=sent_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s

@@ -18,7 +18,7 @@ A sender's own slow link looks the same as ours, to him. So two senders have to 
 none: what stands in front of our link, everybody's packets wait in. And of one of them TCP or his broker has to say
 so: a program of ours may say what it likes of as many peers as it likes. What those two say of a sender is a series of
 its own, and where it says anything, programs are not asked about him. No user's programs have more places among the
-series that are followed than another's (`broker.law.capacity.sampling`).
+series that are followed than another's (`broker.model.fair_share`).
 
 What is measured decides against what is told:
 
@@ -40,13 +40,12 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.law.capacity import windowed_min
-from broker.law.capacity.flow_delay import FLOW_STALE_S, QUEUE_TRUSTED_S
+from broker.law.capacity.flow_delay import FLOW_STALE_S, QUEUE_TRUSTED_S, WINDOW_S, over, with_sample
 from broker.law.capacity.inbound_state import InboundCapacityState, SenderDelayState, Series, SourceState
 from broker.law.capacity.quorum import SLOW_APART_S, SLOW_S, VOTE_S, median_of_voters
-from broker.law.capacity.sampling import in_turns
 from broker.law.sharing.promises import LENDER
 from broker.law.state import SignalState
+from broker.model.fair_share import in_turns
 from broker.model.values import FlowSample, SenderSample
 
 Entry = TypeVar("Entry")
@@ -146,13 +145,13 @@ def hear(
         known[key] = entry
         if before is None or at_s < state.ignore_before_s:
             continue
-        over_s = max(0.0, windowed_min.over(entry.least_s, value_s) - else_s)
+        over_s = max(0.0, over(entry.least_s, value_s) - else_s)
         excess = reported if key.startswith(REPORTED) else measured
         last = excess.get(sender_of, (at_s, over_s))
         excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # of one sender who waits least
     latest = sorted(known.values(), key=lambda entry: (-entry.at_s, entry.key))
     kept = _chosen(latest, key=lambda entry: entry.key, user=lambda entry: entry.uid)
-    fresh = tuple(entry for entry in kept if now_s - entry.at_s <= windowed_min.WINDOW_S)
+    fresh = tuple(entry for entry in kept if now_s - entry.at_s <= WINDOW_S)
     return replace(
         state,
         sources=tuple(sorted(fresh, key=lambda entry: entry.key)),
@@ -258,7 +257,7 @@ def rebase(state: InboundCapacityState) -> InboundCapacityState:
 def _with(
     before: SourceState | None, key: str, sender: str, uid: int | None, *, at_s: float, value_s: float
 ) -> SourceState:  # fmt: skip
-    least = windowed_min.booked(before.least_s if before is not None else (), value_s, at_s=at_s)
+    least = with_sample(before.least_s if before is not None else (), value_s, at_s=at_s)
     return SourceState(key, sender, at_s, value_s, least, uid)
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from broker.law.capacity import delivery_rate, quorum, signals, thresholds
+from broker.law.capacity import delivery_rate, quorum, signals
 from broker.law.capacity.decrease import PROBE_STEP
 from broker.law.state import ArrivalState, CapacityState
 
@@ -145,7 +145,9 @@ def _confirmed(state: CapacityState, *, heard: bool) -> bool:
 
 def late_s(state: CapacityState) -> float:
     """From which wait on a packet met a queue of what was tried."""
-    return max(thresholds.at_least(PROBE_DELAY_S, state.rate_bits_per_s), JITTERS * min(state.jitter_s, JITTER_S_MAX))
+    return max(
+        delivery_rate.threshold_s(PROBE_DELAY_S, state.rate_bits_per_s), JITTERS * min(state.jitter_s, JITTER_S_MAX)
+    )
 
 
 def _jitter_s(state: CapacityState) -> float:

@@ -3,7 +3,7 @@
 Each has a vote where our own kernel measured it: TCP_INFO, or an echo that was asked for. What programs say they
 measured is as good as its user, who may invent as many peers as he likes: all that one user says is one vote, that of
 the majority of his peers, and he has no more places among the connections that are looked at than other users
-(broker.law.capacity.sampling). Nothing is remembered here; broker.law.capacity.signals does.
+(broker.model.fair_share). Nothing is remembered here; broker.law.capacity.signals does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from broker.law.capacity.flow_delay import REPORT, peer_of_user
-from broker.law.capacity.sampling import FLOWS_MAX, in_turns
+from broker.law.capacity.flow_delay import FLOWS_MAX, REPORT, peer_of_user
 from broker.law.state import DestinationState, SignalState
+from broker.model.fair_share import in_turns
 from broker.model.values import FlowSample
 
 Value = TypeVar("Value")

@@ -27,12 +27,13 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.law.capacity import delivery_rate, quorum, sampling
+from broker.law.capacity import delivery_rate, quorum
 from broker.law.capacity.flow_delay import (
     FLOW_STALE_S,
     QUEUE_LOOK_BACK_S,
     REPORT,
     Span,
+    chosen,
     counted_since,
     delivery,
     is_known,
@@ -138,7 +139,7 @@ def observe(
     arrivals: list[ArrivalState] = []
     pressed_s, wanting_s = state.pressed_s, state.wanting_s
     lost = sent = lost_since = sent_since = 0
-    for sample in sampling.chosen(flows):
+    for sample in chosen(flows):
         before, at_s = known.get(sample.key) or FlowState(sample.key), now_s - sample.age_s
         if sample.one_way_s is None and is_known(before, at_s=at_s):  # of many TCP connections most, in most ticks
             kept.append(before)

@@ -56,8 +56,7 @@ def test_without_answers_nobody_can_know() -> None:
 
 
 def test_answers_are_heard_beside_any_number_of_connections() -> None:
-    from broker.law.capacity.flow_delay import PROBE
-    from broker.law.capacity.sampling import FLOWS_MAX, chosen
+    from broker.law.capacity.flow_delay import FLOWS_MAX, PROBE, chosen
 
     busy = [FlowSample(f"tcp/{n}", f"10.0.1.{n}", "storage", "tcp-info", 0.0, delivered_bytes=10**9) for n in range(99)]
     probe = FlowSample("probe/10.0.0.7", "10.0.0.7", "control", PROBE, 0.0, delivered_bytes=32)

@@ -10,7 +10,7 @@ from control_loop import Controlled
 from fluid_link import World, quic, tcp
 from msgspec.structs import replace
 
-from broker.law.capacity import delivery_rate, estimator, sampling
+from broker.law.capacity import delivery_rate, estimator, flow_delay
 from broker.law.capacity.estimator import Counters
 from broker.law.capacity.inbound_delay import outbound_queue_s
 from broker.law.recording import replay
@@ -172,9 +172,9 @@ def test_no_number_of_reports_takes_the_places_of_what_the_kernel_measures() -> 
     kernel = [measured(number, wait_s=0.0, delivered=1.0) for number in range(20)]
     liars = [reported(number, wait_s=0.1, uid=1, delivered=1e12) for number in range(200)]
     honest = [reported(number, wait_s=0.0, uid=2, delivered=1e3) for number in range(3)]
-    chosen = sampling.chosen([*liars, *kernel, *honest])
-    assert len(chosen) == sampling.FLOWS_MAX
-    assert sum(flow.source == "tcp-info" for flow in chosen) == sampling.MEASURED_PLACES
+    chosen = flow_delay.chosen([*liars, *kernel, *honest])
+    assert len(chosen) == flow_delay.FLOWS_MAX
+    assert sum(flow.source == "tcp-info" for flow in chosen) == flow_delay.MEASURED_MIN
     assert sum(flow.uid == 2 for flow in chosen) == 3
 
 

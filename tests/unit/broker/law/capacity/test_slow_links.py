@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from broker.law.capacity import thresholds
+from broker.law.capacity import delivery_rate
 
 
 def test_what_a_slow_link_takes_for_few_packets_is_no_queue() -> None:
-    assert thresholds.at_least(0.03, 100e6) == 0.03
-    assert thresholds.at_least(0.012, 4e6) == pytest.approx(thresholds.UNSEEN_BYTES * 8 / 4e6)
+    assert delivery_rate.threshold_s(0.03, 100e6) == 0.03
+    assert delivery_rate.threshold_s(0.012, 4e6) == pytest.approx(delivery_rate.UNSEEN_BYTES * 8 / 4e6)
 
 
 def test_on_a_very_slow_link_two_packets_are_the_most_that_is_left_unseen() -> None:
-    assert thresholds.at_least(0.03, 0.5e6) == thresholds.UNSEEN_S_MAX
-    assert thresholds.at_least(0.03, 64e3) == pytest.approx(2 * thresholds.PACKET_BYTES * 8 / 64e3)
+    assert delivery_rate.threshold_s(0.03, 0.5e6) == delivery_rate.UNSEEN_S_MAX
+    assert delivery_rate.threshold_s(0.03, 64e3) == pytest.approx(2 * delivery_rate.PACKET_BYTES * 8 / 64e3)
