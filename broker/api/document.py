@@ -16,9 +16,9 @@ from broker.api.flows import flow_list, program_list
 from broker.api.programs import SHOWN_MAX as PROGRAMS_SHOWN_MAX
 from broker.api.snapshot import Snapshot
 from broker.api.window_average import Average
-from broker.law.capacity import estimator
+from broker.law.capacity import outbound
+from broker.law.capacity.state import OutboundCapacity
 from broker.law.sharing.promises import LENDER
-from broker.law.state import CapacityState
 from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.values import (
     ClassAllocation,
@@ -79,7 +79,7 @@ def _interfaces(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def _outbound(
-    snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSample | None, known: CapacityState | None
+    snapshot: Snapshot, entry: InterfaceAllocation, sample: InterfaceSample | None, known: OutboundCapacity | None
 ) -> dict[str, Any]:
     shown, segments = _without_jobs(entry), snapshot.segments
     link = _link_of(snapshot, entry)
@@ -94,7 +94,7 @@ def _outbound(
         shown.update(msgspec.to_builtins(segments[entry.name]))
     shown["measured"] = None
     if sample is not None:
-        heard = [] if known is None else estimator.heard(known, sample.flows)
+        heard = [] if known is None else outbound.heard(known, sample.flows)
         shown["measured"] = {
             **_link(sample),
             "counters_age_s": sample.counters_age_s,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from broker.enforce.egress import EgressTrees
 from broker.enforce.shapes import rules_of, shape_of
-from broker.law.capacity.estimator import line_rate
+from broker.law.capacity.outbound import line_rate
 from broker.measure.interfaces import Links
 from broker.measure.link_events import LinkChanges
 from broker.model.reasons import Because

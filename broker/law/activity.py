@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.law.decision import Decision
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN, SENDING_BITS_PER_S
-from broker.law.state import CapacityState, InterfaceState
+from broker.law.state import InterfaceState
 from broker.model.values import InterfaceSample, Measurements
 
 
@@ -30,8 +30,9 @@ def _sends_or_asks(sample: InterfaceSample) -> bool:
 
 def _is_followed(state: InterfaceState) -> bool:
     sending = any((entry.throughput_bits_per_s or 0.0) >= SENDING_BITS_PER_S for entry in state.classes)
-    return sending or (state.capacity is not None and _is_measured(state.capacity))
+    return sending or _is_measured(state)
 
 
-def _is_measured(state: CapacityState) -> bool:
-    return state.rate_bits_per_s < state.base_bits_per_s
+def _is_measured(state: InterfaceState) -> bool:
+    found = state.capacity.estimate if state.capacity is not None else None
+    return found is not None and found.rate_bits_per_s < found.base_bits_per_s

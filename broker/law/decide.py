@@ -5,7 +5,7 @@ Per interface and tick:
     counters    -> throughput, demand, what storage is owed         sharing/demand, sharing/guarantee
     announced   -> credits, bursts under way and due                bursts/announced, bursts/credit
     declared    -> what storage needs, whether data is at risk      sharing/storage_needs
-    signals     -> capacity                                         capacity/estimator
+    signals     -> capacity                                         capacity/outbound, capacity/estimator
     schedules   -> what each class is promised now                  sharing/promises
     all these   -> HTB rate and ceil of each class, and why         sharing/plan, sharing/water_filling
                 -> what each job and connection gets of its class   sharing/jobs
@@ -24,8 +24,8 @@ from msgspec.structs import replace
 
 from broker.law.bursts import announced as bursts
 from broker.law.bursts import credit
-from broker.law.capacity import estimator
-from broker.law.capacity.inbound_delay import OutboundState, outbound_queue_s
+from broker.law.capacity import outbound
+from broker.law.capacity.inbound_delay import OutboundLoad, outbound_queue_s
 from broker.law.decision import Decision
 from broker.law.holds import grant
 from broker.law.holds.request import decide_ingress
@@ -126,11 +126,11 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
     )
 
 
-def _outbound(outcome: _Outcome, *, now_s: float) -> OutboundState:
+def _outbound(outcome: _Outcome, *, now_s: float) -> OutboundLoad:
     """What the way in has to know of the way out."""
     allocation, known = outcome.allocation, outcome.state.capacity
     used = sum(entry.throughput_bits_per_s or 0 for entry in allocation.classes)
-    return OutboundState(
+    return OutboundLoad(
         bits_per_s=allocation.capacity_bits_per_s,
         load=used / max(1, allocation.capacity_bits_per_s),
         excess_s=outbound_queue_s(known.signals if known is not None else None, now_s=now_s),
@@ -155,10 +155,10 @@ def _interface(
     leased = grant.leased(seen.leases)
     read.set_held_back(grant.waiting_bytes(seen.destinations, leased))
     own_flows = grant.not_held(seen.flows, leased)
-    estimate = estimator.estimate(
+    estimate = outbound.estimate(
         now_s=now_s,
         state=state.capacity,
-        base=estimator.base_rate(interface, sample),
+        base=outbound.base_rate(interface, sample),
         flows=own_flows,
         counters=read.counters(),
     )
@@ -203,7 +203,7 @@ def _interface(
     lead_s = bursts.lead_s(seen.flows, excess_s=estimate.excess_s)
     room = bursts.makes_room(state.jobs, holding, lead_s=lead_s, now_s=now_s) if estimate.unsettled else None
     plans = plan(wants, promised=promised, capacity_bits_per_s=rate, storage_waits=room)
-    elsewhere = estimate.state.base_bits_per_s if estimate.one_destination else None
+    elsewhere = estimate.state.estimate.base_bits_per_s if estimate.one_destination else None
     if elsewhere is not None:
         ceiling = promises_of(in_force, elsewhere)[PEOPLE].ceiling
         plans = unheld(plans, ceiling_bits_per_s=ceiling, open_bits_per_s=elsewhere)
@@ -278,7 +278,7 @@ def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, 
 
 
 def _alarms(
-    sample: InterfaceSample, read: Reading, estimate: estimator.CapacityEstimate, promised: Mapping[str, Promises]
+    sample: InterfaceSample, read: Reading, estimate: outbound.OutboundEstimate, promised: Mapping[str, Promises]
 ) -> tuple[Alarm, ...]:
     name = sample.name
     if not read.present:  # what its capacity would be concerns nobody

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from broker.law.capacity.inbound_state import InboundCapacityState
+from broker.law.capacity.state import InboundCapacity
 
 
 class Account(Struct, frozen=True):
@@ -121,7 +121,7 @@ class IngressState(Struct, frozen=True):
     that was announced and is believed last explained what training sends; `brokerless_s` when storage last came from a
     host where no broker holds it back; `allowance_bits_per_s` what storage may send towards us, 0 while nothing is
     held; `observed` bursts that were not announced; `capacity` what the way in carries
-    (`broker.law.capacity.inbound_estimator`); `here` what waits in an IFB of ours.
+    (`broker.law.capacity.inbound`); `here` what waits in an IFB of ours.
     """
 
     name: str
@@ -142,7 +142,7 @@ class IngressState(Struct, frozen=True):
     jobs: tuple[InboundJobState, ...] = ()
     announced_s: float | None = None
     observed: ObservedState = ObservedState()
-    capacity: InboundCapacityState | None = None
+    capacity: InboundCapacity | None = None
     here: tuple[IfbDelayState, ...] = ()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from broker.law.capacity import estimator
+from broker.law.capacity.outbound import Counters
 from broker.law.sharing import demand, guarantee, storage_needs
 from broker.law.sharing.plan import ClassNeeds
 from broker.law.sharing.promises import LENDER
@@ -53,7 +53,7 @@ class Reading:
         found = self.samples.get(name)
         return found.sent_bytes if found else self._before(name).sent_bytes
 
-    def counters(self) -> estimator.Counters | None:
+    def counters(self) -> Counters | None:
         """All classes' counters since the last tick; None where they are not fresh, or began anew."""
         if self.elapsed_s is None or not self.fresh:
             return None
@@ -69,7 +69,7 @@ class Reading:
         received: float | None = None
         if self.received_bytes is not None and self.received_before is not None:
             received = max(0, self.received_bytes - self.received_before) * 8.0
-        return estimator.Counters(classes, tuple(sent), dropped, self.elapsed_s, received)
+        return Counters(classes, tuple(sent), dropped, self.elapsed_s, received)
 
     def observed(self, entry: ClassPolicy, guarantee_bits_per_s: int) -> ClassState:
         """Take in a class' counters: what it uses and, of the lender, what it is owed."""

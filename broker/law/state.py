@@ -9,6 +9,7 @@ import enum
 
 from msgspec import Struct
 
+from broker.law.capacity.state import OutboundCapacity
 from broker.law.inbound_state import HeldState, IngressState
 
 
@@ -123,146 +124,6 @@ class JobUseState(Struct, frozen=True):
     uid: int | None = None
 
 
-class FlowState(Struct, frozen=True):
-    """One connection: its baseline, and where its counters stood lately.
-
-    `points` are (time, delivered bytes, sent packets, lost packets), oldest first. `minimum_s` is the transport's own
-    minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent, `way_wait_s` how
-    long it waited elsewhere, `others_s` what of that is a queue of others (`broker.law.capacity.cross_traffic`), as one
-    sent at `others_at_s` showed; `way_least_s` are (start, least one-way delay) of the last parts of the window over
-    which that baseline is taken, oldest first. `unproven_packets` is how many new ones it has to send before what it
-    loses counts again.
-    """
-
-    key: str
-    baseline_s: float | None = None
-    minimum_s: float | None = None
-    points: tuple[tuple[float, int, int, int], ...] = ()
-    way_at_s: float | None = None
-    way_least_s: tuple[tuple[float, float], ...] = ()
-    way_wait_s: float = 0.0
-    others_s: float = 0.0
-    others_at_s: float = 0.0
-    unproven_packets: int = 0
-
-
-class DestinationState(Struct, frozen=True):
-    """One destination's last delay signals: (time, at least, at most), seconds over the baseline that are not our
-    queue.
-
-    `two_way` where much came in at the time, so that acknowledgements may have waited in a queue towards us; `source`
-    as in `FlowSample`, and `uid` whose programs say it where it is "report"; `asked` where the way there was measured
-    by itself, and then `others_s` is what others' queue adds to the last of them.
-    """
-
-    peer: str
-    two_way: bool
-    source: str = "tcp-info"
-    uid: int | None = None
-    asked: bool = False
-    excess: tuple[tuple[float, float, float], ...] = ()
-    others_s: float = 0.0
-
-
-class ArrivalState(Struct, frozen=True):
-    """One packet whose way was measured: when it left our queue, how long it then waited elsewhere, and how much longer
-    in a queue of others; `peer` as user `uid` knows it (`broker.law.capacity.flow_delay.told_peer`)."""
-
-    peer: str
-    left_s: float
-    wait_s: float
-    others_s: float = 0.0
-    uid: int | None = None
-
-    @property
-    def arrived_s(self) -> float:
-        """When it arrived, but for the way without a queue, which is the same for all."""
-        return self.left_s + self.wait_s + self.others_s
-
-
-class TickState(Struct, frozen=True):
-    """One tick's counters: bits that left and came; packets lost, sent, dropped here; delay in each class' queue; and
-    of the packets lost and sent those of connections that tell of what left since the last cut's drain."""
-
-    at_s: float
-    elapsed_s: float
-    sent_bits: float
-    received_bits: float | None
-    lost_packets: int
-    sent_packets: int
-    dropped_packets: int
-    backlog_bytes: tuple[int, ...]
-    queue_s: tuple[float, ...]
-    lost_since_packets: int = 0
-    sent_since_packets: int = 0
-
-
-class SignalState(Struct, frozen=True):
-    """The memory of the signals. `wire_ratio` is wire bits a delivered bit; `covered` how sure that is, 0 to 1;
-    `pressed_s` when another class than compute last had more to send than the network took, `wanting_s` when any had;
-    `one_way_s` when a one-way signal last came; `received_bits_per_s_max` the most that came in, slowly forgotten;
-    delay that was measured before `ignore_before_s` does not count."""
-
-    flows: tuple[FlowState, ...] = ()
-    destinations: tuple[DestinationState, ...] = ()
-    ticks: tuple[TickState, ...] = ()
-    wire_ratio: float = 1.04
-    covered: float = 0.0
-    pressed_s: float | None = None
-    wanting_s: float | None = None
-    one_way_s: float | None = None
-    received_bits_per_s_max: float = 0.0
-    ignore_before_s: float = 0.0
-    arrivals: tuple[ArrivalState, ...] = ()
-
-
-class CapacityState(Struct, frozen=True):
-    """The estimator of one interface's capacity.
-
-    Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `drain_until_s` until when
-    half of it is used, so that a queue elsewhere empties; `cut_s`, `raised_s`, `changed_s` when it last moved; `hold_s`
-    and `step` of the next probe, `failed_bits_per_s` what came through at the last cut, as mended while it drained,
-    `cut_carried_bits_per_s` as the cut had it, or, if that was by acknowledgements, as arrivals said first, 0 until
-    then; `busy_s` how long the shaper has been the limit since the last move, `free_s` how long it has not been; the
-    `episode_*` fields tell whether delay follows our rate; `ignore_delay_until_s` until when it is believed not to;
-    `settled_bits_per_s` what made no queue before the last raises, 0 where that is not known; `one_destination` whether
-    the rate rests on what one destination says alone, `agreed_s` when two last said the same; `claimed_s` when it was
-    last cut for losses that only programs told of; `unheard_s` how long the shaper has been the limit while no
-    connection told anything; `jitter_s` by how much packets' waits differ from one to the next while nothing more is
-    tried.
-    """
-
-    base_bits_per_s: int
-    rate_bits_per_s: int
-    signals: SignalState = SignalState()
-    drain_until_s: float = 0.0
-    cut_s: float | None = None
-    raised_s: float | None = None
-    changed_s: float = 0.0
-    rate_before_raise_bits_per_s: int = 0
-    hold_s: float = 0.0
-    step: float = 0.0
-    failed_bits_per_s: int = 0
-    back_off_s: float = 0.0
-    busy_s: float = 0.0
-    free_s: float = 0.0
-    episode_rate_bits_per_s: int = 0
-    episode_excess_s: float = 0.0
-    episode_cuts: int = 0
-    cut_from_bits_per_s: int = 0
-    surely_more_bits_per_s: int = 0
-    fallen_s: float | None = None
-    ignore_delay_until_s: float = 0.0
-    settled_bits_per_s: int = 0
-    cut_carried_bits_per_s: int = 0
-    one_destination: bool = False
-    agreed_s: float | None = None
-    claimed_s: float | None = None
-    unheard_s: float = 0.0
-    jitter_s: float = 0.0
-    changed_by: str = ""
-    moved_excess_s: float = 0.0
-    moved_baseline_s: float = 0.0
 
 
 class SegmentState(Struct, frozen=True):
@@ -278,7 +139,7 @@ class InterfaceState(Struct, frozen=True):
     counters_s: float | None = None
     classes: tuple[ClassState, ...] = ()
     received_bytes: int | None = None
-    capacity: CapacityState | None = None
+    capacity: OutboundCapacity | None = None
     bursts: tuple[BurstState, ...] = ()
     jobs: tuple[JobState, ...] = ()
     users: tuple[UserState, ...] = ()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.law.capacity.delivery_rate import Left
-from broker.law.state import FlowState, TickState
+from broker.law.capacity.state import FlowState, TickState
 
 QUEUE_S = 0.03
 """As bloat (broker.law.capacity.decrease): less is no reason for a cut, and noise, booked, comes off every queue of

@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from broker.law.state import ArrivalState, TickState
+from broker.law.capacity.state import ArrivalState, TickState
 
 UNSEEN_BYTES = 16_000
 """What waits in this host where no counter shows it, in a program's hands or on its way to its leaf: ten packets and a

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from broker.law.capacity import cross_traffic
-from broker.law.state import ArrivalState, FlowState, TickState
+from broker.law.capacity.state import ArrivalState, FlowState, TickState
 from broker.model.fair_share import in_turns
 from broker.model.values import FlowSample
 from broker.policy.types import CLASS_NAMES

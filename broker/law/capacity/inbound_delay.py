@@ -41,10 +41,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.law.capacity.flow_delay import FLOW_STALE_S, QUEUE_TRUSTED_S, WINDOW_S, over, with_sample
-from broker.law.capacity.inbound_state import InboundCapacityState, SenderDelayState, Series, SourceState
 from broker.law.capacity.quorum import SLOW_APART_S, SLOW_S, VOTE_S, median_of_voters
+from broker.law.capacity.state import InboundSignalState, SenderDelayState, Series, SignalState, SourceState
 from broker.law.sharing.promises import LENDER
-from broker.law.state import SignalState
 from broker.model.fair_share import in_turns
 from broker.model.values import FlowSample, SenderSample
 
@@ -63,7 +62,7 @@ HELD_FOR_S = 0.5
 """After a hold the sender's own queue is still in what its connections measure: TCP smooths over some round trips."""
 
 
-class OutboundState(Struct, frozen=True):
+class OutboundLoad(Struct, frozen=True):
     """What is known of the other direction: what it carries, what part of that is used, and how long packets wait in a
     queue there, None where nothing one-way is known."""
 
@@ -99,9 +98,9 @@ def outbound_queue_s(state: SignalState | None, *, now_s: float) -> float | None
 
 
 def hear(
-    state: InboundCapacityState, *, flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str],
-    out: OutboundState, now_s: float, here: Mapping[str, float] = NOTHING_HERE,
-) -> InboundCapacityState:  # fmt: skip
+    state: InboundSignalState, *, flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str],
+    out: OutboundLoad, now_s: float, here: Mapping[str, float] = NOTHING_HERE,
+) -> InboundSignalState:  # fmt: skip
     """Take in a tick's samples.
 
     Args:
@@ -168,7 +167,7 @@ def _chosen(
     return [*measured, *reported][:SOURCES_MAX]
 
 
-def verdict(state: InboundCapacityState, *, threshold_s: float, now_s: float) -> Verdict:
+def verdict(state: InboundSignalState, *, threshold_s: float, now_s: float) -> Verdict:
     """What the senders say together."""
     reported, measured = _Votes(), _Votes()
     for sender_delay in state.sender_delays:
@@ -249,7 +248,7 @@ def _since_s(series: Series, *, threshold_s: float) -> float:
     return since_s
 
 
-def rebase(state: InboundCapacityState) -> InboundCapacityState:
+def rebase(state: InboundSignalState) -> InboundSignalState:
     """Take today's times as the path's own."""
     return replace(state, sources=(), sender_delays=())
 
@@ -262,7 +261,7 @@ def _with(
 
 
 def _sender_delays(
-    state: InboundCapacityState,
+    state: InboundSignalState,
     reported: dict[str, tuple[float, float]],
     measured: dict[str, tuple[float, float]],
     *,

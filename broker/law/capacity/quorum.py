@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from msgspec import Struct
 
 from broker.law.capacity.flow_delay import FLOWS_MAX, REPORT, peer_of_user
-from broker.law.state import DestinationState, SignalState
+from broker.law.capacity.state import DestinationState, SignalState
 from broker.model.fair_share import in_turns
 from broker.model.values import FlowSample
 

@@ -41,7 +41,7 @@ from broker.law.capacity.flow_delay import (
     packets,
     round_trip,
 )
-from broker.law.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
+from broker.law.capacity.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
 from broker.model.values import ClassSample, FlowSample
 
 HISTORY_S = 2.0

@@ -31,11 +31,11 @@ from msgspec.structs import replace
 
 from broker.law.capacity import signals
 from broker.law.capacity.flow_delay import REPORT
+from broker.law.capacity.state import SignalState
 from broker.law.inbound_state import HeldState
 from broker.law.sharing import guarantee
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN
 from broker.law.sharing.promises import promises
-from broker.law.state import SignalState
 from broker.model.leases import HELD_CLASS, LEASE_S_MAX, HoldOutcome, Lease
 from broker.model.reasons import Because, Reason
 from broker.model.values import DestinationAllocation, DestinationSample, FlowSample

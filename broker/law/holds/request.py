@@ -27,9 +27,10 @@ from msgspec.structs import replace
 
 from broker.law.bursts import detector, inbound
 from broker.law.bursts.announced import START_S, USED_MIN, start_s
-from broker.law.capacity import ifb_delay, inbound_estimator
+from broker.law.capacity import ifb_delay
+from broker.law.capacity import inbound as inbound_capacity
 from broker.law.capacity.decrease import DRAIN_FACTOR
-from broker.law.capacity.inbound_delay import HELD_FOR_S, OutboundState
+from broker.law.capacity.inbound_delay import HELD_FOR_S, OutboundLoad
 from broker.law.holds import request_status
 from broker.law.inbound_state import InboundBurstState, IngressState, SenderState
 from broker.law.sharing import guarantee
@@ -82,7 +83,7 @@ class Inflow(Struct, frozen=True):
 
 def decide_ingress(
     *, now_s: float, state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState],
-    out: OutboundState, interface: InterfacePolicy, policy: Policy,
+    out: OutboundLoad, interface: InterfacePolicy, policy: Policy,
 ) -> Inflow:  # fmt: skip
     """Decide what storage may send towards one interface.
 
@@ -151,7 +152,7 @@ def decide_ingress(
             reported,
             policy,
             estimate,
-            inbound_estimator.base_rate(interface, sample),
+            inbound_capacity.base_rate(interface, sample),
             in_kernel=in_kernel,
             holding=bool(allowance),
         ),
@@ -161,16 +162,16 @@ def decide_ingress(
 
 
 def _capacity(
-    state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, out: OutboundState, *, now_s: float
-) -> inbound_estimator.InboundEstimate:
+    state: IngressState, sample: InterfaceSample | None, interface: InterfacePolicy, out: OutboundLoad, *, now_s: float
+) -> inbound_capacity.InboundEstimate:
     lately = frozenset(
         entry.address for entry in state.senders if entry.held_s is not None and now_s - entry.held_s < HELD_FOR_S
     )
     here = _wants_ifb(state, interface, now_s=now_s)
-    return inbound_estimator.estimate(
+    return inbound_capacity.estimate(
         now_s=now_s,
         state=state.capacity,
-        base=inbound_estimator.base_rate(interface, sample),
+        base=inbound_capacity.base_rate(interface, sample),
         received_bytes=sample.received_bytes if sample is not None else None,
         flows=sample.flows if sample is not None else (),
         senders=sample.senders if sample is not None else (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from broker.law.capacity.inbound_estimator import InboundEstimate
+from broker.law.capacity.inbound import InboundEstimate
 from broker.law.inbound_state import IngressState
 from broker.law.sharing.promises import LENDER, promises
 from broker.law.sharing.water_filling import Claim, allocate
@@ -72,7 +72,7 @@ def alarms(
     found = []
     if estimate.source == "fallback":
         found.append(Alarm("ingress-unknown", interface.name, Because.INGRESS_UNKNOWN().text))
-    rate, (said, by) = estimate.state.rate_bits_per_s, base
+    rate, (said, by) = estimate.state.estimate.rate_bits_per_s, base
     promised = sum(promises(entry, said).guarantee for entry in policy.classes)
     if by != "fallback" and rate < promised:
         text = (

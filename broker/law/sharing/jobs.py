@@ -33,10 +33,11 @@ from msgspec.structs import replace
 
 from broker.law.bursts.announced import ActiveBurst
 from broker.law.capacity import signals
+from broker.law.capacity.state import SignalState
 from broker.law.sharing import demand
 from broker.law.sharing.available_rate import offered_bits_per_s
 from broker.law.sharing.water_filling import Claim, allocate, allocate_by_user
-from broker.law.state import ClassState, JobUseState, SignalState
+from broker.law.state import ClassState, JobUseState
 from broker.model.fair_share import in_turns
 from broker.model.reasons import Because, Reason
 from broker.model.values import (

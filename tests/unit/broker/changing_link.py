@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from broker.law.capacity.state import Phase
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.recording import header_line, tick_line
@@ -176,6 +177,7 @@ class Host:
         self.reasons: list[tuple[float, str]] = []
         self.plan: dict[str, tuple[float, float]] = {}
         self.capacity = 0.0
+        self.raised_s = 0.0
         self.reason = ""
         self.out = Direction()
         self.stalls = random.Random(seed + 77)
@@ -235,12 +237,9 @@ class Host:
         self.again_s = 1e9 if decision.again_s is None else now_s + decision.again_s
         self.rates.append((now_s, interface.capacity_bits_per_s))
         self.reasons.append((now_s, self.reason))
-
-    @property
-    def raised_s(self) -> float | None:
-        """When the law last tried more, whatever it names as the reason for the rate."""
         capacity = self.state.interfaces[0].capacity
-        return capacity.raised_s if capacity else None
+        if capacity and capacity.estimate.phase in (Phase.PROBING, Phase.FORGETTING):
+            self.raised_s = capacity.estimate.changed_s
 
 
 @dataclass

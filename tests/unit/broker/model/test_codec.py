@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from broker.law.state import DestinationState
+from broker.law.capacity.state import DestinationState
 from broker.model.values import Burst, ClassSample, FlowSample, InterfaceSample, Measurements
 from broker.policy.toml import load
 from broker.policy.types import Policy

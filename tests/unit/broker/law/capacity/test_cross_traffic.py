@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.law.capacity import cross_traffic, estimator, inbound_delay
-from broker.law.state import CapacityState, FlowState, TickState
+from broker.law.capacity import cross_traffic, inbound_delay, outbound
+from broker.law.capacity.state import FlowState, OutboundCapacity, TickState
 from broker.model.values import ClassSample, FlowSample
 from broker.policy.types import CLASS_NAMES
 
@@ -90,7 +90,7 @@ def test_after_a_pause_however_long_a_packet_behind_our_own_burst_waits_in_our_o
 Wait = Callable[[float], float]
 
 
-def decided(sends: Callable[[float], float], waits: Wait, *, seconds: float) -> list[CapacityState]:
+def decided(sends: Callable[[float], float], waits: Wait, *, seconds: float) -> list[OutboundCapacity]:
     """What the way out's law makes of a peer that says how long packets took, each tick."""
     state, states, delivered, sent = None, [], 0, dict.fromkeys(CLASS_NAMES, 0.0)
     for number in range(1, round(seconds / TICK_S) + 1):
@@ -103,9 +103,9 @@ def decided(sends: Callable[[float], float], waits: Wait, *, seconds: float) -> 
             delivered_bytes=delivered, sent_packets=delivered // 1400, lost_packets=0,
             one_way_s=waits(now_s - 0.05), one_way_age_s=0.04,
         )  # fmt: skip
-        estimate = estimator.estimate(
+        estimate = outbound.estimate(
             now_s=now_s, state=state, base=(RATE, "configured"), flows=[flow],
-            counters=estimator.Counters(
+            counters=outbound.Counters(
                 tuple(ClassSample(name, 0, 0) for name in CLASS_NAMES), tuple(sent.values()), 0, TICK_S, 0.0
             ),
         )  # fmt: skip
@@ -122,7 +122,7 @@ def flooded(now_s: float) -> float:
 def test_a_receiver_that_others_flood_is_no_reason_to_cut_our_own_way_out() -> None:
     """The burst begins at 2.85 s behind 92 ms of others' packets, and is held up by them until they have passed."""
     states = decided(lambda now_s: 95e6 if now_s > 2.85 else 0.0, flooded, seconds=5)
-    assert {state.rate_bits_per_s for state in states} == {RATE}
+    assert {state.estimate.rate_bits_per_s for state in states} == {RATE}
 
 
 def stays(now_s: float) -> float:
@@ -132,19 +132,19 @@ def stays(now_s: float) -> float:
 
 def test_a_burst_of_a_second_is_sent_through_a_flood_that_lasts() -> None:
     states = decided(lambda now_s: 40e6 if 2.85 < now_s % 6 < 3.85 else 0.0, stays, seconds=30)
-    assert {state.rate_bits_per_s for state in states} == {RATE}
+    assert {state.estimate.rate_bits_per_s for state in states} == {RATE}
 
 
 def test_when_our_own_queue_replaces_theirs_in_a_full_buffer_our_own_way_out_is_cut() -> None:
     """What others stop sending we send: the wait stays, and so does what the link carries."""
     states = decided(lambda now_s: 40e6 if now_s > 2.85 else 0.0, stays, seconds=5)
-    assert 30e6 < states[-1].rate_bits_per_s < 42e6
+    assert 30e6 < states[-1].estimate.rate_bits_per_s < 42e6
 
 
 @pytest.mark.parametrize("begins_s", [0.0, 0.8])
 def test_the_same_queue_while_we_send_is_a_reason(begins_s: float) -> None:
     states = decided(lambda now_s: 95e6 if now_s > begins_s else 0.0, flooded, seconds=3)
-    assert states[-1].rate_bits_per_s < 0.9 * RATE
+    assert states[-1].estimate.rate_bits_per_s < 0.9 * RATE
 
 
 def test_who_asks_what_explains_a_round_trip_is_told_of_others_queue_too() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from broker.law.capacity import delivery_rate, signals
 from broker.law.capacity.delivery_rate import DeliveryRate
-from broker.law.state import ArrivalState, SignalState, TickState
+from broker.law.capacity.state import ArrivalState, SignalState, TickState
 from broker.model.values import ClassSample, FlowSample
 from broker.policy.types import CLASS_NAMES
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from broker.law.capacity import ifb_delay, inbound_delay
-from broker.law.capacity.inbound_delay import OutboundState
-from broker.law.capacity.inbound_state import InboundCapacityState
+from broker.law.capacity.inbound_delay import OutboundLoad
+from broker.law.capacity.state import InboundSignalState
 from broker.law.inbound_state import IfbDelayState
 from broker.model.values import ClassSample, FlowSample, SenderSample
 
-OUT = OutboundState(100_000_000)
+OUT = OutboundLoad(100_000_000)
 
 
 def followed(*readings: tuple[float, int, int]) -> tuple[IfbDelayState, ...]:
@@ -51,7 +51,7 @@ def test_one_reading_that_fails_leaves_what_is_known_and_many_do_not() -> None:
 @pytest.mark.parametrize(("here_s", "seen_s"), [(0.0, 0.1), (0.06, 0.04), (0.2, None)])
 def test_what_waits_here_is_no_networks_queue(here_s: float, seen_s: float | None) -> None:
     """Of TCP and of the transport's clocks alike; where it is too long to be known well, they say nothing."""
-    state = InboundCapacityState(100_000_000, 100_000_000)
+    state = InboundSignalState()
     for now_s, waits_s in ((1.0, 0.0), (1.1, 0.1)):
         state = inbound_delay.hear(
             state,

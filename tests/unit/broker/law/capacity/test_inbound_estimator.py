@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from inflow_link import Inflow, Storage
 
-from broker.law.capacity import inbound_delay, inbound_estimator
-from broker.law.capacity.inbound_delay import OutboundState
-from broker.law.capacity.inbound_state import InboundCapacityState, SenderDelayState
+from broker.law.capacity import inbound as inbound_capacity
+from broker.law.capacity import inbound_delay
+from broker.law.capacity.evidence import INBOUND
+from broker.law.capacity.inbound_delay import OutboundLoad
+from broker.law.capacity.state import InboundCapacity, InboundSignalState, SenderDelayState
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.recording import header_line, replay, tick_line
@@ -85,10 +87,10 @@ def test_on_an_ifb_a_change_is_followed_by_what_tcp_says_beyond_what_waits_here(
     changes = (8.0, 30e6), (18.0, 70e6)
     world = Inflow(POLICY, senders, changes=changes, burst_bytes=1_000_000, pace_bits_per_s=training_bits_per_s).run(26)
     assert min(capacities(world, 2.0, 8.0)) >= 0.9 * LINK
-    assert max(capacities(world, 9.5, 18.0)) <= 1.01 * inbound_estimator.SHOWN * 30e6
+    assert max(capacities(world, 9.5, 18.0)) <= 1.01 * inbound_capacity.SHOWN * 30e6
     assert min(capacities(world, 9.5, 18.0)) >= 0.75 * 30e6
     assert min(capacities(world, 23.0, 26.0)) >= risen_bits_per_s
-    assert max(capacities(world, 23.0, 26.0)) <= 1.01 * inbound_estimator.SHOWN * 70e6
+    assert max(capacities(world, 23.0, 26.0)) <= 1.01 * inbound_capacity.SHOWN * 70e6
 
 
 def test_a_steady_link_keeps_what_is_configured_whatever_floods_it() -> None:
@@ -134,20 +136,20 @@ def test_where_nobody_tells_of_delay_the_configured_rate_stands_and_the_reason_s
 class Ticks:
     """Ticks of a tenth of a second at an estimate: what comes, and how long packets of each sender take."""
 
-    def __init__(self, base_bits_per_s: int = LINK, out: OutboundState | None = None) -> None:
+    def __init__(self, base_bits_per_s: int = LINK, out: OutboundLoad | None = None) -> None:
         self.base = base_bits_per_s, "configured"
-        self.out = out or OutboundState(LINK)
-        self.state: InboundCapacityState | None = None
+        self.out = out or OutboundLoad(LINK)
+        self.state: InboundCapacity | None = None
         self.now_s = 0.0
         self.received_bytes = 0
-        self.estimate: inbound_estimator.InboundEstimate
+        self.estimate: inbound_capacity.InboundEstimate
 
     def go(
         self, seconds: float, *, comes: float, ways: dict[str, float] | None = None,
         brokers: dict[str, float] | None = None, tcp: dict[str, float] | None = None,
         answers: dict[str, float] | None = None, answers_age_s: float = 0.0,
         held: frozenset[str] = frozenset(), limited: bool = False, crowd: int = 0, crowd_s: float = 0.0,
-    ) -> inbound_estimator.InboundEstimate:  # fmt: skip
+    ) -> inbound_capacity.InboundEstimate:  # fmt: skip
         """`crowd`: so many connections of another user, new ones at each tick where `crowd_s` passes between them."""
         for _ in range(round(10 * seconds)):
             self.now_s = round(self.now_s + 0.1, 6)
@@ -175,7 +177,7 @@ class Ticks:
                 )
                 for address in addresses
             )  # fmt: skip
-            self.estimate = inbound_estimator.estimate(
+            self.estimate = inbound_capacity.estimate(
                 now_s=self.now_s, state=self.state, base=self.base, received_bytes=self.received_bytes, flows=flows,
                 senders=senders, held=held, limited=limited, out=self.out,
             )  # fmt: skip
@@ -206,7 +208,7 @@ def test_a_broker_that_sees_no_queue_does_not_vouch_for_a_program_that_says_so_o
     ticks_between: int,
 ) -> None:
     """Ever more delay is told of a storage host and of somebody invented, while the host's broker answers in 5 ms."""
-    ticks = Ticks(out=OutboundState(LINK, load=0.1))
+    ticks = Ticks(out=OutboundLoad(LINK, load=0.1))
     answer_s = 0.005
     for tick in range(600):
         if tick % ticks_between == 0:
@@ -241,7 +243,7 @@ def test_one_users_connections_crowd_no_other_out_of_what_tells_of_a_queue(crowd
         )  # fmt: skip
     assert ticks.estimate.source == "measured"
     assert ticks.state is not None
-    assert len(ticks.state.sources) <= inbound_delay.SOURCES_MAX
+    assert len(ticks.state.signals.sources) <= inbound_delay.SOURCES_MAX
 
 
 def test_of_two_crowds_each_user_s_connections_have_as_many_places() -> None:
@@ -252,7 +254,7 @@ def test_of_two_crowds_each_user_s_connections_have_as_many_places() -> None:
         for number in range(inbound_delay.SOURCES_MAX)
     ]  # fmt: skip
     heard = inbound_delay.hear(
-        InboundCapacityState(LINK, LINK), flows=flows, senders=(), held=frozenset(), out=OutboundState(LINK), now_s=1.0
+        InboundSignalState(), flows=flows, senders=(), held=frozenset(), out=OutboundLoad(LINK), now_s=1.0
     )
     users = [source.uid for source in heard.sources]
     assert users.count(1) == users.count(2) == inbound_delay.SOURCES_MAX // 2
@@ -260,10 +262,10 @@ def test_of_two_crowds_each_user_s_connections_have_as_many_places() -> None:
 
 def test_a_round_trip_counts_where_the_way_out_is_idle_or_explains_its_part() -> None:
     for out, trip_s, found in (
-        (OutboundState(LINK, load=0.1), 0.08, True),
-        (OutboundState(LINK, load=0.9), 0.08, False),
-        (OutboundState(LINK, load=0.9, excess_s=0.0), 0.08, True),
-        (OutboundState(LINK, load=0.9, excess_s=0.07), 0.08, False),
+        (OutboundLoad(LINK, load=0.1), 0.08, True),
+        (OutboundLoad(LINK, load=0.9), 0.08, False),
+        (OutboundLoad(LINK, load=0.9, excess_s=0.0), 0.08, True),
+        (OutboundLoad(LINK, load=0.9, excess_s=0.07), 0.08, False),
     ):
         ticks = Ticks(out=out)
         ticks.go(2.0, comes=40e6, brokers={"b": 0.005, "c": 0.005})
@@ -275,12 +277,12 @@ def test_a_round_trip_from_before_a_drains_end_says_nothing_of_what_is_there_now
     for age_s, seen in ((0.0, True), (1.0, False)):
         ticks = Ticks()
         ticks.go(2.0, comes=60e6, brokers={"b": 0.005, "c": 0.005})
-        while not ticks.state or not ticks.state.drain_until_s:
+        while not ticks.state or not ticks.state.estimate.cut:
             ticks.go(0.1, comes=60e6, brokers={"b": 0.08, "c": 0.08}, held=frozenset({"d"}))
-        ticks.go(ticks.state.drain_until_s - ticks.now_s, comes=20e6, held=frozenset({"d"}))
-        before = ticks.state.sender_delays
+        ticks.go(ticks.state.estimate.cut.drained_s - ticks.now_s, comes=20e6, held=frozenset({"d"}))
+        before = ticks.state.signals.sender_delays
         ticks.go(0.1, comes=40e6, brokers={"b": 0.07, "c": 0.07}, answers_age_s=age_s, held=frozenset({"d"}))
-        assert (ticks.state.sender_delays != before) is seen
+        assert (ticks.state.signals.sender_delays != before) is seen
 
 
 def test_the_reason_stands_while_a_sender_says_now_this_and_now_that() -> None:
@@ -425,7 +427,7 @@ def let_in(
 def test_a_raise_goes_no_further_than_what_came_shows() -> None:
     ticks, found = found_lower({})
     rates = let_in(ticks, 6.0, link=36e6, ways={}, brokers={"b": 0.005, "c": 0.005})
-    assert found < max(rates) <= 1.01 * HEADROOM * inbound_estimator.SHOWN * 36e6
+    assert found < max(rates) <= 1.01 * HEADROOM * inbound_capacity.SHOWN * 36e6
 
 
 @pytest.mark.parametrize("link", [40e6, 0.9 * LINK])
@@ -437,7 +439,7 @@ def test_a_raise_that_nothing_shows_to_be_right_is_undone(link: float) -> None:
     rates = let_in(ticks, 12.0, link=link, ways={}, brokers={"b": 0.005, "c": 0.005})
     beyond = "".join("x" if rate > 1.03 * link else " " for rate in rates)
     assert "x" in beyond, "tried"
-    assert max(len(run) for run in beyond.split()) <= 10 * (inbound_estimator.STANDS_S + 0.1)
+    assert max(len(run) for run in beyond.split()) <= 10 * (INBOUND.proof_s + 0.1)
     assert rates[-1] >= 0.99 * HEADROOM * link
 
 
@@ -455,7 +457,7 @@ def test_nobody_is_sure_whose_last_sample_was_late_and_half_of_them_late_is_doub
     waits_s: tuple[float, ...], clear: bool, disputed: bool
 ) -> None:
     series = tuple((1.0 + place / 10, seconds) for place, seconds in enumerate(waits_s))
-    state = InboundCapacityState(LINK, LINK, sender_delays=(SenderDelayState("b", measured=series),))
+    state = InboundSignalState(sender_delays=(SenderDelayState("b", measured=series),))
     said = inbound_delay.verdict(state, threshold_s=0.012, now_s=1.4)
     assert (said.queue, said.clear, said.disputed) == (False, clear, disputed)
 
@@ -465,12 +467,12 @@ def test_counters_that_go_back_or_are_missing_change_nothing() -> None:
     ticks.go(2.0, comes=60e6, ways={"b": 0.005}, brokers={"c": 0.005})
     ticks.received_bytes = 0
     ticks.go(0.1, comes=0, ways={"b": 0.08}, brokers={"c": 0.08})
-    missing = inbound_estimator.estimate(
+    missing = inbound_capacity.estimate(
         now_s=ticks.now_s + 0.1, state=ticks.state, base=ticks.base, received_bytes=None, flows=(), senders=(),
         held=frozenset(), limited=False, out=ticks.out,
     )  # fmt: skip
     assert missing.rate_bits_per_s == HEADROOM * LINK
-    assert missing.state.came == ()
+    assert missing.state.signals.came == ()
 
 
 def test_what_it_rests_on_is_recorded_and_replays_to_the_byte() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.law.capacity.estimator import FALLBACK_BITS_PER_S, line_rate
+from broker.law.capacity.evidence import FALLBACK_BITS_PER_S
+from broker.law.capacity.outbound import line_rate
 from broker.policy.types import InterfacePolicy
 
 MBIT = 1_000_000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from broker.law.capacity import signals
-from broker.law.state import SignalState
+from broker.law.capacity.state import SignalState
 from broker.model.values import ClassSample, FlowSample
 from broker.policy.types import CLASS_NAMES
 

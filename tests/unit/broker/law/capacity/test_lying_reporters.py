@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker.law.capacity import decrease, estimator, signals
+from broker.law.capacity import decrease, outbound
 from broker.law.capacity.delivery_rate import DeliveryRate
-from broker.law.capacity.estimator import Counters
-from broker.law.state import ArrivalState, CapacityState, SignalState, TickState
+from broker.law.capacity.evidence import OUTBOUND, Carried, Evidence, Queue, Room
+from broker.law.capacity.outbound import Counters
+from broker.law.capacity.state import CapacityState, Cause, Cut, OutboundCapacity, Phase
 from broker.model.values import ClassSample, FlowSample
 from broker.policy.types import CLASS_NAMES
 
@@ -42,7 +43,7 @@ def says_twice(now_s: float, wait_s: float) -> float:
 def rates_of(peers: Sequence[Says], *, falls: bool, until_s: float = 20.0) -> list[tuple[float, float]]:
     """What is decided for a host that always sends all it may, over a link of `FULL` that falls to `HALF` or does not,
     in front of which 0.3 s of it fit."""
-    state: CapacityState | None = None
+    state: OutboundCapacity | None = None
     rate, queue, sent, found = FULL, 0.0, 0.0, []
     for number in range(1, int(until_s / TICK_S) + 1):
         now_s = number * TICK_S
@@ -64,11 +65,11 @@ def rates_of(peers: Sequence[Says], *, falls: bool, until_s: float = 20.0) -> li
             sent_bits=tuple(rate * TICK_S if name == "storage" else 0.0 for name in CLASS_NAMES),
             dropped_packets=0, elapsed_s=TICK_S, received_bits=0.0,
         )  # fmt: skip
-        given = estimator.estimate(
+        given = outbound.estimate(
             now_s=now_s, state=state, base=(int(FULL), "configured"), flows=flows, counters=counters
         )
         state, rate = given.state, given.rate_bits_per_s
-        found.append((now_s, given.state.rate_bits_per_s / 1e6))
+        found.append((now_s, given.state.estimate.rate_bits_per_s / 1e6))
     return found
 
 
@@ -99,49 +100,46 @@ def test_one_of_two_peers_that_says_less_was_carried_does_not_push_the_rate_far_
     assert min(rate for _, rate in rates) >= 12
 
 
-@pytest.mark.parametrize(("waits", "lasts"), [((0.4, 0.3, 0.2, 0.1), True), ((0.004, 0.003, 0.002, 0.001), False)])
-def test_a_drain_goes_on_as_long_as_its_only_peer_stalls_and_ends_when_it_sees_no_queue(
-    waits: Sequence[float], lasts: bool
-) -> None:
-    """Cut at 10 s; of what left since, a packet each tick arrived at once with the others, or without any wait."""
-    ticks = tuple(
-        TickState(9 + number * TICK_S, TICK_S, 9e6 * TICK_S, 0.0, 0, 0, 0, (0,) * 4, (0.0,) * 4) for number in range(16)
-    )
-    arrivals = tuple(ArrivalState("p", 10.05 + number * TICK_S, wait_s) for number, wait_s in enumerate(waits))
-    state = CapacityState(
-        base_bits_per_s=int(FULL), rate_bits_per_s=18_000_000, changed_s=10.8, hold_s=1.0, cut_s=10.0,
-        cut_from_bits_per_s=20_000_000, drain_until_s=10.8, changed_by="delay", failed_bits_per_s=19_000_000,
-        signals=SignalState(ticks=ticks, arrivals=arrivals),
-    )  # fmt: skip
-    now_s = 10.5
-    passed, stalled = decrease.carried(state, since_s=0.0, now_s=now_s)
-    assert (passed, stalled) == (None, frozenset({"p"} if lasts else ()))
-    assert decrease.drain(state, passed, now_s=now_s).drain_until_s == (10.8 if lasts else now_s)
+CUT = Cut(
+    at_s=10.0, cause=Cause.DELAY, from_bits_per_s=20_000_000, carried_bits_per_s=7_500_000,
+    first_bits_per_s=10_000_000, surely_more_bits_per_s=0, drained_s=10.8, excess_s=0.2, baseline_s=0.01,
+)  # fmt: skip
+DRAINING = CapacityState(
+    base_bits_per_s=20_000_000, rate_bits_per_s=7_125_000, phase=Phase.DRAINING, changed_s=10.8, cut=CUT
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("carried", "failed"), [(9.8e6, 9.8e6), (15e6, 10e6), (6e6, 6e6)])
-def test_a_drain_takes_back_what_a_packet_said_that_had_been_held_up(carried: float, failed: float) -> None:
+def evidence(carried: Carried, queue: Queue = Queue()) -> Evidence:  # noqa: B008
+    return Evidence(0.1, limiting=True, heard=True, used=True, queue=queue, carried=carried, room=Room())
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_drain_goes_on_while_nobody_can_tell_and_ends_when_no_queue_is_met(drained: bool) -> None:
+    after = decrease.drain(DRAINING, evidence(Carried(drained=drained)), OUTBOUND, now_s=10.5)
+    assert after.cut is not None
+    assert after.cut.drained_s == (10.5 if drained else 10.8)
+
+
+@pytest.mark.parametrize(("carried", "found"), [(9.8e6, 9.8e6), (15e6, 10e6), (6e6, 6e6)])
+def test_a_drain_takes_back_what_a_packet_said_that_had_been_held_up(carried: float, found: float) -> None:
     """Cut for 10 Mbit/s; one late packet had made 7.5 of it. What is heard then counts, up to what the cut was for."""
-    state = CapacityState(
-        base_bits_per_s=20_000_000, rate_bits_per_s=7_125_000, changed_s=10.8, hold_s=1.0, cut_s=10.0,
-        cut_from_bits_per_s=20_000_000, drain_until_s=10.8, changed_by="delay", failed_bits_per_s=7_500_000,
-        cut_carried_bits_per_s=10_000_000,
-    )  # fmt: skip
-    after = decrease.drain(state, DeliveryRate(carried, 0.5, 0.1, 0.2), now_s=10.4)
-    assert after.failed_bits_per_s == failed
-    assert after.rate_bits_per_s == pytest.approx(0.95 * failed)
+    measured = Carried(measured=DeliveryRate(carried, 0.5, 0.1, 0.2))
+    after = decrease.drain(DRAINING, evidence(measured), OUTBOUND, now_s=10.4)
+    assert after.cut is not None
+    assert after.cut.carried_bits_per_s == found
+    assert after.rate_bits_per_s == pytest.approx(0.95 * found)
 
 
 def test_what_arrivals_say_first_of_a_cut_by_acknowledgements_bounds_what_they_say_later() -> None:
     """The queue's end makes spans short: 31 of 30 Mbit/s, then 35, and 2 % too much stood for two seconds."""
-    state = CapacityState(
-        base_bits_per_s=97_000_000, rate_bits_per_s=97_000_000, changed_by="raise", signals=SignalState(),
-    )  # fmt: skip
-    now = signals.read(state.signals, now_s=10.0)
-    state = decrease.cut(state, now, None, by="delay", limited=True, now_s=10.0)
+    state = CapacityState(base_bits_per_s=97_000_000, rate_bits_per_s=97_000_000, phase=Phase.PROBING)
+    by_acknowledgements = evidence(Carried(assumed_bits_per_s=77e6), Queue(Cause.DELAY, votes=2, excess_s=0.2))
+    state = decrease.cut(state, by_acknowledgements, OUTBOUND, now_s=10.0)
     found = []
     for number, carried in enumerate((31e6, 35e6, 29e6, 30e6)):
-        state = decrease.drain(state, DeliveryRate(carried, 0.5, 0.1, 0.3), now_s=10.1 + number / 10)
-        found.append(state.failed_bits_per_s)
+        measured = evidence(Carried(measured=DeliveryRate(carried, 0.5, 0.1, 0.3)))
+        state = decrease.drain(state, measured, OUTBOUND, now_s=10.1 + number / 10)
+        assert state.cut is not None
+        found.append(state.cut.carried_bits_per_s)
     assert found == [31_000_000, 31_000_000, 29_000_000, 30_000_000]
     assert state.rate_bits_per_s == pytest.approx(0.95 * 30e6)

@@ -10,11 +10,11 @@ from control_loop import Controlled
 from fluid_link import World, quic, tcp
 from msgspec.structs import replace
 
-from broker.law.capacity import delivery_rate, estimator, flow_delay
-from broker.law.capacity.estimator import Counters
+from broker.law.capacity import delivery_rate, flow_delay, outbound
 from broker.law.capacity.inbound_delay import outbound_queue_s
+from broker.law.capacity.outbound import Counters, OutboundEstimate
+from broker.law.capacity.state import ArrivalState, CapacityState, DestinationState, OutboundCapacity, SignalState
 from broker.law.recording import replay
-from broker.law.state import ArrivalState, CapacityState, DestinationState, SignalState
 from broker.model.values import ClassSample, FlowSample, InterfaceAllocation
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES, Policy
@@ -45,11 +45,11 @@ Flows = Callable[[float, float], Sequence[FlowSample]]
 
 def capacities(flows: Flows, *, until_s: float = 20.0, load: float = 0.8) -> list[CapacityState]:
     """What is made of it where the host sends a part of what it may and nothing waits here."""
-    state: CapacityState | None = None
+    state: OutboundCapacity | None = None
     sent, found = 0.0, []
     for number in range(1, int(until_s / TICK_S) + 1):
         now_s = number * TICK_S
-        rate = state.rate_bits_per_s if state is not None else BASE
+        rate = state.estimate.rate_bits_per_s if state is not None else BASE
         bits = load * rate * TICK_S
         sent += bits / 8
         counters = Counters(
@@ -57,11 +57,11 @@ def capacities(flows: Flows, *, until_s: float = 20.0, load: float = 0.8) -> lis
             sent_bits=tuple(bits if name == "storage" else 0.0 for name in CLASS_NAMES),
             dropped_packets=0, elapsed_s=TICK_S, received_bits=0.0,
         )  # fmt: skip
-        given = estimator.estimate(
+        given = outbound.estimate(
             now_s=now_s, state=state, base=(BASE, "configured"), flows=flows(now_s, sent), counters=counters
         )
         state = given.state
-        found.append(state)
+        found.append(state.estimate)
     return found
 
 
@@ -94,7 +94,7 @@ def test_what_one_user_says_alone_is_believed_as_of_one_destination() -> None:
     """An honest job has nobody else to speak for it; what it says holds for training and storage alone."""
     states = capacities(lambda now_s, sent: lies(now_s, sent, peers=2))
     assert min(state.rate_bits_per_s for state in states) < 0.9 * BASE
-    assert all(state.one_destination for state in states if state.rate_bits_per_s < BASE)
+    assert all(state.attribution.one_destination for state in states if state.rate_bits_per_s < BASE)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_two_voices_of_two_destinations_speak_for_the_whole_interface(
 ) -> None:
     states = capacities(lambda now_s, sent: of(growing(now_s), sent))
     assert min(state.rate_bits_per_s for state in states) < 0.9 * BASE
-    assert not any(state.one_destination for state in states)
+    assert not any(state.attribution.one_destination for state in states)
 
 
 def test_two_voices_about_one_address_are_one_destination() -> None:
@@ -126,7 +126,7 @@ def test_two_voices_about_one_address_are_one_destination() -> None:
 
     states = capacities(flows)
     assert min(state.rate_bits_per_s for state in states) < BASE
-    assert all(state.one_destination for state in states if state.rate_bits_per_s < BASE)
+    assert all(state.attribution.one_destination for state in states if state.rate_bits_per_s < BASE)
 
 
 def test_losses_that_one_user_claims_and_the_kernel_does_not_count_make_one_cut_a_minute_and_forbid_no_raise() -> None:
@@ -138,7 +138,7 @@ def test_losses_that_one_user_claims_and_the_kernel_does_not_count_make_one_cut_
         ]
         return [measured(1, wait_s=0.0, delivered=sent, sent=packets), *liar]
 
-    found = [one.state.rate_bits_per_s for one in greedy(flows, until_s=30)]
+    found = [one.state.estimate.rate_bits_per_s for one in greedy(flows, until_s=30)]
     falls = [at for at, (before, after) in enumerate(pairwise(found)) if after < before]
     assert len(falls) == 1
     assert found[-1] == BASE
@@ -152,7 +152,7 @@ def test_losses_too_small_for_a_cut_that_one_user_claims_forbid_no_raise() -> No
         liar = reported(1, wait_s=wait_s, uid=1, delivered=sent, sent=packets * 50, lost=int(packets * 1.5))
         return [measured(1, wait_s=wait_s, delivered=sent, sent=packets), liar]
 
-    found = [one.state.rate_bits_per_s for one in greedy(flows, until_s=40)]
+    found = [one.state.estimate.rate_bits_per_s for one in greedy(flows, until_s=40)]
     assert min(found) < 0.9 * BASE
     assert found[-1] == BASE
 
@@ -163,9 +163,9 @@ def test_losses_that_the_kernel_counts_too_are_believed() -> None:
         both = [reported(1, wait_s=0.0, uid=1, delivered=sent / 2, sent=packets, lost=packets // 10)]
         return [measured(1, wait_s=0.0, delivered=sent / 2, sent=packets, lost=packets // 10), *both]
 
-    states = [one.state for one in greedy(flows, until_s=5)]
+    states = [one.state.estimate for one in greedy(flows, until_s=5)]
     assert states[-1].rate_bits_per_s < 0.5 * BASE
-    assert not any(state.one_destination for state in states)
+    assert not any(state.attribution.one_destination for state in states)
 
 
 def test_no_number_of_reports_takes_the_places_of_what_the_kernel_measures() -> None:
@@ -209,7 +209,7 @@ def test_what_two_have_agreed_on_outlasts_a_minute_in_which_one_of_them_pauses()
         return both if now_s < 12 else both[:1]
 
     states = capacities(flows, until_s=40)
-    assert not any(state.one_destination for state in states)
+    assert not any(state.attribution.one_destination for state in states)
 
 
 # People, where the capacity is one destination's.
@@ -289,9 +289,9 @@ def told_until(silent_from_s: float, again_s: float) -> Flows:
     return flows
 
 
-def greedy(flows: Flows, *, until_s: float, waiting: bool = True) -> list[estimator.CapacityEstimate]:
+def greedy(flows: Flows, *, until_s: float, waiting: bool = True) -> list[OutboundEstimate]:
     """What is made of it where something always waits for all that may leave."""
-    state, found, sent = None, list[estimator.CapacityEstimate](), 0.0
+    state, found, sent = None, list[OutboundEstimate](), 0.0
     for number in range(1, int(until_s / TICK_S) + 1):
         now_s = number * TICK_S
         rate = found[-1].rate_bits_per_s if found else BASE
@@ -302,7 +302,7 @@ def greedy(flows: Flows, *, until_s: float, waiting: bool = True) -> list[estima
             sent_bits=(0.0, 0.0, 0.0, bits), dropped_packets=0, elapsed_s=TICK_S, received_bits=0.0,
         )  # fmt: skip
         found.append(
-            estimator.estimate(
+            outbound.estimate(
                 now_s=now_s, state=state, base=(BASE, "configured"), flows=flows(now_s, sent), counters=counters
             )
         )
