@@ -69,7 +69,6 @@ def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s
         wait_s = measured.wait_s if measured is not None else queue.excess_s
         drain_s = min(DRAIN_S_MAX, wait_s / (1 - DRAIN_FACTOR))
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.probe.back_off_s)) if failed_probe else HOLD_S
-    untouched = rate >= state.base_bits_per_s
     return replace(
         _attributed(state, queue, now_s=now_s),
         rate_bits_per_s=target,
@@ -86,7 +85,6 @@ def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s
             excess_s=queue.excess_s,
             baseline_s=queue.baseline_s,
             votes=queue.votes,
-            fallen_s=now_s if untouched else state.cut.fallen_s if state.cut is not None else None,
         ),
         probe=replace(state.probe, step=PROBE_STEP, back_off_s=back_off_s, since_s=None),
         episode=_episode(state, queue, lower=target < rate, now_s=now_s),

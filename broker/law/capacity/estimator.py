@@ -96,7 +96,6 @@ def estimate(state: CapacityState, evidence: Evidence, direction: Direction, *, 
     state = replace(
         state,
         busy_s=state.busy_s + evidence.elapsed_s if evidence.limiting else kept_s,
-        free_s=0.0 if evidence.limiting else state.free_s + evidence.elapsed_s,
         probe=probe.followed(state, evidence.room),
         unheard_s=0.0 if evidence.heard else state.unheard_s + (evidence.elapsed_s if evidence.used else 0.0),
     )

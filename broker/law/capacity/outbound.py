@@ -41,16 +41,6 @@ HIGH, OF = 3, 4
 DEEP_HIGH, DEEP_OF, SURELY_LESS = 2, 3, 0.8
 """Where a packet waited 100 ms and what was carried is below 0.8 of the rate, two of three do: a hiccup of a peer is no
 reason, for by its arrivals more was carried, not less."""
-QUIET_DELAY_S, QUIET_S = 0.010, 0.8
-QUIET_HIGH, QUIET_OF = 4, 5
-"""BBR and short buffers keep a queue elsewhere below 30 ms (two bandwidth-delay products at most). Then what tells is
-that the shaper has stopped being the limit although connections have more to send, and 10 ms of delay stay: for 0.8
-s."""
-FALL_S = 0.4
-"""In the middle of a burst only two-way signals come. While nothing was cut yet they count when the shaper has stopped
-being the limit for as long, others than training have more to send, and the inbound direction is not what is full."""
-FALLING_S = 1.5
-"""The first cut may not be enough: for so long the same evidence counts again."""
 PROBE_HIGH, PROBE_OF = 2, 3
 """Just after a raise, two of three ticks: a mistake costs only the raise."""
 LIMITED, BACKLOG_BYTES_MIN = 0.9, 3_028
@@ -183,14 +173,13 @@ def _evidence(
     waiting = sum(entry.backlog_bytes for entry in counters.classes) >= BACKLOG_BYTES_MIN
     limiting = waiting and load >= LIMITED
     busy_s = state.busy_s + (counters.elapsed_s if limiting else 0.0)
-    free_s = 0.0 if limiting else state.free_s + counters.elapsed_s
     claimed_s = state.attribution.claimed_s
     refuted = claimed_s is not None and now_s - claimed_s <= CLAIMED_S
     losing = quorum.losing(seen, flows) if refuted or now.lost_fraction > RAISE_LOSS else 0
     if refuted and not losing:
         now = replace(now, lost_packets=0, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
     measured, stalled = _measured(state, seen, since_s=0.0, now_s=now_s)
-    cause, votes = _cause(state, seen, now, measured, stalled, flows, free_s=free_s, now_s=now_s)
+    cause, votes = _cause(state, seen, now, measured, stalled, flows, now_s=now_s)
     last, since, drained = state.cut, None, False
     if last is not None and state.phase in (Phase.DRAINING, Phase.HOLDING) and now_s - last.at_s <= DRAIN_S_LONGEST:
         since, stalled = _measured(state, seen, since_s=last.at_s, now_s=now_s)
@@ -240,7 +229,7 @@ def _measured(
 
 def _cause(
     state: CapacityState, seen: SignalState, now: Signals, measured: DeliveryRate | None, stalled: frozenset[str],
-    flows: Sequence[FlowSample], *, free_s: float, now_s: float,
+    flows: Sequence[FlowSample], *, now_s: float,
 ) -> tuple[Cause | None, int]:  # fmt: skip
     """What speaks for a bottleneck elsewhere, and how many destinations' votes that is, 0 where our own kernel's do not
     confirm what programs say."""
@@ -248,7 +237,7 @@ def _cause(
     if signals.peak_tx_bits_per_s(seen, now_s=now_s) < OUTBOUND.load_min * rate:
         return None, 0
     agree = partial(quorum.agree, seen, now_s=now_s, stalled=stalled)
-    delay_s, quiet_delay_s = threshold_s(DELAY_S, rate), threshold_s(QUIET_DELAY_S, rate)
+    delay_s = threshold_s(DELAY_S, rate)
     surely_less = measured is not None and measured.deep and measured.carried_bits_per_s < SURELY_LESS * rate
     if surely_less and (votes := agree(threshold_s=delay_s, high=DEEP_HIGH, of=DEEP_OF)):
         return Cause.DELAY, votes
@@ -256,19 +245,6 @@ def _cause(
         return Cause.DELAY, votes
     if raised_lately(state, now_s=now_s) and (votes := agree(threshold_s=late_s(state), high=PROBE_HIGH, of=PROBE_OF)):
         return Cause.PROBE, votes
-    fallen_s = state.cut.fallen_s if state.cut is not None else None
-    falling = rate >= state.base_bits_per_s or (fallen_s is not None and now_s - fallen_s < FALLING_S)
-    if (
-        falling
-        and now.pressed
-        and free_s >= FALL_S
-        and signals.less_comes_in(seen, now_s=now_s)
-        and (votes := quorum.two_way_high(seen, now_s=now_s, threshold_s=delay_s, high=HIGH, of=OF))
-    ):
-        return Cause.DELAY, votes
-    quiet = now.pressed and free_s >= QUIET_S
-    if quiet and (votes := agree(threshold_s=quiet_delay_s, high=QUIET_HIGH, of=QUIET_OF)):
-        return Cause.DELAY, votes
     if measured is not None or stalled:
         return None, 0
     settled = state.cut is None or now_s - state.changed_s >= LOSS_SETTLE_S

@@ -139,17 +139,6 @@ def heard(
     return [*measured, *reported][:FLOWS_MAX]
 
 
-def two_way_high(state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int) -> int:
-    """How many two-way destinations see a queue, be it on the way there or back, as in `agree`; 0 unless most do."""
-    sees = []
-    for entry in state.destinations:
-        fresh = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S]
-        if entry.two_way and fresh:
-            sees.append((entry, sum(least_s > threshold_s for _, least_s, _ in fresh) >= high))
-    votes = _by_voter(sees, together=_most)
-    return _at_most_peers(sum(votes), (entry.peer for entry, high in sees if high)) if _most(votes) else 0
-
-
 def losing(state: SignalState, flows: Sequence[FlowSample]) -> int:
     """How many destinations lose packets on the way, each by a vote of its own; 0 unless most that can tell do."""
     known = {flow.key: flow for flow in state.flows}

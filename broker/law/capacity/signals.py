@@ -50,14 +50,10 @@ PEAK_S, PEAK_PART_S = 1.0, 0.08
 """As long as a burst's delay is remembered; a tick, for a shorter part is a few packets."""
 WINDOW_S = 0.3
 """Over which delivery is measured: three reports; shorter shows the grain of acknowledgements, longer the past."""
-RECEIVED_FULL, RECEIVED_FORGET = 0.85, 0.9999
-"""Below 85 % of the most that came in, the way in has room; what was seen fades by a half in twelve minutes."""
 TWO_WAY_PART = 0.3
 """Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
 GAPS_S = 10.0
 """A step is shorter than this where steps matter."""
-PRESSED_S = 0.5
-"""Two reports and a half: whether somebody wants more than the network takes."""
 RATIO_GAIN = 0.05
 """Twenty ticks (2 s): the ratio of wire to delivered bytes changes with the mix of packets only."""
 RATIO_MIN, RATIO_MAX = 0.9, 1.3
@@ -87,9 +83,9 @@ class Signals(Struct, frozen=True):
     """What can be said now.
 
     Fields: `excess_s` the middle one of the destinations, the fresh one-way ones where there are some, None where
-    nobody says anything; `baseline_s` the shortest baseline; `pressed` whether another class than compute has more to
-    send than the network takes; `wanting` whether any class had, since the oldest signal that speaks of a queue;
-    `through_bits_per_s` what arrives, on the wire's scale, None where reports do not cover the traffic;
+    nobody says anything; `baseline_s` the shortest baseline; `wanting` whether any class had more to send than the
+    network takes, since the oldest signal that speaks of a queue; `through_bits_per_s` what arrives, on the wire's
+    scale, None where reports do not cover the traffic;
     `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the last second, and
     `lost_since_packets` and `lost_since_fraction` those of them that were sent after the last cut's drain; `flows` how
     many connections were heard of lately.
@@ -97,7 +93,6 @@ class Signals(Struct, frozen=True):
 
     excess_s: float | None
     baseline_s: float
-    pressed: bool
     wanting: bool
     through_bits_per_s: float | None
     tx_bits_per_s: float
@@ -137,7 +132,7 @@ def observe(
     asked: dict[_Told, float] = {}
     sources: dict[_Told, str] = {}
     arrivals: list[ArrivalState] = []
-    pressed_s, wanting_s = state.pressed_s, state.wanting_s
+    wanting_s = state.wanting_s
     lost = sent = lost_since = sent_since = 0
     for sample in chosen(flows):
         before, at_s = known.get(sample.key) or FlowState(sample.key), now_s - sample.age_s
@@ -157,7 +152,6 @@ def observe(
         compute = sample.traffic_class == "compute"
         if not sample.application_limited:
             wanting_s = now_s
-            pressed_s = pressed_s if compute else now_s
         two_way = _is_two_way(sample, ticks, at_s=at_s)
         if not two_way:
             sent, lost = sent + more_sent, lost + more_lost
@@ -183,10 +177,8 @@ def observe(
         destinations=_destinations(state.destinations, excess, asked, sources, now_s=now_s),
         ticks=tuple(ticks),
         arrivals=delivery_rate.kept(state.arrivals, arrivals, now_s=now_s),
-        pressed_s=pressed_s,
         wanting_s=wanting_s,
         one_way_s=now_s if any(not reported.two_way for reported in excess) else state.one_way_s,
-        received_bits_per_s_max=max(RECEIVED_FORGET * state.received_bits_per_s_max, _received(ticks, now_s=now_s)),
     )
     return _learn(state, now_s=now_s)
 
@@ -201,7 +193,6 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     return Signals(
         excess_s=excess_s,
         baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
-        pressed=state.pressed_s is not None and state.pressed_s > now_s - PRESSED_S,
         wanting=state.wanting_s is not None and state.wanting_s > now_s - quorum.ACTIVE_S,
         through_bits_per_s=through_bits_per_s(state, now_s=now_s) if state.covered > COVERED_MIN else None,
         tx_bits_per_s=tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S),
@@ -211,21 +202,6 @@ def read(state: SignalState, *, now_s: float) -> Signals:
         lost_since_fraction=lost_since / sent_since if sent_since else 0.0,
         flows=sum(1 for flow in state.flows if flow.points and flow.points[-1][0] > now_s - FLOW_STALE_S),
     )
-
-
-def less_comes_in(state: SignalState, *, now_s: float) -> bool:
-    """Whether much comes in, but clearly less than has been seen to: the way in, as we know it, is not what is full."""
-    received = _received(state.ticks, now_s=now_s)
-    much = received > TWO_WAY_PART * tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S)
-    return much and received < RECEIVED_FULL * state.received_bits_per_s_max
-
-
-def _received(ticks: Sequence[TickState], *, now_s: float) -> float:
-    received_bits = elapsed_s = 0.0
-    for tick in ticks:
-        if tick.at_s > now_s - WINDOW_S + 1e-9:
-            received_bits, elapsed_s = received_bits + (tick.received_bits or 0.0), elapsed_s + tick.elapsed_s
-    return received_bits / elapsed_s if elapsed_s > 0 else 0.0
 
 
 def one_way_expected(state: SignalState, *, now_s: float) -> bool:

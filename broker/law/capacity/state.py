@@ -46,7 +46,7 @@ class Cut(Struct, frozen=True):
     Fields: `at_s`, and `cause`; `from_bits_per_s` the rate before it; `carried_bits_per_s` what was carried then, as
     re-measured during the drain, at most `first_bits_per_s` (0: not known yet); `surely_more_bits_per_s` is above the
     link for sure; `drained_s` when the drain ends; `excess_s` and `baseline_s` the delay that it was made for, and by
-    how many `votes`; `fallen_s` when the last cut from the whole base was made.
+    how many `votes`.
     """
 
     at_s: float
@@ -59,7 +59,6 @@ class Cut(Struct, frozen=True):
     excess_s: float
     baseline_s: float
     votes: int = 0
-    fallen_s: float | None = None
 
 
 class Probe(Struct, frozen=True):
@@ -102,7 +101,7 @@ class CapacityState(Struct, frozen=True):
 
     Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `changed_s` when the phase
     began or the rate last moved, of a cut the end of its drain; `busy_s` how long our own limit has been what limits
-    since then, `free_s` how long it has not been; `unheard_s` how long it has been while nobody reported anything.
+    since then; `unheard_s` how long it has been while nobody reported anything.
     """
 
     base_bits_per_s: int
@@ -110,7 +109,6 @@ class CapacityState(Struct, frozen=True):
     phase: Phase = Phase.SETTLED
     changed_s: float = 0.0
     busy_s: float = 0.0
-    free_s: float = 0.0
     unheard_s: float = 0.0
     cut: Cut | None = None
     probe: Probe = Probe()
@@ -194,8 +192,7 @@ class TickState(Struct, frozen=True):
 
 class SignalState(Struct, frozen=True):
     """The memory of the signals. `wire_ratio` is wire bits a delivered bit; `covered` how sure that is, 0 to 1;
-    `pressed_s` when another class than compute last had more to send than the network took, `wanting_s` when any had;
-    `one_way_s` when a one-way signal last came; `received_bits_per_s_max` the most that came in, slowly forgotten;
+    `wanting_s` when a class last had more to send than the network took; `one_way_s` when a one-way signal last came;
     delay that was measured before `ignore_before_s` does not count."""
 
     flows: tuple[FlowState, ...] = ()
@@ -203,10 +200,8 @@ class SignalState(Struct, frozen=True):
     ticks: tuple[TickState, ...] = ()
     wire_ratio: float = 1.04
     covered: float = 0.0
-    pressed_s: float | None = None
     wanting_s: float | None = None
     one_way_s: float | None = None
-    received_bits_per_s_max: float = 0.0
     ignore_before_s: float = 0.0
     arrivals: tuple[ArrivalState, ...] = ()
 

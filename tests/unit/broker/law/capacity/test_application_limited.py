@@ -46,12 +46,6 @@ def test_a_rate_that_the_application_chose_is_not_taken_for_what_the_network_car
     assert {entry.capacity_source for entry in decided(application_limited=True)} == {"configured"}
 
 
-def test_the_same_rate_of_who_has_more_to_send_is() -> None:
-    found = decided(application_limited=False)
-    assert min(entry.capacity_bits_per_s for entry in found) < 30_000_000
-    assert "capped-by-delay" in {entry.capacity_reason.code for entry in found}
-
-
 @pytest.mark.parametrize("application_limited", [True, False])
 def test_without_a_queue_neither_lowers_anything(application_limited: bool) -> None:
     found = decided(application_limited=application_limited, from_s=1e9)
