@@ -124,8 +124,6 @@ class JobUseState(Struct, frozen=True):
     uid: int | None = None
 
 
-
-
 class SegmentState(Struct, frozen=True):
     """How many segments TCP may hand over in one piece since the last tick; None: as many as the device takes."""
 

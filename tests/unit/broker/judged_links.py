@@ -23,7 +23,7 @@ from inflow_link import Inflow, Storage
 from link_figures import followed_s, late, used, used_from_s
 from msgspec.structs import replace
 
-from broker.law.capacity import thresholds
+from broker.law.capacity.delivery_rate import threshold_s
 from broker.model.values import FlowSample, Measurements
 from broker.policy.toml import load
 
@@ -435,10 +435,10 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "stalls": Scenario(partial(changing, stall_every_s=2.0)),
     "slow 10": Scenario(
-        partial(slow, mbit=10), 10, (*SLOW, *most("fall_people_ms", (1, 1000 * thresholds.at_least(0.03, 3e6) + 60)))
+        partial(slow, mbit=10), 10, (*SLOW, *most("fall_people_ms", (1, 1000 * threshold_s(0.03, 3e6) + 60)))
     ),
     "slow 20": Scenario(
-        partial(slow, mbit=20), 10, (*SLOW, *most("fall_people_ms", (1, 1000 * thresholds.at_least(0.03, 6e6) + 60)))
+        partial(slow, mbit=20), 10, (*SLOW, *most("fall_people_ms", (1, 1000 * threshold_s(0.03, 6e6) + 60)))
     ),
     # the demonstration on a machine that was taken away for half a second: 4.2 of 10 Mbit/s until the link changed
     "slow, a moment": Scenario(

@@ -27,7 +27,6 @@ from broker.model.values import (
     FlowSample,
     Measurements,
     Need,
-    PresenceAllocation,
     ScheduleInForce,
     SenderSample,
     Watch,
@@ -68,7 +67,7 @@ def everything() -> Snapshot:
         state = decision.state
     (entry,) = decision.allocation.interfaces
     entry = replace(
-        entry, presence=PresenceAllocation(True, 50, 200, WHY),
+        entry,
         destinations=(DestinationAllocation("10.0.0.3", "storage", 1, 2, WHY),),
     )  # fmt: skip
     allocation = replace(
