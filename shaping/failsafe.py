@@ -1,31 +1,46 @@
-"""Open ceilings to the line's rate where nobody decides any more: what a hold has taken from a class it may have again.
+"""What is done where nobody decides any more: open every ceiling to the line's rate, and stop redirecting to IFBs.
 
 Every class of ours may then send what the line carries, the root with them; rates stay, so every floor and who goes
 first stays as it was. It asks the kernel what is there and changes only what is lower, only below roots of ours: to do
-it twice, or where nothing of ours is, changes nothing. No pyroute2, so that a small process can do it
-(broker.process.watchdog).
+it twice, or where nothing of ours is, changes nothing. A redirection whose IFB is down or gone loses all that arrives:
+whoever finds one removes it at once. No pyroute2, so that a small process can do both (broker.process.watchdog).
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from hive_qos.errors import HiveError, ShapingError
+from hive_qos.netlink import NetlinkSocket
 from hive_qos.units import bytes_per_s_of
 from shaping.journal import Journal
-from shaping.model import MAJOR, ROOT_MINOR, ClassSpec, QdiscSpec, Tree, describe
+from shaping.model import (
+    MAJOR,
+    REDIRECTION_PROTOCOL,
+    ROOT_MINOR,
+    ChangeClass,
+    ClassSpec,
+    QdiscSpec,
+    Tree,
+    describe,
+)
 from shaping.netlink.tc_codec import (
+    RTM_DELQDISC,
+    RTM_DELTFILTER,
     RTM_GETQDISC,
     RTM_GETTCLASS,
+    RTM_GETTFILTER,
+    TC_H_INGRESS,
     TC_H_ROOT,
     decode_class,
     decode_root,
+    dump,
+    encode_class,
+    encode_delete,
     encode_dump,
-    encode_operation,
 )
-from shaping.netlink.tc_socket import TcSocket
 from shaping.plan.desired_tree import burst_bytes
 from shaping.plan.diff import diff
 
@@ -43,7 +58,7 @@ def opened(tree: Tree, line_bits_per_s: int | None) -> Tree:
     return replace(tree, classes=tuple(_opened(spec, line) for spec in tree.classes))
 
 
-def open_ceilings(tc: TcSocket, lines: Lines) -> int:
+def open_ceilings(tc: NetlinkSocket, lines: Lines) -> int:
     """Open every root of ours on these interfaces, and read back that it is so.
 
     Returns:
@@ -64,11 +79,39 @@ def open_ceilings(tc: TcSocket, lines: Lines) -> int:
     return changed
 
 
-def own_roots(tc: TcSocket) -> dict[int, QdiscSpec]:
+def stop_redirecting(tc: NetlinkSocket, indexes: Iterable[int] | None = None) -> int:
+    """Take our redirections away, from these interfaces or from all; what arrives goes straight on from here.
+
+    Returns:
+        From how many interfaces.
+    """
+    stopped = 0
+    for hook in dump(tc, "list queues", encode_dump(RTM_GETQDISC, interface_index=0)):
+        index = hook.interface_index
+        if hook.parent != TC_H_INGRESS or hook.kind != "ingress" or (indexes is not None and index not in indexes):
+            continue
+        below = encode_dump(RTM_GETTFILTER, interface_index=index, parent=hook.handle)
+        filters = dump(tc, f"list ingress filters of interface {index}", below)
+        by_preference = {one.info >> 16: replace(one, handle=0) for one in filters}
+        ours = by_preference.keys() & REDIRECTION_PROTOCOL.keys()
+        if not ours:
+            continue
+        if by_preference.keys() == ours:
+            requests = [("delete the ingress qdisc", encode_delete(RTM_DELQDISC, hook))]
+        else:
+            requests = [
+                (f"stop redirecting ({one:x})", encode_delete(RTM_DELTFILTER, by_preference[one])) for one in ours
+            ]
+        tc.execute(requests)
+        stopped += 1
+    return stopped
+
+
+def own_roots(tc: NetlinkSocket) -> dict[int, QdiscSpec]:
     """The roots of ours in this network namespace, by their interface's number. Needs no privilege."""
     return {
         found.interface_index: decode_root(found)[0]
-        for found in tc.dump("list queues", encode_dump(RTM_GETQDISC, interface_index=0))
+        for found in dump(tc, "list queues", encode_dump(RTM_GETQDISC, interface_index=0))
         if found.parent == TC_H_ROOT and found.kind == "htb" and found.handle == MAJOR << 16
     }
 
@@ -88,18 +131,18 @@ def journalled_lines(journal: Journal) -> dict[int, int | None]:
     return lines
 
 
-def _open_one(tc: TcSocket, index: int, root: QdiscSpec, line_bits_per_s: int | None) -> int:
+def _open_one(tc: NetlinkSocket, index: int, root: QdiscSpec, line_bits_per_s: int | None) -> int:
     before = _tree(tc, index, root)
-    operations = diff(before, opened(before, line_bits_per_s))
-    tc.execute([(describe(one), encode_operation(one, interface_index=index)) for one in operations])
+    operations = [one for one in diff(before, opened(before, line_bits_per_s)) if isinstance(one, ChangeClass)]
+    tc.execute([(describe(one), encode_class(one, interface_index=index)) for one in operations])
     after = _tree(tc, index, root)
     if operations and after != opened(after, line_bits_per_s):
         raise ShapingError(f"ceilings of interface {index} are not open though the kernel took them")
     return len(operations)
 
 
-def _tree(tc: TcSocket, index: int, root: QdiscSpec) -> Tree:
-    found = tc.dump(f"list classes of interface {index}", encode_dump(RTM_GETTCLASS, interface_index=index))
+def _tree(tc: NetlinkSocket, index: int, root: QdiscSpec) -> Tree:
+    found = dump(tc, f"list classes of interface {index}", encode_dump(RTM_GETTCLASS, interface_index=index))
     classes = (decode_class(one) for one in found if one.handle >> 16 == MAJOR)
     return Tree(qdisc=root, classes=tuple(sorted(classes, key=lambda spec: spec.minor)), leaves=())
 

@@ -67,6 +67,11 @@ DEFAULT_LEAVES: Mapping[int, str] = {minor: CLASS_OF_LEAF[minor] for minor in LE
 CLASS_OF_MARK: Mapping[int, str] = {**CLASS_OF_LEAF, INNER_MINOR[HELD_NAME]: HELD_NAME}
 """Back from a socket's mark, of this version or a former one, to its class."""
 
+REDIRECTION_PROTOCOL: Mapping[int, int] = {0xFFE0: 0x0800, 0xFFE1: 0x86DD}
+"""Preferences of the filters that redirect what arrives, and the protocol of each: IPv4 and IPv6 (linux/if_ether.h).
+
+ARP and the rest arrive as ever: they need no shaping, and without ARP nothing else would arrive."""
+
 Direction: TypeAlias = Literal["egress", "ingress"]
 
 DSCP: Mapping[str, int | None] = {"control": 40, "compute": 18, BULK_NAME: 8, "storage": 1, "other": None}

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from broker.process.namespace_claim import claims
 from hive_qos.errors import HiveError
-from shaping.failsafe import journalled_lines, open_ceilings, own_roots
-from shaping.ingress.redirect import stop_redirecting
+from hive_qos.netlink import NetlinkSocket
+from shaping.failsafe import journalled_lines, open_ceilings, own_roots, stop_redirecting
 from shaping.journal import Journal
 from shaping.model import is_ours
-from shaping.netlink.tc_socket import TcSocket
 
 
 def open_abandoned(state_directory: Path) -> str | None:
@@ -30,7 +29,7 @@ def open_abandoned(state_directory: Path) -> str | None:
         What was found and done, or what to do, in one line; None where there is nothing of ours.
     """
     try:
-        with contextlib.closing(TcSocket()) as tc:
+        with contextlib.closing(NetlinkSocket()) as tc:
             found = {socket.if_indextoname(index): index for index in own_roots(tc)}
             # An IFB holds nobody back: the watchdog, or we here, take what leads to it away.
             roots = {name: index for name, index in found.items() if not is_ours(name)}

@@ -167,8 +167,8 @@ def _socket_programs() -> Finding:
 
 
 def _forwarded() -> Finding:
+    from hive_qos.netlink import NetlinkSocket
     from shaping.classify import nftables
-    from shaping.netlink.tc_socket import TcSocket
 
     what = "classification behind NAT"
     advice = "what containers behind NAT send is `other`, whatever rules say: modprobe nf_tables, Linux 5.12 or later"
@@ -176,7 +176,7 @@ def _forwarded() -> Finding:
     if version < nftables.OWNER_SINCE:
         return Finding(what, "note", f"Linux {platform.release()}, which has no tables with an owner", advice)
     try:
-        with contextlib.closing(TcSocket(nftables.NETLINK_NETFILTER)) as kernel:
+        with contextlib.closing(NetlinkSocket(nftables.NETLINK_NETFILTER)) as kernel:
             kernel.ask("ask nftables for its generation", nftables.generation(), lambda kind, body: kind)
     except HiveError as problem:
         return Finding(what, "note", f"no nftables: {problem}", advice)

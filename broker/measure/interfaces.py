@@ -13,6 +13,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from broker.measure.route_query import LinkInfo, RouteSocket
+from hive_qos.errors import ShapingError
 
 ROUTE_LIFE_S = 10.0
 ROUTES_MAX = 4096
@@ -46,7 +47,7 @@ class Routes:
                 self._known.clear()
             try:
                 name = self._kernel.interface_towards(address)
-            except OSError:  # no answer in time: ask again next time, count the flow nowhere meanwhile
+            except (ShapingError, OSError):  # no answer in time: ask again next time, count the flow nowhere meanwhile
                 return None
             known = (name, now_s)
             self._known[address] = known
@@ -99,7 +100,7 @@ class Links:
     interface is the same: a cable that is pulled and put back is the same link.
 
     Args:
-        look: how the link of an interface fares by the kernel's word (`netlink.RouteSocket.link`).
+        look: how the link of an interface fares by the kernel's word (`route_query.RouteSocket.link`).
     """
 
     def __init__(self, look: Callable[[str], LinkInfo | None]) -> None:
@@ -134,7 +135,7 @@ class Links:
         if known is None or now_s - known.at_s > LINKS_LIFE_S:
             try:
                 link = self._link(interface)
-            except OSError:  # no answer in time: ask again when this is old
+            except (ShapingError, OSError):  # no answer in time: ask again when this is old
                 link = None
             speed = speed_mbit_per_s_of(interface)
             means = speed > 0 and driver_of(interface) not in _NO_SPEED

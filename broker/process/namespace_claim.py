@@ -18,9 +18,7 @@ import struct
 from dataclasses import dataclass
 
 from hive_qos.errors import KernelRejectedError, ShapingError
-from shaping.netlink.attributes import attribute_map
-from shaping.netlink.tc_codec import Request
-from shaping.netlink.tc_socket import TcSocket
+from hive_qos.netlink import NetlinkSocket, Request, attribute_map
 
 NAME = "hive-qos-broker"
 
@@ -71,7 +69,7 @@ def claims(name: str = NAME) -> tuple[Claim, ...]:
         pid = bound.removeprefix(prefix + here).split(b"/")[0]
         return Claim(inode=_MESSAGE.unpack_from(message)[0], uid=uid, pid=int(pid) if pid.isdigit() else None)
 
-    with contextlib.closing(TcSocket(_NETLINK_SOCK_DIAG)) as kernel:
+    with contextlib.closing(NetlinkSocket(_NETLINK_SOCK_DIAG)) as kernel:
         try:
             found = kernel.read("list Unix sockets", Request(_SOCK_DIAG_BY_FAMILY, 0, body), read)
         except KernelRejectedError as problem:

@@ -1,6 +1,6 @@
 """The watchdog: a small process beside the daemon that opens ceilings to the line's rate when nobody decides any more.
 
-It takes redirections to IFBs away as well (`shaping.ingress.redirect`): one whose IFB fails loses all that arrives, and
+It takes redirections to IFBs away as well (`shaping.failsafe`): one whose IFB fails loses all that arrives, and
 the daemon, which would have noticed, is not there.
 
     daemon --"b SEQUENCE"------> watchdog     a beat. "j": and the journal has changed. "s": the next may take START_S
@@ -30,10 +30,9 @@ from pathlib import Path
 from broker.process import rt_priority
 from broker.process.namespace_claim import claims
 from hive_qos.errors import HiveError
-from shaping.failsafe import journalled_lines, open_ceilings
-from shaping.ingress.redirect import stop_redirecting
+from hive_qos.netlink import NetlinkSocket
+from shaping.failsafe import journalled_lines, open_ceilings, stop_redirecting
 from shaping.journal import Journal
-from shaping.netlink.tc_socket import TcSocket
 
 MODULE = "broker.process.watchdog"
 BEATS_WITHIN_S = 0.25
@@ -155,7 +154,7 @@ class _Opening:
 
     def __init__(self, state_directory: Path) -> None:
         self._journal = Journal(state_directory)
-        self._tc = TcSocket()  # made now: a host in need has no descriptor to spare
+        self._tc = NetlinkSocket()  # made now: a host in need has no descriptor to spare
         self._lines: dict[int, int | None] = {}
         self.relearn()
 

@@ -22,9 +22,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
+from hive_qos.netlink import NLM_F_CREATE, Request, pack_attribute, pack_text
 from shaping.model import FilterSpec, classid
-from shaping.netlink.attributes import pack_attribute, pack_text
-from shaping.netlink.tc_codec import NLM_F_CREATE, Request
 
 TABLE = "hive_qos"
 _CHAIN = "forward"

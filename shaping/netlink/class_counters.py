@@ -11,8 +11,8 @@ import struct
 from collections.abc import Mapping
 from operator import itemgetter
 
+from hive_qos.netlink import attribute_places
 from shaping.model import ClassCounters
-from shaping.netlink.attributes import attribute_places
 
 _TCA_STATS2 = 7
 _BASIC, _QUEUE, _APP, _PKT64 = 1, 3, 4, 8

@@ -6,10 +6,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hive_qos.netlink import NLM_F_CREATE, NetlinkSocket, Request, pack_attribute, pack_text
 from shaping.classify import nftables
-from shaping.netlink.attributes import pack_attribute, pack_text
-from shaping.netlink.tc_codec import NLM_F_CREATE, Request
-from shaping.netlink.tc_socket import TcSocket
 from tools.lab.host import Host
 from tools.lab.kernel import entered
 
@@ -26,7 +24,7 @@ def masquerade(host: Host) -> Iterator[None]:
     chain = table + pack_text(3, "out") + pack_attribute(4, hook) + pack_text(7, "nat")
     rule = table + pack_text(2, "out") + pack_attribute(4, pack_attribute(1, pack_text(1, "masq")))
     with entered(host.namespace):
-        netfilter = TcSocket(nftables.NETLINK_NETFILTER)
+        netfilter = NetlinkSocket(nftables.NETLINK_NETFILTER)
     try:
         requests = [
             _request(_NEWTABLE, table + _word(2, 2)),  # its owner's: it goes when the socket closes

@@ -17,8 +17,8 @@ from tools.lab import Lab
 # From when a file is there on, so many requests, one by one instead of some at a time; then the end.
 DYING = """
 import os, signal
-from shaping.netlink.tc_socket import TcSocket
-left, whole = int(os.environ["DIES_AFTER"]), TcSocket._execute_batch
+from hive_qos.netlink import NetlinkSocket
+left, whole = int(os.environ["DIES_AFTER"]), NetlinkSocket._execute_batch
 def one_by_one(socket, requests):
     global left
     errors = []
@@ -29,7 +29,7 @@ def one_by_one(socket, requests):
             left -= 1
         errors += whole(socket, [request])
     return errors
-TcSocket._execute_batch = one_by_one
+NetlinkSocket._execute_batch = one_by_one
 from broker.cli import main
 main()
 """

@@ -9,12 +9,10 @@ import pytest
 from shaping_bench import Bench
 
 from hive_qos.errors import ShapingError
+from hive_qos.netlink import NLM_F_CREATE, NetlinkSocket, Request, pack_text
 from shaping.classify import nftables
 from shaping.kernel import RealKernel
 from shaping.model import MARK_MINOR, Rule
-from shaping.netlink.attributes import pack_text
-from shaping.netlink.tc_codec import NLM_F_CREATE, Request
-from shaping.netlink.tc_socket import TcSocket
 from shaping.plan.desired_tree import RULES_MAX, packet_filters
 from tools.lab.kernel import entered
 
@@ -25,10 +23,10 @@ FILTERS = packet_filters((Rule("storage", address="10.0.0.0/8"),), MARK_MINOR)
 
 
 @pytest.fixture
-def tables(bench: Bench) -> Iterator[TcSocket]:
+def tables(bench: Bench) -> Iterator[NetlinkSocket]:
     """Somebody else's socket to nftables."""
     with entered(bench.sender):
-        other = TcSocket(nftables.NETLINK_NETFILTER)
+        other = NetlinkSocket(nftables.NETLINK_NETFILTER)
     yield other
     other.close()
 
@@ -42,18 +40,18 @@ def kernels(bench: Bench) -> Iterator[tuple[RealKernel, RealKernel]]:
         yield made
 
 
-def count(tables: TcSocket) -> int:
+def count(tables: NetlinkSocket) -> int:
     """How many tables there are."""
     return len(tables.read("list tables", Request(_GETTABLE, 0, _HEAD), lambda _, body: body))
 
 
-def change(tables: TcSocket, message_type: int) -> None:
+def change(tables: NetlinkSocket, message_type: int) -> None:
     request = Request(message_type, NLM_F_CREATE, _HEAD + _NAME)
     tables.transact("change the table", [request], begin=nftables.begin(), end=nftables.end())
 
 
 def test_the_table_is_its_makers_alone_and_goes_with_him(
-    kernels: tuple[RealKernel, RealKernel], tables: TcSocket
+    kernels: tuple[RealKernel, RealKernel], tables: NetlinkSocket
 ) -> None:
     former, later = kernels
     former.classify_forwarded(FILTERS)
@@ -73,7 +71,7 @@ def test_the_table_is_its_makers_alone_and_goes_with_him(
 
 
 def test_a_table_of_this_name_that_somebody_else_made_is_left_alone(
-    kernels: tuple[RealKernel, RealKernel], tables: TcSocket
+    kernels: tuple[RealKernel, RealKernel], tables: NetlinkSocket
 ) -> None:
     change(tables, _NEWTABLE)
     with pytest.raises(ShapingError, match="make the table inet hive_qos"):

@@ -16,10 +16,12 @@ from shaping_bench import INTERFACE, Bench
 from shaping_contract import CLAIMS, MBIT, RULES, make_shape
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError
+from hive_qos.netlink import NetlinkSocket
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
 from shaping.kernel_api import Kernel
 from shaping.model import INNER_MINOR, LEAF_MINOR, AddClass, AddRoot
+from shaping.netlink.root import knows_qdisc
 from shaping.plan.desired_tree import desired_tree
 from shaping.plan.diff import diff
 from shaping.shaper import Shaper
@@ -65,8 +67,8 @@ def test_probing_is_not_deceived_by_a_root_that_somebody_configured_and_leaves_i
     bench.tc(*f"qdisc add dev lo root handle 5: {root}".split())
     try:
         before = bench.tc("qdisc", "show", "dev", "lo")
-        with entered(bench.sender), contextlib.closing(RealKernel()) as kernel:
-            known = {kind: kernel._knows_qdisc(kind) for kind in ("htb", "bfifo", "nosuchkind")}
+        with entered(bench.sender), contextlib.closing(NetlinkSocket()) as tc:
+            known = {kind: knows_qdisc(tc, kind) for kind in ("htb", "bfifo", "nosuchkind")}
         assert known == {"htb": True, "bfifo": True, "nosuchkind": False}
         assert bench.tc("qdisc", "show", "dev", "lo") == before
     finally:

@@ -8,8 +8,8 @@ import pytest
 
 from broker.cli import doctor_command
 from hive_qos.errors import KernelRejectedError
+from hive_qos.netlink import Request
 from shaping.classify import nftables
-from shaping.netlink.tc_codec import Request
 
 
 class _Socket:
@@ -33,7 +33,7 @@ class _Socket:
 
 def finding(monkeypatch: pytest.MonkeyPatch, *, release: str, refusal: KernelRejectedError | None = None) -> str:
     _Socket.refusal, _Socket.asked = refusal, []
-    monkeypatch.setattr("shaping.netlink.tc_socket.TcSocket", _Socket)
+    monkeypatch.setattr("hive_qos.netlink.NetlinkSocket", _Socket)
     monkeypatch.setattr("platform.release", lambda: release)
     found = doctor_command._forwarded()
     assert (found.verdict == "good") == (not found.advice)

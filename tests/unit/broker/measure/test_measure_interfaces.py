@@ -8,9 +8,8 @@ import pytest
 
 from broker.measure import interfaces
 from broker.measure.interfaces import LINKS_LIFE_S, Links
-from broker.measure.route_query import LinkInfo, RouteSocket
-from shaping.netlink.attributes import pack_attribute
-from shaping.netlink.links import IFINFOMSG, RTM_NEWLINK
+from broker.measure.route_query import LinkInfo, read_link
+from hive_qos.netlink import IFINFOMSG, RTM_NEWLINK, pack_attribute
 
 MBIT = 1_000_000
 
@@ -100,10 +99,5 @@ def test_one_that_is_not_there_has_no_carrier_to_speak_of(card: Card) -> None:
     ],
     ids=["carrier", "up-without-one", "not-counted"],
 )
-def test_the_kernels_answer_is_read(
-    monkeypatch: pytest.MonkeyPatch, flags: int, attributes: bytes, look: LinkInfo
-) -> None:
-    kernel = RouteSocket.__new__(RouteSocket)
-    answer = IFINFOMSG.pack(0, 1, 4, flags, 0) + attributes
-    monkeypatch.setattr(RouteSocket, "_ask", lambda *_: iter([(RTM_NEWLINK, answer)]))
-    assert kernel.link("eth0") == look
+def test_the_kernels_answer_is_read(flags: int, attributes: bytes, look: LinkInfo) -> None:
+    assert read_link(RTM_NEWLINK, IFINFOMSG.pack(0, 1, 4, flags, 0) + attributes) == look

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from hive_qos.netlink import Request, attribute_map, attribute_places
 from shaping.classify.nftables import replace_table
 from shaping.model import MARK_MINOR, FilterSpec, Rule
-from shaping.netlink.attributes import attribute_map, attribute_places
-from shaping.netlink.tc_codec import Request
 from shaping.plan.desired_tree import packet_filters
 
 HEAD_BYTES = 4

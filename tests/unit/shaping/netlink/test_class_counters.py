@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
+from hive_qos.netlink import pack_attribute
 from shaping.netlink import class_counters
-from shaping.netlink.attributes import pack_attribute
 from shaping.netlink.class_counters import decode_class_counters
 
 BASIC = pack_attribute(1, struct.pack("=QI", 5_000_000_000, 7) + bytes(4))

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from shaping.netlink.attributes import attribute_map, pack_attribute
-from shaping.netlink.links import Link, decode_link, encode_look, encode_segments
+from hive_qos.netlink import pack_attribute
+from shaping.netlink.links import Link, decode_link
 
 GROUP, SEGMENTS, MOST = (
     pack_attribute(kind, struct.pack("=I", value)) for kind, value in ((27, 3), (40, 44), (60, 65535))
@@ -29,16 +29,3 @@ def body(*attributes: bytes) -> bytes:
 )
 def test_a_link_is_read_whatever_stands_where(attributes: tuple[bytes, ...], expected: Link) -> None:
     assert decode_link(16, body(*attributes)) == expected
-
-
-def test_the_question_names_one_link() -> None:
-    request = encode_look(interface_index=7)
-    assert request.body == struct.pack("=BxHiII", 0, 0, 7, 0, 0)
-
-
-def test_a_limit_of_segments_names_the_group_as_it_is_and_changes_no_flag() -> None:
-    request = encode_segments(2, interface_index=7, group=3)
-    family, kind, index, flags, change = struct.unpack_from("=BxHiII", request.body)
-    assert (family, kind, index, flags, change) == (0, 0, 7, 0, 0)
-    attributes = {key: struct.unpack("=I", value)[0] for key, value in attribute_map(request.body, 16).items()}
-    assert attributes == {40: 2, 27: 3}  # IFLA_GSO_MAX_SEGS, IFLA_GROUP (linux/if_link.h)

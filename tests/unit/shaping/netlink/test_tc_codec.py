@@ -6,36 +6,17 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from pyroute2.netlink.rtnl.tcmsg import plugins, tcmsg
 from shaping_contract import MBIT, make_shape
 
+from hive_qos.netlink import attribute_map
 from shaping.classify.bpf import instruction, load_64
 from shaping.classify.bpf_programs import accept_program, create_program
 from shaping.classify.cgroup import find_mount
-from shaping.model import (
-    AddClass,
-    AddFilter,
-    AddLeaf,
-    AddRoot,
-    Capabilities,
-    LeafSpec,
-    QdiscSpec,
-    Rule,
-    classid,
-    show_classid,
-)
-from shaping.netlink.attributes import attribute_map
-from shaping.netlink.tc_codec import (
-    TC_H_ROOT,
-    decode_class,
-    decode_filter,
-    decode_leaf,
-    decode_object,
-    decode_root,
-    encode_operation,
-    options_to_give_back,
-)
+from shaping.model import AddClass, Capabilities, FilterSpec, Rule, classid, show_classid
+from shaping.netlink.plugins import U32, matches_of, register
+from shaping.netlink.root import _taken_back
+from shaping.netlink.tc_codec import decode_class, decode_object, encode_class
 from shaping.plan.desired_tree import desired_tree
 
 TREE = desired_tree(
@@ -46,7 +27,7 @@ TREE = desired_tree(
 
 @pytest.mark.parametrize("spec", TREE.classes, ids=lambda spec: show_classid(spec.minor))
 def test_a_class_reads_back_as_it_was_written(spec: object) -> None:
-    request = encode_operation(AddClass(spec), interface_index=7)  # type: ignore[arg-type]  # parametrize hides the type
+    request = encode_class(AddClass(spec), interface_index=7)  # type: ignore[arg-type]  # parametrize hides the type
     found = decode_object(request.message_type, request.body)
     assert (found.interface_index, found.kind) == (7, "htb")
     read = decode_class(found)
@@ -55,22 +36,18 @@ def test_a_class_reads_back_as_it_was_written(spec: object) -> None:
 
 
 @pytest.mark.parametrize("spec", TREE.filters, ids=lambda spec: str(spec.preference))
-def test_a_filter_reads_back_as_it_was_written(spec: object) -> None:
-    request = encode_operation(AddFilter(spec), interface_index=7)  # type: ignore[arg-type]  # parametrize hides the type
-    assert decode_filter(decode_object(request.message_type, request.body)) == spec
-
-
-@given(st.sampled_from(("bfifo", "fq_codel")), st.integers(1, 2**32 - 1), st.integers(1, 0xFFFF))
-def test_a_queue_reads_back_as_it_was_written(kind: str, limit: int, minor: int) -> None:
-    leaf = LeafSpec(minor, kind, limit, 0xFF00)  # type: ignore[arg-type]  # one of the two literals
-    request = encode_operation(AddLeaf(leaf), interface_index=1)
-    assert decode_leaf(decode_object(request.message_type, request.body)) == leaf
-
-
-def test_the_root_names_its_default_class_and_sits_at_the_root() -> None:
-    found = decode_object(36, encode_operation(AddRoot(QdiscSpec()), interface_index=1).body)
-    assert found.parent == TC_H_ROOT
-    assert decode_root(found) == (QdiscSpec(), 0)
+def test_pyroute2_writes_a_filters_words_as_they_are_and_reads_them_back(spec: FilterSpec) -> None:
+    register()
+    assert plugins["u32"] is U32
+    message = tcmsg()
+    options = U32.get_parameters({"matches": spec.matches, "target": classid(spec.target_minor)})
+    message["attrs"] = [("TCA_KIND", "u32"), ("TCA_OPTIONS", options)]
+    message.encode()
+    read = tcmsg(message.data)
+    read.decode()
+    found = read.get_attr("TCA_OPTIONS")
+    assert matches_of(found.get_attr("TCA_U32_SEL")) == spec.matches
+    assert found.get_attr("TCA_U32_CLASSID") == classid(spec.target_minor)
 
 
 def test_port_filters_look_at_unfragmented_packets_without_options() -> None:
@@ -91,10 +68,9 @@ def test_a_codepoint_filter_is_blind_to_the_congestion_bits() -> None:
 
 def test_htbs_reported_version_is_given_back_as_the_one_that_it_takes() -> None:
     reported = bytes.fromhex("18000200110003000c00000020000000000000002a00000008000500e8030000")
-    given_back = attribute_map(options_to_give_back("htb", reported))
+    given_back = attribute_map(_taken_back(reported))
     assert struct.unpack("=IIIII", given_back[2]) == (3, 12, 0x20, 0, 0)
     assert struct.unpack("=I", given_back[5]) == (1000,)
-    assert options_to_give_back("tbf", reported) == reported
 
 
 def test_every_jump_of_a_program_lands_inside_it() -> None:

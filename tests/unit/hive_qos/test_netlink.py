@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shaping.netlink.attributes import attribute_map, pack_attribute, pack_text
+from hive_qos.netlink import attribute_map, pack_attribute, pack_text
 
 KINDS = st.integers(0, 0x3FFF)
 
