@@ -18,7 +18,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -56,7 +56,6 @@ IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flag
 IFLA_IFNAME = 3
 
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
-_attribute_at = _ATTRIBUTE.unpack_from
 
 
 @dataclass(frozen=True)
@@ -265,39 +264,20 @@ def refusal(what: str, code: int, words: str) -> KernelRejectedError | Privilege
     return KernelRejectedError(what, errno_value=code, detail=words)
 
 
-def attribute_map(data: bytes, offset: int = 0, *, last: int = -1) -> dict[int, bytes]:
+def attribute_map(data: bytes, offset: int = 0) -> dict[int, bytes]:
     """The values from `offset` on by kind, in their order; of a kind that comes twice the second.
 
-    Stops behind the first of the kind `last` (-1: none), and at one that does not fit, as the kernel's own macros do.
-    The broker walks through a hundred of them every tick: a generator, or places instead of values, took half as long
-    again.
+    Stops at one that does not fit, as the kernel's own macros do.
     """
     found = {}
     end = len(data) - _ATTRIBUTE.size
     while offset <= end:
-        length, kind = _attribute_at(data, offset)
-        if length < 4 or offset + length > end + 4:
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if length < _ATTRIBUTE.size or offset + length > len(data):
             break
-        kind &= 0x3FFF  # without the flags
-        found[kind] = data[offset + 4 : offset + length]
-        if kind == last:
-            break
+        found[kind & 0x3FFF] = data[offset + _ATTRIBUTE.size : offset + length]  # without the flags
         offset += (length + 3) & ~3
     return found
-
-
-def attribute_places(data: bytes, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
-    """Kind, begin and end of each value between `begin` and `end`, in their order; of a kind that comes twice, both.
-
-    Stops at one that does not fit, as `attribute_map`.
-    """
-    end = len(data) if end is None else end
-    while begin + _ATTRIBUTE.size <= end:
-        length, kind = _attribute_at(data, begin)
-        if length < _ATTRIBUTE.size or begin + length > end:
-            break
-        yield kind & 0x3FFF, begin + _ATTRIBUTE.size, begin + length
-        begin += (length + 3) & ~3
 
 
 def pack_attribute(kind: int, payload: bytes) -> bytes:

@@ -26,20 +26,17 @@ from shaping.model import (
     Tree,
     describe,
 )
-from shaping.netlink.tc_codec import (
+from shaping.netlink.fast_path import (
     RTM_DELQDISC,
     RTM_DELTFILTER,
     RTM_GETQDISC,
-    RTM_GETTCLASS,
     RTM_GETTFILTER,
     TC_H_INGRESS,
     TC_H_ROOT,
-    decode_class,
-    decode_root,
-    dump,
-    encode_class,
     encode_delete,
-    encode_dump,
+    encode_operation,
+    read_classes,
+    read_objects,
 )
 from shaping.plan.desired_tree import burst_bytes
 from shaping.plan.diff import diff
@@ -67,11 +64,10 @@ def open_ceilings(tc: NetlinkSocket, lines: Lines) -> int:
     Raises:
         ShapingError: the kernel refused something; all other interfaces have been opened by then.
     """
-    roots = own_roots(tc)
     changed, refused = 0, []
-    for index in lines.keys() & roots.keys():
+    for index in lines.keys() & own_roots(tc):
         try:
-            changed += _open_one(tc, index, roots[index], lines[index])
+            changed += _open_one(tc, index, lines[index])
         except ShapingError as error:
             refused.append(error)
     if refused:
@@ -86,12 +82,12 @@ def stop_redirecting(tc: NetlinkSocket, indexes: Iterable[int] | None = None) ->
         From how many interfaces.
     """
     stopped = 0
-    for hook in dump(tc, "list queues", encode_dump(RTM_GETQDISC, interface_index=0)):
+    for hook in read_objects(tc, "list queues", RTM_GETQDISC):
         index = hook.interface_index
         if hook.parent != TC_H_INGRESS or hook.kind != "ingress" or (indexes is not None and index not in indexes):
             continue
-        below = encode_dump(RTM_GETTFILTER, interface_index=index, parent=hook.handle)
-        filters = dump(tc, f"list ingress filters of interface {index}", below)
+        what = f"list ingress filters of interface {index}"
+        filters = read_objects(tc, what, RTM_GETTFILTER, index=index, parent=hook.handle)
         by_preference = {one.info >> 16: replace(one, handle=0) for one in filters}
         ours = by_preference.keys() & REDIRECTION_PROTOCOL.keys()
         if not ours:
@@ -107,11 +103,11 @@ def stop_redirecting(tc: NetlinkSocket, indexes: Iterable[int] | None = None) ->
     return stopped
 
 
-def own_roots(tc: NetlinkSocket) -> dict[int, QdiscSpec]:
-    """The roots of ours in this network namespace, by their interface's number. Needs no privilege."""
+def own_roots(tc: NetlinkSocket) -> set[int]:
+    """The numbers of the interfaces of this network namespace whose roots are ours. Needs no privilege."""
     return {
-        found.interface_index: decode_root(found)[0]
-        for found in dump(tc, "list queues", encode_dump(RTM_GETQDISC, interface_index=0))
+        found.interface_index
+        for found in read_objects(tc, "list queues", RTM_GETQDISC)
         if found.parent == TC_H_ROOT and found.kind == "htb" and found.handle == MAJOR << 16
     }
 
@@ -131,20 +127,18 @@ def journalled_lines(journal: Journal) -> dict[int, int | None]:
     return lines
 
 
-def _open_one(tc: NetlinkSocket, index: int, root: QdiscSpec, line_bits_per_s: int | None) -> int:
-    before = _tree(tc, index, root)
+def _open_one(tc: NetlinkSocket, index: int, line_bits_per_s: int | None) -> int:
+    before = _tree(tc, index)
     operations = [one for one in diff(before, opened(before, line_bits_per_s)) if isinstance(one, ChangeClass)]
-    tc.execute([(describe(one), encode_class(one, interface_index=index)) for one in operations])
-    after = _tree(tc, index, root)
+    tc.execute([(describe(one), encode_operation(one, index=index)) for one in operations])
+    after = _tree(tc, index)
     if operations and after != opened(after, line_bits_per_s):
         raise ShapingError(f"ceilings of interface {index} are not open though the kernel took them")
     return len(operations)
 
 
-def _tree(tc: NetlinkSocket, index: int, root: QdiscSpec) -> Tree:
-    found = dump(tc, f"list classes of interface {index}", encode_dump(RTM_GETTCLASS, interface_index=index))
-    classes = (decode_class(one) for one in found if one.handle >> 16 == MAJOR)
-    return Tree(qdisc=root, classes=tuple(sorted(classes, key=lambda spec: spec.minor)), leaves=())
+def _tree(tc: NetlinkSocket, index: int) -> Tree:
+    return Tree(QdiscSpec(), read_classes(tc, f"interface {index}", index), leaves=())
 
 
 def _opened(spec: ClassSpec, line_bits_per_s: int) -> ClassSpec:

@@ -1,6 +1,6 @@
 """The real kernel: traffic control of the network namespace in which it is made.
 
-What is built once goes through pyroute2 (`netlink.route`), what ticks read and change through `netlink.tc_codec`.
+What is built once goes through pyroute2 (`netlink.route`), what ticks read and change through `netlink.fast_path`.
 pyroute2's synchronous `IPRoute` must not be made or used inside a running event loop.
 
 What was applied is read back at once: every class, queue and filter that an operation named has to be there with
@@ -40,10 +40,8 @@ from shaping.model import (
     is_ours,
     show_classid,
 )
-from shaping.netlink import links, root, tree
-from shaping.netlink.class_counters import decode_class_counters
+from shaping.netlink import fast_path, links, root, tree
 from shaping.netlink.route import Route
-from shaping.netlink.tc_codec import RTM_GETQDISC, RTM_GETTCLASS, decode_root, dump, encode_dump
 
 
 class RealKernel:
@@ -106,16 +104,10 @@ class RealKernel:
         return (*notes, note) if note else tuple(notes)
 
     def counters(self, interface: str) -> dict[int, ClassCounters]:
-        # Of our root alone: asked for all, the kernel goes through the 1,024 queues of each fq_codel leaf besides.
-        request = encode_dump(RTM_GETTCLASS, interface_index=self._index(interface), parent=MAJOR << 16)
-        found = self._tc.read(f"list classes of {interface}", request, decode_class_counters)
-        return {handle & 0xFFFF: counters for handle, counters in found if handle >> 16 == MAJOR}
+        return fast_path.read_counters(self._tc, interface, self._index(interface))
 
     def direct_packets(self, interface: str) -> int:
-        index = self._index(interface)
-        queues = dump(self._tc, f"list queues of {interface}", encode_dump(RTM_GETQDISC, interface_index=index))
-        ours = (found for found in queues if (found.interface_index, found.handle) == (index, MAJOR << 16))
-        return next((decode_root(found)[1] for found in ours), 0)
+        return fast_path.read_direct_packets(self._tc, interface, self._index(interface))
 
     def segments(self, interface: str) -> DeviceSegments:
         link = links.read_link(self._tc, interface, self._index(interface))
@@ -151,12 +143,12 @@ class RealKernel:
         return links.running_number(self._probe, device)
 
     def redirection(self, interface: str) -> Redirection | None:
-        return links.redirection(self._route, self._index(interface))
+        return links.redirection(self._route, self._tc, self._index(interface))
 
     def redirect(self, interface: str, device: str) -> None:
         index, to_index = self._index(interface), self._index(device)
-        links.redirect(self._route, index, to_index)
-        found = links.redirection(self._route, index)
+        links.redirect(self._route, self._tc, index, to_index)
+        found = links.redirection(self._route, self._tc, index)
         if found is None or found.to_indexes != (to_index,) or len(found.preferences) != 2:
             raise ReadBackError(f"the redirection of {interface}", wanted=device, found=found)
 
@@ -164,7 +156,7 @@ class RealKernel:
         failsafe.stop_redirecting(self._tc, {self._index(interface)})
 
     def remove_empty_hook(self, interface: str) -> None:
-        links.remove_empty_hook(self._route, self._index(interface))
+        links.remove_empty_hook(self._route, self._tc, self._index(interface))
 
     def classify_forwarded(self, filters: Sequence[FilterSpec]) -> None:
         if not filters:
@@ -221,11 +213,7 @@ class RealKernel:
                     wanted_filters[rule.preference] = rule
                 case DeleteFilter(rule):
                     wanted_filters[rule.preference] = None
-        if wanted_classes and not (wanted_root or wanted_leaves or wanted_filters):
-            classes = tree.read_classes(self._tc, interface, index)
-            _compare(interface, "class", wanted_classes, {spec.minor: spec for spec in classes})
-            return
-        found = self.observe(interface)
+        found = tree.read_tree(self._route, self._tc, interface, index, filters=bool(wanted_filters))
         if found is None or (wanted_root is not None and found.qdisc != wanted_root):
             raise ReadBackError(f"the root of {interface}", wanted=wanted_root or QdiscSpec(), found=found)
         _compare(interface, "class", wanted_classes, {spec.minor: spec for spec in found.classes})

@@ -24,7 +24,7 @@ from types import TracebackType
 from hive_qos.errors import ConfigurationError, HiveError, KernelRejectedError, ShapingError
 from shaping.classify.rules import Classification
 from shaping.gso_limit import Segments
-from shaping.ingress.attachment import Ingress
+from shaping.ingress import Ingress
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
 from shaping.model import (

@@ -80,7 +80,7 @@ class IngressTrees:
         """Bring every way in to its allocation; `present` are the interfaces that are there and ours. Never raises for
         what the kernel does.
 
-        What waits in an IFB may take its time to leave (`shaping.ingress.attachment.DRAIN_S`), and the watchdog gives a
+        What waits in an IFB may take its time to leave (`shaping.ingress.DRAIN_S`), and the watchdog gives a
         tick 0.6 s: so of several one is given back at each tick, and one that fails leaves the rest to the next.
         """
         wanted = {entry.name: entry for entry in allocation.ingress if entry.in_kernel and entry.name in present}

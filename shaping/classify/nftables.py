@@ -13,6 +13,9 @@ of the HTB root, so both places mean the same.
 The table belongs to the socket that made it (NFT_TABLE_F_OWNER, Linux 5.12): nobody else can change or flush it, and
 the kernel removes it when that socket closes, however its process ends. So nothing has to be journalled or cleared.
 
+Why not pyroute2 0.9.7: its NFTables makes each command a transaction of its own, and one rule costs it 1.4 ms of CPU to
+write. 64 rules on ports are 512 here: 0.73 s, longer than the watchdog waits, beside 14 ms. Its bytes are the same.
+
 Layouts and numbers: include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h. Integers of attributes are big endian; the
 priority itself is the host's.
 """

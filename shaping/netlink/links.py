@@ -16,11 +16,10 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from pyroute2.netlink.rtnl import TC_H_INGRESS
-
 from hive_qos.errors import KernelRejectedError
 from hive_qos.netlink import IFINFOMSG, RTM_GETLINK, NetlinkSocket, Request, attribute_map
 from shaping.model import REDIRECTION_PROTOCOL, Redirection
+from shaping.netlink.fast_path import RTM_GETQDISC, TC_H_INGRESS, read_objects
 from shaping.netlink.route import Route
 
 _INGRESS = 0xFFFF0000
@@ -97,13 +96,13 @@ def start_ifb(route: Route, device: str, index: int) -> None:
     route.link(f"set {device} up", "set", index=index, state="up")
 
 
-def redirect(route: Route, index: int, to_index: int) -> None:
+def redirect(route: Route, tc: NetlinkSocket, index: int, to_index: int) -> None:
     """Lead IPv4 and IPv6 that arrive at one interface to another, where nothing hangs at its ingress yet, or ours does.
 
     Raises:
         KernelRejectedError: no ingress qdisc, u32 or mirred in this kernel; or somebody was quicker.
     """
-    hook = redirection(route, index)
+    hook = redirection(route, tc, index)
     if hook is None:
         route.tc("add an ingress qdisc", "add", "ingress", index)
     action = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": to_index}
@@ -113,10 +112,10 @@ def redirect(route: Route, index: int, to_index: int) -> None:
         route.tc(what, "add-filter", "u32", index, **wanted, matches=_EVERYTHING, action=action)
 
 
-def redirection(route: Route, index: int) -> Redirection | None:
+def redirection(route: Route, tc: NetlinkSocket, index: int) -> Redirection | None:
     """What hangs at the ingress of an interface, whoever made it."""
-    queues = route.qdiscs(f"list queues of interface {index}", index)
-    kind = next((found.get_attr("TCA_KIND") for found in queues if found["parent"] == TC_H_INGRESS), None)
+    queues = read_objects(tc, f"list queues of interface {index}", RTM_GETQDISC, index=index)
+    kind = next((one.kind for one in queues if (one.interface_index, one.parent) == (index, TC_H_INGRESS)), None)
     if kind is None:
         return None
     targets, preferences = {}, set()
@@ -134,9 +133,9 @@ def redirection(route: Route, index: int) -> Redirection | None:
     )
 
 
-def remove_empty_hook(route: Route, index: int) -> None:
+def remove_empty_hook(route: Route, tc: NetlinkSocket, index: int) -> None:
     """Delete an ingress qdisc that nobody's filters hang at: what a crash between two messages of ours leaves."""
-    hook = redirection(route, index)
+    hook = redirection(route, tc, index)
     if hook is not None and hook.kind == "ingress" and not hook.preferences and not hook.others:
         route.tc("delete the ingress qdisc", "del", "ingress", index)
 

@@ -1,7 +1,4 @@
-"""Kinds of queues and filters that pyroute2 lacks or encodes otherwise than we read them back.
-
-`register` gives them to pyroute2.
-"""
+"""Kinds that pyroute2 writes otherwise than we read them back. `register` puts ours in their place."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyroute2.netlink.rtnl.tcmsg import cls_u32, plugins, sched_fq_codel, sched_pfifo
+from pyroute2.netlink.rtnl.tcmsg import cls_u32, plugins
 from pyroute2.netlink.rtnl.tcmsg.common_act import get_tca_action
 
 _SELECTOR = struct.Struct("=BBBxHHhhI")  # struct tc_u32_sel: flags, offshift, nkeys, offmask, off, offoff, hoff, hmask
@@ -20,18 +17,8 @@ Matches = Sequence[tuple[int, int, int]]
 
 
 def register() -> None:
-    """Let pyroute2 know bfifo, and u32 and fq_codel as they are below. Harmless when it does already."""
-    plugins.update(bfifo=sched_pfifo, fq_codel=FqCodel, u32=U32)  # struct tc_fifo_qopt serves both fifos
-
-
-class FqCodel:
-    """pyroute2's own writes a warning to the log at each use."""
-
-    options, stats, stats2 = sched_fq_codel.options, sched_fq_codel.stats, sched_fq_codel.stats2
-
-    @staticmethod
-    def get_parameters(wanted: Mapping[str, Any]) -> dict[str, Any]:
-        return {"attrs": [("TCA_FQ_CODEL_LIMIT", wanted["limit"])]}
+    """Have pyroute2 write u32 filters as below, everywhere in this process."""
+    plugins["u32"] = U32
 
 
 class U32:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import errno
 import socket
-import struct
 
 from hive_qos.errors import KernelRejectedError, ReadBackError
 from hive_qos.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket, attribute_map, pack_attribute
 from shaping.model import PriorQdisc
-from shaping.netlink.tc_codec import (
+from shaping.netlink.fast_path import (
+    HTB_GLOB,
+    HTB_VERSION,
     RTM_GETQDISC,
     RTM_GETTCLASS,
     RTM_GETTFILTER,
     TC_H_ROOT,
-    dump,
-    encode_dump,
-    encode_qdisc,
+    TCA_HTB_INIT,
+    encode_queue,
+    read_objects,
 )
 
 _RAW_OPTIONS = "raw"
@@ -29,14 +30,10 @@ _REFUSED_OPTIONS = b"\x05\x00\x01\x00\xff\x00\x00\x00"
 """One attribute of type 1 with one byte. HTB wants type 2, and fq_codel's type 1 has 4 bytes: both refuse it, so that a
 probe can never replace a qdisc."""
 
-_TCA_HTB_INIT = 2
-_HTB_GLOB = struct.Struct("=IIIII")  # struct tc_htb_glob: version, rate2quantum, defcls, debug, direct_pkts
-_HTB_VERSION = 3  # what the kernel wants: HTB_VER of net/sched/sch_htb.c, its major part
-
 
 def read_root(tc: NetlinkSocket, interface: str, index: int) -> PriorQdisc:
     """What is at an interface's root, whoever made it."""
-    found = dump(tc, f"list queues of {interface}", encode_dump(RTM_GETQDISC, interface_index=index))
+    found = read_objects(tc, f"list queues of {interface}", RTM_GETQDISC, index=index)
     queues = [one for one in found if one.interface_index == index]
     root = next((one for one in queues if one.parent == TC_H_ROOT), None)
     if root is None:  # an interface that is down may list none
@@ -45,11 +42,8 @@ def read_root(tc: NetlinkSocket, interface: str, index: int) -> PriorQdisc:
     if root.handle:  # what hangs below a default root is the kernel's own (mq's queues)
         nested = len([child for child in queues if child.parent != TC_H_ROOT and child.parent >> 16 != 0xFFFF])
         for kind in (RTM_GETTCLASS, RTM_GETTFILTER):
-            below = dump(
-                tc,
-                f"list what is below {root.kind} of {interface}",
-                encode_dump(kind, interface_index=index, parent=root.handle),
-            )
+            what = f"list what is below {root.kind} of {interface}"
+            below = read_objects(tc, what, kind, index=index, parent=root.handle)
             nested += len(below)
     return PriorQdisc(root.kind, root.handle >> 16, {_RAW_OPTIONS: root.options.hex()}, nested)
 
@@ -59,7 +53,7 @@ def put_back(tc: NetlinkSocket, interface: str, index: int, prior: PriorQdisc) -
     raw = bytes.fromhex(str(prior.options.get(_RAW_OPTIONS, "")))
     options = _taken_back(raw) if prior.kind == "htb" else raw
     flags, handle = NLM_F_CREATE | NLM_F_REPLACE, prior.handle_major << 16
-    request = encode_qdisc(prior.kind, options, interface_index=index, handle=handle, flags=flags)
+    request = encode_queue(prior.kind, options, index=index, handle=handle, flags=flags)
     try:
         tc.execute([(f"put back {prior.kind} {prior.handle_major:x}: at the root of {interface}", request)])
     except KernelRejectedError as error:
@@ -78,7 +72,7 @@ def knows_qdisc(tc: NetlinkSocket, kind: str) -> bool:
     """
     options = _REFUSED_OPTIONS if kind != "bfifo" else b"\0"  # less than the 4 bytes of its limit
     flags, index = NLM_F_CREATE | NLM_F_EXCL, socket.if_nametoindex("lo")
-    request = encode_qdisc(kind, options, interface_index=index, handle=0, flags=flags)
+    request = encode_queue(kind, options, index=index, handle=0, flags=flags)
     try:
         tc.execute([(f"probe for {kind}", request)])
     except KernelRejectedError as error:
@@ -91,8 +85,8 @@ def _taken_back(options: bytes) -> bytes:
     refuses to be told."""
     given = b""
     for attribute, payload in attribute_map(options).items():
-        if attribute == _TCA_HTB_INIT:
-            _, rate2quantum, default, debug, _ = _HTB_GLOB.unpack_from(payload)
-            payload = _HTB_GLOB.pack(_HTB_VERSION, rate2quantum, default, debug, 0)
+        if attribute == TCA_HTB_INIT:
+            _, rate2quantum, default, debug, _ = HTB_GLOB.unpack_from(payload)
+            payload = HTB_GLOB.pack(HTB_VERSION, rate2quantum, default, debug, 0)
         given += pack_attribute(attribute, payload)
     return given

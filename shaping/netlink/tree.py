@@ -1,6 +1,7 @@
 """One interface's HTB tree in the kernel: read it, and do operations on it.
 
-Classes go by `tc_codec`, because ticks change them; root, queues and filters go by pyroute2.
+Root, classes and queues go by `fast_path`: ticks change them, and a tree is there by one system call. Filters go by
+pyroute2.
 """
 
 from __future__ import annotations
@@ -10,33 +11,22 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pyroute2.netlink.rtnl import TC_H_ROOT
-
 from hive_qos.errors import KernelRejectedError, PrivilegeError
 from hive_qos.netlink import NetlinkSocket
 from shaping.model import (
     HELD_NAME,
     INNER_MINOR,
-    MAJOR,
-    AddClass,
     AddFilter,
-    AddLeaf,
-    AddRoot,
-    ChangeClass,
-    ChangeLeaf,
-    ClassSpec,
     DeleteFilter,
     FilterSpec,
-    LeafSpec,
     Operation,
-    QdiscSpec,
     Tree,
     classid,
     describe,
 )
+from shaping.netlink.fast_path import encode_operation, read_classes, read_queues
 from shaping.netlink.plugins import matches_of
 from shaping.netlink.route import Route
-from shaping.netlink.tc_codec import RTM_GETTCLASS, decode_class, dump, encode_class, encode_dump
 
 _FIRST_NODE = 0x800
 """Naming a u32 node makes a second filter of the same preference an error (ENOSPC), not a second node."""
@@ -45,92 +35,57 @@ _PROTOCOL: Mapping[Literal[4, 6] | None, int] = {4: 0x0800, 6: 0x86DD, None: 0x0
 _FAMILY = {protocol: family for family, protocol in _PROTOCOL.items()}
 
 
-def read_tree(route: Route, tc: NetlinkSocket, interface: str, index: int) -> Tree | None:
-    """The tree of ours at an interface's root; None where the root is not ours."""
-    queues = route.qdiscs(f"list queues of {interface}", index)
-    root = next((found for found in queues if found["parent"] == TC_H_ROOT), None)
-    if root is None or root.get_attr("TCA_KIND") != "htb" or root["handle"] != MAJOR << 16:
+def read_tree(route: Route, tc: NetlinkSocket, interface: str, index: int, *, filters: bool = True) -> Tree | None:
+    """The tree of ours at an interface's root, with its filters if asked for; None where the root is not ours."""
+    queues = read_queues(tc, interface, index)
+    if queues is None:
         return None
-    default: int = root.get_attr("TCA_OPTIONS").get_attr("TCA_HTB_INIT")["defcls"]
-    leaves = [leaf for found in queues if found["parent"] >> 16 == MAJOR and (leaf := _leaf(found))]
-    filters = [
+    rules = [
         rule
-        for minor in (0, INNER_MINOR[HELD_NAME])
+        for minor in ((0, INNER_MINOR[HELD_NAME]) if filters else ())
         for found in route.filters(f"list filters of {interface}", index, classid(minor))
         if (rule := _filter(found))
     ]
-    return Tree(
-        qdisc=QdiscSpec(handle_major=MAJOR, default_minor=default & 0xFFFF),
-        classes=tuple(sorted(read_classes(tc, interface, index), key=lambda spec: spec.minor)),
-        leaves=tuple(sorted(leaves, key=lambda leaf: leaf.parent_minor)),
-        filters=tuple(sorted(filters, key=lambda rule: rule.preference)),
-    )
+    qdisc, leaves = queues
+    classes = read_classes(tc, interface, index)
+    return Tree(qdisc, classes, leaves, tuple(sorted(rules, key=lambda rule: rule.preference)))
 
 
 def execute(route: Route, tc: NetlinkSocket, interface: str, index: int, operations: Sequence[Operation]) -> None:
-    """Do operations in their order; neighbouring changes of classes go in one system call.
+    """Do operations in their order; neighbouring ones that are no filters go in one system call.
 
     Raises:
         PrivilegeError: EPERM.
         KernelRejectedError: the first one that was refused. Those after it were tried.
     """
     refused: list[KernelRejectedError | PrivilegeError] = []
-    for _, group in itertools.groupby(operations, key=lambda one: isinstance(one, AddClass | ChangeClass)):
-        classes = []
-        for operation in group:
-            what = f"{describe(operation)} on {interface}"
-            if isinstance(operation, AddClass | ChangeClass):
-                classes.append((what, encode_class(operation, interface_index=index)))
+    for _, group in itertools.groupby(operations, key=lambda one: isinstance(one, AddFilter | DeleteFilter)):
+        batch = []
+        for one in group:
+            what = f"{describe(one)} on {interface}"
+            if not isinstance(one, AddFilter | DeleteFilter):
+                batch.append((what, encode_operation(one, index=index)))
                 continue
             try:
-                _do(route, what, operation, index)
+                _change_filter(route, what, one, index)
             except (KernelRejectedError, PrivilegeError) as error:
                 refused.append(error)
         try:
-            tc.execute(classes)
+            tc.execute(batch)
         except (KernelRejectedError, PrivilegeError) as error:
             refused.append(error)
     if refused:
         raise refused[0]
 
 
-def read_classes(tc: NetlinkSocket, interface: str, index: int) -> list[ClassSpec]:
-    """The classes of our root alone: asked for all, the kernel goes through 1,024 queues of each fq_codel leaf."""
-    request = encode_dump(RTM_GETTCLASS, interface_index=index, parent=MAJOR << 16)
-    found = dump(tc, f"list classes of {interface}", request)
-    return [decode_class(one) for one in found if one.handle >> 16 == MAJOR]
-
-
-def _do(route: Route, what: str, operation: Operation, index: int) -> None:
-    match operation:
-        case AddRoot(qdisc):
-            handle = qdisc.handle_major << 16
-            route.tc(what, "replace", "htb", index, handle=handle, parent=TC_H_ROOT, default=qdisc.default_minor)
-        case AddLeaf(leaf) | ChangeLeaf(leaf):
-            command = "add" if isinstance(operation, AddLeaf) else "change"
-            at = classid(leaf.parent_minor)
-            route.tc(what, command, leaf.kind, index, handle=leaf.handle_major << 16, parent=at, limit=leaf.limit)
-        case AddFilter(rule):
-            named = {"target": classid(rule.target_minor), "matches": rule.matches}
-            route.tc(what, "add-filter", "u32", index, handle=_FIRST_NODE, **_head(rule), **named)
-        case DeleteFilter(rule):
-            route.tc(what, "del-filter", "u32", index, **_head(rule))
-
-
-def _head(rule: FilterSpec) -> dict[str, int]:
-    return {"parent": classid(rule.parent_minor), "prio": rule.preference, "protocol": _PROTOCOL[rule.family]}
-
-
-def _leaf(found: Any) -> LeafSpec | None:
-    """A queue below one of our classes; None for a kind that we never make."""
-    kind, options = found.get_attr("TCA_KIND"), found.get_attr("TCA_OPTIONS")
-    if kind == "bfifo":
-        limit = options["limit"]
-    elif kind == "fq_codel":
-        limit = options.get_attr("TCA_FQ_CODEL_LIMIT")
+def _change_filter(route: Route, what: str, operation: AddFilter | DeleteFilter, index: int) -> None:
+    rule = operation.spec
+    named = {"parent": classid(rule.parent_minor), "prio": rule.preference, "protocol": _PROTOCOL[rule.family]}
+    if isinstance(operation, DeleteFilter):
+        route.tc(what, "del-filter", "u32", index, **named)
     else:
-        return None
-    return LeafSpec(found["parent"] & 0xFFFF, kind, limit, handle_major=found["handle"] >> 16)
+        wanted = {"target": classid(rule.target_minor), "matches": rule.matches}
+        route.tc(what, "add-filter", "u32", index, handle=_FIRST_NODE, **named, **wanted)
 
 
 def _filter(found: Any) -> FilterSpec | None:

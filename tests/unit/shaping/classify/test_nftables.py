@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from hive_qos.netlink import Request, attribute_map, attribute_places
+from hive_qos.netlink import Request, attribute_map
 from shaping.classify.nftables import replace_table
 from shaping.model import MARK_MINOR, FilterSpec, Rule
 from shaping.plan.desired_tree import packet_filters
@@ -16,8 +16,10 @@ HEAD_BYTES = 4
 def expressions(request: Request) -> Iterator[str]:
     """A rule's expressions in short: the name and what tells one from another."""
     listed = attribute_map(request.body, HEAD_BYTES)[4]
-    for _, begin, end in attribute_places(listed):
-        expression = attribute_map(listed[begin:end])
+    while listed:  # all are of one kind
+        length = int.from_bytes(listed[:2], sys.byteorder)
+        expression = attribute_map(listed[4:length])
+        listed = listed[(length + 3) & ~3 :]
         name, data = expression[1].rstrip(b"\0").decode(), attribute_map(expression[2])
         match name:
             case "meta":
