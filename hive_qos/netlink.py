@@ -25,12 +25,13 @@ from typing import TypeVar
 from hive_qos.errors import KernelRejectedError, PrivilegeError
 
 T = TypeVar("T")
+Packet = TypeVar("Packet", bytes, memoryview)
 
 # struct nlmsghdr and numbers of linux/netlink.h.
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
 NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+NLMSG_ERROR, NLMSG_DONE = 2, 3
 _NLM_F_ACK_TLVS, _NLM_F_DUMP_INTR = 0x200, 0x10
 _NLMSGERR_ATTR_MSG = 1
 _SOL_NETLINK, _NETLINK_CAP_ACK, _NETLINK_EXT_ACK = 270, 10, 11
@@ -120,13 +121,13 @@ class NetlinkSocket:
         for number, request in enumerate((begin, *requests, end)):
             self._sequence += 1
             flags = NLM_F_ACK if number == len(requests) else 0
-            data += _frame(request, NLM_F_REQUEST | flags, self._sequence)
+            data += frame(request, NLM_F_REQUEST | flags, self._sequence)
         with contextlib.suppress(PermissionError):  # then the kernel refuses what is sent, too, and says why
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, len(data))  # it goes in one piece
         self._put(bytes(data))
         while True:
             for message_type, reported, sequence, body in self.receive():
-                if message_type != _NLMSG_ERROR or sequence < first:
+                if message_type != NLMSG_ERROR or sequence < first:
                     continue
                 error = _error_of(what, reported, body)
                 if error is not None:
@@ -170,12 +171,12 @@ class NetlinkSocket:
         for what, request in requests:
             self._sequence += 1
             waiting[self._sequence] = what
-            data += _frame(request, NLM_F_REQUEST | NLM_F_ACK, self._sequence)
+            data += frame(request, NLM_F_REQUEST | NLM_F_ACK, self._sequence)
         self._put(bytes(data))
         errors = []
         while waiting:
             for message_type, flags, sequence, body in self.receive():
-                if message_type != _NLMSG_ERROR or sequence not in waiting:
+                if message_type != NLMSG_ERROR or sequence not in waiting:
                     continue
                 error = _error_of(waiting.pop(sequence), flags, body)
                 if error is not None:
@@ -195,9 +196,9 @@ class NetlinkSocket:
                 if found != sequence:
                     continue
                 interrupted = interrupted or bool(reported & _NLM_F_DUMP_INTR)
-                if message_type == _NLMSG_DONE:
+                if message_type == NLMSG_DONE:
                     return objects, interrupted
-                if message_type == _NLMSG_ERROR:
+                if message_type == NLMSG_ERROR:
                     error = _error_of(what, reported, body)
                     if error is not None:
                         raise error
@@ -206,7 +207,7 @@ class NetlinkSocket:
 
     def _send(self, request: Request, flags: int) -> int:
         self._sequence += 1
-        self._put(_frame(request, flags, self._sequence))
+        self._put(frame(request, flags, self._sequence))
         return self._sequence
 
     def _put(self, data: bytes) -> None:
@@ -219,30 +220,34 @@ class NetlinkSocket:
         """One datagram as messages: type, flags, sequence, body. A late answer to an earlier request is told by its
         sequence and dropped by the caller."""
         try:
-            data = self._socket.recv(_RECEIVE_BYTES)
+            return split(self._socket.recv(_RECEIVE_BYTES))
         except OSError as error:
             raise lost("wait for the kernel's answer", error) from error
-        messages = []
-        offset = 0
-        while offset + _HEADER.size <= len(data):
-            length, message_type, flags, sequence, _ = _HEADER.unpack_from(data, offset)
-            if length < _HEADER.size:
-                break
-            messages.append((message_type, flags, sequence, data[offset + _HEADER.size : offset + length]))
-            offset += (length + 3) & ~3
-        return messages
+
+
+def frame(request: Request, flags: int, sequence: int) -> bytes:
+    """One message with its header, padded."""
+    length = _HEADER.size + len(request.body)
+    header = _HEADER.pack(length, request.message_type, flags | request.flags, sequence, 0)
+    return header + request.body + b"\0" * (-length % 4)
+
+
+def split(packet: Packet) -> list[tuple[int, int, int, Packet]]:
+    """The messages of one packet: type, flags, sequence, body. Stops at one that does not fit."""
+    messages, offset = [], 0
+    while offset + _HEADER.size <= len(packet):
+        length, message_type, flags, sequence, _ = _HEADER.unpack_from(packet, offset)
+        if length < _HEADER.size or offset + length > len(packet):
+            break
+        messages.append((message_type, flags, sequence, packet[offset + _HEADER.size : offset + length]))
+        offset += (length + 3) & ~3
+    return messages
 
 
 def lost(what: str, error: OSError) -> KernelRejectedError:
     """The socket itself failed: a timeout (ETIMEDOUT), no memory for the answer (ENOBUFS)."""
     code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
     return KernelRejectedError(f"{what} on a netlink socket", errno_value=code, detail=os.strerror(code))
-
-
-def _frame(request: Request, flags: int, sequence: int) -> bytes:
-    length = _HEADER.size + len(request.body)
-    header = _HEADER.pack(length, request.message_type, flags | request.flags, sequence, 0)
-    return header + request.body + b"\0" * (-length % 4)
 
 
 def _error_of(what: str, flags: int, body: bytes) -> KernelRejectedError | PrivilegeError | None:

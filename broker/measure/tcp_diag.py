@@ -1,6 +1,6 @@
-"""Asks the kernel which sockets there are, whose they are, and how TCP's fare: sock_diag(7) over raw netlink.
+"""Asks the kernel which sockets there are, whose they are, and how TCP's fare: sock_diag(7).
 
-Read-only, unprivileged, standard library only. Every field is one that kernels since 4.18 give, but for the cgroup
+Read-only, unprivileged. Every field is one that kernels since 4.18 give, but for the cgroup
 (5.8), which is then 0. The class of a socket is told by INET_DIAG_CLASS_ID, in which the kernel gives the socket's
 priority (net/ipv4/inet_diag.c): the very number that HTB takes.
 
@@ -21,9 +21,18 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from hive_qos.netlink import (
+    NLM_F_DUMP,
+    NLM_F_REQUEST,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    Request,
+    frame,
+    pack_attribute,
+    split,
+)
+
 _NETLINK_SOCK_DIAG, _TCPDIAG_GETSOCK, _SOCK_DIAG_BY_FAMILY = 4, 18, 20
-_NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
 _STATES_CONNECTED = 1 << _ESTABLISHED
 _STATES_WITH_OWNER = {
@@ -35,7 +44,6 @@ _INFO, _TOS, _TCLASS, _V6ONLY, _CLASS_ID, _CGROUP_ID = 2, 5, 6, 11, 17, 21
 _SHORT = 1 << (_TOS - 1) | 1 << (_TCLASS - 1)  # the second brings the class id, too
 _WHOLE = _SHORT | 1 << (_INFO - 1)
 _ATTRIBUTE_BYTECODE = 1
-_HEAD = struct.Struct("=IHHII")
 _BASE = struct.Struct("=BB2x4x16s16sIQ4xIIII")  # struct inet_diag_msg, without its ports
 _PORTS = struct.Struct("!HH")
 _BASE_BYTES, _INODE_AT = 72, 68
@@ -159,17 +167,11 @@ def tcp_asked(connections: Sequence[TcpConnection], *, clock: Callable[[], float
     with _open() as sock:
         for start in range(0, len(connections), ASKED_AT_ONCE):
             some = connections[start : start + ASKED_AT_ONCE]
-            batch = b"".join(
-                _HEAD.pack(72, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1 + start + place, 0)
-                + struct.pack("=BBBBI", one.question[0], socket.IPPROTO_TCP, _WHOLE, 0, _STATES_CONNECTED)
-                + one.question[1:]
-                for place, one in enumerate(some)
-            )
-            sock.send(batch)
+            sock.send(b"".join(frame(_question(one), NLM_F_REQUEST, 0) for one in some))
             page, now_s = [], clock()
             for _ in some:
-                for kind, body in _messages(sock):
-                    if kind == _NLMSG_ERROR and (code := _refused(body)) not in _GONE:
+                for kind, _, _, body in _receive(sock):
+                    if kind == NLMSG_ERROR and (code := _refused(body)) not in _GONE:
                         _raise_refusal(code)
                     if kind == _SOCK_DIAG_BY_FAMILY and (found := read_connection(body, now_s)) is not None:
                         page.append(found)
@@ -264,10 +266,15 @@ def _requests(protocol: int, extensions: int, states: int, code: bytes) -> tuple
     )
 
 
+def _question(one: TcpConnection) -> Request:
+    head = struct.pack("=BBBBI", one.question[0], socket.IPPROTO_TCP, _WHOLE, 0, _STATES_CONNECTED)
+    return Request(_SOCK_DIAG_BY_FAMILY, 0, head + one.question[1:])
+
+
 def _request(kind: int, body: bytes, code: bytes) -> bytes:
     if code:
-        body += struct.pack("=HH", 4 + len(code), _ATTRIBUTE_BYTECODE) + code
-    return _HEAD.pack(16 + len(body), kind, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0) + body
+        body += pack_attribute(_ATTRIBUTE_BYTECODE, code)
+    return frame(Request(kind, NLM_F_DUMP, body), NLM_F_REQUEST, 0)
 
 
 def _open() -> socket.socket:
@@ -284,8 +291,8 @@ def _dump(requests: Sequence[bytes]) -> Iterator[list[memoryview]]:
             ended = False
             while not ended:
                 page: list[memoryview] = []
-                for kind, body in _messages(sock):
-                    if kind in (_NLMSG_ERROR, _NLMSG_DONE):  # a list that is refused ends with either
+                for kind, _, _, body in _receive(sock):
+                    if kind in (NLMSG_ERROR, NLMSG_DONE):  # a list that is refused ends with either
                         _raise_refusal(_refused(body))
                         ended = True
                         break
@@ -294,17 +301,8 @@ def _dump(requests: Sequence[bytes]) -> Iterator[list[memoryview]]:
                     yield page
 
 
-def _messages(sock: socket.socket) -> list[tuple[int, memoryview]]:
-    """What one packet holds: kinds and bodies."""
-    packet = memoryview(sock.recv(_RECEIVE_BYTES))
-    offset, found = 0, []
-    while offset + 16 <= len(packet):
-        length, kind, _, _, _ = _HEAD.unpack_from(packet, offset)
-        if length < 16 or offset + length > len(packet):
-            break
-        found.append((kind, packet[offset + 16 : offset + length]))
-        offset += length + 3 & ~3
-    return found
+def _receive(sock: socket.socket) -> list[tuple[int, int, int, memoryview]]:
+    return split(memoryview(sock.recv(_RECEIVE_BYTES)))
 
 
 def _refused(body: memoryview) -> int:
