@@ -19,10 +19,8 @@ Rules that the tree keeps
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 from hive_qos.units import bytes_per_s_of
 from shaping.model import (
@@ -34,7 +32,6 @@ from shaping.model import (
     MARK_MINOR,
     ROOT_MINOR,
     UNHELD_NAME,
-    Arrival,
     Capabilities,
     ClassShape,
     ClassSpec,
@@ -42,12 +39,12 @@ from shaping.model import (
     InterfaceShape,
     LeafSpec,
     QdiscSpec,
-    Rule,
     Tree,
 )
 from shaping.netlink.psched_ticks import round_burst_bytes
 from shaping.plan.destinations import assigned, canonical, destination_filters
 from shaping.plan.leaves import check_parts, leaves_by_class, leaves_of, rate_bits_per_s_min
+from shaping.plan.packet_filters import packet_filters
 
 BURST_BYTES_MIN = 16 * 1024
 BURST_S = 0.001
@@ -85,14 +82,6 @@ packets, if all were full."""
 
 FQ_CODEL_PACKETS = 10_240
 """Its own default. It bounds delay by time, not by this; and lowering it would drop packets, so it is never changed."""
-
-RULES_MAX = 64
-"""Ports, DSCP and addresses of one interface. A port is up to eight u32 filters, an address two, a DSCP two, which
-unmarked packets walk one by one. Sockets at which packets arrive are one each, and whoever names them counts them."""
-
-_PREFERENCE_FIRST = 100  # whoever wants to be asked before ours has room
-_TCP, _UDP = 6, 17  # IANA, Protocol Numbers
-_PROTOCOLS = {"tcp": _TCP, "udp": _UDP}
 
 
 def desired_tree(shape: InterfaceShape, capabilities: Capabilities, before: Tree | None = None) -> Tree:
@@ -212,142 +201,3 @@ def _all_filters(shape: InterfaceShape, leaf_of_address: Mapping[str, int]) -> t
     if shape.direction == "ingress":
         return packet_filters(shape.rules, LEAF_MINOR)
     return (*packet_filters(shape.rules, MARK_MINOR), *destination_filters(leaf_of_address))
-
-
-def packet_filters(rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[FilterSpec, ...]:
-    """Filters for the rules on what packets say, in their order; those on cgroups and users are left out.
-
-    Args:
-        minors: where a target's packets go.
-
-    Raises:
-        ValueError: too many, or a rule that cannot be.
-    """
-    filters: list[FilterSpec] = []
-    in_packets = 0
-    for rule in rules:
-        check_rule(rule)
-        if rule.port is not None:
-            matches = _port_matches(rule)
-        elif rule.dscp is not None:
-            matches = _dscp_matches(rule)
-        elif rule.address is not None:
-            matches = address_matches(rule.address)
-        elif rule.arrives is not None:
-            matches = [_arrival_match(rule.arrives)]
-        else:
-            continue
-        in_packets += rule.arrives is None
-        if in_packets > RULES_MAX:
-            raise ValueError(f"more than {RULES_MAX} rules on what packets say; put the programs into a cgroup instead")
-        for family, words in matches:
-            filters.append(
-                FilterSpec(
-                    preference=_PREFERENCE_FIRST + len(filters),
-                    family=family,
-                    matches=words,
-                    target_minor=minors[rule.target],
-                )
-            )
-    return tuple(filters)
-
-
-def check_rule(rule: Rule) -> None:
-    """Raise ValueError for a rule with an unknown target, none or two matches, or a match outside its range."""
-    names = ("port", "dscp", "uid", "cgroup", "address", "arrives")
-    matches = [name for name in names if getattr(rule, name) is not None]
-    if len(matches) != 1:
-        raise ValueError(f"a rule has exactly one of {', '.join(names)}; this one has {matches or 'none'}")
-    if rule.target not in LEAF_MINOR:
-        raise ValueError(f"unknown target {rule.target!r}; one of {', '.join(LEAF_MINOR)}")
-    if rule.port is not None and not 1 <= rule.port <= 65535:
-        raise ValueError(f"port {rule.port} is not in 1..65535")
-    if rule.protocol is not None and (rule.port is None or rule.protocol not in ("tcp", "udp")):
-        raise ValueError("protocol is tcp or udp, and narrows a port")
-    if rule.dscp is not None and not 0 <= rule.dscp <= 63:
-        raise ValueError(f"dscp {rule.dscp} is not in 0..63")
-    if rule.address is not None:
-        ipaddress.ip_network(rule.address)  # says what is wrong
-    if rule.uid is not None and not 0 <= rule.uid < 2**32 - 1:
-        raise ValueError(f"uid {rule.uid} is not a user's number")
-    if rule.cgroup is not None and (not rule.cgroup.isprintable() or ".." in rule.cgroup.split("/")):
-        raise ValueError(f"cgroup {rule.cgroup!r} has a control character or .. in it")
-
-
-_Matches = tuple[tuple[int, int, int], ...]
-_Family = Literal[4, 6]
-_ADDRESS_WORDS = {4: (12, 16), 6: (8, 24)}
-"""Where source and destination begin (RFC 791, RFC 8200)."""
-
-
-def _port_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
-    """Source or destination port, in IPv4 and IPv6.
-
-    IPv4 (RFC 791): version and header length are the first byte, so 0x45 means no options and ports at byte 20; the
-    fragment offset (low 13 bits of bytes 6-7) is 0 in the first fragment, the only one with ports; protocol is byte 9.
-    IPv6 (RFC 8200): the next header is byte 6; ports are at byte 40 where no extension header comes between.
-    """
-    port = rule.port or 0
-    protocols = (_TCP, _UDP) if rule.protocol is None else (_PROTOCOLS[rule.protocol],)
-    words: list[tuple[_Family, _Matches]] = []
-    for protocol in protocols:
-        for mask, value in ((0xFFFF0000, port << 16), (0x0000FFFF, port)):
-            words.append(
-                (
-                    4,
-                    (
-                        (0, 0x0F000000, 0x05000000),
-                        (4, 0x00001FFF, 0),
-                        (8, 0x00FF0000, protocol << 16),
-                        (20, mask, value),
-                    ),
-                )
-            )
-            words.append((6, ((4, 0x0000FF00, protocol << 8), (40, mask, value))))
-    return words
-
-
-def _arrival_match(arrival: Arrival) -> tuple[_Family, _Matches]:
-    """Where to, and where from if that is given; offsets as of ports and addresses."""
-    protocol, ports, mask = _PROTOCOLS[arrival.protocol], arrival.port, 0x0000FFFF
-    address = ipaddress.ip_address(arrival.address)
-    source, destination = _ADDRESS_WORDS[address.version]
-    words = _words(destination, address.packed)
-    if arrival.remote is not None:
-        words = (*_words(source, ipaddress.ip_address(arrival.remote[0]).packed), *words)
-        ports, mask = arrival.remote[1] << 16 | ports, 0xFFFFFFFF
-    if address.version == 4:
-        head = ((0, 0x0F000000, 0x05000000), (4, 0x00001FFF, 0), (8, 0x00FF0000, protocol << 16))
-        return 4, (*head, *words, (20, mask, ports))
-    return 6, ((4, 0x0000FF00, protocol << 8), *words, (40, mask, ports))
-
-
-def _words(start: int, packed: bytes) -> _Matches:
-    return tuple(
-        (start + at, 0xFFFFFFFF, int.from_bytes(packed[at : at + 4], "big")) for at in range(0, len(packed), 4)
-    )
-
-
-def _dscp_matches(rule: Rule) -> list[tuple[_Family, _Matches]]:
-    """The codepoint: the upper six bits of IPv4's second byte, or of IPv6's traffic class, four bits into it."""
-    dscp = rule.dscp or 0
-    return [(4, ((0, 0x00FC0000, dscp << 18),)), (6, ((0, 0x0FC00000, dscp << 22),))]
-
-
-def address_matches(address: str) -> list[tuple[_Family, _Matches]]:
-    """Packets from a network, and packets to it.
-
-    Only the words that the prefix reaches are compared.
-    """
-    network = ipaddress.ip_network(address)
-    family: _Family = 4 if network.version == 4 else 6
-    size = 4 if family == 4 else 16
-    value, mask = network.network_address.packed, network.netmask.packed
-    words = [
-        (at, int.from_bytes(mask[at : at + 4], "big"), int.from_bytes(value[at : at + 4], "big"))
-        for at in range(0, size, 4)
-    ]
-    reached = [word for word in words if word[1]] or words[:1]
-    return [
-        (family, tuple((start + at, bits, wanted) for at, bits, wanted in reached)) for start in _ADDRESS_WORDS[family]
-    ]

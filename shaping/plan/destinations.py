@@ -17,11 +17,10 @@ from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from shaping.model import DESTINATION_MINOR, HELD_NAME, INNER_MINOR, LEAF_MINOR, FilterSpec, Tree
+from shaping.plan.packet_filters import destination_match
 
 _PREFERENCE_FIRST = 1_000  # one for each address, clear of those of the root (tree.py)
 _PREFERENCE_REST = 2_000  # behind all of those
-_WORD = 0xFFFFFFFF  # all bits of a 32-bit word have to match
-_AT_IPV4, _AT_IPV6 = 16, 24  # where the destination stands in the header (RFC 791, RFC 8200)
 
 
 def canonical(address: str) -> str:
@@ -71,7 +70,7 @@ def destination_filters(leaves: Mapping[str, int]) -> tuple[FilterSpec, ...]:
         FilterSpec(
             preference=_PREFERENCE_FIRST + DESTINATION_MINOR.index(minor),
             family=_parsed(address).version,
-            matches=_matches(address),
+            matches=destination_match(_parsed(address)),
             target_minor=minor,
             parent_minor=parent,
         )
@@ -88,13 +87,6 @@ def _parsed(address: str) -> IPv4Address | IPv6Address:
     if isinstance(found, IPv6Address):
         return found.ipv4_mapped or IPv6Address(found.packed)  # without a scope, which no packet carries
     return found
-
-
-def _matches(address: str) -> tuple[tuple[int, int, int], ...]:
-    packed = _parsed(address).packed
-    start = _AT_IPV4 if len(packed) == 4 else _AT_IPV6
-    words = struct.unpack(f">{len(packed) // 4}I", packed)
-    return tuple((start + 4 * place, _WORD, word) for place, word in enumerate(words))
 
 
 def _address_of(rule: FilterSpec) -> str:

@@ -13,7 +13,7 @@ from hive_qos.netlink import NLM_F_CREATE, NetlinkSocket, Request, pack_text
 from shaping.classify import nftables
 from shaping.kernel import RealKernel
 from shaping.model import MARK_MINOR, Rule
-from shaping.plan.desired_tree import RULES_MAX, packet_filters
+from shaping.plan.packet_filters import RULES_MAX, packet_filters
 from tools.lab.kernel import entered
 
 _NEWTABLE, _GETTABLE, _DELTABLE = 0xA00, 0xA01, 0xA02

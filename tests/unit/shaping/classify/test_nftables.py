@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hive_qos.netlink import Request, attribute_map
 from shaping.classify.nftables import replace_table
 from shaping.model import MARK_MINOR, FilterSpec, Rule
-from shaping.plan.desired_tree import packet_filters
+from shaping.plan.packet_filters import packet_filters
 
 HEAD_BYTES = 4
 

@@ -37,9 +37,10 @@ from shaping.model import (
     Tree,
 )
 from shaping.netlink.psched_ticks import burst_bytes_of, burst_ticks, round_burst_bytes
-from shaping.plan.desired_tree import BURST_BYTES_MIN, check_rule, desired_tree
+from shaping.plan.desired_tree import BURST_BYTES_MIN, desired_tree
 from shaping.plan.diff import StructureError, diff
 from shaping.plan.leaves import RATE_BITS_PER_S_MIN, rate_bits_per_s_min
+from shaping.plan.packet_filters import check_rule
 from shaping.testing import FakeKernel
 
 CAPABILITIES = Capabilities()
