@@ -1,7 +1,7 @@
 """What readers get: each page of a snapshot as bytes, made once however many ask, and encoded in pieces.
 
 Readers' threads share the interpreter's lock with the loop. Between two steps of Python it changes hands within a
-fraction of a millisecond (`broker.process.rt_priority`), but a call of C keeps it to its end: 640 flows in one piece
+fraction of a millisecond (`broker.process.priority`), but a call of C keeps it to its end: 640 flows in one piece
 are 2.3 ms. So no call encodes more than `AT_ONCE` entries of a list, a tenth of a millisecond.
 """
 

@@ -26,7 +26,7 @@ from broker.api.pages import DESCRIPTION, JSON, PATHS, Pages
 from broker.api.requests import PolicyAnswer, PolicyRequest
 from broker.api.snapshot import Snapshot
 from broker.client.mailbox import Wake
-from broker.process import rt_priority
+from broker.process import priority
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
 from broker.process.rights import Authority, Peer, Right, peer_of
@@ -116,7 +116,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
 
         In a thread of the server's own, whose requests have theirs: none of them goes before other programs.
         """
-        rt_priority.give_up()
+        priority.give_up()
         poll = select.poll()
         poll.register(self.listener, select.POLLIN)
         poll.register(self.ended.reader, select.POLLIN)

@@ -111,10 +111,6 @@ ALARM_ADVICE: Final = {
         "The channel to other brokers cannot be opened. This host is shaped without them.",
         "Correct the certificate or port that the text names. The broker tries again every minute.",
     ),
-    "priority-lost": AlarmAdvice(
-        "The broker used too much processor and lost its real-time priority. Holds may come late.",
-        "Look who sends to UDP 4710, and who opens sessions. Priority returns after 30 calm seconds.",
-    ),
     "probe-elsewhere": AlarmAdvice(
         "A host in [probe] is not reached through a shaped interface.",
         "Name a probed host that is reached through this interface.",

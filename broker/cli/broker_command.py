@@ -75,8 +75,8 @@ def broker(
     configurations = ConfigStore(Source(read=lambda: _read(config), parse=parse, state_dir=state), log=log)
     from broker.daemon.composition import Environment, Options
     from broker.daemon.daemon import Daemon
+    from broker.process import priority
     from broker.process.notify import Notifier
-    from broker.process.rt_budget import RtBudget
     from broker.process.socket_finder_client import SocketFinder
     from broker.process.watchdog_client import WatchdogClient
     from shaping.kernel import RealKernel
@@ -102,13 +102,15 @@ def broker(
         classifier=_classifier(),
         log=log,
         watchdog=WatchdogClient(log=log),
-        rt_budget=RtBudget(log=log),
         finder=SocketFinder(log=log),
         notifier=Notifier(),
     )
     daemon = Daemon(Options(configurations, take_over=take_over, rebuild=rebuild), given)
     if received:
         daemon.stop()
+    refused = priority.take()
+    if refused is not None:
+        log.warning("priority-refused", error=refused)
     gc.freeze()  # what was imported stays: no collection has to walk through it
     daemon.run()
     if signal.SIGINT in received:

@@ -39,7 +39,6 @@ from broker.process import proc_fds
 from broker.process.closer_client import CloserClient
 from broker.process.log import Log
 from broker.process.notify import Notifier
-from broker.process.rt_budget import RtBudget
 from broker.process.socket_finder_client import SocketFinder
 from broker.process.watchdog_client import WatchdogClient
 from broker.sessions.burst_table import BurstTable
@@ -76,7 +75,6 @@ class Environment:
         classifier: enforces rules on cgroups and users; None where this host cannot.
         mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
         watchdog: opens the ceilings when we die; None beside a kernel in memory.
-        rt_budget: lets the loop and the channel go before other programs; None leaves them among those.
         finder: looks into other processes, which this one may not any more then, so that sockets which were there
             before their rule get its class. None leaves them.
         notifier: tells systemd how we are.
@@ -88,7 +86,6 @@ class Environment:
     log: Log
     mark: Callable[..., None] = mark_socket
     watchdog: WatchdogClient | None = None
-    rt_budget: RtBudget | None = None
     finder: SocketFinder | None = None
     notifier: Notifier = field(default_factory=lambda: Notifier({}))
     clock: Callable[[], float] = time.monotonic
@@ -229,7 +226,6 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         probes=probes,
         configurations=options.configurations,
         watchdog=given.watchdog,
-        rt_budget=given.rt_budget,
         earlier=earlier,
         recorder=recorder,
         socket_owners=socket_owners,

@@ -126,9 +126,6 @@ class Daemon:
         if peers is not None:
             self._components.beat(busy=True)
             load_channel(peers.engine)
-        if given.rt_budget is not None:
-            given.rt_budget.begin()
-        if peers is not None:
             self._meet_peers(peers)
         self._options.configurations.started()
 

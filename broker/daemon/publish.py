@@ -26,7 +26,6 @@ from broker.measure.sockets import UdpWatch
 from broker.model.values import Alarm, Measurements
 from broker.policy.types import Policy
 from broker.process.log import Log
-from broker.process.rt_budget import RtBudget
 from broker.process.watchdog_client import WatchdogClient
 from broker.sessions.job_table import JobTable
 from broker.sessions.server import Session
@@ -51,7 +50,6 @@ class SnapshotBuilder:
         probes: Probes,
         configurations: ConfigStore,
         watchdog: WatchdogClient | None,
-        rt_budget: RtBudget | None,
         earlier: Reclassifier | None,
         recorder: Recorder | None,
         socket_owners: SocketOwners,
@@ -65,7 +63,6 @@ class SnapshotBuilder:
         )
         self._flows, self._jobs, self._peer_link, self._probes = flows, jobs, peer_link, probes
         self._configurations, self._watchdog, self._earlier = configurations, watchdog, earlier
-        self._rt_budget = rt_budget
         self._recorder, self._origins = recorder, socket_owners
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, SocketOwner] = {}
@@ -164,5 +161,4 @@ class SnapshotBuilder:
             *self._peer_link.alarms(),
             *self._probes.alarms(),
             *(self._watchdog.alarms() if self._watchdog is not None else ()),
-            *(self._rt_budget.alarms() if self._rt_budget is not None else ()),
         )

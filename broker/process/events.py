@@ -114,7 +114,5 @@ EVENTS: Final[Mapping[str, Event]] = {
     "close-delayed": Event("warning", "A descriptor that a user passed cannot be closed at once.", ("uid", "error")),
     "finder-lost": Event("error", "The process that finds sockets' owners died. None are found until a restart."),
     "finder-start-failed": Event("warning", "The process that finds sockets' owners cannot be started.", ("error",)),
-    "priority-refused": Event("warning", "No real-time priority: holds may come late.", ("error",)),
-    "priority-lost": Event("warning", "The broker gave up its real-time priority.", ("reason",)),
-    "priority-restored": Event("info", "The broker has real-time priority again."),
+    "priority-refused": Event("warning", "No raised priority: holds may come late on a busy host.", ("error",)),
 }

@@ -13,8 +13,6 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from broker.process import rt_priority
-
 READY_S_MAX = 15.0
 """A Python process starts in 0.1 to 0.2 s; on a machine that stands still now and then, in a few seconds."""
 RESTART_S = 1.0
@@ -62,16 +60,15 @@ class SideProcess:
         """
         self._started_s, self._process = now_s, None
         environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
-        with rt_priority.suspended():
-            self._process = subprocess.Popen(
-                [*self._command, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env=environment,
-                pass_fds=descriptors,
-                start_new_session=True,
-            )
+        self._process = subprocess.Popen(
+            [*self._command, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            env=environment,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
 
     def start_connected(self, *arguments: object, descriptors: tuple[int, ...] = (), now_s: float) -> socket.socket:
         """Start it with a SOCK_SEQPACKET to us as its first argument; returns our end, which the caller closes.

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.process import rt_priority
+from broker.process import priority
 from broker.process.namespace_claim import claims
 from hive_qos.errors import HiveError
 from hive_qos.netlink import NetlinkSocket
@@ -198,7 +198,7 @@ def main(arguments: list[str]) -> int:
     except (HiveError, OSError) as problem:
         say(str(problem))
         return 1
-    rt_priority.take()  # where that is not allowed, the daemon has said so
+    priority.take()  # where that is not allowed, the daemon has said so
     with socket.socket(fileno=int(arguments[0])) as sock:
         return 0 if Watchdog(sock, opening=opening.open, relearn=opening.relearn, say=say).run() else 1
 

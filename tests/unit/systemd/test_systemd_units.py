@@ -12,7 +12,7 @@ import pytest
 
 from broker.policy.toml import CLASS_DEFAULTS, load
 from broker.policy.types import CLASS_NAMES, DaemonPolicy, MatchRule
-from broker.process import rt_priority
+from broker.process import priority
 
 SYSTEMD = Path(__file__).parents[3] / "systemd"
 UNITS = ("hive-qos.service", "hive-qos-restore.service", "hive-compute.slice", "hive-storage.slice")
@@ -91,13 +91,16 @@ def test_the_service_keeps_four_capabilities_and_names_why_each() -> None:
     assert all(capability in comments for capability in kept.split())
 
 
-def test_the_service_may_go_before_ordinary_programs_and_no_further() -> None:
+def test_the_service_runs_before_ordinary_programs_within_a_quota() -> None:
     service = settings_of("hive-qos.service")
-    assert service["LimitRTPRIO"] == [str(rt_priority.PRIORITY)]
-    assert "RestrictRealtime" not in service
+    assert service["Nice"] == [str(priority.NICENESS)]
+    assert service["Slice"] == ["-.slice"], "a weight counts among the groups beside it"
+    assert int(service["CPUWeight"][0]) > 100
+    assert service["CPUQuota"][0].endswith("%")
+    assert service["RestrictRealtime"] == ["yes"]
     allowed = service["SystemCallFilter"]
     denied = next(number for number, line in enumerate(allowed) if line.startswith("~") and "@resources" in line)
-    assert any("sched_setscheduler" in line.split() for line in allowed[denied + 1 :])
+    assert any("setpriority" in line.split() for line in allowed[denied + 1 :]), "threads of requests give it up"
 
 
 def test_the_service_tells_systemd_that_it_is_ready_and_alive() -> None:
