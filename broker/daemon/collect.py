@@ -1,4 +1,4 @@
-"""What a decision rests on, gathered from everybody who knows a part of it: one `Measurements`."""
+"""Gathers the measurements of one decision from all who make them: one `Measurements`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Collector:
 
     Args:
         interface_of: the shaped interface towards an address.
-        traffic: counts what came in; its owner closes it. paces: what left lately.
+        traffic: counts inbound bytes; its owner closes it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Collector:
         self._schedules = Schedules()
 
     def measure(self, policy: Policy, *, fresh_s: float) -> Measurements:
-        """Everything of the interfaces that we hold. Counters younger than `fresh_s` will do."""
+        """Measure the interfaces that we shape. Counters younger than `fresh_s` are not read again."""
         now_s = self._clock()
         flows = self._flows.samples(interface_of=self._interface_of, now_s=now_s)
         probes = self._probes.samples(now_s=now_s)
@@ -92,8 +92,7 @@ class Collector:
         return Measurements(interfaces=tuple(interfaces), schedules=self._schedules.now(policy.schedules))
 
     def with_links(self, policy: Policy, *, fresh_s: float) -> Measurements:
-        """The same, so that leaves of jobs and leases keep what they have; of interfaces that we do not hold yet the
-        link alone."""
+        """The same, and the links of interfaces that we do not shape yet. Leaves of jobs and leases keep theirs."""
         held, now_s = self.measure(policy, fresh_s=fresh_s), self._clock()
         links = (
             InterfaceSample(

@@ -67,7 +67,7 @@ class Kept:
 
 
 class ConfigStore:
-    """The texts of one daemon, from its start on. `first` is the policy to start with.
+    """The configurations of one daemon, from its start on. `first` is the policy to start with.
 
     Raises:
         HiveError: the file is bad, and no good one is kept.
@@ -112,7 +112,7 @@ class ConfigStore:
         return policy
 
     def instead(self, policy: Policy, problem: Exception) -> Policy | None:
-        """The last good policy, when the one to start with cannot be taken up; None where there is no other."""
+        """The last good policy, when the one to start with cannot be applied; None where there is no other."""
         good = self._good()
         if good is None or self._kept.good == self._text or good.daemon != policy.daemon:
             return None
@@ -194,7 +194,7 @@ class ConfigStore:
         return good
 
     def alarms(self) -> tuple[Alarm, ...]:
-        """What of the configuration needs somebody."""
+        """Whether the configuration needs attention."""
         if self._until_s is not None:
             left_s = max(0.0, self._until_s - self._clock())
             text = f"on trial: without `hive-qos confirm` the former one comes back in {left_s:.0f} s"
@@ -246,7 +246,7 @@ def read_file(path: Path, *, key: str = "--config") -> str:
     """Give the text of a file that nobody is writing: half of one may be good TOML, and would be taken for all of it.
 
     Who writes a file in place has it open meanwhile. The kernel gives a read lease only where nobody has (fcntl(2),
-    F_SETLEASE). While we hold it, whoever opens the file to write waits for us. File systems without leases (NFS, FUSE)
+    F_SETLEASE). While we hold it, who opens the file to write waits for us. File systems without leases (NFS, FUSE)
     and files of other users, for who has no CAP_LEASE, are read as they are.
 
     Args:
@@ -290,7 +290,7 @@ def _take_lease(descriptor: int) -> None:
 def read_kept(state_directory: str) -> Kept:
     """What is kept there; nothing where the file is not there, damaged, or could be somebody else's.
 
-    What stands in it is believed as `broker.toml` is: the directory and the file have to be root's or our own.
+    It is trusted as `broker.toml` is: the directory and the file have to be root's or our own.
     """
     path = Path(state_directory) / KEPT_NAME
     try:

@@ -1,7 +1,7 @@
-"""The other brokers as the daemon's loop sees them: who sends to us, what we ask of them, what they ask of us.
+"""Other brokers as the loop sees them: who sends to us, which holds we ask for, which leases others have here.
 
-Between the decision, which knows neither sockets nor peers, and the channel (`broker.peers`). Where the configuration
-names no `[peers]` there is no channel: then nobody can be asked, and nobody asks.
+It stands between the decision, which knows no sockets, and the channel (`broker.peers`). Without `[peers]` in the
+configuration there is no channel: nobody can be asked, and nobody asks.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class PeerLink:
         self._trips = PeerRtts()
 
     def meet(self, opening: PeerOpening, certificate: OwnCertificate, *, now_s: float) -> None:
-        """Have a channel opened, which `close` closes, and be who the certificate says."""
+        """Open a channel with this certificate; `close` closes it."""
         self._opening, self._certificate = opening, certificate
         self.look(now_s=now_s)
 
     def look(self, *, now_s: float) -> None:
-        """Open the channel, where there is to be one and there is none yet, and measure the ways. For every tick.
+        """Open the channel, where one is configured and not open yet, and measure round trips. For every tick.
 
-        Of each broker's round trips the least is shown: what a burst's own queue adds is no way that a hold has to go.
+        Of each broker's round trips the least counts: what a burst's own queue adds does not delay a hold.
         """
         if self._channel is None and self._opening is not None:
             self._channel = self._opening.look()
@@ -53,10 +53,10 @@ class PeerLink:
             self._trips.look(self._channel.status(), now_s=now_s)
 
     def renew(self, *, now_s: float, at_once: bool) -> None:
-        """Be who a renewed certificate says, where one is on disk, and nobody once ours has ended.
+        """Use a renewed certificate, where one is on disk, and close the channel once ours has expired.
 
         Args:
-            at_once: who asks has just written it.
+            at_once: look now, as it has just been written.
         """
         if self._channel is None or self._certificate is None or self._opening is None:
             return
@@ -68,7 +68,7 @@ class PeerLink:
             self._channel = None
 
     def alarms(self) -> tuple[Alarm, ...]:
-        """What is wrong with the way to others."""
+        """What is wrong with the channel and its certificate."""
         parts = (self._opening, self._certificate, self._channel)
         return tuple(alarm for part in parts if part is not None for alarm in part.alarms())
 
@@ -78,7 +78,7 @@ class PeerLink:
         return self._channel is not None and self._channel.urgent
 
     def close(self) -> None:
-        """Say goodbye to all."""
+        """Close the channel."""
         if self._channel is not None:
             self._channel.close()
 
@@ -88,7 +88,7 @@ class PeerLink:
         """Who sends to us through each interface, after the last look at TCP.
 
         Args:
-            wanted: whether a way in is looked after; else, where nobody is to be asked either, it is not counted.
+            wanted: whether any inbound direction is shaped. Without that and without a channel nothing is counted.
         """
         if not wanted and self._opening is None:
             return {}
@@ -119,7 +119,7 @@ class PeerLink:
             self._channel.want(holds, reach=self._arrivals.addresses(HELD_CLASS))
 
     def answer(self, decision: Decision) -> None:
-        """Say what became of what was asked of us. After the kernel has it: who measures is not told too early."""
+        """Answer what others asked for: after the kernel has it, so that nobody is told too early."""
         if self._channel is not None:
             self._channel.answer(decision.verdicts)
 

@@ -1,5 +1,5 @@
-"""The channel to other brokers, opened when it can be. A certificate that is not good, or a port that is taken, is an
-alarm and is tried again: this host's own traffic is shaped all the same."""
+"""Opens the channel to other brokers. Where that fails (a bad certificate, a port that is taken) there is an alarm and
+another try: this host's own traffic is shaped all the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transport.identity import ConfiguredIdentity
 
 RETRY_S = 60.0
-"""A port that is taken, a file that is wrong: somebody has to mend it, and need not do more than that."""
+"""Between two tries. Somebody has to correct the file or free the port, and need do no more than that."""
 
 
 def load_channel(engine: str) -> None:
@@ -76,7 +76,7 @@ class PeerOpening:
         return channel
 
     def renew(self, channel: PeerChannel, identity: ConfiguredIdentity) -> PeerChannel | None:
-        """Have an open channel be somebody else; None where it cannot be opened again now, and is to be tried later."""
+        """Give an open channel another certificate; None where that cannot be opened now and is to be tried later."""
         self._patience()
         try:
             channel.renew(identity)

@@ -1,4 +1,4 @@
-"""Puts together what the broker shows of a tick: the decision, what it rests on, and how everybody fares."""
+"""Builds the snapshot that the API shows: a decision, its measurements, and the state of every part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from broker.sessions.server import Session
 
 
 class SnapshotBuilder:
-    """For the loop's thread. Those of its parts that are None are not there in this daemon.
+    """For the loop's thread. A part that is None does not exist in this daemon.
 
     Args:
         started_s: when the daemon began.
@@ -74,7 +74,7 @@ class SnapshotBuilder:
         self._commands: dict[str, str | None] = {}
 
     def look(self, policy: Policy, *, now_s: float) -> None:
-        """Look a little further for whose connections are: at every tick, so that it is known when somebody asks."""
+        """Look for owners of connections, one slice: at every tick, so that they are known when somebody asks."""
         if self._port_classes is None or self._port_classes.policy is not policy:
             self._port_classes = PortClasses(policy)
         self._udp.look(matching=self._port_classes, now_s=now_s)

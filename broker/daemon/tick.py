@@ -3,9 +3,9 @@
     tick, announcement*   look at TCP -> measure -> decide -> ask others -> egress -> answer others -> ingress
     another one asks      measure -> decide -> egress -> ask others -> answer others -> ingress -> look at TCP
 
-Who sends to us, and how much came before a burst, is asked of TCP (half a millisecond with few connections, up to three
-with many). What another broker's lease gets does not depend on that, so it does not wait for it; and (*) where no way
-in is looked after, nobody has to be asked for room, and what TCP says of the way out can wait for the next tick.
+TCP tells who sends to us, and how much came before a burst. To ask it takes 0.5 ms with few connections and 3 ms with
+many. What another broker's lease gets does not depend on that, so a lease does not wait for it. (*) Where no inbound
+direction is shaped, nobody is asked for a hold, and the look at TCP can wait for the next tick.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""When the loop decides: at every tick, and at once, between two of them, after an event that calls for it. No clock.
+"""When the loop decides: at every tick, and between two ticks after an event that calls for it. Pure: no clock.
 
-anything is active    a tick each `tick_s` (0.1 s unless configured)
-nothing is            a tick each `IDLE_TICK_S`
-a burst is announced, another broker asks, an interface changes: at once, `URGENT_S` and the like apart
+anything is active        a tick each `tick_s` (0.1 s unless configured)
+nothing is active         a tick each `IDLE_TICK_S`
+a burst is announced      at once, `URGENT_S` after the last decision at the earliest
+another broker asks       at once, `PEERS_S` after it
+an interface changes      at once, `LINKS_S` after it
 """
 
 from __future__ import annotations
@@ -12,14 +14,13 @@ import math
 from dataclasses import dataclass
 
 IDLE_TICK_S = 0.4
-"""What a user or a program begins meanwhile is in force at once, by the classes' rates and priorities in the kernel.
-Four times fewer ticks keep an idle daemon below 1 % of a core."""
+"""What starts meanwhile is shaped at once by the classes in the kernel. An idle daemon stays below 1 % of a core."""
 URGENT_S = 0.005
-"""Announcements that come closer together than this share a decision, so that no client can make us decide all day."""
+"""Announcements that come closer together share a decision, so that no client can make us decide all the time."""
 PEERS_S = 0.001
-"""The same for what other brokers ask: the channel lets few changes a second of each be as urgent as that."""
+"""The same for requests of other brokers; the channel limits how many of each are urgent."""
 LINKS_S = 0.02
-"""Links are looked at so soon after they changed, and not more often: a rename is three events, a storm is hundreds."""
+"""Interfaces are looked at so soon after a change, and not more often: a rename is three events, a storm hundreds."""
 
 
 @dataclass(frozen=True)

@@ -241,8 +241,8 @@ class FlowTable:
 
 
 def importance(connection: TcpConnection, traffic_class: str) -> tuple[bool, bool, int]:
-    """The order in which connections matter, the first one most: a class before `other`, who sends now before who does
-    not, and then who has sent most, so that it is the same ones for a while."""
+    """Sorting key of connections, the most important first: in a class, sending now, and then by what they have sent,
+    so that the first stay the same for a while."""
     return (traffic_class == "other", connection.waiting_bytes == 0, -connection.acked_bytes)
 
 

@@ -1,5 +1,5 @@
-"""Active probes, where the operator asks for them: ICMP echoes to a few hosts, so that delay elsewhere is seen even
-while this host's own connections are idle, or lead to one destination only.
+"""Active probes, where the operator asks for them: ICMP echoes to a few hosts. They show delay elsewhere even while
+this host's own connections are idle, or lead to one destination only.
 
 Off without `[probe]`. Bounded: `TARGETS_MAX` targets, one small packet each at most every `INTERVAL_S_MIN`, in class
 `control`, so that our own queue is not what they measure. A probe tells of delay alone. Its loss says nothing (a router
@@ -35,8 +35,8 @@ RETRY_S = 60.0
 FORGET_S = 10.0
 """An answer that is older is not handed on."""
 LEAST_S = 30.0
-"""The least round trip is that of the last `LEAST_S` to twice that. A wall clock that is set forward between a reply's
-arrival and our reading, by less than the round trip, makes that one too short, and nothing shows it."""
+"""The least round trip is that of the last `LEAST_S` to twice that. A wall clock that is set forward by less than a
+round trip, while a reply waits to be read, makes that one too short. Nothing shows it."""
 REQUEST, REPLY = {4: 8, 6: 128}, {4: 0, 6: 129}
 HEADER = struct.Struct("!BBHHH")
 PAYLOAD_BYTES = 32

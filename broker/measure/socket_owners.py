@@ -1,9 +1,9 @@
 """Whose a connection is: process, command and cgroup, for the connections that are shown.
 
 The cgroup's number comes with the connection; its path is the directory with that inode number. The process takes a
-walk through /proc/*/fd, about 3 µs a descriptor: so it is asked for connections that matter alone, in slices, once, and
-again after `LIFE_S` because a socket can change hands. Which connections matter changes, most of them among those of
-the same few programs: so all sockets are remembered of a process that was found to hold one.
+walk through /proc/*/fd, about 10 µs a descriptor. So only connections that are shown are looked for, in slices, and
+again after `LIFE_S`, because a socket can change hands. Most of them belong to the same few programs: so all sockets of
+a process are remembered that was found to hold one.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ def command_of(pid: int) -> str | None:
 class CgroupPaths:
     """The path of a cgroup below the mount, by its number. The kernel gives no number out twice.
 
-    All are read in one walk, two system calls each, in slices, when one is wanted that is not known, and not more often
-    than every `CGROUPS_WALK_S`. One that was removed while a socket of it lives has no path any more.
+    One walk in slices reads all of them, with two system calls each. It begins when an unknown one is wanted, and not
+    more often than every `CGROUPS_WALK_S`. A cgroup that was removed while a socket of it lives has no path any more.
     """
 
     def __init__(self, mount: str | None, *, walk: Callable[[str], Iterator[tuple[str, int]]] | None = None) -> None:

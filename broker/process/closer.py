@@ -1,9 +1,9 @@
 """Closes what clients passed to the daemon, in a process of its own: `python -P -m broker.process.closer SOCKET PIPE`.
 
-The last close of a socket lasts as long as its owner chose (SO_LINGER, socket(7)), and so does that of a Unix socket in
-whose queue such a one waits. A process that exits does not linger: the kernel's `inet_release` asks for PF_EXITING. So
-the daemon sends its descriptors here, closes its own, and then writes a byte into the pipe: only now may they be
-received. A child receives them and exits. It ends when the daemon has closed the pipe.
+The last close of a socket lasts as long as its owner chose (SO_LINGER, socket(7)). So does the close of a Unix socket
+in whose queue such a socket waits. A process that exits does not linger: the kernel's `inet_release` asks for
+PF_EXITING. So the daemon sends its descriptors here, closes its own, and then writes a byte into the pipe. That byte
+permits a child to receive them, and the child exits. This process ends when the daemon has closed the pipe.
 
 Standard library only, to stay small.
 """
@@ -37,14 +37,14 @@ def main() -> None:
 
 
 def _descriptors_max() -> int:
-    """How many this process may have, as many as it can."""
+    """Raise the limit of descriptors as far as allowed, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 def _child_took_some(sock: socket.socket, permits: int, most: int) -> bool:
-    """Have a child take what comes next, and exit; False when nothing comes any more."""
+    """Have a child receive the next messages and exit; False when nothing comes any more."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         count = len(os.read(permits, most))

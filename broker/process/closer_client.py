@@ -1,8 +1,8 @@
-"""Closes descriptors that clients passed, and connections of clients, without ever waiting for that.
+"""Closes descriptors that clients passed, and connections of clients, without waiting for any close.
 
-A close may last as long as the client chose. Sockets go to another process (`broker.process.closer`): they are on their
-way to it when ours are closed, so that ours are never the last. Files (of FUSE, NFS) are flushed by every close, the
-last or not: a thread closes those of one user. While it hangs that user is `behind`, and nothing is received of him.
+A close may last as long as the client chose. Sockets go to another process (`broker.process.closer`). They are on their
+way there when we close ours, so that ours are never the last. Files (FUSE, NFS) are flushed by every close, the last or
+not: one thread a user closes them. While it hangs, that user is `behind`, and nothing is received from them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class CloserClient:
         self._files: dict[int, list[int]] = {}
         self._users_with_thread: set[int] = set()
         self._ours, self._its = socket.socketpair()
-        """Both are ours, so that what is under way outlives a closer that dies: the next one goes on."""
+        """We hold both ends, so that descriptors on their way outlive a closer that dies: the next one goes on."""
         self._permits, self._permitting = os.pipe()
 
     def take(self, descriptors: Iterable[int], *, uid: int) -> None:
         """Close descriptors soon. They belong to this object from now on.
 
         Args:
-            uid: whose they were: what hangs, hangs for this user alone.
+            uid: whose they were: a close that hangs, hangs for this user alone.
         """
         with self._lock:
             sockets = []
@@ -66,7 +66,7 @@ class CloserClient:
             self._go_on()
 
     def look(self) -> None:
-        """Go on with what could not be closed at once, and start the closer where it does not live: once a tick."""
+        """Close what could not be closed at once, and start the closer where it does not run: once a tick."""
         with self._lock:
             if self._process.may_start(now_s=self._clock()):
                 self._launch()
@@ -78,7 +78,7 @@ class CloserClient:
         return self._waiting >= WAITING_MAX
 
     def behind(self, uid: int) -> bool:
-        """Whether nothing should be received of a user now, because what he passed before is not closed."""
+        """Whether to receive nothing from a user now, because what they passed before is not closed."""
         return self.full or uid in self._files
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ _PATH_BYTES_MAX = 107  # sun_path of unix(7), with its closing NUL
 def directory(path: str, *, key: str, mode: int) -> None:
     """Make a directory, and be sure that we can write there and that nobody else can.
 
-    What stands in it is believed: sockets by clients, the journal by a later start, which runs as root.
+    Its contents are trusted: sockets by clients, the journal by a later start, which runs as root.
 
     Raises:
         PrivilegeError: we may not make it or write there.
@@ -154,7 +154,7 @@ class Lock:
     def __init__(self, path: str) -> None:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            os.fchmod(self._descriptor, 0o600)  # whoever can open a file can lock it
+            os.fchmod(self._descriptor, 0o600)  # who can open a file can lock it
         except OSError as problem:
             raise ConfigurationError("lock", path, f"cannot be opened: {problem.strerror}") from problem
         try:
@@ -198,7 +198,7 @@ def listen(path: str, *, kind: socket.SocketKind, mode: int, group: int | None) 
         raise ConfigurationError("socket", path, f"longer than {_PATH_BYTES_MAX} bytes, which unix(7) does not allow")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise ConfigurationError("socket", path, "something that is no socket stands there")
+            raise ConfigurationError("socket", path, "there is something else than a socket")
         os.unlink(path)
     sock = socket.socket(socket.AF_UNIX, kind)
     try:

@@ -41,7 +41,7 @@ class Log(Protocol):
     """What the daemon writes events to: structlog's bound logger, or a test's. A key that is None is left out."""
 
     def debug(self, event: str, **keys: Any) -> Any:
-        """Write for whoever debugs the daemon."""
+        """Write for debugging the daemon."""
 
     def info(self, event: str, **keys: Any) -> Any:
         """Write that something happened as it should."""

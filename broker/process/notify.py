@@ -1,4 +1,4 @@
-"""Tells systemd how we are: sd_notify(3) and the watchdog of sd_watchdog_enabled(3), which are a datagram each."""
+"""Tells systemd the state of the daemon: sd_notify(3) and sd_watchdog_enabled(3), a datagram each."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Notifier:
         self._send(f"STATUS={_line(text)}")
 
     def watchdog(self) -> None:
-        """We are alive."""
+        """The daemon is alive, for systemd's own watchdog."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """We are on our way out."""
+        """The daemon is stopping."""
         self._send("STOPPING=1")
 
     def _send(self, text: str) -> None:

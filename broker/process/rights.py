@@ -1,9 +1,9 @@
-"""Who may ask, and who may change: the kernel's word on the other end of a Unix socket against two groups of the host.
+"""Who may use the broker, and who may change policy: the peer's credentials (unix(7)) against two groups of the host.
 
 Root and the daemon's own user may do everything; the admin group may change policy; the group may use the broker. Root
 of a container is root by its number alone: it may use the broker, and change policy where its groups allow it.
-A group that the host does not have gives nobody anything: users named in `match = [{uid = ...}]` are admitted instead,
-so that a host without our sysusers file is still of use, and `notes` says so.
+A group that the host does not have gives nobody a right. Users named in `match = [{uid = ...}]` are admitted instead,
+so that a host without our sysusers file is still of use; `notes` says so.
 
 A subordinate uid (subuid(5)) counts as its owner, or whoever has containers would be 65,536 users. Root's rights do not
 spread to its containers, nor those of the daemon's own user: such a range counts as one user, its first uid.
@@ -107,8 +107,8 @@ def _groups_of(sock: socket.socket) -> list[int]:
 def process_of(sock: socket.socket, peer: Peer) -> int | None:
     """A pidfd of the process at the other end, to be closed by the caller; None when it is not there any more.
 
-    The kernel's own word where it gives it (SO_PEERPIDFD); before Linux 6.5 the process that has the number now, which
-    is another one only when the first ended since it connected and its number came round within these microseconds.
+    The kernel names it (SO_PEERPIDFD) since Linux 6.5. Before, it is the process that has the number now: another one
+    only where the first has ended since it connected, and its number was given out again within microseconds.
 
     Raises:
         OSError: there is no descriptor to spare, or a sandbox forbids it.

@@ -1,8 +1,8 @@
 """A small program of ours beside the daemon: how it is started, ended, and started again after it has died.
 
-The watchdog, the closer and the socket finder are such programs. Each runs as `python -P -m MODULE ARGUMENTS` in a
-session of its own, so that a signal to the daemon's terminal does not reach it. It talks to the daemon over sockets
-that it inherits, imports little and writes nothing to standard output.
+The watchdog, the closer and the socket finder are such programs. Each runs as `python -P -m MODULE ARGUMENTS`. It has a
+session of its own, so that a signal from the daemon's terminal does not reach it. It talks to the daemon over sockets
+that it inherits, imports little, and writes nothing to standard output.
 """
 
 from __future__ import annotations

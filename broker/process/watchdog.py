@@ -1,19 +1,18 @@
-"""The watchdog: a small process beside the daemon that opens ceilings to the line's rate when nobody decides any more.
+"""The watchdog: a small process beside the daemon that opens all ceilings to the line's rate when the daemon stops.
 
-It takes redirections to IFBs away as well (`shaping.failsafe`): one whose IFB fails loses all that arrives, and
-the daemon, which would have noticed, is not there.
+It also removes redirections to IFBs (`shaping.failsafe`): where an IFB fails, all inbound traffic is lost, and
+no daemon is there to notice.
 
-    daemon --"b SEQUENCE"------> watchdog     a beat. "j": and the journal has changed. "s": the next may take START_S
-    daemon <--"SEQUENCE OPENED SILENCE"-- watchdog     heard; how often it has opened, and after how many seconds last
-    daemon --"q"---------------> watchdog     everything was put back: end quietly
+    daemon --"b SEQUENCE"---------------> watchdog    a beat. "j": the journal has changed. "s": the next takes longer
+    daemon <--"SEQUENCE OPENED SILENCE"-- watchdog    an answer: how often it has opened, and the last silence in s
+    daemon --"q"------------------------> watchdog    everything was put back: end
 
     end of the socket without "q"  the daemon died: open at once, try again for a while where the kernel refuses, end
     no beat for SILENCE_S          its ticks have stopped: open once, and wait; it decides anew when they come back
 
-It lives in a session of its own and holds the daemon's claim on the network namespace, so that the next daemon of this
-namespace begins when this one is done. It knows interfaces by number, imports little, and asks for nothing but netlink
-once it has started. `python -m broker.process.watchdog --once STATE_DIRECTORY` opens what is there and ends, without a
-daemon.
+It holds the daemon's claim on the network namespace, so that the next daemon there begins when this one is done. It
+knows interfaces by number, imports little, and needs nothing but netlink once it has started.
+`python -m broker.process.watchdog --once STATE_DIRECTORY` opens what is there and ends, without a daemon.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from shaping.journal import Journal
 
 MODULE = "broker.process.watchdog"
 BEATS_WITHIN_S = 0.25
-"""The daemon's loop gives a beat at least that often, whatever its tick."""
+"""The daemon's loop sends a beat at least this often, whatever its tick."""
 SILENCE_S = 0.6
-"""Two beats lost and a bit: with the opening itself, a millisecond or two, less than the second that is promised. A
-daemon that is only late loses nothing but the rest of a hold."""
+"""Two lost beats and some margin. With the opening, which takes 1 to 2 ms, it is less than the second that is promised.
+A daemon that is only late loses no more than the rest of a hold."""
 GRACE_S = 0.2
-"""When the watchdog itself wakes late, the whole machine stood still: the daemon gets this much to be heard, once."""
+"""A watchdog that wakes late itself was on a machine that stood still: the daemon gets this much more, once."""
 LATE_S = 0.05
 START_S = 10.0
-"""Before its first beat the daemon takes interfaces over, and reads back what it built: that is not interfered with."""
+"""Before its first beat the daemon takes interfaces over and reads back what it built. Nothing is opened meanwhile."""
 AGAIN_S = 0.2
 TRIES = 25
 """After a death: five seconds. What the kernel refuses that long is left to the next start, or to `hive-qos clear`."""
@@ -53,7 +52,7 @@ MESSAGE_BYTES_MAX = 64
 
 
 class Watchdog:
-    """The watchdog's whole life, from the first message to the last.
+    """One run of the watchdog, from the first message to the last.
 
     Args:
         sock: the connected SOCK_SEQPACKET to the daemon.
@@ -150,7 +149,7 @@ class Watchdog:
 
 
 class _Opening:
-    """What to open: what the journal said last, and then what it says now, should a disk keep us from that."""
+    """What to open: first what the journal said last, then what it says now, as a disk may delay the reading."""
 
     def __init__(self, state_directory: Path) -> None:
         self._journal = Journal(state_directory)

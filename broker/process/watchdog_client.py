@@ -26,13 +26,13 @@ BEAT_S = 0.6 * BEATS_WITHIN_S
 ASK_AFTER_S = SILENCE_S / 2
 """After a gap of this length the watchdog is asked: it may have opened, or be about to."""
 ANSWER_S = 0.25
-"""How long a tick waits for that; a watchdog that takes longer is not opening anything either."""
+"""How long a tick waits for the answer. A watchdog that takes longer is not opening anything either."""
 DEAF_S = 3.0
-"""A watchdog that answers nothing for so long while we tick hangs, and is replaced."""
+"""A watchdog that answers nothing for so long while we tick hangs. It is replaced."""
 
 
 class WatchdogClient:
-    """Keeps one watchdog alive beside this daemon. For the loop's thread.
+    """Keeps one watchdog running beside this daemon. For the loop's thread.
 
     Args:
         command: what is run, before the descriptor and the state directory.
@@ -81,7 +81,7 @@ class WatchdogClient:
         Cheap: call it often. Between beats it does nothing.
 
         Args:
-            busy: what comes now may take as long as a start (a reload does): until the next beat it has patience.
+            busy: what follows may take as long as a start (a reload does): the watchdog waits longer for the next beat.
         """
         now_s = self._clock()
         patient = busy or self._was_busy
@@ -117,7 +117,7 @@ class WatchdogClient:
             self._process.end()
 
     def info(self) -> WatchdogInfo:
-        """How it fares."""
+        """Its state, for the status."""
         alive = self._ready and self._process.runs
         return WatchdogInfo(pid=self._process.pid, alive=alive, openings=self._openings, started=self._starts)
 
@@ -160,7 +160,7 @@ class WatchdogClient:
             self._unanswered_s = self._clock()
 
     def _hear(self, *, wait_s: float = 0.0) -> None:
-        """Take what the watchdog has said; wait at most so long for a first word."""
+        """Read the watchdog's answers; wait at most `wait_s` for the first."""
         sock = self._sock
         if sock is None:
             return
@@ -190,7 +190,7 @@ class WatchdogClient:
             self._log.warning("ceilings-opened", silence_s=float(silence_s))
 
     def _lost(self, what: str) -> None:
-        """It is gone, or of no use: what it did last is not known, so what stands is looked at."""
+        """It is gone or useless. What it did last is not known, so the tree is written anew."""
         self._log.error("watchdog-lost", error=what)
         self._process.kill()
         self.end(restored=True)
