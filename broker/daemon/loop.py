@@ -17,7 +17,7 @@ from broker.daemon.active_policy import ActivePolicy
 from broker.daemon.composition import Components, Environment
 from broker.daemon.tick import TickResult
 from broker.daemon.tick_scheduler import IDLE_TICK_S, Due, Events, TickScheduler
-from broker.law.activity import is_active
+from broker.law.decision import is_active
 from broker.policy.types import Policy
 from broker.process.watchdog import BEATS_WITHIN_S
 from broker.sessions.server import SessionServer

@@ -45,7 +45,6 @@ from broker.model.values import (
     InterfaceSample,
     Measurements,
     ScheduleInForce,
-    SegmentAllocation,
 )
 from broker.policy.types import InterfacePolicy, Policy
 from hive_qos.units import format_rate
@@ -208,7 +207,7 @@ def _interface(
         ceiling = promises_of(in_force, elsewhere)[PEOPLE].ceiling
         plans = unheld(plans, ceiling_bits_per_s=ceiling, open_bits_per_s=elsewhere)
     told_apart = jobs.reported_jobs(seen.jobs)
-    limited, pieces = gso.follow(
+    segments = gso.follow(
         state.segments, wanted=interface.limit_segments, rate_bits_per_s=rate, mtu_bytes=seen.mtu_bytes
     )
     after = replace(
@@ -220,7 +219,7 @@ def _interface(
         capacity=estimate.state,
         job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
         held=holding_back.states,
-        segments=limited,
+        segments=segments,
     )
     allocation = InterfaceAllocation(
         name=interface.name,
@@ -233,7 +232,7 @@ def _interface(
             for entry, need, observed in zip(plans, wants, classes, strict=True)
         ),
         destinations=holding_back.destinations,
-        segments=SegmentAllocation(pieces.gso_max_segs, pieces.reason),
+        segments=segments,
         open_bits_per_s=elsewhere,
     )
     allocation, job_alarms = jobs.divided(
@@ -273,7 +272,7 @@ def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, 
         dropped_packets=sample.dropped_packets if sample else None,
         reason=entry.reason,
         held_back_bytes=held_back,
-        owed_bytes=int(max(0.0, guarantee.owed_bits(observed)) / 8) if entry.name == LENDER else 0,
+        owed_bytes=int(max(0.0, guarantee.owed_bits(observed.account)) / 8) if entry.name == LENDER else 0,
     )
 
 

@@ -80,10 +80,11 @@ class Reading:
         observed = demand.observe(before, sample, elapsed_s=self.elapsed_s, now_s=self.now_s)
         if rate is None or self.elapsed_s is None or entry.name != LENDER:
             return observed
-        return guarantee.account(
-            observed, received_bits=rate * self.elapsed_s, guarantee_bits_per_s=guarantee_bits_per_s,
+        account = guarantee.account(
+            observed.account, received_bits=rate * self.elapsed_s, guarantee_bits_per_s=guarantee_bits_per_s,
             window_s=entry.guarantee_window_s, elapsed_s=self.elapsed_s, waiting=_waits(sample), now_s=self.now_s,
         )  # fmt: skip
+        return replace(observed, account=account)
 
     def needs(
         self, entry: ClassPolicy, guarantee_bits_per_s: int, ceiling_bits_per_s: int, floor_bits_per_s: int, *,
@@ -96,14 +97,14 @@ class Reading:
             floor_bits_per_s=floor_bits_per_s, announced=announced,
             declared_bits_per_s=declared.wants_bits_per_s(ceiling_bits_per_s) if declared else None,
         )  # fmt: skip
-        owed_per_s = guarantee.owed_bits(observed) / entry.guarantee_window_s
+        owed_per_s = guarantee.owed_bits(observed.account) / entry.guarantee_window_s
         return observed, ClassNeeds(
             policy=entry,
             demand_bits_per_s=wants,
             waiting=sample is not None and _waits(sample),
             sending=(observed.throughput_bits_per_s or 0.0) >= demand.SENDING_BITS_PER_S,
             repay_bits_per_s=guarantee.repay_rate_bits_per_s(
-                observed, guarantee_bits_per_s=guarantee_bits_per_s, window_s=entry.guarantee_window_s
+                observed.account, guarantee_bits_per_s=guarantee_bits_per_s, window_s=entry.guarantee_window_s
             ),
             received_bits_per_s=max(0, int(guarantee_bits_per_s - owed_per_s)),
             limit=limit,

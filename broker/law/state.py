@@ -10,15 +10,15 @@ import enum
 from msgspec import Struct
 
 from broker.law.capacity.state import OutboundCapacity
-from broker.law.inbound_state import HeldState, IngressState
+from broker.law.inbound_state import Account, HeldState, IngressState
+from broker.model.values import SegmentAllocation
 
 
 class ClassState(Struct, frozen=True):
     """One class' counters at the last tick, its recent usage, and what it is owed.
 
     Fields: `usage_bits_per_s` the highest throughput in each of the last slots, newest first; `slot_end_s` when the
-    newest slot closes; `owed_bits` promised minus received in each part of the guarantee window, newest first;
-    `owed_end_s` when the newest part closes; `repaying` whether its rate is raised to catch up.
+    newest slot closes; `account` what the lender is owed.
     """
 
     name: str
@@ -27,9 +27,7 @@ class ClassState(Struct, frozen=True):
     throughput_bits_per_s: float | None = None
     usage_bits_per_s: tuple[float, ...] = ()
     slot_end_s: float = 0.0
-    owed_bits: tuple[float, ...] = ()
-    owed_end_s: float = 0.0
-    repaying: bool = False
+    account: Account = Account()
 
 
 class Withheld(enum.Enum):
@@ -124,12 +122,6 @@ class JobUseState(Struct, frozen=True):
     uid: int | None = None
 
 
-class SegmentState(Struct, frozen=True):
-    """How many segments TCP may hand over in one piece since the last tick; None: as many as the device takes."""
-
-    gso_max_segs: int | None = None
-
-
 class InterfaceState(Struct, frozen=True):
     """The memory about one interface. `counters_s` is when the counters behind `classes` were read."""
 
@@ -144,7 +136,7 @@ class InterfaceState(Struct, frozen=True):
     risks: tuple[RiskState, ...] = ()
     job_uses: tuple[JobUseState, ...] = ()
     held: tuple[HeldState, ...] = ()
-    segments: SegmentState | None = None
+    segments: SegmentAllocation | None = None
 
 
 class State(Struct, frozen=True):

@@ -24,7 +24,6 @@ link keeps waiting.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -46,7 +45,6 @@ DESTINATIONS_MAX = 8
 LINGER_S = 5.0
 """How long a leaf outlives its lease: what waits in it leaves in order, and the next burst finds it there."""
 RATE_BITS_PER_S_MIN = 64_000
-NOBODY_LATE: Mapping[str, float] = MappingProxyType({})
 MOST_DECAY_S = 60.0
 """The most that went to a destination is forgotten over a minute in which nobody holds it."""
 FULL_S, FULL_FOR_S, FULL_AGE_S = 0.06, 0.3, 0.3
@@ -125,7 +123,7 @@ def late_s(flows: Sequence[FlowSample], leases: Sequence[Lease]) -> Mapping[str,
 def decide_held(
     *, now_s: float, states: Sequence[HeldState], leases: Sequence[Lease], samples: Sequence[DestinationSample],
     read_s: float | None, delivered_bits_per_s: Mapping[str, float], storage: ClassPolicy, capacity_bits_per_s: int,
-    replicas: int = 0, late_s: Mapping[str, float] = NOBODY_LATE,
+    replicas: int, late_s: Mapping[str, float],
 ) -> Holding:  # fmt: skip
     """Decide about the leases of one interface.
 

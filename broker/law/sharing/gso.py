@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import math
 
-from msgspec import Struct
-
-from broker.law.state import SegmentState
-from broker.model.reasons import Because, Reason
+from broker.model.reasons import Because
+from broker.model.values import SegmentAllocation
 
 PIECE_S_MAX = 0.002
 """Smaller pieces cost CPU, each passing the stack by itself, and win little: a frame takes 0.6 ms at 20 Mbit/s."""
@@ -30,34 +28,23 @@ PIECE_BYTES_MAX = 65_536
 """What TCP builds unless a device says otherwise: where that passes within `PIECE_S_MAX`, no limit is needed."""
 
 
-class SegmentChoice(Struct, frozen=True):
-    """What an interface's `gso_max_segs` shall be (None: the device's own), and why."""
-
-    gso_max_segs: int | None
-    reason: Reason
-
-
-OFF = SegmentChoice(None, Because.GSO_OFF())
-
-
 def follow(
-    last: SegmentState | None, *, wanted: bool, rate_bits_per_s: int, mtu_bytes: int | None
-) -> tuple[SegmentState, SegmentChoice]:
+    last: SegmentAllocation | None, *, wanted: bool, rate_bits_per_s: int, mtu_bytes: int | None
+) -> SegmentAllocation:
     """Choose at a tick.
 
     Args:
-        last: what was remembered, None for the first time.
+        last: what was chosen before, None for the first time.
         wanted: by policy.
         rate_bits_per_s: what the interface is shaped to.
         mtu_bytes: its own, None where that is not known.
     """
-    choice = OFF
-    if wanted:
-        choice = choose(rate_bits_per_s, frame_bytes=(mtu_bytes or MTU_BYTES) + HEADER_BYTES, last=last)
-    return SegmentState(choice.gso_max_segs), choice
+    if not wanted:
+        return SegmentAllocation(None, Because.GSO_OFF())
+    return choose(rate_bits_per_s, frame_bytes=(mtu_bytes or MTU_BYTES) + HEADER_BYTES, last=last)
 
 
-def choose(rate_bits_per_s: int, *, frame_bytes: int, last: SegmentChoice | SegmentState | None) -> SegmentChoice:
+def choose(rate_bits_per_s: int, *, frame_bytes: int, last: SegmentAllocation | None) -> SegmentAllocation:
     """Choose for an interface.
 
     Args:
@@ -72,12 +59,12 @@ def choose(rate_bits_per_s: int, *, frame_bytes: int, last: SegmentChoice | Segm
         if low <= (last.gso_max_segs or math.inf) <= high:
             segments = last.gso_max_segs or math.inf
     if segments == math.inf:
-        return SegmentChoice(
+        return SegmentAllocation(
             None,
             Because.GSO_FAST_ENOUGH(piece_ms=PIECE_BYTES_MAX * 8e3 / rate_bits_per_s, rate_bits_per_s=rate_bits_per_s),
         )
     count = int(segments)
-    return SegmentChoice(
+    return SegmentAllocation(
         count,
         Because.GSO_PIECE_TIME(
             segments=count, piece_ms=count * frame_bytes * 8e3 / rate_bits_per_s, rate_bits_per_s=rate_bits_per_s

@@ -18,15 +18,10 @@ of a second: there it is 0.86.
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
 from msgspec.structs import replace
 
 from broker.law.inbound_state import Account
-from broker.law.state import ClassState
-
-Owed = TypeVar("Owed", ClassState, Account)
-"""Who is promised something over a window: a class, or what goes one way or to one destination."""
 
 PARTS = 12
 """What was booked is forgotten a part at a time, 5 s of a minute: the strip does not grow with the ticks."""
@@ -37,9 +32,9 @@ PROMISE_MARGIN = 1.03
 
 
 def account(
-    state: Owed, *, received_bits: float, guarantee_bits_per_s: int, window_s: float, elapsed_s: float,
+    state: Account, *, received_bits: float, guarantee_bits_per_s: int, window_s: float, elapsed_s: float,
     waiting: bool, now_s: float,
-) -> Owed:  # fmt: skip
+) -> Account:  # fmt: skip
     """Book one tick: what was promised against what came.
 
     Args:
@@ -64,12 +59,12 @@ def account(
     return replace(state, owed_bits=parts, owed_end_s=end_s, repaying=repaying)
 
 
-def owed_bits(state: ClassState | Account) -> float:
+def owed_bits(state: Account) -> float:
     """What it is owed over its window; negative when it got more than its promise."""
     return math.fsum(state.owed_bits)
 
 
-def repay_rate_bits_per_s(state: ClassState | Account, *, guarantee_bits_per_s: int, window_s: float) -> int:
+def repay_rate_bits_per_s(state: Account, *, guarantee_bits_per_s: int, window_s: float) -> int:
     """The HTB rate that keeps the guarantee: zero while nothing is at risk."""
     if not state.repaying:
         return 0

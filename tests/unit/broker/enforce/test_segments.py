@@ -12,10 +12,10 @@ from broker.enforce.egress import EgressTrees
 from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.shapes import shape_of
 from broker.law.decide import decide
-from broker.law.sharing.gso import PIECE_BYTES_MAX, PIECE_S_MAX, STEADY, SegmentChoice, choose
+from broker.law.sharing.gso import PIECE_BYTES_MAX, PIECE_S_MAX, STEADY, choose
 from broker.law.state import State
 from broker.measure.interfaces import Links
-from broker.model.values import Allocation, InterfaceSample, Measurements
+from broker.model.values import Allocation, InterfaceSample, Measurements, SegmentAllocation
 from broker.policy.toml import ConfigurationErrors, load
 from broker.policy.types import Policy
 from broker.process.log import open_log
@@ -27,7 +27,7 @@ MBIT = 1_000_000
 FRAME_BYTES = 1514
 
 
-def chosen(mbit_per_s: float, *, frame_bytes: int = FRAME_BYTES, last: SegmentChoice | None = None) -> int | None:
+def chosen(mbit_per_s: float, *, frame_bytes: int = FRAME_BYTES, last: SegmentAllocation | None = None) -> int | None:
     return choose(int(mbit_per_s * MBIT), frame_bytes=frame_bytes, last=last).gso_max_segs
 
 
@@ -67,7 +67,7 @@ def test_a_rate_that_swings_about_an_edge_changes_it_once() -> None:
     seed = random.randrange(2**32)
     swing = random.Random(seed)
     for edge in (12.1, 24.2, 48.4, 96.9, 193.8, 262.1):
-        last: SegmentChoice | None = None
+        last: SegmentAllocation | None = None
         seen = []
         for _ in range(200):
             last = choose(int(edge * MBIT * swing.uniform(0.9, 1.1)), frame_bytes=FRAME_BYTES, last=last)
@@ -78,7 +78,7 @@ def test_a_rate_that_swings_about_an_edge_changes_it_once() -> None:
 def test_however_it_got_there_a_piece_stays_within_its_time_and_a_large_change_of_rate_is_followed() -> None:
     seed = random.randrange(2**32)
     swing = random.Random(seed)
-    last: SegmentChoice | None = None
+    last: SegmentAllocation | None = None
     for _ in range(2000):
         rate = int(10 ** swing.uniform(5, 9.5))
         last = choose(rate, frame_bytes=FRAME_BYTES, last=last)

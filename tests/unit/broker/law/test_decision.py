@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from broker.law.activity import is_active
 from broker.law.decide import decide
+from broker.law.decision import is_active
 from broker.law.state import State
 from broker.model.leases import Lease
 from broker.model.values import Burst, ClassSample, InterfaceSample, Measurements, Need
