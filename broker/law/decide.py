@@ -85,43 +85,43 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
         )
         for entry in policy.interfaces
     ]
-    ways_in = {entry.name: entry for entry in state.ingress}
-    ways_out = {outcome.state.name: outcome for outcome in outcomes}
-    inflows = [
+    inbound_states = {entry.name: entry for entry in state.ingress}
+    outbound = {outcome.state.name: outcome for outcome in outcomes}
+    inbound = [
         decide_ingress(
             now_s=now_s,
-            state=ways_in.get(entry.name) or IngressState(entry.name),
+            state=inbound_states.get(entry.name) or IngressState(entry.name),
             sample=samples.get(entry.name),
-            credited=ways_out[entry.name].state.bursts,
-            out=_outbound(ways_out[entry.name], now_s=now_s),
+            credited=outbound[entry.name].state.bursts,
+            out=_outbound(outbound[entry.name], now_s=now_s),
             interface=entry,
             policy=policy,
         )
         for entry in policy.interfaces
         if entry.ingress
     ]
-    soon = [*(outcome.again_s for outcome in outcomes), *(inflow.again_s for inflow in inflows)]
+    soon = [*(outcome.again_s for outcome in outcomes), *(one.again_s for one in inbound)]
     return Decision(
         state=State(
             ticks=state.ticks + 1,
             interfaces=tuple(outcome.state for outcome in outcomes),
-            ingress=tuple(inflow.state for inflow in inflows),
+            ingress=tuple(one.state for one in inbound),
         ),
         allocation=Allocation(
             tuple(outcome.allocation for outcome in outcomes),
-            tuple(inflow.allocation for inflow in inflows),
+            tuple(one.allocation for one in inbound),
             schedules=measurements.schedules.held,
         ),
         credits=tuple(credit for outcome in outcomes for credit in outcome.credits),
         alarms=(
             *(alarm for outcome in outcomes for alarm in outcome.alarms),
             *promises.unknown_schedules(policy, measurements.schedules.unknown),
-            *(alarm for inflow in inflows for alarm in inflow.alarms),
+            *(alarm for one in inbound for alarm in one.alarms),
         ),
-        holds=_one_each([hold for inflow in inflows for hold in inflow.holds]),
+        holds=_lowest_of_each([hold for one in inbound for hold in one.holds]),
         verdicts=tuple(verdict for outcome in outcomes for verdict in outcome.verdicts),
         again_s=min((time_s for time_s in soon if time_s is not None), default=None),
-        watches=tuple(inflow.watch for inflow in inflows if inflow.watch is not None),
+        watches=tuple(one.watch for one in inbound if one.watch is not None),
     )
 
 
@@ -136,7 +136,7 @@ def _outbound(outcome: _Outcome, *, now_s: float) -> OutboundLoad:
     )
 
 
-def _one_each(holds: list[Hold]) -> tuple[Hold, ...]:
+def _lowest_of_each(holds: list[Hold]) -> tuple[Hold, ...]:
     """Of a sender that comes in through two interfaces the lower hold: there is one lease for an address."""
     least: dict[str, Hold] = {}
     for hold in holds:

@@ -44,8 +44,8 @@ class InboundBurstState(Struct, frozen=True):
     """One announced burst as it comes in: what had come before it, and the highest rate in it so far.
 
     Fields: `announced_bytes` the most that was announced for it and believed; `before_bits` all that had come beside
-    storage; `come_bits` what has come of it; `used_s` when it last came at a rate worth a hold; `over` whether all that
-    usually comes has come.
+    storage; `received_bits` what has come of it; `used_s` when it last came at a rate worth a hold; `over` whether all
+    that usually comes has come.
     """
 
     job: str
@@ -54,7 +54,7 @@ class InboundBurstState(Struct, frozen=True):
     announced_bytes: int
     before_bits: float
     used_s: float
-    come_bits: float = 0.0
+    received_bits: float = 0.0
     peak_bits_per_s: float = 0.0
     over: bool = False
     uid: int = 0
@@ -80,7 +80,7 @@ class ObservedState(Struct, frozen=True):
 
     Fields: `since_s` and `counted_s` when the class counters before and the last were true, `ours_bytes` and
     `every_bytes` what they said of training and of all classes; `sends_bits_per_s` what training sent since the reading
-    before, `part` of all that left, 0 where that was not most of it; `trains_s` when it last sent so much that it
+    before, `part` of all that left, 0 where that was not most of it; `training_s` when it last sent so much that it
     counts; `number` of the last burst, `began_s` when it began, None where none is under way; `sent_s` when it last
     sent.
     """
@@ -90,7 +90,7 @@ class ObservedState(Struct, frozen=True):
     every_bytes: int = 0
     sends_bits_per_s: float = 0.0
     part: float = 0.0
-    trains_s: float | None = None
+    training_s: float | None = None
     number: int = 0
     began_s: float | None = None
     sent_s: float = 0.0
@@ -112,23 +112,23 @@ class IfbDelayState(Struct, frozen=True):
 
 
 class IngressState(Struct, frozen=True):
-    """The way in of one interface.
+    """The inbound direction of one interface.
 
-    Fields: `received_bytes` the counter, `came_bits` all that has come since the state began (a counter that goes back
-    counts as nothing), `stored_bits` the part of storage in it; `window_s` and `window_bits` from where the rate beside
-    storage is measured; `others_bits_per_s` what comes beside storage and bursts, `training_bits_per_s` what comes in a
-    burst, None before it was measured; `training_s` when a burst was last announced or seen, `announced_s` when one
-    that was announced and is believed last explained what training sends; `brokerless_s` when storage last came from a
-    host where no broker holds it back; `allowance_bits_per_s` what storage may send towards us, 0 while nothing is
-    held; `observed` bursts that were not announced; `capacity` what the way in carries
-    (`broker.law.capacity.inbound`); `here` what waits in an IFB of ours.
+    Fields: `received_bytes` the counter, `received_bits` all that has come since the state began (a counter that goes
+    back counts as nothing), `storage_bits` the part of storage in it; `window_s` and `window_bits` from where the rate
+    beside storage is measured; `others_bits_per_s` what comes beside storage and bursts, `training_bits_per_s` what
+    comes in a burst, None before it was measured; `training_s` when a burst was last announced or seen, `announced_s`
+    when one that was announced and is believed last explained what training sends; `brokerless_s` when storage last
+    came from a host where no broker holds it back; `allowance_bits_per_s` what storage may send towards us, 0 while
+    nothing is held; `observed` bursts that were not announced; `capacity` what this direction carries
+    (`broker.law.capacity.inbound`); `ifb` what waits in an IFB of ours.
     """
 
     name: str
     at_s: float | None = None
     received_bytes: int | None = None
-    came_bits: float = 0.0
-    stored_bits: float = 0.0
+    received_bits: float = 0.0
+    storage_bits: float = 0.0
     window_s: float | None = None
     window_bits: float = 0.0
     others_bits_per_s: float = 0.0
@@ -143,7 +143,7 @@ class IngressState(Struct, frozen=True):
     announced_s: float | None = None
     observed: ObservedState = ObservedState()
     capacity: InboundCapacity | None = None
-    here: tuple[IfbDelayState, ...] = ()
+    ifb: tuple[IfbDelayState, ...] = ()
 
 
 class HeldState(Struct, frozen=True):

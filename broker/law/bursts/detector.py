@@ -1,16 +1,15 @@
 """Bursts of training that nobody announced, seen by what training sends from here.
 
-Who does not announce trains all the same. In an all-reduce everybody sends when everybody receives, so what class
-compute sends from here, a counter of our own kernel, says when it is coming in; what comes in is storage and training
-alike until somebody has counted storage.
+In an all_reduce everybody sends while everybody receives. So class compute's own counter says when training comes in.
+What comes in cannot say it: storage and training look alike until somebody has counted storage.
 
-    begins  training sends 0.3 of the slower of both ways
+    begins  training sends 0.3 of the slower of both directions
     ends    it has sent less than half of that for 50 ms
 
-Ten ticks a second would find a burst of 0.2 s when it is half over. So while it matters, because storage comes in as
-well, the decision asks to be called when what leaves crosses those rates (`Watch`); the daemon looks fifty times a
-second, at two numbers. Such a burst is known 15 ms after its beginning, and was never promised by anybody: storage
-keeps its guarantee in it (`broker.law.holds.request`), not just its floor.
+Ten ticks a second would find a burst of 0.2 s when it is half over. So while storage comes in as well, the decision
+asks to be called when what leaves crosses those rates (`Watch`). The daemon then looks fifty times a second, at two
+numbers, and finds such a burst 15 ms after it began. Nobody promised it anything: storage keeps its guarantee in it
+(`broker.law.holds.request`), not just its floor.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def follow(
     if is_announced(state, announced_s):
         return replace(state, began_s=None), None
     if pace >= TRAINS * slower_bits_per_s:
-        state = replace(state, trains_s=now_s)
+        state = replace(state, training_s=now_s)
     if state.began_s is None:
         if pace < BEGINS * slower_bits_per_s:
             return state, None

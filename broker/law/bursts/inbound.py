@@ -1,22 +1,20 @@
-"""What comes in through an interface, told apart: storage by sender, announced bursts of training, and the rest.
+"""What comes in through an interface: storage by sender, bursts of training, and the rest.
 
-Storage is counted where it arrives (TCP_INFO), everything together by the interface, and what is left is training and
-the rest. Announcements say when it is training: an all_reduce brings about as much as it sends, so a burst that our own
-ranks announce is one that comes in. How much it really brings is learned from the job's last bursts, and the burst is
-over when that has come: a program says so only later, when it has been quiet for a while, and until then storage would
-wait for nothing.
+TCP_INFO counts storage where it arrives. The interface counts everything. What is left is training and the rest.
+A burst that our own ranks announce is one that comes in: an all_reduce brings about as much as it sends. The ratio of
+both is learned from the job's last bursts. The burst is over when that much has come. A program says so only later,
+and storage would wait for nothing until then.
 
     beside(t) = all that came - storage that came                              bits, since the state began
-    come      = beside(now) - beside(start) - others * (now - start)           of one burst
-    over      when come reaches 0.97 of what the last bursts brought, by announced byte (their median)
+    received  = beside(now) - beside(start) - others * (now - start)           of one burst
+    over      when received reaches 0.97 of what the last bursts brought, by announced byte (their median)
 
-A burst that is past its deadline is followed as long as it is passed in, a second at most
-(`broker.model.values.Burst`): what still comes of it is training's, and counted as the rest's it would shorten the
-holds for the next bursts. One that is past it when it is first seen is followed where it is new, so that a deadline of
-0 s is judged as any other.
+A burst past its deadline is followed for as long as it is passed in, a second at most (`broker.model.values.Burst`).
+What still comes of it is training's: counted as the rest's it would shorten the holds for the next bursts. One that is
+past its deadline when it is first seen is followed where it is new, so that it is judged as any other.
 
-Where a burst has not been announced, `others` is what comes beside storage, smoothed. TCP counts what it has in order,
-so a lost packet makes storage look slow and then fast: both signs are averaged, over most of a second.
+Without a burst, `others` is what comes beside storage, smoothed. TCP counts in order, so a lost packet makes storage
+look slow and then fast. Both signs are averaged over most of a second.
 """
 
 from __future__ import annotations
@@ -75,12 +73,12 @@ def follow(
         bursts: announced by our own ranks, as far as they are believed (`broker.law.bursts.announced`).
         capacity_bits_per_s: of the way in.
     """
-    came = state.came_bits
+    came = state.received_bits
     if received_bytes is not None and state.received_bytes is not None:
         came += 8 * max(0, received_bytes - state.received_bytes)
     state = _take_senders(
-        replace(state, came_bits=came, received_bytes=received_bytes), senders, came_bits=came - state.came_bits,
-        now_s=now_s,
+        replace(state, received_bits=came, received_bytes=received_bytes), senders,
+        received_bits=came - state.received_bits, now_s=now_s,
     )  # fmt: skip
     beside = _beside(state, now_s=now_s)
     known = {_burst(burst): burst for burst in state.bursts}
@@ -129,7 +127,7 @@ def look_again_s(state: IngressState, *, capacity_bits_per_s: int) -> float | No
     for burst in state.bursts:
         usual = _usual_bits(burst, _job(state, burst.uid, burst.job))
         if usual is not None and not burst.over and len(state.bursts) == 1:
-            times.append(max(LOOK_S_MIN, (OVER * usual - burst.come_bits) / capacity_bits_per_s))
+            times.append(max(LOOK_S_MIN, (OVER * usual - burst.received_bits) / capacity_bits_per_s))
     return min(times, default=None)
 
 
@@ -148,15 +146,15 @@ def has_privilege(state: IngressState, uid: int, job: str) -> bool:
 
 
 def _take_senders(
-    state: IngressState, samples: Sequence[SenderSample], *, came_bits: float, now_s: float
+    state: IngressState, samples: Sequence[SenderSample], *, received_bits: float, now_s: float
 ) -> IngressState:  # fmt: skip
     """Count storage by sender.
 
-    What a new one has brought counts, too, up to `came_bits`, all that came since the last tick: counted as the rest's,
-    which is remembered, it would make training's next bursts look smaller than they are.
+    What a new one has brought counts, too, up to `received_bits`, all that came since the last tick. Counted as the
+    rest's, which is remembered, it would make training's next bursts look smaller than they are.
     """
     known = {entry.address: entry for entry in state.senders}
-    stored = state.stored_bits
+    stored = state.storage_bits
     brokerless_s = state.brokerless_s
     for sample in sorted(samples, key=lambda entry: entry.address):
         if sample.traffic_class != LENDER:
@@ -164,8 +162,8 @@ def _take_senders(
         read_s = now_s - sample.age_s
         entry = known.get(sample.address)
         if entry is None:
-            brought = min(came_bits, WIRE_PER_PAYLOAD * 8 * sample.received_bytes)
-            stored, came_bits = stored + brought, came_bits - brought
+            brought = min(received_bits, WIRE_PER_PAYLOAD * 8 * sample.received_bytes)
+            stored, received_bits = stored + brought, received_bits - brought
             known[sample.address] = SenderState(sample.address, now_s, sample.received_bytes, read_s)
             continue
         elapsed_s = read_s - entry.read_s
@@ -188,7 +186,7 @@ def _take_senders(
         key=lambda entry: (-entry.rate_bits_per_s, entry.address),
     )[:SENDERS_MAX]
     kept.sort(key=lambda entry: entry.address)
-    return replace(state, senders=tuple(kept), stored_bits=stored, brokerless_s=brokerless_s)
+    return replace(state, senders=tuple(kept), storage_bits=stored, brokerless_s=brokerless_s)
 
 
 def _beside(state: IngressState, *, now_s: float) -> float:
@@ -199,7 +197,7 @@ def _beside(state: IngressState, *, now_s: float) -> float:
         if entry.allowed_bits_per_s:
             rate = min(rate, entry.allowed_bits_per_s)
         since += rate * min(EXTRAPOLATED_S_MAX, max(0.0, now_s - entry.read_s))
-    return state.came_bits - state.stored_bits - since
+    return state.received_bits - state.storage_bits - since
 
 
 def _measure_rate(
@@ -243,7 +241,7 @@ def _progress(
     come = beside - burst.before_bits - _others(state) * (now_s - burst.started_s)
     usual = _usual_bits(burst, job)
     over = alone and usual is not None and OVER * usual <= come < GOES_ON * usual
-    return replace(burst, come_bits=max(0.0, come), over=over)
+    return replace(burst, received_bits=max(0.0, come), over=over)
 
 
 def _usual_bits(burst: InboundBurstState, job: InboundJobState | None) -> float | None:
@@ -259,10 +257,10 @@ def _others(state: IngressState) -> float:
 
 def _ended(job: InboundJobState | None, burst: InboundBurstState, *, alone: bool, now_s: float) -> InboundJobState:
     job = job or InboundJobState(burst.job, now_s, uid=burst.uid)
-    unused = burst.come_bits < USED_LEAST * 8 * burst.announced_bytes
+    unused = burst.received_bits < USED_LEAST * 8 * burst.announced_bytes
     ratios, peaks = job.ratios, job.peaks_bits_per_s
     if not unused and alone and burst.announced_bytes > 0:
-        ratios = (burst.come_bits / (8 * burst.announced_bytes), *ratios)[:REMEMBERED]
+        ratios = (burst.received_bits / (8 * burst.announced_bytes), *ratios)[:REMEMBERED]
     if not unused and now_s - burst.started_s >= PEAK_AFTER_S:
         peaks = (burst.peak_bits_per_s, *peaks)[:REMEMBERED]
     return replace(

@@ -1,24 +1,24 @@
-"""The sender's side: what other brokers ask of us, and how much of it is done.
+"""The sender's side of holds: what other brokers ask of us, and how much of it is done.
 
 A peer whose link we flood asks us to hold storage back towards it. It knows its link; we know what storage was
-promised. So a lease is kept, within these bounds, whatever the peer says:
+promised. So a lease is kept within these bounds, whatever the peer says:
 
     what      storage alone, towards the address from which the peer asks, for as long as the lease lasts
     floor     the floor's share of the smaller of both links, at every moment
     window    storage's guarantee of the smaller of both links, over its window: when it is at risk, more is sent than
               was asked for, until nothing is owed (`broker.law.sharing.guarantee`)
 
-What a peer does with the time cannot be seen from here, and need not be: its own broker lets go when a burst does not
-come (`broker.law.holds.request`), and one that lies gets what the account leaves it, which is once 3 % of a window, and
-then no more than the rest of the guarantee.
+What a peer does with the time cannot be seen from here, and need not be. Its own broker lets go when a burst does not
+come (`broker.law.holds.request`). A peer that lies takes 3 % of a window once, then no more than the guarantee leaves.
 
-The promise counts only while something waits to go there. A peer may call its link slower than it is, to owe us less;
-so it counts at least as what lately went there: what its connections delivered before it asked, and what was sent while
-it held us. That is forgotten only while it does not hold, or a hold would prove its own link slow; or where our own
-connections find that link full for 0.3 s: down to what the peer says, or a quarter. For where a link has become slower
-storage was repaid by what it had carried before, and flooded it in bursts. Each destination has its own account: a
-sender with a fast link of its own is not judged by that link, and what waits for a held destination is not what our own
-link keeps waiting.
+The promise counts only while something waits to go there. A peer may call its link slower than it is, to owe us less.
+So the link counts at least as what lately went there: what was delivered before the lease, and sent during it. That is
+forgotten while no lease is in force: during one, the hold itself would prove the link slow. It is also forgotten where
+our own connections find the link full for 0.3 s, down to what the peer says, or to a quarter. Otherwise a link that
+became slower would be flooded in bursts by what repays storage.
+
+Each destination has its own account. So a sender with a faster link is not judged by the peer's, and what waits for a
+held destination is not taken for a backlog of our own link.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""The way in: how much storage may be sent towards us, by whom, and what to ask of their brokers.
+"""The receiver's side of holds: how much storage may be sent towards us, by whom, and what to ask of their brokers.
 
-The queue in front of our link is not ours: it is in a switch or at the provider, it is first come, first served, and a
-storage host with a faster link fills it. Only the sender can hold storage back, so its broker is asked (`Hold`);
-where there is none, or it refuses, the kernel drops it here, on an IFB, when it has had its share of the link.
+The queue in front of our link is in a switch or at the provider. It is first come, first served, and a storage host
+with a faster link fills it. Only the sender can hold storage back, so its broker is asked (`Hold`). Where there is
+none, or it refuses, an IFB of ours drops what exceeds storage's share of the link.
 
-    nothing announced for 10 s      storage is free
+    no burst for 10 s               storage is free
     between bursts                  what others leave of 0.95 of the link: no queue stands there when a burst begins
-    a burst comes in                the floor (what training has never used, where that is more than half of the link;
-                                    after 0.3 s what it has not used so far, where no IFB holds storage)
+    a burst comes in                the floor; what training has never used, where that is more than half of the link;
+                                    after 0.3 s what it has not used so far, where no IFB holds storage
+    a burst that was not announced  the guarantee: it is seen 15 ms late and was promised by nobody
+    comes in (bursts.detector)
     the burst is over, or does not  as between bursts, at once
     come after 0.3 s
-    a burst comes in that nobody    the guarantee: it is seen 15 ms late and was promised by nobody
-    (broker.law.bursts.detector) announced storage is owed over its window what repays it, burst or not
+    storage is owed over its window what repays it, burst or not
 
-What storage may send is divided among its senders by max-min: who uses clearly less than his part for a second leaves
-it to the others, and what nobody wants is spread over all, so that whoever begins finds room.
+What storage may send is divided among its senders by max-min. A sender that uses clearly less than its part for a
+second leaves it to the others. What nobody wants is spread over all, so that whoever begins finds room.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ BROKERLESS_S = 60.0
 """An IFB stays for so long after storage came that no broker holds back: building one for each file costs more."""
 
 
-class Inflow(Struct, frozen=True):
+class InboundDecision(Struct, frozen=True):
     """What was decided about one interface's way in."""
 
     state: IngressState
@@ -84,7 +85,7 @@ class Inflow(Struct, frozen=True):
 def decide_ingress(
     *, now_s: float, state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState],
     out: OutboundLoad, interface: InterfacePolicy, policy: Policy,
-) -> Inflow:  # fmt: skip
+) -> InboundDecision:  # fmt: skip
     """Decide what storage may send towards one interface.
 
     Args:
@@ -98,7 +99,7 @@ def decide_ingress(
     """
     senders = sample.senders if sample is not None else ()
     arriving = sample.arriving if sample is not None else ()
-    state = replace(state, here=ifb_delay.follow(state.here, arriving, now_s=now_s))
+    state = replace(state, ifb=ifb_delay.follow(state.ifb, arriving, now_s=now_s))
     estimate = _capacity(state, sample, interface, out, now_s=now_s)
     rate, source = estimate.rate_bits_per_s, estimate.source
     before = state = replace(state, capacity=estimate.state)
@@ -115,7 +116,7 @@ def decide_ingress(
     state = replace(
         state,
         account=guarantee.account(
-            state.account, received_bits=state.stored_bits - before.stored_bits, guarantee_bits_per_s=own.guarantee,
+            state.account, received_bits=state.storage_bits - before.storage_bits, guarantee_bits_per_s=own.guarantee,
             window_s=window_s, elapsed_s=elapsed_s, waiting=limited, now_s=now_s,
         ),
         senders=tuple(_judged(entry, before.allowance_bits_per_s > own.floor, elapsed_s) for entry in state.senders),
@@ -141,7 +142,7 @@ def decide_ingress(
     ]
     close = _look_closely(state, rate, now_s=now_s)
 
-    return Inflow(
+    return InboundDecision(
         state=state,
         allocation=request_status.allocation(
             interface.name, state, policy, estimate, why, allowance, in_kernel=in_kernel
@@ -179,7 +180,7 @@ def _capacity(
         limited=any(_limited(entry) for entry in state.senders) or (here and _limited_here(state)),
         out=out,
         holding=here or any(entry.allowed_bits_per_s for entry in state.senders),
-        here=ifb_delay.waits_s(state.here, now_s=now_s),
+        here=ifb_delay.waits_s(state.ifb, now_s=now_s),
     )
 
 
@@ -226,8 +227,8 @@ def _bursts(
     seen, burst = detector.follow(
         state.observed, sample, slower_bits_per_s=slower, announced_s=state.announced_s, now_s=now_s
     )  # fmt: skip
-    trains_s = state.training_s if seen.trains_s is None else max(seen.trains_s, state.training_s or 0.0)
-    state = replace(state, observed=seen, training_s=trains_s)
+    training_s = state.training_s if seen.training_s is None else max(seen.training_s, state.training_s or 0.0)
+    state = replace(state, observed=seen, training_s=training_s)
     return (announced if burst is None else (*announced, burst)), state
 
 
@@ -240,7 +241,7 @@ def _explains(burst: Burst, slower_bits_per_s: int) -> bool:
 
 def _look_closely(state: IngressState, rate: int, *, now_s: float) -> bool:
     """Whether a burst that nobody announces would be worth to be known at once: training goes on, and storage comes."""
-    if state.observed.trains_s is None or now_s - state.observed.trains_s > IDLE_S:
+    if state.observed.training_s is None or now_s - state.observed.training_s > IDLE_S:
         return False
     if detector.is_announced(state.observed, state.announced_s):
         return False
@@ -295,7 +296,7 @@ def _limited(sender: SenderState) -> bool:
 
 def _limited_here(state: IngressState) -> bool:
     """Whether storage would bring more if an IFB of ours let it: some of it waits there, or it brings all it may."""
-    if ifb_delay.wait_s(state.here, LENDER) > 0:
+    if ifb_delay.wait_s(state.ifb, LENDER) > 0:
         return True
     brings = math.fsum(entry.rate_bits_per_s for entry in state.senders)
     return brings >= LIMITED * state.allowance_bits_per_s > 0

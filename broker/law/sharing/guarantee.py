@@ -1,18 +1,16 @@
-"""The guarantee of a lender: storage lends its share to training's bursts and gets it back within its window.
+"""The account of a guarantee: storage lends its share to training's bursts and gets it back within its window.
 
-Kept as a strip of parts that cover the window; each holds promised minus received bits. Only time in which the class
-had something waiting counts: who does not ask is owed nothing. What it got beyond its promise counts against what it is
-owed.
+The window has twelve parts; each holds promised minus received bits. Only time in which the class had something waiting
+counts: who does not ask is owed nothing. What it got beyond its promise counts against what it is owed.
 
     owed > 2 % of the window's promise  ->  repay: HTB rate = guarantee + owed / (a tenth of the window)
     owed <= 0                           ->  lend again: HTB rate = floor
 
 2 % of a 60 s window is 1.2 s without service: longer than a training burst, so that bursts do not meet a repayment.
-A tenth of the window (6 s) repays it long before the window has passed. The promise counts 3 % higher than it is, so
-that the average over any window reaches the guarantee although the law starts to repay only when something is owed.
-Simulated with bursts in 55 to 74 % of the time and guarantees above what they leave (tests/unit/broker): the least
-average over any window is 1.00 of the guarantee for windows of 60 s, 0.985 for 20 s. A window of 5 s holds four bursts
-of a second: there it is 0.86.
+A tenth of the window (6 s) repays it long before the window has passed. The promise counts 3 % higher than it is: the
+law starts to repay only when something is owed, and the average over any window has to reach the guarantee.
+Simulated with bursts in 55 to 74 % of the time and guarantees above what they leave (tests/unit/broker), the least
+average over any window is 1.00 of the guarantee for windows of 60 s, 0.985 for 20 s, and 0.86 for 5 s.
 """
 
 from __future__ import annotations

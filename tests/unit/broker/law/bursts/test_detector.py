@@ -65,7 +65,7 @@ def test_storage_that_leaves_is_no_burst() -> None:
     host = Host()
     for _ in range(20):
         assert host.sends(1e6, 90e6, pace=91e6) is None
-    assert host.state.trains_s is None
+    assert host.state.training_s is None
 
 
 def test_nothing_is_guessed_of_what_was_announced() -> None:
@@ -73,7 +73,7 @@ def test_nothing_is_guessed_of_what_was_announced() -> None:
     host.sends(0)
     for _ in range(5):
         assert host.sends(90e6, announced=True) is None
-    assert host.state.trains_s is None
+    assert host.state.training_s is None
     assert host.sends(90e6) is None, "counted from before its end"
     assert host.sends(90e6, for_s=0.01) is None, "the same figure"
     assert host.sends(90e6) is not None

@@ -268,7 +268,7 @@ def test_what_a_new_sender_brought_before_it_was_seen_is_storage_and_not_the_res
     both = at(
         0.3, sender("10.0.0.3", 900_000), sender("10.0.0.4", 900_000), received_bytes=1_000_000, state=decision.state
     )
-    assert both.state.ingress[0].stored_bits <= 8_000_000, "no more than came"
+    assert both.state.ingress[0].storage_bits <= 8_000_000, "no more than came"
 
 
 def test_without_a_speed_nothing_is_held_and_an_alarm_says_so() -> None:
