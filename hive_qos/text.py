@@ -11,6 +11,8 @@ def printable(text: str, *, length_max: int = 256, lines: bool = False) -> str:
         length_max: in characters of the result.
         lines: line breaks stay.
     """
+    if len(text) <= length_max and text.isprintable():
+        return text
     clean = "".join(
         char if char.isprintable() or (lines and char == "\n") else char.encode("unicode_escape").decode()
         for char in text[: length_max + 1]

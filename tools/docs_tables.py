@@ -12,6 +12,7 @@ import ast
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -77,12 +78,45 @@ def http_paths() -> str:
     return _table(("request", "what it is", "status codes"), rows)
 
 
+def status_keys() -> str:
+    """Every object of the status document: what its type says of it, and its keys."""
+    from broker.api.openapi import description
+
+    known, parts, told = description()["components"]["schemas"], [], set()
+    for path, name in _objects(known, "Status", "Top level"):
+        if name not in told:
+            told.add(name)
+            about = "\n\n".join(
+                one for one in known[name]["description"].split("\n\n") if not one.lstrip().startswith("Fields:")
+            )
+            keys = textwrap.fill(", ".join(known[name]["properties"]), 110)
+            parts.append(f"### {path}\n{_prose(about)}\n```text\n{keys}\n```\n")
+    return "\n".join(parts)
+
+
+def _objects(known: Mapping[str, Any], name: str, path: str) -> Iterator[tuple[str, str]]:
+    """Each object of a document, with its path and what tells it from others there."""
+    yield path, name
+    for key, field in known[name]["properties"].items():
+        items = field.get("items", field)
+        tags = items.get("discriminator", {"propertyName": "", "mapping": {}})
+        for one in items.get("anyOf", [items]):
+            inner = one.get("$ref", "").rpartition("/")[2]
+            if not inner or inner in ("Reason", "ClassAllocation", "DestinationAllocation"):
+                continue
+            before = path.split("`")[1] + "." if "`" in path else ""
+            at = f"`{before}{key}{'[]' if 'items' in field else ''}`"
+            kinds = [tag for tag, reference in tags["mapping"].items() if reference == one["$ref"]]
+            yield from _objects(known, inner, f"{at}, {tags['propertyName']} `{kinds[0]}`" if kinds else at)
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "alarms": alarms,
     "commands": commands,
     "http-paths": http_paths,
     "log-events": log_events,
     "reasons": reasons,
+    "status-keys": status_keys,
 }
 
 

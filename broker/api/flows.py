@@ -1,58 +1,93 @@
-"""The flows of the status document, and the programs that send and receive by them. Pure."""
+"""The flows of the status document, and the programs that send and receive by them. Pure.
+
+Why a connection gets what it gets:
+its own part of its job's share    where the decision has worked one out (the busiest of jobs)
+what holds where it goes           towards an address at which another broker has storage held back
+what holds for its class           all others: the kernel gives them turns in it
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from typing import Any
 
-import msgspec
+from msgspec.structs import asdict
 
 from broker.api import programs
 from broker.api.class_averages import AveragesSnapshot
-from broker.api.flow_reasons import FlowReasons
 from broker.api.programs import Program
+from broker.api.schema import ConnectionFlow, Flow, ProbeFlow, SocketFlow, TcpFlow, UdpFlow
 from broker.api.snapshot import Snapshot
 from broker.measure.socket_owners import NOBODY, SocketOwner
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
+from broker.model.reasons import Reason
+from broker.model.values import Allocation, FlowSample, Measurements
 
 
-def flow_list(snapshot: Snapshot) -> list[dict[str, Any]]:
+def flow_list(snapshot: Snapshot) -> list[Flow]:
     """Passed sockets, the connections that sessions report, and the TCP connections and UDP sockets that are shown."""
-    flows: list[dict[str, Any]] = []
-    figures, sessions = snapshot.figures, {session.name: session for session in snapshot.sessions}
-    why = FlowReasons(snapshot.decision.allocation, snapshot.measurements)
-    for passed in snapshot.passed:
-        shown = msgspec.to_builtins(passed)
-        flows.append({"flow": shown.pop("name"), "kind": "socket", "class": shown.pop("traffic_class"), **shown})
+    flows: list[Flow] = [SocketFlow(**asdict(passed)) for passed in snapshot.passed]
+    sessions = {session.name: session for session in snapshot.sessions}
+    why = _Reasons(snapshot.decision.allocation, snapshot.measurements)
     for interface in snapshot.measurements.interfaces:
         for sample in interface.flows:
-            if sample.source in ("report", "probe"):
-                shown = msgspec.to_builtins(sample)
-                name, traffic_class = shown.pop("key"), shown.pop("traffic_class")
-                flow = {
-                    "flow": name,
-                    "kind": "connection" if sample.source == "report" else "probe",
-                    "class": traffic_class,
-                    "interface": interface.name,
-                    **shown,
-                }
-                session = sessions.get(name.partition("/")[0]) if sample.source == "report" else None
-                if session is not None:
-                    flow |= {"pid": session.pid, "command": session.command, **_speeds(figures, name)}
-                flows.append({**flow, **why.of(name, traffic_class=traffic_class, peer=sample.peer)})
+            if sample.source == "report":
+                session = sessions.get(sample.key.partition("/")[0])
+                flows.append(
+                    ConnectionFlow(
+                        **_sampled(sample, interface.name, why),
+                        pid=None if session is None else session.pid,
+                        command=None if session is None else session.command,
+                        **_speeds(snapshot.figures, sample.key),
+                    )
+                )
+            elif sample.source == "probe":
+                flows.append(ProbeFlow(**_sampled(sample, interface.name, why)))
     for connection, traffic_class in snapshot.tcp:
-        flow = _tcp_flow(connection, traffic_class, snapshot.origins.get(connection.inode, NOBODY))
-        flow |= _speeds(figures, connection.question)
-        flows.append({**flow, **why.of(flow["flow"], traffic_class=traffic_class, peer=connection.remote[0])})
+        owner = snapshot.origins.get(connection.inode, NOBODY)
+        flows.append(_tcp_flow(connection, traffic_class, owner, snapshot.figures, why))
     registered = {passed.inode for passed in snapshot.passed}
     for sock, traffic_class, waits in snapshot.udp:
         if sock.inode not in registered:
-            origin = snapshot.origins.get(sock.inode, NOBODY)
-            flows.append(_udp_flow(sock, traffic_class, origin, waits=waits))
+            owner = snapshot.origins.get(sock.inode, NOBODY)
+            flows.append(_udp_flow(sock, traffic_class, owner, waits=waits))
     return flows
 
 
-def _speeds(figures: AveragesSnapshot, key: Hashable) -> dict[str, int | None]:
+class _Reasons:
+    """Why each connection of one tick gets what it gets."""
+
+    def __init__(self, allocation: Allocation, measurements: Measurements) -> None:
+        ways_out = allocation.interfaces
+        self._parts = {part.flow: part for entry in ways_out for part in entry.flows}
+        self._interfaces = {flow.key: entry.name for entry in measurements.interfaces for flow in entry.flows}
+        self._only = ways_out[0].name if len(ways_out) == 1 else None
+        self._held = {
+            (entry.name, one.traffic_class, one.address): one.reason for entry in ways_out for one in entry.destinations
+        }
+        self._classes = {(entry.name, one.name): one.reason for entry in ways_out for one in entry.classes}
+
+    def of(self, flow: str, *, traffic_class: str, peer: str) -> dict[str, Any]:
+        """Its share and its reason; nothing is known of one that may go through any of several interfaces."""
+        part = self._parts.get(flow)
+        if part is not None:
+            return {"share_bits_per_s": part.share_bits_per_s, "reason": part.reason}
+        interface = self._interfaces.get(flow, self._only)
+        reason: Reason | None = None
+        if interface is not None:
+            reason = self._held.get((interface, traffic_class, peer)) or self._classes.get((interface, traffic_class))
+        return {"share_bits_per_s": None, "reason": reason}
+
+
+def _sampled(sample: FlowSample, interface: str, why: _Reasons) -> dict[str, Any]:
+    return {
+        **asdict(sample),
+        "interface": interface,
+        **why.of(sample.key, traffic_class=sample.traffic_class, peer=sample.peer),
+    }
+
+
+def _speeds(figures: AveragesSnapshot, key: Hashable) -> dict[str, Any]:
     """What a connection sends and receives now; None where it was counted once alone, or not at all."""
     sent, received = figures.sent.get(key), figures.received.get(key)
     return {
@@ -61,85 +96,80 @@ def _speeds(figures: AveragesSnapshot, key: Hashable) -> dict[str, int | None]:
     }
 
 
-def _udp_flow(sock: UdpSocket, traffic_class: str, origin: SocketOwner, *, waits: bool) -> dict[str, Any]:
-    """A socket of a program that did not register it. The kernel counts no bytes of it, so it has no rate."""
-    return {
-        "flow": f"udp/{sock.local[1]}",
-        "kind": "udp",
-        "class": traffic_class,
-        "local": _endpoint(sock.local),
-        "peer": sock.remote[0] if sock.remote[1] else None,
-        "uid": sock.uid,
-        "pid": origin.pid,
-        "command": origin.command,
-        "cgroup": origin.cgroup,
-        "waiting_bytes": sock.waiting_bytes,
-        "waited_lately": waits,
-        "throughput_bits_per_s": None,
-        "received_bits_per_s": None,
-        "share_bits_per_s": None,
-        "reason": None,
-    }
+def _tcp_flow(
+    connection: TcpConnection, traffic_class: str, owner: SocketOwner, figures: AveragesSnapshot, why: _Reasons
+) -> TcpFlow:
+    peer = connection.remote[0]
+    name = f"tcp/{connection.local[1]}/{peer}:{connection.remote[1]}"
+    return TcpFlow(
+        flow=name,
+        traffic_class=traffic_class,
+        local=_endpoint(connection.local),
+        peer=peer,
+        uid=connection.uid,
+        pid=owner.pid,
+        command=owner.command,
+        cgroup=owner.cgroup,
+        rtt_s=connection.rtt_s,
+        rtt_s_min=connection.rtt_s_min,
+        delivered_bytes=connection.acked_bytes,
+        received_bytes=connection.received_bytes,
+        sent_packets=connection.sent_segments,
+        lost_packets=connection.retransmitted_segments,
+        delivery_rate_bits_per_s=connection.delivery_rate_bits_per_s,
+        application_limited=connection.application_limited,
+        **_speeds(figures, connection.question),
+        **why.of(name, traffic_class=traffic_class, peer=peer),
+    )
 
 
-def program_list(snapshot: Snapshot, flows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _udp_flow(sock: UdpSocket, traffic_class: str, owner: SocketOwner, *, waits: bool) -> UdpFlow:
+    return UdpFlow(
+        flow=f"udp/{sock.local[1]}",
+        traffic_class=traffic_class,
+        local=_endpoint(sock.local),
+        peer=sock.remote[0] if sock.remote[1] else None,
+        uid=sock.uid,
+        pid=owner.pid,
+        command=owner.command,
+        cgroup=owner.cgroup,
+        waiting_bytes=sock.waiting_bytes,
+        waited_lately=waits,
+    )
+
+
+def program_list(snapshot: Snapshot, flows: Iterable[Flow]) -> list[Program]:
     """Who sends and receives, by what is known of the flows."""
     counted, uncounted = [], []
     for flow in flows:
-        if flow["kind"] in ("connection", "tcp") and "pid" in flow:
-            counted.append(_row(flow, protocol="tcp" if flow["kind"] == "tcp" else "udp"))
-        elif flow["kind"] == "udp":
-            uncounted.append((_row(flow, protocol="udp"), bool(flow["waited_lately"])))
+        match flow:
+            case TcpFlow():
+                counted.append(_row(flow, protocol="tcp"))
+            case ConnectionFlow() if flow.pid is not None:
+                counted.append(_row(flow, protocol="udp"))
+            case UdpFlow():
+                uncounted.append((_row(flow, protocol="udp"), flow.waited_lately))
     sent: dict[str, int] = {}
     for interface in snapshot.decision.allocation.interfaces:
         for entry in interface.classes:
             sent[entry.name] = sent.get(entry.name, 0) + (entry.throughput_bits_per_s or 0)
-    return [_program(row) for row in programs.busiest(counted, uncounted, class_bits_per_s=sent)]
+    return programs.busiest(counted, uncounted, class_bits_per_s=sent)
 
 
-def _row(flow: Mapping[str, Any], *, protocol: str) -> Program:
-    alone = flow["peer"] is None
+def _row(flow: TcpFlow | ConnectionFlow | UdpFlow, *, protocol: str) -> Program:
     return Program(
-        pid=flow["pid"],
-        command=flow["command"],
-        uid=flow["uid"],
-        traffic_class=flow["class"],
+        pid=flow.pid,
+        command=flow.command,
+        uid=flow.uid,
+        traffic_class=flow.traffic_class,
         protocol=protocol,
-        peer=flow["peer"],
-        port=int(flow["local"].rpartition(":")[2]) if alone else None,
+        peer=flow.peer,
+        port=int(flow.local.rpartition(":")[2]) if isinstance(flow, UdpFlow) and flow.peer is None else None,
         connections=1,
-        throughput_bits_per_s=flow["throughput_bits_per_s"],
-        received_bits_per_s=flow["received_bits_per_s"],
-        rate_source="unknown" if flow["kind"] == "udp" else "measured",
+        throughput_bits_per_s=flow.throughput_bits_per_s,
+        received_bits_per_s=flow.received_bits_per_s,
+        rate_source="unknown" if isinstance(flow, UdpFlow) else "measured",
     )
-
-
-def _program(row: Program) -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.to_builtins(row)
-    shown["class"] = shown.pop("traffic_class")
-    return shown
-
-
-def _tcp_flow(connection: TcpConnection, traffic_class: str, origin: SocketOwner) -> dict[str, Any]:
-    return {
-        "flow": f"tcp/{connection.local[1]}/{connection.remote[0]}:{connection.remote[1]}",
-        "kind": "tcp",
-        "class": traffic_class,
-        "local": _endpoint(connection.local),
-        "peer": connection.remote[0],
-        "uid": connection.uid,
-        "pid": origin.pid,
-        "command": origin.command,
-        "cgroup": origin.cgroup,
-        "rtt_s": connection.rtt_s,
-        "rtt_s_min": connection.rtt_s_min,
-        "delivered_bytes": connection.acked_bytes,
-        "received_bytes": connection.received_bytes,
-        "sent_packets": connection.sent_segments,
-        "lost_packets": connection.retransmitted_segments,
-        "delivery_rate_bits_per_s": connection.delivery_rate_bits_per_s,
-        "application_limited": connection.application_limited,
-    }
 
 
 def _endpoint(address: tuple[str, int]) -> str:

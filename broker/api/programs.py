@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from broker.law.sharing.demand import SENDING_BITS_PER_S
@@ -20,13 +20,16 @@ UNCOUNTED_PART, UNCOUNTED_BITS_PER_S = 0.1, 100_000
 
 
 class Program(Struct, frozen=True):
-    """One row. None: not known. `port` of a UDP socket without a peer is its local one; `rate_source` says how the
-    rate is known: "measured", "rest-of-class" or "unknown"."""
+    """A program that sends or receives now, in one class and by one protocol with one peer.
+
+    `port` is the local one of a UDP socket without a peer. `rate_source` is `measured`, `unknown`, or `rest-of-class`,
+    which is an estimate.
+    """
 
     pid: int | None
     command: str | None
     uid: int | None
-    traffic_class: str
+    traffic_class: str = field(name="class")
     protocol: str
     peer: str | None
     port: int | None

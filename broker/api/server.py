@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import http.server
 import io
-import json
 import os
 import select
 import socket
@@ -22,8 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.api.pages import DESCRIPTION, JSON, PATHS, Pages
+from broker.api.pages import DESCRIPTION, JSON, PATHS, Pages, encoded
 from broker.api.requests import PolicyAnswer, PolicyRequest
+from broker.api.schema import Done, Error
 from broker.api.snapshot import Snapshot
 from broker.client.mailbox import Wake
 from broker.process import priority
@@ -268,7 +268,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._refuse(400, f"{path} knows no {', '.join(sorted(wanted))!r}")
             return
         answer = self.server.ask(PolicyRequest(_ACTIONS[path], trial_s), by=self.request)
-        self._answer_json(answer.code, {"done" if answer.code == 200 else "error": answer.text})
+        self._answer_json(answer.code, Done(answer.text) if answer.code == 200 else Error(answer.text))
 
     do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_PUT
 
@@ -279,13 +279,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return right >= wanted
 
     def _refuse(self, code: int, text: str, *, allow: str = "GET") -> None:
-        self._answer_json(code, {"error": text}, allow=allow)
+        self._answer_json(code, Error(text), allow=allow)
 
     def _answer_page(self, kind: str, body: bytes) -> None:
         self._answer(200, body, kind=kind)
 
-    def _answer_json(self, code: int, value: Any, *, allow: str = "GET") -> None:
-        self._answer(code, json.dumps(value).encode(), kind=JSON, allow=allow)
+    def _answer_json(self, code: int, value: Done | Error, *, allow: str = "GET") -> None:
+        self._answer(code, encoded(value), kind=JSON, allow=allow)
 
     def _answer(self, code: int, body: bytes, *, kind: str, allow: str = "GET") -> None:
         self.close_connection = True  # whatever else was sent, a body included, is not read

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from broker.api.class_averages import NOTHING_YET, AveragesSnapshot
+from broker.law.capacity.quorum import Heard
 from broker.law.decision import Decision
 from broker.measure.flow_table import PassedSocket
 from broker.measure.socket_owners import SocketOwner
@@ -19,8 +20,10 @@ from broker.policy.types import Policy
 
 
 class SessionInfo(Struct, frozen=True):
-    """One connected program. `reported_bits_per_s`: by class, at which rate it was told that it may send; `command` the
-    name of its process."""
+    """One connected program; `command` is the name of its process.
+
+    `reported_bits_per_s` is the rate that it was told last, by class.
+    """
 
     name: str
     client: str
@@ -32,9 +35,10 @@ class SessionInfo(Struct, frozen=True):
 
 
 class DaemonInfo(Struct, frozen=True):
-    """How the daemon itself fares, and its watchdog (None: beside a kernel in memory).
+    """How the daemon itself fares, and its watchdog.
 
-    `sockets_marked`: those that got their class because they were there before their rule.
+    `ticks` counts decisions, `applied` those written to the kernel, `late_ticks` the late ones; `tick_s_max` is the
+    longest. `sockets_marked` counts sockets that are older than their rule and got their class.
     """
 
     pid: int
@@ -64,7 +68,8 @@ class Snapshot(Struct, frozen=True):
     """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
 
     Of `tcp_connections` in all, `tcp` are those that are shown; `udp` sockets that are, each with whether something of
-    it was seen waiting lately; `origins` says by inode whose they are; `slots` of leaves by job.
+    it was seen waiting lately; `origins` says by inode whose they are; `slots` of leaves by job; `heard` by interface
+    what destinations say of the path.
     """
 
     host: str
@@ -84,3 +89,4 @@ class Snapshot(Struct, frozen=True):
     load: HostLoad = field(default_factory=HostLoad)
     udp: tuple[tuple[UdpSocket, str, bool], ...] = ()
     figures: AveragesSnapshot = NOTHING_YET
+    heard: Mapping[str, tuple[Heard, ...]] = field(default_factory=dict)

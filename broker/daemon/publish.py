@@ -16,6 +16,8 @@ from broker.enforce.egress import EgressTrees
 from broker.enforce.ingress import IngressTrees
 from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.reclassify import Reclassifier
+from broker.law.capacity import outbound
+from broker.law.capacity.quorum import Heard
 from broker.law.decision import Decision
 from broker.measure.flow_table import FlowTable
 from broker.measure.host_load import HostLoads
@@ -142,6 +144,7 @@ class SnapshotBuilder:
             alarms=self._alarms(decision),
             holds=self._peer_link.info(decision),
             load=self._loads.look(now_s=now_s),
+            heard=heard(decision, measurements),
         )
 
     def _alarms(self, decision: Decision) -> tuple[Alarm, ...]:
@@ -162,3 +165,13 @@ class SnapshotBuilder:
             *self._probes.alarms(),
             *(self._watchdog.alarms() if self._watchdog is not None else ()),
         )
+
+
+def heard(decision: Decision, measurements: Measurements) -> dict[str, tuple[Heard, ...]]:
+    """By interface what the destinations say on which its capacity rests."""
+    flows = {sample.name: sample.flows for sample in measurements.interfaces}
+    return {
+        one.name: tuple(outbound.heard(one.capacity, flows[one.name]))
+        for one in decision.state.interfaces
+        if one.capacity is not None and one.name in flows
+    }

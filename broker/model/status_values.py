@@ -8,8 +8,7 @@ from broker.model.reasons import Reason
 
 
 class WatchdogInfo(Struct, frozen=True):
-    """How the watchdog fares. `openings`: how often it has opened the ceilings while this daemon lived; `started`: how
-    many watchdogs this daemon has had."""
+    """How the watchdog fares. `openings` counts how often it opened the ceilings, `started` the watchdogs so far."""
 
     pid: int | None
     alive: bool
@@ -18,8 +17,7 @@ class WatchdogInfo(Struct, frozen=True):
 
 
 class HostLoad(Struct, frozen=True):
-    """How much of all processors was used in the last second (0 to 1), what memory there is, and what the daemon has;
-    None where that is not known."""
+    """The part of all processors in use, 0 to 1, in the last second; the host's memory; what the daemon has of it."""
 
     processors_used: float | None = None
     memory_available_bytes: int | None = None

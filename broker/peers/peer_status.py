@@ -8,10 +8,8 @@ from msgspec import Struct
 class PeerStatus(Struct, frozen=True):
     """One broker, or one address at which none could be reached.
 
-    Fields: `address` the other end's; `peer` the name in its certificate, "" as long as nobody answered; `state`
-    "connected", "dialling", "no broker answers; ...", "refused: ..." (who answered is not to be talked to, or does not
-    talk to us); `engine` that it runs; `rtt_s` measured, `rtt_s_min` the least of it, `rtt_latest_s` the last; `leases`
-    how many it has of us; `asked` whether we hold one.
+    `peer` is the name in its certificate, empty as long as nobody answered. `state` is `connected`, `dialling`, or why
+    there is no connection. `leases` counts those that it has of us; `asked` says whether we have one of it.
     """
 
     address: str

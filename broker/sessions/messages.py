@@ -1,8 +1,8 @@
 """The messages of `session.sock`, from and to clients, and how they become packets.
 
 `docs/reference/broker-api.md` is the specification. The types are the check: `read` gives a message whose every field
-has its type and is within its bounds, or the error to answer with. Unknown keys are ignored, so that a newer client
-can say more.
+has its type and is within its bounds, or the error to answer with. Names are made printable: they are shown and
+logged. Unknown keys are ignored, so that a newer client can say more.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
     job: Name = ""
     rates: bool = False
 
+    def __post_init__(self) -> None:
+        force_setattr(self, "client", printable(self.client))
+        force_setattr(self, "job", printable(self.job))
+
 
 class Register(_Message, frozen=True, kw_only=True, tag="register"):
     """Mark the sockets that came with this packet."""
@@ -68,6 +72,7 @@ class Announce(_Message, frozen=True, kw_only=True, tag="burst"):
     next_s: Seconds | None = None
 
     def __post_init__(self) -> None:
+        force_setattr(self, "job", printable(self.job))
         force_setattr(self, "bytes_by_destination", _canonical(self.bytes_by_destination))
         force_setattr(self, "deadline_s", min(self.deadline_s, DURATION_S_MAX))
         if self.next_s is not None:
@@ -79,6 +84,9 @@ class AnnounceEnd(_Message, frozen=True, kw_only=True, tag="burst-end"):
 
     job: Name = ""
     step: Step
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "job", printable(self.job))
 
 
 class Declare(_Message, frozen=True, kw_only=True, tag="need"):

@@ -13,7 +13,6 @@ import pytest
 from documents import DOCS, ROOT, fences_of, name_of, table_below, tables_of
 from typer.testing import CliRunner
 
-from broker.api.openapi import description
 from broker.cli.app import app
 from broker.cli.exits import MEANINGS, ExitCode
 from tools.docs_tables import pages, with_tables
@@ -22,42 +21,6 @@ from tools.simulate import scenario
 
 API, CLI, SUPPORT = DOCS / "reference/broker-api.md", DOCS / "reference/cli.md", DOCS / "operate/support-matrix.md"
 SCREEN = Path(__file__).parents[1] / "broker/cli/screens/sharing.txt"
-STATUS_TABLES = {
-    "daemon": ("DaemonInfo", set()),
-    "load": ("HostLoad", set()),
-    "interfaces[]": ("InterfaceAllocation", {"shaped", "asked", "measured", "watch", "gso_max_segs", "gso_reason"}),
-    "interfaces[].classes[]": ("ClassAllocation", set()),
-    "interfaces[].destinations[]": (
-        "DestinationAllocation",
-        {"throughput_bits_per_s", "average_bits_per_s", "average_over_s"},
-    ),
-    "jobs[]": ("Job", {"leaf", "shares"}),
-    "programs[]": ("Program", set()),
-}
-"""Tables of keys: the type that is shown, and what is shown besides."""
-LISTS = {
-    "schedules[]": "ScheduleInForce",
-    "needs[]": "Need",
-    "sessions[]": "SessionInfo",
-    "alarms[]": "Alarm",
-    "peers[]": "PeerStatus",
-}
-
-
-def properties(name: str) -> set[str]:
-    """The keys of a type in the OpenAPI document, with those of the types that it is made of."""
-    schemas: dict[str, Any] = description()["components"]["schemas"]
-
-    def of(schema: dict[str, Any]) -> set[str]:
-        if "$ref" in schema:
-            return of(schemas[schema["$ref"].rpartition("/")[2]])
-        return set(schema.get("properties", {})).union(*(of(one) for one in schema.get("allOf", [])))
-
-    return of(schemas[name])
-
-
-def keys_of(cells: list[str]) -> set[str]:
-    return {key for cell in cells for key in re.findall(r"[a-z][a-z0-9_]*", cell)}
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in pages()])
@@ -68,28 +31,12 @@ def test_tables_that_are_made_from_the_code_are_as_the_code_makes_them(page: Pat
 
 def test_the_tables_that_are_made_from_the_code_are_in_use() -> None:
     made = set(re.findall("<!-- table: ([a-z-]+) -->", "".join(page.read_text(encoding="utf-8") for page in pages())))
-    assert made == {"alarms", "commands", "http-paths", "log-events", "reasons"}
+    assert made == {"alarms", "commands", "http-paths", "log-events", "reasons", "status-keys"}
 
 
 def test_the_page_has_every_exit_code_with_its_meaning() -> None:
     rows = table_below(CLI, "Exit codes").rows
     assert [(int(code), meaning) for code, meaning, _ in rows] == [(one.value, MEANINGS[one]) for one in ExitCode]
-
-
-def test_every_status_key_of_the_first_level_is_in_the_reference() -> None:
-    assert keys_of([row[0] for row in table_below(API, "Top level").rows]) == properties("Status")
-
-
-@pytest.mark.parametrize("heading", STATUS_TABLES)
-def test_every_status_key_below_is_in_the_reference(heading: str) -> None:
-    kind, more = STATUS_TABLES[heading]
-    assert keys_of([row[0] for row in table_below(API, heading).rows]) == properties(kind) | more
-
-
-@pytest.mark.parametrize("name", LISTS)
-def test_every_key_of_a_short_list_is_in_the_reference(name: str) -> None:
-    (row,) = (row for table in tables_of(API) for row in table.rows if row[0] == name and len(row) == 2)
-    assert keys_of([re.sub(r"\(.*?\)", "", row[1])]) == properties(LISTS[name])
 
 
 def test_every_error_code_of_a_session_is_one_that_the_broker_gives() -> None:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
+from status_documents import POLICY, snapshot, status
 
-from broker.api.document import document
 from broker.api.metrics import metrics
-from broker.api.snapshot import DaemonInfo, SessionInfo, Snapshot
+from broker.api.snapshot import SessionInfo, Snapshot
 from broker.cli.status_table import render
+from broker.daemon.publish import heard
 from broker.law.decide import decide
 from broker.law.state import State
-from broker.measure.flow_table import PassedSocket
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.reasons import Reason
-from broker.model.status_values import HostLoad, SegmentInfo, WatchdogInfo
+from broker.model.status_values import HostLoad, WatchdogInfo
 from broker.model.values import (
     Alarm,
     Allocation,
-    Burst,
     ClassSample,
     DestinationAllocation,
     FlowSample,
@@ -39,42 +37,7 @@ from broker.policy.toml import load
 from hive_qos.text import printable
 from shaping.model import JOB_MINOR
 
-POLICY = load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n')
 EVIL = "job\x1b[2J\x1b]0;owned\x07\r\n\u202e[red]x[/red]"
-
-
-def snapshot(*, job: str = "train", alarms: tuple[Alarm, ...] = ()) -> Snapshot:
-    measurements = Measurements(
-        (
-            InterfaceSample(
-                name="eth0",
-                counters_age_s=0.0,
-                classes=tuple(
-                    ClassSample(name, sent_bytes=1000) for name in ("control", "compute", "storage", "other")
-                ),
-                flows=(
-                    FlowSample(
-                        "s-1/10.0.0.2:4", "10.0.0.2", "compute", "report", age_s=0.1, rtt_s=0.01, job=job, uid=0
-                    ),
-                ),
-                jobs=(JobSample(job, "compute", 0, 1, True, 0, 5_000, uid=0),),
-                bursts=(Burst(job, 7, announced_bytes=4_000_000, age_s=0.1, remaining_s=0.4, next_s=0.8),),
-            ),
-        )
-    )
-    return Snapshot(
-        host="h",
-        daemon=DaemonInfo(1, 1.0, 10, 2, 0, 0.1, 0.01),
-        policy=POLICY,
-        decision=decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY),
-        measurements=measurements,
-        sessions=(SessionInfo("s-1", "transport", job, 1, 0),),
-        passed=(PassedSocket("f-1", "s-1", job, "compute", "gradient", "udp", "10.0.0.1:4", 1, 0, 5),),
-        tcp=(),
-        segments={"eth0": SegmentInfo(4, Reason("gso-piece-time", "4 segments"))},
-        alarms=alarms,
-        slots={(0, job): 1},
-    )
 
 
 def shown(value: dict[str, Any], *, width: int = 80) -> str:
@@ -84,7 +47,7 @@ def shown(value: dict[str, Any], *, width: int = 80) -> str:
 
 
 def test_the_document_is_json_and_counts_a_job_once() -> None:
-    value = json.loads(json.dumps(document(snapshot())))
+    value = status(snapshot())
     (job,) = value["jobs"]
     assert (job["job"], job["sessions"], job["sockets"]) == ("train", 1, 1)
     (burst,) = job["bursts"]
@@ -110,7 +73,7 @@ def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
         decision=replace(decision, watches=(Watch("eth0", 30_000_000, rising=True),)),
         sessions=(SessionInfo("s-1", "transport", "train", 1, 0, reported_bits_per_s={"compute": 9_000_000}),),
     )  # fmt: skip
-    value = json.loads(json.dumps(document(now)))
+    value = status(now)
     out, inbound = value["interfaces"]
     assert out["measured"] == {
         "link_bits_per_s": 10**9, "carrier": None, "carrier_changes": None, "counters_age_s": 0.02,
@@ -125,7 +88,7 @@ def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
     assert inbound["watch"] == {"bits_per_s": 30_000_000, "rising": True}
     assert value["sessions"][0]["reported_bits_per_s"] == {"compute": 9_000_000}
     gone = replace(now, measurements=Measurements(), segments={})
-    assert [entry["measured"] for entry in document(gone)["interfaces"]] == [None, None]
+    assert [entry["measured"] for entry in status(gone)["interfaces"]] == [None, None]
 
 
 def test_what_a_capacity_rests_on_is_shown_destination_by_destination_with_who_says_it() -> None:
@@ -151,8 +114,8 @@ def test_what_a_capacity_rests_on_is_shown_destination_by_destination_with_who_s
         )
         decision = decide(now_s=number / 10, state=state, measurements=measurements, policy=POLICY)
         state = decision.state
-        now = replace(now, measurements=measurements, decision=decision)
-    (interface,) = json.loads(json.dumps(document(now)))["interfaces"]
+        now = replace(now, measurements=measurements, decision=decision, heard=heard(decision, measurements))
+    (interface,) = status(now)["interfaces"]
     found = {one.pop("address"): one for one in interface["measured"]["destinations"]}
     reported, measured = found["10.0.0.2"], found["10.0.0.3"]
     assert reported.pop("excess_s") == pytest.approx(0.06, abs=0.001)
@@ -190,7 +153,7 @@ def test_every_connection_has_a_reason_its_own_or_that_of_where_it_goes_or_of_it
     )
 
     def codes(value: Snapshot) -> dict[str, str | None]:
-        found = {flow["flow"]: flow for flow in document(value)["flows"] if flow["kind"] != "socket"}
+        found = {flow["flow"]: flow for flow in status(value)["flows"] if flow["kind"] != "socket"}
         return {name: flow["reason"]["code"] if flow["reason"] else None for name, flow in found.items()}
 
     classes = {one.name: one.reason.code for one in entry.classes}
@@ -213,7 +176,7 @@ def test_jobs_connections_and_schedules_are_shown_with_what_they_get_and_why() -
         now.decision.allocation,
         schedules=(ScheduleInForce("office", "Europe/Berlin", "2026-11-20T18:00+01:00", 60),),
     )
-    value = json.loads(json.dumps(document(replace(now, decision=replace(now.decision, allocation=allocation)))))
+    value = status(replace(now, decision=replace(now.decision, allocation=allocation)))
     (job,) = value["jobs"]
     assert job["leaf"] == f"ffe0:{JOB_MINOR[1]:x}"
     (share,) = job["shares"]
@@ -233,7 +196,7 @@ def test_jobs_connections_and_schedules_are_shown_with_what_they_get_and_why() -
 
 
 def test_the_table_names_every_class_its_figures_and_its_reason_in_80_columns() -> None:
-    text = shown(document(snapshot()))
+    text = shown(status(snapshot()))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     for word in ("eth0", "control", "compute", "storage", "other", "promised", "Mbit/s", "train", "no alarms"):
         assert word in text
@@ -246,8 +209,8 @@ def test_the_table_names_every_class_its_figures_and_its_reason_in_80_columns() 
 def test_everybody_is_told_whether_the_watchdog_lives(alive: bool, word: str) -> None:
     watchdog = WatchdogInfo(pid=7, alive=alive, openings=3, started=1)
     reported = replace(snapshot(), daemon=replace(snapshot().daemon, watchdog=watchdog))
-    assert document(reported)["daemon"]["watchdog"] == {"pid": 7, "alive": alive, "openings": 3, "started": 1}
-    assert word in shown(document(reported))
+    assert status(reported)["daemon"]["watchdog"] == {"pid": 7, "alive": alive, "openings": 3, "started": 1}
+    assert word in shown(status(reported))
     text = metrics(reported).decode()
     assert f"hive_qos_watchdog_alive {float(alive)}" in text
     assert "hive_qos_watchdog_openings_total 3.0" in text
@@ -257,7 +220,7 @@ def test_an_interface_that_is_not_there_has_no_figures_in_the_table() -> None:
     nothing = Measurements()
     policy = load('version = 1\n[[interface]]\nname = "eth0"\n')  # whose speed nobody names
     decision = decide(now_s=0.0, state=State(), measurements=nothing, policy=policy)
-    value = document(replace(snapshot(), decision=decision, measurements=nothing, segments={}, alarms=decision.alarms))
+    value = status(replace(snapshot(), decision=decision, measurements=nothing, segments={}, alarms=decision.alarms))
     assert value["interfaces"][0]["shaped"] is False
     text = shown(value)
     assert "eth0 is not shaped" in text
@@ -270,7 +233,7 @@ def test_what_storage_declares_is_in_the_document_and_told_in_a_line() -> None:
     (interface,) = reported.measurements.interfaces
     declared = (Need("s-2", 977, 50 * 2**30, 1.0, 600.0, 12), Need("s-3", 977, 2**20, 1.0))
     reported = replace(reported, measurements=Measurements((replace(interface, needs=declared),)))
-    value = json.loads(json.dumps(document(reported)))
+    value = status(reported)
     assert [(need["interface"], need["session"], need["uid"], need["replicas_at_risk"]) for need in value["needs"]] == [
         ("eth0", "s-2", 977, 12), ("eth0", "s-3", 977, 0),
     ]  # fmt: skip
@@ -286,14 +249,14 @@ def test_a_burst_is_shown_with_its_destinations_and_why_it_is_credited() -> None
     burst = replace(interface.bursts[0], uid=1000, by_destination=(("10.0.0.2", 3_000_000), ("10.0.0.3", 1_000_000)))
     measurements = Measurements((replace(interface, bursts=(burst,)),))
     decision = decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY)
-    (shown_burst,) = document(replace(reported, measurements=measurements, decision=decision))["jobs"][-1]["bursts"]
+    (shown_burst,) = status(replace(reported, measurements=measurements, decision=decision))["jobs"][-1]["bursts"]
     assert shown_burst["destinations"] == {"10.0.0.2": 3_000_000, "10.0.0.3": 1_000_000}
     assert shown_burst["credited_bytes"] == 4_000_000
     assert shown_burst["credit_reason"]["code"] == "credit-of-first"
 
 
 def test_the_widest_figures_fit_80_columns() -> None:
-    value = document(snapshot())
+    value = status(snapshot())
     for entry in value["interfaces"][0]["classes"]:
         for key in entry:
             if key.endswith("bits_per_s"):
@@ -319,7 +282,7 @@ def test_the_same_name_of_two_users_is_two_jobs_and_both_are_named() -> None:
         sessions=(*now.sessions, SessionInfo("s-2", "transport", "train", 2, 1000)),
         slots={**now.slots, (1000, "train"): 3},
     )
-    value = json.loads(json.dumps(document(two)))
+    value = status(two)
     assert [(job["job"], job["uid"], job["sessions"], job["sockets"]) for job in value["jobs"]] == [
         ("train", 0, 1, 1), ("train", 1000, 1, 0),
     ]  # fmt: skip
@@ -327,7 +290,7 @@ def test_the_same_name_of_two_users_is_two_jobs_and_both_are_named() -> None:
     assert [(len(job["shares"]), len(job["bursts"])) for job in value["jobs"]] == [(1, 0), (1, 1)]
     text = shown(value, width=200)
     assert text.count("train of user 1000") == text.count("train of user 0") == 1
-    assert "of user" not in shown(document(now), width=200)
+    assert "of user" not in shown(status(now), width=200)
 
 
 def test_a_share_that_no_leaf_enforces_says_so() -> None:
@@ -338,7 +301,7 @@ def test_a_share_that_no_leaf_enforces_says_so() -> None:
         (replace(interface, jobs=(*jobs, replace(jobs[0], job="ninth", leaf_sent_bytes=None))),)
     )
     decision = decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY)
-    value = document(replace(now, measurements=measurements, decision=decision))
+    value = status(replace(now, measurements=measurements, decision=decision))
     shares = {(job["job"], share["class"]): share for job in value["jobs"] for share in job["shares"]}
     assert {key: share["enforced"] for key, share in shares.items()} == {
         ("train", "compute"): True, ("train", "storage"): False, ("ninth", "compute"): False,
@@ -349,7 +312,7 @@ def test_a_share_that_no_leaf_enforces_says_so() -> None:
 
 
 def test_text_from_outside_cannot_paint_on_the_terminal() -> None:
-    text = shown(document(snapshot(job=EVIL, alarms=(Alarm("x", EVIL, EVIL),))), width=200)
+    text = shown(status(snapshot(job=EVIL, alarms=(Alarm("x", EVIL, EVIL),))), width=200)
     assert not {"\x1b", "\x07", "\r", "\u202e"} & set(text)
     assert "[red]x[/red]" in text
 
@@ -376,10 +339,10 @@ def test_a_document_of_another_version_is_shown_as_far_as_it_goes(value: dict[st
 
 
 def test_the_load_of_the_host_is_shown_and_what_is_not_known_is_null() -> None:
-    unknown = document(snapshot())["load"]
+    unknown = status(snapshot())["load"]
     assert unknown == {"processors_used": None, "memory_available_bytes": None, "daemon_memory_bytes": None}
     known = replace(snapshot(), load=HostLoad(0.25, 8 * 10**9, 42_000_000))
-    assert document(known)["load"]["daemon_memory_bytes"] == 42_000_000
+    assert status(known)["load"]["daemon_memory_bytes"] == 42_000_000
     assert b"hive_qos_host_processors_used 0.25" in metrics(known)
     assert b"hive_qos_memory_bytes 4.2e+07" in metrics(known)
     assert b"hive_qos_memory_bytes" not in metrics(snapshot())
@@ -405,7 +368,7 @@ def test_a_link_without_a_carrier_is_shown_to_people_scrapers_and_readers() -> N
     measurements = Measurements((replace(sample, carrier=False, carrier_changes=7),))
     decision = decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY)
     down = replace(now, measurements=measurements, decision=decision, alarms=decision.alarms)
-    value = json.loads(json.dumps(document(down)))
+    value = status(down)
     (interface,) = value["interfaces"]
     assert (interface["measured"]["carrier"], interface["measured"]["carrier_changes"]) == (False, 7)
     assert any("sends at most" in line and "no carrier" in line for line in shown(value, width=200).splitlines())

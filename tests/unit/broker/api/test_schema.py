@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from test_document import snapshot
+from status_documents import snapshot, status
 
-from broker.api.document import document
 from broker.api.snapshot import HoldsInfo, SessionInfo, Snapshot
+from broker.daemon.publish import heard
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.socket_owners import SocketOwner
@@ -88,7 +88,7 @@ def everything() -> Snapshot:
         origins={7: SocketOwner(5, "rsync", "/x"), 9: SocketOwner(6, "quicsync", "/y")},
         sessions=(*now.sessions, SessionInfo("s-2", "c", "k", 2, 977, {"storage": 5}, "python")),
         holds=HoldsInfo(((hold, granted), (hold, None)), ((lease, granted), (lease, None)), (PeerStatus("10.0.0.9"),)),
-        daemon=replace(now.daemon, watchdog=WatchdogInfo(1, True, 0, 1)),
+        daemon=replace(now.daemon, watchdog=WatchdogInfo(1, True, 0, 1)), heard=heard(decision, measurements),
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def paths(value: Any, at: str = "") -> dict[str, set[str]]:
 
 
 def test_no_key_of_schema_1_disappears_and_none_changes_its_type() -> None:
-    found = paths(json.loads(json.dumps(document(everything()))))
+    found = paths(status(everything()))
     known: dict[str, str] = json.loads(SCHEMA_1.read_text(encoding="utf-8"))
     missing = {path: kinds for path, kinds in known.items() if not set(kinds.split()) <= found.get(path, set())}
     assert missing == {}

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
+from status_documents import status
 
 from broker.api.class_averages import AveragesSnapshot
-from broker.api.document import document
 from broker.api.snapshot import DaemonInfo, HoldsInfo, SessionInfo, Snapshot
 from broker.api.window_average import Average
 from broker.cli.status_table import render
@@ -191,13 +191,13 @@ def screen(value: dict[str, Any], *, colours: bool = False) -> str:
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_the_screen_reads_as_it_was_designed(name: str) -> None:
     path = Path(__file__).parent / "screens" / f"{name}.txt"
-    assert screen(document(SITUATIONS[name]())) == path.read_text()
+    assert screen(status(SITUATIONS[name]())) == path.read_text()
     assert max(map(len, path.read_text().splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_colours_add_nothing_that_words_do_not_say(name: str) -> None:
-    value = document(SITUATIONS[name]())
+    value = status(SITUATIONS[name]())
     plain = re.sub(r"\x1b\[[0-9;]*m", "", screen(value, colours=True))
     assert [line.rstrip() for line in plain.splitlines()] == screen(value).splitlines()
 
@@ -214,7 +214,7 @@ def test_ten_thousand_connections_of_many_programs_are_the_busiest_and_a_number(
         origins={one.inode: SocketOwner(one.inode, "rsync") for one in tcp},
         figures=AveragesSnapshot(sent=rates),
     )
-    value = document(many)
+    value = status(many)
     assert (len(value["programs"]), value["programs_total"]) == (20, 251)
     text = screen(value)
     assert "rsync 1           storage   100 Mbit/s" in text, "the busiest first"
@@ -223,7 +223,7 @@ def test_ten_thousand_connections_of_many_programs_are_the_busiest_and_a_number(
 
 
 def test_a_reason_and_a_name_of_any_length_are_wrapped_and_not_cut() -> None:
-    value = document(sharing())
+    value = status(sharing())
     value["jobs"][0]["job"] = "nightly-llama-70b-pretraining-with-a-name-that-is-longer-than-40-columns"
     words = "because " * 40
     value["interfaces"][0]["classes"][2]["limited_by"] = {"code": "link", "text": words}
