@@ -98,7 +98,7 @@ class ObservedState(Struct, frozen=True):
 
 
 class IfbDelayState(Struct, frozen=True):
-    """What waits of one class in an IFB of ours (`broker.law.capacity.ifb_delay`).
+    """What waits of one class in an IFB of ours (`broker.law.holds.ifb_delay`).
 
     Fields: `read_s` and `sent_bytes` the reading from which the next rate is taken, `rate_bits_per_s` the last one;
     `waits` (when, seconds) lately, oldest first.

@@ -28,7 +28,7 @@ from broker.law.capacity.evidence import (
     Queue,
     Room,
 )
-from broker.law.capacity.inbound_delay import NOTHING_HERE, VOICES_MIN, OutboundLoad, Verdict
+from broker.law.capacity.inbound_delay import NOTHING_HERE, SENDERS_MIN, OutboundLoad, Verdict
 from broker.law.capacity.probe import BUSY_S, raised_lately
 from broker.law.capacity.state import CapacityState, Cause, InboundCapacity, InboundSignalState, Phase
 from broker.model.reasons import Because, Reason, source_of
@@ -238,6 +238,6 @@ def _reason(state: CapacityState, said: Verdict, source: str, *, now_s: float) -
         )
     if source == "fallback":
         return Because.INGRESS_UNKNOWN()
-    if said.heard < VOICES_MIN:
+    if said.heard < SENDERS_MIN:
         return Because.WAY_IN_UNHEARD(rate_bits_per_s=rate, source=source_of(source), heard=said.heard)
     return Because.LINK_RATE(rate_bits_per_s=rate, source=source_of(source), seen="no queue seen elsewhere")

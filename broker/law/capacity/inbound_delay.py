@@ -51,7 +51,7 @@ Entry = TypeVar("Entry")
 
 HIGH, OF = 3, 4
 """Three of the last four samples; where fewer came meanwhile, all of them, and at least two."""
-VOICES_MIN = 2
+SENDERS_MIN = 2
 REPORTED = "way/"
 NEW_S = 0.005
 LOADED = 0.5
@@ -94,7 +94,7 @@ def outbound_queue_s(state: SignalState | None, *, now_s: float) -> float | None
     if state is None:
         return None
     fresh = [entry for entry in state.destinations if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
-    return median_of_voters((entry, entry.excess[-1][1] + entry.others_s) for entry in fresh)
+    return median_of_voters((entry, entry.excess[-1][1] + entry.cross_s) for entry in fresh)
 
 
 def hear(
@@ -180,12 +180,12 @@ def verdict(state: InboundSignalState, *, threshold_s: float, now_s: float) -> V
         elif sees is not None:
             votes.low += 1
             votes.late += series[-1][1] > threshold_s
-    enough = len(measured.high) >= VOICES_MIN
+    enough = len(measured.high) >= SENDERS_MIN
     high = measured.high if enough else [*measured.high, *reported.high]
     low = measured.low + (0 if enough else reported.low)
     nobody = not measured.high and not reported.high and reported.low > 0 and not reported.late
     clear = not enough and not measured.late if measured.low else nobody
-    sure = measured.low - measured.late >= VOICES_MIN
+    sure = measured.low - measured.late >= SENDERS_MIN
     doubtful = any(
         _is_doubtful(series, threshold_s=threshold_s, now_s=now_s)
         for sender_delay in state.sender_delays
@@ -193,7 +193,7 @@ def verdict(state: InboundSignalState, *, threshold_s: float, now_s: float) -> V
     )
     excess_s = sorted(next(wait_s for _, wait_s in reversed(series) if wait_s > threshold_s) for series in high)
     return Verdict(
-        queue=len(high) >= VOICES_MIN and len(measured.high) > 0 and not low,
+        queue=len(high) >= SENDERS_MIN and len(measured.high) > 0 and not low,
         clear=clear,
         disputed=len(measured.high) > 0 or (len(reported.high) > 0 and not sure) or doubtful,
         excess_s=excess_s[len(high) // 2] if high else 0.0,

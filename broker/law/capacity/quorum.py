@@ -57,7 +57,7 @@ def agree(
 ) -> int:
     """How many destinations see a queue, each by a vote of its own; 0 unless they prevail.
 
-    Most of the one-way votes surely have to see one. Where the way there is measured by itself ("asked"), such a vote
+    Most of the one-way votes surely have to see one. Where the way there is measured by itself, such a vote
     is enough, if not as many others surely see none: who is not sure, because it may be our own queue, has no say. A
     two-way vote can only say no. What one user's programs say is one vote, by the same rule among their peers.
 
@@ -78,7 +78,7 @@ def agree(
         vote = _sees(entry, now_s=now_s, threshold_s=threshold_s, high=high, of=of)
         if vote is not None:
             vote = 0 if peer_of_user(entry.uid, entry.peer) in stalled else vote
-            votes.append((entry, (vote, vote if entry.asked else 0)))
+            votes.append((entry, (vote, vote if entry.one_way else 0)))
     by_voter = _by_voter(votes, together=_one_vote)
     if _one_vote(by_voter)[0] <= 0 or _most(_by_voter(clear_two_way, together=_most)):
         return 0
@@ -195,10 +195,10 @@ def _at_most_peers(votes: int, peers: Iterable[str]) -> int:
 
 def _one_vote(votes: Sequence[_Vote]) -> _Vote:
     """What several votes come to."""
-    total, asked = sum(vote for vote, _ in votes), sum(asked for _, asked in votes)
-    sees = _most([vote > 0 for vote, _ in votes]) or min(total, asked) > 0
+    total, alone = sum(vote for vote, _ in votes), sum(alone for _, alone in votes)
+    sees = _most([vote > 0 for vote, _ in votes]) or min(total, alone) > 0
     together = 1 if sees else min(0, max(-1, total))
-    return together, together if any(asked for _, asked in votes) else 0
+    return together, together if any(alone for _, alone in votes) else 0
 
 
 def _most(votes: Sequence[bool]) -> bool:

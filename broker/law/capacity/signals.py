@@ -12,7 +12,7 @@ of ours elsewhere:
   that there is no queue, never that there is one. The gaps between bursts can.
 - a busy processor. It holds up single samples: the lesser of the last and the smoothed round trip counts, and several
   ticks in a row have to agree.
-- a queue of others, which stood before we sent anything (broker.law.capacity.cross_traffic): only what exceeds it
+- a queue of others, which stood before we sent anything (broker.law.capacity.flow_delay): only what exceeds it
   counts.
 
 What several destinations come to together is broker.law.capacity.quorum' word.
@@ -57,7 +57,7 @@ GAPS_S = 10.0
 RATIO_GAIN = 0.05
 """Twenty ticks (2 s): the ratio of wire to delivered bytes changes with the mix of packets only."""
 RATIO_MIN, RATIO_MAX = 0.9, 1.3
-"""Headers cost 3-5 % at full size, up to 30 % for small packets; outside, part of the traffic is not reported."""
+"""Headers cost 3-5 % at full size, up to 30 % for small packets; outside, part of the traffic is not voter."""
 COVERED_MIN = 0.5
 """Delivery is trusted when the ratio was plausible in most of the recent ticks."""
 ARRIVAL_S, ARRIVED = 1.0, 0.97
@@ -70,7 +70,7 @@ LOSS_PACKETS_MIN = 3
 """One or two packets in a second are lost on any link, or only thought lost."""
 
 
-class _Told(NamedTuple):
+class _Voter(NamedTuple):
     """Of which destination something is said, and by whom."""
 
     peer: str
@@ -128,9 +128,9 @@ def observe(
     ]
     known = {flow.key: flow for flow in state.flows}
     kept: list[FlowState] = []
-    excess: dict[_Told, Span] = {}
-    asked: dict[_Told, float] = {}
-    sources: dict[_Told, str] = {}
+    excess: dict[_Voter, Span] = {}
+    one_way_cross: dict[_Voter, float] = {}
+    sources: dict[_Voter, str] = {}
     arrivals: list[ArrivalState] = []
     wanting_s = state.wanting_s
     lost = sent = lost_since = sent_since = 0
@@ -157,28 +157,28 @@ def observe(
             sent, lost = sent + more_sent, lost + more_lost
             if counts:
                 sent_since, lost_since = sent_since + more_sent, lost_since + more_lost
-        if way_there is not None and after.way_at_s is not None and after.way_at_s >= state.ignore_before_s:
-            reported = _Told(sample.peer, False, sample.source == REPORT, sample.uid)
-            _note(excess, reported, way_there)
-            sources[reported] = sample.source
-            asked[reported] = min(after.others_s, asked.get(reported, after.others_s))
+        if way_there is not None and after.one_way_at_s is not None and after.one_way_at_s >= state.ignore_before_s:
+            voter = _Voter(sample.peer, False, sample.source == REPORT, sample.uid)
+            _note(excess, voter, way_there)
+            sources[voter] = sample.source
+            one_way_cross[voter] = min(after.cross_s, one_way_cross.get(voter, after.cross_s))
         if both_ways is None or sample.one_way_s is not None or at_s < state.ignore_before_s:
             continue
         if compute or not two_way:  # else what training's samples tell, at most that there is no queue, is enough
-            reported = _Told(sample.peer, two_way, sample.source == REPORT, sample.uid)
-            _note(excess, reported, both_ways)
-            sources[reported] = sample.source
+            voter = _Voter(sample.peer, two_way, sample.source == REPORT, sample.uid)
+            _note(excess, voter, both_ways)
+            sources[voter] = sample.source
     ticks[-1] = replace(
         ticks[-1], lost_packets=lost, sent_packets=sent, lost_since_packets=lost_since, sent_since_packets=sent_since
     )
     state = replace(
         state,
         flows=tuple(kept),
-        destinations=_destinations(state.destinations, excess, asked, sources, now_s=now_s),
+        destinations=_destinations(state.destinations, excess, one_way_cross, sources, now_s=now_s),
         ticks=tuple(ticks),
         arrivals=delivery_rate.kept(state.arrivals, arrivals, now_s=now_s),
         wanting_s=wanting_s,
-        one_way_s=now_s if any(not reported.two_way for reported in excess) else state.one_way_s,
+        one_way_s=now_s if any(not voter.two_way for voter in excess) else state.one_way_s,
     )
     return _learn(state, now_s=now_s)
 
@@ -224,7 +224,7 @@ def forget(state: SignalState, *, before_s: float) -> SignalState:
 
 def rebase(state: SignalState) -> SignalState:
     """Take today's delay as the path's own: new baselines are learned from here."""
-    flows = tuple(replace(flow, baseline_s=None, way_least_s=()) for flow in state.flows)
+    flows = tuple(replace(flow, baseline_s=None, one_way_least_s=()) for flow in state.flows)
     return replace(state, flows=flows, destinations=())
 
 
@@ -311,7 +311,7 @@ def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) 
     return _much_came_in(ticks, since_s=at_s - (sample.rtt_s or 0.0) - QUEUE_LOOK_BACK_S)
 
 
-def _note(excess: dict[_Told, Span], destination: _Told, span: Span) -> None:
+def _note(excess: dict[_Voter, Span], destination: _Voter, span: Span) -> None:
     """Of a destination's connections the one that waits least counts: what it waits in, all wait in."""
     least_s, most_s = excess.get(destination, span)
     excess[destination] = (min(least_s, span[0]), min(most_s, span[1]))
@@ -327,28 +327,28 @@ def _much_came_in(ticks: Sequence[TickState], *, since_s: float) -> bool:
 
 
 def _destinations(
-    before: Sequence[DestinationState], excess: Mapping[_Told, Span], asked: Mapping[_Told, float],
-    sources: Mapping[_Told, str], *, now_s: float,
+    before: Sequence[DestinationState], excess: Mapping[_Voter, Span], one_way_cross: Mapping[_Voter, float],
+    sources: Mapping[_Voter, str], *, now_s: float,
 ) -> tuple[DestinationState, ...]:  # fmt: skip
-    known = {_reported(entry): entry for entry in before if entry.excess[-1][0] > now_s - 2 * quorum.ACTIVE_S}
-    for reported, (least_s, most_s) in excess.items():
-        entry = known.get(reported, DestinationState(reported.peer, reported.two_way, sources[reported], reported.uid))
-        known[reported] = replace(
+    known = {_voter_of(entry): entry for entry in before if entry.excess[-1][0] > now_s - 2 * quorum.ACTIVE_S}
+    for voter, (least_s, most_s) in excess.items():
+        entry = known.get(voter, DestinationState(voter.peer, voter.two_way, sources[voter], voter.uid))
+        known[voter] = replace(
             entry,
-            source=sources[reported],
-            asked=reported in asked,
+            source=sources[voter],
+            one_way=voter in one_way_cross,
             excess=(*entry.excess[-7:], (now_s, least_s, most_s)),
-            others_s=asked.get(reported, 0.0),
+            cross_s=one_way_cross.get(voter, 0.0),
         )
-    return tuple(known[reported] for reported in sorted(known, key=_in_order))
+    return tuple(known[voter] for voter in sorted(known, key=_in_order))
 
 
-def _reported(entry: DestinationState) -> _Told:
-    return _Told(entry.peer, entry.two_way, entry.source == REPORT, entry.uid)
+def _voter_of(entry: DestinationState) -> _Voter:
+    return _Voter(entry.peer, entry.two_way, entry.source == REPORT, entry.uid)
 
 
-def _in_order(reported: _Told) -> tuple[str, bool, bool, int]:
-    return reported.peer, reported.two_way, reported.reported, -1 if reported.uid is None else reported.uid
+def _in_order(voter: _Voter) -> tuple[str, bool, bool, int]:
+    return voter.peer, voter.two_way, voter.reported, -1 if voter.uid is None else voter.uid
 
 
 def _loss(state: SignalState, *, now_s: float, after_drain: bool = False) -> tuple[int, int]:

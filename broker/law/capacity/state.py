@@ -120,22 +120,21 @@ class FlowState(Struct, frozen=True):
     """One connection: its baseline, and where its counters stood lately.
 
     `points` are (time, delivered bytes, sent packets, lost packets), oldest first. `minimum_s` is the transport's own
-    minimum as last seen; `baseline_s` is ours. `way_at_s` is when the last one-way sample was sent, `way_wait_s` how
-    long it waited elsewhere, `others_s` what of that is a queue of others (`broker.law.capacity.cross_traffic`), as one
-    sent at `others_at_s` showed; `way_least_s` are (start, least one-way delay) of the last parts of the window over
-    which that baseline is taken, oldest first. `unproven_packets` is how many new ones it has to send before what it
-    loses counts again.
+    minimum as last seen; `baseline_s` is ours. `one_way_at_s` is when the last one-way sample was sent,
+    `one_way_wait_s` how long it waited elsewhere, `cross_s` what of that is a queue of others, as one sent at
+    `cross_at_s` showed; `one_way_least_s` is the windowed minimum of one-way delay. `unproven_packets` is how many new
+    ones it has to send before what it loses counts again.
     """
 
     key: str
     baseline_s: float | None = None
     minimum_s: float | None = None
     points: tuple[tuple[float, int, int, int], ...] = ()
-    way_at_s: float | None = None
-    way_least_s: tuple[tuple[float, float], ...] = ()
-    way_wait_s: float = 0.0
-    others_s: float = 0.0
-    others_at_s: float = 0.0
+    one_way_at_s: float | None = None
+    one_way_least_s: tuple[tuple[float, float], ...] = ()
+    one_way_wait_s: float = 0.0
+    cross_s: float = 0.0
+    cross_at_s: float = 0.0
     unproven_packets: int = 0
 
 
@@ -144,33 +143,33 @@ class DestinationState(Struct, frozen=True):
     queue.
 
     `two_way` where much came in at the time, so that acknowledgements may have waited in a queue towards us; `source`
-    as in `FlowSample`, and `uid` whose programs say it where it is "report"; `asked` where the way there was measured
-    by itself, and then `others_s` is what others' queue adds to the last of them.
+    as in `FlowSample`, and `uid` whose programs say it where it is "report"; `one_way` where the way there was measured
+    by itself, and then `cross_s` is what others' queue adds to the last of them.
     """
 
     peer: str
     two_way: bool
     source: str = "tcp-info"
     uid: int | None = None
-    asked: bool = False
+    one_way: bool = False
     excess: tuple[tuple[float, float, float], ...] = ()
-    others_s: float = 0.0
+    cross_s: float = 0.0
 
 
 class ArrivalState(Struct, frozen=True):
     """One packet whose way was measured: when it left our queue, how long it then waited elsewhere, and how much longer
-    in a queue of others; `peer` as user `uid` knows it (`broker.law.capacity.flow_delay.told_peer`)."""
+    in a queue of others; `peer` as user `uid` knows it (`broker.law.capacity.flow_delay.peer_of_user`)."""
 
     peer: str
     left_s: float
     wait_s: float
-    others_s: float = 0.0
+    cross_s: float = 0.0
     uid: int | None = None
 
     @property
     def arrived_s(self) -> float:
         """When it arrived, but for the way without a queue, which is the same for all."""
-        return self.left_s + self.wait_s + self.others_s
+        return self.left_s + self.wait_s + self.cross_s
 
 
 class TickState(Struct, frozen=True):

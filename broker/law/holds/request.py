@@ -28,11 +28,10 @@ from msgspec.structs import replace
 
 from broker.law.bursts import detector, inbound
 from broker.law.bursts.announced import START_S, USED_MIN, start_s
-from broker.law.capacity import ifb_delay
 from broker.law.capacity import inbound as inbound_capacity
 from broker.law.capacity.decrease import DRAIN_FACTOR
 from broker.law.capacity.inbound_delay import HELD_FOR_S, OutboundLoad
-from broker.law.holds import request_status
+from broker.law.holds import ifb_delay, request_status
 from broker.law.inbound_state import InboundBurstState, IngressState, SenderState
 from broker.law.sharing import guarantee
 from broker.law.sharing.promises import LENDER, Promises, promises

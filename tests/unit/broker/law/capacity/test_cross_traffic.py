@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.law.capacity import cross_traffic, inbound_delay, outbound
+from broker.law.capacity import flow_delay, inbound_delay, outbound
 from broker.law.capacity.state import FlowState, OutboundCapacity, TickState
 from broker.model.values import ClassSample, FlowSample
 from broker.policy.types import CLASS_NAMES
@@ -21,15 +21,15 @@ RATE = 97_000_000
 def theirs(own: Sequence[float], others: Sequence[float], link: float, *, buffer_s: float = 0.5) -> list[list[float]]:
     """(wait, others' part of it) of a packet in each tick, while we and others send so much in each, bits per second,
     into a FIFO in front of a link."""
-    flow, queued, found = FlowState("f", way_at_s=0.0), 0.0, []
+    flow, queued, found = FlowState("f", one_way_at_s=0.0), 0.0, []
     ticks: list[TickState] = []
     for number, (mine, its) in enumerate(zip(own, others, strict=True)):
         before = queued
         queued = min(buffer_s * link, max(0.0, queued + (mine + its - link) * TICK_S))
         ticks.append(TickState((number + 1) * TICK_S, TICK_S, mine * TICK_S, 0.0, 0, 0, 0, (0,) * 4, (0.0,) * 4))
         left_s, wait_s = (number + 0.5) * TICK_S, (before + queued) / 2 / link
-        part_s, at_s = cross_traffic.others_s(flow, wait_s, left_s=left_s, ticks=ticks, rate_bits_per_s=RATE)
-        flow = replace(flow, way_at_s=left_s, way_wait_s=wait_s, others_s=part_s, others_at_s=at_s)
+        part_s, at_s = flow_delay.cross_traffic_s(flow, wait_s, left_s=left_s, ticks=ticks, rate_bits_per_s=RATE)
+        flow = replace(flow, one_way_at_s=left_s, one_way_wait_s=wait_s, cross_s=part_s, cross_at_s=at_s)
         found.append([wait_s, part_s])
     return found
 
@@ -37,7 +37,7 @@ def theirs(own: Sequence[float], others: Sequence[float], link: float, *, buffer
 def test_what_fills_while_we_send_nothing_is_all_theirs_and_goes_as_it_came() -> None:
     heard = theirs([0] * 10 + [50e6] * 4 + [50e6] * 12, [140e6] * 14 + [0] * 12, 100e6)
     waits, others = ([pair[index] for pair in heard] for index in (0, 1))
-    assert waits[0] < cross_traffic.QUEUE_S < waits[1]
+    assert waits[0] < flow_delay.CROSS_S < waits[1]
     assert others[:10] == [0.0, 0.0, *waits[2:10]], "from the second packet on that it holds up"
     assert waits[9] > 0.35
     assert others[10:14] == [others[9]] * 4, "of what is sent into it only the growth is ours"
@@ -63,8 +63,9 @@ def test_a_queue_of_our_own_is_never_taken_for_theirs(own: list[float], link: fl
 
 def test_the_noise_of_a_busy_host_is_no_queue_of_others() -> None:
     for before_s, wait_s, theirs_s in ((0.02, 0.02, 0), (0.002, 0.12, 0), (0.04, 0.02, 0), (0.04, 0.04, 0.04)):
-        flow = FlowState("f", way_at_s=0.9, way_wait_s=before_s)
-        assert cross_traffic.others_s(flow, wait_s, left_s=1.0, ticks=silent(1.0), rate_bits_per_s=RATE)[0] == theirs_s
+        flow = FlowState("f", one_way_at_s=0.9, one_way_wait_s=before_s)
+        found = flow_delay.cross_traffic_s(flow, wait_s, left_s=1.0, ticks=silent(1.0), rate_bits_per_s=RATE)
+        assert found[0] == theirs_s
 
 
 def silent(until_s: float, *last_bits: float) -> list[TickState]:
@@ -80,11 +81,11 @@ def silent(until_s: float, *last_bits: float) -> list[TickState]:
 @pytest.mark.parametrize("pause_s", [0.1, 1.0, 9.0])
 def test_after_a_pause_however_long_a_packet_behind_our_own_burst_waits_in_our_own_queue(pause_s: float) -> None:
     """Nothing is asked in a pause, so the packet before is old: the burst's beginning is little over all of it."""
-    flow = FlowState("f", way_at_s=20.0 - pause_s, way_wait_s=0.1 if pause_s < 0.3 else 0.0)
+    flow = FlowState("f", one_way_at_s=20.0 - pause_s, one_way_wait_s=0.1 if pause_s < 0.3 else 0.0)
     ticks = silent(20.05, 97e5)
-    assert cross_traffic.others_s(flow, 0.1, left_s=20.0, ticks=ticks, rate_bits_per_s=RATE)[0] == 0
+    assert flow_delay.cross_traffic_s(flow, 0.1, left_s=20.0, ticks=ticks, rate_bits_per_s=RATE)[0] == 0
     first_s = 19.95  # as the burst begins
-    assert cross_traffic.others_s(flow, 0.1, left_s=first_s, ticks=ticks, rate_bits_per_s=RATE) == (0.1, first_s)
+    assert flow_delay.cross_traffic_s(flow, 0.1, left_s=first_s, ticks=ticks, rate_bits_per_s=RATE) == (0.1, first_s)
 
 
 Wait = Callable[[float], float]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.law.capacity import ifb_delay, inbound_delay
+from broker.law.capacity import inbound_delay
 from broker.law.capacity.inbound_delay import OutboundLoad
 from broker.law.capacity.state import InboundSignalState
+from broker.law.holds import ifb_delay
 from broker.law.inbound_state import IfbDelayState
 from broker.model.values import ClassSample, FlowSample, SenderSample
 
