@@ -55,6 +55,9 @@ TRANSITIONS: Mapping[Phase, Mapping[Event, Phase]] = {
 }
 """Where each event leads. One that a phase does not name does not happen in it."""
 
+TIMED: Mapping[Phase, Event] = {Phase.DRAINING: Event.DRAINED, Phase.DOUBTING: Event.BELIEVE}
+"""The phases that end by the clock, and the event that ends them."""
+
 
 class Effect(Protocol):
     """What an event does to the figures; the phase is the table's."""
@@ -99,8 +102,8 @@ def estimate(state: CapacityState, evidence: Evidence, direction: Direction, *, 
         probe=probe.followed(state, evidence.room),
         unheard_s=0.0 if evidence.heard else state.unheard_s + (evidence.elapsed_s if evidence.used else 0.0),
     )
-    if (over := _timed(state, now_s=now_s)) is not None:
-        state = replace(state, phase=TRANSITIONS[state.phase][over])
+    if _is_over(state, now_s=now_s):
+        state = replace(state, phase=TRANSITIONS[state.phase][TIMED[state.phase]])
     event = _event(state, evidence, direction, now_s=now_s)
     if event is None or event not in TRANSITIONS[state.phase]:
         return state
@@ -140,13 +143,11 @@ def is_unsettled(state: CapacityState, *, now_s: float) -> bool:
     return moved and state.rate_bits_per_s < state.base_bits_per_s
 
 
-def _timed(state: CapacityState, *, now_s: float) -> Event | None:
-    """What the clock says."""
-    if state.phase is Phase.DRAINING and not is_draining(state, at_s=now_s):
-        return Event.DRAINED
-    if state.phase is Phase.DOUBTING and now_s >= state.changed_s + BLAMELESS_S:
-        return Event.BELIEVE
-    return None
+def _is_over(state: CapacityState, *, now_s: float) -> bool:
+    """Whether the time of the phase is over."""
+    if state.phase is Phase.DRAINING:
+        return not is_draining(state, at_s=now_s)
+    return state.phase is Phase.DOUBTING and now_s >= state.changed_s + BLAMELESS_S
 
 
 def _event(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s: float) -> Event | None:
