@@ -1,10 +1,10 @@
 """Where the capacity falls: to what was carried, and then the queue elsewhere has to go.
 
-What was carried is known by when packets arrived (broker.law.capacity.delivery_rate); where no peer says that, it is
+What was carried is known by when packets arrived (broker.law.capacity.delivery_rate); where no peer reports that, it is
 assumed from acknowledgements (broker.law.capacity.outbound). Over a queue of 100 ms or more a tenth is taken off.
 
-While the queue drains it is measured on: packets that leave now meet no full buffer, so they say more than what the cut
-was made from, and the drain ends when they find no queue.
+While the queue drains it is measured on: packets that leave now meet no full buffer, so they show more than what the
+cut was made from, and the drain ends when they find no queue.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import math
 from msgspec.structs import replace
 
 from broker.law.capacity.evidence import Carried, Direction, Evidence, Queue
-from broker.law.capacity.probe import PROBE_STEP, raised_lately
+from broker.law.capacity.probe import BESIDE, HOLD_S, PROBE_STEP, raised_lately
 from broker.law.capacity.state import CapacityState, Cause, Cut, Episode, Phase
 
 REFRACTORY_S = 0.3
 """At most one cut in 300 ms (cake-autorate), from the end of its drain on: what came through meanwhile was our own
 doing."""
-UNSURE, SURE = 1.3, 1.04
+UNSURE = 1.3
 """Over a deep queue most of what is not known is that we know what left by the tick only. Where a quarter too little
 was measured, steps doubled 15 % past that, and the last one went 14 to 30 % over the link: 70 ms for people. So 30 %
-more than measured before a raise counts as surely beyond it; else 4 %."""
+more than measured before a raise counts as surely beyond it; else what is beside it ends there."""
 SURE_SPAN_S = 0.25
 """Of arrivals within a drain, for them to put the rate up again: 10 ms of jitter are 4 % of it."""
 DRAIN_FACTOR, DRAIN_S_MAX, DRAIN_S_LONGEST = 0.5, 0.8, 1.2
@@ -35,15 +35,13 @@ nothing of a rate that settled without a queue, for a host that holds packets up
 Its queue is found before it is long enough to say what was carried: then it costs all of that, and the link is taken
 for the geometric mean of what was there and what was tried. By acknowledgements, whose 0.3 s hold what a queue set
 free, the law went back to 1 to 5 % over the link."""
-HOLD_S, HOLD_S_MAX = 1.0, 1.5
-"""From a cut to the first probe, and at most: a rise has to be followed within 5 s."""
-DOUBT_CUTS, DOUBT_RATE, DOUBT_RATE_CUTS, DOUBT_EXCESS = 6, 0.3, 3, 0.7
-"""Six cuts, or three down to 0.3, with more than 0.7 of the least delay left: it does not follow our rate."""
+HOLD_S_MAX = 1.5
+"""At most from a cut to the first probe: a rise has to be followed within 5 s."""
+DOUBT_CUTS, DOUBT_EXCESS = 5, 0.7
+"""Five cuts with more than 0.7 of the least delay left: it does not follow our rate. With six, or with three down to
+0.3, others' delay took the rate to 0.31 of the link for good (simulated)."""
 EPISODE_S = 5.0
 """Cuts further apart than this are about different things."""
-AGREED_S = 60.0
-"""What two destinations have agreed on holds for all that leaves until one has said something else alone for so long:
-a pause of one of them, of storage or of training, is shorter."""
 
 
 def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s: float) -> CapacityState:
@@ -70,7 +68,7 @@ def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s
         drain_s = min(DRAIN_S_MAX, wait_s / (1 - DRAIN_FACTOR))
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.probe.back_off_s)) if failed_probe else HOLD_S
     return replace(
-        _attributed(state, queue, now_s=now_s),
+        state,
         rate_bits_per_s=target,
         changed_s=now_s + drain_s,
         busy_s=0.0,
@@ -80,7 +78,7 @@ def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s
             from_bits_per_s=rate,
             carried_bits_per_s=link,
             first_bits_per_s=link if measured is not None or queue.cause is not Cause.DELAY else 0,
-            surely_more_bits_per_s=int((UNSURE if deep else SURE) * link),
+            surely_more_bits_per_s=int((UNSURE if deep else BESIDE) * link),
             drained_s=now_s + drain_s,
             excess_s=queue.excess_s,
             baseline_s=queue.baseline_s,
@@ -88,6 +86,7 @@ def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s
         ),
         probe=replace(state.probe, step=PROBE_STEP, back_off_s=back_off_s, since_s=None),
         episode=_episode(state, queue, lower=target < rate, now_s=now_s),
+        claimed_s=now_s if queue.cause is Cause.LOSS and not queue.votes else state.claimed_s,
     )
 
 
@@ -151,9 +150,7 @@ def is_in_doubt(state: CapacityState, queue: Queue, *, now_s: float) -> bool:
     episode = state.episode
     if _is_new_episode(state, now_s=now_s):
         return False
-    low = state.rate_bits_per_s <= DOUBT_RATE * episode.rate_bits_per_s
-    cuts = DOUBT_RATE_CUTS if low else DOUBT_CUTS
-    return episode.cuts >= cuts and queue.excess_s >= DOUBT_EXCESS * episode.excess_s
+    return episode.cuts >= DOUBT_CUTS and queue.excess_s >= DOUBT_EXCESS * episode.excess_s
 
 
 def least(state: CapacityState, direction: Direction) -> int:
@@ -174,19 +171,6 @@ def _episode(state: CapacityState, queue: Queue, *, lower: bool, now_s: float) -
 def _is_new_episode(state: CapacityState, *, now_s: float) -> bool:
     apart = state.cut is None or now_s - state.cut.at_s > EPISODE_S
     return apart or raised_lately(state, now_s=now_s)
-
-
-def _attributed(state: CapacityState, queue: Queue, *, now_s: float) -> CapacityState:
-    """Note on how many destinations a cut rests: by one alone it may be about that destination's own link; and whether
-    it was for losses that only programs report."""
-    before = state.attribution
-    if queue.cause is Cause.LOSS and not queue.votes:
-        before = replace(before, claimed_s=now_s)
-    if queue.votes > 1:
-        return replace(state, attribution=replace(before, one_destination=False, agreed_s=now_s))
-    if before.agreed_s is None or now_s - before.agreed_s > AGREED_S:
-        before = replace(before, one_destination=True, agreed_s=None)
-    return replace(state, attribution=before)
 
 
 def _back_to(state: CapacityState, carried: Carried) -> tuple[float, float]:

@@ -1,19 +1,15 @@
-"""What the network carried, by when packets arrived: an estimator that held-up acknowledgements cannot fool.
+"""What the network carried, by when packets arrived; held-up acknowledgements do not distort it.
 
-A one-way sample says when a packet left here and how long it waited elsewhere, so when it arrived. What we sent between
-two such packets arrived between their arrivals; while a queue stood there the whole time, that is what the bottleneck
-carried of ours:
+A one-way sample shows when a packet left here and how long it waited elsewhere, so when it arrived. What we sent
+between two such packets arrived between their arrivals. While a queue stood there all the time, the bottleneck carried
 
     C = (sent(l2) - sent(l1)) / (a2 - a1)        l: when a packet left here; a = l + its wait elsewhere
 
-which is the send rate divided by 1 + slope of the wait. From 97 to 30 Mbit/s the wait grows by 2.2 s a second, so two
-packets that left 0.1 s apart arrive 0.32 s apart. What was held up in a queue towards us changes when we hear of it and
-not what we hear: acknowledgements by themselves said 46 Mbit/s on that link of 30, or 14, as that queue shrank or grew.
+of ours, which is the send rate divided by 1 + slope of the wait. From 97 to 30 Mbit/s the wait grows by 2.2 s a second:
+two packets that left 0.1 s apart arrive 0.32 s apart. Acknowledgements by themselves gave 46 or 14 Mbit/s on that link.
 
-A peer that stalled has waits that shrink by a second a second: then arrivals coincide, C is very large, and the peer
-has no say. Of the others the middle one counts: one that lies, or that has a slow link of its own, moves it by little,
-and of two by half of the difference. The other use is how long the queue is at this moment, which no sample can say:
-what has left since the last sample has to pass at C, too.
+The waits of a peer that stalled shrink by a second a second. Then C is very large, and the peer has no vote. Of the
+others the median counts, so one that lies, or that has a slow link of its own, moves it by little.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ carried, for what is dropped makes too much of every other. On a slow link, wher
 many times what stands."""
 SPAN_S_MIN, SHALLOW_SPAN_S_MIN, SPAN_S_MAX = 0.12, 0.3, 0.8
 """Arrivals less apart than a tick and its jitter measure noise (10 ms of 120), and in a shallow queue that noise is the
-most of what is measured; further apart they tell about the past."""
+most of what is measured; further apart they are about the past."""
 STRETCH_S = 0.2
 """The shortest stretch of a deep queue that counts by itself, or half of the whole: ticks say what left to 100 ms."""
 FULL_S = 0.05
@@ -58,16 +54,16 @@ UNHEARD_S = 0.25
 two samples and a half. It did where what left meanwhile is more than could pass."""
 HELD_UP_S = 0.02
 """By so much sooner than what left between them can pass: twice the noise of busy hosts (10 ms)."""
-AGE_S_MAX = 1.5
-"""As old as a destination's signals may be (broker.law.capacity.quorum)."""
-KEPT_S = 2.0
-"""How far back arrivals are kept: twice what they are read over, and a little."""
+FRESH_S, KEPT_S = 1.5, 2.0
+"""As old as what connections and destinations report may be: a training step's gap is shorter, and TCP_INFO comes once
+a second on busy hosts. Arrivals and ticks are kept a little longer: local drops show as a transport's loss up to a few
+round trips later."""
 APART_S, OF_PEER_MAX, PEERS_MAX = 0.04, 20, 8
-"""A session says one ten to twenty times a second; of several sessions with one peer they may come at once, and closer
-ones than this say nothing more. Two seconds of ten a second of each peer, and of so many peers that the middle one is
+"""A session reports one ten to twenty times a second; of several sessions with one peer they may come at once, and
+closer ones than this add nothing. Two seconds of ten a second of each peer, and of so many peers that the median is
 known: 160 in all, which cost less than a fifth of a millisecond to read."""
-TOLD_MIN = 5
-"""Arrivals of two seconds: a peer that is asked ten times a second says twenty, unless our own queue is long."""
+REPORTED_MIN = 5
+"""Arrivals of two seconds: a peer that is asked ten times a second reports twenty, unless our own queue is long."""
 
 Point: TypeAlias = tuple[float, float, float, float]
 """Of a packet when it left, when it arrived, how many bits had left by then, and how long it waited for ours."""
@@ -101,7 +97,7 @@ def kept(
     """The arrivals to remember of those so far and a tick's new ones: by peer, each peer's in order of time.
 
     Of more peers than `PEERS_MAX` those that were there first stay, so that no new name moves them out. Where programs
-    of several users tell, one peer of each counts: whoever names many has no more to say than the others.
+    of several users report, one peer of each counts, however many a user names.
     """
     old = [entry for entry in arrivals if entry.left_s > now_s - KEPT_S]
     if not more and len(old) == len(arrivals):
@@ -125,8 +121,8 @@ def by_peer(
     arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, since_s: float, now_s: float,
     most_bits_per_s: float = math.inf, left_at_bits_per_s: float = math.inf,
 ) -> dict[str, DeliveryRate | None]:  # fmt: skip
-    """Say of each peer what the network carried while its packets stood in a queue, None where they stand in none;
-    nothing of who knows too little.
+    """Say for each peer what the network carried while its packets stood in a queue; None where they stand in none. A
+    peer with too few samples is left out.
 
     Args:
         arrivals: by peer, each peer's in order of time.
@@ -142,7 +138,7 @@ def by_peer(
     deep_s = max(DEEP_S, DEEP_TIMES * standing_s)
     for peer, entries in groupby(arrivals, key=lambda entry: entry.peer):
         own = [entry for entry in entries if since_s <= entry.left_s]
-        if not own or own[-1].left_s < now_s - AGE_S_MAX:
+        if not own or own[-1].left_s < now_s - FRESH_S:
             continue
         if own[-1].wait_s < standing_s:
             found[peer] = None
@@ -173,7 +169,7 @@ def middle(heard: Collection[DeliveryRate | None]) -> DeliveryRate | None:
 
 def is_reported(arrivals: Sequence[ArrivalState]) -> bool:
     """Whether peers say often enough when packets arrive for the law to wait for it."""
-    return len(arrivals) >= TOLD_MIN
+    return len(arrivals) >= REPORTED_MIN
 
 
 class Left:
@@ -238,7 +234,7 @@ def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:
 
 
 def _carried(points: Sequence[Point], *, deep_s: float) -> tuple[float, float]:
-    """What was carried between these packets, 0 where they are too close to tell; and the longest that one waited."""
+    """What was carried between these packets, 0 where they are too close; and the longest that one waited."""
     whole_s = points[-1][1] - points[0][1]
     deepest_s = max(wait_s for *_, wait_s in points)
     deep = deepest_s >= deep_s
@@ -257,7 +253,7 @@ def _carried(points: Sequence[Point], *, deep_s: float) -> tuple[float, float]:
 
 
 def _between(first: Point, second: Point, least_s: float) -> float:
-    """What was carried between two packets; 0 where they are too close to tell."""
+    """What was carried between two packets; 0 where they are too close."""
     span_s = second[1] - first[1]
     if max(span_s, second[0] - first[0]) < least_s:
         return 0.0

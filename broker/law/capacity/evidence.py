@@ -27,7 +27,7 @@ PROBE_DELAY_S = 0.012
 class Queue(Struct, frozen=True):
     """A queue elsewhere, as of now.
 
-    Fields: `cause` what speaks for one, None where nothing does; `votes` by how many destinations, 0 where our own
+    Fields: `cause` why one is believed in, None where none is; `votes` by how many destinations, 0 where our own
     kernel does not confirm what programs report; `excess_s` how long packets wait there, over `baseline_s`; `ours`
     whether it would get shorter if we let less through.
     """
@@ -61,9 +61,8 @@ class Room(Struct, frozen=True):
 
     Fields: `clear` whether those who were heard since the last change see no queue; `disputed` whether somebody does;
     `settled` whether the rate of now was proven to make none; `jitter_s` by how much packets' waits differ from one to
-    the next, None where too few tell; `wait_s` how long packets waited that left once a raise had been used for a
-    while, None where none told; `most_bits_per_s` how far a raise may go; `proven` whether what comes shows that the
-    last one was right.
+    the next, None of too few; `wait_s` how long packets waited that left once a raise had been used for a while, None
+    where none was seen; `most_bits_per_s` how far a raise may go; `proven` whether what comes shows the last one right.
     """
 
     clear: bool = False

@@ -1,7 +1,8 @@
-"""What the samples of one connection tell: how long they waited elsewhere, what it sent and lost, what it delivered.
+"""What the samples of one connection show: how long they waited elsewhere, what it sent, lost and delivered.
 
-Which of that is a queue elsewhere, and what several connections say together, is in `broker.law.capacity.signals`, with
-what else lengthens a round trip; what several destinations do, in `broker.law.capacity.quorum`.
+A delay is measured over the least one: of round trips over a slowly rising baseline, of one-way samples over the
+minimum of 40 s. Our own queue and cross traffic are subtracted. What connections show together is in
+broker.law.capacity.signals, what destinations do in broker.law.capacity.quorum.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from broker.law.capacity.delivery_rate import Left
+from broker.law.capacity.delivery_rate import FRESH_S, Left
+from broker.law.capacity.evidence import DELAY_S
 from broker.law.capacity.state import ArrivalState, FlowState, TickState
 from broker.model.fair_share import in_turns
 from broker.model.values import FlowSample
@@ -38,11 +40,6 @@ QUEUE_JOINED_S = 0.12
 """A packet joined our queue one round trip before its acknowledgement; a tick either way."""
 BASELINE_RISE = 0.001
 """Per sample and only while the link is not loaded (cake-autorate's value): a longer path is learned in minutes."""
-FLOW_STALE_S = 1.5
-"""TCP_INFO comes once a second on busy hosts; half as much again."""
-CROSS_S = 0.03
-"""As bloat: less is no reason for a cut, and noise, booked, comes off every queue of ours. Two packets in a row have to
-wait so long, for one may have waited for a busy host; after a pause, one."""
 SILENT, SILENT_S_MAX = 0.05, 0.3
 """Of our rate: acknowledgements of what comes in, and small messages, are less. Over at most three questions before a
 packet: over a pause of seconds, in which nothing is asked, what a burst began with is little."""
@@ -75,7 +72,7 @@ Least: TypeAlias = tuple[tuple[float, float], ...]
 def chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
     """The connections that are looked at: of the kernel's the busiest, of programs' likewise, but of each user as
     many."""
-    fresh = [flow for flow in flows if flow.age_s < FLOW_STALE_S and flow.delivered_bytes is not None]
+    fresh = [flow for flow in flows if flow.age_s < FRESH_S and flow.delivered_bytes is not None]
     if len(fresh) > FLOWS_MAX:
         fresh.sort(key=lambda flow: (flow.source != PROBE, -(flow.delivered_bytes or 0), flow.key))
         measured = [flow for flow in fresh if flow.source != REPORT]
@@ -114,7 +111,7 @@ def round_trip(
         return before, None
     delivered = sample.delivered_bytes or 0
     point = (at_s, delivered, sample.sent_packets or 0, sample.lost_packets or 0)
-    old = [entry for entry in before.points if entry[0] > now_s - FLOW_STALE_S]
+    old = [entry for entry in before.points if entry[0] > now_s - FRESH_S]
     if old and delivered < old[-1][1]:
         old = []  # the counters began anew: another connection under the same name
     after = replace(before, points=(*old[-12:], point))
@@ -173,7 +170,8 @@ def cross_traffic_s(
     second a second. So between two packets before which we sent next to nothing, a wait that shrinks by less than half
     of that is filled by others. From then on only what a wait exceeds it by counts, until no later wait is longer, and
     for `CROSS_BELIEVED_S` after the last packet that showed it: in a full buffer our queue replaces theirs, and the
-    wait stays.
+    wait stays. A wait below `DELAY_S` is noise. Two packets in a row have to wait so long, for one may have waited for
+    a busy host; after a pause, one.
 
     Args:
         before: what is known of its connection, up to the packet before.
@@ -184,8 +182,8 @@ def cross_traffic_s(
     """
     apart_s = left_s - before.one_way_at_s if before.one_way_at_s is not None else 0.0
     silent_s = min(apart_s, SILENT_S_MAX)
-    stood = apart_s > silent_s or before.one_way_wait_s >= CROSS_S
-    fills = stood and wait_s >= max(CROSS_S, before.one_way_wait_s - SHRINKS * apart_s)
+    stood = apart_s > silent_s or before.one_way_wait_s >= DELAY_S
+    fills = stood and wait_s >= max(DELAY_S, before.one_way_wait_s - SHRINKS * apart_s)
     if fills and apart_s >= CROSS_APART_S and _is_silent(ticks, left_s, silent_s, rate_bits_per_s):
         return wait_s, left_s
     believed = left_s - before.cross_at_s <= CROSS_BELIEVED_S
@@ -226,7 +224,7 @@ def counted_since(before: FlowState, after: FlowState, *, since_s: float) -> tup
 
 def delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
     """A connection's delivery rate over a window that ends now, whenever its samples were taken."""
-    if len(flow.points) < 2 or flow.points[-1][0] < now_s - FLOW_STALE_S or flow.points[-1][1] == flow.points[0][1]:
+    if len(flow.points) < 2 or flow.points[-1][0] < now_s - FRESH_S or flow.points[-1][1] == flow.points[0][1]:
         return 0.0
     return max(0.0, (_delivered(flow, now_s) - _delivered(flow, now_s - window_s)) * 8 / window_s)
 

@@ -1,33 +1,26 @@
-"""Who sees a queue in front of our link: how long packets take towards us, over their own baseline, sender by sender.
+"""Which senders see a queue in front of our link: how long packets take to us, over their own baseline.
 
-Three things tell of it:
+Three series show it:
 
-    way/     the transport's clocks: a message of the peer's carries when it left (transport.path_delay). One way, and
-             ten times a second or more. Only changes mean anything.
-    broker/  the round trip to the sender's broker. Its packets go first at both ends (class control), so what is in it
-             stands on the way: towards us, or from us.
-    tcp/     the receiver's side of storage's TCP (tcpi_rcv_rtt). While a hold of ours is what limits its sender it
-             includes the queue that we asked for, and says nothing.
+    way/     the transport's clocks: a message carries when it left (transport.path_delay). One way, ten times a second
+             or more; only changes mean anything
+    broker/  the round trip to the sender's broker. Its packets go first at both ends, so what is in it stands on the
+             way, in either direction
+    tcp/     the receiver's side of storage's TCP (tcpi_rcv_rtt). While a hold of ours limits the sender it includes the
+             queue that we asked for, and is ignored
 
-What waits in an IFB of ours, our own kernel's counters say: that is taken off all that comes through it.
+What waits in an IFB of ours is subtracted. So is, of round trips, the outbound queue where outbound signals know it;
+where they do not and our outbound link is loaded, round trips are ignored.
 
-The two directions are told apart so: what the way out's own signals say of a queue there is taken off a round trip;
-where they say nothing and our own way out is loaded, a round trip does not count.
+A sender's own slow link looks like ours to him. So two senders have to see a queue, and none may surely see none. What
+TCP and the broker measured of a sender goes before what programs report of him, for a program may invent peers:
 
-A sender's own slow link looks the same as ours, to him. So two senders have to see a queue, and none may surely see
-none: what stands in front of our link, everybody's packets wait in. And of one of them TCP or his broker has to say
-so: a program of ours may say what it likes of as many peers as it likes. What those two say of a sender is a series of
-its own, and where it says anything, programs are not asked about him. No user's programs have more places among the
-series that are followed than another's (`broker.model.fair_share`).
+    queue   two senders see one and none surely sees none; at least one of them is measured. Two measured ones are
+            enough, whatever programs report
+    clear   a measured sender surely sees none, no measured one's last sample is late, and not two measured ones see a
+            queue. Where nothing is measured, all programs' reports have to see none
 
-What is measured decides against what is told:
-
-    queue   two see one and none surely sees none. Two measured ones are enough, whatever programs say; one measured
-            needs a told one, and nobody's word against both
-    clear   a measured one surely sees none, no such one's last sample is late, and not two measured ones see a queue:
-            one may have a slow link of his own. Where nothing is measured, programs' word is enough that all see none
-
-Otherwise nobody knows.
+Otherwise nothing is known.
 """
 
 from __future__ import annotations
@@ -40,8 +33,9 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.law.capacity.flow_delay import FLOW_STALE_S, QUEUE_TRUSTED_S, WINDOW_S, over, with_sample
-from broker.law.capacity.quorum import SLOW_APART_S, SLOW_S, VOTE_S, median_of_voters
+from broker.law.capacity.delivery_rate import FRESH_S
+from broker.law.capacity.flow_delay import QUEUE_TRUSTED_S, WINDOW_S, over, with_sample
+from broker.law.capacity.quorum import HIGH, OF, SLOW_APART_S, SLOW_S, VOTE_S, median_of_voters
 from broker.law.capacity.state import InboundSignalState, SenderDelayState, Series, SignalState, SourceState
 from broker.law.sharing.promises import LENDER
 from broker.model.fair_share import in_turns
@@ -49,13 +43,11 @@ from broker.model.values import FlowSample, SenderSample
 
 Entry = TypeVar("Entry")
 
-HIGH, OF = 3, 4
-"""Three of the last four samples; where fewer came meanwhile, all of them, and at least two."""
 SENDERS_MIN = 2
 REPORTED = "way/"
 NEW_S = 0.005
 LOADED = 0.5
-"""Of the way out. Above it, a round trip says nothing unless the way out itself says what is in it."""
+"""Of the way out. Above it, a round trip is ignored unless outbound signals know what is in it."""
 SOURCES_MAX, REMEMBERED = 64, 8
 NOTHING_HERE: Mapping[str, float] = MappingProxyType({})
 HELD_FOR_S = 0.5
@@ -73,7 +65,7 @@ class OutboundLoad(Struct, frozen=True):
 
 class Verdict(Struct, frozen=True):
     """`queue` whether one stands in front of our link, `clear` whether surely none does; `disputed` whether anybody,
-    alone or by a program's word, sees one, or saw one in half of the last samples; programs are not asked where two
+    alone or by a program's report, sees one, or saw one in half of the last samples; programs are not asked where two
     measured ones are sure that there is none; `excess_s` of those that see one,
     the middle of them; `since_s` and `until_s` from when to when all of them saw it; `seen_by` how many do, `heard` how
     many say anything, be it now this and now that."""
@@ -89,8 +81,8 @@ class Verdict(Struct, frozen=True):
 
 
 def outbound_queue_s(state: SignalState | None, *, now_s: float) -> float | None:
-    """What the way out says of a queue there, whoever fills it, by one-way signals alone: two-way ones have the way in
-    in them."""
+    """The outbound queue, whoever fills it, by one-way signals alone: two-way ones have the inbound direction in
+    them."""
     if state is None:
         return None
     fresh = [entry for entry in state.destinations if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
@@ -110,12 +102,7 @@ def hear(
     samples: list[tuple[str, str, float, float, float, int | None]] = []  # key, sender, when, value, else in it, whose
     for flow in flows:
         waits_s = here.get(flow.traffic_class, 0.0)
-        if (
-            flow.inbound_s is None
-            or flow.inbound_age_s is None
-            or flow.age_s >= FLOW_STALE_S
-            or waits_s > QUEUE_TRUSTED_S
-        ):
+        if flow.inbound_s is None or flow.inbound_age_s is None or flow.age_s >= FRESH_S or waits_s > QUEUE_TRUSTED_S:
             continue
         at_s = now_s - flow.age_s - flow.inbound_age_s
         samples.append((f"{REPORTED}{flow.key}", flow.peer, at_s, flow.inbound_s, waits_s, flow.uid))
@@ -218,13 +205,13 @@ def _is_heard(sender_delay: SenderDelayState, *, now_s: float) -> bool:
 
 
 def _is_doubtful(series: Series, *, threshold_s: float, now_s: float) -> bool:
-    """Whether half of the last samples tell of a queue, so that nobody knows."""
+    """Whether half of the last samples are late, so that nothing is known."""
     fresh = [seconds for at_s, seconds in series[-OF:] if at_s > now_s - VOTE_S]
     return len(fresh) > 1 and 2 * sum(seconds > threshold_s for seconds in fresh) >= len(fresh)
 
 
 def _sees(series: Series, *, threshold_s: float, now_s: float) -> bool | None:
-    """Whether a series sees a queue; None where it says nothing, or now this and now that."""
+    """Whether a series sees a queue; None where it is silent or undecided."""
     fresh = [entry for entry in series[-OF:] if entry[0] > now_s - VOTE_S]
     needed = min(HIGH, len(fresh))
     slow = series[-2:]

@@ -36,8 +36,6 @@ from broker.model.reasons import Because, Reason, source_of
 from broker.model.values import ClassSample, FlowSample, InterfaceSample
 from broker.policy.types import InterfacePolicy
 
-HIGH, OF = 3, 4
-"""Three of the last four ticks: one scheduling hiccup of any length is one tick. Found after 0.3-0.4 s."""
 DEEP_HIGH, DEEP_OF, SURELY_LESS = 2, 3, 0.8
 """Where a packet waited 100 ms and what was carried is below 0.8 of the rate, two of three do: a hiccup of a peer is no
 reason, for by its arrivals more was carried, not less."""
@@ -47,19 +45,16 @@ LIMITED, BACKLOG_BYTES_MIN = 0.9, 3_028
 """The shaper is the limit in a tick that used 90 % of it and left two packets waiting."""
 LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
 """5 % lost on the way in a second (StormGuard's lower step), and at least so many packets, is a queue too short to show
-delay: not where arrivals tell of one."""
+delay: not where arrivals show one."""
 LOSS_SETTLE_S = 1.0
 """After a cut, losses of before are still being found and reported; those count that come half a second after it and
 later (`broker.law.capacity.signals.LOSS_LAG_S`), and are looked at over as long again."""
-RAISE_LOSS = 0.01
-"""No probe while most votes that can tell lose more than 1 % on the way: a lossy Wi-Fi stays below, a full short
-buffer does not."""
 CLAIMED_S = 60.0
-"""Losses that programs tell of and our kernel's connections do not are believed for one cut a minute: TCP finds its own
+"""Losses that programs report and our kernel's connections do not are believed for one cut a minute: TCP finds its own
 0.4 to 0.6 s later, so at first they are all there is, and who invents them takes a half for as long as it takes to
 come back."""
 SURELY_MORE = 1.1
-"""Of what may leave: a peer whose packets arrived closer together than that had stalled, and has no say. What waited
+"""Of what may leave: a peer whose packets arrived closer together than that had stalled, and has no vote. What waited
 for it is no queue of ours."""
 AGAIN_S = 1.0
 """Acknowledgements that waited in a queue towards us come all at once when it has gone: what came through in 0.3 s was
@@ -74,7 +69,7 @@ FOUND_AFTER_S = 0.2
 """What is sent beyond the capacity by a part p adds p seconds of queue a second, and a queue is found after 0.2 s at
 the soonest: so a queue of D seconds means at most D / 0.2 too much, whatever acknowledgements say."""
 BUSY_UNSEEN_S, SEEN_AFTER_S = 1.0, 0.2
-"""How long the shaper has to be the limit before a probe where no destination says anything. A sample tells about the
+"""How long the shaper has to be the limit before a probe where no destination reports anything. A sample is about the
 last raise when it was taken this much later: a tick until it is applied, and a round trip."""
 SETTLED_OF, SETTLED_LATE = 5, 0.25
 """A rate settled if of at least five packets at most a quarter met a queue: a host that holds packets up for 150 ms
@@ -118,7 +113,7 @@ def line_rate(policy: InterfacePolicy, *, link_bits_per_s: int | None) -> int:
 
 
 def base_rate(policy: InterfacePolicy, sample: InterfaceSample | None) -> tuple[int, str]:
-    """What the shaper gets while nothing speaks against it, and where that figure is from."""
+    """What the shaper gets while no bottleneck is found, and where that figure is from."""
     if policy.egress_bits_per_s is not None:
         return max(BASE_BITS_PER_S_MIN, int(policy.egress_bits_per_s * OUTBOUND.headroom)), "configured"
     if sample is not None and (sample.link_bits_per_s or 0) >= BASE_BITS_PER_S_MIN:
@@ -161,9 +156,9 @@ def estimate(
 
 
 def heard(state: OutboundCapacity, flows: Sequence[FlowSample]) -> list[quorum.Heard]:
-    """What the destinations say on which the capacity rests, as of the last tick, whose connections `flows` are."""
+    """What the destinations report on which the capacity rests, as of the last tick, whose connections `flows` are."""
     delay_s = threshold_s(DELAY_S, state.estimate.rate_bits_per_s)
-    return quorum.heard(state.signals, flows=flows, threshold_s=delay_s, high=HIGH, of=OF)
+    return quorum.heard(state.signals, flows=flows, threshold_s=delay_s, high=quorum.HIGH, of=quorum.OF)
 
 
 def _evidence(
@@ -173,9 +168,8 @@ def _evidence(
     waiting = sum(entry.backlog_bytes for entry in counters.classes) >= BACKLOG_BYTES_MIN
     limiting = waiting and load >= LIMITED
     busy_s = state.busy_s + (counters.elapsed_s if limiting else 0.0)
-    claimed_s = state.attribution.claimed_s
-    refuted = claimed_s is not None and now_s - claimed_s <= CLAIMED_S
-    losing = quorum.losing(seen, flows) if refuted or now.lost_fraction > RAISE_LOSS else 0
+    refuted = state.claimed_s is not None and now_s - state.claimed_s <= CLAIMED_S
+    losing = quorum.losing(seen, flows) if refuted or now.lost_fraction > quorum.LOSS_PART else 0
     if refuted and not losing:
         now = replace(now, lost_packets=0, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
     measured, stalled = _measured(state, seen, since_s=0.0, now_s=now_s)
@@ -185,7 +179,7 @@ def _evidence(
         since, stalled = _measured(state, seen, since_s=last.at_s, now_s=now_s)
         drained = not stalled and any(entry.left_s >= last.at_s for entry in seen.arrivals)
     arrivals = [entry for entry in seen.arrivals if entry.left_s >= state.changed_s + SEEN_AFTER_S]
-    lossy = losing > 0 and now.lost_fraction > RAISE_LOSS
+    lossy = losing > 0 and now.lost_fraction > quorum.LOSS_PART
     clear = not lossy and now.flows > 0 and _is_clear(state, seen, now, busy_s=busy_s, now_s=now_s)
     return Evidence(
         elapsed_s=counters.elapsed_s,
@@ -214,7 +208,7 @@ def _evidence(
 def _measured(
     state: CapacityState, seen: SignalState, *, since_s: float, now_s: float
 ) -> tuple[DeliveryRate | None, frozenset[str]]:  # fmt: skip
-    """What peers say was carried of what left since a time, None where nobody does; and which of them had stalled."""
+    """What was carried of what left since a time, None where no peer knows; and which peers had stalled."""
     last = state.cut
     before = last.from_bits_per_s if last is not None and now_s - last.at_s <= DRAIN_S_LONGEST else 0
     most = SURELY_MORE * max(state.rate_bits_per_s, before)
@@ -231,8 +225,8 @@ def _cause(
     state: CapacityState, seen: SignalState, now: Signals, measured: DeliveryRate | None, stalled: frozenset[str],
     flows: Sequence[FlowSample], *, now_s: float,
 ) -> tuple[Cause | None, int]:  # fmt: skip
-    """What speaks for a bottleneck elsewhere, and how many destinations' votes that is, 0 where our own kernel's do not
-    confirm what programs say."""
+    """Why a bottleneck elsewhere is believed in, and how many destinations' votes that is, 0 where our own kernel's do
+    not confirm what programs report."""
     rate = state.rate_bits_per_s
     if signals.peak_tx_bits_per_s(seen, now_s=now_s) < OUTBOUND.load_min * rate:
         return None, 0
@@ -241,7 +235,7 @@ def _cause(
     surely_less = measured is not None and measured.deep and measured.carried_bits_per_s < SURELY_LESS * rate
     if surely_less and (votes := agree(threshold_s=delay_s, high=DEEP_HIGH, of=DEEP_OF)):
         return Cause.DELAY, votes
-    if votes := agree(threshold_s=delay_s, high=HIGH, of=OF):
+    if votes := agree(threshold_s=delay_s, high=quorum.HIGH, of=quorum.OF):
         return Cause.DELAY, votes
     if raised_lately(state, now_s=now_s) and (votes := agree(threshold_s=late_s(state), high=PROBE_HIGH, of=PROBE_OF)):
         return Cause.PROBE, votes
@@ -256,10 +250,10 @@ def _cause(
 def _assumed(
     state: CapacityState, seen: SignalState, now: Signals, cause: Cause, *, limited: bool, now_s: float
 ) -> float:
-    """Where to cut to if no peer says when packets arrived: by acknowledgements, or blindly."""
+    """Where to cut to if no peer reports when packets arrived: by acknowledgements, or blindly."""
     rate, excess_s = state.rate_bits_per_s, now.excess_s or 0.0
     if not (limited or now.wanting):
-        # what an application sent that had little to send says nothing of what the network carries, but that it does
+        # an application that had little to send shows only that the network carries that
         target = max(CUT_BLIND * rate, now.tx_bits_per_s)
     elif now.through_bits_per_s is not None:
         target = OUTBOUND.cut_to * min(now.through_bits_per_s, _through_since_the_drain(state, seen, now_s=now_s))
@@ -296,7 +290,7 @@ def _is_clear(state: CapacityState, seen: SignalState, now: Signals, *, busy_s: 
     arrives = signals.arrives(seen, now_s=now_s)
     if not signals.one_way_expected(seen, now_s=now_s):
         return busy_s >= BUSY_UNSEEN_S and (arrives or now.through_bits_per_s is None)
-    return arrives and not beside(state, upto=BEYOND)  # there, only a gap between bursts can tell
+    return arrives and not beside(state, upto=BEYOND)  # there, only a gap between bursts counts
 
 
 def _is_settled(arrivals: Sequence[ArrivalState], late_s: float) -> bool:
@@ -306,7 +300,7 @@ def _is_settled(arrivals: Sequence[ArrivalState], late_s: float) -> bool:
 
 
 def _jitter_s(arrivals: Sequence[ArrivalState]) -> float | None:
-    """By how much a peer's waits differ from one to the next, the middle one; None where too few tell."""
+    """By how much a peer's waits differ from one to the next, the middle one; None of too few."""
     apart_s = [abs(late.wait_s - soon.wait_s) for soon, late in pairwise(arrivals) if late.peer == soon.peer]
     return statistics.median(apart_s) if len(apart_s) >= SETTLED_OF - 1 else None
 
@@ -351,7 +345,7 @@ def _reason(state: CapacityState, now: Signals, source: str, *, now_s: float) ->
             if forgets
             else Because.SIGNALS_MISSING(rate_bits_per_s=rate)
         )
-    if state.attribution.one_destination:
+    if state.one_destination:
         return Because.ONE_DESTINATION(rate_bits_per_s=rate, base_bits_per_s=state.base_bits_per_s)
     if state.phase in (Phase.PROBING, Phase.FORGETTING):
         return Because.PROBING(rate_bits_per_s=rate, base_bits_per_s=state.base_bits_per_s)
@@ -377,5 +371,5 @@ def _give(state: OutboundCapacity, source: str, reason: Reason, *, now_s: float)
         source == "fallback",
         unsettled,
         excess_s,
-        one_destination=measured and found.attribution.one_destination,
+        one_destination=measured and found.one_destination,
     )

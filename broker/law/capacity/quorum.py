@@ -1,9 +1,8 @@
-"""What destinations say together about a bottleneck elsewhere: whether they see a queue, or lose packets.
+"""How destinations vote: whether they see a queue elsewhere, or lose packets.
 
-Each has a vote where our own kernel measured it: TCP_INFO, or an echo that was asked for. What programs say they
-measured is as good as its user, who may invent as many peers as he likes: all that one user says is one vote, that of
-the majority of his peers, and he has no more places among the connections that are looked at than other users
-(broker.model.fair_share). Nothing is remembered here; broker.law.capacity.signals does.
+A destination has a vote where our own kernel measured it: TCP_INFO, or an echo of a probe. What programs report is as
+good as its user, who may invent as many peers as he likes. So all that one user's programs report is one vote, that of
+the majority of his peers. Nothing is remembered here; broker.law.capacity.signals does.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from broker.law.capacity.delivery_rate import FRESH_S
 from broker.law.capacity.flow_delay import FLOWS_MAX, REPORT, peer_of_user
 from broker.law.capacity.state import DestinationState, SignalState
 from broker.model.fair_share import in_turns
@@ -21,13 +21,14 @@ from broker.model.values import FlowSample
 
 Value = TypeVar("Value")
 
-ACTIVE_S = 1.5
-"""How old a destination's last signal may be: a step's gap in either class is shorter."""
+HIGH, OF = 3, 4
+"""Three of the last four samples: one scheduling hiccup of any length is one sample. Found after 0.3 to 0.4 s."""
 VOTE_S, SLOW_S, SLOW_APART_S = 0.8, 2.5, 0.5
 """Samples that vote together: eight ticks; where they come once a second, the last two."""
 LOSS_PART, LOSS_SENT_SURE = 0.01, 100
 """Less than 1 % is lost on any link, or only thought lost; of so many packets lately none is lost where one in twenty
-is, once in 170 times."""
+is, once in 170 times. No probe while most votes that are sure lose more: a lossy Wi-Fi stays below, a full short
+buffer does not."""
 
 _Vote: TypeAlias = tuple[int, int]
 """1, -1 or 0: sees a queue, surely sees none, is not sure; and the same of those alone where the way was measured by
@@ -35,7 +36,7 @@ itself."""
 
 
 class Heard(Struct, frozen=True):
-    """What one destination says, for people.
+    """What one destination reports, for the status.
 
     Fields: `excess_s` by how much its last packet was late at least, beside our own queue; `baseline_s` the least round
     trip to it, None where none is known; `source` as in `FlowSample`, `uid` whose programs say it where it is "report";
@@ -57,16 +58,16 @@ def agree(
 ) -> int:
     """How many destinations see a queue, each by a vote of its own; 0 unless they prevail.
 
-    Most of the one-way votes surely have to see one. Where the way there is measured by itself, such a vote
-    is enough, if not as many others surely see none: who is not sure, because it may be our own queue, has no say. A
-    two-way vote can only say no. What one user's programs say is one vote, by the same rule among their peers.
+    Most of the one-way votes have to see one surely. Where the way there is measured by itself, such a vote is enough,
+    if not as many others surely see none: who is not sure, because it may be our own queue, does not vote. A two-way
+    vote can only deny a queue. What one user's programs report is one vote, by the same rule among their peers.
 
     Args:
         state: the signals.
         now_s: the tick's time.
         threshold_s: what counts as a queue.
         high, of: a destination sees one when so many of so many last samples do; with samples only once a second, two.
-        stalled: destinations that are not sure, whatever they say, as `broker.law.capacity.delivery_rate` names them.
+        stalled: destinations that are not sure, whatever they say, as `broker.law.capacity.delivery_rate` finds them.
     """
     votes: list[tuple[DestinationState, _Vote]] = []
     clear_two_way: list[tuple[DestinationState, bool]] = []
@@ -100,14 +101,14 @@ def _sees(entry: DestinationState, *, now_s: float, threshold_s: float, high: in
 
 def _is_clear(entry: DestinationState, *, now_s: float, threshold_s: float) -> bool | None:
     """Whether most of a two-way destination's last samples say that there is no queue; None where there are none."""
-    recent = [sample for sample in entry.excess if sample[0] > now_s - ACTIVE_S]
+    recent = [sample for sample in entry.excess if sample[0] > now_s - FRESH_S]
     return 2 * sum(most_s <= threshold_s for _, _, most_s in recent) > len(recent) if recent else None
 
 
 def heard(
     state: SignalState, *, flows: Sequence[FlowSample], threshold_s: float, high: int, of: int
 ) -> list[Heard]:  # fmt: skip
-    """What each destination says as of the last tick, for people: at most `FLOWS_MAX` of them, what our kernel measured
+    """What each destination reports as of the last tick, for the status: at most `FLOWS_MAX`, what our kernel measured
     first, then of each user's as many.
 
     Args:
@@ -124,7 +125,7 @@ def heard(
             baselines[peer] = min(known.baseline_s, baselines.get(peer, math.inf))
     found = []
     for entry in state.destinations:
-        if entry.excess[-1][0] <= now_s - ACTIVE_S:
+        if entry.excess[-1][0] <= now_s - FRESH_S:
             continue
         vote = None if entry.two_way else _sees(entry, now_s=now_s, threshold_s=threshold_s, high=high, of=of)
         sees = {1: True, -1: False}.get(vote or 0)
@@ -162,7 +163,7 @@ def clear(state: SignalState, *, two_way: bool, since_s: float, threshold_s: flo
 
 
 def median_of_voters(said: Iterable[tuple[DestinationState, float]]) -> float | None:
-    """The middle one of what destinations say, each user's programs with one vote; None where nobody says anything."""
+    """The median of what destinations report, each user's programs with one vote; None where none does."""
     votes = _by_voter(said, together=_middle)
     return _middle(votes) if votes else None
 
@@ -177,7 +178,7 @@ class _Speaks(Protocol):
 def _by_voter(
     said: Iterable[tuple[_Speaks, Value]], *, together: Callable[[Sequence[Value]], Value]
 ) -> list[Value]:  # fmt: skip
-    """What each vote says: a destination that our kernel measured by itself, what a user's programs say together."""
+    """The votes: each destination that our kernel measured, and of each user's programs one together."""
     found: list[Value] = []
     by_user: dict[int | None, list[Value]] = {}
     for who, value in said:
@@ -189,7 +190,7 @@ def _by_voter(
 
 
 def _at_most_peers(votes: int, peers: Iterable[str]) -> int:
-    """Voices that speak of so many destinations."""
+    """Votes, at most one for each destination."""
     return min(votes, len(set(peers)))
 
 

@@ -1,21 +1,14 @@
-"""What the measurements say about a bottleneck elsewhere: unexplained delay, loss on the way, and what came through.
+"""The memory of the outbound signals: delay, loss and delivery of each connection, and what they amount to now.
 
-Every connection's round trip is compared with its own baseline. Four things lengthen it that are not a queue
-of ours elsewhere:
+Every round trip is compared with its connection's own baseline. Four things besides a queue elsewhere lengthen it:
 
-- our own queue. A storage connection with 128 KiB in its leaf at 20 Mbit/s waits 52 ms here. So the class' backlog
-  divided by the rate at which the class left is subtracted, as its highest value since the packet can have been queued;
-  where that is more than `QUEUE_TRUSTED_S` (a class that HTB starves) the sample says nothing.
-- a queue towards us. In an all-reduce everybody sends at once, and acknowledgements wait behind the peer's data, at the
-  peer or at our own slow way in; transports then take packets for lost that are not. So our transport measures the way
-  there by itself (transport.path_delay). Where it does not, samples are "two-way" while much comes in: they can say
-  that there is no queue, never that there is one. The gaps between bursts can.
-- a busy processor. It holds up single samples: the lesser of the last and the smoothed round trip counts, and several
-  ticks in a row have to agree.
-- a queue of others, which stood before we sent anything (broker.law.capacity.flow_delay): only what exceeds it
-  counts.
-
-What several destinations come to together is broker.law.capacity.quorum' word.
+    our own queue        a class' backlog divided by the rate at which the class left, the highest since the packet can
+                         have been queued, is subtracted; above `QUEUE_TRUSTED_S` the sample is ignored
+    a queue towards us   acknowledgements wait behind the peer's data. So our transport measures the way there by itself
+                         (transport.path_delay). Other samples count as two-way while much comes in: they can deny a
+                         queue, never prove one
+    a busy processor     the lesser of the last and the smoothed round trip counts, and several ticks have to agree
+    cross traffic        only what exceeds a queue of others counts (broker.law.capacity.flow_delay)
 """
 
 from __future__ import annotations
@@ -28,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.law.capacity import delivery_rate, quorum
+from broker.law.capacity.delivery_rate import FRESH_S, KEPT_S
 from broker.law.capacity.flow_delay import (
-    FLOW_STALE_S,
     QUEUE_LOOK_BACK_S,
     REPORT,
     Span,
@@ -44,8 +37,6 @@ from broker.law.capacity.flow_delay import (
 from broker.law.capacity.state import ArrivalState, DestinationState, FlowState, SignalState, TickState
 from broker.model.values import ClassSample, FlowSample
 
-HISTORY_S = 2.0
-"""How far back ticks are kept: local drops show as a transport's loss up to a few round trips later."""
 PEAK_S, PEAK_PART_S = 1.0, 0.08
 """As long as a burst's delay is remembered; a tick, for a shorter part is a few packets."""
 WINDOW_S = 0.3
@@ -185,7 +176,7 @@ def observe(
 
 def read(state: SignalState, *, now_s: float) -> Signals:
     """Say what the memory means now."""
-    active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - quorum.ACTIVE_S]
+    active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - FRESH_S]
     fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - quorum.VOTE_S]
     excess_s = quorum.median_of_voters((entry, entry.excess[-1][1]) for entry in fresh or active)
     lost, sent = _loss(state, now_s=now_s)
@@ -193,14 +184,14 @@ def read(state: SignalState, *, now_s: float) -> Signals:
     return Signals(
         excess_s=excess_s,
         baseline_s=min((flow.baseline_s for flow in state.flows if flow.baseline_s is not None), default=0.0),
-        wanting=state.wanting_s is not None and state.wanting_s > now_s - quorum.ACTIVE_S,
+        wanting=state.wanting_s is not None and state.wanting_s > now_s - FRESH_S,
         through_bits_per_s=through_bits_per_s(state, now_s=now_s) if state.covered > COVERED_MIN else None,
         tx_bits_per_s=tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S),
         lost_packets=lost,
         lost_fraction=lost / sent if sent else 0.0,
         lost_since_packets=lost_since,
         lost_since_fraction=lost_since / sent_since if sent_since else 0.0,
-        flows=sum(1 for flow in state.flows if flow.points and flow.points[-1][0] > now_s - FLOW_STALE_S),
+        flows=sum(1 for flow in state.flows if flow.points and flow.points[-1][0] > now_s - FRESH_S),
     )
 
 
@@ -285,7 +276,7 @@ def _ticks_before(
 ) -> list[TickState]:
     """The ticks to remember. What waited at the last one left at the rate of this one, which is known only now: a class
     may be starved from one to the next."""
-    kept = [tick for tick in ticks if tick.at_s > now_s - HISTORY_S]
+    kept = [tick for tick in ticks if tick.at_s > now_s - KEPT_S]
     if kept:
         left_s = _queues_s(kept[-1].backlog_bytes, sent_bits, elapsed_s=elapsed_s)
         kept[-1] = replace(kept[-1], queue_s=left_s)
@@ -330,7 +321,7 @@ def _destinations(
     before: Sequence[DestinationState], excess: Mapping[_Voter, Span], one_way_cross: Mapping[_Voter, float],
     sources: Mapping[_Voter, str], *, now_s: float,
 ) -> tuple[DestinationState, ...]:  # fmt: skip
-    known = {_voter_of(entry): entry for entry in before if entry.excess[-1][0] > now_s - 2 * quorum.ACTIVE_S}
+    known = {_voter_of(entry): entry for entry in before if entry.excess[-1][0] > now_s - 2 * FRESH_S}
     for voter, (least_s, most_s) in excess.items():
         entry = known.get(voter, DestinationState(voter.peer, voter.two_way, sources[voter], voter.uid))
         known[voter] = replace(

@@ -87,21 +87,13 @@ class Episode(Struct, frozen=True):
     cuts: int = 0
 
 
-class Attribution(Struct, frozen=True):
-    """Who speaks for the cuts: `one_destination` whether one destination alone does, `agreed_s` when two last said the
-    same; `claimed_s` when it was last cut for losses that only programs report."""
-
-    one_destination: bool = False
-    agreed_s: float | None = None
-    claimed_s: float | None = None
-
-
 class CapacityState(Struct, frozen=True):
     """The estimate of one direction of one interface.
 
     Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `changed_s` when the phase
     began or the rate last moved, of a cut the end of its drain; `busy_s` how long our own limit has been what limits
-    since then; `unheard_s` how long it has been while nobody reported anything.
+    since then; `unheard_s` how long it has been while nobody reported anything;
+    `claimed_s` when it was last cut for losses that only programs report.
     """
 
     base_bits_per_s: int
@@ -113,7 +105,12 @@ class CapacityState(Struct, frozen=True):
     cut: Cut | None = None
     probe: Probe = Probe()
     episode: Episode = Episode()
-    attribution: Attribution = Attribution()
+    claimed_s: float | None = None
+
+    @property
+    def one_destination(self) -> bool:
+        """Whether the rate rests on what one destination reports: it may be about that destination's own link."""
+        return self.cut is not None and self.cut.votes <= 1
 
 
 class FlowState(Struct, frozen=True):
@@ -210,7 +207,7 @@ class SourceState(Struct, frozen=True):
 
     Fields: `key` of the series, `sender` whose packets they are; `at_s` and `value_s` of the last sample; `least_s`
     (start, least) of the last parts of the window over which the baseline is taken, oldest first; `uid` whose programs
-    tell of it, None where our kernel measured it.
+    report it, None where our kernel measured it.
     """
 
     key: str
@@ -222,8 +219,8 @@ class SourceState(Struct, frozen=True):
 
 
 class SenderDelayState(Struct, frozen=True):
-    """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first; `told` by programs
-    of ours, `measured` by TCP or his broker."""
+    """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first; `reported` by
+    programs of ours, `measured` by TCP or his broker."""
 
     sender: str
     reported: Series = ()
@@ -231,7 +228,7 @@ class SenderDelayState(Struct, frozen=True):
 
     @property
     def both(self) -> tuple[Series, Series]:
-        """Told and measured."""
+        """Reported and measured."""
         return self.reported, self.measured
 
 

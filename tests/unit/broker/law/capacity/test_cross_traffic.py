@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker.law.capacity import flow_delay, inbound_delay, outbound
+from broker.law.capacity.evidence import DELAY_S
 from broker.law.capacity.state import FlowState, OutboundCapacity, TickState
 from broker.model.values import ClassSample, FlowSample
 from broker.policy.types import CLASS_NAMES
@@ -37,7 +38,7 @@ def theirs(own: Sequence[float], others: Sequence[float], link: float, *, buffer
 def test_what_fills_while_we_send_nothing_is_all_theirs_and_goes_as_it_came() -> None:
     heard = theirs([0] * 10 + [50e6] * 4 + [50e6] * 12, [140e6] * 14 + [0] * 12, 100e6)
     waits, others = ([pair[index] for pair in heard] for index in (0, 1))
-    assert waits[0] < flow_delay.CROSS_S < waits[1]
+    assert waits[0] < DELAY_S < waits[1]
     assert others[:10] == [0.0, 0.0, *waits[2:10]], "from the second packet on that it holds up"
     assert waits[9] > 0.35
     assert others[10:14] == [others[9]] * 4, "of what is sent into it only the growth is ours"

@@ -173,7 +173,7 @@ def test_samples_that_are_old_or_alone_say_nothing() -> None:
     rates = [60e6] * 20
     heard = arrivals(rates[:4], 30e6)
     assert read(heard[:1], ticks(rates), since_s=0.0, now_s=0.2) is None
-    assert read(heard, ticks(rates), since_s=0.0, now_s=heard[-1].left_s + delivery_rate.AGE_S_MAX + 0.01) is None
+    assert read(heard, ticks(rates), since_s=0.0, now_s=heard[-1].left_s + delivery_rate.FRESH_S + 0.01) is None
     assert read(heard, ticks(rates), since_s=1.0, now_s=1.1) is None
 
 

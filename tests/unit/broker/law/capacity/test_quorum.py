@@ -94,7 +94,7 @@ def test_what_one_user_says_alone_is_believed_as_of_one_destination() -> None:
     """An honest job has nobody else to speak for it; what it says holds for training and storage alone."""
     states = capacities(lambda now_s, sent: lies(now_s, sent, peers=2))
     assert min(state.rate_bits_per_s for state in states) < 0.9 * BASE
-    assert all(state.attribution.one_destination for state in states if state.rate_bits_per_s < BASE)
+    assert all(state.one_destination for state in states if state.rate_bits_per_s < BASE)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_two_voices_of_two_destinations_speak_for_the_whole_interface(
 ) -> None:
     states = capacities(lambda now_s, sent: of(growing(now_s), sent))
     assert min(state.rate_bits_per_s for state in states) < 0.9 * BASE
-    assert not any(state.attribution.one_destination for state in states)
+    assert not any(state.one_destination for state in states)
 
 
 def test_two_voices_about_one_address_are_one_destination() -> None:
@@ -126,7 +126,7 @@ def test_two_voices_about_one_address_are_one_destination() -> None:
 
     states = capacities(flows)
     assert min(state.rate_bits_per_s for state in states) < BASE
-    assert all(state.attribution.one_destination for state in states if state.rate_bits_per_s < BASE)
+    assert all(state.one_destination for state in states if state.rate_bits_per_s < BASE)
 
 
 def test_losses_that_one_user_claims_and_the_kernel_does_not_count_make_one_cut_a_minute_and_forbid_no_raise() -> None:
@@ -165,7 +165,7 @@ def test_losses_that_the_kernel_counts_too_are_believed() -> None:
 
     states = [one.state.estimate for one in greedy(flows, until_s=5)]
     assert states[-1].rate_bits_per_s < 0.5 * BASE
-    assert not any(state.attribution.one_destination for state in states)
+    assert not any(state.one_destination for state in states)
 
 
 def test_no_number_of_reports_takes_the_places_of_what_the_kernel_measures() -> None:
@@ -209,7 +209,7 @@ def test_what_two_have_agreed_on_outlasts_a_minute_in_which_one_of_them_pauses()
         return both if now_s < 12 else both[:1]
 
     states = capacities(flows, until_s=40)
-    assert not any(state.attribution.one_destination for state in states)
+    assert not any(state.one_destination for state in states)
 
 
 # People, where the capacity is one destination's.
