@@ -347,15 +347,15 @@ def fluid_settled(seed: int, **link: object) -> Figures:
     }
 
 
-def others_delay(seed: int) -> Figures:
+def others_delay(seed: int, *, training: bool = False) -> Figures:
     """Delay that stays whatever we send: it is somebody else's, from 5 s on."""
-    senders = [tcp(), tcp(port=874)]
-    world = World([quic(), *senders], lambda at_s: 40e6, training=False, seed=seed)
+    senders = [quic(), tcp(), tcp(port=874)]
+    world = World(senders, lambda at_s: 40e6, training=training, jitter_s=0.003 if training else 0.0, seed=seed)
     law = Controlled(load(egress(FULL)))
     law(world)
     world.run(5.0, law)
     for sender in senders:
-        sender.round_trip_s = 0.100
+        sender.round_trip_s = 0.110 if training else 0.100
     world.run(35.0, law)
     return {
         "settled_part": statistics.mean(rates(world, 25, 35)) / FULL,
@@ -496,6 +496,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "liar sees none": Scenario(partial(fluid_settled, lie_s=0.0)),
     "liar sees much": Scenario(partial(fluid_settled, lie_s=0.15)),
     "others' delay": Scenario(others_delay),
+    "others' delay, training": Scenario(partial(others_delay, training=True)),
     "inbound": Scenario(inbound),
     "inbound, unannounced": Scenario(partial(inbound, announces=False)),
     "inbound, storage alone": Scenario(partial(inbound, pause_s=100.0, wants=140e6)),
