@@ -2,6 +2,8 @@
 
 A tick costs milliseconds; a look costs 40 µs: one file, two numbers of which have changed. So fifty looks a second are
 a five-hundredth of a core, and there are none while no decision asks for them.
+
+A crossing is told at `TOLD_LOOKS` looks, and then not before the rate has been on the other side.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ from broker.model.values import Watch
 LOOK_S = 0.02
 FRESH_S = 0.05
 """An older pace is none."""
-AGAIN_S_MAX = 1.0
-"""A crossing after which the same is asked for again was not what the decision looks for; it is told of it again after
-20 ms, which its own counters may have needed, and then half as often each time."""
+TOLD_LOOKS = 2
+"""The decision's own counters may need the second look; what it does not see then is left to the next tick."""
 
 
 @dataclass
@@ -26,8 +27,7 @@ class _Watched:
     sent_bytes: int = 0
     at_s: float | None = None
     pace_bits_per_s: int | None = None
-    told_s: float | None = None
-    again_s: float = LOOK_S
+    looks: int = 0
 
 
 class RateWatch:
@@ -54,13 +54,10 @@ class RateWatch:
         """From now on look for these, and for nothing else."""
         before, self._watched, self.crossed = self._watched, {}, False
         for watch in watches:
-            known = before.get(watch.interface)
-            if known is None:
-                known = _Watched(watch)
-            elif known.watch.rising is not watch.rising:
-                known = _Watched(watch, known.sent_bytes, known.at_s, known.pace_bits_per_s)
-            known.watch = watch
-            self._watched[watch.interface] = known
+            entry = before.get(watch.interface) or _Watched(watch)
+            entry.looks = entry.looks if entry.watch.rising is watch.rising else 0
+            entry.watch = watch
+            self._watched[watch.interface] = entry
         if not self._watched:
             self._next_s = float("inf")
         elif self._next_s == float("inf"):
@@ -99,12 +96,6 @@ def _crossed(entry: _Watched, sent_bytes: int, *, now_s: float) -> bool:
     entry.sent_bytes, entry.at_s, entry.pace_bits_per_s = sent_bytes, now_s, pace
     if pace is None:
         return False
-    if (pace >= entry.watch.bits_per_s) is not entry.watch.rising:
-        entry.told_s, entry.again_s = None, LOOK_S
-        return False
-    if entry.told_s is not None:
-        if now_s - entry.told_s < 0.9 * entry.again_s:  # looks come a little early as often as late
-            return False
-        entry.again_s = min(AGAIN_S_MAX, 2 * entry.again_s)
-    entry.told_s = now_s
-    return True
+    crosses = (pace >= entry.watch.bits_per_s) is entry.watch.rising
+    entry.looks = entry.looks + 1 if crosses else 0
+    return 1 <= entry.looks <= TOLD_LOOKS

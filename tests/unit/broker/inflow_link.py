@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.state import State
+from broker.measure.rate_watch import LOOK_S, TOLD_LOOKS
 from broker.model.values import Burst, ClassSample, FlowSample, InterfaceSample, Measurements, SenderSample
 from broker.policy.types import CLASS_NAMES, Policy
 
 STEP_S = 0.001
 WIRE = 1.0456
-LOOK_S = 0.02
 CLOCKS_APART_S = 1_234.5
 QUIET_S = 0.05
 QUEUE_S = 0.02
@@ -102,6 +102,7 @@ class Inflow:
     _rate_watch: list[tuple[float, float]] = field(
         default_factory=list
     )  # (when, bits that had left), as the daemon looks
+    _looks: tuple[bool, int] = (True, 0)  # rising or falling, and how many looks in a row found it so
 
     def run(self, until_s: float) -> Inflow:
         noise = random.Random(self.seed)
@@ -211,14 +212,19 @@ class Inflow:
         self.pace_bits_per_s = min(self.link_bits_per_s, max(1e6, self.pace_bits_per_s * (1 + change * STEP_S)))
 
     def _look(self) -> bool:
-        """Whether what leaves crosses what the last decision watches for; a look every `LOOK_S`, while it does."""
+        """Whether what leaves crosses what the last decision watches for, as `RateWatch` tells it."""
         watch = next((watch for decision in self.decisions[-1:] for watch in decision.watches), None)
         if watch is None:
             self._rate_watch.clear()
+            self._looks = (True, 0)
         elif not self._rate_watch or self.now_s >= self._rate_watch[-1][0] + LOOK_S:
             self._rate_watch = [*self._rate_watch[-1:], (self.now_s, self.training_bits)]
             pace = self._pace_bits_per_s()
-            return pace is not None and (pace >= watch.bits_per_s) is watch.rising
+            if pace is not None:
+                crosses = (pace >= watch.bits_per_s) is watch.rising
+                looks = self._looks[1] if self._looks[0] is watch.rising else 0
+                self._looks = (watch.rising, looks + 1 if crosses else 0)
+                return 1 <= self._looks[1] <= TOLD_LOOKS
         return False
 
     def _pace_bits_per_s(self) -> int | None:
