@@ -7,8 +7,14 @@ no daemon is there to notice.
     daemon <--"SEQUENCE OPENED SILENCE"-- watchdog    an answer: how often it has opened, and the last silence in s
     daemon --"q"------------------------> watchdog    everything was put back: end
 
-    end of the socket without "q"  the daemon died: open at once, try again for a while where the kernel refuses, end
-    no beat for SILENCE_S          its ticks have stopped: open once, and wait; it decides anew when they come back
+    state       waits for a beat    after a beat    after that time
+    PATIENT     START_S             WATCHING (*)    open: OPENED, or REFUSED where the kernel refuses
+    WATCHING    SILENCE_S           WATCHING (*)    the same, after GRACE_S more where we woke late ourselves
+    OPENED      for ever            WATCHING (*)
+    REFUSED     AGAIN_S             WATCHING (*)    open again
+    any         the socket ends without "q": the daemon died. Open at once, TRIES times at most, and end
+
+    (*) PATIENT after an "s".
 
 It holds the daemon's claim on the network namespace, so that the next daemon there begins when this one is done. It
 knows interfaces by number, imports little, and needs nothing but netlink once it has started.
@@ -18,6 +24,8 @@ knows interfaces by number, imports little, and needs nothing but netlink once i
 from __future__ import annotations
 
 import contextlib
+import enum
+import math
 import os
 import select
 import socket
@@ -51,6 +59,15 @@ MESSAGE_BYTES_MAX = 64
 """A beat is a letter and a number."""
 
 
+class State(enum.Enum):
+    """What the watchdog waits for; the table above has the transitions."""
+
+    PATIENT = enum.auto()
+    WATCHING = enum.auto()
+    OPENED = enum.auto()
+    REFUSED = enum.auto()
+
+
 class Watchdog:
     """One run of the watchdog, from the first message to the last.
 
@@ -73,7 +90,7 @@ class Watchdog:
         self._sock, self._opening, self._relearn, self._say, self._clock = sock, opening, relearn, say, clock
         self._sock.setblocking(False)
         self._opened = 0
-        self._silence_s = 0.0
+        self._silence_s = self._deadline_s = 0.0
 
     def run(self) -> bool:
         """Watch until the daemon says goodbye or is gone; False when it is gone and something could not be opened."""
@@ -81,11 +98,11 @@ class Watchdog:
         poll.register(self._sock, select.POLLIN)
         self._answer("0")
         heard_s = self._clock()
-        deadline_s: float | None = heard_s + START_S
+        self._enter(State.PATIENT)
         grace = True
         while True:
-            wait_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
-            if poll.poll(None if wait_s is None else wait_s * 1000):
+            wait_s = self._deadline_s - self._clock()
+            if poll.poll(None if wait_s == math.inf else max(0.0, wait_s) * 1000):
                 messages = self._received()
                 if b"q" in messages:
                     return True
@@ -93,13 +110,21 @@ class Watchdog:
                     return self._open_after_death()
                 self._take(messages)
                 heard_s, grace = self._clock(), True
-                deadline_s = heard_s + (START_S if messages[-1].startswith(b"s") else SILENCE_S)
-                continue
-            now_s = self._clock()
-            if deadline_s is not None and grace and now_s - deadline_s > LATE_S:
-                grace, deadline_s = False, now_s + GRACE_S
-                continue
-            deadline_s = None if self._open_after_silence(now_s - heard_s) else self._clock() + AGAIN_S
+                self._enter(State.PATIENT if messages[-1].startswith(b"s") else State.WATCHING)
+            elif grace and self._clock() - self._deadline_s > LATE_S:
+                grace, self._deadline_s = False, self._clock() + GRACE_S
+            else:
+                opened = self._open_after_silence(self._clock() - heard_s)
+                self._enter(State.OPENED if opened else State.REFUSED)
+
+    def _enter(self, state: State) -> None:
+        waits_s = {
+            State.PATIENT: START_S,
+            State.WATCHING: SILENCE_S,
+            State.OPENED: math.inf,
+            State.REFUSED: AGAIN_S,
+        }
+        self._deadline_s = self._clock() + waits_s[state]
 
     def _received(self) -> list[bytes]:
         """All messages that are there; the last is empty when the daemon is gone."""

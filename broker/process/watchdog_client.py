@@ -7,6 +7,7 @@ ceilings, its answer is waited for first: then it opens nothing while we write, 
 from __future__ import annotations
 
 import contextlib
+import enum
 import select
 import socket
 import time
@@ -31,6 +32,17 @@ DEAF_S = 3.0
 """A watchdog that answers nothing for so long while we tick hangs. It is replaced."""
 
 
+class State(enum.Enum):
+    """Of the watchdog's process, as the daemon knows it.
+
+    GONE to STARTING by a start, STARTING to WATCHING by its first answer, any to GONE by its death or its silence.
+    """
+
+    GONE = enum.auto()
+    STARTING = enum.auto()
+    WATCHING = enum.auto()
+
+
 class WatchdogClient:
     """Keeps one watchdog running beside this daemon. For the loop's thread.
 
@@ -47,7 +59,8 @@ class WatchdogClient:
     ) -> None:
         self._log, self._clock, self._process = log, clock, SideProcess(command)
         self._sock: socket.socket | None = None
-        self._ready = self._reopened = self._was_busy = False
+        self._state = State.GONE
+        self._reopened = self._was_busy = False
         self._sequence = self._heard = self._seen = 0
         self._beat_s: float | None = None
         self._unanswered_s: float | None = None
@@ -69,9 +82,9 @@ class WatchdogClient:
         except OSError as problem:
             raise ShapingError(f"the watchdog cannot be started: {problem}; without it nothing is shaped") from problem
         until_s = time.monotonic() + READY_S_MAX
-        while not self._ready and time.monotonic() < until_s and self._process.runs:
+        while self._state is State.STARTING and time.monotonic() < until_s and self._process.runs:
             self._hear(wait_s=0.05)
-        if not self._ready:
+        if self._state is not State.WATCHING:
             self.end(restored=False)
             raise ShapingError("the watchdog does not start (the log may say why); without it nothing is shaped")
 
@@ -90,7 +103,7 @@ class WatchdogClient:
         self._was_busy = busy
         gap_s = None if self._beat_s is None else now_s - self._beat_s
         self._beat_s = now_s
-        if self._sock is None and self._process.may_start(now_s=now_s):
+        if self._state is State.GONE and self._process.may_start(now_s=now_s):
             self._launch_again()
         self._hear()
         self._send(busy)
@@ -118,12 +131,12 @@ class WatchdogClient:
 
     def info(self) -> WatchdogInfo:
         """Its state, for the status."""
-        alive = self._ready and self._process.runs
+        alive = self._state is State.WATCHING and self._process.runs
         return WatchdogInfo(pid=self._process.pid, alive=alive, openings=self._openings, started=self._starts)
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong with it now."""
-        if self._ready:
+        if self._state is State.WATCHING:
             return ()
         text = "nobody opens the ceilings if this daemon dies; it is started again every second"
         return (Alarm(code="watchdog-missing", subject="watchdog", text=text),)
@@ -133,6 +146,7 @@ class WatchdogClient:
         directory = Path(self._journal.directory).absolute()
         self._sock = self._process.start_connected(directory, descriptors=(self._lock,), now_s=self._clock())
         self._sock.setblocking(False)
+        self._state = State.STARTING
         self._starts += 1
 
     def _launch_again(self) -> None:
@@ -179,10 +193,9 @@ class WatchdogClient:
 
     def _understand(self, answer: bytes) -> None:
         sequence, opened, silence_s = answer.split()
-        if not self._ready:
-            self._ready = True
-            if self._starts > 1:
-                self._log.info("watchdog-restored")
+        if self._state is State.STARTING and self._starts > 1:
+            self._log.info("watchdog-restored")
+        self._state = State.WATCHING
         self._heard, self._unanswered_s = int(sequence), None
         if int(opened) != self._seen:
             self._openings += int(opened) - self._seen
@@ -194,4 +207,4 @@ class WatchdogClient:
         self._log.error("watchdog-lost", error=what)
         self._process.kill()
         self.end(restored=True)
-        self._ready, self._reopened, self._unanswered_s = False, True, None
+        self._state, self._reopened, self._unanswered_s = State.GONE, True, None
