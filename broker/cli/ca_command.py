@@ -14,14 +14,14 @@ from hive_qos.errors import ConfigurationError
 from hive_qos.text import printable
 
 app = typer.Typer(
-    help="Make the cluster's certificate authority, and certificates for its nodes.",
+    help="Make the cluster's CA and its nodes' certificates.",
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 Directory = Annotated[Path, typer.Option("--directory", "-d", help="Where the CA lives; keep it off the nodes.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Say what was done as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 DEFAULT_DIRECTORY = Path("hive-ca")
 CERTIFICATE_BYTES_MAX = 2**20
 """A chain is a few kilobytes; whatever else is named by mistake is not read to its end."""
@@ -32,10 +32,10 @@ CERTIFICATE_BYTES_MAX = 2**20
 def init(
     directory: Directory = DEFAULT_DIRECTORY,
     name: Annotated[str, typer.Option("--name", help="The CA's name, for people.")] = "hive-qos",
-    days: Annotated[int, typer.Option("--days", help="How long it is valid.")] = 3650,
+    days: Annotated[int, typer.Option("--days", help="Days until it ends.")] = 3650,
     as_json: AsJson = False,
 ) -> None:
-    """Make a CA. Nothing that exists is overwritten.
+    """Make a CA. No existing file is overwritten.
 
     \b
     Example:
@@ -61,7 +61,7 @@ def issue(
     job: Annotated[
         list[str] | None, typer.Option("--job", help="A job (HIVE_JOB) that it is for; again for more.")
     ] = None,
-    days: Annotated[int, typer.Option("--days", help="How long it is valid.")] = 365,
+    days: Annotated[int, typer.Option("--days", help="Days until it ends.")] = 365,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where NODE.crt and NODE.key go (default: here).")
     ] = None,
@@ -89,14 +89,16 @@ def issue(
 @app.command("revoke", epilog=EPILOG)
 @guarded
 def revoke(
-    node: Annotated[str, typer.Argument(help="The node whose certificates are taken back.")],
+    node: Annotated[str, typer.Argument(help="The node whose certificates are revoked.")],
     directory: Directory = DEFAULT_DIRECTORY,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="Take back this one alone: a file, PEM.")
+        Path | None, typer.Option("--certificate", help="Revoke this certificate alone: a PEM file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke what was issued to a node. Copy the list, ca.crl, beside ca.crt on every node.
+    """Revoke a node's certificates.
+
+    Copy the list, ca.crl, beside ca.crt on every node: it takes effect there.
 
     \b
     Example:
@@ -114,7 +116,7 @@ def revoke(
 @app.command("show", epilog=EPILOG)
 @guarded
 def show(
-    certificate: Annotated[Path, typer.Argument(readable=False, help="A certificate file, PEM.")],
+    certificate: Annotated[Path, typer.Argument(readable=False, help="A PEM file.")],
     as_json: AsJson = False,
 ) -> None:
     """Show who a certificate is for, and until when.

@@ -17,12 +17,14 @@ def reload(
             metavar="SECONDS",
             min=1,
             max=3600,
-            help="Go back to the former one unless `hive-qos confirm` comes within this time.",
+            help="Try it: go back to the former one unless `hive-qos confirm` comes in time.",
         ),
     ] = None,
     socket: SocketOption = None,
 ) -> None:
-    """Have the broker read its configuration again. A bad one is not taken (exit code 3), the former one holds.
+    """Have the broker read its configuration again.
+
+    A configuration with a mistake is refused with exit code 3, and the former one stays in force.
 
     \b
     Examples:
@@ -36,7 +38,9 @@ def reload(
 
 
 def confirm(socket: SocketOption = None) -> None:
-    """Keep the configuration that `hive-qos reload --confirm` has put in force.
+    """Keep the configuration that is on trial.
+
+    `hive-qos reload --confirm SECONDS` begins a trial. Without this command the former configuration comes back.
 
     \b
     Example:

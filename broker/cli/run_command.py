@@ -29,7 +29,7 @@ class TrafficClass(enum.StrEnum):
 
 def run(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after `--`.")],
-    traffic_class: Annotated[TrafficClass, typer.Option("--class", help="Where its traffic belongs.")],
+    traffic_class: Annotated[TrafficClass, typer.Option("--class", help="The class of its traffic.")],
     socket: Annotated[
         Path | None,
         typer.Option(
@@ -37,14 +37,14 @@ def run(
         ),
     ] = None,
     optional: Annotated[
-        bool, typer.Option("--optional", help="Run the program all the same, unclassified, when that fails.")
+        bool, typer.Option("--optional", help="Run the program without a class where that fails.")
     ] = False,
 ) -> None:
-    """Run a program with its traffic in a class; the sockets that it and its children make carry the mark.
+    """Run a program with its traffic in a class.
 
-    It goes through the broker, which moves this process into the class' cgroup unless that would free it of limits.
-    Root moves itself, and needs the broker only to have made that cgroup (a killed broker's stays in force). The exit
-    code is the program's.
+    The broker moves this process into the class' cgroup, unless that would free it of limits. All sockets that the
+    program and its children make there belong to the class. Root moves itself, also where the broker was killed. The
+    exit code is the program's.
 
     \b
     Examples:

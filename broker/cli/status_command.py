@@ -13,7 +13,7 @@ import typer
 from broker import client
 
 REFRESH_S = 1.0
-"""As often as somebody can read it, and as the daemon shows what nobody asks for (`daemon.showing`)."""
+"""As often as somebody can read it."""
 
 SocketOption = Annotated[
     Path | None,
@@ -25,10 +25,12 @@ SocketOption = Annotated[
 
 def status(
     socket: SocketOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Give the whole document, one line each time.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole document as one line of JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second until Ctrl-C.")] = False,
 ) -> None:
-    """Show whose promise is kept, who lends to whom, what limits each job, and who sends.
+    """Show what each class and job gets, and why.
+
+    The table has each class' guarantee and average, who lends to whom, what limits each job, who sends, and alarms.
 
     \b
     Examples:
