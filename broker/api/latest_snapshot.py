@@ -1,9 +1,8 @@
 """What readers see: one snapshot, made by the loop when somebody asks for it, and once a second besides.
 
-To put everything together costs a tenth of a tick, and most ticks nobody looks at. Who asks wakes the loop, which is
-the only one that may look at what is shown; one that does not come to it in time leaves what was shown last. However
-many ask, and however often, they share one that is at most `SHARED_S` old: so the loop is woken for them ten times a
-second at most.
+A snapshot costs a tenth of a tick, and nobody looks at most ticks. Only the loop may read what is shown, so a reader
+wakes it. Where the loop does not answer in time, the reader gets the last snapshot. All readers share one that is at
+most `SHARED_S` old: they wake the loop ten times a second at most.
 """
 
 from __future__ import annotations

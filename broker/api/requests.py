@@ -1,4 +1,4 @@
-"""What is wanted of the loop from outside: by HTTP's threads, which get an answer, and by signals, which get none."""
+"""Commands to the loop from outside: from HTTP's threads, which get an answer, and from signals, which get none."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ANSWER_S_MAX = 4.0
 
 @dataclass
 class PendingCommands:
-    """What signal handlers want, as bare flags: a handler may come in the middle of anything."""
+    """Commands of signal handlers, as bare flags: a handler may run in the middle of anything."""
 
     stop: bool = False
     reload: bool = False
 
 
 class PolicyAnswer(Struct, frozen=True):
-    """What came of it. `code` is HTTP's: 200 done, 409 refused for the reason in `text`, 503 nobody does it now."""
+    """The result. `code` is HTTP's: 200 done, 409 refused for the reason in `text`, 503 not done in time."""
 
     code: int
     text: str
@@ -30,7 +30,7 @@ class PolicyAnswer(Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class PolicyRequest:
-    """One wish: "reload" or "confirm". `answers` takes exactly one answer."""
+    """One request: "reload" or "confirm". `answers` takes exactly one answer."""
 
     what: str
     trial_s: float | None = None
@@ -38,7 +38,7 @@ class PolicyRequest:
 
 
 class PolicyRequests:
-    """The way from any thread to the loop and back.
+    """Requests from any thread to the loop, and their answers.
 
     Args:
         wake: wakes the loop; safe in any thread.
@@ -70,7 +70,7 @@ class PolicyRequests:
         )
 
     def take(self) -> PolicyRequest | None:
-        """The next wish, for the loop, which answers it; None when there is none."""
+        """Give the loop the next request, which it answers; None when there is none."""
         try:
             return self._waiting.popleft()
         except IndexError:

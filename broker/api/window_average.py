@@ -37,7 +37,7 @@ class Averages:
     """
 
     def __init__(self, *, parts: int) -> None:
-        self._components = parts
+        self._parts = parts
         self._known: dict[Hashable, _Followed] = {}
         self._next: dict[Hashable, _Followed] = {}
 
@@ -55,7 +55,7 @@ class Averages:
         if entry is None or sent_bytes < entry.last[1]:
             entry = _Followed(free_s=now_s)
         points, now = entry.points, (now_s, sent_bytes)
-        if not points or now_s - points[-1][0] >= window_s / self._components:
+        if not points or now_s - points[-1][0] >= window_s / self._parts:
             points.append(now)
         while len(points) > 1 and now_s - points[1][0] >= window_s:
             points.popleft()

@@ -1,6 +1,6 @@
 """The loop: sleep until something is due, decide, apply, record, show. One thread, until it is told to stop.
 
-selector --packets--> sessions --hub--> flows, bursts
+selector --packets--> sessions --service--> flows, bursts
 tick: counters, flows, bursts -> decide (pure) -> apply -> recorder, snapshot -> HTTP threads
 """
 
@@ -91,7 +91,7 @@ class Loop:
             selector=self._selector,
             authority=lambda: self._active_policy.authority,
             host=socket.gethostname(),
-            hub=self._service,
+            service=self._service,
             closing=parts.closing,
             log=given.log,
             clock=self._clock,

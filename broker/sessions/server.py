@@ -140,14 +140,14 @@ class SessionServer:
         selector: selectors.BaseSelector,
         authority: Callable[[], Authority],
         host: str,
-        hub: SessionHandler,
+        service: SessionHandler,
         closing: CloserClient,
         log: Log,
         clock: Callable[[], float],
     ) -> None:
         self._authority = authority
         self.sessions: dict[str, Session] = {}
-        self._selector, self._host, self._service, self._log, self._clock = selector, host, hub, log, clock
+        self._selector, self._host, self._service, self._log, self._clock = selector, host, service, log, clock
         self._closing = closing
         self._numbers = 0
         self._report_bytes_left = REPORT_BYTES_PER_TICK

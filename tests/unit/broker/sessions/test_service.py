@@ -56,7 +56,7 @@ def need(towards: dict[str, int] | None = None, *, replicas: int = 0) -> Declare
 
 @dataclass
 class Someone:
-    """A session, as far as the hub looks at one."""
+    """A session, as far as the service looks at one."""
 
     name: str
     uid: int = 1000
@@ -78,7 +78,7 @@ class Someone:
 
 @dataclass
 class Bench:
-    """A hub with a clock that stands still until it is moved."""
+    """A service with a clock that stands still until it is moved."""
 
     now_s: float = 0.0
     flows: FlowTable = field(default_factory=FlowTable)
@@ -90,7 +90,7 @@ class Bench:
     settled: int = 0
 
     def __post_init__(self) -> None:
-        self.hub = SessionService(
+        self.service = SessionService(
             flows=self.flows, bursts=BurstTable(), jobs=self.jobs, needs=self.needs, clock=lambda: self.now_s,
             interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=self.mark,
             authority=lambda: self.authority, reclassify=lambda: None, settle=self.settle, fail=lambda _: None,
@@ -106,7 +106,7 @@ class Bench:
     def register(self, someone: Someone, *, traffic_class: str = "compute", role: str = "gradient") -> int:
         """Pass one socket; gives the minor that it was marked with."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            reply = self.hub.register(
+            reply = self.service.register(
                 cast(Session, someone), Register(number=1, traffic_class=traffic_class, role=role), [sock]
             )
         assert isinstance(reply, Registered), reply
@@ -115,12 +115,12 @@ class Bench:
     def announce(self, someone: Someone, *, job: str = "j") -> bool:
         """Announce a new step; whether that asks for a decision now, which is then made."""
         burst = burst_of(next(self.steps), job=job)
-        self.hub.announce(cast(Session, someone), burst)
+        self.service.announce(cast(Session, someone), burst)
         return self.decided()
 
     def decided(self) -> bool:
-        urgent = self.hub.urgent
-        self.hub.answer((), {})
+        urgent = self.service.urgent
+        self.service.answer((), {})
         return urgent
 
 
@@ -140,7 +140,7 @@ def test_ranks_that_announce_together_cost_one_decision() -> None:
     bench = Bench()
     for number in range(40):
         burst = burst_of(1)
-        bench.hub.announce(cast(Session, Someone(f"s-{number}")), burst)
+        bench.service.announce(cast(Session, Someone(f"s-{number}")), burst)
     assert bench.decided()
     assert sum(bench.announce(Someone("s-1")) for _ in range(9)) == URGENT_AT_ONCE - 1
 
@@ -149,16 +149,16 @@ def test_the_allowances_of_many_users_stay_bounded() -> None:
     bench = Bench()
     for uid in range(3 * USERS_MAX):
         bench.announce(Someone("s-1", uid=uid))
-    assert len(bench.hub._soon) == USERS_MAX
+    assert len(bench.service._soon) == USERS_MAX
 
 
 def test_the_end_of_a_session_or_a_step_is_urgent_only_when_a_burst_ends_with_it() -> None:
     bench, someone = Bench(), Someone("s-1")
-    bench.hub.gone(cast(Session, someone))
-    bench.hub.announce_end(cast(Session, someone), AnnounceEnd(job="j", step=5))
+    bench.service.gone(cast(Session, someone))
+    bench.service.announce_end(cast(Session, someone), AnnounceEnd(job="j", step=5))
     assert not bench.decided()
     bench.announce(someone)
-    bench.hub.gone(cast(Session, someone))
+    bench.service.gone(cast(Session, someone))
     assert bench.decided()
 
 
@@ -184,7 +184,7 @@ def test_reports_count_for_classes_in_which_the_session_has_sockets(
     for number, name in enumerate(registered):
         bench.flows.add(PassedSocket(f"f-{number}", "s-1", "j", name, "bulk", "udp", "10.0.0.1:1", 1, 1000, number))
     connection = ConnectionReport(peer=Endpoint("10.0.0.2", 1), traffic_class=reported, rtt_s=0.01)
-    bench.hub.report(cast(Session, Someone("s-1")), Report(connections=(connection,)))
+    bench.service.report(cast(Session, Someone("s-1")), Report(connections=(connection,)))
     samples = bench.flows.samples(interface_of=lambda _: "eth0", now_s=0.0).get("eth0", ())
     assert [sample.traffic_class for sample in samples] == ([] if seen is None else [seen])
 
@@ -213,7 +213,7 @@ def test_a_program_is_moved_only_where_policy_and_its_limits_let_it_and_while_it
 
     monkeypatch.setattr(cgroups, "enter", enter)
     monkeypatch.setattr(cgroups, "left_behind", lambda mount, *, pid: limits)
-    reply = Bench().hub.enter(cast(Session, someone), Enter(number=1, traffic_class=traffic_class))
+    reply = Bench().service.enter(cast(Session, someone), Enter(number=1, traffic_class=traffic_class))
     assert getattr(reply, "code", None) == code
     assert moved == ([(traffic_class, 1)] if code is None else [])
 
@@ -227,7 +227,7 @@ def test_sockets_of_a_job_go_to_its_leaf_and_bulk_nameless_and_late_ones_to_thos
     assert bench.register(Someone("s-5", uid=1002, job="l")) == LEAF_MINOR["compute"]
     assert bench.register(Someone("s-1"), traffic_class="storage", role="storage") == MARK_MINOR["storage"]
     for name in ("s-1", "s-2"):
-        bench.hub.gone(cast(Session, Someone(name)))
+        bench.service.gone(cast(Session, Someone(name)))
     assert bench.register(Someone("s-5", uid=1002, job="l")) == JOB_MINOR[0]
 
 
@@ -250,24 +250,24 @@ def test_a_need_is_taken_from_whoever_may_use_storage_and_data_at_risk_is_decide
     uid: int, answer: type[Reply]
 ) -> None:
     bench, someone = Bench(), cast(Session, Someone("s-1", uid=uid))
-    assert isinstance(bench.hub.need(someone, need()), answer)
+    assert isinstance(bench.service.need(someone, need()), answer)
     assert not bench.decided()
-    assert isinstance(bench.hub.need(someone, need(replicas=3)), answer)
+    assert isinstance(bench.service.need(someone, need(replicas=3)), answer)
     assert bench.decided() is (answer is Noted)
     (needs,) = bench.needs.current(now_s=4.0).values() or ((),)
     assert [(need.uid, need.remaining_s, need.replicas_at_risk) for need in needs] == (
         [(1000, 6.0, 3)] if answer is Noted else []
     )
-    bench.hub.gone(someone)
+    bench.service.gone(someone)
     assert bench.needs.current(now_s=4.0) == {}
 
 
 def test_the_same_job_and_step_of_two_users_are_two_bursts_with_a_credit_each() -> None:
     bench, one, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
     for number, someone in enumerate((one, other)):
-        bench.hub.announce(cast(Session, someone), burst_of(1, number=number))
+        bench.service.announce(cast(Session, someone), burst_of(1, number=number))
     credits = [Credit("eth0", "j", 1, 5, uid=1000), Credit("eth0", "j", 1, 0, uid=1001)]
-    bench.hub.answer(credits, cast(Any, {"s-1": one, "s-2": other}))
+    bench.service.answer(credits, cast(Any, {"s-1": one, "s-2": other}))
     assert [reply.size_bytes for reply in (*one.sent, *other.sent)] == [5, 0]
 
 
@@ -275,12 +275,12 @@ def test_one_user_names_so_many_destinations_a_second_and_others_still_theirs() 
     bench, someone, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
     crowd = {f"10.0.{number // 250}.{number % 250}": 5 for number in range(1000)}
     for _ in range(10):
-        bench.hub.announce(cast(Session, someone), burst_of(next(bench.steps), towards=crowd, number=1))
+        bench.service.announce(cast(Session, someone), burst_of(next(bench.steps), towards=crowd, number=1))
     refused = [reply for reply in someone.sent if isinstance(reply, ErrorReply)]
     assert len(refused) == 10 - DESTINATIONS_AT_ONCE / 1000
     assert refused[0].code == "too-many"
-    reply = bench.hub.need(cast(Session, someone), need(crowd))
+    reply = bench.service.need(cast(Session, someone), need(crowd))
     assert getattr(reply, "code", None) == "too-many"
-    assert isinstance(bench.hub.need(cast(Session, other), need(crowd)), Noted)
+    assert isinstance(bench.service.need(cast(Session, other), need(crowd)), Noted)
     bench.now_s += 1.0
-    assert isinstance(bench.hub.need(cast(Session, someone), need(crowd)), Noted)
+    assert isinstance(bench.service.need(cast(Session, someone), need(crowd)), Noted)
