@@ -29,12 +29,6 @@ SURE_SPAN_S = 0.25
 DRAIN_FACTOR, DRAIN_S_MAX, DRAIN_S_LONGEST = 0.5, 0.8, 1.2
 """At half the rate a queue of D seconds is gone after 2 D; longer than 0.8 s would be felt by a training step. One that
 is measured on may last 1.2 s: 330 ms of buffer at a third of its rate take 0.7 s, and we hear of it 0.4 s later."""
-PROBE_BACK, PROBE_BACK_UNREPORTED = 0.95, 0.9
-"""A failed probe costs at most a twentieth of what was there before it, and a tenth where arrivals are not known; and
-nothing of a rate that settled without a queue, for a host that holds packets up makes probes fail one after the other.
-Its queue is found before it is long enough to say what was carried: then it costs all of that, and the link is taken
-for the geometric mean of what was there and what was tried. By acknowledgements, whose 0.3 s hold what a queue set
-free, the law went back to 1 to 5 % over the link."""
 HOLD_S_MAX = 1.5
 """At most from a cut to the first probe: a rise has to be followed within 5 s."""
 DOUBT_CUTS, DOUBT_EXCESS = 5, 0.7
@@ -55,7 +49,7 @@ def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s
     else:
         target = carried.assumed_bits_per_s
     target = min(target, direction.cut_to_max * rate)
-    lowest, before = _back_to(state, carried)
+    lowest, before = _back_to(state, carried, direction)
     if queue.cause is Cause.PROBE:
         target = min(max(target, lowest), before)
     link = int(measured.carried_bits_per_s if measured is not None else target / direction.cut_to)
@@ -110,7 +104,7 @@ def drain(state: CapacityState, evidence: Evidence, direction: Direction, *, now
     if link != last.carried_bits_per_s:
         lowest, most = direction.cut_to_min * last.from_bits_per_s, direction.cut_to_max * last.from_bits_per_s
         if last.cause is Cause.PROBE:  # a mistake of our own, to be taken back and no more
-            lowest, most = _back_to(state, carried)
+            lowest, most = _back_to(state, carried, direction)
         rate = int(min(max(direction.cut_to * link, lowest), most, state.base_bits_per_s))
         rate, surely_more = max(rate, least(state, direction)), int(UNSURE * link)
     return replace(
@@ -173,8 +167,14 @@ def _is_new_episode(state: CapacityState, *, now_s: float) -> bool:
     return apart or raised_lately(state, now_s=now_s)
 
 
-def _back_to(state: CapacityState, carried: Carried) -> tuple[float, float]:
-    """The least and the most that a probe which failed leaves."""
+def _back_to(state: CapacityState, carried: Carried, direction: Direction) -> tuple[float, float]:
+    """The least and the most that a probe which failed leaves.
+
+    It costs at most a twentieth of what was there before it, and a tenth where arrivals are not known; and nothing of a
+    rate that settled without a queue, for a host that holds packets up makes probes fail one after the other. Its queue
+    is found before it is long enough to show what was carried. Then it costs all of that, and the link is taken for the
+    geometric mean of what was there and what was tried.
+    """
     before = state.probe.before_bits_per_s
-    back = PROBE_BACK if carried.reported else PROBE_BACK_UNREPORTED
+    back = direction.cut_to if carried.reported else direction.cut_to_deep
     return max(back * before, min(before, state.probe.settled_bits_per_s)), before

@@ -47,13 +47,12 @@ STRETCH_S = 0.2
 """The shortest stretch of a deep queue that counts by itself, or half of the whole: ticks say what left to 100 ms."""
 FULL_S = 0.05
 """By so much a wait may exceed the longest that was seen: what was dropped at a full buffer does not wait."""
-SPAN_S_LEAST = 0.02
-"""For packets that left well apart and arrived together."""
 UNHEARD_S = 0.25
 """Whether a queue stood between two packets of which the second left so long after the first had arrived, nobody knows:
 two samples and a half. It did where what left meanwhile is more than could pass."""
 HELD_UP_S = 0.02
-"""By so much sooner than what left between them can pass: twice the noise of busy hosts (10 ms)."""
+"""By so much sooner than what left between them can pass, and the least span of packets that left well apart: twice the
+noise of busy hosts (10 ms)."""
 FRESH_S, KEPT_S = 1.5, 2.0
 """As old as what connections and destinations report may be: a training step's gap is shorter, and TCP_INFO comes once
 a second on busy hosts. Arrivals and ticks are kept a little longer: local drops show as a transport's loss up to a few
@@ -257,4 +256,4 @@ def _between(first: Point, second: Point, least_s: float) -> float:
     span_s = second[1] - first[1]
     if max(span_s, second[0] - first[0]) < least_s:
         return 0.0
-    return (second[2] - first[2]) / max(span_s, SPAN_S_LEAST)
+    return (second[2] - first[2]) / max(span_s, HELD_UP_S)

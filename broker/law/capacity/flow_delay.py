@@ -28,6 +28,8 @@ REPORT = "report"
 """The source of what programs say; everything else our own kernel has measured."""
 PACKET_BYTES = 1_600
 """One packet that waits is not a queue: a class that has nothing more to send leaves at no rate worth the name."""
+NEW_S = 0.005
+"""A sample is new if it was taken so much later: its age is counted up until there is another."""
 PROGRESS_BYTES = 3_000
 """Acknowledged since the last sample for its round trip to be a new one: two packets."""
 QUEUE_TRUSTED_S = 0.12
@@ -58,10 +60,8 @@ OWED_S = 2.0
 
 Span: TypeAlias = tuple[float, float]
 """Excess delay in seconds, at least and at most: it is not known to which instant of our own queue a sample belongs."""
-
-
 PART_S, PARTS = 10.0, 4  # a sample is forgotten after 30 to 40 s
-WINDOW_S = PARTS * PART_S
+MINIMUM_S = PARTS * PART_S
 """Over which the least delay is taken. Two clocks drift apart by 2 ms in that time at 50 ppm, and a queue that never
 empties for so long has been found by then."""
 
@@ -84,7 +84,7 @@ def chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
 
 def with_sample(least: Least, value: float, *, at_s: float) -> Least:
     """Take a sample, not older than the last, into a windowed minimum."""
-    kept = [part for part in least if part[0] > at_s - WINDOW_S]
+    kept = [part for part in least if part[0] > at_s - MINIMUM_S]
     if kept and at_s - kept[-1][0] < PART_S:
         kept[-1] = (kept[-1][0], min(kept[-1][1], value))
     else:
@@ -99,7 +99,7 @@ def over(least: Least, value: float) -> float:
 
 def is_known(flow: FlowState, *, at_s: float) -> bool:
     """Whether a sample of that time was taken in already: its age is counted up until there is a new one."""
-    return bool(flow.points) and at_s <= flow.points[-1][0] + 0.005
+    return bool(flow.points) and at_s <= flow.points[-1][0] + NEW_S
 
 
 def round_trip(
@@ -141,7 +141,7 @@ def one_way(
     if sample.one_way_s is None or sample.one_way_age_s is None:
         return before, None, None
     sent_s = now_s - sample.age_s - sample.one_way_age_s
-    if before.one_way_at_s is not None and sent_s <= before.one_way_at_s + 0.005:
+    if before.one_way_at_s is not None and sent_s <= before.one_way_at_s + NEW_S:
         return before, None, None
     minimum = with_sample(before.one_way_least_s, sample.one_way_s, at_s=sent_s)
     after = replace(before, one_way_at_s=sent_s, one_way_least_s=minimum)

@@ -30,14 +30,12 @@ from broker.law.capacity.evidence import (
 )
 from broker.law.capacity.inbound_delay import NOTHING_HERE, SENDERS_MIN, OutboundLoad, Verdict
 from broker.law.capacity.probe import BUSY_S, raised_lately
+from broker.law.capacity.quorum import VOTE_S
 from broker.law.capacity.state import CapacityState, Cause, InboundCapacity, InboundSignalState, Phase
 from broker.model.reasons import Because, Reason, source_of
 from broker.model.values import FlowSample, InterfaceSample, SenderSample
 from broker.policy.types import InterfacePolicy
 
-LOOK_BACK_S = 0.8
-"""Of what came counts what did while all who see the queue saw it, from the first such sample of the last to the last
-of the first, and nothing older: it may be another rate's."""
 CAME_S, CAME_S_MIN, CAME_EVERY_S = 2.0, 0.2, 0.05
 """The longest time over which arrivals are kept, and the least over which they are a rate: a piece of 64 KiB is 2.6 %
 of what 100 Mbit/s bring in it. Decisions may come fifty times a second; so many readings are not kept."""
@@ -156,10 +154,10 @@ def _count(state: InboundSignalState, received_bytes: int | None, *, now_s: floa
 def _behind_a_queue(
     state: CapacityState, evidence: Evidence, seen: InboundSignalState, said: Verdict, *, load_min: float, now_s: float
 ) -> Evidence:
-    """A queue stands: what came meanwhile is what the link carries, where that is another capacity than was thought. A
-    burst of training that storage makes room for fills the link, too, and then as much comes as was thought."""
+    """A queue stands: what came while all who see it saw it is what the link carries, where that is another capacity
+    than was thought. A burst of training that storage makes room for fills the link, too, and then as much comes."""
     drained_s = state.cut.drained_s if state.cut is not None else 0.0
-    came = _came_steadily(seen, since_s=max(now_s - LOOK_BACK_S, said.since_s, drained_s), until_s=said.until_s)
+    came = _came_steadily(seen, since_s=max(now_s - VOTE_S, said.since_s, drained_s), until_s=said.until_s)
     if came is None or came < load_min:
         return evidence
     lower = came < (LOWER_RAISED if state.phase is Phase.PROBING else LOWER) * state.rate_bits_per_s

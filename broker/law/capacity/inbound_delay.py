@@ -34,8 +34,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.law.capacity.delivery_rate import FRESH_S
-from broker.law.capacity.flow_delay import QUEUE_TRUSTED_S, WINDOW_S, over, with_sample
-from broker.law.capacity.quorum import HIGH, OF, SLOW_APART_S, SLOW_S, VOTE_S, median_of_voters
+from broker.law.capacity.flow_delay import MINIMUM_S, NEW_S, QUEUE_TRUSTED_S, over, with_sample
+from broker.law.capacity.quorum import OF, SLOW_S, VOTE_S, median_of_voters, voting
 from broker.law.capacity.state import InboundSignalState, SenderDelayState, Series, SignalState, SourceState
 from broker.law.sharing.promises import LENDER
 from broker.model.fair_share import in_turns
@@ -43,9 +43,10 @@ from broker.model.values import FlowSample, SenderSample
 
 Entry = TypeVar("Entry")
 
-SENDERS_MIN = 2
 REPORTED = "way/"
-NEW_S = 0.005
+"""How the keys of series begin that programs report."""
+SENDERS_MIN = 2
+"""One sender's own slow link looks like ours."""
 LOADED = 0.5
 """Of the way out. Above it, a round trip is ignored unless outbound signals know what is in it."""
 SOURCES_MAX, REMEMBERED = 64, 8
@@ -64,11 +65,13 @@ class OutboundLoad(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """`queue` whether one stands in front of our link, `clear` whether surely none does; `disputed` whether anybody,
-    alone or by a program's report, sees one, or saw one in half of the last samples; programs are not asked where two
-    measured ones are sure that there is none; `excess_s` of those that see one,
-    the middle of them; `since_s` and `until_s` from when to when all of them saw it; `seen_by` how many do, `heard` how
-    many say anything, be it now this and now that."""
+    """What the senders see together.
+
+    Fields: `queue` whether one stands in front of our link, `clear` whether surely none does; `disputed` whether
+    anybody sees one, alone or by a program's report, or saw one in half of the last samples (programs do not count
+    where two measured senders are sure that there is none); `excess_s` the median of those that see one; `since_s` and
+    `until_s` from when to when all of them saw it; `seen_by` how many do, `heard` how many report anything at all.
+    """
 
     queue: bool
     clear: bool
@@ -137,7 +140,7 @@ def hear(
         excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # of one sender who waits least
     latest = sorted(known.values(), key=lambda entry: (-entry.at_s, entry.key))
     kept = _chosen(latest, key=lambda entry: entry.key, user=lambda entry: entry.uid)
-    fresh = tuple(entry for entry in kept if now_s - entry.at_s <= WINDOW_S)
+    fresh = tuple(entry for entry in kept if now_s - entry.at_s <= MINIMUM_S)
     return replace(
         state,
         sources=tuple(sorted(fresh, key=lambda entry: entry.key)),
@@ -212,15 +215,11 @@ def _is_doubtful(series: Series, *, threshold_s: float, now_s: float) -> bool:
 
 def _sees(series: Series, *, threshold_s: float, now_s: float) -> bool | None:
     """Whether a series sees a queue; None where it is silent or undecided."""
-    fresh = [entry for entry in series[-OF:] if entry[0] > now_s - VOTE_S]
-    needed = min(HIGH, len(fresh))
-    slow = series[-2:]
-    if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
-        fresh, needed = [entry for entry in slow if entry[0] > now_s - SLOW_S], 2
+    fresh, needed = voting(series, now_s=now_s)
     if len(fresh) < 2:
         return None
     over = sum(seconds > threshold_s for _, seconds in fresh)
-    if over >= needed and fresh[-1][1] > threshold_s:
+    if over >= min(needed, len(fresh)) and fresh[-1][1] > threshold_s:
         return True
     return False if 2 * (len(fresh) - over) >= len(fresh) else None
 

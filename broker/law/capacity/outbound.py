@@ -36,11 +36,10 @@ from broker.model.reasons import Because, Reason, source_of
 from broker.model.values import ClassSample, FlowSample, InterfaceSample
 from broker.policy.types import InterfacePolicy
 
-DEEP_HIGH, DEEP_OF, SURELY_LESS = 2, 3, 0.8
-"""Where a packet waited 100 ms and what was carried is below 0.8 of the rate, two of three do: a hiccup of a peer is no
-reason, for by its arrivals more was carried, not less."""
-PROBE_HIGH, PROBE_OF = 2, 3
-"""Just after a raise, two of three ticks: a mistake costs only the raise."""
+FEW_HIGH, FEW_OF, SURELY_LESS = 2, 3, 0.8
+"""Two of three samples do just after a raise, where a mistake costs only the raise; and where a packet waited 100 ms
+and what was carried is below 0.8 of the rate. A hiccup of a peer is no reason, for by its arrivals more was
+carried."""
 LIMITED, BACKLOG_BYTES_MIN = 0.9, 3_028
 """The shaper is the limit in a tick that used 90 % of it and left two packets waiting."""
 LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
@@ -149,7 +148,23 @@ def estimate(
         elapsed_s=counters.elapsed_s, loaded=load > 0.5, rate_bits_per_s=shaper,
     )  # fmt: skip
     now = signals.read(seen, now_s=now_s)
-    evidence = _evidence(before, seen, now, counters, flows, load=load, now_s=now_s)
+    losing = quorum.losing(seen, flows) if max(now.lost_fraction, now.lost_since_fraction) > quorum.LOSS_PART else 0
+    if not losing and before.claimed_s is not None and now_s - before.claimed_s <= CLAIMED_S:
+        now = replace(now, lost_packets=0, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
+    waiting = sum(entry.backlog_bytes for entry in counters.classes) >= BACKLOG_BYTES_MIN
+    measured, stalled = _measured(before, seen, since_s=0.0, now_s=now_s)
+    cause, votes = _cause(before, seen, now, measured, stalled, losing=losing, now_s=now_s)
+    limiting = waiting and load >= LIMITED
+    busy_s = before.busy_s + (counters.elapsed_s if limiting else 0.0)
+    evidence = Evidence(
+        elapsed_s=counters.elapsed_s,
+        limiting=limiting,
+        heard=now.flows > 0,
+        used=limiting,
+        queue=Queue(cause, votes, now.excess_s or 0.0, now.baseline_s),
+        carried=_carried(before, seen, now, measured, cause, limited=load >= LIMITED, now_s=now_s),
+        room=_room(before, seen, now, lossy=losing > 0, busy_s=busy_s, now_s=now_s),
+    )
     after = estimator.estimate(before, evidence, OUTBOUND, now_s=now_s)
     state = OutboundCapacity(after, _signals_after(seen, before, after))
     return _give(state, source, _reason(after, now, source, now_s=now_s), now_s=now_s)
@@ -159,50 +174,6 @@ def heard(state: OutboundCapacity, flows: Sequence[FlowSample]) -> list[quorum.H
     """What the destinations report on which the capacity rests, as of the last tick, whose connections `flows` are."""
     delay_s = threshold_s(DELAY_S, state.estimate.rate_bits_per_s)
     return quorum.heard(state.signals, flows=flows, threshold_s=delay_s, high=quorum.HIGH, of=quorum.OF)
-
-
-def _evidence(
-    state: CapacityState, seen: SignalState, now: Signals, counters: Counters, flows: Sequence[FlowSample], *,
-    load: float, now_s: float,
-) -> Evidence:  # fmt: skip
-    waiting = sum(entry.backlog_bytes for entry in counters.classes) >= BACKLOG_BYTES_MIN
-    limiting = waiting and load >= LIMITED
-    busy_s = state.busy_s + (counters.elapsed_s if limiting else 0.0)
-    refuted = state.claimed_s is not None and now_s - state.claimed_s <= CLAIMED_S
-    losing = quorum.losing(seen, flows) if refuted or now.lost_fraction > quorum.LOSS_PART else 0
-    if refuted and not losing:
-        now = replace(now, lost_packets=0, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
-    measured, stalled = _measured(state, seen, since_s=0.0, now_s=now_s)
-    cause, votes = _cause(state, seen, now, measured, stalled, flows, now_s=now_s)
-    last, since, drained = state.cut, None, False
-    if last is not None and state.phase in (Phase.DRAINING, Phase.HOLDING) and now_s - last.at_s <= DRAIN_S_LONGEST:
-        since, stalled = _measured(state, seen, since_s=last.at_s, now_s=now_s)
-        drained = not stalled and any(entry.left_s >= last.at_s for entry in seen.arrivals)
-    arrivals = [entry for entry in seen.arrivals if entry.left_s >= state.changed_s + SEEN_AFTER_S]
-    lossy = losing > 0 and now.lost_fraction > quorum.LOSS_PART
-    clear = not lossy and now.flows > 0 and _is_clear(state, seen, now, busy_s=busy_s, now_s=now_s)
-    return Evidence(
-        elapsed_s=counters.elapsed_s,
-        limiting=limiting,
-        heard=now.flows > 0,
-        used=limiting,
-        queue=Queue(cause, votes, now.excess_s or 0.0, now.baseline_s),
-        carried=Carried(
-            measured=measured,
-            since_cut=since,
-            drained=drained,
-            assumed_bits_per_s=0.0
-            if measured is not None or cause is None
-            else _assumed(state, seen, now, cause, limited=load >= LIMITED, now_s=now_s),
-            reported=delivery_rate.is_reported(seen.arrivals),
-        ),
-        room=Room(
-            clear=clear,
-            settled=_is_settled(arrivals, late_s(state)),
-            jitter_s=_jitter_s(arrivals) if state.phase is not Phase.FORGETTING else None,
-            wait_s=_wait_s(seen.arrivals, since_s=state.changed_s + CONFIRM_S / 2),
-        ),
-    )
 
 
 def _measured(
@@ -223,7 +194,7 @@ def _measured(
 
 def _cause(
     state: CapacityState, seen: SignalState, now: Signals, measured: DeliveryRate | None, stalled: frozenset[str],
-    flows: Sequence[FlowSample], *, now_s: float,
+    *, losing: int, now_s: float,
 ) -> tuple[Cause | None, int]:  # fmt: skip
     """Why a bottleneck elsewhere is believed in, and how many destinations' votes that is, 0 where our own kernel's do
     not confirm what programs report."""
@@ -233,18 +204,32 @@ def _cause(
     agree = partial(quorum.agree, seen, now_s=now_s, stalled=stalled)
     delay_s = threshold_s(DELAY_S, rate)
     surely_less = measured is not None and measured.deep and measured.carried_bits_per_s < SURELY_LESS * rate
-    if surely_less and (votes := agree(threshold_s=delay_s, high=DEEP_HIGH, of=DEEP_OF)):
+    if surely_less and (votes := agree(threshold_s=delay_s, high=FEW_HIGH, of=FEW_OF)):
         return Cause.DELAY, votes
     if votes := agree(threshold_s=delay_s, high=quorum.HIGH, of=quorum.OF):
         return Cause.DELAY, votes
-    if raised_lately(state, now_s=now_s) and (votes := agree(threshold_s=late_s(state), high=PROBE_HIGH, of=PROBE_OF)):
+    if raised_lately(state, now_s=now_s) and (votes := agree(threshold_s=late_s(state), high=FEW_HIGH, of=FEW_OF)):
         return Cause.PROBE, votes
     if measured is not None or stalled:
         return None, 0
     settled = state.cut is None or now_s - state.changed_s >= LOSS_SETTLE_S
     if settled and now.lost_since_fraction >= LOSS_FRACTION and now.lost_since_packets >= LOSS_SENT_MIN:
-        return Cause.LOSS, quorum.losing(seen, flows)
+        return Cause.LOSS, losing
     return None, 0
+
+
+def _carried(
+    state: CapacityState, seen: SignalState, now: Signals, measured: DeliveryRate | None, cause: Cause | None, *,
+    limited: bool, now_s: float,
+) -> Carried:  # fmt: skip
+    """What was carried, now and since the last cut while that is lately."""
+    last, since, drained, assumed = state.cut, None, False, 0.0
+    if last is not None and state.phase in (Phase.DRAINING, Phase.HOLDING) and now_s - last.at_s <= DRAIN_S_LONGEST:
+        since, stalled = _measured(state, seen, since_s=last.at_s, now_s=now_s)
+        drained = not stalled and any(entry.left_s >= last.at_s for entry in seen.arrivals)
+    if measured is None and cause is not None:
+        assumed = _assumed(state, seen, now, cause, limited=limited, now_s=now_s)
+    return Carried(measured, since, drained, assumed, delivery_rate.is_reported(seen.arrivals))
 
 
 def _assumed(
@@ -276,6 +261,20 @@ def _through_since_the_drain(state: CapacityState, seen: SignalState, *, now_s: 
     if state.phase is not Phase.HOLDING or not REFRACTORY_S < since_s <= AGAIN_S:
         return math.inf
     return signals.through_bits_per_s(seen, now_s=now_s, window_s=since_s)
+
+
+def _room(state: CapacityState, seen: SignalState, now: Signals, *, lossy: bool, busy_s: float, now_s: float) -> Room:
+    """Whether there is room for more, to those who report."""
+    if state.rate_bits_per_s >= state.base_bits_per_s:
+        return Room()
+    arrivals = [entry for entry in seen.arrivals if entry.left_s >= state.changed_s + SEEN_AFTER_S]
+    lossy = lossy and now.lost_fraction > quorum.LOSS_PART
+    return Room(
+        clear=not lossy and now.flows > 0 and _is_clear(state, seen, now, busy_s=busy_s, now_s=now_s),
+        settled=_is_settled(arrivals, late_s(state)),
+        jitter_s=_jitter_s(arrivals) if state.phase is not Phase.FORGETTING else None,
+        wait_s=_wait_s(seen.arrivals, since_s=state.changed_s + CONFIRM_S / 2),
+    )
 
 
 def _is_clear(state: CapacityState, seen: SignalState, now: Signals, *, busy_s: float, now_s: float) -> bool:

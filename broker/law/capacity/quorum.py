@@ -20,6 +20,8 @@ from broker.model.fair_share import in_turns
 from broker.model.values import FlowSample
 
 Value = TypeVar("Value")
+Sample = TypeVar("Sample", tuple[float, float], tuple[float, float, float])
+"""When it was taken, and by how much it was late, exactly or at least and at most."""
 
 HIGH, OF = 3, 4
 """Three of the last four samples: one scheduling hiccup of any length is one sample. Found after 0.3 to 0.4 s."""
@@ -86,12 +88,18 @@ def agree(
     return _at_most_peers(sum(vote > 0 for vote, _ in by_voter), (entry.peer for entry, (vote, _) in votes if vote > 0))
 
 
+def voting(samples: Sequence[Sample], *, now_s: float, high: int = HIGH, of: int = OF) -> tuple[list[Sample], int]:
+    """The last samples of a series, which vote together, and how many have to see a queue; where they come about once a
+    second, the last two."""
+    slow = samples[-2:]
+    if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
+        return [sample for sample in slow if sample[0] > now_s - SLOW_S], 2
+    return [sample for sample in samples[-of:] if sample[0] > now_s - VOTE_S], high
+
+
 def _sees(entry: DestinationState, *, now_s: float, threshold_s: float, high: int, of: int) -> int | None:
     """A one-way destination's vote: 1, -1 or 0 as in `_Vote`; None where it has nothing to say."""
-    fresh, needed = [sample for sample in entry.excess[-of:] if sample[0] > now_s - VOTE_S], high
-    slow = entry.excess[-2:]
-    if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
-        fresh, needed = [sample for sample in slow if sample[0] > now_s - SLOW_S], 2
+    fresh, needed = voting(entry.excess, now_s=now_s, high=high, of=of)
     if len(fresh) < 2:
         return None
     if sum(least_s > threshold_s for _, least_s, _ in fresh) >= needed:

@@ -48,7 +48,7 @@ GAPS_S = 10.0
 RATIO_GAIN = 0.05
 """Twenty ticks (2 s): the ratio of wire to delivered bytes changes with the mix of packets only."""
 RATIO_MIN, RATIO_MAX = 0.9, 1.3
-"""Headers cost 3-5 % at full size, up to 30 % for small packets; outside, part of the traffic is not voter."""
+"""Headers cost 3-5 % at full size, up to 30 % for small packets; outside, part of the traffic is not reported."""
 COVERED_MIN = 0.5
 """Delivery is trusted when the ratio was plausible in most of the recent ticks."""
 ARRIVAL_S, ARRIVED = 1.0, 0.97

@@ -203,15 +203,6 @@ def test_what_one_user_says_of_many_peers_is_not_taken_off_what_waits_on_the_way
     assert outbound_queue_s(SignalState(destinations=tuple(liars)), now_s=1.1) == 0.2
 
 
-def test_what_two_have_agreed_on_outlasts_a_minute_in_which_one_of_them_pauses() -> None:
-    def flows(now_s: float, sent: float) -> list[FlowSample]:
-        both = [measured(1, wait_s=growing(now_s), delivered=sent / 2), *lies(now_s, sent / 2000, peers=1)]
-        return both if now_s < 12 else both[:1]
-
-    states = capacities(flows, until_s=40)
-    assert not any(state.one_destination for state in states)
-
-
 # People, where the capacity is one destination's.
 
 
