@@ -82,7 +82,7 @@ class Shaper:
                 `rebuild`.
             ShapingError: the kernel side failed; the interface is as before, or has its prior root back. A kernel or
                 process that cannot do rules on cgroups and users is no error: it is told, and the rest works.
-            ValueError: a shape that cannot be (`tree.desired_tree`); nothing was touched.
+            ValueError: a shape that cannot be (`plan.desired_tree`); nothing was touched.
         """
         interface = shape.interface
         attachment = self._egress.attach(shape, replace_foreign=replace_foreign, rebuild=rebuild)
