@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -73,6 +74,16 @@ def test_probing_is_not_deceived_by_a_root_that_somebody_configured_and_leaves_i
         assert bench.tc("qdisc", "show", "dev", "lo") == before
     finally:
         bench.tc("qdisc", "del", "dev", "lo", "root")
+
+
+def test_pyroute2_gets_another_socket_when_one_has_failed(kernel: RealKernel) -> None:
+    tree = desired_tree(make_shape(INTERFACE), kernel.capabilities())
+    kernel.apply(INTERFACE, diff(None, tree))
+    kernel._route._ip.asyncore.local.protocol.error_received(OSError(errno.ENOBUFS, "no memory for the answer"))
+    with pytest.raises(KernelRejectedError) as caught:
+        kernel.observe(INTERFACE)
+    assert caught.value.errno_value == errno.ENOBUFS
+    assert kernel.observe(INTERFACE) == tree
 
 
 def test_the_kernels_own_words_reach_the_error(kernel: RealKernel) -> None:
