@@ -1,7 +1,8 @@
 """Processor priority of the daemon and its watchdog, so that a hold is not late on a busy host.
 
-A hold has to stand a few milliseconds after a burst was announced, and training encrypts on every core then. With
-ordinary priority it stood after 40 ms on a saturated host, with niceness -10 after 10 ms (docs/log/ablations.md).
+A hold has to stand a few milliseconds after a burst was announced, and training encrypts on every core then. On a
+saturated host it stood after 35 to 64 ms with ordinary priority, after 9 to 13 ms with niceness -10
+(docs/log/ablations.md).
 
 Niceness counts among the programs of one control group; with autogroups, of one session (sched(7)). So the service has
 a weight and a quota of its own (systemd/hive-qos.service), and a daemon that leads its session raises its autogroup.
