@@ -67,6 +67,17 @@ def reasons() -> str:
     return _table(("code", "what it says"), sorted((f"`{one.code}`", one.meaning) for one in Because))
 
 
+def metrics() -> str:
+    """Every metric of the HTTP socket: its kind, what it is, and its labels."""
+    from broker.api.metrics import METRICS
+
+    rows = (
+        (f"`hive_qos_{name}`", one.kind, one.text, ", ".join(f"`{label}`" for label in one.labels))
+        for name, one in METRICS.items()
+    )
+    return _table(("metric", "type", "what it is", "labels"), rows)
+
+
 def http_paths() -> str:
     """Every path of the HTTP socket, with its answers, as the OpenAPI document has them."""
     from broker.api.openapi import description
@@ -115,6 +126,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands,
     "http-paths": http_paths,
     "log-events": log_events,
+    "metrics": metrics,
     "reasons": reasons,
     "status-keys": status_keys,
 }
