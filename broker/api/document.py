@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from broker.api import verdicts
 from broker.api.flows import flow_list, program_list
@@ -26,6 +26,7 @@ from broker.api.schema import (
     RateWatch,
     SenderStatus,
     Status,
+    made,
 )
 from broker.api.snapshot import Snapshot
 from broker.api.window_average import Average
@@ -74,9 +75,9 @@ def document(snapshot: Snapshot) -> Status:
         programs_total=len(who),
         jobs=_jobs(snapshot, links, samples),
         schedules=allocation.schedules,
-        needs=[NeedStatus(**asdict(need), interface=one.name) for one in samples.values() for need in one.needs],
-        holds=[HoldStatus(**asdict(hold), **_said(outcome)) for hold, outcome in snapshot.holds.asked],
-        leases=[LeaseStatus(**asdict(lease), **_said(outcome)) for lease, outcome in snapshot.holds.leases],
+        needs=[made(NeedStatus, need, interface=one.name) for one in samples.values() for need in one.needs],
+        holds=[made(HoldStatus, hold, **_said(outcome)) for hold, outcome in snapshot.holds.asked],
+        leases=[made(LeaseStatus, lease, **_said(outcome)) for lease, outcome in snapshot.holds.leases],
         peers=snapshot.holds.peers,
         sessions=list(snapshot.sessions),
         alarms=[
@@ -109,26 +110,24 @@ def _link(snapshot: Snapshot, entry: InterfaceAllocation) -> verdicts.LinkFigure
 def _outbound(snapshot: Snapshot, link: verdicts.LinkFigures, sample: InterfaceSample | None) -> OutboundStatus:
     name, segments = link.entry.name, snapshot.segments.get(link.entry.name)
     lends = verdicts.lends_bits_per_s(link)
-    return OutboundStatus(
-        **_both_ways(link.entry),
+    heard = snapshot.heard.get(name, ())
+    return made(
+        OutboundStatus,
+        link.entry,
         shaped=segments is not None,
         classes=tuple(_class(link, one, lends) for one in link.entry.classes),
         destinations=tuple(_destination(link, one) for one in link.entry.destinations),
-        measured=None
-        if sample is None
-        else OutboundMeasured(
-            **_carrier(sample),
-            counters_age_s=sample.counters_age_s,
-            destinations=snapshot.heard.get(name, ()),
-        ),
+        measured=None if sample is None else made(OutboundMeasured, sample, destinations=heard),
         gso_max_segs=None if segments is None else segments.gso_max_segs,
         gso_reason=None if segments is None else segments.gso_reason,
     )
 
 
 def _class(link: verdicts.LinkFigures, one: ClassAllocation, lends: Mapping[str, int]) -> ClassStatus:
-    return ClassStatus(
-        **asdict(one) | {"demand_bits_per_s": 0 if verdicts.idle(one) else one.demand_bits_per_s},
+    return made(
+        ClassStatus,
+        one,
+        demand_bits_per_s=0 if verdicts.idle(one) else one.demand_bits_per_s,
         window_s=link.windows_s[one.name],
         **_averaged(link.averages.get(one.name)),
         usable_bits_per_s=verdicts.usable_bits_per_s(link, one),
@@ -141,51 +140,21 @@ def _class(link: verdicts.LinkFigures, one: ClassAllocation, lends: Mapping[str,
 
 
 def _destination(link: verdicts.LinkFigures, one: DestinationAllocation) -> DestinationStatus:
-    now = link.destinations.get(one.address)
-    return DestinationStatus(
-        **asdict(one),
-        throughput_bits_per_s=None if now is None else now.bits_per_s,
-        **_averaged(link.towards.get(one.address)),
-    )
+    now, averaged = link.destinations.get(one.address), _averaged(link.towards.get(one.address))
+    return made(DestinationStatus, one, throughput_bits_per_s=None if now is None else now.bits_per_s, **averaged)
 
 
 def _inbound(entry: InterfaceAllocation, sample: InterfaceSample | None, watch: Watch | None) -> InboundStatus:
     """A direction in which our kernel may enforce nothing: who sends is asked."""
-    return InboundStatus(
-        **_both_ways(entry),
+    senders = () if sample is None else tuple(made(SenderStatus, one) for one in sample.senders)
+    return made(
+        InboundStatus,
+        entry,
         shaped=entry.in_kernel,
-        classes=entry.classes,
-        destinations=entry.destinations,
-        measured=None
-        if sample is None
-        else InboundMeasured(
-            **_carrier(sample),
-            received_bytes=sample.received_bytes,
-            pace_bits_per_s=sample.pace_bits_per_s,
-            senders=tuple(SenderStatus(**asdict(one)) for one in sample.senders),
-        ),
         asked=not entry.in_kernel,
-        watch=None if watch is None else RateWatch(watch.bits_per_s, watch.rising),
+        measured=None if sample is None else made(InboundMeasured, sample, senders=senders),
+        watch=None if watch is None else made(RateWatch, watch),
     )
-
-
-def _both_ways(entry: InterfaceAllocation) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "capacity_bits_per_s": entry.capacity_bits_per_s,
-        "capacity_source": entry.capacity_source,
-        "capacity_reason": entry.capacity_reason,
-        "in_kernel": entry.in_kernel,
-        "open_bits_per_s": entry.open_bits_per_s,
-    }
-
-
-def _carrier(sample: InterfaceSample) -> dict[str, Any]:
-    return {
-        "link_bits_per_s": sample.link_bits_per_s,
-        "carrier": sample.carrier,
-        "carrier_changes": sample.carrier_changes,
-    }
 
 
 def _averaged(average: Average | None) -> dict[str, Any]:
@@ -227,16 +196,13 @@ def _jobs(
         for burst in interface.bursts:
             credit = credited.get((interface.name, burst.uid, burst.job, burst.step))
             job((burst.uid, burst.job)).bursts.append(
-                BurstStatus(
+                made(
+                    BurstStatus,
+                    burst,
                     interface=interface.name,
-                    step=burst.step,
-                    announced_bytes=burst.announced_bytes,
                     destinations=dict(burst.by_destination),
                     credited_bytes=credit.credited_bytes if credit else 0,
                     credit_reason=credit.reason if credit else None,
-                    age_s=burst.age_s,
-                    remaining_s=burst.remaining_s,
-                    next_s=burst.next_s,
                 )
             )
     return list(jobs.values())
@@ -249,12 +215,9 @@ def _share(
     """What a job gets of a class through an interface, and one verdict. Its share is a figure alone where no leaf of
     the job's makes the kernel keep it: in storage, and beyond compute's leaves."""
     name = part.traffic_class
-    shown = asdict(part)
-    del shown["job"], shown["uid"]
-    enforced = has_leaf and name == "compute"
+    enforced, reason = has_leaf and name == "compute", part.reason
     if not enforced:
-        text = f"{part.reason.text}; shown, not enforced: it shares the leaf of {name}"
-        shown["reason"] = Reason(part.reason.code, text)
+        reason = Reason(reason.code, f"{reason.text}; shown, not enforced: it shares the leaf of {name}")
     flows = [
         flow
         for flow in (sample.flows if sample is not None else ())
@@ -266,10 +229,12 @@ def _share(
         average = replace(
             average, bits_per_s=int(average.bits_per_s * average.over_s / whole.over_s), over_s=whole.over_s
         )
-    return JobShare(
-        **shown,
+    return made(
+        JobShare,
+        part,
         interface=link.entry.name,
         enforced=enforced,
+        reason=reason,
         window_s=link.windows_s[name],
         **_averaged(average),
         usable_bits_per_s=min(part.ceil_bits_per_s, verdicts.usable_bits_per_s(link, of)),

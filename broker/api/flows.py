@@ -35,14 +35,16 @@ def flow_list(snapshot: Snapshot) -> list[Flow]:
                 session = sessions.get(sample.key.partition("/")[0])
                 flows.append(
                     ConnectionFlow(
-                        **_sampled(sample, interface.name, why),
+                        **asdict(sample),
+                        interface=interface.name,
+                        **why.of_sample(sample),
                         pid=None if session is None else session.pid,
                         command=None if session is None else session.command,
                         **_speeds(snapshot.figures, sample.key),
                     )
                 )
             elif sample.source == "probe":
-                flows.append(ProbeFlow(**_sampled(sample, interface.name, why)))
+                flows.append(ProbeFlow(**asdict(sample), interface=interface.name, **why.of_sample(sample)))
     for connection, traffic_class in snapshot.tcp:
         owner = snapshot.origins.get(connection.inode, NOBODY)
         flows.append(_tcp_flow(connection, traffic_class, owner, snapshot.figures, why))
@@ -67,6 +69,10 @@ class _Reasons:
         }
         self._classes = {(entry.name, one.name): one.reason for entry in ways_out for one in entry.classes}
 
+    def of_sample(self, sample: FlowSample) -> dict[str, Any]:
+        """As `of`."""
+        return self.of(sample.key, traffic_class=sample.traffic_class, peer=sample.peer)
+
     def of(self, flow: str, *, traffic_class: str, peer: str) -> dict[str, Any]:
         """Its share and its reason; nothing is known of one that may go through any of several interfaces."""
         part = self._parts.get(flow)
@@ -77,14 +83,6 @@ class _Reasons:
         if interface is not None:
             reason = self._held.get((interface, traffic_class, peer)) or self._classes.get((interface, traffic_class))
         return {"share_bits_per_s": None, "reason": reason}
-
-
-def _sampled(sample: FlowSample, interface: str, why: _Reasons) -> dict[str, Any]:
-    return {
-        **asdict(sample),
-        "interface": interface,
-        **why.of(sample.key, traffic_class=sample.traffic_class, peer=sample.peer),
-    }
 
 
 def _speeds(figures: AveragesSnapshot, key: Hashable) -> dict[str, Any]:

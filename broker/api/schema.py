@@ -7,9 +7,10 @@ most are those of `broker.model.values`, which the decision fills.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from broker.api.programs import Program
 from broker.api.snapshot import DaemonInfo, SessionInfo
@@ -30,6 +31,7 @@ from broker.model.values import (
 from broker.peers.peer_status import PeerStatus
 
 SCHEMA: Final = 1
+Document = TypeVar("Document", bound=Struct)
 
 
 class ClassStatus(ClassAllocation, frozen=True, kw_only=True):
@@ -322,6 +324,12 @@ class Flows(Struct, frozen=True, kw_only=True):
 
     schema: Literal[1] = SCHEMA
     flows: list[Flow]
+
+
+def made(kind: type[Document], one: Struct, **more: Any) -> Document:
+    """Make a value of a type from the fields that another value has by the same names, and more."""
+    given = asdict(one) | more
+    return kind(**{name: given[name] for name in kind.__struct_fields__ if name in given})
 
 
 class Done(Struct, frozen=True):
