@@ -48,7 +48,6 @@ RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTCLASS, RTM_GETTCLASS = 40, 42
 RTM_DELTFILTER, RTM_GETTFILTER = 45, 46
 TC_H_ROOT, TC_H_INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
-
 _TCA_KIND, _TCA_OPTIONS, _TCA_STATS2 = 1, 2, 7
 _TCA_HTB_PARMS, TCA_HTB_INIT, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 2, 6, 7
 _TCA_FQ_CODEL_LIMIT = 2
@@ -58,7 +57,7 @@ _RATE = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, m
 _HTB_TAIL = struct.Struct("=IIIII")  # buffer, cbuffer, quantum, level, prio
 HTB_GLOB = struct.Struct("=IIIII")  # version, rate2quantum, defcls, debug, direct_pkts
 HTB_VERSION = 3  # what the kernel wants: HTB_VER of net/sched/sch_htb.c, its major part
-_LINKLAYER_ETHERNET = 1  # TC_LINKLAYER_ETHERNET
+_LINKLAYER_ETHERNET = 1  # linux/pkt_sched.h, TC_LINKLAYER_ETHERNET
 _QUANTUM_UNUSED = 1_514  # a class above others has no turn; 0 would make the kernel compute one, and warn
 _RATE32_MAX = 2**32 - 1  # struct tc_ratespec has 32 bits of bytes per second; more goes into an attribute of 64
 

@@ -22,8 +22,8 @@ from shaping.model import REDIRECTION_PROTOCOL, Redirection
 from shaping.netlink.fast_path import RTM_GETQDISC, TC_H_INGRESS, read_objects
 from shaping.netlink.route import Route
 
-_INGRESS = 0xFFFF0000
-_EVERYTHING = ((0, 0, 0),)
+_INGRESS = 0xFFFF0000  # the handle of every ingress qdisc
+_EVERYTHING = ((0, 0, 0),)  # a word at offset 0 whose mask compares nothing
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if.h and linux/sockios.h; a name has IFNAMSIZ bytes, its zero included.
 _IFLA_LINKINFO, _IFLA_INFO_KIND = 18, 1

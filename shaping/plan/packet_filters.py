@@ -38,7 +38,7 @@ _HEADERS: Mapping[Family, _Header] = {
     4: _Header(12, 16, 20, 8, 16, 18, ((0, 0x0F000000, 0x05000000), (4, 0x00001FFF, 0))),
     6: _Header(8, 24, 40, 4, 8, 22, ()),
 }
-_WORD = 0xFFFFFFFF
+_WORD = 0xFFFFFFFF  # all bits of a word have to match
 _PREFERENCE_FIRST = 100  # whoever wants to be asked before ours has room
 _PROTOCOLS = {"tcp": 6, "udp": 17}  # IANA, Protocol Numbers
 
