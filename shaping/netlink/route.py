@@ -57,6 +57,9 @@ class Route:
         raise KernelRejectedError(what, errno_value=errno.EAGAIN, detail="the list changed each time while it was read")
 
     def close(self) -> None:
+        """Close the socket and its loop. A second time changes nothing."""
+        if self._loop.is_closed():
+            return
         self._ip.close()
         self._loop.run_until_complete(asyncio.sleep(0))  # its transport says goodbye
         self._loop.close()
