@@ -87,7 +87,7 @@ def test_a_hold_is_asked_changed_answered_and_released(both: tuple[Broker, Broke
 def test_the_other_loop_is_woken_and_told_that_it_is_urgent(both: tuple[Broker, Broker]) -> None:
     a, b = both
     a.reach = [B_HOST]
-    until(lambda: b.connections(), a, b)
+    until(lambda: a.connections() and b.connections(), a, b)
     b.tick()
     assert not b.channel.urgent
     b.woken.clear()
