@@ -12,7 +12,8 @@ Per interface and tick:
     leases      -> what may go towards those who asked              holds/grant
     arriving    -> what to ask of those who send to us              holds/request
 
-Inputs are sorted first: their order means nothing.
+A plan stands until the capacity or a promise changes, or a rate moves by more than the dead band. So that damps
+what is measured; what policy says is in force exactly, at once. Inputs are sorted first: their order means nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from broker.law.holds.request import decide_ingress
 from broker.law.inbound_state import IngressState
 from broker.law.reading import Reading
 from broker.law.sharing import gso, guarantee, jobs, promises, storage_needs
-from broker.law.sharing.plan import PEOPLE, ClassNeeds, ClassPlan, plan, unheld
+from broker.law.sharing.plan import PEOPLE, ClassNeeds, ClassPlan, moves, plan, unheld
 from broker.law.sharing.promises import LENDER, Promises, promises_of
-from broker.law.state import ClassState, InterfaceState, State
+from broker.law.state import AppliedState, ClassState, InterfaceState, State
 from broker.model.leases import Hold, HoldOutcome
 from broker.model.values import (
     Alarm,
@@ -206,6 +207,7 @@ def _interface(
     if elsewhere is not None:
         ceiling = promises_of(in_force, elsewhere)[PEOPLE].ceiling
         plans = unheld(plans, ceiling_bits_per_s=ceiling, open_bits_per_s=elsewhere)
+    plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
     told_apart = jobs.reported_jobs(seen.jobs)
     segments = gso.follow(
         state.segments, wanted=interface.limit_segments, rate_bits_per_s=rate, mtu_bytes=seen.mtu_bytes
@@ -217,6 +219,8 @@ def _interface(
         classes=tuple(classes),
         risks=risks,
         capacity=estimate.state,
+        applied_capacity_bits_per_s=rate,
+        applied=tuple(_applied(entry) for entry in plans),
         job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
         held=holding_back.states,
         segments=segments,
@@ -253,6 +257,41 @@ def _interface(
     return _Outcome(after, allocation, credits, alarms, holding_back.verdicts, again_s if estimate.unsettled else None)
 
 
+def _with_dead_band(
+    plans: tuple[ClassPlan, ...], state: InterfaceState, rate: int, *, fresh: bool
+) -> tuple[ClassPlan, ...]:
+    """Keep the last figures where they were made of the same capacity and promises, and no rate moved by more than the
+    dead band, or nothing is known. A ceil is a promise, or the rate while the class is held: it moves with these."""
+    if rate != state.applied_capacity_bits_per_s:
+        return plans
+    last = {entry.name: entry for entry in state.applied}
+    stands = []
+    for entry in plans:
+        before, now = last.get(entry.name), _applied(entry)
+        if before is None or before.promised != now.promised:
+            return plans
+        if fresh and (
+            before.held is not now.held
+            or moves(now.rate_bits_per_s, before.rate_bits_per_s, guarantee_bits_per_s=now.guarantee_bits_per_s)
+        ):
+            return plans
+        if before != now:
+            entry = replace(entry, rate_bits_per_s=before.rate_bits_per_s, ceil_bits_per_s=before.ceil_bits_per_s)
+        stands.append(entry)
+    return tuple(stands)
+
+
+def _applied(entry: ClassPlan) -> AppliedState:
+    return AppliedState(
+        entry.name,
+        entry.rate_bits_per_s,
+        entry.ceil_bits_per_s,
+        entry.guarantee_bits_per_s,
+        entry.floor_bits_per_s,
+        entry.ceiling_bits_per_s,
+    )
+
+
 def _class_allocation(entry: ClassPlan, need: ClassNeeds, observed: ClassState, read: Reading) -> ClassAllocation:
     sample = read.samples.get(entry.name)
     throughput = observed.throughput_bits_per_s if read.fresh else None
@@ -286,7 +325,7 @@ def _alarms(
     if sample.carrier is False:
         found.append(Alarm("link-down", name, _without_carrier(sample)))
     if not read.fresh:
-        found.append(Alarm("counters-stale", name, "no class counters for half a second; what was last seen counts"))
+        found.append(Alarm("counters-stale", name, "no class counters for half a second; the last plan stands"))
     if estimate.fallback:
         rate = format_rate(estimate.rate_bits_per_s)
         found.append(

@@ -122,6 +122,27 @@ class JobUseState(Struct, frozen=True):
     uid: int | None = None
 
 
+class AppliedState(Struct, frozen=True):
+    """What was last decided for one class, and the promises that it was made of; the dead band compares with it."""
+
+    name: str
+    rate_bits_per_s: int
+    ceil_bits_per_s: int
+    guarantee_bits_per_s: int = -1
+    floor_bits_per_s: int = -1
+    ceiling_bits_per_s: int = -1
+
+    @property
+    def promised(self) -> tuple[int, int, int]:
+        """Guarantee, floor and ceiling; of recordings of earlier versions, none that there is."""
+        return self.guarantee_bits_per_s, self.floor_bits_per_s, self.ceiling_bits_per_s
+
+    @property
+    def held(self) -> bool:
+        """Whether its ceil is lowered below its ceiling."""
+        return self.ceil_bits_per_s != self.ceiling_bits_per_s
+
+
 class InterfaceState(Struct, frozen=True):
     """The memory about one interface. `counters_s` is when the counters behind `classes` were read."""
 
@@ -134,6 +155,8 @@ class InterfaceState(Struct, frozen=True):
     jobs: tuple[JobState, ...] = ()
     users: tuple[UserState, ...] = ()
     risks: tuple[RiskState, ...] = ()
+    applied_capacity_bits_per_s: int = 0
+    applied: tuple[AppliedState, ...] = ()
     job_uses: tuple[JobUseState, ...] = ()
     held: tuple[HeldState, ...] = ()
     segments: SegmentAllocation | None = None

@@ -27,6 +27,11 @@ PEOPLE = "other"
 """Whose capacity nobody else's measurement lowers (`unheld`)."""
 
 
+DEAD_BAND = 0.02
+"""Part of a class' guarantee by which its rate has to move before the plan changes. Of the link it would be more than a
+whole promise of 15 Mbit/s on 1 Gbit/s. Without it three simulated links are worse (docs/log/ablations.md)."""
+
+
 class ClassNeeds(Struct, frozen=True):
     """What is known about one class when the plan is made. `repay_bits_per_s` is 0 while its window is not at risk;
     `at_risk` says why it lends nothing, where data is at risk; `limit` why its ceiling is lower than the file's."""
@@ -91,6 +96,12 @@ def plan(
             )
         )
     return tuple(plans)
+
+
+def moves(rate_bits_per_s: int, applied_bits_per_s: int, *, guarantee_bits_per_s: int) -> bool:
+    """Whether a rate differs from the one in force by more than the dead band; above a guarantee, by more of that."""
+    band = DEAD_BAND * max(guarantee_bits_per_s, applied_bits_per_s)
+    return abs(rate_bits_per_s - applied_bits_per_s) > band
 
 
 def unheld(

@@ -1,4 +1,4 @@
-"""Another policy is in force at the next decision, however small the change."""
+"""Another policy is in force at the next decision, however small: the dead band damps what is measured alone."""
 
 from __future__ import annotations
 
@@ -128,6 +128,16 @@ def test_a_change_while_the_counters_cannot_be_read_is_in_force_all_the_same() -
     lower = storage('guarantee = "1 Mbit/s"\nfloor = "1 Mbit/s"\nceiling = "15 Mbit/s"')
     after = decide(now_s=9.0, state=host.state, measurements=Measurements(), policy=lower)
     assert of_class(after).ceil_bits_per_s == 15e6
+
+
+def test_what_is_measured_moves_nothing_within_two_percent_of_the_promise() -> None:
+    policy, host = load(GIGABIT), Host()
+    before = host.decide(policy, ticks=30, sent={"compute": 100_000_000})
+    nearly = host.decide(policy, sent={"compute": 101_000_000})
+    assert of_class(nearly, "compute").demand_bits_per_s != of_class(before, "compute").demand_bits_per_s
+    assert not kernel_would_be_told(before, nearly)
+    more = host.decide(policy, ticks=3, sent={"compute": 150_000_000})
+    assert kernel_would_be_told(before, more)
 
 
 @st.composite
