@@ -31,6 +31,7 @@ from broker.model.values import (
 from broker.peers.peer_status import PeerStatus
 
 SCHEMA: Final = 1
+"""Of every document. It rises where a key disappears or changes its type; new keys leave it."""
 Document = TypeVar("Document", bound=Struct)
 
 
