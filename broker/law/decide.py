@@ -5,7 +5,7 @@ Per interface and tick:
     counters    -> throughput, demand, what storage is owed         sharing/demand, sharing/guarantee
     announced   -> credits, bursts under way and due                bursts/announced, bursts/credit
     declared    -> what storage needs, whether data is at risk      sharing/storage_needs
-    signals     -> capacity                                         capacity/outbound, capacity/estimator
+    flows       -> capacity, outbound and inbound                   capacity/outbound, capacity/inbound
     schedules   -> what each class is promised now                  sharing/promises
     all these   -> HTB rate and ceil of each class, and why         sharing/plan, sharing/water_filling
                 -> what each job and connection gets of its class   sharing/jobs
