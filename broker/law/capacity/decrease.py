@@ -40,26 +40,14 @@ EPISODE_S = 5.0
 
 def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s: float) -> CapacityState:
     """Go down to what was carried, and let the queue drain."""
-    queue, carried, rate = evidence.queue, evidence.carried, state.rate_bits_per_s
-    measured, failed_probe = carried.measured, raised_lately(state, now_s=now_s)
+    queue, measured, rate = evidence.queue, evidence.carried.measured, state.rate_bits_per_s
     deep = measured is not None and measured.deep
-    if measured is not None:
-        to = direction.cut_to_deep if deep else direction.cut_to
-        target = max(to * measured.carried_bits_per_s, direction.cut_to_min * rate)
-    else:
-        target = carried.assumed_bits_per_s
-    target = min(target, direction.cut_to_max * rate)
-    lowest, before = _back_to(state, carried, direction)
-    if queue.cause is Cause.PROBE:
-        target = min(max(target, lowest), before)
-    link = int(measured.carried_bits_per_s if measured is not None else target / direction.cut_to)
-    if queue.cause is Cause.PROBE and measured is None and carried.reported:
-        target, link = lowest, int(math.sqrt(before * rate))
-    target = max(min(int(target), state.base_bits_per_s), least(state, direction))
+    target, link = _target(state, queue, evidence.carried, direction)
     drain_s = 0.0
     if queue.cause is not Cause.LOSS and queue.ours and target < rate:
         wait_s = measured.wait_s if measured is not None else queue.excess_s
         drain_s = min(DRAIN_S_MAX, wait_s / (1 - DRAIN_FACTOR))
+    failed_probe = raised_lately(state, now_s=now_s)
     back_off_s = min(HOLD_S_MAX, max(HOLD_S, 2 * state.probe.back_off_s)) if failed_probe else HOLD_S
     return replace(
         state,
@@ -150,6 +138,24 @@ def is_in_doubt(state: CapacityState, queue: Queue, *, now_s: float) -> bool:
 def least(state: CapacityState, direction: Direction) -> int:
     """The rate below which nothing goes."""
     return max(1, int(direction.rate_min * state.base_bits_per_s))
+
+
+def _target(state: CapacityState, queue: Queue, carried: Carried, direction: Direction) -> tuple[int, int]:
+    """Where a cut goes, and what the link is taken for."""
+    measured, rate = carried.measured, state.rate_bits_per_s
+    if measured is not None:
+        to = direction.cut_to_deep if measured.deep else direction.cut_to
+        target = max(to * measured.carried_bits_per_s, direction.cut_to_min * rate)
+    else:
+        target = carried.assumed_bits_per_s
+    target = min(target, direction.cut_to_max * rate)
+    lowest, before = _back_to(state, carried, direction)
+    if queue.cause is Cause.PROBE:
+        target = min(max(target, lowest), before)
+    link = measured.carried_bits_per_s if measured is not None else target / direction.cut_to
+    if queue.cause is Cause.PROBE and measured is None and carried.reported:
+        target, link = lowest, math.sqrt(before * rate)
+    return max(min(int(target), state.base_bits_per_s), least(state, direction)), int(link)
 
 
 def _episode(state: CapacityState, queue: Queue, *, lower: bool, now_s: float) -> Episode:

@@ -78,7 +78,7 @@ EFFECTS: Mapping[Event, Effect] = {
 }
 
 BLAMELESS_S = 30.0
-"""For so long after a doubt delay is not believed: a path changes its least delay more seldom than that."""
+"""For so long after a doubt delay is not believed: sooner, the cuts for somebody else's queue would begin again."""
 SAME_LINK = 0.9
 """A link that was the limit itself is found a tenth below its speed at most: a cut takes 5 to 10 % off."""
 UNSETTLED_S = 2.0
