@@ -200,7 +200,7 @@ def _interface(
         wants.append(need)
     used = next((entry.throughput_bits_per_s for entry in classes if entry.name == "compute"), None)
     holding = bursts.using(active, throughput_bits_per_s=used, capacity_bits_per_s=rate)
-    lead_s = bursts.lead_s(seen.flows, excess_s=estimate.excess_s)
+    lead_s = bursts.lead_s(seen.flows, seen.bursts, excess_s=estimate.excess_s)
     room = bursts.makes_room(state.jobs, holding, lead_s=lead_s, now_s=now_s) if estimate.unsettled else None
     plans = plan(wants, promised=promised, capacity_bits_per_s=rate, storage_waits=room)
     elsewhere = estimate.state.estimate.base_bits_per_s if estimate.one_destination else None

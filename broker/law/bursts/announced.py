@@ -180,17 +180,19 @@ def again_s(
     return min((time_s for time_s in times if 0 < time_s < AGAIN_S_MAX), default=None)
 
 
-def lead_s(flows: Iterable[FlowSample], *, excess_s: float) -> float:
+def lead_s(flows: Iterable[FlowSample], bursts: Iterable[Burst], *, excess_s: float) -> float:
     """How long before a burst storage has to move: a round trip, and what stands in a queue elsewhere.
 
     Args:
-        flows: as measured; those of storage and of training count.
+        flows: as measured; those of storage count, and those to where the bursts go.
+        bursts: announced.
         excess_s: how long a packet waits in queues that are not ours; drained at the rate at which it was filled.
     """
+    towards = {address for burst in bursts for address, _ in burst.by_destination}
     trips = (
         flow.rtt_s_min or flow.rtt_s or 0.0
         for flow in flows
-        if flow.age_s < FLOW_FRESH_S and flow.traffic_class in ("storage", "compute")
+        if flow.age_s < FLOW_FRESH_S and (flow.traffic_class == "storage" or flow.peer in towards)
     )
     return min(LEAD_S_MAX, max(trips, default=0.0) + excess_s or ROUND_TRIP_S)
 

@@ -74,15 +74,21 @@ def test_an_expected_burst_says_when_and_how_large() -> None:
     assert "late by 20 ms" in moves(state, 6.02)
 
 
-def test_the_lead_is_of_storage_and_training_and_bounded() -> None:
-    def flow(key: str, traffic_class: str, rtt_s: float, *, age_s: float = 0.1) -> FlowSample:
-        return FlowSample(key, "10.0.0.2", traffic_class, "report", age_s, rtt_s=2 * rtt_s, rtt_s_min=rtt_s)
+def test_the_lead_is_of_the_connections_concerned_and_bounded() -> None:
+    def flow(key: str, peer: str, traffic_class: str, rtt_s: float, *, age_s: float = 0.1) -> FlowSample:
+        return FlowSample(key, peer, traffic_class, "report", age_s, rtt_s=2 * rtt_s, rtt_s_min=rtt_s)
 
-    flows = [flow("1", "compute", 0.03), flow("2", "storage", 0.04), flow("3", "storage", 0.4, age_s=9.0)]
-    assert lead_s([*flows, flow("4", "other", 0.3)], excess_s=0.02) == pytest.approx(0.06)
-    assert lead_s([*flows, flow("4", "compute", 0.3)], excess_s=0.02) == pytest.approx(0.32)
-    assert lead_s([], excess_s=9.0) == LEAD_S_MAX
-    assert lead_s([], excess_s=0.0) == ROUND_TRIP_S
+    def towards(address: str) -> list[Burst]:
+        return [Burst("J", 1, 1_000_000, 0.0, 1.0, by_destination=((address, 1_000_000),))]
+
+    flows = [
+        flow("1", "10.0.0.2", "compute", 0.03), flow("2", "10.0.0.9", "compute", 0.3),
+        flow("3", "10.0.0.4", "storage", 0.04), flow("4", "10.0.0.4", "storage", 0.4, age_s=9.0),
+    ]  # fmt: skip
+    assert lead_s(flows, towards("10.0.0.2"), excess_s=0.02) == pytest.approx(0.06)
+    assert lead_s(flows, towards("10.0.0.9"), excess_s=0.02) == pytest.approx(0.32)
+    assert lead_s(flows, [], excess_s=9.0) == LEAD_S_MAX
+    assert lead_s([], [], excess_s=0.0) == ROUND_TRIP_S
 
 
 @settings(max_examples=60, deadline=None)
