@@ -252,12 +252,14 @@ def _broker(socket: Path | None) -> list[Finding]:
     except BrokerError as problem:  # its own word on what this user may do
         advice = "if it is a matter of rights: usermod -aG GROUP USER, then log in again, for a login keeps its groups"
         return [Finding("broker", "bad", str(problem), advice)]
-    names = ", ".join(str(entry.get("name")) for entry in document.get("interfaces", []))
-    found = [Finding("broker", "good", f"shapes {names}"), *_watchdog(document)]
+    interfaces = [entry for entry in document.get("interfaces", []) if entry.get("direction") == "egress"]
+    named = ", ".join(f"{entry.get('name')}{'' if entry.get('shaped') else ' (not shaped)'}" for entry in interfaces)
+    found = [Finding("broker", "good", f"interfaces: {named}"), *_watchdog(document)]
     for alarm in document.get("alarms", []):
         known = ALARM_ADVICE.get(str(alarm.get("code")))
         action = "" if known is None else known.action  # a newer broker may know more alarms
-        found.append(Finding(f"broker: {printable(str(alarm.get('subject')))}", "bad", str(alarm.get("text")), action))
+        about = f"alarm {printable(str(alarm.get('code')))}, {printable(str(alarm.get('subject')))}"
+        found.append(Finding(about, "bad", str(alarm.get("text")), action))
     return found
 
 
