@@ -164,6 +164,8 @@ class ConfigStore:
         text = f"not taken, the former one holds: {problem}"
         self._alarm = Alarm(code="configuration-rejected", subject=_FILE, text=_one_line(text))
         self._log.error("configuration-rejected", error=self._alarm.text)
+        if self._until_s is not None:  # what is still on trial is not good either, if we start again now
+            self._keep(replace(self._kept, refused=self._text))
         return text
 
     def confirm(self) -> bool:
@@ -230,7 +232,7 @@ class ConfigStore:
         """Where a file that is bad keeps things: it may be bad elsewhere."""
         if self._source.state_dir is not None:
             return self._source.state_dir
-        with contextlib.suppress(tomllib.TOMLDecodeError, RecursionError):
+        with contextlib.suppress(ValueError, RecursionError):  # no TOML, or numbers too long
             named = tomllib.loads(text).get("daemon")
             if isinstance(named, dict) and isinstance(named.get("state_dir"), str):
                 return str(named["state_dir"])

@@ -167,11 +167,20 @@ class SocketOwners:
 
 
 def command_of(pid: int) -> str | None:
-    """The name of a process, safe to print; None when it has ended."""
+    """The name of a process, safe to print; None when it has ended.
+
+    Not by psutil, which reads the command line of long names, too: that waits for the memory of a process that may wait
+    for a dead network file system, and we are in the loop.
+    """
     try:
-        return printable(psutil.Process(pid).name(), length_max=NAME_LENGTH_MAX)
-    except psutil.Error:
+        return printable(_comm(pid), length_max=NAME_LENGTH_MAX)
+    except OSError:
         return None
+
+
+def _comm(pid: int) -> str:
+    with open(f"/proc/{pid}/comm", "rb") as file:
+        return os.fsdecode(file.read().rstrip(b"\n"))
 
 
 class CgroupPaths:

@@ -12,6 +12,8 @@ from hive_qos.units import RATE_BITS_PER_S_MAX
 
 BYTES_MAX = 2**50
 """A petabyte: beyond every burst and every connection's life so far; keeps sums far from overflow."""
+DURATION_S_MAX = 3600.0
+"""Round trips, ages, deadlines and forecasts are cut to an hour: longer ones say no more, and sums stay small."""
 CLOCK_S_MAX = 1e10
 """Between two hosts' monotonic clocks: three hundred years of uptime."""
 
@@ -34,7 +36,8 @@ class Endpoint(str):
 class ConnectionReport(Struct, frozen=True, kw_only=True):
     """What one connection of the client measures: the fields of `broker.model.values.FlowSample`.
 
-    A delay that rests on the peer's clock is cut to `CLOCK_S_MAX`: a peer whose clock is wrong costs no report.
+    A delay that rests on the peer's clock is cut to `CLOCK_S_MAX`: a peer whose clock is wrong costs no report. Round
+    trips and ages are cut to `DURATION_S_MAX`.
     """
 
     peer: Endpoint
@@ -54,6 +57,9 @@ class ConnectionReport(Struct, frozen=True, kw_only=True):
     application_limited: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("rtt_s", "rtt_latest_s", "rtt_s_min", "one_way_age_s", "inbound_age_s"):
+            if (getattr(self, name) or 0.0) > DURATION_S_MAX:
+                force_setattr(self, name, DURATION_S_MAX)
         if self.one_way_s is not None and abs(self.one_way_s) > CLOCK_S_MAX:
             force_setattr(self, "one_way_s", max(-CLOCK_S_MAX, min(CLOCK_S_MAX, self.one_way_s)))
         if self.inbound_s is not None and abs(self.inbound_s) > CLOCK_S_MAX:

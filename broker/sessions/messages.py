@@ -16,20 +16,21 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
 from broker.client.protocol import CONNECTIONS_PER_REPORT, DESCRIPTORS_MAX, NAME_CHARS_MAX, VERSION
-from broker.model.connection_report import ConnectionReport, Count, Endpoint, Seconds
+from broker.model.connection_report import DURATION_S_MAX, ConnectionReport, Count, Endpoint, Seconds
 from broker.policy.types import CLASS_NAMES, TrafficClass
 from hive_qos.text import printable
 
 DESTINATIONS_MAX = 1024
 """Destinations of one burst: more than any group of ranks that fits one packet."""
-DURATION_S_MAX = 3600.0
-"""Deadlines and forecasts are cut to an hour: a burst must end to be judged by what it sent."""
+ADDRESS_CHARS_MAX = 80
+"""Of an address with its scope, or with brackets and a port. Those read lately are kept, so each has to be short."""
 
 Role = Literal["gradient", "bulk", "storage", "control", "other"]
 Number = Annotated[int, Meta(ge=0, le=2**53)]
 Step = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
-Destinations = Annotated[dict[str, Count], Meta(min_length=1, max_length=DESTINATIONS_MAX)]
+_AddressText = Annotated[str, Meta(max_length=ADDRESS_CHARS_MAX)]
+Destinations = Annotated[dict[_AddressText, Count], Meta(min_length=1, max_length=DESTINATIONS_MAX)]
 """Bytes by literal address. Keys are in canonical form once read."""
 
 
@@ -254,7 +255,7 @@ def _endpoint(text: str) -> Endpoint:
 
 def _decoded(kind: type, value: Any) -> Endpoint:
     """Read an endpoint, the one type that JSON does not have."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > ADDRESS_CHARS_MAX:
         raise ValueError("must be text: address, colon, port")
     return _endpoint(value)
 

@@ -6,7 +6,6 @@ import io
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,6 +20,7 @@ from broker.cli.status_table import render
 from broker.enforce.device_stack import misplaced
 from broker.law.decide import decide
 from broker.law.state import State
+from broker.measure import socket_owners
 from broker.measure.socket_owners import CgroupPaths, SocketOwner, SocketOwners
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.values import Alarm, InterfaceSample, Measurements
@@ -74,7 +74,7 @@ def snapshot(name: str, origin: SocketOwner) -> Snapshot:
 def origin_of(monkeypatch: pytest.MonkeyPatch, name: str) -> SocketOwner:
     """What `SocketOwners` makes of a process and a cgroup that have the name."""
     monkeypatch.setattr(psutil, "pids", lambda: [5])
-    monkeypatch.setattr(psutil, "Process", lambda _: SimpleNamespace(name=lambda: name))
+    monkeypatch.setattr(socket_owners, "_comm", lambda _: name)
     origins = SocketOwners("/mount", sockets_of=lambda _: iter([(3, 7)]))
     origins._cgroups = CgroupPaths("/mount", walk=lambda _: iter([("/" + name, 99)]))
     shown = ((connection(), "storage"),)

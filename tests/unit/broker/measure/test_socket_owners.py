@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from broker.measure import socket_owners
 from broker.measure.socket_owners import HOLDERS_MAX, LIFE_S, WALK_S, SocketOwners
 from broker.measure.tcp_diag import TcpConnection
 
@@ -23,7 +23,7 @@ class Host:
         self._commands: dict[int, str] = {}
         self.origins = SocketOwners(None, sockets_of=self._sockets_of)
         monkeypatch.setattr(psutil, "pids", lambda: sorted(self.sockets))
-        monkeypatch.setattr(psutil, "Process", lambda pid: SimpleNamespace(name=lambda: self._commands[pid]))
+        monkeypatch.setattr(socket_owners, "_comm", lambda pid: self._commands[pid])
         self._now_s = 0.0
 
     def start(self, pid: int, command: str, sockets: range) -> None:
