@@ -45,7 +45,6 @@ from broker.model.values import (
 )
 from hive_qos import __version__
 from hive_qos.text import printable
-from shaping.model import JOB_MINOR, show_classid
 
 FLOWS_SHOWN_MAX = 2000
 """Flows in one document; `flows_total` says how many there are."""
@@ -176,9 +175,7 @@ def _jobs(
     jobs: dict[JobKey, JobStatus] = {}
 
     def job(key: JobKey) -> JobStatus:
-        slot = snapshot.slots.get(key)
-        leaf = show_classid(JOB_MINOR[slot]) if slot is not None else None
-        return jobs.setdefault(key, JobStatus(job=key[1], uid=key[0], leaf=leaf))
+        return jobs.setdefault(key, JobStatus(job=key[1], uid=key[0], leaf=snapshot.leaves.get(key)))
 
     for session in snapshot.sessions:
         if session.job:

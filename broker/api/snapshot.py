@@ -68,8 +68,8 @@ class Snapshot(Struct, frozen=True):
     """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
 
     Of `tcp_connections` in all, `tcp` are those that are shown; `udp` sockets that are, each with whether something of
-    it was seen waiting lately; `origins` says by inode whose they are; `slots` of leaves by job; `heard` by interface
-    what destinations say of the path.
+    it was seen waiting lately; `origins` says by inode whose they are; `leaves` of jobs as `tc` names them; `heard` by
+    interface what destinations say of the path.
     """
 
     host: str
@@ -85,7 +85,7 @@ class Snapshot(Struct, frozen=True):
     origins: Mapping[int, SocketOwner] = field(default_factory=dict)
     tcp_connections: int = 0
     holds: HoldsInfo = NO_HOLDS
-    slots: Mapping[JobKey, int] = field(default_factory=dict)
+    leaves: Mapping[JobKey, str] = field(default_factory=dict)
     load: HostLoad = field(default_factory=HostLoad)
     udp: tuple[tuple[UdpSocket, str, bool], ...] = ()
     figures: AveragesSnapshot = NOTHING_YET

@@ -8,7 +8,6 @@ for every decision      deciding, publishing, recorder
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from broker.enforce.ingress import IngressTrees
 from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.own_cgroups import OwnCgroups
 from broker.enforce.reclassify import Reclassifier
+from broker.enforce.socket_marks import JOB_LEAVES, SocketMarks
 from broker.measure.flow_table import FlowTable
 from broker.measure.interfaces import InterfaceCounters, Links, Routes
 from broker.measure.link_events import LinkEvents
@@ -48,7 +48,6 @@ from broker.sessions.rate_notifier import RateNotifier
 from shaping.classify.socket_priority import mark_socket
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
-from shaping.model import DSCP, JOB_MINOR
 from shaping.shaper import Shaper
 
 
@@ -109,6 +108,7 @@ class Components:
     egress_trees: EgressTrees
     ingress_trees: IngressTrees
     shaped_interfaces: ShapedInterfaces
+    socket_marks: SocketMarks
     probes: Probes
     peer_link: PeerLink
     own_cgroups: OwnCgroups
@@ -156,13 +156,14 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
     routes, links, traffic = Routes(netlink), Links(netlink.link), InterfaceCounters()
     rate_watch = RateWatch(traffic.sent_bytes, clock=clock)
     flows, bursts, needs = FlowTable(), BurstTable(), NeedTable()
-    jobs, peer_link = JobTable(len(JOB_MINOR)), PeerLink()
+    jobs, peer_link = JobTable(len(JOB_LEAVES)), PeerLink()
     recorder = Recorder(policy.daemon.record_file, log=log) if policy.daemon.record_file else None
     shaper = Shaper(given.kernel, journal, classifier=given.classifier)
     egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=options.take_over, rebuild=options.rebuild)
     receivers = InboundRules(log=log, clock=clock)
     ingress_trees = IngressTrees(shaper, receivers=receivers, log=log, clock=clock)
-    probes = Probes(mark=marking_control(given.mark, egress_trees), log=log, clock=clock)
+    socket_marks = SocketMarks(given.mark, egress_trees.mark_minor)
+    probes = Probes(mark=socket_marks.mark_control, log=log, clock=clock)
     shaped_interfaces = ShapedInterfaces(
         egress_trees, kernel=given.kernel, journal=journal, links=links, slots=jobs.slots, log=log, clock=clock
     )
@@ -247,6 +248,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         egress_trees=egress_trees,
         ingress_trees=ingress_trees,
         shaped_interfaces=shaped_interfaces,
+        socket_marks=socket_marks,
         probes=probes,
         peer_link=peer_link,
         own_cgroups=own_cgroups,
@@ -257,12 +259,3 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         watchdog=given.watchdog,
         interface_of=interface_of,
     )
-
-
-def marking_control(mark: Callable[..., None], egress_trees: EgressTrees) -> Callable[[socket.socket], None]:
-    """How a socket of the daemon's own gets the class `control`."""
-
-    def mark_control(own: socket.socket) -> None:
-        mark(own, minor=egress_trees.mark_minor("control"), dscp=DSCP["control"])
-
-    return mark_control

@@ -19,7 +19,7 @@ from broker.api.requests import PendingCommands, PolicyRequests
 from broker.api.snapshot import Snapshot
 from broker.client.mailbox import Wake
 from broker.daemon.active_policy import ActivePolicy
-from broker.daemon.composition import Environment, Options, compose, marking_control
+from broker.daemon.composition import Environment, Options, compose
 from broker.daemon.loop import Loop
 from broker.daemon.peer_link import PeerLink
 from broker.daemon.peer_opening import PeerOpening, load_channel
@@ -120,7 +120,7 @@ class Daemon:
         if given.finder is not None:
             given.finder.start()
         if given.watchdog is not None:
-            given.watchdog.start(journal, lock=lock)
+            given.watchdog.start(Path(journal.directory), changes=lambda: journal.changes, lock=lock)
         active_policy.begin()
         peers = active_policy.policy.peers
         if peers is not None:
@@ -150,7 +150,7 @@ class Daemon:
             wake=self._wake.set,
             log=given.log,
             clock=given.clock,
-            mark=marking_control(given.mark, self._components.egress_trees),
+            mark=self._components.socket_marks.mark_control,
         )
         self._components.peer_link.meet(opening, certificate, now_s=given.clock())
 

@@ -78,13 +78,13 @@ class Loop:
             clock=self._clock,
             interface_of=parts.interface_of,
             cgroup_mount=parts.own_cgroups.mount,
-            mark=given.mark,
+            mark=parts.socket_marks.mark_passed,
+            is_foreign=parts.socket_marks.is_foreign,
             authority=lambda: self._active_policy.authority,
             reclassify=lambda: parts.egress_trees.classify(at_once=True),
             settle=lambda: self._tick(between=True),
             fail=lambda session: self._sessions.fail(session),
             log=given.log,
-            mark_minor=parts.egress_trees.mark_minor,
         )
         self._sessions = SessionServer(
             path=policy.daemon.session_socket,

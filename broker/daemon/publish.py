@@ -16,6 +16,7 @@ from broker.enforce.egress import EgressTrees
 from broker.enforce.ingress import IngressTrees
 from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.reclassify import Reclassifier
+from broker.enforce.socket_marks import CLASS_OF_PRIORITY, JOB_LEAVES
 from broker.law.capacity import outbound
 from broker.law.capacity.quorum import Heard
 from broker.law.decision import Decision
@@ -78,7 +79,7 @@ class SnapshotBuilder:
     def look(self, policy: Policy, *, now_s: float) -> None:
         """Look for owners of connections, one slice: at every tick, so that they are known when somebody asks."""
         if self._port_classes is None or self._port_classes.policy is not policy:
-            self._port_classes = PortClasses(policy)
+            self._port_classes = PortClasses(policy, CLASS_OF_PRIORITY)
         self._udp.look(matching=self._port_classes, now_s=now_s)
         tcp, udp = self._flows.tcp_shown, self._udp.shown
         if self._wanted is None or self._wanted[0] is not tcp or self._wanted[1] is not udp:
@@ -122,7 +123,7 @@ class SnapshotBuilder:
             decision=decision,
             measurements=measurements,
             segments=self._shaped_interfaces.segments(),
-            slots=self._jobs.slots(),
+            leaves={job: JOB_LEAVES[slot] for job, slot in self._jobs.slots().items()},
             sessions=tuple(
                 SessionInfo(
                     name=one.name,

@@ -21,6 +21,7 @@ from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.own_cgroups import OwnCgroups
 from broker.enforce.reclassify import Reclassifier
 from broker.enforce.shapes import rules_of
+from broker.enforce.socket_marks import CLASS_OF_PRIORITY
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.state import State
@@ -154,5 +155,5 @@ class TickRunner:
 
     def _look_at_tcp(self, policy: Policy) -> None:
         if self._port_classes is None or self._port_classes.policy is not policy:
-            self._port_classes = PortClasses(policy)
+            self._port_classes = PortClasses(policy, CLASS_OF_PRIORITY)
         self._tcp_watch.look(self._flows, matching=self._port_classes, now_s=self._clock())

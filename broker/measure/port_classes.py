@@ -7,21 +7,25 @@ do not count here: they work through the priority, and a socket that has none is
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from functools import lru_cache
 
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
 from broker.policy.types import Policy
-from shaping.model import CLASS_OF_MARK, MAJOR
 
 _ADDRESSES_REMEMBERED = 4096
 """More than a busy host's peers; an entry is a hundred bytes, and one that falls out costs a look at the rules."""
 
 
 class PortClasses:
-    """The rules of one policy, laid out so that a connection costs a few look-ups however many rules there are."""
+    """The rules of one policy, laid out so that a connection costs a few look-ups however many rules there are.
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+    Args:
+        class_of_priority: the class that a socket's priority means to HTB.
+    """
+
+    def __init__(self, policy: Policy, class_of_priority: Mapping[int, str]) -> None:
+        self.policy, self._class_of_priority = policy, class_of_priority
         self._ports: dict[int, tuple[int, str]] = {}
         self._dscps: dict[int, tuple[int, str]] = {}
         self._networks: list[tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, tuple[int, str]]] = []
@@ -37,10 +41,9 @@ class PortClasses:
 
     def class_of(self, connection: TcpConnection | UdpSocket) -> str:
         """The class of `CLASS_NAMES`; `other` where nothing matches."""
-        if connection.classid >> 16 == MAJOR:
-            marked = CLASS_OF_MARK.get(connection.classid & 0xFFFF)
-            if marked is not None:
-                return marked
+        marked = self._class_of_priority.get(connection.classid)
+        if marked is not None:
+            return marked
         (local, local_port), (remote, remote_port) = connection.local, connection.remote
         first = min(
             self._ports.get(local_port, _NONE),

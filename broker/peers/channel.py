@@ -53,7 +53,7 @@ class PeerChannel:
     Args:
         wake: called from another thread when something has come: have `urgent` looked at at once.
         clock: seconds, monotonic.
-        mark: puts the socket into its class (`shaping.classify.socket_priority.mark_socket`).
+        mark: puts the socket into its class.
         port: where others listen; where we do, unless two are to be on one address.
 
     Raises:

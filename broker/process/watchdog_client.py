@@ -20,7 +20,6 @@ from broker.process.log import Log
 from broker.process.side_process import READY_S_MAX, SideProcess, python
 from broker.process.watchdog import BEATS_WITHIN_S, MESSAGE_BYTES_MAX, MODULE, SILENCE_S
 from hive_qos.errors import ShapingError
-from shaping.journal import Journal
 
 BEAT_S = 0.6 * BEATS_WITHIN_S
 """Beats are at least this far apart, every second tick by default: one costs the two processes 0.1 ms each."""
@@ -66,17 +65,19 @@ class WatchdogClient:
         self._unanswered_s: float | None = None
         self._starts = self._openings = 0
 
-    def start(self, journal: Journal, *, lock: int) -> None:
+    def start(self, directory: Path, *, changes: Callable[[], int], lock: int) -> None:
         """Start the watchdog, and wait until it watches.
 
         Args:
-            journal: names the interfaces whose ceilings it opens.
+            directory: of the journal, which names the interfaces whose ceilings it opens.
+            changes: counts what was written there.
             lock: the descriptor of our claim on the network namespace, which it holds with us.
 
         Raises:
             ShapingError: it does not start; nobody would open ceilings if we died.
         """
-        self._journal, self._journal_changes, self._lock = journal, journal.changes, lock
+        self._directory, self._changes, self._lock = directory.absolute(), changes, lock
+        self._known_changes = changes()
         try:
             self._launch()
         except OSError as problem:
@@ -143,8 +144,7 @@ class WatchdogClient:
 
     def _launch(self) -> None:
         self._seen = 0
-        directory = Path(self._journal.directory).absolute()
-        self._sock = self._process.start_connected(directory, descriptors=(self._lock,), now_s=self._clock())
+        self._sock = self._process.start_connected(self._directory, descriptors=(self._lock,), now_s=self._clock())
         self._sock.setblocking(False)
         self._state = State.STARTING
         self._starts += 1
@@ -158,13 +158,13 @@ class WatchdogClient:
     def _send(self, busy: bool) -> None:
         if self._sock is None:
             return
-        changes = self._journal.changes
-        kind = "s" if busy else "j" if changes != self._journal_changes else "b"
+        changes = self._changes()
+        kind = "s" if busy else "j" if changes != self._known_changes else "b"
         self._sequence += 1
         try:
             self._sock.send(f"{kind} {self._sequence}".encode())
             if kind == "j":
-                self._journal_changes = changes
+                self._known_changes = changes
         except BlockingIOError:  # it does not read: DEAF_S decides
             pass
         except OSError as problem:

@@ -8,11 +8,23 @@ who takes its name has another job, with a leaf and an account of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from broker.measure.flow_table import SENDS_BYTES, SENDS_S
 from broker.model.connection_report import ConnectionReport
 from broker.model.values import JobKey, JobSample
-from shaping.model import ClassCounters
+
+
+class LeafCounters(Protocol):
+    """What the kernel counted of a leaf."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Since the leaf was made."""
+
+    @property
+    def backlog_bytes(self) -> int:
+        """That wait now."""
 
 
 class Slots:
@@ -101,7 +113,7 @@ class JobTable:
         return self._slots.taken()
 
     def samples(
-        self, interface: str, leaves: Mapping[int, ClassCounters], *, now_s: float
+        self, interface: str, leaves: Mapping[int, LeafCounters], *, now_s: float
     ) -> tuple[JobSample, ...]:  # fmt: skip
         """The jobs that have a leaf at an interface, or a connection through it.
 

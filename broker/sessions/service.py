@@ -34,8 +34,6 @@ from broker.sessions.messages import (
 from broker.sessions.need_table import NeedTable
 from broker.sessions.server import Session
 from hive_qos.errors import HiveError
-from shaping.classify.socket_priority import netns_cookie, own_netns_cookie
-from shaping.model import BULK_NAME, DSCP, JOB_MINOR, MARK_MINOR
 
 URGENT_PER_S, URGENT_AT_ONCE = 20.0, 5.0
 """Decisions between ticks that one user may bring about: ten steps a second begin and end. Beyond that his bursts are
@@ -58,8 +56,8 @@ class SessionService:
     Args:
         interface_of: the shaped interface towards an address.
         cgroup_mount: where the cgroups of the classes are; None where this host cannot classify by them.
-        mark: `shaping.classify.socket_priority.mark_socket`.
-        mark_minor: what it is told for a target (`Shaper.mark_minor`).
+        mark: puts a socket into the leaf of its class, role and slot; it raises where the kernel refuses.
+        is_foreign: whether a socket is of another network namespace.
         jobs: which jobs there are, and whose leaf is whose.
         authority: the rights in force now.
         reclassify: puts the rules on cgroups in force again, at once.
@@ -80,21 +78,20 @@ class SessionService:
         interface_of: Callable[[str], str | None],
         cgroup_mount: str | None,
         mark: Callable[..., None],
+        is_foreign: Callable[[socket.socket], bool],
         authority: Callable[[], Authority],
         reclassify: Callable[[], object],
         settle: Callable[[], None],
         fail: Callable[[Session], None],
         log: Log,
-        mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
     ) -> None:
-        self._authority, self._reclassify, self._mark_minor = authority, reclassify, mark_minor
+        self._authority, self._reclassify, self._is_foreign = authority, reclassify, is_foreign
         self._settle, self._fail = settle, fail
         self.urgent = False
         self._jobs = jobs
         self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
         self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
-        self._netns_cookie = own_netns_cookie()
         self._waiting: list[tuple[str, int, Announce]] = []
         self._soon = TokenBuckets[int](per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE, remembered=USERS_MAX)
         self._destinations = TokenBuckets[int](
@@ -103,16 +100,14 @@ class SessionService:
 
     def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
         """Mark passed sockets: all of a message, or as many as the kernel takes before it refuses one."""
-        leaf = BULK_NAME if message.traffic_class == "compute" and message.role == "bulk" else message.traffic_class
         slot = self._leaf_of(session, message.traffic_class)
-        minor = self._mark_minor(leaf) if slot is None or leaf == BULK_NAME else JOB_MINOR[slot]
         names = []
         foreign = False
         for sock in sockets:
             try:
-                self._mark(sock, minor=minor, dscp=DSCP[leaf])
+                self._mark(sock, traffic_class=message.traffic_class, role=message.role, slot=slot)
                 local = _endpoint(sock)
-                foreign = foreign or netns_cookie(sock) != self._netns_cookie
+                foreign = foreign or self._is_foreign(sock)
             except ValueError as problem:
                 return error("not-inet", str(problem), number=message.number)
             except HiveError as problem:

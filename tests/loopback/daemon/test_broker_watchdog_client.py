@@ -150,12 +150,17 @@ def test_a_beat_that_says_so_makes_it_read_the_journal_again(watched: Watched) -
 
 
 @pytest.fixture
-def watchdog(tmp_path: Path) -> Iterator[WatchdogClient]:
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path)
+
+
+@pytest.fixture
+def watchdog(tmp_path: Path, journal: Journal) -> Iterator[WatchdogClient]:
     program = tmp_path / "watchdog.py"
     program.write_text(WATCHDOG)
     made = WatchdogClient(log=open_log(), command=(sys.executable, "-P", str(program)))
     with open(tmp_path / "namespace", "w") as lock:
-        made.start(Journal(tmp_path), lock=lock.fileno())
+        made.start(tmp_path, changes=lambda: journal.changes, lock=lock.fileno())
         yield made
         made.end(restored=True)
 
@@ -192,10 +197,10 @@ def test_a_daemon_that_paused_is_told_that_the_ceilings_were_opened(watchdog: Wa
     assert beats_until(watchdog, lambda: watchdog.info().openings >= 1)
 
 
-def test_a_journal_that_changed_is_read_again(watchdog: WatchdogClient, tmp_path: Path) -> None:
+def test_a_journal_that_changed_is_read_again(watchdog: WatchdogClient, journal: Journal, tmp_path: Path) -> None:
     watchdog.beat()
     assert not (tmp_path / "relearnt").exists()
-    watchdog._journal.write_line("eth0", 1_000_000)
+    journal.write_line("eth0", 1_000_000)
     beats_until(watchdog, lambda: (tmp_path / "relearnt").exists())
 
 
@@ -242,4 +247,4 @@ def test_an_end_without_all_put_back_leaves_the_rest_open(watchdog: WatchdogClie
 def test_a_watchdog_that_cannot_be_started_is_an_error(tmp_path: Path, command: tuple[str, ...]) -> None:
     made = WatchdogClient(log=open_log(), command=command)
     with open(tmp_path / "namespace", "w") as lock, pytest.raises(ShapingError, match="nothing is shaped"):
-        made.start(Journal(tmp_path), lock=lock.fileno())
+        made.start(tmp_path, changes=lambda: 0, lock=lock.fileno())

@@ -8,6 +8,7 @@ from typing import Any
 from broker.api.document import document
 from broker.api.pages import encoded
 from broker.api.snapshot import DaemonInfo, SessionInfo, Snapshot
+from broker.enforce.socket_marks import JOB_LEAVES
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.flow_table import PassedSocket
@@ -49,7 +50,7 @@ def snapshot(*, job: str = "train", alarms: tuple[Alarm, ...] = ()) -> Snapshot:
         tcp=(),
         segments={"eth0": SegmentInfo(4, Reason("gso-piece-time", "4 segments"))},
         alarms=alarms,
-        slots={(0, job): 1},
+        leaves={(0, job): JOB_LEAVES[1]},
     )
 
 

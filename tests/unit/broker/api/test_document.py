@@ -14,6 +14,7 @@ from broker.api.metrics import metrics
 from broker.api.snapshot import SessionInfo, Snapshot
 from broker.cli.status_table import render
 from broker.daemon.publish import heard
+from broker.enforce.socket_marks import JOB_LEAVES
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.tcp_diag import TcpConnection
@@ -35,7 +36,6 @@ from broker.model.values import (
 )
 from broker.policy.toml import load
 from hive_qos.text import printable
-from shaping.model import JOB_MINOR
 
 EVIL = "job\x1b[2J\x1b]0;owned\x07\r\n\u202e[red]x[/red]"
 
@@ -178,7 +178,7 @@ def test_jobs_connections_and_schedules_are_shown_with_what_they_get_and_why() -
     )
     value = status(replace(now, decision=replace(now.decision, allocation=allocation)))
     (job,) = value["jobs"]
-    assert job["leaf"] == f"ffe0:{JOB_MINOR[1]:x}"
+    assert job["leaf"] == "ffe0:240"
     (share,) = job["shares"]
     assert (share["interface"], share["class"], share["weight"]) == ("eth0", "compute", 1.0)
     assert share["share_bits_per_s"] > 30_000_000
@@ -280,13 +280,13 @@ def test_the_same_name_of_two_users_is_two_jobs_and_both_are_named() -> None:
         measurements=measurements,
         decision=decide(now_s=0.0, state=State(), measurements=measurements, policy=POLICY),
         sessions=(*now.sessions, SessionInfo("s-2", "transport", "train", 2, 1000)),
-        slots={**now.slots, (1000, "train"): 3},
+        leaves={**now.leaves, (1000, "train"): JOB_LEAVES[3]},
     )
     value = status(two)
     assert [(job["job"], job["uid"], job["sessions"], job["sockets"]) for job in value["jobs"]] == [
         ("train", 0, 1, 1), ("train", 1000, 1, 0),
     ]  # fmt: skip
-    assert [job["leaf"] for job in value["jobs"]] == [f"ffe0:{JOB_MINOR[slot]:x}" for slot in (1, 3)]
+    assert [job["leaf"] for job in value["jobs"]] == ["ffe0:240", "ffe0:260"]
     assert [(len(job["shares"]), len(job["bursts"])) for job in value["jobs"]] == [(1, 0), (1, 1)]
     text = shown(value, width=200)
     assert text.count("train of user 1000") == text.count("train of user 0") == 1

@@ -20,6 +20,7 @@ from broker.api.class_averages import AveragesSnapshot
 from broker.api.snapshot import DaemonInfo, HoldsInfo, SessionInfo, Snapshot
 from broker.api.window_average import Average
 from broker.cli.status_table import render
+from broker.enforce.socket_marks import JOB_LEAVES
 from broker.law.decision import Decision
 from broker.law.state import State
 from broker.measure.socket_owners import SocketOwner
@@ -123,7 +124,7 @@ def sharing() -> Snapshot:
         capacity, entries, jobs=(job,),
         sample=InterfaceSample("eth0", flows=(flow,), bursts=(burst,)),
         sessions=(SessionInfo("s-1", "transport", "llm", 4711, 1000, command="python3"),),
-        slots={(1000, "llm"): 1},
+        leaves={(1000, "llm"): JOB_LEAVES[1]},
         credits=(Credit("eth0", "llm", 29, 4 * 2**20, uid=1000, reason=Reason("credit-of-measured", "")),),
         tcp=tuple((one, "storage") for one in tcp),
         udp=((udp, "other", True),),

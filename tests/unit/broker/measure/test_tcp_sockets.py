@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from broker.enforce.socket_marks import CLASS_OF_PRIORITY
 from broker.measure import sockets
 from broker.measure.budget import CpuBudget
 from broker.measure.flow_table import FlowTable
@@ -17,7 +18,10 @@ from broker.policy.toml import load
 from broker.process.log import open_log
 
 MATCHING = PortClasses(
-    load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n[class.storage]\nmatch = [{ port = 873 }]\n')
+    load(
+        'version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n[class.storage]\nmatch = [{ port = 873 }]\n'
+    ),
+    CLASS_OF_PRIORITY,
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from broker.enforce import cgroups
+from broker.enforce.socket_marks import SocketMarks
 from broker.measure.flow_table import FlowTable, PassedSocket
 from broker.model.connection_report import ConnectionReport, Endpoint
 from broker.model.values import Credit
@@ -90,9 +91,10 @@ class Bench:
     settled: int = 0
 
     def __post_init__(self) -> None:
+        marks = SocketMarks(self.mark)
         self.service = SessionService(
             flows=self.flows, bursts=BurstTable(), jobs=self.jobs, needs=self.needs, clock=lambda: self.now_s,
-            interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=self.mark,
+            interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=marks.mark_passed, is_foreign=marks.is_foreign,
             authority=lambda: self.authority, reclassify=lambda: None, settle=self.settle, fail=lambda _: None,
             log=open_log(),
         )  # fmt: skip

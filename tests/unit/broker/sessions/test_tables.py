@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from broker.enforce.shapes import rules_of, shape_of
+from broker.enforce.socket_marks import CLASS_OF_PRIORITY
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.flow_table import (
@@ -215,7 +216,9 @@ def test_a_user_of_many_sessions_and_peers_takes_no_place_of_the_kernels_or_of_o
         session, uid = f"s-{number}", 1000 if number else 2000
         table.add(PassedSocket(session, session, "j", "compute", "gradient", "udp", "10.0.0.1:1", 1, uid, number))
         table.report(session, [connection(f"10.3.{number % 250}.{port}", port + 1) for port in range(20)], now_s=0.0)
-    table.see_tcp([tcp(local=("10.0.0.1", 5000 + port)) for port in range(40)], matching=PortClasses(POLICY))
+    table.see_tcp(
+        [tcp(local=("10.0.0.1", 5000 + port)) for port in range(40)], matching=PortClasses(POLICY, CLASS_OF_PRIORITY)
+    )
     samples = table.samples(interface_of=lambda address: "eth0", now_s=0.0)["eth0"]
     assert len(samples) == SAMPLES_MAX
     assert sum(sample.source == "tcp-info" for sample in samples) == TCP_SAMPLES_MAX
@@ -245,12 +248,12 @@ def test_a_session_that_is_gone_takes_its_flows_with_it() -> None:
     ],
 )
 def test_a_tcp_connection_belongs_where_htb_puts_it(fields: dict[str, object], expected: str) -> None:
-    assert PortClasses(POLICY).class_of(tcp(**fields)) == expected
+    assert PortClasses(POLICY, CLASS_OF_PRIORITY).class_of(tcp(**fields)) == expected
 
 
 def test_a_tcp_connection_ages_from_when_the_kernel_spoke_of_it_until_it_is_forgotten() -> None:
     table = FlowTable()
-    table.see_tcp([tcp(at_s=5.0)], matching=PortClasses(POLICY))
+    table.see_tcp([tcp(at_s=5.0)], matching=PortClasses(POLICY, CLASS_OF_PRIORITY))
     for now_s in (5.0, 6.5):
         ((sample,),) = table.samples(interface_of=towards, now_s=now_s).values()
         assert (sample.age_s, sample.delivered_bytes, sample.source) == (now_s - 5.0, 1, "tcp-info")
@@ -260,7 +263,7 @@ def test_a_tcp_connection_ages_from_when_the_kernel_spoke_of_it_until_it_is_forg
 def test_of_other_only_the_busiest_connections_are_shown() -> None:
     table = FlowTable()
     crowd = [tcp(inode=number, waiting_bytes=number) for number in range(100)]
-    table.see_tcp([*crowd, tcp(inode=500, classid=0xFFE00310)], matching=PortClasses(POLICY))
+    table.see_tcp([*crowd, tcp(inode=500, classid=0xFFE00310)], matching=PortClasses(POLICY, CLASS_OF_PRIORITY))
     assert [connection.inode for connection, _ in table.tcp_shown] == [500, *range(99, 99 - OTHERS_SHOWN_MAX, -1)]
 
 
@@ -281,13 +284,13 @@ def test_a_rule_on_an_address_finds_either_end(local: tuple[str, int], remote: t
         'match = [{ address = "10.88.0.0/16" }, { address = "fd00:1::/64" }]\n'
         "[class.other]\nmatch = [{ port = 22 }]\n"
     )
-    assert PortClasses(policy).class_of(tcp(local=local, remote=remote)) == expected
+    assert PortClasses(policy, CLASS_OF_PRIORITY).class_of(tcp(local=local, remote=remote)) == expected
 
 
 def test_of_many_tcp_connections_storage_comes_first() -> None:
     table = FlowTable()
     crowd = [tcp(local=("10.0.0.1", port)) for port in range(1, 600)] + [tcp(classid=0xFFE00310)]
-    table.see_tcp(crowd, matching=PortClasses(POLICY))
+    table.see_tcp(crowd, matching=PortClasses(POLICY, CLASS_OF_PRIORITY))
     (samples,) = table.samples(interface_of=towards, now_s=0.0).values()
     assert len(samples) == TCP_SAMPLES_MAX
     assert samples[0].traffic_class == "storage"
