@@ -113,7 +113,8 @@ def _objects(known: Mapping[str, Any], name: str, path: str) -> Iterator[tuple[s
         tags = items.get("discriminator", {"propertyName": "", "mapping": {}})
         for one in items.get("anyOf", [items]):
             inner = one.get("$ref", "").rpartition("/")[2]
-            if not inner or inner in ("Reason", "ClassAllocation", "DestinationAllocation"):
+            told_elsewhere = inner in ("Reason", "ClassAllocation", "DestinationAllocation")
+            if told_elsewhere or "properties" not in known.get(inner, {}):
                 continue
             before = path.split("`")[1] + "." if "`" in path else ""
             at = f"`{before}{key}{'[]' if 'items' in field else ''}`"

@@ -15,7 +15,7 @@ from broker.law.decision import Decision
 from broker.measure.flow_table import FlowTable
 from broker.measure.senders import PeerRtts, SenderTable
 from broker.model.leases import HELD_CLASS, Hold, Lease
-from broker.model.values import Alarm, SenderSample
+from broker.model.values import Alarm, BrokerThere, SenderSample
 from broker.peers.own_certificate import OwnCertificate
 
 if TYPE_CHECKING:  # a QUIC stack is megabytes, and who names no [peers] needs none
@@ -94,7 +94,7 @@ class PeerLink:
             return {}
         self._arrivals.count(flows.tcp_connections(), whole=flows.tcp_whole)
         brokers = self._channel.brokers() if self._channel is not None else {}
-        nobody = "unknown" if self._channel is not None else "no"
+        nobody = BrokerThere.UNKNOWN if self._channel is not None else BrokerThere.NO
         return self._arrivals.samples(
             interface_of=interface_of,
             broker_of=lambda address: brokers.get(address, nobody),

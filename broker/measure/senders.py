@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.leases import HoldOutcome
-from broker.model.values import SenderSample
+from broker.model.values import BrokerThere, SenderSample
 
 if TYPE_CHECKING:
     from broker.peers.peer_status import PeerStatus
@@ -107,7 +107,7 @@ class SenderTable:
             self._senders = dict(latest)
 
     def samples(
-        self, *, interface_of: Callable[[str], str | None], broker_of: Callable[[str], str],
+        self, *, interface_of: Callable[[str], str | None], broker_of: Callable[[str], BrokerThere],
         trip_of: Callable[[str], PeerRtt | None], held: Mapping[str, HoldOutcome], now_s: float,
     ) -> Mapping[str, tuple[SenderSample, ...]]:  # fmt: skip
         """What the decision shall know of each interface's senders.

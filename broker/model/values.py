@@ -12,6 +12,8 @@ Rates are integer bits per second, sizes bytes, durations float seconds.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 from broker.model.leases import Lease
@@ -141,12 +143,20 @@ class Need(Struct, frozen=True):
     replicas_at_risk: int = 0
 
 
+class BrokerThere(StrEnum):
+    """Whether a broker answers at an address: UNKNOWN until the first attempt has an end, NO after one that failed."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
 class SenderSample(Struct, frozen=True):
     """What one host has sent to us in one class, by its TCP connections with us.
 
     Fields: `received_bytes` of payload, in order or not, cumulative for the address and class, whatever connections
     come and go; `age_s` since they were counted; `rtt_s` the least round trip to it; `broker` whether a broker answers
-    there: "yes", "no" or "unknown"; `granted_bits_per_s` what that broker said to our last hold, None where it said
+    there; `granted_bits_per_s` what that broker said to our last hold, None where it said
     nothing, and `refused` whether it keeps none of it; `broker_rtt_s` the last round trip to that broker, measured at
     most `broker_rtt_age_s` ago; `receive_rtt_s` the least round trip that TCP, as the receiver, takes its connections
     to have.
@@ -157,7 +167,7 @@ class SenderSample(Struct, frozen=True):
     received_bytes: int
     age_s: float
     rtt_s: float | None = None
-    broker: str = "unknown"
+    broker: BrokerThere = BrokerThere.UNKNOWN
     granted_bits_per_s: int | None = None
     refused: bool = False
     broker_rtt_s: float | None = None

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.reasons import Reason
-from broker.model.values import Alarm
+from broker.model.values import Alarm, BrokerThere
 from broker.peers.peer_status import PeerStatus
 from broker.peers.protocol import wire
 from broker.peers.protocol.addresses import is_askable, plain, plain_host
@@ -138,11 +138,11 @@ class PeerChannel:
             if connection is not None:
                 self._send(connection, answer, now_s)
 
-    def brokers(self) -> Mapping[str, str]:
-        """Address to whether a broker answers there: "yes", "no" or "unknown". Without an engine none does."""
+    def brokers(self) -> Mapping[str, BrokerThere]:
+        """Address to whether a broker answers there. Without an engine none does."""
         self._take()
         found = self._asking.brokers()
-        return dict.fromkeys(found, "no") if self._failed else found
+        return dict.fromkeys(found, BrokerThere.NO) if self._failed else found
 
     def held(self) -> Mapping[str, HoldOutcome]:
         """Address to what the broker there said to our hold, as long as that is in force."""

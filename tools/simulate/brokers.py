@@ -15,6 +15,7 @@ from broker.law.recording import header_line, tick_line
 from broker.law.state import State
 from broker.model.leases import HELD_CLASS
 from broker.model.values import (
+    BrokerThere,
     Burst,
     ClassSample,
     DestinationSample,
@@ -119,7 +120,7 @@ class HostBroker:
                         received_bytes=int(bits / 8),
                         age_s=0.0,
                         rtt_s=float(network.flows.least_s[numbers].min()),
-                        broker="yes",
+                        broker=BrokerThere.YES,
                         granted_bits_per_s=verdict.rate_bits_per_s if verdict is not None and verdict.granted else None,
                         refused=verdict is not None and not verdict.granted,
                     )

@@ -27,7 +27,7 @@ from broker.law.bursts.announced import BURSTS_MAX, JOBS_MAX, JOBS_PER_USER_MAX,
 from broker.law.bursts.detector import USER as OBSERVED
 from broker.law.inbound_state import InboundBurstState, InboundJobState, IngressState, SenderState
 from broker.law.sharing.promises import LENDER
-from broker.model.values import Burst, SenderSample
+from broker.model.values import BrokerThere, Burst, SenderSample
 
 WIRE_PER_PAYLOAD = 1.05
 """Of TCP in frames of 1514 bytes: 1514 / 1448, and a little for what is sent twice."""
@@ -177,7 +177,7 @@ def _take_senders(
         if elapsed_s > 0:
             entry = replace(entry, received_bytes=sample.received_bytes, read_s=read_s)
         refused_s = (now_s if entry.refused_s is None else entry.refused_s) if sample.refused else None
-        unheld = sample.broker == "no" or (refused_s is not None and now_s - refused_s > REFUSED_S_MAX)
+        unheld = sample.broker is BrokerThere.NO or (refused_s is not None and now_s - refused_s > REFUSED_S_MAX)
         if unheld and entry.rate_bits_per_s > 0:
             brokerless_s = now_s
         known[sample.address] = replace(entry, seen_s=now_s, refused_s=refused_s)

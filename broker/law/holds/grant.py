@@ -17,12 +17,22 @@ forgotten while no lease is in force: during one, the hold itself would prove th
 our own connections find the link full for 0.3 s, down to what the peer says, or to a quarter. Otherwise a link that
 became slower would be flooded in bursts by what repays storage.
 
+What comes of a lease follows from what holds now, whatever came of it before:
+
+    not storage, no valid lease, or too many destinations    REFUSED    nobody is held
+    nobody asks any more                                     OVER       storage's ceiling
+    objects at risk, and the guarantee is more than is asked RAISED     the guarantee
+    storage is owed more than is asked                       RAISED     what repays it
+    the floor is more than is asked                          RAISED     the floor
+    else                                                     GRANTED    what is asked
+
 Each destination has its own account. So a sender with a faster link is not judged by the peer's, and what waits for a
 held destination is not taken for a backlog of our own link.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
@@ -56,6 +66,15 @@ LEAF_S = 0.5
 LEFT_AT_ONCE = 0.25
 """Of the most that went there: a fall to a quarter is believed at once, a deeper one where the queue stays. A host that
 lies about its link has to keep a real queue in front of it for as long, each time."""
+
+
+class Grant(enum.Enum):
+    """What comes of a lease, or of its end; the table above says when."""
+
+    REFUSED = enum.auto()
+    OVER = enum.auto()
+    RAISED = enum.auto()
+    GRANTED = enum.auto()
 
 
 class Holding(Struct, frozen=True):
@@ -147,7 +166,7 @@ def decide_held(
     for lease in sorted(leases, key=lambda entry: (entry.address, entry.peer, entry.number)):
         refusal = _refusal(lease)
         if refusal is not None:
-            verdicts.append(_verdict(lease, capacity_bits_per_s, refusal, granted=False))
+            verdicts.append(_verdict(lease, capacity_bits_per_s, refusal, Grant.REFUSED))
         elif lease.address not in asked or lease.rate_bits_per_s < asked[lease.address].rate_bits_per_s:
             asked[lease.address] = lease
     order = sorted(
@@ -157,7 +176,7 @@ def decide_held(
     served = order[:DESTINATIONS_MAX]
     for address in order[DESTINATIONS_MAX:]:
         full = Because.HOLD_REFUSED(why=f"{DESTINATIONS_MAX} destinations are held back already")
-        verdicts += [_verdict(lease, capacity_bits_per_s, full, granted=False) for lease in _of(address, leases)]
+        verdicts += [_verdict(lease, capacity_bits_per_s, full, Grant.REFUSED) for lease in _of(address, leases)]
     after, destinations = [], []
     for address in sorted(served):
         entry = known.get(address) or HeldState(address, now_s)
@@ -168,17 +187,17 @@ def decide_held(
                 entry, counters.get(address), asked.get(address), late_s=late_s.get(address), now_s=now_s
             )
         entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)
-        rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s, replicas=replicas)
+        grant, rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s, replicas=replicas)
         own = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s))
         destinations.append(
             DestinationAllocation(
                 address, HELD_CLASS, max(1, min(rate, own.floor)), max(1, rate), why,
-                guarantee_bits_per_s=own.guarantee if address in asked else None,
+                guarantee_bits_per_s=own.guarantee if grant is not Grant.OVER else None,
             )
         )  # fmt: skip
-        if address in asked:
+        if grant is not Grant.OVER:
             entry = replace(entry, seen_s=now_s)
-            verdicts += [_verdict(lease, rate, why, granted=True) for lease in _of(address, leases)]
+            verdicts += [_verdict(lease, rate, why, grant) for lease in _of(address, leases)]
         after.append(replace(entry, rate_bits_per_s=rate))
     remembered = [
         entry
@@ -263,11 +282,11 @@ def _count(
 
 def _rate(
     entry: HeldState, lease: Lease | None, storage: ClassPolicy, capacity_bits_per_s: int, *, replicas: int
-) -> tuple[int, Reason]:
-    """What may go there, and why."""
+) -> tuple[Grant, int, Reason]:
+    """What comes of a destination's lease, what may go there, and why."""
     ceiling = promises(storage, capacity_bits_per_s).ceiling
     if lease is None:
-        return ceiling, Because.HOLD_OVER()
+        return Grant.OVER, ceiling, Because.HOLD_OVER()
     own = promises(storage, _link(entry, lease, capacity_bits_per_s))
     window_s = storage.guarantee_window_s
     floor = max(own.floor, RATE_BITS_PER_S_MIN)
@@ -275,25 +294,24 @@ def _rate(
     due = guarantee.repay_rate_bits_per_s(entry.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
     why: Reason
     if replicas and own.guarantee > max(asked, floor, due):
-        rate, why = (
-            own.guarantee,
-            Because.HOLD_RAISED_AT_RISK(
-                peer=lease.peer, asked_bits_per_s=asked, promise_bits_per_s=own.guarantee, replicas=replicas
-            ),
+        grant, rate = Grant.RAISED, own.guarantee
+        why = Because.HOLD_RAISED_AT_RISK(
+            peer=lease.peer, asked_bits_per_s=asked, promise_bits_per_s=own.guarantee, replicas=replicas
         )
     elif due > max(asked, floor):
-        rate, why = (
-            due,
-            Because.HOLD_RAISED(
-                peer=lease.peer, asked_bits_per_s=asked, promise_bits_per_s=own.guarantee, window_s=window_s
-            ),
+        grant, rate = Grant.RAISED, due
+        why = Because.HOLD_RAISED(
+            peer=lease.peer, asked_bits_per_s=asked, promise_bits_per_s=own.guarantee, window_s=window_s
         )
     elif asked < floor:
-        rate, why = floor, Because.HELD_AT_FLOOR(peer=lease.peer, asked_bits_per_s=asked, floor_bits_per_s=floor)
+        grant, rate = Grant.RAISED, floor
+        why = Because.HELD_AT_FLOOR(peer=lease.peer, asked_bits_per_s=asked, floor_bits_per_s=floor)
     else:
-        rate, why = asked, Because.HELD_FOR_PEER(peer=lease.peer, rate_bits_per_s=asked)
-    return min(rate, ceiling), why
+        grant, rate = Grant.GRANTED, asked
+        why = Because.HELD_FOR_PEER(peer=lease.peer, rate_bits_per_s=asked)
+    return grant, min(rate, ceiling), why
 
 
-def _verdict(lease: Lease, rate: int, why: Reason, *, granted: bool) -> HoldOutcome:
-    return HoldOutcome(lease.peer, lease.address, lease.number, granted, rate, why)
+def _verdict(lease: Lease, rate: int, why: Reason, grant: Grant) -> HoldOutcome:
+    kept = grant is not Grant.REFUSED
+    return HoldOutcome(lease.peer, lease.address, lease.number, kept, rate, why)

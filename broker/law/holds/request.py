@@ -39,7 +39,7 @@ from broker.law.sharing.water_filling import Claim, allocate
 from broker.law.state import BurstState
 from broker.model.leases import Hold
 from broker.model.reasons import Because, Reason
-from broker.model.values import Alarm, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
+from broker.model.values import Alarm, BrokerThere, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
 from broker.policy.types import InterfacePolicy, Policy
 
 IDLE_S = 10.0
@@ -321,8 +321,8 @@ def _divide(
     if allowance is None:
         return {}
     here = [entry for entry in senders if entry.address in reported]
-    free = [entry for entry in here if reported[entry.address].broker == "no"]
-    here = [entry for entry in here if reported[entry.address].broker != "no"]
+    free = [entry for entry in here if reported[entry.address].broker is BrokerThere.NO]
+    here = [entry for entry in here if reported[entry.address].broker is not BrokerThere.NO]
     here = sorted(here, key=lambda entry: (-entry.rate_bits_per_s, entry.address))[:HOLDS_MAX]
     if not here:
         return {}

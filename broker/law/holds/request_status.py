@@ -10,7 +10,7 @@ from broker.law.inbound_state import IngressState
 from broker.law.sharing.promises import LENDER, promises
 from broker.law.sharing.water_filling import Claim, allocate
 from broker.model.reasons import Because, Reason
-from broker.model.values import Alarm, ClassAllocation, InterfaceAllocation, SenderSample
+from broker.model.values import Alarm, BrokerThere, ClassAllocation, InterfaceAllocation, SenderSample
 from broker.policy.types import InterfacePolicy, Policy
 from hive_qos.units import format_rate
 
@@ -82,7 +82,7 @@ def alarms(
         found.append(Alarm("ingress-below-guarantees", interface.name, text))
     for sample in sorted(reported.values(), key=lambda entry: entry.address)[:ALARMS_MAX] if holding else ():
         subject = f"{interface.name}/{sample.address}"
-        if sample.broker == "no" and not in_kernel:
+        if sample.broker is BrokerThere.NO and not in_kernel:
             text = "sends storage to us and has no broker; write `ingress` with a rate, or run a broker there"
             found.append(Alarm("sender-without-broker", subject, text))
         elif sample.refused:

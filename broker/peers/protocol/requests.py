@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from broker.model.leases import LEASE_S_MAX, Hold, HoldOutcome
 from broker.model.token_bucket import TokenBucket
+from broker.model.values import BrokerThere
 from broker.peers.protocol.wire import LEASE_S_MIN, Answer, Ask, Refusal, Release
 
 WANTED_MAX = 64
@@ -51,6 +52,12 @@ class _Contact:
     failures: int = 0
     retry_at_s: float = 0.0
     refused: str = ""
+
+    @property
+    def broker(self) -> BrokerThere:
+        if self.reached:
+            return BrokerThere.YES
+        return BrokerThere.NO if self.failures else BrokerThere.UNKNOWN
 
 
 @dataclass
@@ -193,12 +200,9 @@ class HoldRequests:
                 )
                 held.verdict_ends_s = now_s + answer.remaining_s if answer.granted else float("inf")
 
-    def brokers(self) -> dict[str, str]:
-        """Address to "yes" (a broker answers), "no" (the last attempt failed), "unknown" (not tried, or under way)."""
-        return {
-            address: "yes" if contact.reached else "no" if contact.failures else "unknown"
-            for address, contact in self._contacts.items()
-        }
+    def brokers(self) -> dict[str, BrokerThere]:
+        """Address to whether a broker answers there: NO where the last attempt failed."""
+        return {address: contact.broker for address, contact in self._contacts.items()}
 
     def held(self, *, now_s: float) -> dict[str, HoldOutcome]:
         """Address to what was answered there; nothing where no answer has come yet, or its lease is over."""

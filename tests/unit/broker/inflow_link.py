@@ -16,7 +16,7 @@ from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.state import State
 from broker.measure.rate_watch import LOOK_S, TOLD_LOOKS
-from broker.model.values import Burst, ClassSample, FlowSample, InterfaceSample, Measurements, SenderSample
+from broker.model.values import BrokerThere, Burst, ClassSample, FlowSample, InterfaceSample, Measurements, SenderSample
 from broker.policy.types import CLASS_NAMES, Policy
 
 STEP_S = 0.001
@@ -38,7 +38,7 @@ class Storage:
     address: str
     wants_bits_per_s: float = 1e9
     from_s: float = 0.0
-    broker: str = "yes"
+    broker: BrokerThere = BrokerThere.YES
     held: deque[tuple[float, float]] = field(default_factory=deque)  # (in force from, rate)
     rate_bits_per_s: float | None = None
     arrived_bits: float = 0.0
@@ -251,7 +251,7 @@ class Inflow:
                 0.0,
                 2 * self.one_way_s,
                 sender.broker,
-                broker_rtt_s=brokers_s if sender.broker == "yes" else None,
+                broker_rtt_s=brokers_s if sender.broker is BrokerThere.YES else None,
                 receive_rtt_s=trip_s + self.here_s + (0.3 if (sender.rate_bits_per_s or 1e12) < 1e12 else 0.0),
             )
             for sender in self.senders
@@ -281,7 +281,7 @@ class Inflow:
         held: Mapping[str, int] = {hold.address: hold.rate_bits_per_s for hold in decision.holds}
         at_s = now_s + self.one_way_s + self.holds_take_s
         for sender in self.senders:
-            if sender.broker == "yes":
+            if sender.broker is BrokerThere.YES:
                 sender.held.append((at_s + self.one_way_s, held.get(sender.address, 1e12)))
 
     @property

@@ -24,7 +24,7 @@ from link_figures import followed_s, late, used, used_from_s
 from msgspec.structs import replace
 
 from broker.law.capacity.delivery_rate import threshold_s
-from broker.model.values import FlowSample, Measurements
+from broker.model.values import BrokerThere, FlowSample, Measurements
 from broker.policy.toml import load
 
 Figures = dict[str, float]
@@ -368,7 +368,7 @@ def others_delay(seed: int, *, training: bool = False) -> Figures:
 
 def inbound(
     seed: int, *, pause_s: float = 0.2, wants: float = 1e9, announces: bool = True, hosts: int = 2,
-    window_bits: float | None = None, broker: str = "yes",
+    window_bits: float | None = None, broker: BrokerThere = BrokerThere.YES,
 ) -> Figures:  # fmt: skip
     """A way in of 100 Mbit/s that falls to 30 and rises to 70, with storage hosts that can be held.
 
@@ -502,5 +502,5 @@ SCENARIOS: Mapping[str, Scenario] = {
     "inbound, storage alone": Scenario(partial(inbound, pause_s=100.0, wants=140e6)),
     "inbound, one host": Scenario(partial(inbound, hosts=1)),
     "inbound, windows": Scenario(partial(inbound, window_bits=4e5)),
-    "inbound, windows in an IFB": Scenario(partial(inbound, window_bits=4e5, broker="no")),
+    "inbound, windows in an IFB": Scenario(partial(inbound, window_bits=4e5, broker=BrokerThere.NO)),
 }  # fmt: skip

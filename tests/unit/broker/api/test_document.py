@@ -23,6 +23,7 @@ from broker.model.status_values import HostLoad, WatchdogInfo
 from broker.model.values import (
     Alarm,
     Allocation,
+    BrokerThere,
     ClassSample,
     DestinationAllocation,
     FlowSample,
@@ -61,7 +62,7 @@ def test_the_document_is_json_and_counts_a_job_once() -> None:
 
 def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
     policy = load('version = 1\n[[interface]]\nname = "eth0"\ningress = "auto"\n')
-    sender = SenderSample("10.0.0.9", "storage", 10**6, 0.01, rtt_s=0.002, broker="yes", broker_rtt_s=0.003)
+    sender = SenderSample("10.0.0.9", "storage", 10**6, 0.01, rtt_s=0.002, broker=BrokerThere.YES, broker_rtt_s=0.003)
     sample = InterfaceSample(
         "eth0", 10**9, 0.02, tuple(ClassSample(name, 0) for name in ("control", "compute", "storage", "other")),
         received_bytes=7 * 10**9, pace_bits_per_s=5, senders=(sender,),

@@ -23,6 +23,7 @@ from broker.model.reasons import Reason
 from broker.model.status_values import WatchdogInfo
 from broker.model.values import (
     Alarm,
+    BrokerThere,
     DestinationAllocation,
     FlowSample,
     Measurements,
@@ -52,7 +53,7 @@ def everything() -> Snapshot:
     )
     sample = replace(
         sample, flows=flows, received_bytes=7, link_bits_per_s=10**9, carrier=True, carrier_changes=1,
-        senders=(SenderSample("10.0.0.9", "storage", 10**6, 0.01, broker="yes"),),
+        senders=(SenderSample("10.0.0.9", "storage", 10**6, 0.01, broker=BrokerThere.YES),),
         needs=(Need("s-2", 977, 50 * 2**30, 1.0, 600.0, 12),),
         bursts=(replace(sample.bursts[0], by_destination=(("10.0.0.2", 5),)),),
     )  # fmt: skip

@@ -5,6 +5,7 @@ The values are made from the types of the measurements themselves, so that a fie
 
 from __future__ import annotations
 
+import enum
 import random
 import types
 import typing
@@ -54,7 +55,6 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "peer": ADDRESSES,
     "address": ADDRESSES,
     "source": ("report", "tcp-info", "probe", "unknown"),
-    "broker": ("yes", "no", "unknown"),
     "session": ("s-1", "s-2"),
     "key": ("f-1", "f-2", "way/10.0.0.2", "probe/10.0.0.3"),
     "run": ("r",),
@@ -91,6 +91,8 @@ class Kernel:
                     for field in msgspec.structs.fields(kind)
                 }
             )
+        if isinstance(kind, type) and issubclass(kind, enum.Enum):
+            return chance.choice(list(kind))
         owner, _, field_name = name.partition(".")
         if kind is bool:
             return chance.random() < 0.5

@@ -8,7 +8,7 @@ from broker.measure.senders import FORGET_S, SENDERS_MAX, PeerRtt, SenderTable
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.leases import HoldOutcome
 from broker.model.reasons import Reason
-from broker.model.values import SenderSample
+from broker.model.values import BrokerThere, SenderSample
 
 SENDER = "10.0.0.3"
 
@@ -23,7 +23,12 @@ def connection(arrived: int, *, at_s: float, port: int = 5000, address: str = SE
 
 
 def seen(book: SenderTable, now_s: float, **known: object) -> dict[str, SenderSample]:
-    options: dict[str, object] = {"broker_of": lambda _: "unknown", "trip_of": lambda _: None, "held": {}, **known}
+    options: dict[str, object] = {
+        "broker_of": lambda _: BrokerThere.UNKNOWN,
+        "trip_of": lambda _: None,
+        "held": {},
+        **known,
+    }
     found = book.samples(interface_of=lambda _: "eth0", now_s=now_s, **options)  # type: ignore[arg-type]
     return {sample.address: sample for sample in found.get("eth0", ())}
 
@@ -120,9 +125,9 @@ def test_what_the_other_broker_said_goes_with_the_sample() -> None:
     book = SenderTable()
     book.count([(connection(1, at_s=0.0), "storage")], whole=True)
     why = Reason("held-for-peer", "")
-    kept = seen(book, 0.0, held={SENDER: HoldOutcome("c", SENDER, 1, True, 7_000, why)}, broker_of=lambda _: "yes")[
-        SENDER
-    ]
+    kept = seen(
+        book, 0.0, held={SENDER: HoldOutcome("c", SENDER, 1, True, 7_000, why)}, broker_of=lambda _: BrokerThere.YES
+    )[SENDER]
     assert (kept.granted_bits_per_s, kept.refused, kept.broker) == (7_000, False, "yes")
     refused = seen(book, 0.0, held={SENDER: HoldOutcome("c", SENDER, 1, False, 0, why)})[SENDER]
     assert (refused.granted_bits_per_s, refused.refused) == (None, True)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from broker.model.leases import LEASE_S_MAX, Hold
 from broker.model.reasons import Reason
+from broker.model.values import BrokerThere
 from broker.peers.protocol.requests import (
     ASKS_AT_ONCE,
     ASKS_PER_S,
@@ -103,7 +104,7 @@ def test_a_lease_is_never_asked_for_longer_than_the_protocol_has() -> None:
 
 def test_after_a_lost_connection_everything_is_asked_anew_over_the_next(asking: HoldRequests) -> None:
     asking.lost(HOLD.address, lived_s=100.0, now_s=0.1)
-    assert asking.brokers() == {HOLD.address: "unknown"}
+    assert asking.brokers() == {HOLD.address: BrokerThere.UNKNOWN}
     assert sent(asking, 0.1) == []
     assert asking.dials(now_s=0.1) == [HOLD.address]
     asking.reached(HOLD.address, now_s=0.2)
@@ -121,12 +122,12 @@ def test_connections_that_end_at_once_are_not_dialled_again_at_once(asking: Hold
 def test_where_nobody_answers_the_next_attempt_waits_twice_as_long_each_time() -> None:
     asking, now_s, waits = HoldRequests(), 0.0, []
     asking.want([HOLD], now_s=0.0)
-    assert asking.brokers() == {HOLD.address: "unknown"}
+    assert asking.brokers() == {HOLD.address: BrokerThere.UNKNOWN}
     for _ in range(9):
         assert asking.dials(now_s=now_s) == [HOLD.address]
         assert asking.dials(now_s=now_s) == [], "one at a time"
         asking.failed(HOLD.address, now_s=now_s)
-        assert asking.brokers() == {HOLD.address: "no"}
+        assert asking.brokers() == {HOLD.address: BrokerThere.NO}
         before_s = now_s
         while not asking.dials(now_s=now_s):
             now_s += 0.5

@@ -15,6 +15,7 @@ from broker.law.decision import Decision
 from broker.law.recording import header_line, replay, tick_line
 from broker.law.state import State
 from broker.model.values import (
+    BrokerThere,
     ClassSample,
     FlowSample,
     InterfaceAllocation,
@@ -83,7 +84,7 @@ def test_on_an_ifb_a_change_is_followed_by_what_tcp_says_beyond_what_waits_here(
 ) -> None:
     """No sender has a broker; what waits in the IFB is in every round trip of theirs. A rise is followed as far as what
     comes shows it: TCP, which loses at the start of each burst, does not come back to the link's rate in a pause."""
-    senders = [Storage(f"10.0.0.{number}", broker="no", window_bits=4e5) for number in (3, 4)]
+    senders = [Storage(f"10.0.0.{number}", broker=BrokerThere.NO, window_bits=4e5) for number in (3, 4)]
     changes = (8.0, 30e6), (18.0, 70e6)
     world = Inflow(POLICY, senders, changes=changes, burst_bytes=1_000_000, pace_bits_per_s=training_bits_per_s).run(26)
     assert min(capacities(world, 2.0, 8.0)) >= 0.9 * LINK
@@ -114,7 +115,7 @@ def test_without_a_speed_a_queue_shows_it_and_until_then_an_alarm_says_so() -> N
 
 
 def test_auto_without_other_brokers_finds_what_the_way_in_carries_and_asks_and_shapes_nothing() -> None:
-    senders = [Storage(address, 140e6, broker="no") for address in ("10.0.0.3", "10.0.0.4")]
+    senders = [Storage(address, 140e6, broker=BrokerThere.NO) for address in ("10.0.0.3", "10.0.0.4")]
     world = Inflow(AUTO, senders, reported_bits_per_s=LINK, burst_bytes=1_000_000, changes=((FALL_S, 30e6),)).run(8)
     assert set(capacities(world, 1.0, FALL_S)) == {LINK}
     found = capacities(world, FALL_S + 1.5, 8.0)
@@ -123,7 +124,9 @@ def test_auto_without_other_brokers_finds_what_the_way_in_carries_and_asks_and_s
 
 
 def test_where_nobody_tells_of_delay_the_configured_rate_stands_and_the_reason_says_so() -> None:
-    world = Inflow(POLICY, [Storage("10.0.0.3", 140e6, broker="unknown")], pause_s=100.0, changes=((2.0, 30e6),))
+    world = Inflow(
+        POLICY, [Storage("10.0.0.3", 140e6, broker=BrokerThere.UNKNOWN)], pause_s=100.0, changes=((2.0, 30e6),)
+    )
     world.clocks = False
     world.run(6)
     assert set(capacities(world, 0.0, 6.0)) == {LINK}
@@ -170,7 +173,7 @@ class Ticks:
             addresses = sorted({**trips, **(tcp or {})})
             senders = tuple(
                 SenderSample(
-                    address, "storage", 0, 0.0, 0.004, "yes",
+                    address, "storage", 0, 0.0, 0.004, BrokerThere.YES,
                     broker_rtt_s=trips.get(address),
                     broker_rtt_age_s=answers_age_s,
                     receive_rtt_s=tcp[address] + noise_s if tcp and address in tcp else None,

@@ -15,6 +15,7 @@ from broker.law.state import State
 from broker.model.leases import Hold
 from broker.model.values import (
     Allocation,
+    BrokerThere,
     Burst,
     ClassSample,
     InterfaceAllocation,
@@ -278,16 +279,16 @@ def test_without_a_speed_nothing_is_held_and_an_alarm_says_so() -> None:
 
 
 def test_a_sender_without_a_broker_is_not_asked_and_is_said() -> None:
-    decision = at(0.0, sender("10.0.0.3", broker="no"), sender("10.0.0.4"), burst=True)
+    decision = at(0.0, sender("10.0.0.3", broker=BrokerThere.NO), sender("10.0.0.4"), burst=True)
     assert list(held(decision)) == ["10.0.0.4"]
     assert {(alarm.code, alarm.subject) for alarm in decision.alarms} >= {("sender-without-broker", "a/10.0.0.3")}
     assert not inbound(decision).in_kernel
 
 
 def test_with_a_rate_the_kernel_holds_who_has_no_broker_for_a_minute_after_it_sent() -> None:
-    quiet = at(0.0, sender("10.0.0.3", broker="no"), burst=True, policy=POLICY)
+    quiet = at(0.0, sender("10.0.0.3", broker=BrokerThere.NO), burst=True, policy=POLICY)
     assert not inbound(quiet).in_kernel
-    sends = at(0.1, sender("10.0.0.3", 100_000, broker="no"), burst=True, policy=POLICY, state=quiet.state)
+    sends = at(0.1, sender("10.0.0.3", 100_000, broker=BrokerThere.NO), burst=True, policy=POLICY, state=quiet.state)
     assert inbound(sends).in_kernel
     storage = next(entry for entry in inbound(sends).classes if entry.name == "storage")
     assert storage.ceil_bits_per_s == FLOOR
