@@ -151,10 +151,13 @@ class ConfigStore:
 
     def taken(self, *, trial_s: float | None = None) -> str:
         """The next one is in force; returns what of that is worth saying."""
+        unchanged = self._text == self._next_text
         self._text, self._alarm, self._until_s = self._next_text, None, None
         if trial_s is None or self._text == self._kept.good:
             if self._keep(Kept(good=self._text)):
-                return "taken"
+                if trial_s is None:
+                    return "taken"
+                return f"{'unchanged' if unchanged else 'taken, it is the confirmed one'}, nothing to confirm"
             return f"in force, but not kept in {self._state_dir} (the log says why): free some space and reload again"
         self._until_s, self._trial_s = self._clock() + trial_s, trial_s
         return f"taken on trial: without `hive-qos confirm` within {trial_s:g} s the former one comes back"

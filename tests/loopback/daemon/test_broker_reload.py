@@ -148,6 +148,7 @@ def test_a_reload_on_trial_goes_back_without_a_word_and_stays_with_one(running: 
     def codes() -> list[str]:
         return [alarm["code"] for alarm in running.status()["alarms"]]
 
+    assert http.post("/v1/reload?confirm_s=1", socket_path=running.api) == "unchanged, nothing to confirm"
     running.write(CONFIGURATION.replace("40 Mbit/s", "10 Mbit/s"))
     assert "on trial" in http.post("/v1/reload?confirm_s=1", socket_path=running.api)
     wait_until(lambda: codes() == ["configuration-rolled-back"])

@@ -56,10 +56,10 @@ class Host:
     def codes(self) -> list[str]:
         return [alarm.code for alarm in self.daemons[-1].alarms()]
 
-    def reload(self, mbit: int, *, trial_s: float | None = None) -> None:
+    def reload(self, mbit: int, *, trial_s: float | None = None) -> str:
         self.file = text(mbit)
         assert rate(self.daemons[-1].next(trial_s=trial_s)) == mbit
-        self.daemons[-1].taken(trial_s=trial_s)
+        return self.daemons[-1].taken(trial_s=trial_s)
 
 
 @pytest.fixture
@@ -161,6 +161,16 @@ def test_a_trial_upon_a_trial_goes_back_to_the_confirmed_one(host: Host) -> None
     assert host.daemons[-1].overdue() is None
     host.now_s += TRIAL_S * 0.5
     assert rate(host.daemons[-1].overdue()) == 10
+
+
+def test_a_trial_of_what_is_confirmed_already_says_that_there_is_nothing_to_confirm(host: Host) -> None:
+    host.started_with()
+    assert host.reload(10, trial_s=TRIAL_S) == "unchanged, nothing to confirm"
+    assert not host.daemons[-1].confirm()
+    assert host.reload(10) == "taken"
+    assert "on trial" in host.reload(20, trial_s=TRIAL_S)
+    assert host.reload(10, trial_s=TRIAL_S) == "taken, it is the confirmed one, nothing to confirm"
+    assert not host.daemons[-1].confirm()
 
 
 def test_a_bad_file_in_a_trial_leaves_the_trial_as_it_is(host: Host) -> None:
