@@ -17,7 +17,7 @@ import typer
 
 from broker.cli.exits import ExitCode
 from broker.policy.types import DaemonPolicy, Policy
-from hive_qos.errors import BrokerRejectedError, ConfigurationError, ShapingError
+from hive_qos.errors import BrokerRejectedError, ConfigurationError, HiveError, ShapingError
 from shaping.kernel_api import Classifier
 
 DEFAULT_CONFIG = Path("/etc/hive-qos/broker.toml")
@@ -137,7 +137,7 @@ def clear(
     from shaping.kernel import RealKernel
     from shaping.shaper import Shaper
 
-    directory = state_dir or state_directory(config)
+    directory = state_dir or _directory_to_clear(config)
     with contextlib.ExitStack() as held:  # no broker starts meanwhile
         try:
             if not force:
@@ -256,6 +256,24 @@ def _parse(text: str, *, name: str, runtime_dir: Path | None, state_dir: Path | 
     if record is not None:
         daemon = msgspec.structs.replace(daemon, record_file=str(record.absolute()))
     return msgspec.structs.replace(policy, daemon=daemon)
+
+
+def _directory_to_clear(config: Path) -> Path:
+    """The broker's state directory, also of a file that has a mistake: who broke the file must be able to clear."""
+    from broker.daemon.config_store import state_dir_in
+
+    try:
+        return state_directory(config)
+    except HiveError:
+        text = ""
+        with contextlib.suppress(HiveError):
+            text = _read(config)
+        directory = state_dir_in(text)
+    note = (
+        f"{config} has a mistake (hive-qos broker --check names it); what was there before is looked for in {directory}"
+    )
+    typer.echo(f"hive-qos: warning: {note}", err=True)
+    return Path(directory)
 
 
 def state_directory(config: Path) -> Path:

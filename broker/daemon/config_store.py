@@ -90,7 +90,8 @@ class ConfigStore:
             policy = self._source.parse(text)
         except HiveError as error:
             problem = error
-        self._state_dir = policy.daemon.state_dir if policy is not None else self._state_dir_of(text)
+        said = self._source.state_dir or state_dir_in(text)
+        self._state_dir = policy.daemon.state_dir if policy is not None else said
         self._kept = read_kept(self._state_dir)
         if policy is not None and text != self._kept.refused:
             self._text = text
@@ -231,15 +232,14 @@ class ConfigStore:
         self._kept = kept
         return True
 
-    def _state_dir_of(self, text: str) -> str:
-        """Where a file that is bad keeps things: it may be bad elsewhere."""
-        if self._source.state_dir is not None:
-            return self._source.state_dir
-        with contextlib.suppress(ValueError, RecursionError):  # no TOML, or numbers too long
-            named = tomllib.loads(text).get("daemon")
-            if isinstance(named, dict) and isinstance(named.get("state_dir"), str):
-                return str(named["state_dir"])
-        return DaemonPolicy().state_dir
+
+def state_dir_in(text: str) -> str:
+    """The state directory that a configuration with a mistake names; the default's where it cannot be told."""
+    with contextlib.suppress(ValueError, RecursionError):  # no TOML, or numbers too long
+        named = tomllib.loads(text).get("daemon")
+        if isinstance(named, dict) and isinstance(named.get("state_dir"), str):
+            return str(named["state_dir"])
+    return DaemonPolicy().state_dir
 
 
 def _one_line(text: str) -> str:

@@ -279,6 +279,15 @@ def test_clear_removes_what_a_killed_daemon_left(broker: Broker) -> None:
     assert "htb" not in broker.root_qdisc()
 
 
+def test_clear_works_where_the_configuration_has_a_mistake(broker: Broker) -> None:
+    broker.end(signal.SIGKILL)
+    broken = broker.folder / "broken.toml"
+    broken.write_text(f'version = 1\n[daemon]\nstate_dir = "{broker.folder / "state"}"\n')
+    cleared = broker.host.run([*COMMAND, "clear", "--config", str(broken)])
+    assert "has a mistake" in cleared.stderr
+    assert "htb" not in broker.root_qdisc()
+
+
 def test_an_idle_daemon_rests_between_its_ticks(broker: Broker) -> None:
     def share_of_a_core() -> float:
         before = broker.status()["daemon"]

@@ -11,8 +11,10 @@ import typer
 from typer.testing import CliRunner
 
 from broker.cli.app import app
+from broker.cli.broker_command import _directory_to_clear
 from broker.cli.exits import ExitCode, code_of, guarded
 from broker.policy.toml import ConfigurationErrors
+from broker.policy.types import DaemonPolicy
 from hive_qos import errors
 
 RUN = CliRunner()
@@ -120,6 +122,26 @@ def test_check_names_every_mistake_with_key_and_value(tmp_path: Path) -> None:
     assert "did you mean `guarantee`?" in result.output
     path.write_text('version = 1\n[[interface]]\nname = "eth0"\n')
     assert RUN.invoke(app, ["broker", "--check", "--config", str(path)]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("version = 1\n[daemon]\nstate_dir = '/var/lib/mine'\n", "/var/lib/mine"),  # no interface
+        ("version = 1\n[daemon]\nstate_dir = 7\n", DaemonPolicy().state_dir),
+        ("version = = 1\n", DaemonPolicy().state_dir),
+        ("x = " + "[" * 3000 + "]" * 3000 + "\n", DaemonPolicy().state_dir),
+    ],
+)
+def test_who_broke_the_configuration_can_clear_and_is_told_where_it_looks(
+    text: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text(text)
+    assert _directory_to_clear(path) == Path(expected)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has a mistake" in line
+    assert line.endswith(expected)
 
 
 def test_a_ca_issues_certificates_that_can_be_shown(tmp_path: Path) -> None:
