@@ -109,14 +109,14 @@ def _link(snapshot: Snapshot, entry: InterfaceAllocation) -> verdicts.LinkFigure
 def _outbound(snapshot: Snapshot, link: verdicts.LinkFigures, sample: InterfaceSample | None) -> OutboundStatus:
     name, segments = link.entry.name, snapshot.segments.get(link.entry.name)
     lends = verdicts.lends_bits_per_s(link)
-    heard = snapshot.heard.get(name, ())
+    destinations = snapshot.destinations.get(name, ())
     return made(
         OutboundStatus,
         link.entry,
         shaped=segments is not None,
         classes=tuple(_class(link, one, lends) for one in link.entry.classes),
         destinations=tuple(_destination(link, one) for one in link.entry.destinations),
-        measured=None if sample is None else made(OutboundMeasured, sample, destinations=heard),
+        measured=None if sample is None else made(OutboundMeasured, sample, destinations=destinations),
         gso_max_segs=None if segments is None else segments.gso_max_segs,
         gso_reason=None if segments is None else segments.gso_reason,
     )

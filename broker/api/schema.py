@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from broker.api.programs import Program
 from broker.api.snapshot import DaemonInfo, SessionInfo
-from broker.law.capacity.quorum import Heard
+from broker.law.capacity.quorum import DestinationReport
 from broker.measure.flow_table import PassedSocket
 from broker.model.leases import Hold, Lease
 from broker.model.reasons import Reason
@@ -76,7 +76,7 @@ class OutboundMeasured(Struct, frozen=True, kw_only=True):
     carrier: bool | None
     carrier_changes: int | None
     counters_age_s: float | None
-    destinations: tuple[Heard, ...]
+    destinations: tuple[DestinationReport, ...]
 
 
 class InboundMeasured(Struct, frozen=True, kw_only=True):

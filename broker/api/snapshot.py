@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from broker.api.class_averages import NOTHING_YET, AveragesSnapshot
-from broker.law.capacity.quorum import Heard
+from broker.law.capacity.quorum import DestinationReport
 from broker.law.decision import Decision
 from broker.measure.flow_table import PassedSocket
 from broker.measure.socket_owners import SocketOwner
@@ -68,8 +68,8 @@ class Snapshot(Struct, frozen=True):
     """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
 
     Of `tcp_connections` in all, `tcp` are those that are shown; `udp` sockets that are, each with whether something of
-    it was seen waiting lately; `origins` says by inode whose they are; `leaves` of jobs as `tc` names them; `heard` by
-    interface what destinations say of the path.
+    it was seen waiting lately; `origins` says by inode whose they are; `leaves` of jobs as `tc` names them;
+    `destinations` by interface what they report of the path.
     """
 
     host: str
@@ -89,4 +89,4 @@ class Snapshot(Struct, frozen=True):
     load: HostLoad = field(default_factory=HostLoad)
     udp: tuple[tuple[UdpSocket, str, bool], ...] = ()
     figures: AveragesSnapshot = NOTHING_YET
-    heard: Mapping[str, tuple[Heard, ...]] = field(default_factory=dict)
+    destinations: Mapping[str, tuple[DestinationReport, ...]] = field(default_factory=dict)

@@ -162,9 +162,9 @@ class Loop:
         return tick_s if followed or active else max(tick_s, IDLE_TICK_S)
 
     def _hear_of_links(self) -> None:
-        heard = self._components.link_events.heard()
-        self._components.ingress_trees.hear(heard)
-        self._links_changed |= self._components.shaped_interfaces.concerned(heard, self._active_policy.policy)
+        changes = self._components.link_events.changes()
+        self._components.ingress_trees.note(changes)
+        self._links_changed |= self._components.shaped_interfaces.concerned(changes, self._active_policy.policy)
 
     def _tick(self, *, between: bool, asked: bool = False) -> None:
         parts, policy = self._components, self._active_policy.policy

@@ -18,7 +18,7 @@ from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.reclassify import Reclassifier
 from broker.enforce.socket_marks import CLASS_OF_PRIORITY, JOB_LEAVES
 from broker.law.capacity import outbound
-from broker.law.capacity.quorum import Heard
+from broker.law.capacity.quorum import DestinationReport
 from broker.law.decision import Decision
 from broker.measure.flow_table import FlowTable
 from broker.measure.host_load import HostLoads
@@ -145,7 +145,7 @@ class SnapshotBuilder:
             alarms=self._alarms(decision),
             holds=self._peer_link.info(decision),
             load=self._loads.look(now_s=now_s),
-            heard=heard(decision, measurements),
+            destinations=destination_reports(decision, measurements),
         )
 
     def _alarms(self, decision: Decision) -> tuple[Alarm, ...]:
@@ -168,11 +168,11 @@ class SnapshotBuilder:
         )
 
 
-def heard(decision: Decision, measurements: Measurements) -> dict[str, tuple[Heard, ...]]:
+def destination_reports(decision: Decision, measurements: Measurements) -> dict[str, tuple[DestinationReport, ...]]:
     """By interface what the destinations say on which its capacity rests."""
     flows = {sample.name: sample.flows for sample in measurements.interfaces}
     return {
-        one.name: tuple(outbound.heard(one.capacity, flows[one.name]))
+        one.name: tuple(outbound.destination_reports(one.capacity, flows[one.name]))
         for one in decision.state.interfaces
         if one.capacity is not None and one.name in flows
     }

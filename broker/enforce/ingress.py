@@ -124,9 +124,9 @@ class IngressTrees:
         """What is wrong now."""
         return tuple(entry.alarm for entry in self._held.values() if entry.alarm is not None)
 
-    def hear(self, heard: LinkChanges) -> None:
+    def note(self, changes: LinkChanges) -> None:
         """An event of an IFB of ours is looked into at once: until the next tick, everything could be lost."""
-        if heard.lost or any(map(is_ours, heard.names)):
+        if changes.lost or any(map(is_ours, changes.names)):
             self.check()
 
     def close(self) -> None:

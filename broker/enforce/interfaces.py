@@ -122,10 +122,10 @@ class ShapedInterfaces:
             self._attach_missing(shapes)
             self._note_missing(policy)
 
-    def concerned(self, heard: LinkChanges, policy: Policy) -> bool:
+    def concerned(self, changes: LinkChanges, policy: Policy) -> bool:
         """Whether events are about an interface that we hold or wait for."""
-        return heard.lost or not (
-            heard.numbers.isdisjoint(self._numbers.values()) and heard.names.isdisjoint(_names(policy))
+        return changes.lost or not (
+            changes.numbers.isdisjoint(self._numbers.values()) and changes.names.isdisjoint(_names(policy))
         )
 
     def follow(self, policy: Policy) -> None:

@@ -27,7 +27,7 @@ _PACKETS_MAX = 64
 
 
 class LinkChanges(Struct, frozen=True):
-    """What events were about: numbers and names of interfaces. `lost`: some were not heard; look at everything."""
+    """What events were about: numbers and names of interfaces. `lost`: some were not received; look at everything."""
 
     numbers: frozenset[int] = frozenset()
     names: frozenset[str] = frozenset()
@@ -44,7 +44,7 @@ class LinkEvents:
         """For a selector."""
         return self._kernel.fileno()
 
-    def heard(self) -> LinkChanges:
+    def changes(self) -> LinkChanges:
         """All that has come since last asked; never waits.
 
         Raises:

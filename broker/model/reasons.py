@@ -1,7 +1,7 @@
-"""Why a figure is what it is: a stable code and a sentence with figures, from one table of templates.
+"""Define the reasons of figures: a stable code and a sentence with figures, from one table of templates.
 
-Codes are stable: scripts and tests look at them. Sentences are for people and may get better. The reference of the
-HTTP socket lists the table.
+Codes are stable: scripts and tests read them. Sentences are for people and may change. The reference of the HTTP
+socket lists the table.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Because(Enum):
         "guarantee-repaid",
         "The class got less than its guarantee over its window, so its rate is raised until it has caught up.",
         "got {received_bits_per_s} of its guaranteed {guarantee_bits_per_s} over {window_s:g} s; its rate is raised "
-        "until that is made good",
+        "until it has caught up",
     )
     SHARES_WHAT_IS_LEFT = (
         "shares-what-is-left",
@@ -120,7 +120,7 @@ class Because(Enum):
     # --- capacity outbound ----------------------------------------------------------------------------------------
     LINK_RATE = (
         "link-rate",
-        "The capacity is what the operator or the driver says, less the headroom; nothing measured speaks against it.",
+        "The capacity is the operator's or the driver's rate, less the headroom; no measurement contradicts it.",
         "{rate_bits_per_s}: {source}, less headroom; {seen}",
     )
     CAPPED_BY_DELAY = (
@@ -130,7 +130,7 @@ class Because(Enum):
     )
     ONE_DESTINATION = (
         "one-destination",
-        "One destination alone shows that less is carried: training and storage keep to it, people need not.",
+        "Only one destination shows a lower rate: it limits training and storage, but not people.",
         "{rate_bits_per_s} for training and storage: one destination alone shows a bottleneck elsewhere, which may be "
         "its own; class other has what they leave of {base_bits_per_s}",
     )
@@ -151,46 +151,46 @@ class Because(Enum):
     )
     SIGNALS_MISSING = (
         "signals-missing",
-        "Nothing measures the path; the last safe capacity stands.",
+        "Nothing measures the path; the last safe capacity is kept.",
         "{rate_bits_per_s}: the last safe rate; no fresh measurement of the path",
     )
-    WAY_OUT_UNHEARD = (
-        "way-out-unheard",
+    OUTBOUND_NOT_MEASURED = (
+        "outbound-not-measured",
         "For a minute the shaper was the limit and nothing measured the path; the capacity is tried upward in steps.",
         "{rate_bits_per_s}: no measurement of the path for a minute, so more is tried, step by step, up to "
         "{base_bits_per_s}",
     )
     DELAY_NOT_OURS = (
         "delay-not-ours",
-        "Delay stayed when our rate was cut several times, so it is not our doing; the rate was given back.",
+        "Delay persisted when our rate was cut several times, so we do not cause it; the rate was restored.",
         "{rate_bits_per_s}: delay does not follow our rate, so it is not taken for our queue",
     )
 
     # --- capacity inbound -----------------------------------------------------------------------------------------
     INGRESS_UNKNOWN = (
         "ingress-unknown",
-        "Nobody says what the link carries inbound, and no queue has shown it yet.",
+        "Neither the operator nor the driver names the link's inbound rate, and no queue has shown it yet.",
         "the driver names no inbound speed, and none was measured; write `ingress` with a rate",
     )
-    WAY_IN_UNHEARD = (
-        "way-in-unheard",
+    INBOUND_NOT_MEASURED = (
+        "inbound-not-measured",
         "Fewer than two senders report how long their packets take to us, so what is configured counts.",
-        "{rate_bits_per_s}: {source}, less headroom; not measured: {heard} of the 2 senders needed report how long "
+        "{rate_bits_per_s}: {source}, less headroom; not measured: {reporting} of the 2 senders needed report how long "
         "their packets take to us",
     )
-    QUEUE_ON_THE_WAY_IN = (
-        "queue-on-the-way-in",
-        "Packets of several senders waited in front of our link: what came meanwhile is what it carries.",
+    INBOUND_QUEUE = (
+        "inbound-queue",
+        "Packets of several senders waited in front of our link: the arrival rate meanwhile is its capacity.",
         "{rate_bits_per_s}, less headroom, came in while packets of {senders} senders waited {excess_s:ms} in front "
         "of our link",
     )
-    WAY_IN_DRAINING = (
-        "way-in-draining",
+    INBOUND_DRAINING = (
+        "inbound-draining",
         "Storage is held to half for a moment, so that a queue in front of our link goes away.",
         "half of {rate_bits_per_s}, until a queue of {excess_s:ms} in front of our link is empty",
     )
-    WAY_IN_PROBING = (
-        "way-in-probing",
+    INBOUND_PROBING = (
+        "inbound-probing",
         "The link was found to carry less inbound; more is let in as long as no queue shows.",
         "{rate_bits_per_s}: more is let in, up to {base_bits_per_s}, as long as nobody sees a queue",
     )
@@ -203,8 +203,8 @@ class Because(Enum):
     )
     LEAVES_ROOM = (
         "leaves-room",
-        "Storage may send what the link towards us has left, and a little less, so that no queue stands there.",
-        "may send {rate_bits_per_s} towards us, what others leave of {capacity_bits_per_s}: so no queue stands there "
+        "Storage may send a little less than what the link towards us has left, so that no queue builds there.",
+        "may send {rate_bits_per_s} towards us, what others leave of {capacity_bits_per_s}: so there is no queue "
         "when a burst begins",
     )
     BURST_COMES = (
@@ -217,11 +217,11 @@ class Because(Enum):
         "Training comes in that announced nothing; storage keeps its guarantee, or what that training does not use.",
         "training that announces nothing comes in: storage sends us at most {rate_bits_per_s}",
     )
-    OWED_ON_THE_WAY_IN = (
-        "owed-on-the-way-in",
+    INBOUND_GUARANTEE_REPAID = (
+        "inbound-guarantee-repaid",
         "Storage got less than its inbound guarantee over its window, so it yields less.",
-        "got less than its guarantee over {window_s:g} s inbound, so it may send {rate_bits_per_s} until that is made "
-        "good",
+        "got less than its guarantee over {window_s:g} s inbound, so it may send {rate_bits_per_s} until it has "
+        "caught up",
     )
 
     # --- storage that others ask us to hold back ------------------------------------------------------------------
@@ -250,8 +250,8 @@ class Because(Enum):
     HOLD_REFUSED = ("hold-refused", "A hold is not kept at all.", "{why}")
     HOLD_OVER = (
         "hold-over",
-        "The lease has ended; its leaf is kept for a moment, so that what waits there keeps its order.",
-        "nobody holds it back any more",
+        "The lease has ended; its leaf is kept for a moment, so that its queued packets keep their order.",
+        "no broker holds it back any more",
     )
 
     # --- jobs and connections -------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Because(Enum):
     )
     GSO_OFF = (
         "gso-off",
-        "Policy says so.",
+        "The policy sets it.",
         'gso_max_segs = "off" in the configuration; the device\'s own limit stands',
     )
     GSO_NOT_IN_FORCE = ("gso-not-in-force", "The kernel side left another limit than the chosen one.", "{note}")
@@ -309,5 +309,5 @@ class Because(Enum):
 
 
 def source_of(rate_source: str) -> str:
-    """Say where a rate comes from that nothing measured."""
+    """Name the source of a rate that is not measured."""
     return RATE_SOURCES.get(rate_source, "a guess")

@@ -1,10 +1,10 @@
-"""Where the capacity falls: to what was carried, and then the queue elsewhere has to go.
+"""Cut the capacity to what was carried, then drain the queue elsewhere.
 
-What was carried is known by when packets arrived (broker.law.capacity.delivery_rate); where no peer reports that, it is
-assumed from acknowledgements (broker.law.capacity.outbound). Over a queue of 100 ms or more a tenth is taken off.
+Arrivals show what was carried (broker.law.capacity.delivery_rate); where no peer reports them, it is estimated from
+acknowledgements (broker.law.capacity.outbound). Over a queue of 100 ms or more a cut goes a tenth below.
 
-While the queue drains it is measured on: packets that leave now meet no full buffer, so they show more than what the
-cut was made from, and the drain ends when they find no queue.
+Measurement continues during the drain. Packets that leave then meet no full buffer, so they measure better than those
+of the cut, and the drain ends when they meet no queue.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ from broker.law.capacity.probe import BESIDE, HOLD_S, PROBE_STEP, raised_lately
 from broker.law.capacity.state import CapacityState, Cause, Cut, Episode, Phase
 
 REFRACTORY_S = 0.3
-"""At most one cut in 300 ms (cake-autorate), from the end of its drain on: what came through meanwhile was our own
-doing."""
+"""At most one cut in 300 ms (cake-autorate), from the end of its drain on: the drain itself sets the delivery rate."""
 UNSURE = 1.3
-"""Over a deep queue most of what is not known is that we know what left by the tick only. Where a quarter too little
-was measured, steps doubled 15 % past that, and the last one went 14 to 30 % over the link: 70 ms for people. So 30 %
-more than measured before a raise counts as surely beyond it; else what is beside it ends there."""
+"""Over a deep queue a raise counts as surely beyond the link 30 % above the measurement, else where "near" ends. The
+main error there is that sent bytes are known by the tick only. After a measurement a quarter too low, steps doubled 15
+% above it, and the last one exceeded the link by 14 to 30 %: 70 ms for people."""
 SURE_SPAN_S = 0.25
-"""Of arrivals within a drain, for them to put the rate up again: 10 ms of jitter are 4 % of it."""
+"""The span of arrivals within a drain from which on they may raise the rate: 10 ms of jitter are 4 % of it."""
 DRAIN_FACTOR, DRAIN_S_MAX, DRAIN_S_LONGEST = 0.5, 0.8, 1.2
-"""At half the rate a queue of D seconds is gone after 2 D; longer than 0.8 s would be felt by a training step. One that
-is measured on may last 1.2 s: 330 ms of buffer at a third of its rate take 0.7 s, and we hear of it 0.4 s later."""
+"""At half the rate a queue of D seconds is gone after 2 D; longer than 0.8 s would slow a training step. A measured
+drain may last 1.2 s: 330 ms of buffer at a third of its rate take 0.7 s, and reports come 0.4 s later."""
 HOLD_S_MAX = 1.5
-"""At most from a cut to the first probe: a rise has to be followed within 5 s."""
+"""The longest pause from a cut to the first probe: a rise has to be followed within 5 s."""
 DOUBT_CUTS, DOUBT_EXCESS = 5, 0.7
-"""Five cuts with more than 0.7 of the least delay left: it does not follow our rate. With six, or with three down to
-0.3, others' delay took the rate to 0.31 of the link for good (simulated)."""
+"""Five cuts that leave more than 0.7 of the least delay show that it does not follow our rate. With six, or with three
+down to 0.3, others' delay took the rate to 0.31 of the link for good (simulated)."""
 EPISODE_S = 5.0
-"""Cuts further apart than this are about different things."""
+"""Cuts further apart than this have different causes."""
 
 
 def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s: float) -> CapacityState:
-    """Go down to what was carried, and let the queue drain."""
+    """Cut the rate to what was carried, and start the drain."""
     queue, measured, rate = evidence.queue, evidence.carried.measured, state.rate_bits_per_s
     deep = measured is not None and measured.deep
     target, link = _target(state, queue, evidence.carried, direction)
@@ -73,7 +72,7 @@ def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s
 
 
 def drain(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s: float) -> CapacityState:
-    """Let the drain last as long as the queue does, by what is measured while it drains; and re-measure the rate."""
+    """Adapt the drain's length and the rate to the measurements made during the drain."""
     carried, last = evidence.carried, state.cut
     if last is None or last.cause is Cause.LOSS:
         return state
@@ -82,7 +81,7 @@ def drain(state: CapacityState, evidence: Evidence, direction: Direction, *, now
     if since is not None and since.span_s >= SURE_SPAN_S:
         link = int(since.carried_bits_per_s)
     elif measured is not None:
-        first = first or int(measured.carried_bits_per_s)  # of a cut by acknowledgements that is the first measurement
+        first = first or int(measured.carried_bits_per_s)  # after a cut by acknowledgements: the first measurement
         link = min(first, int(measured.carried_bits_per_s))
     if measured is not None:
         drained_s = min(last.at_s + DRAIN_S_LONGEST, now_s + measured.wait_s / (1 - DRAIN_FACTOR))
@@ -91,7 +90,7 @@ def drain(state: CapacityState, evidence: Evidence, direction: Direction, *, now
     rate, surely_more = state.rate_bits_per_s, last.surely_more_bits_per_s
     if link != last.carried_bits_per_s:
         lowest, most = direction.cut_to_min * last.from_bits_per_s, direction.cut_to_max * last.from_bits_per_s
-        if last.cause is Cause.PROBE:  # a mistake of our own, to be taken back and no more
+        if last.cause is Cause.PROBE:  # our own raise: undo it and no more
             lowest, most = _back_to(state, carried, direction)
         rate = int(min(max(direction.cut_to * link, lowest), most, state.base_bits_per_s))
         rate, surely_more = max(rate, least(state, direction)), int(UNSURE * link)
@@ -107,7 +106,7 @@ def drain(state: CapacityState, evidence: Evidence, direction: Direction, *, now
 
 
 def is_deeper(state: CapacityState, carried: Carried, direction: Direction, *, now_s: float) -> bool:
-    """Whether a cut over a deep queue was not deep enough, by what has been heard since of the same queue."""
+    """Whether a cut over a deep queue was not deep enough, by later measurements of the same queue."""
     last, measured = state.cut, carried.measured
     if state.phase is not Phase.HOLDING or last is None or last.cause is not Cause.DELAY or measured is None:
         return False
@@ -122,7 +121,7 @@ def may_cut(state: CapacityState, queue: Queue, *, now_s: float) -> bool:
 
 
 def give_back(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s: float) -> CapacityState:
-    """Return to the rate from before the cuts that changed nothing."""
+    """Return to the rate before the cuts, because they changed nothing."""
     rate = min(state.base_bits_per_s, state.episode.rate_bits_per_s)
     return replace(state, rate_bits_per_s=rate, changed_s=now_s, busy_s=0.0, episode=Episode())
 
@@ -136,12 +135,12 @@ def is_in_doubt(state: CapacityState, queue: Queue, *, now_s: float) -> bool:
 
 
 def least(state: CapacityState, direction: Direction) -> int:
-    """The rate below which nothing goes."""
+    """The lowest rate."""
     return max(1, int(direction.rate_min * state.base_bits_per_s))
 
 
 def _target(state: CapacityState, queue: Queue, carried: Carried, direction: Direction) -> tuple[int, int]:
-    """Where a cut goes, and what the link is taken for."""
+    """The rate that a cut goes to, and the link's estimated rate."""
     measured, rate = carried.measured, state.rate_bits_per_s
     if measured is not None:
         to = direction.cut_to_deep if measured.deep else direction.cut_to
@@ -159,7 +158,7 @@ def _target(state: CapacityState, queue: Queue, carried: Carried, direction: Dir
 
 
 def _episode(state: CapacityState, queue: Queue, *, lower: bool, now_s: float) -> Episode:
-    """The cuts so far, with this one. Only those count by which the queue would get shorter, if it were ours."""
+    """The cuts so far, with this one. Only cuts that would shorten a queue of ours count."""
     counts = lower and queue.ours
     if _is_new_episode(state, now_s=now_s):
         return Episode(state.rate_bits_per_s, queue.excess_s, int(counts))
@@ -174,12 +173,12 @@ def _is_new_episode(state: CapacityState, *, now_s: float) -> bool:
 
 
 def _back_to(state: CapacityState, carried: Carried, direction: Direction) -> tuple[float, float]:
-    """The least and the most that a probe which failed leaves.
+    """The lowest and the highest rate after a failed probe.
 
-    It costs at most a twentieth of what was there before it, and a tenth where arrivals are not known; and nothing of a
-    rate that settled without a queue, for a host that holds packets up makes probes fail one after the other. Its queue
-    is found before it is long enough to show what was carried. Then it costs all of that, and the link is taken for the
-    geometric mean of what was there and what was tried.
+    A failed probe costs at most a twentieth of the rate before it, and a tenth where arrivals are not measured. It
+    costs nothing of a rate that settled without a queue, because a host that delays packets makes one probe after
+    another fail. A probe's queue is found before it is long enough to measure the carried rate. Then the whole cost
+    applies, and the link is estimated as the geometric mean of the rate before and the rate tried.
     """
     before = state.probe.before_bits_per_s
     back = direction.cut_to if carried.reported else direction.cut_to_deep

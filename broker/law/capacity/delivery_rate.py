@@ -1,15 +1,15 @@
-"""What the network carried, by when packets arrived; held-up acknowledgements do not distort it.
+"""Measure what the network carried from when packets arrived; delayed acknowledgements do not distort it.
 
 A one-way sample shows when a packet left here and how long it waited elsewhere, so when it arrived. What we sent
-between two such packets arrived between their arrivals. While a queue stood there all the time, the bottleneck carried
+between two such packets arrived between their arrivals. While a queue persisted there, the bottleneck carried
 
     C = (sent(l2) - sent(l1)) / (a2 - a1)        l: when a packet left here; a = l + its wait elsewhere
 
 of ours, which is the send rate divided by 1 + slope of the wait. From 97 to 30 Mbit/s the wait grows by 2.2 s a second:
 two packets that left 0.1 s apart arrive 0.32 s apart. Acknowledgements by themselves gave 46 or 14 Mbit/s on that link.
 
-The waits of a peer that stalled shrink by a second a second. Then C is very large, and the peer has no vote. Of the
-others the median counts, so one that lies, or that has a slow link of its own, moves it by little.
+The waits of a peer that stalled shrink by a second a second. Then C is very large, and the peer has no vote. The
+median of the others counts, so a false report or one slow link moves it by little.
 """
 
 from __future__ import annotations
@@ -26,51 +26,53 @@ from msgspec import Struct
 from broker.law.capacity.state import ArrivalState, TickState
 
 UNSEEN_BYTES = 16_000
-"""What waits in this host where no counter shows it, in a program's hands or on its way to its leaf: ten packets and a
-half. Measured with GSO batches of two packets: 18 to 20 KB in all, 6 to 7 of them the leaf's. Below 13 Mbit/s that
-takes longer than a queue elsewhere may. The law cut for it and never rose again (simulated, 20 Mbit/s that fell to 6
-and rose to 14: never above 6). With 12 KB rises are lost (one of four); with more, people wait longer before a probe
-has failed."""
+"""Bytes queued in this host where no counter shows them, in a program or before its leaf: ten packets and a half.
+Measured with GSO batches of two packets: 18 to 20 KB in all, 6 to 7 of them the leaf's. Below 13 Mbit/s that takes
+longer than the delay that counts as a queue elsewhere. The law cut for it and never rose again (simulated, 20 Mbit/s
+that fell to 6 and rose to 14: never above 6). With 12 KB one rise of four is lost; with more, a failed probe adds
+delay for longer."""
 UNSEEN_S_MAX, PACKETS, PACKET_BYTES = 0.2, 2, 1_514
-"""Arrivals are kept for two seconds, and people wait: below 0.64 Mbit/s that is the most, or two packets, which at 0.12
-Mbit/s take as long. With half of it a rise from 0.9 Mbit/s was lost (simulated, one of four)."""
+"""The largest allowance for unseen bytes: 0.2 s (it applies below 0.64 Mbit/s), or two packets (below 0.12 Mbit/s).
+With half of it a rise from 0.9 Mbit/s was lost (simulated, one of four)."""
 STANDING_S = 0.015
-"""A wait above this is a queue that stands: half of what counts as bloat, above the noise of busy hosts (5-10 ms)."""
+"""A wait above this is a standing queue: half of what counts as bloat, above the noise of busy hosts (5-10 ms)."""
 DEEP_S, DEEP_TIMES = 0.1, 2
-"""A queue of more may be a full buffer, which drops part of what was sent: then the stretch counts in which least was
-carried, for what is dropped makes too much of every other. On a slow link, where few packets take as long, it is so
-many times what stands."""
+"""From this wait on a buffer may be full and drop part of what was sent. Drops inflate the measured rate, so then the
+stretch with the lowest rate counts. On a slow link, where few packets take as long, the limit is `DEEP_TIMES` the
+threshold of a standing queue."""
 SPAN_S_MIN, SHALLOW_SPAN_S_MIN, SPAN_S_MAX = 0.12, 0.3, 0.8
-"""Arrivals less apart than a tick and its jitter measure noise (10 ms of 120), and in a shallow queue that noise is the
-most of what is measured; further apart they are about the past."""
+"""The span of arrivals for a rate. Below a tick and its jitter it measures noise (10 ms of 120). In a shallow queue
+noise weighs more, so the span is longer. Above the longest span a rate describes the past."""
 STRETCH_S = 0.2
-"""The shortest stretch of a deep queue that counts by itself, or half of the whole: ticks say what left to 100 ms."""
+"""The shortest stretch of a deep queue that counts by itself, or half of the whole: ticks resolve 100 ms."""
 FULL_S = 0.05
-"""By so much a wait may exceed the longest that was seen: what was dropped at a full buffer does not wait."""
-UNHEARD_S = 0.25
-"""Whether a queue stood between two packets of which the second left so long after the first had arrived, nobody knows:
-two samples and a half. It did where what left meanwhile is more than could pass."""
+"""The estimated wait may exceed the longest measured one by so much: a full buffer drops what would wait longer."""
+GAP_S_MAX = 0.25
+"""If a packet left so long after the last one arrived, the queue may have emptied between them: two samples and a half.
+It did not where more left meanwhile than the link can carry."""
 HELD_UP_S = 0.02
-"""By so much sooner than what left between them can pass, and the least span of packets that left well apart: twice the
-noise of busy hosts (10 ms)."""
+"""Tolerance for arrivals that are closer than the link allows, and the least span between packets: twice the noise of
+busy hosts (10 ms)."""
 FRESH_S, KEPT_S = 1.5, 2.0
-"""As old as what connections and destinations report may be: a training step's gap is shorter, and TCP_INFO comes once
-a second on busy hosts. Arrivals and ticks are kept a little longer: local drops show as a transport's loss up to a few
-round trips later."""
+"""Reports count up to this age: a training step's gap is shorter, and TCP_INFO comes once a second on busy hosts.
+Arrivals and ticks are kept a little longer: a transport reports local drops as loss up to a few round trips later."""
 APART_S, OF_PEER_MAX, PEERS_MAX = 0.04, 20, 8
-"""A session reports one ten to twenty times a second; of several sessions with one peer they may come at once, and
-closer ones than this add nothing. Two seconds of ten a second of each peer, and of so many peers that the median is
-known: 160 in all, which cost less than a fifth of a millisecond to read."""
+"""Arrivals closer than this add nothing: a session reports ten to twenty a second, several sessions of a peer may
+coincide. Two seconds at ten a second are kept for each peer, and enough peers for a median: 160 in all. Reading them
+costs less than 0.2 ms."""
 REPORTED_MIN = 5
-"""Arrivals of two seconds: a peer that is asked ten times a second reports twenty, unless our own queue is long."""
+"""So many arrivals in two seconds count as regular: a peer probed ten times a second reports twenty."""
 
 Point: TypeAlias = tuple[float, float, float, float]
-"""Of a packet when it left, when it arrived, how many bits had left by then, and how long it waited for ours."""
+"""A packet: when it left, when it arrived, how many bits had left before it, and how long it waited for our traffic."""
 
 
 class DeliveryRate(Struct, frozen=True):
-    """What was carried of ours lately, over which span of arrivals; how long what leaves now will wait elsewhere, and
-    the longest that a packet of the span did, which from `deep_s` on may have been a full buffer."""
+    """The rate at which our traffic was carried lately.
+
+    Fields: `span_s` of the arrivals; `wait_s` how long a packet that leaves now will wait elsewhere; `deepest_s` the
+    longest wait in the span; `deep_s` the wait from which on a buffer may have been full.
+    """
 
     carried_bits_per_s: float
     span_s: float
@@ -84,8 +86,10 @@ class DeliveryRate(Struct, frozen=True):
 
 
 def threshold_s(least_s: float, rate_bits_per_s: float) -> float:
-    """From which delay on a queue elsewhere is seen, where packets leave at a rate: no shorter than what the bytes take
-    that no counter shows, as CoDel's target is no shorter than a packet takes (RFC 8289, section 4.4)."""
+    """The delay from which on a queue elsewhere is believed, for a send rate.
+
+    It is no shorter than the unseen bytes take, as CoDel's target is no shorter than a packet (RFC 8289, section 4.4).
+    """
     most_s = max(UNSEEN_S_MAX, PACKETS * PACKET_BYTES * 8 / rate_bits_per_s)
     return max(least_s, min(UNSEEN_BYTES * 8 / rate_bits_per_s, most_s))
 
@@ -93,10 +97,10 @@ def threshold_s(least_s: float, rate_bits_per_s: float) -> float:
 def kept(
     arrivals: Sequence[ArrivalState], more: Sequence[ArrivalState], *, now_s: float
 ) -> tuple[ArrivalState, ...]:  # fmt: skip
-    """The arrivals to remember of those so far and a tick's new ones: by peer, each peer's in order of time.
+    """Merge a tick's new arrivals into those kept: by peer, each peer's in order of time.
 
-    Of more peers than `PEERS_MAX` those that were there first stay, so that no new name moves them out. Where programs
-    of several users report, one peer of each counts, however many a user names.
+    At most `PEERS_MAX` peers are kept, the earliest, so that no new name displaces them. Where programs of several
+    users report, one peer of each counts, however many a user names.
     """
     old = [entry for entry in arrivals if entry.left_s > now_s - KEPT_S]
     if not more and len(old) == len(arrivals):
@@ -120,16 +124,17 @@ def by_peer(
     arrivals: Sequence[ArrivalState], ticks: Sequence[TickState], *, since_s: float, now_s: float,
     most_bits_per_s: float = math.inf, left_at_bits_per_s: float = math.inf,
 ) -> dict[str, DeliveryRate | None]:  # fmt: skip
-    """Say for each peer what the network carried while its packets stood in a queue; None where they stand in none. A
-    peer with too few samples is left out.
+    """Measure for each peer what the network carried while its packets met a queue.
+
+    None means that they meet none; a peer with too few samples is left out.
 
     Args:
         arrivals: by peer, each peer's in order of time.
         ticks: what left, as far back as the arrivals.
-        since_s: what left before then does not count.
+        since_s: packets that left before then do not count.
         now_s: the tick's time.
-        most_bits_per_s: more cannot have been carried.
-        left_at_bits_per_s: what the last of them left at, at least.
+        most_bits_per_s: the most that can have been carried.
+        left_at_bits_per_s: the lowest send rate of the last of them.
     """
     found: dict[str, DeliveryRate | None] = {}
     left: Left | None = None
@@ -143,36 +148,33 @@ def by_peer(
             found[peer] = None
             continue
         left = left or Left(ticks)
-        passage = _of_peer(
-            own, left, now_s=now_s, most_bits_per_s=most_bits_per_s, standing_s=standing_s, deep_s=deep_s
-        )
-        if passage is not None:
-            found[peer] = passage
+        rate = _of_peer(own, left, now_s=now_s, most_bits_per_s=most_bits_per_s, standing_s=standing_s, deep_s=deep_s)
+        if rate is not None:
+            found[peer] = rate
     return found
 
 
-def middle(heard: Collection[DeliveryRate | None]) -> DeliveryRate | None:
-    """What several peers say together, where more see a queue than see none: of each figure the middle one, of two the
-    mean."""
-    passages = [passage for passage in heard if passage is not None]
-    if 2 * len(passages) <= len(heard):
+def middle(found: Collection[DeliveryRate | None]) -> DeliveryRate | None:
+    """The median of several peers' rates, field by field; None unless more than half of them see a queue."""
+    rates = [rate for rate in found if rate is not None]
+    if 2 * len(rates) <= len(found):
         return None
     return DeliveryRate(
-        statistics.median(passage.carried_bits_per_s for passage in passages),
-        statistics.median(passage.span_s for passage in passages),
-        statistics.median(passage.wait_s for passage in passages),
-        statistics.median(passage.deepest_s for passage in passages),
-        passages[0].deep_s,
+        statistics.median(rate.carried_bits_per_s for rate in rates),
+        statistics.median(rate.span_s for rate in rates),
+        statistics.median(rate.wait_s for rate in rates),
+        statistics.median(rate.deepest_s for rate in rates),
+        rates[0].deep_s,
     )
 
 
 def is_reported(arrivals: Sequence[ArrivalState]) -> bool:
-    """Whether peers say often enough when packets arrive for the law to wait for it."""
+    """Whether peers report arrivals often enough for the law to wait for them."""
     return len(arrivals) >= REPORTED_MIN
 
 
 class Left:
-    """What left until a time; within a tick evenly."""
+    """The bits that had left until a time, spread evenly within each tick."""
 
     def __init__(self, ticks: Sequence[TickState]) -> None:
         self._ends_s = [tick.at_s for tick in ticks]
@@ -202,7 +204,7 @@ def _of_peer(
         if entry.wait_s < standing_s or last.arrived_s - entry.arrived_s > SPAN_S_MAX or entry.left_s < left.since_s:
             break
         later = standing[-1]
-        if later.left_s - entry.arrived_s > UNHEARD_S and (
+        if later.left_s - entry.arrived_s > GAP_S_MAX and (
             entry.left_s + entry.wait_s + left.between(entry.left_s, later.left_s) / most_bits_per_s < later.left_s
         ):
             break
@@ -212,7 +214,7 @@ def _of_peer(
     points = [(entry.left_s, entry.arrived_s, left.until(entry.left_s), entry.wait_s) for entry in standing]
     prompt = _prompt(points, most_bits_per_s)
     carried, deepest_s = _carried(prompt, deep_s=deep_s)
-    if not carried:  # it was the peer that stalled
+    if not carried:  # the peer stalled
         carried, deepest_s = _carried(points, deep_s=deep_s)
     if not carried:
         return None
@@ -221,8 +223,7 @@ def _of_peer(
 
 
 def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:
-    """The packets that were not held up at the peer: after one that was, the next arrives sooner than what left between
-    them can pass."""
+    """The packets that the peer did not delay: after a delayed one, the next arrives sooner than the link allows."""
     kept = [points[-1]]
     for point in reversed(points[:-1]):
         _, arrived_s, bits, _ = point
@@ -233,7 +234,7 @@ def _prompt(points: Sequence[Point], most_bits_per_s: float) -> list[Point]:
 
 
 def _carried(points: Sequence[Point], *, deep_s: float) -> tuple[float, float]:
-    """What was carried between these packets, 0 where they are too close; and the longest that one waited."""
+    """The rate carried between these packets, 0 where they are too close; and the longest wait."""
     whole_s = points[-1][1] - points[0][1]
     deepest_s = max(wait_s for *_, wait_s in points)
     deep = deepest_s >= deep_s
@@ -252,7 +253,7 @@ def _carried(points: Sequence[Point], *, deep_s: float) -> tuple[float, float]:
 
 
 def _between(first: Point, second: Point, least_s: float) -> float:
-    """What was carried between two packets; 0 where they are too close."""
+    """The rate carried between two packets; 0 where they are too close."""
     span_s = second[1] - first[1]
     if max(span_s, second[0] - first[0]) < least_s:
         return 0.0

@@ -1,20 +1,20 @@
-"""What a link can carry now, in one direction: the base, or less when the bottleneck turns out to be elsewhere.
+"""Estimate what a link carries now, in one direction: the base, or less when the bottleneck is elsewhere.
 
-The base is what operator or driver name. When a slower link lies behind ours, a queue grows there: delay that our own
-queues do not explain, then loss. The rules are the same in both directions:
+The base is the rate that the operator or the driver names. When a slower link lies behind ours, a queue grows there:
+delay that our own queues do not explain, then loss. The rules are the same in both directions:
 
-    cut     when those who see the path agree on a queue: to what was carried (broker.law.capacity.decrease)
-    drain   use half of that until the queue is gone, for the far link stays busy with it meanwhile
-    hold    try nothing for a second; and while nothing fresh is known, the last capacity stands
-    probe   when our own limit is what limits and no queue shows: 3 % more, doubling (broker.law.capacity.probe); a
-            raise that makes a queue, or that nothing proves, is taken back
-    forget  when nobody has reported for long: give the base back
-    doubt   delay that stays although the rate was cut again and again is not our queue: the rate is given back, today's
-            delay becomes the baseline, and delay is not believed for half a minute
+    cut     when the measurements agree on a queue: to what was carried (broker.law.capacity.decrease)
+    drain   use half of that until the queue is gone; the far link stays busy with it meanwhile
+    hold    do not probe for a second; without fresh measurements, keep the last capacity
+    probe   when our own limit is the bottleneck and no queue shows: 3 % more, doubling (broker.law.capacity.probe);
+            undo a raise that makes a queue, or that nothing proves
+    forget  when nothing has reported for long: return to the base in steps
+    doubt   delay that persists after repeated cuts is not our queue: restore the rate, make the present delay the
+            baseline, and ignore delay for half a minute
 
-Why not fixed steps: from 40 to 20 Mbit/s steps of 5 % take fourteen cuts of 300 ms, and what came through says it at
-once. cake-autorate gave up to set the rate to the achieved rate, because an idle sender achieves nothing. So a cut
-needs load and a bound, and is not made from an application that had little to send.
+Why not fixed steps: from 40 to 20 Mbit/s steps of 5 % take fourteen cuts of 300 ms, and the delivery rate shows it at
+once. cake-autorate no longer sets the rate to the achieved rate, because an idle sender achieves nothing. So a cut
+needs load and a bound, and does not follow an application that had little to send.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from broker.law.capacity.state import CapacityState, Phase
 
 
 class Event(Enum):
-    """What moves the estimate on."""
+    """What changes the estimate."""
 
-    CUT = "a queue stands elsewhere"
+    CUT = "there is a queue elsewhere"
     DRAIN = "the queue of the last cut is still there"
-    DRAINED = "it is gone, or its time is over"
-    RAISE = "more may be tried"
+    DRAINED = "the queue is gone, or the drain has timed out"
+    RAISE = "a higher rate may be tried"
     SHOWN = "more than the rate passed without a queue"
-    UNPROVEN = "nothing shows that the last raises were right"
-    FORGET = "nobody has reported for long"
+    UNPROVEN = "nothing confirms the last raises"
+    FORGET = "nothing has reported for long"
     DOUBT = "delay does not follow our rate"
-    BELIEVE = "the time of doubt is over"
+    BELIEVE = "the doubt has timed out"
 
 
 ANYWHERE = {Event.CUT: Phase.DRAINING, Event.RAISE: Phase.PROBING, Event.FORGET: Phase.FORGETTING}
@@ -53,14 +53,14 @@ TRANSITIONS: Mapping[Phase, Mapping[Event, Phase]] = {
     Phase.FORGETTING: {**ANYWHERE, Event.SHOWN: Phase.SETTLED},
     Phase.DOUBTING: {Event.BELIEVE: Phase.SETTLED, Event.RAISE: Phase.PROBING, Event.SHOWN: Phase.DOUBTING},
 }
-"""Where each event leads. One that a phase does not name does not happen in it."""
+"""The phase that each event leads to. An event that a phase does not list does not occur in it."""
 
 TIMED: Mapping[Phase, Event] = {Phase.DRAINING: Event.DRAINED, Phase.DOUBTING: Event.BELIEVE}
 """The phases that end by the clock, and the event that ends them."""
 
 
 class Effect(Protocol):
-    """What an event does to the figures; the phase is the table's."""
+    """What an event does to the figures; the table sets the phase."""
 
     def __call__(
         self, state: CapacityState, evidence: Evidence, direction: Direction, *, now_s: float
@@ -78,16 +78,16 @@ EFFECTS: Mapping[Event, Effect] = {
 }
 
 BLAMELESS_S = 30.0
-"""For so long after a doubt delay is not believed: sooner, the cuts for somebody else's queue would begin again."""
+"""Delay is ignored for so long after a doubt; otherwise the cuts for cross traffic's queue would begin again."""
 SAME_LINK = 0.9
-"""A link that was the limit itself is found a tenth below its speed at most: a cut takes 5 to 10 % off."""
+"""A link that is itself the bottleneck is estimated at most a tenth below its speed: a cut takes 5 to 10 % off."""
 UNSETTLED_S = 2.0
-"""For so long after a cut or a raise a queue may stand elsewhere, where no priority helps: storage makes room for
-bursts. While our limit is what limits, raises come more often than that."""
+"""For so long after a cut or a raise there may be a queue elsewhere, where no priority helps, so storage makes room for
+bursts. While our own limit is the bottleneck, raises come more often than that."""
 
 
 def estimate(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s: float) -> CapacityState:
-    """Follow one tick.
+    """Update the estimate by one tick.
 
     Args:
         state: of the last tick; the first is `of_base`'s.
@@ -100,7 +100,7 @@ def estimate(state: CapacityState, evidence: Evidence, direction: Direction, *, 
         state,
         busy_s=state.busy_s + evidence.elapsed_s if evidence.limiting else kept_s,
         probe=probe.followed(state, evidence.room),
-        unheard_s=0.0 if evidence.heard else state.unheard_s + (evidence.elapsed_s if evidence.used else 0.0),
+        unreported_s=0.0 if evidence.reported else state.unreported_s + (evidence.elapsed_s if evidence.used else 0.0),
     )
     if _is_over(state, now_s=now_s):
         state = replace(state, phase=TRANSITIONS[state.phase][TIMED[state.phase]])
@@ -112,11 +112,11 @@ def estimate(state: CapacityState, evidence: Evidence, direction: Direction, *, 
 
 
 def of_base(state: CapacityState | None, base_bits_per_s: int, *, now_s: float) -> CapacityState:
-    """The estimate under the base of now. What was found outlives that operator or driver name another speed.
+    """Adapt the estimate to the present base; a lower estimate survives a change of the named speed.
 
-    A driver that says 1 Gbit/s after 100 Mbit/s, or nothing for a while (Wi-Fi between two access points), says nothing
-    of a bottleneck elsewhere. Only where the speed rises, and what was found was the old one or nearly, the link itself
-    was the limit: then it is another link now, of which nothing is known.
+    A driver that reports 1 Gbit/s after 100 Mbit/s, or nothing for a while (Wi-Fi between two access points), shows
+    nothing about a bottleneck elsewhere. But if the speed rises and the estimate was close to the old one, the link
+    itself was the bottleneck: then it counts as a new link, and the estimate starts again.
     """
     if state is not None and state.base_bits_per_s == base_bits_per_s:
         return state
@@ -127,7 +127,7 @@ def of_base(state: CapacityState | None, base_bits_per_s: int, *, now_s: float) 
 
 
 def is_another_link(state: CapacityState, base_bits_per_s: int) -> bool:
-    """Whether the speed rose of a link that was the limit itself."""
+    """Whether the speed rose of a link that was itself the bottleneck."""
     rises = base_bits_per_s > state.base_bits_per_s
     return rises and state.rate_bits_per_s >= SAME_LINK * state.base_bits_per_s
 
@@ -138,20 +138,20 @@ def is_draining(state: CapacityState, *, at_s: float) -> bool:
 
 
 def is_unsettled(state: CapacityState, *, now_s: float) -> bool:
-    """Whether a queue may still stand elsewhere."""
+    """Whether there may still be a queue elsewhere."""
     moved = state.phase not in (Phase.SETTLED, Phase.DOUBTING) and now_s - state.changed_s < UNSETTLED_S
     return moved and state.rate_bits_per_s < state.base_bits_per_s
 
 
 def _is_over(state: CapacityState, *, now_s: float) -> bool:
-    """Whether the time of the phase is over."""
+    """Whether the phase has timed out."""
     if state.phase is Phase.DRAINING:
         return not is_draining(state, at_s=now_s)
     return state.phase is Phase.DOUBTING and now_s >= state.changed_s + BLAMELESS_S
 
 
 def _event(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s: float) -> Event | None:
-    """What the evidence says."""
+    """The event that the evidence shows."""
     if state.phase is Phase.DRAINING or decrease.is_deeper(state, evidence.carried, direction, now_s=now_s):
         return Event.DRAIN
     if decrease.may_cut(state, evidence.queue, now_s=now_s):

@@ -1,8 +1,8 @@
-"""What the two directions hand to the estimator, and the constants in which they differ.
+"""Define the evidence that the two directions pass to the estimator, and the constants in which they differ.
 
-`broker.law.capacity.outbound` and `broker.law.capacity.inbound` make an `Evidence` each tick. Outbound, our shaper
-stands before the queue, and what got through has to be found out. Inbound, nothing of ours stands there, but every bit
-that gets through passes our own counter.
+`broker.law.capacity.outbound` and `broker.law.capacity.inbound` make an `Evidence` each tick. Outbound, our shaper is
+before the queue, and the delivery rate has to be measured elsewhere. Inbound, we have no shaper before the queue, but
+our own counter sees every bit that arrives.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from broker.law.capacity.delivery_rate import DeliveryRate
 from broker.law.capacity.state import Cause
 
 BASE_BITS_PER_S_MIN = 64_000
-"""Below an ISDN channel a speed is a driver's way to say that it has none, and HTB's timer has no grip."""
+"""Below an ISDN channel a driver's speed means that it knows none, and HTB's timer is too coarse."""
 FALLBACK_BITS_PER_S = 1_000_000_000
-"""Where neither the operator nor the driver names a speed: what most hosts have; slower ones are found by measuring."""
+"""The base where neither the operator nor the driver names a speed: usual for hosts; slower ones are measured."""
 DELAY_S = 0.030
 """A queue elsewhere of 30 ms is bloat (cake-autorate's T); less is the jitter of Wi-Fi and of busy hosts."""
 PROBE_DELAY_S = 0.012
-"""Just after a raise the suspicion is greater, and a mistake cheap: the raise is taken back."""
+"""The threshold just after a raise: a queue is more likely then, and a mistake costs only the raise."""
 
 
 class Queue(Struct, frozen=True):
     """A queue elsewhere, as of now.
 
-    Fields: `cause` why one is believed in, None where none is; `votes` by how many destinations, 0 where our own
+    Fields: `cause` the kind of evidence for it, None without any; `votes` of how many destinations, 0 where our own
     kernel does not confirm what programs report; `excess_s` how long packets wait there, over `baseline_s`; `ours`
-    whether it would get shorter if we let less through.
+    whether a lower rate of ours would shorten it.
     """
 
     cause: Cause | None = None
@@ -42,10 +42,9 @@ class Queue(Struct, frozen=True):
 class Carried(Struct, frozen=True):
     """What the link carried.
 
-    Fields: `measured` by when packets arrived while a queue stood, None where that is not known; `since_cut` the same
-    of what left since the last cut; `drained` whether what left since then met no queue; `assumed_bits_per_s` where
-    nothing is measured; `reported` whether peers say when packets arrive at all; `least_bits_per_s` carried for sure,
-    without a queue.
+    Fields: `measured` from arrivals during a queue, None where unknown; `since_cut` the same of packets sent since the
+    last cut; `drained` whether packets sent since then met no queue; `assumed_bits_per_s` where nothing is measured;
+    `reported` whether peers report arrivals at all; `least_bits_per_s` carried for sure, without a queue.
     """
 
     measured: DeliveryRate | None = None
@@ -57,12 +56,12 @@ class Carried(Struct, frozen=True):
 
 
 class Room(Struct, frozen=True):
-    """Whether there is room for more.
+    """Whether there is room for a higher rate.
 
-    Fields: `clear` whether those who were heard since the last change see no queue; `disputed` whether somebody does;
-    `settled` whether the rate of now was proven to make none; `jitter_s` by how much packets' waits differ from one to
-    the next, None of too few; `wait_s` how long packets waited that left once a raise had been used for a while, None
-    where none was seen; `most_bits_per_s` how far a raise may go; `proven` whether what comes shows the last one right.
+    Fields: `clear` whether the reports since the last change show no queue; `disputed` whether any of them does;
+    `settled` whether the present rate was proven to make none; `jitter_s` the difference between successive waits,
+    None of too few; `wait_s` how long packets waited that left once a raise had been used for a while, None where none
+    was seen; `most_bits_per_s` the limit of a raise; `proven` whether the arrival rate confirms the last raise.
     """
 
     clear: bool = False
@@ -75,12 +74,15 @@ class Room(Struct, frozen=True):
 
 
 class Evidence(Struct, frozen=True):
-    """What was measured in a tick: `limiting` whether our own limit was what limited, `heard` whether anybody reported
-    anything lately, `used` whether enough passed for a report to be missed."""
+    """The measurements of a tick.
+
+    Fields: `limiting` whether our own limit was the bottleneck; `reported` whether any report came lately; `used`
+    whether enough traffic passed for a missing report to count.
+    """
 
     elapsed_s: float
     limiting: bool
-    heard: bool
+    reported: bool
     used: bool
     queue: Queue
     carried: Carried
@@ -88,13 +90,13 @@ class Evidence(Struct, frozen=True):
 
 
 class Direction(Struct, frozen=True):
-    """In what the directions differ.
+    """The constants of one direction.
 
-    Fields: `headroom` of the rate is used; `cut_to` and `cut_to_deep` of what was carried a cut goes, over a queue and
-    over a deep one, at most to `cut_to_min` and at least to `cut_to_max` of the rate before; `rate_min` of the base
-    nothing goes below; `load_min` of the rate has to be used for a queue to be ours; after `forget_s` without a report
-    a rate rises by `forget_step` a second; `proof_s` after a raise what comes has to show that it was right;
-    `busy_gaps` whether the time for which our limit is what limits counts across gaps.
+    Fields: `headroom` the part of the rate that is used; `cut_to` and `cut_to_deep` the part of the carried rate that
+    a cut goes to, over a queue and over a deep one; `cut_to_min` and `cut_to_max` bound it as parts of the rate before;
+    `rate_min` the lowest rate, as a part of the base; `load_min` the part of the rate that has to be used for a queue
+    to be ours; `forget_s` after which without a report the rate rises by `forget_step` a second; `proof_s` the time in
+    which the arrival rate has to confirm a raise; `busy_gaps` whether the time of our own limit counts across gaps.
     """
 
     headroom: float
@@ -116,19 +118,18 @@ OUTBOUND = Direction(
 )  # fmt: skip
 """Headroom: the shaper stays below the link, so that the queue is here; 3 % covers framing that HTB does not see.
 Cuts: the queue has to get shorter, and the ratio of wire to delivered bytes is known to a few percent; over a deep
-queue what was carried is known to 10 % only. A fall to a fifth is followed at once, a deeper one takes two cuts; a cut
+queue the carried rate is known to 10 % only. A fall to a fifth is followed at once, a deeper one takes two cuts; a cut
 by less than 3 % is not worth a write. Below 2 % of the base the sum of small floors would not move. Load: below 0.3 of
-the rate delay elsewhere is somebody else's (of the busiest tenth of a second: training that a queue slows down to 0.3
+the rate delay elsewhere is cross traffic's (of the busiest tenth of a second: training that a queue slows down to 0.3
 of its link begins each burst with a queue of 120 ms). Forgetting: after a minute, the window of guarantees, 3 % a
-second take a fifth of a link to all of it in 55 s, and who is heard again can say so before that."""
+second take a fifth of a link to all of it in 55 s. A report that comes before that stops the rise."""
 
 INBOUND = Direction(
     headroom=0.95, cut_to=1.0, cut_to_deep=1.0, cut_to_min=0.0, cut_to_max=math.inf, rate_min=0.0, load_min=0.05,
     forget_s=10.0, forget_step=math.inf, proof_s=1.5, busy_gaps=False,
 )  # fmt: skip
 """Headroom: what leaves a sender at 0.95 of our rate arrives without a queue, though its shaper lets 64 KiB go at once.
-What came while a queue stood is the capacity, to a percent or two, so a cut goes there, up or down. Load: when less
-than 5 % of what operator or driver say comes in, a queue is somebody else's. Forgetting: without a verdict for ten
-seconds an estimate is no measurement any more. Proof: in 1.5 s bursts of a second leave one gap; without it 82 Mbit/s
-were believed of a link of 70 until the end, and people waited up to 46 ms, for in short gaps no queue lasts long enough
-to be believed."""
+The arrival rate during a queue is the capacity, to a percent or two, so a cut goes there, up or down. Load: when less
+than 5 % of the named rate arrives, a queue is cross traffic's. Forgetting: after ten seconds without a verdict the
+estimate is out of date. Proof: in 1.5 s bursts of a second leave one gap. Without it the estimate of a link of 70
+Mbit/s stayed at 82 to the end, and people waited up to 46 ms: in short gaps no queue lasts long enough to count."""

@@ -1,8 +1,8 @@
-"""What the samples of one connection show: how long they waited elsewhere, what it sent, lost and delivered.
+"""Evaluate one connection's samples: queueing delay elsewhere, and what it sent, lost and delivered.
 
-A delay is measured over the least one: of round trips over a slowly rising baseline, of one-way samples over the
-minimum of 40 s. Our own queue and cross traffic are subtracted. What connections show together is in
-broker.law.capacity.signals, what destinations do in broker.law.capacity.quorum.
+Delay is measured against the least one: a round trip against a slowly rising baseline, a one-way sample against the
+minimum of 40 s. Our own queue and cross traffic are subtracted. broker.law.capacity.signals combines connections,
+broker.law.capacity.quorum destinations.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from broker.model.values import FlowSample
 from broker.policy.types import CLASS_NAMES
 
 FLOWS_MAX, MEASURED_MIN = 32, 16
-"""Connections that are looked at, those that delivered most: more say nothing new about one uplink and cost time. Half
+"""The connections that are evaluated, those that delivered most: more add nothing about one uplink and cost time. Half
 of the places are kept for those that our kernel measures."""
 PROBE = "probe"
-"""The source of samples that were asked for: each answer is a new round trip, however small."""
+"""The source of probe samples: each echo is a new round trip, however small."""
 REPORT = "report"
-"""The source of what programs say; everything else our own kernel has measured."""
+"""The source of what programs report; everything else our own kernel has measured."""
 PACKET_BYTES = 1_600
-"""One packet that waits is not a queue: a class that has nothing more to send leaves at no rate worth the name."""
+"""A backlog of one packet is no queue: the send rate of a class with nothing more to send means nothing."""
 NEW_S = 0.005
-"""A sample is new if it was taken so much later: its age is counted up until there is another."""
+"""A sample is new if it is so much later than the last one: its age rises until there is another."""
 PROGRESS_BYTES = 3_000
-"""Acknowledged since the last sample for its round trip to be a new one: two packets."""
+"""A round trip counts as new after so many more acknowledged bytes: two packets."""
 QUEUE_TRUSTED_S = 0.12
-"""Up to here our own queue can be subtracted: a leaf holds 50 ms at capacity, twice that at half of it."""
+"""Our own queue is subtracted up to this delay: a leaf holds 50 ms at capacity, twice that at half of it."""
 QUEUE_SHORT_S = 0.03
-"""Above this our own queue is not known well enough to say when a packet left it: at 97 Mbit/s training has 7 ms."""
+"""Above this our own queue is too uncertain to date a packet's departure: at 97 Mbit/s training has 7 ms."""
 QUEUE_LOOK_BACK_S = 0.25
 """A sample may be a tick old, and the queue was read at another instant: two and a half ticks."""
 QUEUE_JOINED_S = 0.12
@@ -43,35 +43,34 @@ QUEUE_JOINED_S = 0.12
 BASELINE_RISE = 0.001
 """Per sample and only while the link is not loaded (cake-autorate's value): a longer path is learned in minutes."""
 SILENT, SILENT_S_MAX = 0.05, 0.3
-"""Of our rate: acknowledgements of what comes in, and small messages, are less. Over at most three questions before a
-packet: over a pause of seconds, in which nothing is asked, what a burst began with is little."""
+"""We count as silent below this part of our rate, which acknowledgements and small messages stay below. The rate is
+averaged over at most three probe intervals: averaged over a pause of seconds, a burst's beginning would look silent."""
 CROSS_BELIEVED_S = 1.0
-"""As long as a burst of training. A second after we began, what stood there has passed: what stands has come since."""
+"""Cross traffic is assumed for as long as a burst of training. After a second of our sending, its queue has passed."""
 CROSS_APART_S = 0.05
-"""Packets that left less apart tell no slope: waits of busy hosts are off by 5 to 10 ms."""
+"""Packets closer than this give no slope: waits of busy hosts are off by 5 to 10 ms."""
 SHRINKS = 0.5
-"""Of the second a second by which a queue shrinks that nobody fills: a wait that shrinks by less is filled."""
+"""A queue without input shrinks by a second a second. A wait that shrinks by less than this part of it has input."""
 
 LOSS_FRESH = 10
-"""A first window (RFC 6928) of new packets, before which what a connection lost may be of before the last cut: what is
-repeated goes before what is new."""
+"""A first window (RFC 6928) of new packets. Until a connection has sent them its losses may precede the last cut,
+because retransmissions go before new data."""
 OWED_S = 2.0
-"""After a drain: who sends so little that it has not sent them by then will not, and what it loses counts again."""
+"""After so long a drain's end, losses of connections that sent fewer new packets count again."""
 
 Span: TypeAlias = tuple[float, float]
-"""Excess delay in seconds, at least and at most: it is not known to which instant of our own queue a sample belongs."""
+"""Excess delay in seconds, at least and at most: the instant of our own queue that a sample met is uncertain."""
 PART_S, PARTS = 10.0, 4  # a sample is forgotten after 30 to 40 s
 MINIMUM_S = PARTS * PART_S
-"""Over which the least delay is taken. Two clocks drift apart by 2 ms in that time at 50 ppm, and a queue that never
-empties for so long has been found by then."""
+"""The window of the least delay. Two clocks drift apart by 2 ms in it at 50 ppm, and a queue that does not empty for so
+long has been found by then."""
 
 Least: TypeAlias = tuple[tuple[float, float], ...]
 """The windowed minimum of a series: (start, least) of each part of the window, oldest first."""
 
 
 def chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
-    """The connections that are looked at: of the kernel's the busiest, of programs' likewise, but of each user as
-    many."""
+    """The connections to evaluate: the busiest of the kernel's, and of programs' the same number for each user."""
     fresh = [flow for flow in flows if flow.age_s < FRESH_S and flow.delivered_bytes is not None]
     if len(fresh) > FLOWS_MAX:
         fresh.sort(key=lambda flow: (flow.source != PROBE, -(flow.delivered_bytes or 0), flow.key))
@@ -83,7 +82,7 @@ def chosen(flows: Sequence[FlowSample]) -> list[FlowSample]:
 
 
 def with_sample(least: Least, value: float, *, at_s: float) -> Least:
-    """Take a sample, not older than the last, into a windowed minimum."""
+    """Add a sample, not older than the last, to a windowed minimum."""
     kept = [part for part in least if part[0] > at_s - MINIMUM_S]
     if kept and at_s - kept[-1][0] < PART_S:
         kept[-1] = (kept[-1][0], min(kept[-1][1], value))
@@ -93,19 +92,19 @@ def with_sample(least: Least, value: float, *, at_s: float) -> Least:
 
 
 def over(least: Least, value: float) -> float:
-    """By how much a sample that was taken in exceeds the minimum."""
+    """By how much a sample that is part of the window exceeds its minimum."""
     return value - min(lowest for _, lowest in least)
 
 
 def is_known(flow: FlowState, *, at_s: float) -> bool:
-    """Whether a sample of that time was taken in already: its age is counted up until there is a new one."""
+    """Whether a sample of that time is already included: a sample's age rises until there is a new one."""
     return bool(flow.points) and at_s <= flow.points[-1][0] + NEW_S
 
 
 def round_trip(
     before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState], loaded: bool
 ) -> tuple[FlowState, Span | None]:
-    """Take in one connection's sample; its excess delay, at least and at most, where the sample has one to give."""
+    """Add one connection's sample, and return its excess delay, at least and at most, where it shows one."""
     at_s = now_s - sample.age_s
     if is_known(before, at_s=at_s):
         return before, None
@@ -136,8 +135,10 @@ def round_trip(
 def one_way(
     before: FlowState, sample: FlowSample, *, now_s: float, ticks: Sequence[TickState], rate_bits_per_s: int
 ) -> tuple[FlowState, Span | None, ArrivalState | None]:
-    """Take in one connection's one-way sample; its excess delay, at least and at most, and when it arrived, where there
-    is a new one. Of both the part that is a queue of others is taken off."""
+    """Add one connection's one-way sample, and return its excess delay and its arrival where the sample is new.
+
+    The delay is given at least and at most. Cross traffic's queue is subtracted from both results.
+    """
     if sample.one_way_s is None or sample.one_way_age_s is None:
         return before, None, None
     sent_s = now_s - sample.age_s - sample.one_way_age_s
@@ -163,27 +164,27 @@ def one_way(
 def cross_traffic_s(
     before: FlowState, wait_s: float, *, left_s: float, ticks: Sequence[TickState], rate_bits_per_s: int
 ) -> tuple[float, float]:
-    """Say how much of a packet's wait elsewhere is a queue of others, and when a packet left that showed it for theirs.
+    """Estimate how much of a packet's wait is cross traffic's queue, and when the packet that showed it left.
 
-    A queue that goes on standing while we send nothing is somebody else's: to send less would not shorten it. One such
-    cut took 97 Mbit/s to 19, and sixteen seconds of probing gave them back. A queue that nobody fills shrinks by a
-    second a second. So between two packets before which we sent next to nothing, a wait that shrinks by less than half
-    of that is filled by others. From then on only what a wait exceeds it by counts, until no later wait is longer, and
-    for `CROSS_BELIEVED_S` after the last packet that showed it: in a full buffer our queue replaces theirs, and the
-    wait stays. A wait below `DELAY_S` is noise. Two packets in a row have to wait so long, for one may have waited for
-    a busy host; after a pause, one.
+    A queue that persists while we send nothing is cross traffic's, and to send less would not shorten it. One such
+    cut took the rate from 97 Mbit/s to 19, and probing took sixteen seconds to recover it. A queue without input
+    shrinks by a second a second. If a wait shrinks by less than half of that between two packets, and we sent next to
+    nothing before both, then others fill the queue. From then on only the wait beyond it counts, until no later wait
+    is longer, and for `CROSS_BELIEVED_S` after the last packet that showed it. In a full buffer our queue replaces
+    theirs, and the wait stays the same. A wait below `DELAY_S` is noise. Two packets in a row have to wait so long,
+    because a busy host may delay one; after a pause one packet is enough.
 
     Args:
-        before: what is known of its connection, up to the packet before.
-        wait_s: over the connection's baseline, not in our own queue.
-        left_s: when it was sent.
+        before: the connection's state after its previous packet.
+        wait_s: over the connection's baseline, without our own queue.
+        left_s: when the packet was sent.
         ticks: what left this host.
-        rate_bits_per_s: that this host may send at.
+        rate_bits_per_s: the rate that the shaper has.
     """
     apart_s = left_s - before.one_way_at_s if before.one_way_at_s is not None else 0.0
     silent_s = min(apart_s, SILENT_S_MAX)
-    stood = apart_s > silent_s or before.one_way_wait_s >= DELAY_S
-    fills = stood and wait_s >= max(DELAY_S, before.one_way_wait_s - SHRINKS * apart_s)
+    waited = apart_s > silent_s or before.one_way_wait_s >= DELAY_S
+    fills = waited and wait_s >= max(DELAY_S, before.one_way_wait_s - SHRINKS * apart_s)
     if fills and apart_s >= CROSS_APART_S and _is_silent(ticks, left_s, silent_s, rate_bits_per_s):
         return wait_s, left_s
     believed = left_s - before.cross_at_s <= CROSS_BELIEVED_S
@@ -195,7 +196,7 @@ def _is_silent(ticks: Sequence[TickState], left_s: float, silent_s: float, rate_
 
 
 def packets(before: FlowState, after: FlowState) -> tuple[int, int]:
-    """Packets that a connection sent and lost between its last sample and this tick's, if this tick has one."""
+    """Packets that a connection sent and lost between its last two samples, if this tick has a new one."""
     if not before.points or after.points[-1] is before.points[-1]:
         return 0, 0
     _, _, sent_before, lost_before = before.points[-1]
@@ -204,8 +205,10 @@ def packets(before: FlowState, after: FlowState) -> tuple[int, int]:
 
 
 def counted_since(before: FlowState, after: FlowState, *, since_s: float) -> tuple[FlowState, bool]:
-    """Whether what a connection lost between its last sample and this tick's was sent after a time, 0 for always; and
-    what it is to be remembered by: it owes `LOSS_FRESH` new packets from then on."""
+    """Update a connection's state, and return whether its latest losses were sent after a time, 0 for always.
+
+    From that time on the connection has to send `LOSS_FRESH` new packets before its losses count.
+    """
     if since_s <= 0 or after.points[-1:] == before.points[-1:]:
         return after, True
     at_s = after.points[-1][0]
@@ -230,14 +233,14 @@ def delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:
 
 
 def peer_of_user(uid: int | None, peer: str) -> str:
-    """A peer as one user's programs know it: what another user says of the same address is another's."""
+    """The name of a peer as one user's programs report it; another user's reports of the same address are separate."""
     return f"{uid}/{peer}"
 
 
 def _arrival(
     sample: FlowSample, sent_s: float, excess_s: float, theirs_s: float, index: int, ticks: Sequence[TickState]
 ) -> ArrivalState | None:
-    """When a packet left here and how long it waited elsewhere; None where it is not known how long it waited here."""
+    """When a packet left here and how long it waited elsewhere; None where its wait in our own queue is unknown."""
     before = [tick for tick in ticks if tick.at_s <= sent_s][-1:]
     after = [tick for tick in ticks if tick.at_s > sent_s][:1]
     here_s = [tick.queue_s[index] if tick.backlog_bytes[index] > PACKET_BYTES else 0.0 for tick in (*before, *after)]
@@ -259,7 +262,7 @@ def least_rtt_s(sample: FlowSample) -> float | None:
 
 
 def _baseline(before: FlowState, sample: FlowSample, *, rtt_s: float, loaded: bool) -> float:
-    """Falls at once, rises slowly and only without load; the transport's own minimum counts when it is a new one."""
+    """Update the baseline: it falls at once, and rises slowly without load. A new minimum of the transport counts."""
     if before.baseline_s is None:
         known = sample.rtt_s_min if before.minimum_s is None and sample.rtt_s_min else rtt_s
         return min(known, rtt_s)
@@ -272,7 +275,7 @@ def _baseline(before: FlowState, sample: FlowSample, *, rtt_s: float, loaded: bo
 
 
 def _delivered(flow: FlowState, at_s: float) -> float:
-    """The connection's counter at a time: between samples a straight line, after the last one at its last rate."""
+    """The connection's counter at a time, interpolated between samples, extrapolated after the last one."""
     points = flow.points
     left = points[0]
     if at_s <= left[0]:

@@ -1,10 +1,9 @@
-"""The inbound direction: what may be let in, from what our own interface counts and from how long packets take to us.
+"""The inbound direction: estimate what may be let in, from our interface's counter and the senders' packet delays.
 
-Nothing of ours stands before the queue in front of our link. So at most times nothing holds senders back, and a cut
-changes nothing; but every bit that gets through passes our own counter. A link with a queue before it works all the
-time, so what came meanwhile is what it carries, and no application can have limited it. Who sees that queue is
-broker.law.capacity.inbound_delay's answer. Where nobody, or one sender alone, reports how long packets take, the
-configured rate counts, and the reason says so.
+We have no shaper before the queue in front of our link. So usually nothing limits the senders, and a cut changes
+nothing; but our own counter sees every bit that arrives. A link with a queue before it is always busy, so what arrived
+meanwhile is its capacity, and no application can have limited it. broker.law.capacity.inbound_delay finds which
+senders see that queue. Where fewer than two senders report delay, the configured rate counts, and the reason shows it.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ from broker.model.values import FlowSample, InterfaceSample, SenderSample
 from broker.policy.types import InterfacePolicy
 
 CAME_S, CAME_S_MIN, CAME_EVERY_S = 2.0, 0.2, 0.05
-"""The longest time over which arrivals are kept, and the least over which they are a rate: a piece of 64 KiB is 2.6 %
-of what 100 Mbit/s bring in it. Decisions may come fifty times a second; so many readings are not kept."""
+"""Counter readings are kept for `CAME_S`, at most one each `CAME_EVERY_S`, though decisions may come fifty times a
+second. A rate needs `CAME_S_MIN`: a GSO batch of 64 KiB is 2.6 % of what 100 Mbit/s carry in it."""
 LOWER, LOWER_RAISED = 0.97, 0.99
-"""What came while a queue stood is another capacity when it is less than 97 % of what was thought, which may be exact,
-and 99 % just after a raise."""
+"""The arrival rate during a queue is a new capacity when it is below 97 % of the estimate, and 99 % just after a raise;
+the estimate may be exact."""
 PART_S, STEADY = 0.07, 0.8
-"""Measured: behind a queue each tenth of a second brings the same to 1 %. A queue of a moment ago, or a busy host that
-hears and says everything late, is told from it by that: each part has to bring 0.8 of the mean, of two at least."""
+"""Each part of a queue's time, two at least, has to carry 0.8 of the mean. Measured: behind a queue each tenth of a
+second carries the same to 1 %. A queue that has ended, or a busy host that reports late, does not pass that test."""
 USED = 0.8
-"""Storage is held to 0.95 of the capacity and what comes is 0.9 of that at least, when it is what limits."""
+"""Storage is held to 0.95 of the capacity, and at least 0.9 of that arrives when the hold is the limit."""
 SHOWN_S, SHOWN = 0.6, 1.15
-"""A raise goes no further than 15 % over what came in the busiest tenth of the last 0.6 s: storage may be held to
-its floor meanwhile, for a burst, and then nothing shows whether the raise before was right."""
+"""A raise goes at most 15 % over the busiest tenth of a second of the last 0.6 s. For a burst, storage may be held to
+its floor meanwhile, and then nothing shows whether the previous raise was right."""
 PROVEN = 0.98
-"""A raise is proven once 0.98 of what is let in came in one tenth of a second."""
+"""A raise is proven once 0.98 of the allowed rate arrived in one tenth of a second."""
 FORGET_LOAD = 0.3
-"""While less than this part of the rate comes, nobody has to report."""
+"""Reports are expected only while at least this part of the rate arrives."""
 
 
 class InboundEstimate(Struct, frozen=True):
-    """What may be let in, headroom taken off; where the figure is from, and why; whether a queue is being drained."""
+    """The rate to let in, less headroom; its source and reason; and whether a queue is being drained."""
 
     state: InboundCapacity
     rate_bits_per_s: int
@@ -67,7 +66,7 @@ class InboundEstimate(Struct, frozen=True):
 
 
 def base_rate(policy: InterfacePolicy, sample: InterfaceSample | None) -> tuple[int, str]:
-    """What comes in at most as far as operator and driver say, and who says it."""
+    """The link's inbound rate as the operator or the driver names it, and its source."""
     if policy.ingress_bits_per_s is not None:
         return max(BASE_BITS_PER_S_MIN, policy.ingress_bits_per_s), "configured"
     link = (sample.link_bits_per_s or 0) if sample is not None else 0
@@ -88,18 +87,18 @@ def estimate(
     holding: bool | None = None,
     here: Mapping[str, float] = NOTHING_HERE,
 ) -> InboundEstimate:
-    """Estimate what may come in now.
+    """Estimate what can arrive now.
 
     Args:
         now_s: the tick's time.
         state: None at first, then the last estimate's.
         base: from `base_rate`.
-        received_bytes: the interface's counter; None where it was not read, and then the last capacity stands.
+        received_bytes: the interface's counter; None where it was not read, and then the last capacity is kept.
         flows, senders: as measured, in any order.
         held: the addresses that a hold limits, or did a moment ago.
-        holding: whether anybody is held back, by a hold or by an IFB of ours; None: whoever is in `held`.
+        holding: whether any sender is limited, by a hold or by our IFB; None: whether `held` names any.
         here: class to how long its packets wait in that IFB.
-        limited: whether storage that is held uses all that it may.
+        limited: whether storage that is held uses all of its rate.
         out: the other direction.
     """
     rate, source = base
@@ -107,23 +106,23 @@ def estimate(
     seen = state.signals if state is not None else InboundSignalState()
     elapsed_s = now_s - seen.came[-1][0] if seen.came else 0.0
     seen = _count(seen, received_bytes, now_s=now_s)
-    seen = inbound_delay.hear(seen, flows=flows, senders=senders, held=held, out=out, now_s=now_s, here=here)
+    seen = inbound_delay.observe(seen, flows=flows, senders=senders, held=held, out=out, now_s=now_s, here=here)
     delay_s = PROBE_DELAY_S if raised_lately(before, now_s=now_s) else DELAY_S
-    said = inbound_delay.verdict(seen, threshold_s=delay_s, now_s=now_s)
+    verdict = inbound_delay.verdict(seen, threshold_s=delay_s, now_s=now_s)
     evidence = Evidence(
         elapsed_s=elapsed_s,
         limiting=limited,
-        heard=said.queue or said.clear or not seen.came,
+        reported=verdict.queue or verdict.clear or not seen.came,
         used=(_came_bits_per_s(seen, since_s=now_s - CAME_S) or 0.0) >= FORGET_LOAD * before.rate_bits_per_s,
-        queue=Queue(excess_s=said.excess_s, votes=said.seen_by, ours=bool(held) if holding is None else holding),
+        queue=Queue(excess_s=verdict.excess_s, votes=verdict.seen_by, ours=bool(held) if holding is None else holding),
         carried=Carried(),
         room=Room(),
     )
-    if said.queue:
+    if verdict.queue:
         load_min = INBOUND.load_min * rate if source != "fallback" else 0.0
-        evidence = _behind_a_queue(before, evidence, seen, said, load_min=load_min, now_s=now_s)
+        evidence = _behind_a_queue(before, evidence, seen, verdict, load_min=load_min, now_s=now_s)
     else:
-        evidence = _without_a_queue(before, evidence, seen, said, now_s=now_s)
+        evidence = _without_a_queue(before, evidence, seen, verdict, now_s=now_s)
     after = estimator.estimate(before, evidence, INBOUND, now_s=now_s)
     if after.phase is Phase.DOUBTING and before.phase is not Phase.DOUBTING:
         seen = inbound_delay.rebase(seen)
@@ -133,7 +132,7 @@ def estimate(
         InboundCapacity(after, seen),
         int(INBOUND.headroom * after.rate_bits_per_s),
         "measured" if after.rate_bits_per_s < rate else source,
-        _reason(after, said, source, now_s=now_s),
+        _reason(after, verdict, source, now_s=now_s),
         estimator.is_draining(after, at_s=now_s),
     )
 
@@ -152,32 +151,35 @@ def _count(state: InboundSignalState, received_bytes: int | None, *, now_s: floa
 
 
 def _behind_a_queue(
-    state: CapacityState, evidence: Evidence, seen: InboundSignalState, said: Verdict, *, load_min: float, now_s: float
-) -> Evidence:
-    """A queue stands: what came while all who see it saw it is what the link carries, where that is another capacity
-    than was thought. A burst of training that storage makes room for fills the link, too, and then as much comes."""
+    state: CapacityState, evidence: Evidence, seen: InboundSignalState, verdict: Verdict, *, load_min: float,
+    now_s: float,
+) -> Evidence:  # fmt: skip
+    """Evidence during a queue: the arrival rate while all its senders saw it, where that is a new capacity.
+
+    A burst of training for which storage makes room also fills the link, and then as much arrives.
+    """
     drained_s = state.cut.drained_s if state.cut is not None else 0.0
-    came = _came_steadily(seen, since_s=max(now_s - VOTE_S, said.since_s, drained_s), until_s=said.until_s)
+    came = _came_steadily(seen, since_s=max(now_s - VOTE_S, verdict.since_s, drained_s), until_s=verdict.until_s)
     if came is None or came < load_min:
         return evidence
     lower = came < (LOWER_RAISED if state.phase is Phase.PROBING else LOWER) * state.rate_bits_per_s
     if not lower and came <= state.rate_bits_per_s:
         return evidence
-    measured = DeliveryRate(came, said.until_s - said.since_s, said.excess_s, said.excess_s, math.inf)
+    measured = DeliveryRate(came, verdict.until_s - verdict.since_s, verdict.excess_s, verdict.excess_s, math.inf)
     return replace(
         evidence, queue=replace(evidence.queue, cause=Cause.DELAY), carried=Carried(measured=measured, reported=True)
     )
 
 
 def _without_a_queue(
-    state: CapacityState, evidence: Evidence, seen: InboundSignalState, said: Verdict, *, now_s: float
+    state: CapacityState, evidence: Evidence, seen: InboundSignalState, verdict: Verdict, *, now_s: float
 ) -> Evidence:
-    """No queue is seen: the link carries at least what comes, and maybe more."""
+    """Evidence without a queue: the link carries at least what arrives, and perhaps more."""
     came = _came_bits_per_s(seen, since_s=now_s - BUSY_S) or 0.0
     let_in = INBOUND.headroom * state.rate_bits_per_s
     room = Room(
-        clear=said.clear and came >= USED * state.rate_bits_per_s,
-        disputed=said.disputed,
+        clear=verdict.clear and came >= USED * state.rate_bits_per_s,
+        disputed=verdict.disputed,
         settled=True,
         most_bits_per_s=SHOWN * _busiest(seen, since_s=now_s - SHOWN_S),
         proven=_busiest(seen, since_s=state.changed_s) >= PROVEN * let_in,
@@ -186,7 +188,7 @@ def _without_a_queue(
 
 
 def _came_bits_per_s(state: InboundSignalState, *, since_s: float) -> float | None:
-    """What came since a time, where that is long enough ago."""
+    """The arrival rate since a time, where that is long enough ago."""
     if len(state.came) < 2:
         return None
     end_s, end = state.came[-1]
@@ -195,8 +197,10 @@ def _came_bits_per_s(state: InboundSignalState, *, since_s: float) -> float | No
 
 
 def _came_steadily(state: InboundSignalState, *, since_s: float, until_s: float) -> float | None:
-    """What came in a time for which a queue was seen; None where that is too short, or not every part of it brought
-    about the same: then the link did not work all the time, whatever waited, and the figure says nothing of it."""
+    """The arrival rate in the time for which a queue was seen; None where that time is too short or the rate unsteady.
+
+    With an unsteady rate the link was not busy all the time, so the rate is not its capacity.
+    """
     during = [entry for entry in state.came if since_s <= entry[0] <= until_s]
     if len(during) < 2 or during[-1][0] - during[0][0] < CAME_S_MIN:
         return None
@@ -206,12 +210,12 @@ def _came_steadily(state: InboundSignalState, *, since_s: float, until_s: float)
 
 
 def _busiest(state: InboundSignalState, *, since_s: float) -> float:
-    """The highest rate at which anything came since a time, over a tenth of a second or nearly."""
+    """The highest arrival rate since a time, over about a tenth of a second."""
     return max(_parts([entry for entry in state.came if entry[0] >= since_s]), default=0.0)
 
 
 def _parts(came: Sequence[tuple[float, float]]) -> list[float]:
-    """The rates of each tenth of a second or nearly."""
+    """The arrival rates of successive parts, about a tenth of a second each."""
     rates, last = [], came[0] if came else (0.0, 0.0)
     for at_s, bits in came[1:]:
         if at_s - last[0] >= PART_S:
@@ -220,22 +224,22 @@ def _parts(came: Sequence[tuple[float, float]]) -> list[float]:
     return rates
 
 
-def _reason(state: CapacityState, said: Verdict, source: str, *, now_s: float) -> Reason:
+def _reason(state: CapacityState, verdict: Verdict, source: str, *, now_s: float) -> Reason:
     rate, last = int(INBOUND.headroom * state.rate_bits_per_s), state.cut
     excess_s = last.excess_s if last is not None else 0.0
     if estimator.is_draining(state, at_s=now_s):
-        return Because.WAY_IN_DRAINING(rate_bits_per_s=rate, excess_s=excess_s)
+        return Because.INBOUND_DRAINING(rate_bits_per_s=rate, excess_s=excess_s)
     if state.phase is Phase.DOUBTING:
         return Because.DELAY_NOT_OURS(rate_bits_per_s=rate)
     if state.rate_bits_per_s < state.base_bits_per_s:
         if state.phase is Phase.PROBING:
             base = int(INBOUND.headroom * state.base_bits_per_s)
-            return Because.WAY_IN_PROBING(rate_bits_per_s=rate, base_bits_per_s=base)
-        return Because.QUEUE_ON_THE_WAY_IN(
+            return Because.INBOUND_PROBING(rate_bits_per_s=rate, base_bits_per_s=base)
+        return Because.INBOUND_QUEUE(
             rate_bits_per_s=rate, excess_s=excess_s, senders=last.votes if last is not None else 0
         )
     if source == "fallback":
         return Because.INGRESS_UNKNOWN()
-    if said.heard < SENDERS_MIN:
-        return Because.WAY_IN_UNHEARD(rate_bits_per_s=rate, source=source_of(source), heard=said.heard)
+    if verdict.reporting < SENDERS_MIN:
+        return Because.INBOUND_NOT_MEASURED(rate_bits_per_s=rate, source=source_of(source), reporting=verdict.reporting)
     return Because.LINK_RATE(rate_bits_per_s=rate, source=source_of(source), seen="no queue seen elsewhere")

@@ -1,24 +1,24 @@
-"""Which senders see a queue in front of our link: how long packets take to us, over their own baseline.
+"""Find which senders see a queue in front of our link, by the delay of their packets over its baseline.
 
 Three series show it:
 
-    way/     the transport's clocks: a message carries when it left (transport.path_delay). One way, ten times a second
+    way/     the transport's clocks: a message carries its send time (transport.path_delay). One-way, ten times a second
              or more; only changes mean anything
-    broker/  the round trip to the sender's broker. Its packets go first at both ends, so what is in it stands on the
-             way, in either direction
+    broker/  the round trip to the sender's broker. Its packets have priority at both ends, so its delay is a queue on
+             the path, in either direction
     tcp/     the receiver's side of storage's TCP (tcpi_rcv_rtt). While a hold of ours limits the sender it includes the
-             queue that we asked for, and is ignored
+             queue that the hold makes, and is ignored
 
-What waits in an IFB of ours is subtracted. So is, of round trips, the outbound queue where outbound signals know it;
+The queue of our own IFB is subtracted. So is the outbound queue from round trips, where outbound signals show it;
 where they do not and our outbound link is loaded, round trips are ignored.
 
-A sender's own slow link looks like ours to him. So two senders have to see a queue, and none may surely see none. What
-TCP and the broker measured of a sender goes before what programs report of him, for a program may invent peers:
+A sender cannot tell its own slow link from ours. So two senders have to see a queue, and none may surely see none. What
+TCP and the broker measured of a sender precedes what programs report of it, because programs may invent peers:
 
     queue   two senders see one and none surely sees none; at least one of them is measured. Two measured ones are
             enough, whatever programs report
-    clear   a measured sender surely sees none, no measured one's last sample is late, and not two measured ones see a
-            queue. Where nothing is measured, all programs' reports have to see none
+    clear   a measured sender surely sees none, no measured one's last sample is late, and fewer than two measured ones
+            see a queue. Where nothing is measured, no program's report may show a queue
 
 Otherwise nothing is known.
 """
@@ -44,20 +44,19 @@ from broker.model.values import FlowSample, SenderSample
 Entry = TypeVar("Entry")
 
 REPORTED = "way/"
-"""How the keys of series begin that programs report."""
+"""The prefix of the keys of series that programs report."""
 SENDERS_MIN = 2
 """One sender's own slow link looks like ours."""
 LOADED = 0.5
-"""Of the way out. Above it, a round trip is ignored unless outbound signals know what is in it."""
+"""Above this outbound load, a round trip is ignored unless outbound signals show the outbound queue."""
 SOURCES_MAX, REMEMBERED = 64, 8
 NOTHING_HERE: Mapping[str, float] = MappingProxyType({})
 HELD_FOR_S = 0.5
-"""After a hold the sender's own queue is still in what its connections measure: TCP smooths over some round trips."""
+"""For so long after a hold, the sender's own queue is still in TCP's round trip, which is smoothed."""
 
 
 class OutboundLoad(Struct, frozen=True):
-    """What is known of the other direction: what it carries, what part of that is used, and how long packets wait in a
-    queue there, None where nothing one-way is known."""
+    """The other direction: its capacity, the part of it in use, and the queueing delay there, None if not measured."""
 
     bits_per_s: int
     load: float = 0.0
@@ -65,12 +64,12 @@ class OutboundLoad(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """What the senders see together.
+    """The senders' combined evidence.
 
-    Fields: `queue` whether one stands in front of our link, `clear` whether surely none does; `disputed` whether
-    anybody sees one, alone or by a program's report, or saw one in half of the last samples (programs do not count
-    where two measured senders are sure that there is none); `excess_s` the median of those that see one; `since_s` and
-    `until_s` from when to when all of them saw it; `seen_by` how many do, `heard` how many report anything at all.
+    Fields: `queue` whether there is one in front of our link, `clear` whether there is surely none; `disputed` whether
+    any sender or program sees one, or saw one in half of its last samples (programs do not count where two measured
+    senders surely see none); `excess_s` the median delay of those that see one; `since_s` and `until_s` the time in
+    which all of them saw it; `seen_by` how many see one; `reporting` how many report at all.
     """
 
     queue: bool
@@ -80,29 +79,31 @@ class Verdict(Struct, frozen=True):
     since_s: float
     until_s: float
     seen_by: int
-    heard: int
+    reporting: int
 
 
 def outbound_queue_s(state: SignalState | None, *, now_s: float) -> float | None:
-    """The outbound queue, whoever fills it, by one-way signals alone: two-way ones have the inbound direction in
-    them."""
+    """The outbound queueing delay, cross traffic included, by one-way signals alone.
+
+    Two-way signals would include the inbound direction.
+    """
     if state is None:
         return None
     fresh = [entry for entry in state.destinations if not entry.two_way and entry.excess[-1][0] > now_s - VOTE_S]
     return median_of_voters((entry, entry.excess[-1][1] + entry.cross_s) for entry in fresh)
 
 
-def hear(
+def observe(
     state: InboundSignalState, *, flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str],
     out: OutboundLoad, now_s: float, here: Mapping[str, float] = NOTHING_HERE,
 ) -> InboundSignalState:  # fmt: skip
-    """Take in a tick's samples.
+    """Add a tick's samples to the state.
 
     Args:
         held: the addresses that a hold of ours has limited lately.
-        here: class to how long its packets wait in an IFB of ours.
+        here: class to how long its packets wait in our IFB.
     """
-    samples: list[tuple[str, str, float, float, float, int | None]] = []  # key, sender, when, value, else in it, whose
+    samples: list[tuple[str, str, float, float, float, int | None]] = []  # key, sender, when, value, other delay, uid
     for flow in flows:
         waits_s = here.get(flow.traffic_class, 0.0)
         if flow.inbound_s is None or flow.inbound_age_s is None or flow.age_s >= FRESH_S or waits_s > QUEUE_TRUSTED_S:
@@ -129,7 +130,7 @@ def hear(
     for key, sender_of, at_s, value_s, else_s, uid in chosen:
         before = known.get(key)
         if before is not None and (at_s <= before.at_s + NEW_S or value_s == before.value_s):
-            continue  # the same sample as before: a measurement repeats to the last digit only when it is none
+            continue  # the same sample as before: two measurements never agree to the last digit
         entry = _with(before, key, sender_of, uid, at_s=at_s, value_s=value_s)
         known[key] = entry
         if before is None or at_s < state.ignore_before_s:
@@ -137,7 +138,7 @@ def hear(
         over_s = max(0.0, over(entry.least_s, value_s) - else_s)
         excess = reported if key.startswith(REPORTED) else measured
         last = excess.get(sender_of, (at_s, over_s))
-        excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # of one sender who waits least
+        excess[sender_of] = (max(at_s, last[0]), min(over_s, last[1]))  # a sender's least wait counts
     latest = sorted(known.values(), key=lambda entry: (-entry.at_s, entry.key))
     kept = _chosen(latest, key=lambda entry: entry.key, user=lambda entry: entry.uid)
     fresh = tuple(entry for entry in kept if now_s - entry.at_s <= MINIMUM_S)
@@ -151,14 +152,14 @@ def hear(
 def _chosen(
     entries: Sequence[Entry], *, key: Callable[[Entry], str], user: Callable[[Entry], int | None]
 ) -> list[Entry]:  # fmt: skip
-    """Those that are followed: what was measured first, then of each user as many; each one's in their order."""
+    """The entries that are followed: the measured ones first, then the same number of each user's, in their order."""
     measured = [entry for entry in entries if not key(entry).startswith(REPORTED)]
     reported = in_turns([entry for entry in entries if key(entry).startswith(REPORTED)], of=user)
     return [*measured, *reported][:SOURCES_MAX]
 
 
 def verdict(state: InboundSignalState, *, threshold_s: float, now_s: float) -> Verdict:
-    """What the senders say together."""
+    """Combine the senders' evidence."""
     reported, measured = _Votes(), _Votes()
     for sender_delay in state.sender_delays:
         sees = _sees(sender_delay.measured, threshold_s=threshold_s, now_s=now_s)
@@ -190,31 +191,31 @@ def verdict(state: InboundSignalState, *, threshold_s: float, now_s: float) -> V
         since_s=max((_since_s(series, threshold_s=threshold_s) for series in high), default=0.0),
         until_s=min((series[-1][0] for series in high), default=now_s),
         seen_by=len(high),
-        heard=sum(_is_heard(sender_delay, now_s=now_s) for sender_delay in state.sender_delays),
+        reporting=sum(_reports(sender_delay, now_s=now_s) for sender_delay in state.sender_delays),
     )
 
 
 @dataclass
 class _Votes:
-    """The series of those who see a queue, how many see none, and of how many of these the last sample was late."""
+    """The series of senders that see a queue, how many see none, and for how many of these the last sample was late."""
 
     high: list[Series] = field(default_factory=list)
     low: int = 0
     late: int = 0
 
 
-def _is_heard(sender_delay: SenderDelayState, *, now_s: float) -> bool:
+def _reports(sender_delay: SenderDelayState, *, now_s: float) -> bool:
     return any(series and series[-1][0] > now_s - SLOW_S for series in sender_delay.both)
 
 
 def _is_doubtful(series: Series, *, threshold_s: float, now_s: float) -> bool:
-    """Whether half of the last samples are late, so that nothing is known."""
+    """Whether half of the last samples are late, so that the series is unsure."""
     fresh = [seconds for at_s, seconds in series[-OF:] if at_s > now_s - VOTE_S]
     return len(fresh) > 1 and 2 * sum(seconds > threshold_s for seconds in fresh) >= len(fresh)
 
 
 def _sees(series: Series, *, threshold_s: float, now_s: float) -> bool | None:
-    """Whether a series sees a queue; None where it is silent or undecided."""
+    """Whether a series shows a queue; None where it is silent or unsure."""
     fresh, needed = voting(series, now_s=now_s)
     if len(fresh) < 2:
         return None
@@ -225,7 +226,7 @@ def _sees(series: Series, *, threshold_s: float, now_s: float) -> bool | None:
 
 
 def _since_s(series: Series, *, threshold_s: float) -> float:
-    """Since when a sender that sees a queue now has seen it in every sample."""
+    """The time since which every sample of a sender that sees a queue has shown it."""
     since_s = series[-1][0]
     for at_s, seconds in reversed(series):
         if seconds <= threshold_s:
@@ -235,7 +236,7 @@ def _since_s(series: Series, *, threshold_s: float) -> float:
 
 
 def rebase(state: InboundSignalState) -> InboundSignalState:
-    """Take today's times as the path's own."""
+    """Drop all baselines, so that the present delay becomes the path's own."""
     return replace(state, sources=(), sender_delays=())
 
 
@@ -280,5 +281,5 @@ def _longer(series: Series, sample: tuple[float, float] | None) -> Series:
 
 
 def _lately(series: Series, *, now_s: float) -> Series:
-    """A series that goes on, and nothing of one that has ended."""
+    """The series if it is still being measured, else an empty one."""
     return series if series and series[-1][0] > now_s - SLOW_S else ()

@@ -1,8 +1,8 @@
-"""The outbound direction: what the shaper gets, from the class counters and from what connections report.
+"""The outbound direction: set the shaper's rate from the class counters and the connections' measurements.
 
-The shaper stays a little below the link, so that the queue is here, where priorities are known. What is behind it is
-found out by those who see it: destinations vote on a queue (broker.law.capacity.quorum), and by when packets arrived it
-is known what was carried (broker.law.capacity.delivery_rate).
+The shaper stays a little below the link, so that the queue is here, where priorities are known. A bottleneck behind the
+link is measured: destinations vote on a queue (broker.law.capacity.quorum), and arrival times show what was carried
+(broker.law.capacity.delivery_rate).
 """
 
 from __future__ import annotations
@@ -37,50 +37,48 @@ from broker.model.values import ClassSample, FlowSample, InterfaceSample
 from broker.policy.types import InterfacePolicy
 
 FEW_HIGH, FEW_OF, SURELY_LESS = 2, 3, 0.8
-"""Two of three samples do just after a raise, where a mistake costs only the raise; and where a packet waited 100 ms
-and what was carried is below 0.8 of the rate. A hiccup of a peer is no reason, for by its arrivals more was
-carried."""
+"""Two of three samples suffice just after a raise, where a mistake costs only the raise. They also do when a packet
+waited 100 ms and less than 0.8 of the rate was carried. A peer that stalls does not pass that test, because its
+arrivals show more."""
 LIMITED, BACKLOG_BYTES_MIN = 0.9, 3_028
 """The shaper is the limit in a tick that used 90 % of it and left two packets waiting."""
 LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
-"""5 % lost on the way in a second (StormGuard's lower step), and at least so many packets, is a queue too short to show
-delay: not where arrivals show one."""
+"""5 % lost on the path in a second (StormGuard's lower step), and at least so many packets, mean a queue too short to
+show as delay. Loss does not count where arrivals show a queue."""
 LOSS_SETTLE_S = 1.0
-"""After a cut, losses of before are still being found and reported; those count that come half a second after it and
-later (`broker.law.capacity.signals.LOSS_LAG_S`), and are looked at over as long again."""
+"""Loss causes no cut for so long after the last one. Earlier losses are still being reported for half a second
+(`broker.law.capacity.signals.LOSS_LAG_S`); later ones are then counted for as long again."""
 CLAIMED_S = 60.0
-"""Losses that programs report and our kernel's connections do not are believed for one cut a minute: TCP finds its own
-0.4 to 0.6 s later, so at first they are all there is, and who invents them takes a half for as long as it takes to
-come back."""
+"""Losses that only programs report justify one cut a minute. TCP detects its own 0.4 to 0.6 s later, so at first there
+is no other evidence. A false report halves the rate until probing recovers it."""
 SURELY_MORE = 1.1
-"""Of what may leave: a peer whose packets arrived closer together than that had stalled, and has no vote. What waited
-for it is no queue of ours."""
+"""A peer whose packets arrived faster than this part of the send rate had stalled, and has no vote: its delay is not
+our queue."""
 AGAIN_S = 1.0
-"""Acknowledgements that waited in a queue towards us come all at once when it has gone: what came through in 0.3 s was
-1.5 times what the link carried, and a second cut went down by a tenth where a third was due (from 97 to 30 Mbit/s). A
-queue that stands again within a second of a drain has not been away: what came through since then counts, too."""
+"""A queue within a second of a drain is the old one, so the delivery since the drain also bounds the cut.
+Acknowledgements that waited in a queue towards us come all at once when it empties. Delivery over 0.3 s then showed 1.5
+times the link, and a second cut took off a tenth where a third was due (from 97 to 30 Mbit/s)."""
 CUT_MOST, CUT_BLIND = 0.5, 0.8
-"""By acknowledgements never below half at once (a wrong measurement costs one step); a fifth without any."""
+"""A cut by acknowledgements goes to half at most, because a measurement may be wrong; without any it takes a fifth."""
 FIRST_CUT, FIRST_CUT_DELAY_S = 0.35, 0.1
-"""The first cut by acknowledgements may not be enough, and is at least 35 % when the queue is 130 ms or more, less with
-less: a standing queue of that size at the full rate is no small difference."""
+"""The first cut by acknowledgements takes at least 35 % over a queue of 130 ms or more, and less over a shorter one: a
+queue of that size at the full rate means a large excess."""
 FOUND_AFTER_S = 0.2
-"""What is sent beyond the capacity by a part p adds p seconds of queue a second, and a queue is found after 0.2 s at
-the soonest: so a queue of D seconds means at most D / 0.2 too much, whatever acknowledgements say."""
+"""Sending a part p over the capacity adds p seconds of queue a second, and a queue is found after 0.2 s at the soonest.
+So a queue of D seconds means an excess of at most D / 0.2, whatever acknowledgements show."""
 BUSY_UNSEEN_S, SEEN_AFTER_S = 1.0, 0.2
-"""How long the shaper has to be the limit before a probe where no destination reports anything. A sample is about the
-last raise when it was taken this much later: a tick until it is applied, and a round trip."""
+"""The shaper has to be the limit for `BUSY_UNSEEN_S` before a probe where no destination reports. A sample reflects the
+last raise if it was taken `SEEN_AFTER_S` later: a tick until it is applied, and a round trip."""
 SETTLED_OF, SETTLED_LATE = 5, 0.25
-"""A rate settled if of at least five packets at most a quarter met a queue: a host that holds packets up for 150 ms
-delays two, one whose bursts are too much half of them."""
+"""A rate is settled if of at least five packets at most a quarter met a queue. A host that stalls for 150 ms delays two
+of them; a host whose bursts exceed the link delays half."""
 
 
 class OutboundEstimate(Struct, frozen=True):
-    """The capacity of the moment, where the figure is from, why, and whether no speed is known at all.
+    """The present capacity, its source and reason, and whether no speed is known at all.
 
-    `unsettled` says that a queue may still stand elsewhere, `excess_s` how long a packet waits in it;
-    `one_destination` that the rate, found lower, rests on one destination only, so that what goes elsewhere may have
-    more.
+    Fields: `unsettled` whether a queue may still persist elsewhere; `excess_s` how long a packet waits in it;
+    `one_destination` whether a lowered rate rests on one destination only, so that other traffic may have more.
     """
 
     state: OutboundCapacity
@@ -94,7 +92,7 @@ class OutboundEstimate(Struct, frozen=True):
 
 
 class Counters(Struct, frozen=True):
-    """One fresh reading of the class counters, in the order of `CLASS_NAMES`: since the last one, and waiting now."""
+    """One reading of the class counters, in the order of `CLASS_NAMES`: sent since the last one, and queued now."""
 
     classes: tuple[ClassSample, ...]
     sent_bits: tuple[float, ...]
@@ -104,7 +102,7 @@ class Counters(Struct, frozen=True):
 
 
 def line_rate(policy: InterfacePolicy, *, link_bits_per_s: int | None) -> int:
-    """What the link carries as far as operator and driver say: no headroom, nothing measured."""
+    """The link's rate as the operator or the driver names it, without headroom or measurement."""
     if policy.egress_bits_per_s is not None:
         return policy.egress_bits_per_s
     known = (link_bits_per_s or 0) >= BASE_BITS_PER_S_MIN
@@ -112,7 +110,7 @@ def line_rate(policy: InterfacePolicy, *, link_bits_per_s: int | None) -> int:
 
 
 def base_rate(policy: InterfacePolicy, sample: InterfaceSample | None) -> tuple[int, str]:
-    """What the shaper gets while no bottleneck is found, and where that figure is from."""
+    """The shaper's rate while no bottleneck is found, and its source."""
     if policy.egress_bits_per_s is not None:
         return max(BASE_BITS_PER_S_MIN, int(policy.egress_bits_per_s * OUTBOUND.headroom)), "configured"
     if sample is not None and (sample.link_bits_per_s or 0) >= BASE_BITS_PER_S_MIN:
@@ -131,7 +129,7 @@ def estimate(
         state: None at first, then the last estimate's.
         base: from `base_rate`.
         flows: as measured, in any order.
-        counters: this tick's reading; None where there is none, and then the last capacity stands.
+        counters: this tick's reading; None where there is none, and then the last capacity is kept.
     """
     rate, source = base
     if state is None or estimator.is_another_link(state.estimate, rate):
@@ -159,7 +157,7 @@ def estimate(
     evidence = Evidence(
         elapsed_s=counters.elapsed_s,
         limiting=limiting,
-        heard=now.flows > 0,
+        reported=now.flows > 0,
         used=limiting,
         queue=Queue(cause, votes, now.excess_s or 0.0, now.baseline_s),
         carried=_carried(before, seen, now, measured, cause, limited=load >= LIMITED, now_s=now_s),
@@ -170,16 +168,16 @@ def estimate(
     return _give(state, source, _reason(after, now, source, now_s=now_s), now_s=now_s)
 
 
-def heard(state: OutboundCapacity, flows: Sequence[FlowSample]) -> list[quorum.Heard]:
-    """What the destinations report on which the capacity rests, as of the last tick, whose connections `flows` are."""
+def destination_reports(state: OutboundCapacity, flows: Sequence[FlowSample]) -> list[quorum.DestinationReport]:
+    """The destinations' reports behind the capacity, as of the last tick; `flows` are that tick's connections."""
     delay_s = threshold_s(DELAY_S, state.estimate.rate_bits_per_s)
-    return quorum.heard(state.signals, flows=flows, threshold_s=delay_s, high=quorum.HIGH, of=quorum.OF)
+    return quorum.destination_reports(state.signals, flows=flows, threshold_s=delay_s, high=quorum.HIGH, of=quorum.OF)
 
 
 def _measured(
     state: CapacityState, seen: SignalState, *, since_s: float, now_s: float
 ) -> tuple[DeliveryRate | None, frozenset[str]]:  # fmt: skip
-    """What was carried of what left since a time, None where no peer knows; and which peers had stalled."""
+    """The rate carried since a time, None where no peer reports it; and the peers that had stalled."""
     last = state.cut
     before = last.from_bits_per_s if last is not None and now_s - last.at_s <= DRAIN_S_LONGEST else 0
     most = SURELY_MORE * max(state.rate_bits_per_s, before)
@@ -196,8 +194,10 @@ def _cause(
     state: CapacityState, seen: SignalState, now: Signals, measured: DeliveryRate | None, stalled: frozenset[str],
     *, losing: int, now_s: float,
 ) -> tuple[Cause | None, int]:  # fmt: skip
-    """Why a bottleneck elsewhere is believed in, and how many destinations' votes that is, 0 where our own kernel's do
-    not confirm what programs report."""
+    """The evidence of a bottleneck elsewhere, and by how many destinations' votes.
+
+    The votes are 0 where our own kernel's connections do not confirm what programs report.
+    """
     rate = state.rate_bits_per_s
     if signals.peak_tx_bits_per_s(seen, now_s=now_s) < OUTBOUND.load_min * rate:
         return None, 0
@@ -222,7 +222,7 @@ def _carried(
     state: CapacityState, seen: SignalState, now: Signals, measured: DeliveryRate | None, cause: Cause | None, *,
     limited: bool, now_s: float,
 ) -> Carried:  # fmt: skip
-    """What was carried, now and since the last cut while that is lately."""
+    """The rate carried, now and since the last cut if that is recent."""
     last, since, drained, assumed = state.cut, None, False, 0.0
     if last is not None and state.phase in (Phase.DRAINING, Phase.HOLDING) and now_s - last.at_s <= DRAIN_S_LONGEST:
         since, stalled = _measured(state, seen, since_s=last.at_s, now_s=now_s)
@@ -235,10 +235,10 @@ def _carried(
 def _assumed(
     state: CapacityState, seen: SignalState, now: Signals, cause: Cause, *, limited: bool, now_s: float
 ) -> float:
-    """Where to cut to if no peer reports when packets arrived: by acknowledgements, or blindly."""
+    """The rate to cut to if no peer reports arrivals: by acknowledgements, or by a fixed step."""
     rate, excess_s = state.rate_bits_per_s, now.excess_s or 0.0
     if not (limited or now.wanting):
-        # an application that had little to send shows only that the network carries that
+        # an application with little to send shows only that the network carries that much
         target = max(CUT_BLIND * rate, now.tx_bits_per_s)
     elif now.through_bits_per_s is not None:
         target = OUTBOUND.cut_to * min(now.through_bits_per_s, _through_since_the_drain(state, seen, now_s=now_s))
@@ -246,16 +246,16 @@ def _assumed(
         target = OUTBOUND.cut_to * now.tx_bits_per_s
     else:
         target = CUT_BLIND * rate
-    if rate >= state.base_bits_per_s:  # acknowledgements that a burst's end sets free make too much of what came
+    if rate >= state.base_bits_per_s:  # acknowledgements released at a burst's end overstate the delivery rate
         target = min(target, rate * (1 - FIRST_CUT * min(1.0, max(0.0, excess_s - DELAY_S) / FIRST_CUT_DELAY_S)))
     most = CUT_MOST if cause is Cause.LOSS else max(CUT_MOST, 1 / (1 + excess_s / FOUND_AFTER_S))
     return max(target, most * rate)
 
 
 def _through_since_the_drain(state: CapacityState, seen: SignalState, *, now_s: float) -> float:
-    """What came through since the last cut's drain ended, where that is lately; no bound otherwise.
+    """The delivery rate since the last cut's drain ended, if that is recent; no bound otherwise.
 
-    A queue that still stands was fed all the time: then the longer average is the truer one.
+    A queue that persists had input all the time, so the longer average is more accurate.
     """
     since_s = now_s - state.changed_s
     if state.phase is not Phase.HOLDING or not REFRACTORY_S < since_s <= AGAIN_S:
@@ -264,7 +264,7 @@ def _through_since_the_drain(state: CapacityState, seen: SignalState, *, now_s: 
 
 
 def _room(state: CapacityState, seen: SignalState, now: Signals, *, lossy: bool, busy_s: float, now_s: float) -> Room:
-    """Whether there is room for more, to those who report."""
+    """Whether the destinations' reports leave room for a higher rate."""
     if state.rate_bits_per_s >= state.base_bits_per_s:
         return Room()
     arrivals = [entry for entry in seen.arrivals if entry.left_s >= state.changed_s + SEEN_AFTER_S]
@@ -278,7 +278,7 @@ def _room(state: CapacityState, seen: SignalState, now: Signals, *, lossy: bool,
 
 
 def _is_clear(state: CapacityState, seen: SignalState, now: Signals, *, busy_s: float, now_s: float) -> bool:
-    """Whether no queue shows since the last change, to those who would see it."""
+    """Whether the destinations show no queue since the last change of the rate."""
     since_s = state.changed_s + SEEN_AFTER_S if state.phase is Phase.PROBING else state.changed_s
     clear = partial(quorum.clear, seen, since_s=since_s, threshold_s=late_s(state))
     one_way = clear(two_way=False)
@@ -289,29 +289,29 @@ def _is_clear(state: CapacityState, seen: SignalState, now: Signals, *, busy_s: 
     arrives = signals.arrives(seen, now_s=now_s)
     if not signals.one_way_expected(seen, now_s=now_s):
         return busy_s >= BUSY_UNSEEN_S and (arrives or now.through_bits_per_s is None)
-    return arrives and not beside(state, upto=BEYOND)  # there, only a gap between bursts counts
+    return arrives and not beside(state, upto=BEYOND)  # near a failed rate only a gap between bursts counts
 
 
 def _is_settled(arrivals: Sequence[ArrivalState], late_s: float) -> bool:
-    """Whether packets that left since the last change met no queue."""
+    """Whether packets that left since the last change of the rate met no queue."""
     late = sum(entry.wait_s > late_s for entry in arrivals)
     return len(arrivals) >= SETTLED_OF and late <= SETTLED_LATE * len(arrivals)
 
 
 def _jitter_s(arrivals: Sequence[ArrivalState]) -> float | None:
-    """By how much a peer's waits differ from one to the next, the middle one; None of too few."""
+    """The median difference between a peer's successive waits; None of too few."""
     apart_s = [abs(late.wait_s - soon.wait_s) for soon, late in pairwise(arrivals) if late.peer == soon.peer]
     return statistics.median(apart_s) if len(apart_s) >= SETTLED_OF - 1 else None
 
 
 def _wait_s(arrivals: Sequence[ArrivalState], *, since_s: float) -> float | None:
-    """How long the last packet to each peer waited that left since a time, the middle one."""
+    """The median over peers of the wait of the last packet that left since a time."""
     last = {entry.peer: entry.wait_s for entry in arrivals if entry.left_s >= since_s}
     return statistics.median(last.values()) if last else None
 
 
 def _signals_after(seen: SignalState, before: CapacityState, after: CapacityState) -> SignalState:
-    """Forget what describes a rate that is over, and after a doubt take today's delay as the path's own."""
+    """Drop signals of an earlier rate; when a doubt begins, make the present delay the baseline."""
     if after.phase is Phase.DOUBTING and before.phase is not Phase.DOUBTING:
         return signals.rebase(seen)
     if after.cut is None or after.cut is before.cut:
@@ -323,7 +323,7 @@ def _signals_after(seen: SignalState, before: CapacityState, after: CapacityStat
 
 
 def _shaper_rate(state: CapacityState, *, at_s: float) -> int:
-    """What the root class gets: half while a queue elsewhere drains."""
+    """The root class' rate: half of the capacity while a queue elsewhere drains."""
     rate = state.rate_bits_per_s
     return max(least(state, OUTBOUND), int(DRAIN_FACTOR * rate)) if estimator.is_draining(state, at_s=at_s) else rate
 
@@ -338,9 +338,9 @@ def _reason(state: CapacityState, now: Signals, source: str, *, now_s: float) ->
         seen = "queues elsewhere are not measured now" if now.excess_s is None else "no queue seen elsewhere"
         return Because.LINK_RATE(rate_bits_per_s=rate, source=source_of(source), seen=seen)
     if now.flows == 0:
-        forgets = state.phase is Phase.FORGETTING or state.unheard_s >= OUTBOUND.forget_s
+        forgets = state.phase is Phase.FORGETTING or state.unreported_s >= OUTBOUND.forget_s
         return (
-            Because.WAY_OUT_UNHEARD(rate_bits_per_s=rate, base_bits_per_s=state.base_bits_per_s)
+            Because.OUTBOUND_NOT_MEASURED(rate_bits_per_s=rate, base_bits_per_s=state.base_bits_per_s)
             if forgets
             else Because.SIGNALS_MISSING(rate_bits_per_s=rate)
         )

@@ -1,8 +1,8 @@
-"""How destinations vote: whether they see a queue elsewhere, or lose packets.
+"""Decide by the destinations' votes whether there is a queue elsewhere, and whether packets are lost.
 
-A destination has a vote where our own kernel measured it: TCP_INFO, or an echo of a probe. What programs report is as
-good as its user, who may invent as many peers as he likes. So all that one user's programs report is one vote, that of
-the majority of his peers. Nothing is remembered here; broker.law.capacity.signals does.
+A destination that our own kernel measured, by TCP_INFO or by the echo of a probe, has a vote. Programs may report
+invented peers. So all reports of one user's programs are one vote, that of the majority of the reported peers. This
+module keeps no state; broker.law.capacity.signals does.
 """
 
 from __future__ import annotations
@@ -26,24 +26,22 @@ Sample = TypeVar("Sample", tuple[float, float], tuple[float, float, float])
 HIGH, OF = 3, 4
 """Three of the last four samples: one scheduling hiccup of any length is one sample. Found after 0.3 to 0.4 s."""
 VOTE_S, SLOW_S, SLOW_APART_S = 0.8, 2.5, 0.5
-"""Samples that vote together: eight ticks; where they come once a second, the last two."""
+"""The age up to which samples vote together: eight ticks. Of samples once a second the last two vote."""
 LOSS_PART, LOSS_SENT_SURE = 0.01, 100
-"""Less than 1 % is lost on any link, or only thought lost; of so many packets lately none is lost where one in twenty
-is, once in 170 times. No probe while most votes that are sure lose more: a lossy Wi-Fi stays below, a full short
-buffer does not."""
+"""Any link loses up to 1 %, or seems to. At a loss of 5 % a hundred packets all arrive once in 170 times. No probe
+starts while most votes that are sure report more: a lossy Wi-Fi stays below, a full short buffer does not."""
 
 _Vote: TypeAlias = tuple[int, int]
-"""1, -1 or 0: sees a queue, surely sees none, is not sure; and the same of those alone where the way was measured by
-itself."""
+"""1, -1 or 0: sees a queue, surely sees none, is not sure; and the same from one-way measurements alone."""
 
 
-class Heard(Struct, frozen=True):
+class DestinationReport(Struct, frozen=True):
     """What one destination reports, for the status.
 
-    Fields: `excess_s` by how much its last packet was late at least, beside our own queue; `baseline_s` the least round
-    trip to it, None where none is known; `source` as in `FlowSample`, `uid` whose programs say it where it is "report";
-    `two_way` whether the way back is in it, so that it can only say that there is no queue; `sees_queue` None where it
-    is not sure.
+    Fields: `excess_s` the least delay of its last packet beyond baseline and our own queue; `baseline_s` the least
+    round trip to it, None where none is known; `source` as in `FlowSample`; `uid` the user whose programs report it
+    where the source is "report"; `two_way` whether the return path is included, so that it can only deny a queue;
+    `sees_queue` None where it is not sure.
     """
 
     address: str
@@ -58,18 +56,18 @@ class Heard(Struct, frozen=True):
 def agree(
     state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int, stalled: Collection[str] = ()
 ) -> int:
-    """How many destinations see a queue, each by a vote of its own; 0 unless they prevail.
+    """How many destinations see a queue, with one vote each; 0 unless they prevail.
 
-    Most of the one-way votes have to see one surely. Where the way there is measured by itself, such a vote is enough,
-    if not as many others surely see none: who is not sure, because it may be our own queue, does not vote. A two-way
-    vote can only deny a queue. What one user's programs report is one vote, by the same rule among their peers.
+    Most of the outbound votes have to see one surely. With one-way measurements it is enough that more of them see a
+    queue than surely see none: an unsure destination, whose delay our own queue may explain, does not vote. A two-way
+    vote can only deny a queue. One user's programs have one vote, by the same rule among their peers.
 
     Args:
         state: the signals.
         now_s: the tick's time.
         threshold_s: what counts as a queue.
-        high, of: a destination sees one when so many of so many last samples do; with samples only once a second, two.
-        stalled: destinations that are not sure, whatever they say, as `broker.law.capacity.delivery_rate` finds them.
+        high, of: a destination sees a queue when `high` of its last `of` samples do; of samples once a second, two.
+        stalled: destinations that count as unsure, as `broker.law.capacity.delivery_rate` finds them.
     """
     votes: list[tuple[DestinationState, _Vote]] = []
     clear_two_way: list[tuple[DestinationState, bool]] = []
@@ -89,8 +87,10 @@ def agree(
 
 
 def voting(samples: Sequence[Sample], *, now_s: float, high: int = HIGH, of: int = OF) -> tuple[list[Sample], int]:
-    """The last samples of a series, which vote together, and how many have to see a queue; where they come about once a
-    second, the last two."""
+    """The last samples of a series, which vote together, and how many of them have to see a queue.
+
+    Where samples come about once a second, these are the last two.
+    """
     slow = samples[-2:]
     if len(slow) == 2 and slow[1][0] - slow[0][0] > SLOW_APART_S:
         return [sample for sample in slow if sample[0] > now_s - SLOW_S], 2
@@ -98,7 +98,7 @@ def voting(samples: Sequence[Sample], *, now_s: float, high: int = HIGH, of: int
 
 
 def _sees(entry: DestinationState, *, now_s: float, threshold_s: float, high: int, of: int) -> int | None:
-    """A one-way destination's vote: 1, -1 or 0 as in `_Vote`; None where it has nothing to say."""
+    """A one-way destination's vote: 1, -1 or 0 as in `_Vote`; None without fresh samples."""
     fresh, needed = voting(entry.excess, now_s=now_s, high=high, of=of)
     if len(fresh) < 2:
         return None
@@ -108,19 +108,20 @@ def _sees(entry: DestinationState, *, now_s: float, threshold_s: float, high: in
 
 
 def _is_clear(entry: DestinationState, *, now_s: float, threshold_s: float) -> bool | None:
-    """Whether most of a two-way destination's last samples say that there is no queue; None where there are none."""
+    """Whether most of a two-way destination's last samples show no queue; None without samples."""
     recent = [sample for sample in entry.excess if sample[0] > now_s - FRESH_S]
     return 2 * sum(most_s <= threshold_s for _, _, most_s in recent) > len(recent) if recent else None
 
 
-def heard(
+def destination_reports(
     state: SignalState, *, flows: Sequence[FlowSample], threshold_s: float, high: int, of: int
-) -> list[Heard]:  # fmt: skip
-    """What each destination reports as of the last tick, for the status: at most `FLOWS_MAX`, what our kernel measured
-    first, then of each user's as many.
+) -> list[DestinationReport]:  # fmt: skip
+    """What each destination reports as of the last tick, for the status.
+
+    At most `FLOWS_MAX` are listed: those that our kernel measured first, then as many of each user's.
 
     Args:
-        flows: as of that tick; they tell which connections lead where.
+        flows: as of that tick, with each connection's peer.
         threshold_s, high, of: as in `agree`.
     """
     if not state.ticks:
@@ -141,7 +142,9 @@ def heard(
             sees = False
         excess_s = entry.excess[-1][1]
         found.append(
-            Heard(entry.peer, excess_s, baselines.get(entry.peer), entry.source, entry.two_way, sees, entry.uid)
+            DestinationReport(
+                entry.peer, excess_s, baselines.get(entry.peer), entry.source, entry.two_way, sees, entry.uid
+            )
         )
     measured = [one for one in found if one.source != REPORT]
     reported = in_turns([one for one in found if one.source == REPORT], of=lambda one: one.uid)
@@ -149,7 +152,7 @@ def heard(
 
 
 def losing(state: SignalState, flows: Sequence[FlowSample]) -> int:
-    """How many destinations lose packets on the way, each by a vote of its own; 0 unless most that can tell do."""
+    """How many destinations lose packets on the path, with one vote each; 0 unless most of those that are sure do."""
     known = {flow.key: flow for flow in state.flows}
     lost: list[tuple[FlowSample, tuple[int, int]]] = []
     for sample in flows:
@@ -162,21 +165,23 @@ def losing(state: SignalState, flows: Sequence[FlowSample]) -> int:
 
 
 def clear(state: SignalState, *, two_way: bool, since_s: float, threshold_s: float) -> bool | None:
-    """Whether at least half of the destinations of one kind heard of since a time surely see no queue; None: none
-    heard."""
+    """Whether at least half of one kind's destinations that reported since a time surely see no queue.
+
+    None: none of them reported.
+    """
     of_kind = [entry for entry in state.destinations if entry.two_way is two_way]
-    heard = [(entry, [most_s for at_s, _, most_s in entry.excess[-2:] if at_s >= since_s]) for entry in of_kind]
-    worst = _by_voter(((entry, max(excess)) for entry, excess in heard if excess), together=_lower_middle)
+    reported = [(entry, [most_s for at_s, _, most_s in entry.excess[-2:] if at_s >= since_s]) for entry in of_kind]
+    worst = _by_voter(((entry, max(excess)) for entry, excess in reported if excess), together=_lower_middle)
     return _lower_middle(worst) <= threshold_s if worst else None
 
 
-def median_of_voters(said: Iterable[tuple[DestinationState, float]]) -> float | None:
+def median_of_voters(reports: Iterable[tuple[DestinationState, float]]) -> float | None:
     """The median of what destinations report, each user's programs with one vote; None where none does."""
-    votes = _by_voter(said, together=_middle)
+    votes = _by_voter(reports, together=_middle)
     return _middle(votes) if votes else None
 
 
-class _Speaks(Protocol):
+class _Reporter(Protocol):
     @property
     def source(self) -> str: ...
     @property
@@ -184,26 +189,26 @@ class _Speaks(Protocol):
 
 
 def _by_voter(
-    said: Iterable[tuple[_Speaks, Value]], *, together: Callable[[Sequence[Value]], Value]
+    reports: Iterable[tuple[_Reporter, Value]], *, together: Callable[[Sequence[Value]], Value]
 ) -> list[Value]:  # fmt: skip
-    """The votes: each destination that our kernel measured, and of each user's programs one together."""
+    """The votes: one for each destination that our kernel measured, and one for each user's programs."""
     found: list[Value] = []
     by_user: dict[int | None, list[Value]] = {}
-    for who, value in said:
-        if who.source == REPORT:
-            by_user.setdefault(who.uid, []).append(value)
+    for reporter, value in reports:
+        if reporter.source == REPORT:
+            by_user.setdefault(reporter.uid, []).append(value)
         else:
             found.append(value)
     return [*found, *(together(values) for values in by_user.values())]
 
 
 def _at_most_peers(votes: int, peers: Iterable[str]) -> int:
-    """Votes, at most one for each destination."""
+    """Limit the votes to one for each destination."""
     return min(votes, len(set(peers)))
 
 
 def _one_vote(votes: Sequence[_Vote]) -> _Vote:
-    """What several votes come to."""
+    """Combine several votes into one."""
     total, alone = sum(vote for vote, _ in votes), sum(alone for _, alone in votes)
     sees = _most([vote > 0 for vote, _ in votes]) or min(total, alone) > 0
     together = 1 if sees else min(0, max(-1, total))
@@ -223,7 +228,7 @@ def _lower_middle(values: Sequence[float]) -> float:
 
 
 def _loses(pair: tuple[int, int]) -> bool | None:
-    """Whether of so many packets lost, of so many sent, the way loses some; None where they are too few to tell."""
+    """Whether a path loses packets, from the counts lost and sent; None where too few were sent."""
     lost, sent = pair
     return True if lost > 0 and lost >= LOSS_PART * sent else False if sent >= LOSS_SENT_SURE else None
 

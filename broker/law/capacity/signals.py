@@ -4,7 +4,7 @@ Every round trip is compared with its connection's own baseline. Four things bes
 
     our own queue        a class' backlog divided by the rate at which the class left, the highest since the packet can
                          have been queued, is subtracted; above `QUEUE_TRUSTED_S` the sample is ignored
-    a queue towards us   acknowledgements wait behind the peer's data. So our transport measures the way there by itself
+    a queue towards us   acknowledgements wait behind the peer's data. So our transport measures one-way delay
                          (transport.path_delay). Other samples count as two-way while much comes in: they can deny a
                          queue, never prove one
     a busy processor     the lesser of the last and the smoothed round trip counts, and several ticks have to agree
@@ -38,13 +38,13 @@ from broker.law.capacity.state import ArrivalState, DestinationState, FlowState,
 from broker.model.values import ClassSample, FlowSample
 
 PEAK_S, PEAK_PART_S = 1.0, 0.08
-"""As long as a burst's delay is remembered; a tick, for a shorter part is a few packets."""
+"""The delay of a burst is remembered for `PEAK_S`. A part is a tick long, because a shorter one is a few packets."""
 WINDOW_S = 0.3
-"""Over which delivery is measured: three reports; shorter shows the grain of acknowledgements, longer the past."""
+"""The window of delivery: three reports. A shorter one shows the grain of acknowledgements, a longer one the past."""
 TWO_WAY_PART = 0.3
 """Acknowledgements are 2-5 % of what is sent; a third is traffic of its own, which may queue on its way to us."""
 GAPS_S = 10.0
-"""A step is shorter than this where steps matter."""
+"""One-way signals are expected for so long after the last one: longer than a training step."""
 RATIO_GAIN = 0.05
 """Twenty ticks (2 s): the ratio of wire to delivered bytes changes with the mix of packets only."""
 RATIO_MIN, RATIO_MAX = 0.9, 1.3
@@ -52,17 +52,17 @@ RATIO_MIN, RATIO_MAX = 0.9, 1.3
 COVERED_MIN = 0.5
 """Delivery is trusted when the ratio was plausible in most of the recent ticks."""
 ARRIVAL_S, ARRIVED = 1.0, 0.97
-"""A second: several round trips, so that acknowledgements have come back; 3 % is what the ratio is known to."""
+"""A second is several round trips, so that acknowledgements have come back. The wire ratio is known to 3 %."""
 LOSS_LAG_S = 0.5
-"""What was lost before a cut's drain ended is found by the packets after it, or when a timer of 0.2 to 0.4 s runs out.
-TCP counts a loss when it sends again, which while a burst goes first is as late as that is long: so besides, a
-connection's losses count once it has sent new packets (`broker.law.capacity.flow_delay.LOSS_FRESH`)."""
+"""Losses are counted from so long after a cut's drain. Earlier losses show by later packets, or when a timer of 0.2 to
+0.4 s runs out. TCP counts a loss when it sends again, which a burst of higher priority delays by its length. So a
+connection's losses also count only once it has sent new packets (`broker.law.capacity.flow_delay.LOSS_FRESH`)."""
 LOSS_PACKETS_MIN = 3
-"""One or two packets in a second are lost on any link, or only thought lost."""
+"""Any link loses one or two packets a second, or seems to."""
 
 
 class _Voter(NamedTuple):
-    """Of which destination something is said, and by whom."""
+    """The destination of a measurement, and who measured it."""
 
     peer: str
     two_way: bool
@@ -71,15 +71,14 @@ class _Voter(NamedTuple):
 
 
 class Signals(Struct, frozen=True):
-    """What can be said now.
+    """The signals of all destinations together, as of now.
 
-    Fields: `excess_s` the middle one of the destinations, the fresh one-way ones where there are some, None where
-    nobody says anything; `baseline_s` the shortest baseline; `wanting` whether any class had more to send than the
-    network takes, since the oldest signal that speaks of a queue; `through_bits_per_s` what arrives, on the wire's
-    scale, None where reports do not cover the traffic;
-    `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the way in the last second, and
-    `lost_since_packets` and `lost_since_fraction` those of them that were sent after the last cut's drain; `flows` how
-    many connections were heard of lately.
+    Fields: `excess_s` the median of the destinations, of fresh one-way samples where there are some, None without
+    samples; `baseline_s` the shortest baseline; `wanting` whether any class had more to send than the network takes,
+    within the age of signals; `through_bits_per_s` what arrives, on the wire's scale, None where reports do not cover
+    the traffic; `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the path in the last
+    second; `lost_since_packets` and `lost_since_fraction` those of them that were sent after the last cut's drain;
+    `flows` how many connections reported lately.
     """
 
     excess_s: float | None
@@ -99,10 +98,10 @@ def observe(
     sent_bits: Sequence[float], received_bits: float | None, dropped_packets: int, elapsed_s: float, loaded: bool,
     rate_bits_per_s: int,
 ) -> SignalState:  # fmt: skip
-    """Take in one tick.
+    """Add one tick's measurements to the state.
 
     Args:
-        state: so far.
+        state: of the last tick.
         now_s: the tick's time.
         flows: as measured, in any order.
         classes: fresh counters, in the order of `CLASS_NAMES`.
@@ -111,7 +110,7 @@ def observe(
         dropped_packets: by our own queues since the last tick.
         elapsed_s: since the last tick.
         loaded: whether the link is loaded, so that baselines must not rise.
-        rate_bits_per_s: what this interface may send at.
+        rate_bits_per_s: the rate that the shaper has.
     """
     ticks = [
         *_ticks_before(state.ticks, now_s=now_s, sent_bits=sent_bits, elapsed_s=elapsed_s),
@@ -131,7 +130,7 @@ def observe(
             kept.append(before)
             continue
         after, both_ways = round_trip(before, sample, now_s=now_s, ticks=ticks, loaded=loaded)
-        after, way_there, arrival = one_way(after, sample, now_s=now_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s)
+        after, forward, arrival = one_way(after, sample, now_s=now_s, ticks=ticks, rate_bits_per_s=rate_bits_per_s)
         if arrival is not None:
             arrivals.append(arrival)
         if after is before:  # no new sample of either kind
@@ -148,14 +147,14 @@ def observe(
             sent, lost = sent + more_sent, lost + more_lost
             if counts:
                 sent_since, lost_since = sent_since + more_sent, lost_since + more_lost
-        if way_there is not None and after.one_way_at_s is not None and after.one_way_at_s >= state.ignore_before_s:
+        if forward is not None and after.one_way_at_s is not None and after.one_way_at_s >= state.ignore_before_s:
             voter = _Voter(sample.peer, False, sample.source == REPORT, sample.uid)
-            _note(excess, voter, way_there)
+            _note(excess, voter, forward)
             sources[voter] = sample.source
             one_way_cross[voter] = min(after.cross_s, one_way_cross.get(voter, after.cross_s))
         if both_ways is None or sample.one_way_s is not None or at_s < state.ignore_before_s:
             continue
-        if compute or not two_way:  # else what training's samples tell, at most that there is no queue, is enough
+        if compute or not two_way:  # else training's samples suffice: two-way ones can only deny a queue
             voter = _Voter(sample.peer, two_way, sample.source == REPORT, sample.uid)
             _note(excess, voter, both_ways)
             sources[voter] = sample.source
@@ -175,7 +174,7 @@ def observe(
 
 
 def read(state: SignalState, *, now_s: float) -> Signals:
-    """Say what the memory means now."""
+    """Summarise the signals as of now."""
     active = [entry for entry in state.destinations if entry.excess[-1][0] > now_s - FRESH_S]
     fresh = [entry for entry in active if not entry.two_way and entry.excess[-1][0] > now_s - quorum.VOTE_S]
     excess_s = quorum.median_of_voters((entry, entry.excess[-1][1]) for entry in fresh or active)
@@ -196,12 +195,12 @@ def read(state: SignalState, *, now_s: float) -> Signals:
 
 
 def one_way_expected(state: SignalState, *, now_s: float) -> bool:
-    """Whether one-way signals come now and then, in the gaps between bursts, so that waiting for one makes sense."""
+    """Whether one-way signals arrive from time to time, as in gaps between bursts, so that a probe may wait for one."""
     return state.one_way_s is not None and state.one_way_s > now_s - GAPS_S
 
 
 def arrives(state: SignalState, *, now_s: float) -> bool:
-    """Whether what left in the last second came through as well: then the path carries it, whatever delay says."""
+    """Whether what left in the last second also arrived: then the path carries it, whatever the delay."""
     if state.covered <= COVERED_MIN:
         return False
     left = tx_bits_per_s(state, now_s=now_s, window_s=ARRIVAL_S)
@@ -209,18 +208,18 @@ def arrives(state: SignalState, *, now_s: float) -> bool:
 
 
 def forget(state: SignalState, *, before_s: float) -> SignalState:
-    """Drop delay signals and ignore those that were measured before a time: they describe a rate that is over."""
+    """Drop the delay signals and ignore those measured before a time, because they belong to an earlier rate."""
     return replace(state, destinations=(), ignore_before_s=before_s)
 
 
 def rebase(state: SignalState) -> SignalState:
-    """Take today's delay as the path's own: new baselines are learned from here."""
+    """Drop all baselines, so that the present delay becomes the path's own."""
     flows = tuple(replace(flow, baseline_s=None, one_way_least_s=()) for flow in state.flows)
     return replace(state, flows=flows, destinations=())
 
 
 def peak_tx_bits_per_s(state: SignalState, *, now_s: float) -> float:
-    """The most that left in any tenth of the last second: what a burst's beginning puts into a queue elsewhere."""
+    """The highest send rate in any tenth of the last second: a burst's beginning fills a queue elsewhere."""
     peak = bits = elapsed_s = 0.0
     for tick in state.ticks:
         if tick.at_s <= now_s - PEAK_S:
@@ -232,7 +231,7 @@ def peak_tx_bits_per_s(state: SignalState, *, now_s: float) -> float:
 
 
 def tx_bits_per_s(state: SignalState, *, now_s: float, window_s: float) -> float:
-    """What left the interface over a window."""
+    """The rate at which the interface sent over a window."""
     sent_bits = elapsed_s = 0.0
     for tick in state.ticks:
         if tick.at_s > now_s - window_s + 1e-9:
@@ -241,7 +240,7 @@ def tx_bits_per_s(state: SignalState, *, now_s: float, window_s: float) -> float
 
 
 def through_bits_per_s(state: SignalState, *, now_s: float, window_s: float = WINDOW_S) -> float:
-    """What the reported connections delivered over a window, on the wire's scale."""
+    """The rate at which the reported connections delivered over a window, on the wire's scale."""
     delivered = 0.0
     for flow in state.flows:
         delivered += delivery(flow, now_s=now_s, window_s=window_s)
@@ -249,7 +248,7 @@ def through_bits_per_s(state: SignalState, *, now_s: float, window_s: float = WI
 
 
 def delivered_by_flow(state: SignalState, *, now_s: float) -> dict[str, float]:
-    """What each connection that is listened to delivered over the last second, bits per second on the wire's scale."""
+    """Each followed connection's delivery rate over the last second, on the wire's scale."""
     return {flow.key: state.wire_ratio * delivery(flow, now_s=now_s, window_s=1.0) for flow in state.flows}
 
 
@@ -274,8 +273,10 @@ def _tick(
 def _ticks_before(
     ticks: Sequence[TickState], *, now_s: float, sent_bits: Sequence[float], elapsed_s: float
 ) -> list[TickState]:
-    """The ticks to remember. What waited at the last one left at the rate of this one, which is known only now: a class
-    may be starved from one to the next."""
+    """The earlier ticks to keep, the last one with its queue delay recomputed.
+
+    The backlog of the last tick left at the rate of this one, which is known only now.
+    """
     kept = [tick for tick in ticks if tick.at_s > now_s - KEPT_S]
     if kept:
         left_s = _queues_s(kept[-1].backlog_bytes, sent_bits, elapsed_s=elapsed_s)
@@ -288,28 +289,30 @@ def _queues_s(backlog_bytes: Sequence[int], sent_bits: Sequence[float], *, elaps
 
 
 def _queue_s(backlog_bytes: int, rate_bits_per_s: float) -> float:
-    """How long a class' backlog takes to leave at the rate at which the class leaves; at most 10 s."""
+    """How long a class' backlog takes to leave at the class' send rate; at most 10 s."""
     if backlog_bytes <= 0:
         return 0.0
     return min(10.0, backlog_bytes * 8 / max(rate_bits_per_s, 1.0))
 
 
 def _is_two_way(sample: FlowSample, ticks: Sequence[TickState], *, at_s: float) -> bool:
-    """Whether a round trip may have waited in a queue towards us: while much came in, or, where it is not known what
-    comes in, whenever training sends (in an all-reduce everybody does at once)."""
+    """Whether a round trip may have waited in a queue towards us: while much came in.
+
+    Where the received bytes are unknown, training's round trips count as such: in an all-reduce all send at once.
+    """
     if ticks[-1].received_bits is None:
         return sample.traffic_class == "compute"
     return _much_came_in(ticks, since_s=at_s - (sample.rtt_s or 0.0) - QUEUE_LOOK_BACK_S)
 
 
 def _note(excess: dict[_Voter, Span], destination: _Voter, span: Span) -> None:
-    """Of a destination's connections the one that waits least counts: what it waits in, all wait in."""
+    """Keep the least delay among a destination's connections: all of them share that queue."""
     least_s, most_s = excess.get(destination, span)
     excess[destination] = (min(least_s, span[0]), min(most_s, span[1]))
 
 
 def _much_came_in(ticks: Sequence[TickState], *, since_s: float) -> bool:
-    """Whether so much came in since a time that acknowledgements may have waited in a queue towards us."""
+    """Whether enough came in since a time for acknowledgements to have waited in a queue towards us."""
     received = sent = 0.0
     for tick in ticks:
         if tick.at_s >= since_s:
@@ -343,9 +346,9 @@ def _in_order(voter: _Voter) -> tuple[str, bool, bool, int]:
 
 
 def _loss(state: SignalState, *, now_s: float, after_drain: bool = False) -> tuple[int, int]:
-    """Packets lost on the way and sent, in the last second: what our own queues dropped lately does not count.
+    """Packets lost on the path and packets sent, in the last second, without recent drops of our own queues.
 
-    `after_drain`: of these what was sent after the last cut's drain.
+    `after_drain`: only those sent after the last cut's drain.
     """
     lag_s = LOSS_LAG_S if after_drain and state.ignore_before_s > 0 else 0.0
     since_s = max(now_s - 1.0, state.ignore_before_s + lag_s)

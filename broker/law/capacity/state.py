@@ -1,7 +1,7 @@
-"""What the capacity estimate remembers from tick to tick: the estimate itself, and what each direction measured.
+"""The state of the capacity estimate: the estimate itself, and the measurements of each direction.
 
-Both directions have the same `CapacityState`. What led to it differs: outbound knows what connections report and what
-left (`SignalState`), inbound what came and how long senders' packets take (`InboundSignalState`).
+Both directions have the same `CapacityState`. The measurements differ: outbound what connections report and what left
+(`SignalState`), inbound what arrived and the delay of senders' packets (`InboundSignalState`).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ Series = tuple[tuple[float, float], ...]
 
 
 class Phase(Enum):
-    """What the estimate is doing; `broker.law.capacity.estimator` has the table of transitions."""
+    """The phase of the estimate; `broker.law.capacity.estimator` has the table of transitions."""
 
     SETTLED = "settled"
-    """The rate stands."""
+    """The rate is constant."""
     DRAINING = "draining"
     """After a cut: half of the rate, until the queue elsewhere is gone."""
     HOLDING = "holding"
     """After a drain: no probe yet."""
     PROBING = "probing"
-    """After a raise: a queue now is taken for its doing."""
+    """After a raise: a queue now is attributed to it."""
     FORGETTING = "forgetting"
-    """Nobody reports: the rate rises unproven, step by step."""
+    """No report comes: the rate rises unproven, step by step."""
     DOUBTING = "doubting"
-    """Delay did not follow our rate: it is not believed."""
+    """Delay did not follow our rate: it is ignored."""
 
 
 class Cause(Enum):
-    """What speaks for a bottleneck elsewhere."""
+    """The evidence of a bottleneck elsewhere."""
 
     DELAY = "delay"
     PROBE = "probe"
@@ -44,9 +44,9 @@ class Cut(Struct, frozen=True):
     """The last cut.
 
     Fields: `at_s`, and `cause`; `from_bits_per_s` the rate before it; `carried_bits_per_s` what was carried then, as
-    re-measured during the drain, at most `first_bits_per_s` (0: not known yet); `surely_more_bits_per_s` is above the
-    link for sure; `drained_s` when the drain ends; `excess_s` and `baseline_s` the delay that it was made for, and by
-    how many `votes`.
+    re-measured during the drain, at most `first_bits_per_s` (0: not known yet); `surely_more_bits_per_s` surely above
+    the link; `drained_s` when the drain ends; `excess_s` and `baseline_s` the delay that caused it, with how many
+    `votes`.
     """
 
     at_s: float
@@ -79,8 +79,10 @@ class Probe(Struct, frozen=True):
 
 
 class Episode(Struct, frozen=True):
-    """Cuts close to each other, which tell whether delay follows our rate: the rate before the first, the least delay
-    since, and how many there were."""
+    """Cuts close to each other, which show whether delay follows our rate.
+
+    Fields: the rate before the first, the least delay since, and the number of cuts.
+    """
 
     rate_bits_per_s: int = 0
     excess_s: float = 0.0
@@ -91,9 +93,9 @@ class CapacityState(Struct, frozen=True):
     """The estimate of one direction of one interface.
 
     Fields: `base_bits_per_s` is never exceeded; `rate_bits_per_s` believed to be carried; `changed_s` when the phase
-    began or the rate last moved, of a cut the end of its drain; `busy_s` how long our own limit has been what limits
-    since then; `unheard_s` how long it has been while nobody reported anything;
-    `claimed_s` when it was last cut for losses that only programs report.
+    began or the rate last moved, of a cut the end of its drain; `busy_s` how long our own limit has been the
+    bottleneck since then; `unreported_s` how long it has been without any report; `claimed_s` when it was last cut for
+    losses that only programs report.
     """
 
     base_bits_per_s: int
@@ -101,7 +103,7 @@ class CapacityState(Struct, frozen=True):
     phase: Phase = Phase.SETTLED
     changed_s: float = 0.0
     busy_s: float = 0.0
-    unheard_s: float = 0.0
+    unreported_s: float = 0.0
     cut: Cut | None = None
     probe: Probe = Probe()
     episode: Episode = Episode()
@@ -109,18 +111,18 @@ class CapacityState(Struct, frozen=True):
 
     @property
     def one_destination(self) -> bool:
-        """Whether the rate rests on what one destination reports: it may be about that destination's own link."""
+        """Whether the rate rests on one destination's reports, which may be about that destination's own link."""
         return self.cut is not None and self.cut.votes <= 1
 
 
 class FlowState(Struct, frozen=True):
-    """One connection: its baseline, and where its counters stood lately.
+    """One connection: its baseline, and its recent counters.
 
     `points` are (time, delivered bytes, sent packets, lost packets), oldest first. `minimum_s` is the transport's own
     minimum as last seen; `baseline_s` is ours. `one_way_at_s` is when the last one-way sample was sent,
-    `one_way_wait_s` how long it waited elsewhere, `cross_s` what of that is a queue of others, as one sent at
-    `cross_at_s` showed; `one_way_least_s` is the windowed minimum of one-way delay. `unproven_packets` is how many new
-    ones it has to send before what it loses counts again.
+    `one_way_wait_s` how long it waited elsewhere, `cross_s` the part of it that is cross traffic's queue, as a packet
+    sent at `cross_at_s` showed; `one_way_least_s` is the windowed minimum of one-way delay. `unproven_packets` is how
+    many new packets it has to send before its losses count again.
     """
 
     key: str
@@ -140,8 +142,8 @@ class DestinationState(Struct, frozen=True):
     queue.
 
     `two_way` where much came in at the time, so that acknowledgements may have waited in a queue towards us; `source`
-    as in `FlowSample`, and `uid` whose programs say it where it is "report"; `one_way` where the way there was measured
-    by itself, and then `cross_s` is what others' queue adds to the last of them.
+    as in `FlowSample`; `uid` the user whose programs report it where the source is "report"; `one_way` where one-way
+    delay was measured, and then `cross_s` is what cross traffic's queue adds to the last signal.
     """
 
     peer: str
@@ -154,8 +156,11 @@ class DestinationState(Struct, frozen=True):
 
 
 class ArrivalState(Struct, frozen=True):
-    """One packet whose way was measured: when it left our queue, how long it then waited elsewhere, and how much longer
-    in a queue of others; `peer` as user `uid` knows it (`broker.law.capacity.flow_delay.peer_of_user`)."""
+    """One packet with a one-way measurement.
+
+    Fields: `left_s` when it left our queue; `wait_s` how long it then waited elsewhere, and `cross_s` how much longer
+    in cross traffic's queue; `peer` as user `uid` reports it (`broker.law.capacity.flow_delay.peer_of_user`).
+    """
 
     peer: str
     left_s: float
@@ -165,13 +170,15 @@ class ArrivalState(Struct, frozen=True):
 
     @property
     def arrived_s(self) -> float:
-        """When it arrived, but for the way without a queue, which is the same for all."""
+        """When it arrived, less the propagation delay, which is the same for all."""
         return self.left_s + self.wait_s + self.cross_s
 
 
 class TickState(Struct, frozen=True):
-    """One tick's counters: bits that left and came; packets lost, sent, dropped here; delay in each class' queue; and
-    of the packets lost and sent those of connections that tell of what left since the last cut's drain."""
+    """One tick's counters: bits sent and received; packets lost, sent, dropped here; delay in each class' queue.
+
+    The `_since_` counters cover only packets sent since the last cut's drain.
+    """
 
     at_s: float
     elapsed_s: float
@@ -187,9 +194,12 @@ class TickState(Struct, frozen=True):
 
 
 class SignalState(Struct, frozen=True):
-    """The memory of the signals. `wire_ratio` is wire bits a delivered bit; `covered` how sure that is, 0 to 1;
-    `wanting_s` when a class last had more to send than the network took; `one_way_s` when a one-way signal last came;
-    delay that was measured before `ignore_before_s` does not count."""
+    """The state of the outbound signals.
+
+    Fields: `wire_ratio` wire bits per delivered bit; `covered` how sure that is, 0 to 1; `wanting_s` when a class last
+    had more to send than the network took; `one_way_s` when a one-way signal last came; `ignore_before_s`: delay
+    measured before it does not count.
+    """
 
     flows: tuple[FlowState, ...] = ()
     destinations: tuple[DestinationState, ...] = ()
@@ -203,11 +213,11 @@ class SignalState(Struct, frozen=True):
 
 
 class SourceState(Struct, frozen=True):
-    """One series of times that packets take towards us.
+    """One series of inbound packet delays.
 
-    Fields: `key` of the series, `sender` whose packets they are; `at_s` and `value_s` of the last sample; `least_s`
-    (start, least) of the last parts of the window over which the baseline is taken, oldest first; `uid` whose programs
-    report it, None where our kernel measured it.
+    Fields: `key` of the series; `sender` of the packets; `at_s` and `value_s` of the last sample; `least_s` (start,
+    least) of the last parts of the baseline's window, oldest first; `uid` the user whose programs report it, None
+    where our kernel measured it.
     """
 
     key: str
@@ -219,8 +229,10 @@ class SourceState(Struct, frozen=True):
 
 
 class SenderDelayState(Struct, frozen=True):
-    """What one sender's packets waited lately, over their baseline: (when, seconds), oldest first; `reported` by
-    programs of ours, `measured` by TCP or his broker."""
+    """The recent delays of one sender's packets over their baseline: (when, seconds), oldest first.
+
+    Fields: `reported` by local programs, `measured` by TCP or the sender's broker.
+    """
 
     sender: str
     reported: Series = ()
@@ -233,9 +245,11 @@ class SenderDelayState(Struct, frozen=True):
 
 
 class InboundSignalState(Struct, frozen=True):
-    """The memory of what comes in. `received_bytes` is the counter, `came` (when, bits) of the last two seconds,
-    counted from zero, oldest first; what was measured before `ignore_before_s` is about a rate or a drain that is
-    over."""
+    """The state of the inbound signals.
+
+    Fields: `received_bytes` the counter; `came` (when, bits) of the last two seconds, counted from zero, oldest first;
+    `ignore_before_s`: measurements before it belong to an earlier rate or drain.
+    """
 
     received_bytes: int | None = None
     came: Series = ()
@@ -245,14 +259,14 @@ class InboundSignalState(Struct, frozen=True):
 
 
 class OutboundCapacity(Struct, frozen=True):
-    """What the outbound direction remembers: its estimate, and what it was made from."""
+    """The state of the outbound direction: its estimate, and its signals."""
 
     estimate: CapacityState
     signals: SignalState = SignalState()
 
 
 class InboundCapacity(Struct, frozen=True):
-    """The same of the inbound direction."""
+    """The state of the inbound direction: its estimate, and its signals."""
 
     estimate: CapacityState
     signals: InboundSignalState = InboundSignalState()

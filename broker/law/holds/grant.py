@@ -107,13 +107,13 @@ def not_held(flows: Sequence[FlowSample], addresses: Collection[str]) -> tuple[F
 
 
 def delivered(
-    flows: Sequence[FlowSample], leases: Sequence[Lease], heard: SignalState | None, *, now_s: float
+    flows: Sequence[FlowSample], leases: Sequence[Lease], measured: SignalState | None, *, now_s: float
 ) -> Mapping[str, float]:
     """What went to each address of a lease over the last second, by its connections' own word, bits per second."""
     addresses = leased(leases)
-    if not addresses or heard is None:
+    if not addresses or measured is None:
         return {}
-    sent = signals.delivered_by_flow(heard, now_s=now_s)
+    sent = signals.delivered_by_flow(measured, now_s=now_s)
     found = dict.fromkeys(addresses, 0.0)
     for flow in flows:
         if flow.traffic_class == HELD_CLASS and flow.peer in found:

@@ -212,7 +212,7 @@ def _allowance(
         why = Because.LEAVES_ROOM(rate_bits_per_s=min(room, own.ceiling), capacity_bits_per_s=rate)
     if owed > room:
         room = min(rate, owed)
-        why = Because.OWED_ON_THE_WAY_IN(rate_bits_per_s=min(room, own.ceiling), window_s=window_s)
+        why = Because.INBOUND_GUARANTEE_REPAID(rate_bits_per_s=min(room, own.ceiling), window_s=window_s)
     return max(1, min(room, own.ceiling)), why
 
 

@@ -122,7 +122,7 @@ def follow(
 
 def divided(
     allocation: InterfaceAllocation, *, samples: Sequence[JobSample], uses: Sequence[JobUseState],
-    flows: Sequence[FlowSample], heard: SignalState, policies: Sequence[JobPolicy], bursts: Sequence[ActiveBurst],
+    flows: Sequence[FlowSample], measured: SignalState, policies: Sequence[JobPolicy], bursts: Sequence[ActiveBurst],
     now_s: float,
 ) -> tuple[InterfaceAllocation, tuple[Alarm, ...]]:  # fmt: skip
     """Add to an interface's allocation what each job and each connection of it gets.
@@ -132,7 +132,7 @@ def divided(
         samples: this tick's jobs, as `told_apart` gave them.
         uses: as `follow` gave them for these.
         flows: the interface's connections, in any order.
-        heard: what its connections delivered lately.
+        measured: what its connections delivered lately.
         policies: of jobs, in the order of the file.
         bursts: those under way; a job wants what its bursts need.
         now_s: the tick's time.
@@ -156,7 +156,7 @@ def divided(
             )
             found += _of_class(known, entry, offered_bits_per_s(allocation, entry.name))
             alarms += _too_much_promised(known, entry, allocation.name)
-    parts = _flows(found, flows, heard=heard, now_s=now_s)
+    parts = _flows(found, flows, measured=measured, now_s=now_s)
     return replace(allocation, jobs=tuple(found), flows=parts), tuple(alarms)
 
 
@@ -328,10 +328,10 @@ def _too_much_promised(known: Sequence[_Known], entry: ClassAllocation, interfac
 
 
 def _flows(
-    jobs: Sequence[JobAllocation], flows: Sequence[FlowSample], *, heard: SignalState, now_s: float
+    jobs: Sequence[JobAllocation], flows: Sequence[FlowSample], *, measured: SignalState, now_s: float
 ) -> tuple[FlowAllocation, ...]:
     """Divide each job's share equally among its connections, as far as they want it."""
-    sent = signals.delivered_by_flow(heard, now_s=now_s)
+    sent = signals.delivered_by_flow(measured, now_s=now_s)
     named = [flow for flow in flows if flow.job and flow.source == "report"]
     named.sort(key=lambda flow: (-sent.get(flow.key, 0.0), flow.key))
     named = in_turns(named, of=lambda flow: flow.uid)[:FLOWS_MAX]

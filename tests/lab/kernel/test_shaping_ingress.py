@@ -172,7 +172,7 @@ def test_an_ifb_that_fails_is_noticed_and_what_arrives_goes_on_and_is_shaped_aga
         if harm == "replaced":
             tool("ip", "-n", bench.sender, "link", "add", device, "type", "ifb")
             tool("ip", "-n", bench.sender, "link", "set", device, "up")
-    assert device in events.heard().names
+    assert device in events.changes().names
     events.close()
     assert not shaper.check_ingress(INTERFACE)
     assert not redirected(bench)

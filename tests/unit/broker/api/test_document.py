@@ -13,7 +13,7 @@ from status_documents import POLICY, snapshot, status
 from broker.api.metrics import metrics
 from broker.api.snapshot import SessionInfo, Snapshot
 from broker.cli.status_table import render
-from broker.daemon.publish import heard
+from broker.daemon.publish import destination_reports
 from broker.enforce.socket_marks import JOB_LEAVES
 from broker.law.decide import decide
 from broker.law.state import State
@@ -115,7 +115,8 @@ def test_what_a_capacity_rests_on_is_shown_destination_by_destination_with_who_s
         )
         decision = decide(now_s=number / 10, state=state, measurements=measurements, policy=POLICY)
         state = decision.state
-        now = replace(now, measurements=measurements, decision=decision, heard=heard(decision, measurements))
+        reports = destination_reports(decision, measurements)
+        now = replace(now, measurements=measurements, decision=decision, destinations=reports)
     (interface,) = status(now)["interfaces"]
     found = {one.pop("address"): one for one in interface["measured"]["destinations"]}
     reported, measured = found["10.0.0.2"], found["10.0.0.3"]

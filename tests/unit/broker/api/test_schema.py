@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from status_documents import snapshot, status
 
 from broker.api.snapshot import HoldsInfo, SessionInfo, Snapshot
-from broker.daemon.publish import heard
+from broker.daemon.publish import destination_reports
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.socket_owners import SocketOwner
@@ -89,7 +89,8 @@ def everything() -> Snapshot:
         origins={7: SocketOwner(5, "rsync", "/x"), 9: SocketOwner(6, "quicsync", "/y")},
         sessions=(*now.sessions, SessionInfo("s-2", "c", "k", 2, 977, {"storage": 5}, "python")),
         holds=HoldsInfo(((hold, granted), (hold, None)), ((lease, granted), (lease, None)), (PeerStatus("10.0.0.9"),)),
-        daemon=replace(now.daemon, watchdog=WatchdogInfo(1, True, 0, 1)), heard=heard(decision, measurements),
+        daemon=replace(now.daemon, watchdog=WatchdogInfo(1, True, 0, 1)),
+        destinations=destination_reports(decision, measurements),
     )  # fmt: skip
 
 

@@ -44,20 +44,20 @@ def egress_trees(kernel: FakeKernel, tmp_path: Path) -> IngressTrees:
     return egress_trees
 
 
-@pytest.mark.parametrize("heard", [LinkChanges(names=frozenset({DEVICE})), LinkChanges(lost=True)])
+@pytest.mark.parametrize("changes", [LinkChanges(names=frozenset({DEVICE})), LinkChanges(lost=True)])
 def test_what_is_heard_of_an_ifb_is_looked_into_at_once(
-    egress_trees: IngressTrees, kernel: FakeKernel, heard: LinkChanges
+    egress_trees: IngressTrees, kernel: FakeKernel, changes: LinkChanges
 ) -> None:
-    egress_trees.hear(heard)
+    egress_trees.note(changes)
     assert egress_trees.names == {"eth0"}
     kernel.stop_device(DEVICE)
     assert not kernel.arrives("eth0")
-    egress_trees.hear(heard)
+    egress_trees.note(changes)
     assert kernel.arrives("eth0")
     assert [alarm.code for alarm in egress_trees.alarms()] == ["ingress-failed"]
 
 
 def test_events_of_other_links_cost_no_look(egress_trees: IngressTrees, kernel: FakeKernel) -> None:
     kernel.stop_device(DEVICE)
-    egress_trees.hear(LinkChanges(names=frozenset({"eth0", "hqifbs"})))
+    egress_trees.note(LinkChanges(names=frozenset({"eth0", "hqifbs"})))
     assert egress_trees.names == {"eth0"}

@@ -69,7 +69,7 @@ def test_a_fall_to_less_than_a_third_is_followed_within_a_second_and_a_half(chan
     assert min(capacities(changing, FALL_S + 1.5, RISE_S)) >= 0.75 * 30e6
     entry = inbound(next(one for one in changing.decisions if decided_s(one) >= FALL_S + 1.5))
     assert entry.capacity_source == "measured"
-    assert entry.capacity_reason.code in ("queue-on-the-way-in", "way-in-draining", "way-in-probing")
+    assert entry.capacity_reason.code in ("inbound-queue", "inbound-draining", "inbound-probing")
 
 
 def test_a_rise_is_followed_within_five_seconds(changing: Inflow) -> None:
@@ -130,7 +130,7 @@ def test_where_nobody_tells_of_delay_the_configured_rate_stands_and_the_reason_s
     world.clocks = False
     world.run(6)
     assert set(capacities(world, 0.0, 6.0)) == {LINK}
-    assert inbound(world.decisions[-1]).capacity_reason.code == "way-in-unheard"
+    assert inbound(world.decisions[-1]).capacity_reason.code == "inbound-not-measured"
 
 
 # --- single decisions --------------------------------------------------------------------------------------------
@@ -256,10 +256,10 @@ def test_of_two_crowds_each_user_s_connections_have_as_many_places() -> None:
         for uid in (1, 2)
         for number in range(inbound_delay.SOURCES_MAX)
     ]  # fmt: skip
-    heard = inbound_delay.hear(
+    found = inbound_delay.observe(
         InboundSignalState(), flows=flows, senders=(), held=frozenset(), out=OutboundLoad(LINK), now_s=1.0
     )
-    users = [source.uid for source in heard.sources]
+    users = [source.uid for source in found.sources]
     assert users.count(1) == users.count(2) == inbound_delay.SOURCES_MAX // 2
 
 

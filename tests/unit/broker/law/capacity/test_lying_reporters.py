@@ -110,7 +110,7 @@ DRAINING = CapacityState(
 
 
 def evidence(carried: Carried, queue: Queue = Queue()) -> Evidence:  # noqa: B008
-    return Evidence(0.1, limiting=True, heard=True, used=True, queue=queue, carried=carried, room=Room())
+    return Evidence(0.1, limiting=True, reported=True, used=True, queue=queue, carried=carried, room=Room())
 
 
 @pytest.mark.parametrize("drained", [False, True])

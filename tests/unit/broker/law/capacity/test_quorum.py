@@ -309,7 +309,7 @@ def test_what_was_found_is_forgotten_in_small_steps_after_a_minute_in_which_nobo
     assert {one.reason.code for one in found[120:680]} == {"signals-missing"}
     later = [one.rate_bits_per_s for one in found[680:]]
     assert all(after <= 1.031 * before for before, after in pairwise(later))
-    assert "way-out-unheard" in {one.reason.code for one in found[700:]}
+    assert "outbound-not-measured" in {one.reason.code for one in found[700:]}
     assert found[-1].rate_bits_per_s == BASE
     assert found[-1].reason.code == "link-rate"
     assert "not measured now" in found[-1].reason.text
@@ -325,4 +325,4 @@ def test_who_speaks_again_undoes_what_was_given_back() -> None:
     forgotten = found[845].rate_bits_per_s
     assert forgotten > 1.2 * found[300].rate_bits_per_s
     assert min(one.rate_bits_per_s for one in found[850:]) < forgotten
-    assert "way-out-unheard" not in {one.reason.code for one in found[860:]}
+    assert "outbound-not-measured" not in {one.reason.code for one in found[860:]}

@@ -21,7 +21,7 @@ def random_evidence(chance: random.Random, stretch: str) -> Evidence:
     measured = DeliveryRate(chance.uniform(1e5, 3e8), 0.4, chance.uniform(0, 0.3), chance.uniform(0, 0.3))
     cause = chance.choice((None, *Cause)) if stretch == "queue" else None
     return Evidence(
-        elapsed_s=TICK_S, limiting=chance.random() < 0.8, heard=stretch != "silent", used=True,
+        elapsed_s=TICK_S, limiting=chance.random() < 0.8, reported=stretch != "silent", used=True,
         queue=Queue(cause, chance.randint(0, 3), chance.uniform(0, 0.3), 0.01),
         carried=Carried(
             measured=measured if chance.random() < 0.5 else None, since_cut=chance.choice((None, measured)),
@@ -78,9 +78,8 @@ def test_every_event_has_an_effect_or_a_time_and_leads_somewhere() -> None:
 
 def test_a_second_cut_waits_until_the_first_has_drained_and_a_third_of_a_second_more() -> None:
     queue = Queue(Cause.DELAY, votes=2, excess_s=0.1)
-    evidence = Evidence(
-        TICK_S, limiting=True, heard=True, used=True, queue=queue, carried=Carried(assumed_bits_per_s=5e7), room=Room()
-    )
+    carried = Carried(assumed_bits_per_s=5e7)
+    evidence = Evidence(TICK_S, limiting=True, reported=True, used=True, queue=queue, carried=carried, room=Room())
     state: CapacityState = estimator.of_base(None, BASE, now_s=0.0)
     cuts_s = []
     for tick in range(1, 20):

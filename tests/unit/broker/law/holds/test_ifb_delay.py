@@ -54,7 +54,7 @@ def test_what_waits_here_is_no_networks_queue(here_s: float, seen_s: float | Non
     """Of TCP and of the transport's clocks alike; where it is too long to be known well, they say nothing."""
     state = InboundSignalState()
     for now_s, waits_s in ((1.0, 0.0), (1.1, 0.1)):
-        state = inbound_delay.hear(
+        state = inbound_delay.observe(
             state,
             flows=(FlowSample("s/b", "b", "compute", "report", 0.0, inbound_s=7.0 + waits_s, inbound_age_s=0.0),),
             senders=(SenderSample("c", "storage", 0, 0.0, receive_rtt_s=0.005 + waits_s),),

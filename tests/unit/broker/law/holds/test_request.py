@@ -328,7 +328,7 @@ def test_storage_that_is_owed_on_the_way_in_is_not_held_to_its_floor() -> None:
             now_s=tick / 10, state=decision.state, measurements=Measurements((sample,)), policy=AUTO
         )  # fmt: skip
         codes.add(storage_reason(decision))
-    assert {"burst-comes", "owed-on-the-way-in"} <= codes
+    assert {"burst-comes", "inbound-guarantee-repaid"} <= codes
     assert held(decision)["10.0.0.3"] > 0.2 * HELD_TO
 
 
