@@ -1,12 +1,12 @@
-"""Announced bursts: which are under way, how much of each is believed, and when storage makes room for one.
+"""Follow announced bursts: which are in progress, how much of each is credited, and when storage makes room for one.
 
-    begins   it is passed in for the first time: `broker.law.bursts.credit` says how far it is believed.
+    begins   it is passed in for the first time: `broker.law.bursts.credit` sets its credit.
     ends     it is no longer passed in. What the class sent meanwhile is its size: with several jobs at once too much
-             for each, which errs on the side of training.
-    room     storage waits for a burst that is new, and for an older one while training uses the link. It is let back
-             when the credit is sent, whether or not the job has said that the burst is over.
-    before   a job says with each burst when it expects the next. What was sent a moment before still stands in a queue
-             elsewhere when that begins. So storage moves a round trip and the time of that queue earlier.
+             for each, which favours training.
+    room     storage waits for a burst that is new, and for an older one while training uses the link. It may send
+             again when the credit is used up, even before the job reports the end of the burst.
+    before   a job announces with each burst when it expects the next. Storage sent just before would still be in a
+             queue elsewhere then. So storage yields earlier, by a round trip and the delay of that queue.
 
 Only a job whose last `GOOD_IN_A_ROW` forecasts came true is followed. A burst that is late by more than `ERROR_S_MAX`
 is not waited for: a wrong forecast costs storage the lead and that time, once (docs/log/ablations.md).
@@ -26,29 +26,29 @@ from broker.model.reasons import Because, Reason
 from broker.model.values import Burst, Credit, FlowSample
 
 USED_MIN, START_S = 0.3, 0.3
-"""A hold lasts while training uses 30 % of the capacity; the first 0.3 s are given to it for its start."""
+"""A hold lasts while training uses 30 % of the capacity; its first 0.3 s do not count."""
 AGAIN_S_MIN = 0.02
-"""The pace is known to some percent, so that the end may be looked for twice; not more often than so. And what takes
-less is not worth a hold."""
+"""The pace is known to a few percent, so the end may be checked twice, at most this often. A burst shorter than this is
+not worth a hold."""
 JOBS_MAX, JOBS_PER_USER_MAX = 256, 16
 BURSTS_MAX, BURSTS_PER_USER_MAX = 256, 16
 """Jobs and bursts at one interface, and of one user: a host runs a handful. Beyond that a user's own oldest jobs are
-forgotten, so that nobody pushes out another's."""
+forgotten, so that no user displaces another's."""
 UNKNOWN = -1
-"""What the class had sent when a burst began, where no counter was fresh."""
+"""Marks that no fresh counter was there when a burst began."""
 USERS_MAX = 256
 """Users whose allowance is remembered: as many as there may be sessions."""
 GOOD_IN_A_ROW = 3
 ERROR_S_MAX = 0.05
-"""Half a tick, and the pause by which the transport knows that a burst is over."""
+"""Half a tick, and the pause after which the transport reports a burst's end."""
 LEAD_S_MAX = 0.5
 """More than any path where tensors travel: 300 ms of round trip and an unmanaged buffer of 200 ms."""
 ROUND_TRIP_S = 0.02
-"""Where no connection has told: across a site's uplink."""
+"""The round trip where no connection has measured one: across a site's uplink."""
 FLOW_FRESH_S = 1.5
 """As broker.law.capacity.signals: reports come ten times a second, TCP_INFO once."""
 AGAIN_S_MAX = 1.0
-"""The longest tick that configuration allows: what is further away the next tick sees."""
+"""The longest tick that the configuration allows: the next tick handles anything later."""
 
 
 class _HasUser(Protocol):
@@ -60,7 +60,7 @@ OfUser = TypeVar("OfUser", bound=_HasUser)
 
 
 class ActiveBurst(Struct, frozen=True):
-    """A burst that deserves room now: what is left of its credit, and of its time."""
+    """A burst for which storage makes room now: the rest of its credit, and of its time."""
 
     job: str
     step: int
@@ -71,7 +71,7 @@ class ActiveBurst(Struct, frozen=True):
     uid: int = 0
 
     def reason(self) -> Reason:
-        """Why storage waits."""
+        """The reason why storage waits."""
         return Because.YIELDS_TO_BURST(
             job=self.job, step=self.step, burst_bytes=self.credited_bytes, remaining_s=self.remaining_s
         )
@@ -80,18 +80,18 @@ class ActiveBurst(Struct, frozen=True):
 def follow(
     state: InterfaceState, bursts: Sequence[Burst], *, sent_bytes: int | None, capacity_bits_per_s: int, now_s: float
 ) -> tuple[InterfaceState, tuple[ActiveBurst, ...]]:
-    """Book the announcements of a tick.
+    """Process the announcements of a tick.
 
     Args:
         state: the interface so far.
-        bursts: as measured; order means nothing.
-        sent_bytes: the compute class' counter; None where it is not known now: then nothing can be measured by it.
+        bursts: as measured, in any order.
+        sent_bytes: the compute class' counter; None where it is unknown now, and then no burst is measured.
         capacity_bits_per_s: bounds a first announcement.
         now_s: the tick's time.
 
     Returns:
-        The new state, whose `bursts` carry the credits, and the bursts that deserve room now, in order of user, job and
-        step.
+        The new state, whose `bursts` carry the credits, and the bursts for which storage makes room now, in order of
+        user, job and step.
     """
     jobs = {(job.uid, job.job): credit.aged(job, now_s=now_s) for job in state.jobs}
     users = {user.uid: user for user in state.users}
@@ -140,10 +140,10 @@ def follow(
 def using(
     bursts: Sequence[ActiveBurst], *, throughput_bits_per_s: float | None, capacity_bits_per_s: int
 ) -> tuple[ActiveBurst, ...]:
-    """Those for which storage should wait: new ones, and older ones only while training does use the link.
+    """The bursts for which storage should wait: new ones, and older ones only while training uses the link.
 
-    An announced burst may wait for a slower rank; storage need not wait with it. And a small one is new for no longer
-    than it takes at the least use, or bursts of a byte, one after the other, would keep storage away all the time.
+    An announced burst may wait for a slower rank, and storage need not wait with it. A small burst is new for no longer
+    than it takes at the least use; otherwise successive bursts of a byte would hold storage back all the time.
     """
     used = (throughput_bits_per_s or 0.0) >= USED_MIN * capacity_bits_per_s
     return tuple(
@@ -157,7 +157,7 @@ def again_s(
     jobs: Sequence[JobState], bursts: Sequence[ActiveBurst], *, throughput_bits_per_s: float | None,
     capacity_bits_per_s: int, lead_s: float, now_s: float,
 ) -> float | None:  # fmt: skip
-    """In how many seconds to decide again before the next tick: to move storage, or to let it back.
+    """In how many seconds to decide again before the next tick: to hold storage back, or to release it.
 
     Args:
         jobs: as `follow` left them.
@@ -181,7 +181,7 @@ def again_s(
 
 
 def lead_s(flows: Iterable[FlowSample], bursts: Iterable[Burst], *, excess_s: float) -> float:
-    """How long before a burst storage has to move: a round trip, and what stands in a queue elsewhere.
+    """How long before a burst storage has to yield: a round trip, and the delay of a queue elsewhere.
 
     Args:
         flows: as measured; those of storage count, and those to where the bursts go.
@@ -200,8 +200,10 @@ def lead_s(flows: Iterable[FlowSample], bursts: Iterable[Burst], *, excess_s: fl
 def makes_room(
     jobs: Sequence[JobState], bursts: Sequence[ActiveBurst], *, lead_s: float, now_s: float
 ) -> Reason | None:  # fmt: skip
-    """Why storage waits: for the one that lasts longest of those under way, else for one that is due; None where it
-    does not. Arguments as of `again_s`."""
+    """The reason why storage waits: the longest burst in progress, else one that is due; None where it does not wait.
+
+    Arguments as of `again_s`.
+    """
     if bursts:
         return max(bursts, key=lambda burst: burst.remaining_s).reason()
     for job, in_s in _expected(jobs, now_s=now_s):
@@ -213,13 +215,13 @@ def makes_room(
 
 
 def start_s(credited_bytes: int, *, capacity_bits_per_s: int) -> float:
-    """How long a burst is new; 0 for one that is not worth a hold."""
+    """How long a burst counts as new; 0 for one that is not worth a hold."""
     at_least_use_s = credited_bytes * 8 / max(1.0, USED_MIN * capacity_bits_per_s)
     return min(START_S, at_least_use_s) if at_least_use_s >= AGAIN_S_MIN else 0.0
 
 
 def credits(interface: str, state: InterfaceState, *, now_s: float) -> tuple[Credit, ...]:
-    """What each burst under way is credited with, and why."""
+    """The credit of each burst in progress, and the reason."""
     return tuple(
         Credit(
             interface, burst.job, burst.step, burst.credited_bytes, burst.uid,
@@ -230,7 +232,7 @@ def credits(interface: str, state: InterfaceState, *, now_s: float) -> tuple[Cre
 
 
 def of_each_user(entries: Iterable[OfUser], *, each: int, most: int) -> list[OfUser]:
-    """The first `each` of every user, and `most` in all: nobody pushes out another's, however many he has."""
+    """The first `each` of every user, and `most` in all, so that no user displaces another's."""
     count: dict[int, int] = {}
     found = []
     for entry in entries:
@@ -252,13 +254,13 @@ def _why(burst: BurstState, jobs: Sequence[JobState], *, now_s: float) -> Reason
 
 
 def _admitted(bursts: Sequence[Burst]) -> list[Burst]:
-    """At most so many of each user, and in all, whatever is announced; in order of user, job and step."""
+    """Limit the announcements of each user, and in all; in order of user, job and step."""
     ordered = sorted(bursts, key=lambda burst: (burst.uid, burst.job, burst.step))
     return of_each_user(ordered, each=BURSTS_PER_USER_MAX, most=BURSTS_MAX)
 
 
 def _ended(job: JobState | None, burst: BurstState, *, sent_bytes: int | None, now_s: float) -> JobState:
-    """A burst ended: remember its size. A counter that is not known, or began anew, measures nothing."""
+    """Record the size of a burst that ended. A counter that is unknown, or was reset, measures nothing."""
     known = job or JobState(burst.job, now_s, uid=burst.uid)
     size_bytes = _sent_since(burst, sent_bytes)
     if size_bytes is None:
@@ -267,14 +269,14 @@ def _ended(job: JobState | None, burst: BurstState, *, sent_bytes: int | None, n
 
 
 def _sent_since(burst: BurstState, sent_bytes: int | None) -> int | None:
-    """What the class has sent since a burst began; None where that cannot be known."""
+    """What the class has sent since a burst began; None where that is unknown."""
     if sent_bytes is None or burst.sent_bytes_before == UNKNOWN or sent_bytes < burst.sent_bytes_before:
         return None
     return sent_bytes - burst.sent_bytes_before
 
 
 def _expecting(job: JobState, burst: Burst, *, now_s: float) -> JobState:
-    """A burst has begun: compare it with what was foretold, and take what it says of the next one."""
+    """Compare a burst that has begun with its forecast, and record its forecast of the next one."""
     if job.expected_s is not None:
         good = abs(now_s - burst.age_s - job.expected_s) <= ERROR_S_MAX
         job = replace(job, expected_s=None, foretold=min(GOOD_IN_A_ROW, job.foretold + 1) if good else 0)
@@ -301,8 +303,10 @@ def _expected(jobs: Iterable[JobState], *, now_s: float) -> list[tuple[JobState,
 
 
 def _kept(jobs: Sequence[JobState]) -> tuple[JobState, ...]:
-    """The latest jobs of each user; those that have lost their privilege count as seen until they have it back, or new
-    names would wash them clean."""
+    """The latest jobs of each user; barred ones count as seen until they are trusted again.
+
+    Otherwise a user could clear a job's record by announcing new names.
+    """
     latest = sorted(jobs, key=lambda job: (-max(job.barred_until_s, job.seen_s), job.uid, job.job))
     kept = of_each_user(latest, each=JOBS_PER_USER_MAX, most=JOBS_MAX)
     return tuple(sorted(kept, key=lambda job: (job.uid, job.job)))

@@ -1,28 +1,27 @@
-"""How far announcements are believed, and who has lost that privilege: a rule with a memory, by job and by user.
+"""Limit the credit of announcements, by job and by user, and withhold it from jobs that did not use it.
 
-An announcement keeps storage away, so a program could announce what it never sends, and it calls itself as it likes:
+An announcement holds storage back, so a program could announce what it never sends, under any job's name:
 
     known     a job is believed up to twice the largest of its last measured bursts.
     new       a name without a history, up to what the link carries in `FIRST_BURST_S`; of each user `NAMES_AT_ONCE`
-              such names, one more each `NAME_S`, and none while a job of his has lost the privilege. Beyond, a name has
-              to be known first: its bursts are measured all the same.
-    unused    `UNUSED_IN_A_ROW` bursts that carry less than `USED_PART` of what was claimed cost a job its privilege:
-              it holds nobody back for `BARRED_S`, twice as long each time that it happens again, up to `BARRED_S_MAX`.
-    redeemed  `USED_IN_A_ROW` bursts that were used give it back at once, with a clean record. One whose time is over
-              has the privilege on trial: one more unused burst costs it again.
+              such names, one more each `NAME_S`, and none while a job of that user is barred. Beyond that a name has
+              to be measured first; its bursts are measured without credit.
+    unused    `UNUSED_IN_A_ROW` bursts that carry less than `USED_PART` of what was claimed bar a job: it holds no
+              storage back for `BARRED_S`, twice as long each time that it happens again, up to `BARRED_S_MAX`.
+    redeemed  `USED_IN_A_ROW` bursts that were used restore the credit at once, with a clean record. A job whose time is
+              over is on trial: one more unused burst bars it again.
 
-The states of a job, and what moves it on (`TRANSITIONS`):
+The states of a job, and their transitions (`TRANSITIONS`):
 
     trusted   --unused in a row-->  barred
     barred    --time over-------->  on trial
     on trial  --unused----------->  barred, for twice as long
     barred, on trial  --used in a row-->  trusted
 
-Which number a step carries, whether it repeats or goes back, makes no difference: every burst that ends is judged. So
-what a liar takes from storage is beginnings of bursts, of 0.3 s each: `UNUSED_IN_A_ROW` for each of his first names, or
-as many as he may have under way at once (16 in all), then one in `BARRED_S_MAX`. Who sends just enough to be believed
-has to send half of what he claims. Storage's account is made good for all of it within its window
-(broker.law.sharing.guarantee).
+The number of a step makes no difference: every burst that ends is judged. So false announcements take only beginnings
+of bursts from storage, of 0.3 s each: `UNUSED_IN_A_ROW` for each first name of a user, or as many as the user may have
+in progress at once (16 in all), then one in `BARRED_S_MAX`. To keep its credit a program has to send half of what it
+claims. Storage is repaid for all of it within its window (broker.law.sharing.guarantee).
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ FIRST_BURST_S = 2.0
 """A job without history: what the link carries in two seconds, which is also the longest hold between brokers."""
 BURSTS_REMEMBERED = 4
 NAMES_AT_ONCE, NAME_S = 4.0, 60.0
-"""A user starts a few jobs at once; whoever changes the name with each burst is believed once a minute."""
+"""A user starts a few jobs at once; a program that changes its job's name with each burst has credit once a minute."""
 USED_PART = 0.5
 """Steps of one job differ in size (a last, smaller batch; an exchange now and then), but not three times in a row by so
 much: what is claimed follows the last one."""
 UNUSED_IN_A_ROW, USED_IN_A_ROW = 3, 3
 BARRED_S, BARRED_S_MAX = 10.0, 600.0
-"""Ten seconds are ten steps or more without a hold: felt by who lied, nothing to who did not mean to."""
+"""Ten seconds are ten steps or more without a hold: a cost for false announcements, little for accidental ones."""
 
 ALARMS_MAX = 16
-"""Of one interface: more of the same say nothing new."""
+"""The most alarms of one interface: more of the same add nothing."""
 
 
 class _Event(enum.Enum):
@@ -70,7 +69,7 @@ TRANSITIONS = {
 
 
 class Belief(Struct, frozen=True):
-    """How far a burst that begins is believed; `withheld` says why not at all."""
+    """The credit of a burst that begins; `withheld` is the reason of none."""
 
     bytes_max: int
     first: bool
@@ -80,12 +79,12 @@ class Belief(Struct, frozen=True):
 def belief(
     job: JobState | None, user: UserState, *, barred_user: bool, capacity_bits_per_s: int
 ) -> tuple[Belief, UserState]:
-    """Say how far a burst that begins is believed, and what that costs the user.
+    """Set the credit of a burst that begins, and what it costs the user's allowance.
 
     Args:
-        job: what is known of the job; None at its first burst.
+        job: the job's state; None at its first burst.
         user: from `renewed`.
-        barred_user: whether a job of this user has lost the privilege.
+        barred_user: whether a job of this user is barred.
         capacity_bits_per_s: bounds a first announcement.
     """
     if job is not None and job.burst_bytes:
@@ -100,9 +99,9 @@ def belief(
 
 
 def claim(burst: BurstState, announced_bytes: int) -> BurstState:
-    """Take what a burst has announced so far, which may grow while it lasts.
+    """Update a burst's announcement, which may grow while it lasts.
 
-    Who has sent nothing lately claims a byte, so that he is judged as well.
+    A job without recent bursts claims a byte, so that it is judged as well.
     """
     claimed = max(0, min(announced_bytes, max(1, burst.claim_bytes_max)))
     credited = 0 if burst.withheld else min(claimed, burst.claim_bytes_max)
@@ -110,7 +109,7 @@ def claim(burst: BurstState, announced_bytes: int) -> BurstState:
 
 
 def judge(job: JobState, burst: BurstState, *, size_bytes: int, now_s: float) -> JobState:
-    """Book a burst that has ended: its size, and whether it was used."""
+    """Record a burst that has ended: its size, and whether it was used."""
     job = replace(job, seen_s=now_s, burst_bytes=(size_bytes, *job.burst_bytes)[:BURSTS_REMEMBERED])
     if burst.claimed_bytes <= 0:
         return job  # nothing was announced
@@ -124,7 +123,7 @@ def judge(job: JobState, burst: BurstState, *, size_bytes: int, now_s: float) ->
 
 
 def aged(job: JobState, *, now_s: float) -> JobState:
-    """A job as of now: one whose time is over is on trial."""
+    """A job's state as of now: when its bar has ended it is on trial."""
     return job if now_s < job.barred_until_s else _moved(job, _Event.TIME_OVER, now_s=now_s)
 
 
@@ -140,11 +139,11 @@ def _moved(job: JobState, event: _Event, *, now_s: float) -> JobState:
 
 
 def alarms(name: str, jobs: Iterable[JobState], *, now_s: float) -> tuple[Alarm, ...]:
-    """Which jobs have lost their privilege, the worst of them.
+    """The alarms of barred jobs, the longest barred first.
 
     Args:
         name: of the interface.
-        jobs: all that are known there.
+        jobs: all known jobs of that interface.
         now_s: the tick's time.
     """
     lost = sorted(
@@ -153,7 +152,7 @@ def alarms(name: str, jobs: Iterable[JobState], *, now_s: float) -> tuple[Alarm,
     return tuple(
         Alarm(
             "announcements-unused", f"{name}/{job.job}",
-            f"user {job.uid} announced bursts for job {job.job} and did not send them; they hold nobody back for "
+            f"user {job.uid} announced bursts for job {job.job} and did not send them; they hold no storage back for "
             f"{job.barred_until_s - now_s:.0f} s, or until {USED_IN_A_ROW} of them are sent",
         )
         for job in lost[:ALARMS_MAX]
@@ -170,6 +169,6 @@ def renewed(users: Mapping[int, UserState], uid: int, *, now_s: float) -> UserSt
 
 
 def worth_keeping(users: Iterable[UserState], *, most: int) -> tuple[UserState, ...]:
-    """Of many users those whose allowance is not whole anyway, the poorest first when there are too many."""
+    """The users whose allowance is not full; of too many, those with the smallest."""
     spent = [user for user in users if user.names_left < NAMES_AT_ONCE]
     return tuple(sorted(sorted(spent, key=lambda user: (user.names_left, user.uid))[:most], key=lambda user: user.uid))

@@ -1,15 +1,15 @@
-"""Bursts of training that nobody announced, seen by what training sends from here.
+"""Detect unannounced bursts of training by what training sends from this host.
 
-In an all_reduce everybody sends while everybody receives. So class compute's own counter says when training comes in.
-What comes in cannot say it: storage and training look alike until somebody has counted storage.
+In an all_reduce every rank sends while it receives. So class compute's own counter shows when training comes in. The
+inbound counter cannot show it: storage and training look alike until storage is counted.
 
     begins  training sends 0.3 of the slower of both directions
     ends    it has sent less than half of that for 50 ms
 
 Ten ticks a second would find a burst of 0.2 s when it is half over. So while storage comes in as well, the decision
-asks to be called when what leaves crosses those rates (`Watch`). The daemon then looks fifty times a second, at two
-numbers, and finds such a burst 15 ms after it began. Nobody promised it anything: storage keeps its guarantee in it
-(`broker.law.holds.request`), not just its floor.
+asks to be called when the send rate crosses those rates (`Watch`). The daemon then reads two counters fifty times a
+second, and finds such a burst 15 ms after it began. It was not announced, so storage keeps its guarantee in it
+(`broker.law.holds.request`), not only its floor.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from broker.law.inbound_state import ObservedState
 from broker.model.values import Burst, InterfaceSample, Watch
 
 USER, JOB = -1, ""
-"""Whose these bursts are: no user has this number."""
+"""The user of these bursts: a number that no user has."""
 BEGINS, ENDS = 0.3, 0.15
-"""Of the slower way: what announced bursts use at least while storage is held for them; half of that is a pause."""
+"""The part of the slower direction that a burst uses: the least that holds announced bursts. Half of it is a pause."""
 QUIET_S = 0.05
-"""A ring waits for its neighbours now and then; the transport takes 50 ms for the end of a burst, too."""
+"""A rank of a ring waits for others at times; the transport also ends a burst after 50 ms."""
 SIZE_BYTES = 1_000_000
-"""What such a burst counts as having announced: what it brings is learned as a ratio to that
+"""The nominal announcement of such a burst: its received bytes are learned as a ratio to it
 (`broker.law.bursts.inbound`)."""
 TRAINS = 0.05
-"""Of the slower way: who sends less than that trains nothing that would be felt."""
+"""The part of the slower direction below which training needs no hold."""
 WINDOW_S_MIN = 0.015
-"""Over less, class counters show the grain of segments: 64 KiB are 5 ms at 100 Mbit/s."""
+"""The shortest time for a rate: over less, counters show single segments (64 KiB are 5 ms at 100 Mbit/s)."""
 MOSTLY = 0.5
-"""Of what leaves, to be taken for training: storage that leaves says nothing of what comes in."""
+"""The least part of the sent bytes for training to count: outbound storage shows nothing of inbound traffic."""
 
 
 def follow(
     state: ObservedState, sample: InterfaceSample | None, *, slower_bits_per_s: int, announced_s: float | None,
     now_s: float,
 ) -> tuple[ObservedState, Burst | None]:  # fmt: skip
-    """Take in a tick.
+    """Add a tick's measurements.
 
     Args:
-        state: so far.
+        state: of the last tick.
         sample: what was measured.
-        slower_bits_per_s: of the slower of both ways.
-        announced_s: when what training sends was an announced burst's last; of that nothing is guessed.
+        slower_bits_per_s: of the slower of both directions.
+        announced_s: when an announced burst last explained what training sends; it is not taken for another burst.
         now_s: the tick's time.
 
     Returns:
-        The new state, and the burst that is under way.
+        The new state, and the burst in progress.
     """
     state = _count(state, sample, now_s=now_s)
     pace = state.sends_bits_per_s
@@ -72,27 +72,26 @@ def follow(
 
 
 def is_announced(state: ObservedState, announced_s: float | None) -> bool:
-    """Whether what training sent since the reading before may be, in part, what was announced."""
+    """Whether an announced burst may explain part of what training sent since the previous reading."""
     return announced_s is not None and (state.since_s is None or state.since_s <= announced_s)
 
 
 def quiet_in_s(state: ObservedState, *, now_s: float) -> float | None:
-    """In how many seconds the burst under way is over, if nothing more is sent; None where it still sends, or none is
-    under way."""
+    """In how many seconds the burst in progress ends, if nothing more is sent; None while it sends, or without one."""
     if state.began_s is None or state.sent_s >= now_s:
         return None
     return max(0.001, state.sent_s + QUIET_S - now_s)
 
 
 def watch(interface: str, state: ObservedState, *, slower_bits_per_s: int) -> Watch:
-    """The crossing to be called for."""
+    """The crossing of a rate at which to decide again."""
     if state.began_s is None:
         return Watch(interface, int(BEGINS * slower_bits_per_s), rising=True)
     return Watch(interface, int(ENDS * slower_bits_per_s), rising=False)
 
 
 def _count(state: ObservedState, sample: InterfaceSample | None, *, now_s: float) -> ObservedState:
-    """What training sent since the counters were last taken, and what part of all that left it was."""
+    """The rate that training sent at since the last counters, and its part of all sent bytes."""
     if sample is None or sample.counters_age_s is None or not sample.classes:
         return replace(state, since_s=None, counted_s=None, sends_bits_per_s=0.0, part=0.0)
     read_s = now_s - sample.counters_age_s

@@ -1,20 +1,20 @@
-"""What comes in through an interface: storage by sender, bursts of training, and the rest.
+"""Divide an interface's inbound traffic into storage by sender, bursts of training, and the rest.
 
 TCP_INFO counts storage where it arrives. The interface counts everything. What is left is training and the rest.
-A burst that our own ranks announce is one that comes in: an all_reduce brings about as much as it sends. The ratio of
-both is learned from the job's last bursts. The burst is over when that much has come. A program says so only later,
-and storage would wait for nothing until then.
+A burst that our own ranks announce also comes in: an all_reduce receives about as much as it sends. The ratio of both
+is learned from the job's last bursts. The burst is over when that much has arrived. A program reports its end only
+later, and storage would wait needlessly until then.
 
-    beside(t) = all that came - storage that came                              bits, since the state began
+    beside(t) = all that arrived - storage that arrived                        bits, since the state began
     received  = beside(now) - beside(start) - others * (now - start)           of one burst
-    over      when received reaches 0.97 of what the last bursts brought, by announced byte (their median)
+    over      when received reaches 0.97 of what the last bursts received, by announced byte (their median)
 
 A burst past its deadline is followed for as long as it is passed in, a second at most (`broker.model.values.Burst`).
-What still comes of it is training's: counted as the rest's it would shorten the holds for the next bursts. One that is
+Its remaining bytes are training's: counted as the rest they would shorten the holds for the next bursts. One that is
 past its deadline when it is first seen is followed where it is new, so that it is judged as any other.
 
-Without a burst, `others` is what comes beside storage, smoothed. TCP counts in order, so a lost packet makes storage
-look slow and then fast. Both signs are averaged over most of a second.
+Without a burst, `others` is the smoothed rate beside storage. TCP counts in order, so a lost packet makes storage look
+slow and then fast. Both errors are averaged over most of a second.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ from broker.law.sharing.promises import LENDER
 from broker.model.values import BrokerThere, Burst, SenderSample
 
 WIRE_PER_PAYLOAD = 1.05
-"""Of TCP in frames of 1514 bytes: 1514 / 1448, and a little for what is sent twice."""
+"""Wire bytes per delivered byte of TCP in frames of 1514 bytes: 1514 / 1448, and a little for retransmissions."""
 SMOOTHING_S = 0.3
 OTHERS_SMOOTHING_S = 0.7
 MOST_S = 2.0
-"""The most that a sender sent is forgotten in two seconds: longer than a burst in which it could not."""
+"""A sender's highest rate decays in two seconds: longer than a burst in which it was held."""
 WINDOW_S_MIN = 0.05
-"""Rates over less than this are the grain of the counters (GRO hands over 64 KiB in one piece)."""
+"""The shortest time for a rate: over less, counters show single GRO batches of 64 KiB."""
 FRESH_S = 0.02
 WINDOW_S_STALE = 0.2
 EXTRAPOLATED_S_MAX = 0.3
 NEW_S = 0.1
-"""One that is no older is followed though its deadline is over: others may have been asked to hold back the moment it
-was announced, so that it has to be judged, whatever deadline it has."""
+"""A burst no older than this is followed although its deadline is over. Senders may have been asked to hold back at its
+announcement, so it has to be judged, whatever its deadline."""
 FORGET_SENDER_S = 5.0
 REFUSED_S_MAX = 2.0
-"""A broker that has refused for longer than a lease lasts is as good as none."""
+"""A broker that has refused for longer than a lease lasts counts as none."""
 SENDERS_MAX = 256
 OVER, GOES_ON = 0.97, 1.15
-"""A burst whose last 3 % meet storage is hardly longer for it; one that brings 15 % more than usual was not over."""
+"""A burst whose last 3 % meet storage is hardly longer for it; one that exceeds its usual size by 15 % is not over."""
 RATIOS_MIN = 2
 REMEMBERED = 5
 USED_LEAST = 0.1
-"""A hold for which less than a tenth of what was announced came in was not used, or the announcement was a lie."""
+"""A hold was unused, or its announcement false, if less than a tenth of the announced bytes came in."""
 UNUSED_MAX = 3
-"""So many unused holds in a row cost a job its privilege, until one of its bursts has been used."""
+"""After so many unused holds in a row a job gets none, until one of its bursts has been used."""
 PEAK_AFTER_S = 0.3
 LOOK_S_MIN = 0.02
-"""A burst that is nearly over is looked at fifty times a second: each look costs about 3 ms of CPU."""
+"""A burst that is nearly over is checked fifty times a second: each check costs about 3 ms of CPU."""
 
 
 def follow(
     state: IngressState, *, now_s: float, received_bytes: int | None, senders: Sequence[SenderSample],
     bursts: Sequence[Burst], capacity_bits_per_s: int,
 ) -> IngressState:  # fmt: skip
-    """Take in a tick's readings.
+    """Add a tick's readings.
 
     Args:
-        state: the interface so far.
+        state: the interface's state of the last tick.
         received_bytes: the interface's counter, None where it was not read.
-        senders: who sends to us; those of other classes than storage count as the rest.
-        bursts: announced by our own ranks, as far as they are believed (`broker.law.bursts.announced`).
-        capacity_bits_per_s: of the way in.
+        senders: the hosts that send to us; those of other classes than storage count as the rest.
+        bursts: announced by our own ranks, as far as they have credit (`broker.law.bursts.announced`).
+        capacity_bits_per_s: of the inbound direction.
     """
     came = state.received_bits
     if received_bytes is not None and state.received_bytes is not None:
@@ -122,7 +122,7 @@ def follow(
 
 
 def look_again_s(state: IngressState, *, capacity_bits_per_s: int) -> float | None:
-    """In how many seconds a burst may be over, None where nothing is known of that."""
+    """In how many seconds a burst may be over, None where that is unknown."""
     times = []
     for burst in state.bursts:
         usual = _usual_bits(burst, _job(state, burst.uid, burst.job))
@@ -132,7 +132,7 @@ def look_again_s(state: IngressState, *, capacity_bits_per_s: int) -> float | No
 
 
 def peak_bits_per_s(state: IngressState, uid: int, job: str) -> float | None:
-    """The highest rate at which a job's last bursts came, None where fewer than `REMEMBERED` are known."""
+    """The highest arrival rate of a job's last bursts, None where fewer than `REMEMBERED` are known."""
     entry = _job(state, uid, job)
     if entry is None or len(entry.peaks_bits_per_s) < REMEMBERED:
         return None
@@ -140,7 +140,7 @@ def peak_bits_per_s(state: IngressState, uid: int, job: str) -> float | None:
 
 
 def has_privilege(state: IngressState, uid: int, job: str) -> bool:
-    """Whether a job's bursts are worth a hold: not after several that nothing came in for."""
+    """Whether a job's bursts are worth a hold: not after several without inbound bytes."""
     entry = _job(state, uid, job)
     return entry is None or entry.unused < UNUSED_MAX
 
@@ -150,8 +150,8 @@ def _take_senders(
 ) -> IngressState:  # fmt: skip
     """Count storage by sender.
 
-    What a new one has brought counts, too, up to `received_bits`, all that came since the last tick. Counted as the
-    rest's, which is remembered, it would make training's next bursts look smaller than they are.
+    A new sender's bytes count, too, up to `received_bits`, all that arrived since the last tick. Counted as the rest,
+    which is remembered, they would make training's next bursts look too small.
     """
     known = {entry.address: entry for entry in state.senders}
     stored = state.storage_bits
@@ -190,7 +190,7 @@ def _take_senders(
 
 
 def _beside(state: IngressState, *, now_s: float) -> float:
-    """All that came beside storage; storage that came since its counters were read is taken to have gone on."""
+    """All bits that arrived beside storage; since its last reading storage is assumed to arrive at the same rate."""
     since = 0.0
     for entry in state.senders:
         rate = entry.last_bits_per_s
@@ -203,8 +203,10 @@ def _beside(state: IngressState, *, now_s: float) -> float:
 def _measure_rate(
     state: IngressState, beside: float, *, capacity_bits_per_s: int, now_s: float, fresh: bool, at_once: bool
 ) -> IngressState:
-    """What came beside storage since the window began: the burst's, or the rest's. A window has one of them in it, and
-    ends where storage's counters are as fresh as the interface's, if it has not become long meanwhile."""
+    """Attribute the bits beside storage since the window began to the burst, or to the rest.
+
+    A window contains one of them. It ends when storage's counters are as fresh as the interface's, or when it is long.
+    """
     if state.window_s is None:
         return replace(state, window_s=now_s, window_bits=beside)
     elapsed_s = now_s - state.window_s
@@ -245,7 +247,7 @@ def _progress(
 
 
 def _usual_bits(burst: InboundBurstState, job: InboundJobState | None) -> float | None:
-    """What a burst of this size brings, None where that is not known."""
+    """The expected inbound bits of a burst of this size, None where unknown."""
     if job is None or len(job.ratios) < RATIOS_MIN:
         return None
     return sorted(job.ratios)[len(job.ratios) // 2] * 8 * burst.announced_bytes
@@ -277,7 +279,7 @@ def _job(state: IngressState, uid: int, name: str) -> InboundJobState | None:
 
 
 def _kept(jobs: Iterable[InboundJobState]) -> tuple[InboundJobState, ...]:
-    """The latest jobs of each user, so that nobody pushes out another's."""
+    """The latest jobs of each user, so that no user displaces another's."""
     latest = sorted(jobs, key=lambda job: (-job.seen_s, job.uid, job.job))
     kept = of_each_user(latest, each=JOBS_PER_USER_MAX, most=JOBS_MAX)
     return tuple(sorted(kept, key=lambda job: (job.uid, job.job)))

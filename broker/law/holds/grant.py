@@ -1,21 +1,21 @@
-"""The sender's side of holds: what other brokers ask of us, and how much of it is done.
+"""The sender's side of holds: decide how far to grant what other brokers ask of us.
 
-A peer whose link we flood asks us to hold storage back towards it. It knows its link; we know what storage was
-promised. So a lease is kept within these bounds, whatever the peer says:
+A peer whose link we flood asks us to hold storage back towards it. It knows its link; we know storage's guarantee. So a
+lease is kept within these bounds, whatever the peer asks:
 
     what      storage alone, towards the address from which the peer asks, for as long as the lease lasts
     floor     the floor's share of the smaller of both links, at every moment
     window    storage's guarantee of the smaller of both links, over its window: when it is at risk, more is sent than
               was asked for, until nothing is owed (`broker.law.sharing.guarantee`)
 
-What a peer does with the time cannot be seen from here, and need not be. Its own broker lets go when a burst does not
-come (`broker.law.holds.request`). A peer that lies takes 3 % of a window once, then no more than the guarantee leaves.
+We cannot see how a peer uses the time, and need not. Its own broker ends the hold when a burst does not come
+(`broker.law.holds.request`). A peer that lies takes 3 % of a window once, then no more than the guarantee leaves.
 
-The promise counts only while something waits to go there. A peer may call its link slower than it is, to owe us less.
-So the link counts at least as what lately went there: what was delivered before the lease, and sent during it. That is
-forgotten while no lease is in force: during one, the hold itself would prove the link slow. It is also forgotten where
-our own connections find the link full for 0.3 s, down to what the peer says, or to a quarter. Otherwise a link that
-became slower would be flooded in bursts by what repays storage.
+The guarantee counts only while packets wait to go there. A peer may name a rate below its link's, to owe us less. So
+the link counts at least as the highest recent rate to it: delivered before the lease, or sent during it. That rate
+decays while no lease is in force; during one, the hold itself would make the link look slow. It also decays where our
+own connections find the link full for 0.3 s, down to the rate that the peer names, or to a quarter. Otherwise storage's
+repayment would flood a link that became slower.
 
 What comes of a lease follows from what holds now, whatever came of it before:
 
@@ -26,8 +26,8 @@ What comes of a lease follows from what holds now, whatever came of it before:
     the floor is more than is asked                          RAISED     the floor
     else                                                     GRANTED    what is asked
 
-Each destination has its own account. So a sender with a faster link is not judged by the peer's, and what waits for a
-held destination is not taken for a backlog of our own link.
+Each destination has its own account. So a sender with a faster link is not judged by the peer's, and a held
+destination's backlog does not count as a backlog of our own link.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ LINGER_S = 5.0
 """How long a leaf outlives its lease: what waits in it leaves in order, and the next burst finds it there."""
 RATE_BITS_PER_S_MIN = 64_000
 MOST_DECAY_S = 60.0
-"""The most that went to a destination is forgotten over a minute in which nobody holds it."""
+"""The highest rate to a destination decays over a minute without a lease."""
 FULL_S, FULL_FOR_S, FULL_AGE_S = 0.06, 0.3, 0.3
-"""A link is full to which our connections take 60 ms longer than at best, beyond what they wait for in our own leaf:
-twice what counts as a queue elsewhere, for TCP smooths over some round trips. Measured at a fall from 100 to 30 Mbit/s:
-130 to 250 ms for half a second. Samples that are older say nothing."""
+"""A link is full when our connections' round trips exceed their minimum by 60 ms, without our own leaf's delay. That is
+twice what counts as a queue elsewhere, because TCP smooths over some round trips. Measured at a fall from 100 to 30
+Mbit/s: 130 to 250 ms for half a second. Older samples do not count."""
 LEAF_S = 0.5
-"""What a packet waited for in the leaf so long ago may still be in what TCP smooths."""
+"""The leaf's delay of so long ago may still be in TCP's smoothed round trip."""
 LEFT_AT_ONCE = 0.25
-"""Of the most that went there: a fall to a quarter is believed at once, a deeper one where the queue stays. A host that
-lies about its link has to keep a real queue in front of it for as long, each time."""
+"""The lowest part of the highest rate that a fall goes to at once; a deeper fall counts where the queue stays. A host
+with false claims has to keep a real queue in front of its link for as long, each time."""
 
 
 class Grant(enum.Enum):
@@ -78,7 +78,7 @@ class Grant(enum.Enum):
 
 
 class Holding(Struct, frozen=True):
-    """What was decided about one interface's leases."""
+    """The decision on one interface's leases."""
 
     states: tuple[HeldState, ...]
     destinations: tuple[DestinationAllocation, ...]
@@ -86,21 +86,21 @@ class Holding(Struct, frozen=True):
 
 
 def leased(leases: Sequence[Lease]) -> frozenset[str]:
-    """The addresses towards which somebody holds us back."""
+    """The addresses for which a lease limits us."""
     if not leases:
         return frozenset()
     return frozenset(lease.address for lease in leases if _refusal(lease) is None)
 
 
 def waiting_bytes(samples: Sequence[DestinationSample], addresses: Collection[str]) -> int:
-    """What waits for held destinations: not for lack of our own link."""
+    """The backlog for held destinations, which our own link does not cause."""
     if not addresses:
         return 0
     return sum(entry.backlog_bytes for entry in samples if entry.address in addresses)
 
 
 def not_held(flows: Sequence[FlowSample], addresses: Collection[str]) -> tuple[FlowSample, ...]:
-    """The connections whose delay says something of the path: not those that wait because somebody asked for it."""
+    """The connections whose delay measures the path: those that no lease delays."""
     if not addresses:
         return tuple(flows)
     return tuple(flow for flow in flows if flow.traffic_class != HELD_CLASS or flow.peer not in addresses)
@@ -109,7 +109,7 @@ def not_held(flows: Sequence[FlowSample], addresses: Collection[str]) -> tuple[F
 def delivered(
     flows: Sequence[FlowSample], leases: Sequence[Lease], measured: SignalState | None, *, now_s: float
 ) -> Mapping[str, float]:
-    """What went to each address of a lease over the last second, by its connections' own word, bits per second."""
+    """The delivery rate to each address of a lease over the last second, by its connections' reports."""
     addresses = leased(leases)
     if not addresses or measured is None:
         return {}
@@ -122,10 +122,9 @@ def delivered(
 
 
 def late_s(flows: Sequence[FlowSample], leases: Sequence[Lease]) -> Mapping[str, float]:
-    """How much longer than at best storage's connections to each address of a lease take, seconds: the middle one's.
+    """The median excess of storage's round trips to each address of a lease over their minimum, in seconds.
 
-    Those that our kernel measures: what programs say of theirs would let any of them take from all others what these
-    are owed.
+    Only connections that our kernel measures count: by false reports a program could take what others are owed.
     """
     addresses = leased(leases)
     waits: dict[str, list[float]] = {}
@@ -153,7 +152,7 @@ def decide_held(
         samples: counters of the destinations that have leaves, read at `read_s` (None: never).
         delivered_bits_per_s: from `delivered`.
         storage: the class' policy.
-        capacity_bits_per_s: of our own way out.
+        capacity_bits_per_s: of our own link, outbound.
         replicas: objects at risk that count now (`broker.law.sharing.storage_needs`).
         late_s: from the function of that name.
     """
@@ -225,7 +224,7 @@ def _refusal(lease: Lease) -> Reason | None:
 
 
 def _link(entry: HeldState, lease: Lease | None, capacity_bits_per_s: int) -> int:
-    """The smaller of both links, where the peer's counts at least as what lately went there."""
+    """The smaller of both links, where the peer's counts at least as the highest recent rate to it."""
     claimed = lease.capacity_bits_per_s if lease is not None else 0
     return min(capacity_bits_per_s, max(claimed, int(entry.sent_bits_per_s_max)))
 
@@ -233,7 +232,7 @@ def _link(entry: HeldState, lease: Lease | None, capacity_bits_per_s: int) -> in
 def _ask_the_link(
     entry: HeldState, sample: DestinationSample | None, lease: Lease | None, *, late_s: float | None, now_s: float
 ) -> HeldState:
-    """Forget what went there where our own connections find the link full: it may carry as little as its host says."""
+    """Lower the highest rate where our own connections find the link full: it may be as slow as its host reports."""
     if sample is None:
         return entry
     wait_s = 8 * sample.backlog_bytes / entry.rate_bits_per_s if entry.rate_bits_per_s else 0.0
@@ -254,7 +253,7 @@ def _count(
     entry: HeldState, sample: DestinationSample | None, lease: Lease | None, storage: ClassPolicy,
     capacity_bits_per_s: int, *, read_s: float | None,
 ) -> HeldState:  # fmt: skip
-    """Book what went there since the counter was read last."""
+    """Account for what was sent there since the last reading."""
     if sample is None or read_s is None:
         return replace(entry, counter_s=None)
     if entry.counter_s is None or sample.sent_bytes < entry.sent_bytes:
@@ -267,7 +266,7 @@ def _count(
     if lease is None:
         most *= max(0.0, 1 - elapsed_s / MOST_DECAY_S)
     elif elapsed_s >= 0.05 and entry.seen_s >= entry.counter_s:
-        # Less time is the grain of a burst of the shaper, and what leaves without a hold may wait on its way.
+        # A shorter time measures single bursts of the shaper, and without a hold packets may wait elsewhere.
         most = max(most, sent_bits / elapsed_s)
     entry = replace(entry, counter_s=read_s, sent_bytes=sample.sent_bytes, sent_bits_per_s_max=most)
     if lease is None:
@@ -283,7 +282,7 @@ def _count(
 def _rate(
     entry: HeldState, lease: Lease | None, storage: ClassPolicy, capacity_bits_per_s: int, *, replicas: int
 ) -> tuple[Grant, int, Reason]:
-    """What comes of a destination's lease, what may go there, and why."""
+    """The outcome of a destination's lease, the rate for the destination, and the reason."""
     ceiling = promises(storage, capacity_bits_per_s).ceiling
     if lease is None:
         return Grant.OVER, ceiling, Because.HOLD_OVER()

@@ -1,9 +1,9 @@
-"""What waits in an IFB of ours, class by class: what arrives through it is later by that, and no network is to blame.
+"""Estimate each class' queueing delay in our IFB, so that it is not attributed to the network.
 
     wait = backlog / rate at which the class leaves the IFB
 
-As on the way out (`broker.law.capacity.flow_delay`), a packet joined that queue a while before it is told of, so the
-longest wait of the last `LOOK_BACK_S` counts.
+As outbound (`broker.law.capacity.flow_delay`), a packet joined that queue some time before its report, so the longest
+wait of the last `LOOK_BACK_S` counts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from broker.model.values import ClassSample
 LOOK_BACK_S = 0.3
 """A round trip of a queue of 200 ms, and a tick."""
 APART_S_MIN = 0.05
-"""Two readings that are nearer tell no rate: the IFB lets 64 KiB go at once."""
+"""Two readings closer than this give no rate: the IFB releases 64 KiB at once."""
 WAIT_S_MAX = 10.0
 PACKET_BYTES = 3_000
-"""Two packets that wait are no queue."""
+"""A backlog of two packets is no queue."""
 
 
 def follow(
     states: Sequence[IfbDelayState], samples: Sequence[ClassSample] | None, *, now_s: float
 ) -> tuple[IfbDelayState, ...]:
-    """Take in a tick's counters of the IFB; none where none stands, and then nothing waits there. Where they were not
-    read (None), what is known of them holds for `LOOK_BACK_S`."""
+    """Add a tick's counters of the IFB; empty where there is no IFB, and then nothing waits there.
+
+    Where they were not read (None), the last state counts for `LOOK_BACK_S`.
+    """
     if samples is None:
         return tuple(state for state in states if now_s - state.read_s <= LOOK_BACK_S)
     known = {state.traffic_class: state for state in states}
@@ -36,7 +38,7 @@ def follow(
 
 
 def waits_s(states: Sequence[IfbDelayState], *, now_s: float) -> dict[str, float]:
-    """Class to the longest that its packets waited here lately."""
+    """Class to the longest recent wait of its packets here."""
     return {
         state.traffic_class: max((wait_s for at_s, wait_s in state.waits if at_s >= now_s - LOOK_BACK_S), default=0.0)
         for state in states
@@ -44,7 +46,7 @@ def waits_s(states: Sequence[IfbDelayState], *, now_s: float) -> dict[str, float
 
 
 def wait_s(states: Sequence[IfbDelayState], traffic_class: str) -> float:
-    """How long what comes now of a class waits here; 0 where none does."""
+    """How long a class' packets that arrive now wait here; 0 where there are none."""
     return next((state.waits[-1][1] for state in states if state.traffic_class == traffic_class and state.waits), 0.0)
 
 

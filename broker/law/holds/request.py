@@ -1,21 +1,21 @@
-"""The receiver's side of holds: how much storage may be sent towards us, by whom, and what to ask of their brokers.
+"""The receiver's side of holds: decide how much storage each sender may send us, and what to ask of its broker.
 
 The queue in front of our link is in a switch or at the provider. It is first come, first served, and a storage host
-with a faster link fills it. Only the sender can hold storage back, so its broker is asked (`Hold`). Where there is
-none, or it refuses, an IFB of ours drops what exceeds storage's share of the link.
+with a faster link fills it. Only the sender can hold storage back, so we ask its broker (`Hold`). Where there is none,
+or it refuses, our IFB drops what exceeds storage's share of the link.
 
     no burst for 10 s               storage is free
-    between bursts                  what others leave of 0.95 of the link: no queue stands there when a burst begins
+    between bursts                  what others leave of 0.95 of the link: there is no queue when a burst begins
     a burst comes in                the floor; what training has never used, where that is more than half of the link;
                                     after 0.3 s what it has not used so far, where no IFB holds storage
-    a burst that was not announced  the guarantee: it is seen 15 ms late and was promised by nobody
+    a burst that was not announced  the guarantee: it is seen 15 ms late, and no program announced it
     comes in (bursts.detector)
     the burst is over, or does not  as between bursts, at once
     come after 0.3 s
     storage is owed over its window what repays it, burst or not
 
 What storage may send is divided among its senders by max-min. A sender that uses clearly less than its part for a
-second leaves it to the others. What nobody wants is spread over all, so that whoever begins finds room.
+second leaves it to the others. What no sender uses is spread over all, so that a new one finds room.
 """
 
 from __future__ import annotations
@@ -43,35 +43,36 @@ from broker.model.values import Alarm, BrokerThere, Burst, InterfaceAllocation, 
 from broker.policy.types import InterfacePolicy, Policy
 
 IDLE_S = 10.0
-"""Without a burst for so long nobody is held back: outer rounds of tens of seconds begin against a full queue, once."""
+"""Storage is free after so long without a burst. Outer rounds of tens of seconds meet a full queue once at their
+beginning."""
 OTHERS_ROOM = 1.1
-"""What comes beside storage may grow by a tenth before the next look."""
+"""Other inbound traffic may grow by a tenth before the next reading."""
 PEAK_LOW, PEAK_ROOM = 0.5, 1.15
-"""A job whose last five bursts never came at half of our rate is held up elsewhere: storage gets the rest, less room
-for it to come 15 % faster from burst to burst."""
+"""A job whose last five bursts never reached half of our rate is limited elsewhere. Storage gets the rest, less room
+for the job to become 15 % faster from burst to burst."""
 STORED_MIN = 0.05
-"""Of our rate: storage that brings less than this is in nobody's way, and nothing is looked at between ticks for it."""
+"""Storage below this part of our rate disturbs no other class, so it causes no reading between ticks."""
 SHOWN_BURST_S = 0.3
-"""An announced burst that lasts for longer has shown how fast it comes: as long as one is new
+"""After this time an announced burst has shown its rate; it counts as new for as long
 (`broker.law.bursts.announced`)."""
 LONG_S = 2.0
-"""A burst that was not announced and lasts for longer has shown how fast it comes; a lease is no longer either."""
+"""After this time an unannounced burst has shown its rate; a lease is no longer than that."""
 LIMITED = 0.8
-"""Who uses so much of what it may would use more."""
+"""A sender that uses this part of its allowance would use more."""
 MODEST_S, MODEST_ROOM, MODEST_PART = 1.0, 1.6, 0.1
-"""Who has used less for a second is left 1.6 times the most that it used, and a tenth of an equal part at least."""
+"""A sender that used less for a second keeps 1.6 times its highest rate, and at least a tenth of an equal part."""
 LEASE_S = 0.9
-"""Whoever we hold back is free again so soon after we die: nobody starves for a second."""
+"""The length of a lease: if our daemon ends, senders are free again before a second has passed."""
 HOLDS_MAX = 64
 HOLD_BITS_PER_S_MIN = 64_000
 UP_BAND, DOWN_BAND = 0.05, 0.02
-"""Changes that are not worth a message: the headroom takes them."""
+"""Changes too small for a message: the headroom absorbs them."""
 BROKERLESS_S = 60.0
-"""An IFB stays for so long after storage came that no broker holds back: building one for each file costs more."""
+"""An IFB is kept for so long after storage from a host without a broker: a new one for each file costs more."""
 
 
 class InboundDecision(Struct, frozen=True):
-    """What was decided about one interface's way in."""
+    """The decision on one interface's inbound direction."""
 
     state: IngressState
     allocation: InterfaceAllocation
@@ -92,7 +93,7 @@ def decide_ingress(
         state: of the last tick.
         sample: what was measured; None where the interface is not there.
         credited: how far this tick's bursts through the interface are believed (`broker.law.bursts.announced`).
-        out: what is known of the other way.
+        out: the state of the outbound direction.
         interface: its policy; `ingress` is set.
         policy: the classes' promises.
     """
@@ -192,7 +193,7 @@ def _allowance(
     state: IngressState, own: Promises, rate: int, *, owed: int, window_s: float, draining: bool,
     in_kernel: bool, now_s: float,
 ) -> tuple[int | None, Reason]:  # fmt: skip
-    """What all storage together may send towards us, None where it is free, and why."""
+    """The rate of all storage towards us, None where it is free, and the reason."""
     if state.training_s is None or now_s - state.training_s > IDLE_S:
         return None, Because.NOTHING_TO_PROTECT()
     coming = [burst for burst in state.bursts if _deserves_room(burst, state, rate, now_s=now_s)]
@@ -205,7 +206,7 @@ def _allowance(
         why = Because.BURST_COMES(job=coming[0].job, step=coming[0].step, rate_bits_per_s=room)
     else:
         beside = max(0.0, state.others_bits_per_s)
-        if any(not burst.over for burst in state.bursts):  # it comes, though not so that it deserves a hold
+        if any(not burst.over for burst in state.bursts):  # it arrives, but is not worth a hold
             beside += state.training_bits_per_s or 0.0
         carried = DRAIN_FACTOR * rate if draining else rate
         room = max(own.floor, own.guarantee, int(carried - OTHERS_ROOM * beside))
@@ -219,7 +220,7 @@ def _allowance(
 def _bursts(
     state: IngressState, sample: InterfaceSample | None, credited: Sequence[BurstState], *, slower: int, now_s: float
 ) -> tuple[tuple[Burst, ...], IngressState]:
-    """The bursts that are under way: those that were announced, and what looks like one that was not."""
+    """The bursts in progress: the announced ones, and one that was observed without announcement."""
     announced = _believed(sample.bursts if sample is not None else (), credited)
     if any(_explains(burst, slower) for burst in announced):
         state = replace(state, announced_s=now_s)
@@ -232,14 +233,16 @@ def _bursts(
 
 
 def _explains(burst: Burst, slower_bits_per_s: int) -> bool:
-    """Whether what training sends now may be what a burst announced: it is new, or its bytes take so long at the least
-    use. A byte explains nothing, whatever deadline it has."""
+    """Whether an announced burst may explain what training sends now: it is new, or its bytes last so long.
+
+    A burst of a byte explains nothing, whatever its deadline.
+    """
     at_least_use_s = burst.announced_bytes * 8 / (USED_MIN * slower_bits_per_s)
     return burst.age_s < start_s(burst.announced_bytes, capacity_bits_per_s=slower_bits_per_s) + at_least_use_s
 
 
 def _look_closely(state: IngressState, rate: int, *, now_s: float) -> bool:
-    """Whether a burst that nobody announces would be worth to be known at once: training goes on, and storage comes."""
+    """Whether to watch for an unannounced burst: training is active, and storage arrives."""
     if state.observed.training_s is None or now_s - state.observed.training_s > IDLE_S:
         return False
     if detector.is_announced(state.observed, state.announced_s):
@@ -248,15 +251,17 @@ def _look_closely(state: IngressState, rate: int, *, now_s: float) -> bool:
 
 
 def _believed(bursts: Sequence[Burst], credited: Sequence[BurstState]) -> tuple[Burst, ...]:
-    """The bursts that have credit, each announced as far as that goes: the way in believes nobody further."""
+    """The bursts that have credit, each reduced to its credit, which also bounds the inbound direction."""
     credit = {(entry.uid, entry.job, entry.step): entry.credited_bytes for entry in credited}
     believed = (replace(one, announced_bytes=credit.get((one.uid, one.job, one.step), 0)) for one in bursts)
     return tuple(one for one in believed if one.announced_bytes > 0)
 
 
 def _deserves_room(burst: InboundBurstState, state: IngressState, rate: int, *, now_s: float) -> bool:
-    """New bursts, and older ones while training does come in; not those of jobs that hold for nothing. A small one is
-    new for no longer than it takes at the least use."""
+    """New bursts, and older ones while training arrives; not those of jobs whose holds stayed unused.
+
+    A small burst is new for no longer than it takes at the least use.
+    """
     if burst.over or not inbound.has_privilege(state, burst.uid, burst.job):
         return False
     has_come = burst.used_s > burst.started_s
@@ -267,19 +272,22 @@ def _deserves_room(burst: InboundBurstState, state: IngressState, rate: int, *, 
 def _unused_by(
     coming: Sequence[InboundBurstState], state: IngressState, rate: int, *, in_kernel: bool, now_s: float
 ) -> int:
-    """What training has not used so far in bursts that go on; what it has never used in its last bursts, where that is
-    more than half of the link; else nothing. An IFB (`in_kernel`) lets nobody into an announced burst before its end:
-    what it drops of storage has passed the link, and made a queue there, which training's sender takes for its own."""
+    """The rate that training leaves unused during its bursts.
+
+    It is what training has not used so far in longer bursts, or never used in its last ones, where that is more than
+    half of the link; else nothing. An IFB (`in_kernel`) admits no storage into an announced burst before its end. What
+    it drops has already passed the link and made a queue there, which training's sender attributes to itself.
+    """
     others = max(0.0, state.others_bits_per_s)
     long_s = LONG_S if coming[0].uid == detector.USER else math.inf if in_kernel else SHOWN_BURST_S
     if all(now_s - burst.started_s >= long_s for burst in coming):
-        peak = max(burst.peak_bits_per_s for burst in coming)  # of each what came of all
+        peak = max(burst.peak_bits_per_s for burst in coming)  # each one's peak is that of all together
         return max(0, int(rate - PEAK_ROOM * peak - others))
     return _never_used(sorted({(burst.uid, burst.job) for burst in coming}), state, rate)
 
 
 def _never_used(jobs: Sequence[tuple[int, str]], state: IngressState, rate: int) -> int:
-    """What jobs (by user and name) have never used in their last bursts, likewise."""
+    """The rate that jobs (by user and name) never used in their last bursts."""
     peaks = [inbound.peak_bits_per_s(state, uid, job) for uid, job in jobs]
     if any(peak is None or peak > PEAK_LOW * rate for peak in peaks):
         return 0
@@ -288,13 +296,13 @@ def _never_used(jobs: Sequence[tuple[int, str]], state: IngressState, rate: int)
 
 
 def _limited(sender: SenderState) -> bool:
-    """Whether a sender would send more if it might."""
+    """Whether a sender would use a higher allowance."""
     used = max(sender.last_bits_per_s, sender.rate_bits_per_s)
     return sender.allowed_bits_per_s > 0 and used >= LIMITED * sender.allowed_bits_per_s
 
 
 def _limited_here(state: IngressState) -> bool:
-    """Whether storage would bring more if an IFB of ours let it: some of it waits there, or it brings all it may."""
+    """Whether storage would use a higher rate of our IFB: it has a backlog there, or it uses its whole rate."""
     if ifb_delay.wait_s(state.ifb, LENDER) > 0:
         return True
     brings = math.fsum(entry.rate_bits_per_s for entry in state.senders)
@@ -317,7 +325,7 @@ def _divide(
     senders: Sequence[SenderState], reported: Mapping[str, SenderSample], allowance: int | None, floor: int, *,
     in_kernel: bool,
 ) -> Mapping[str, int]:  # fmt: skip
-    """What each sender of storage that has a broker, or may have one, is held to; nothing where nothing is held."""
+    """The rate of each storage sender that has, or may have, a broker; empty where storage is free."""
     if allowance is None:
         return {}
     here = [entry for entry in senders if entry.address in reported]
@@ -334,7 +342,7 @@ def _divide(
         granted = reported[entry.address].granted_bits_per_s or 0
         modest = max(int(MODEST_ROOM * entry.most_bits_per_s), int(MODEST_PART * least))
         wants = modest if entry.modest_s >= MODEST_S else room
-        owed = min(granted, room) if granted > entry.allowed_bits_per_s > 0 else 0  # its broker gives it more
+        owed = min(granted, room) if granted > entry.allowed_bits_per_s > 0 else 0  # its broker grants it more
         claims.append(Claim(1.0, owed, owed, room, max(wants, owed)))
     shares = allocate(claims, capacity_bits_per_s=room).rates_bits_per_s
     spare = (room - sum(shares)) // len(here)
@@ -345,7 +353,7 @@ def _divide(
 
 
 def _steady(last: int, now: int) -> int:
-    """The last figure where the new one is hardly another."""
+    """The last figure where the new one differs little."""
     close = last <= now <= last * (1 + UP_BAND) or now <= last <= now * (1 + DOWN_BAND)
     return last if last and close else now
 
@@ -353,7 +361,7 @@ def _steady(last: int, now: int) -> int:
 def _holds(
     allowed: Mapping[str, int], reported: Mapping[str, SenderSample], rate: int, why: Reason
 ) -> tuple[Hold, ...]:
-    """What to ask for. Of our capacity each sender's promise counts the part that the sender has of the allowance."""
+    """The requests to send. A sender's guarantee counts for its part of the allowance."""
     total = sum(allowed.values())
     return tuple(
         Hold(address, LENDER, held, max(held, rate * held // total), LEASE_S, why)

@@ -1,4 +1,4 @@
-"""What is shown of a way in: the plan by classes, which an IFB gets as well, and what is wrong there."""
+"""Show the inbound direction: the plan by class, which the IFB gets as well, and the alarms."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from broker.policy.types import InterfacePolicy, Policy
 from hive_qos.units import format_rate
 
 ALARMS_MAX = 64
-"""Senders of whom alarms are raised: more than are held back at once."""
+"""The most senders with alarms: more than are held back at once."""
 
 
 def allocation(
     name: str, state: IngressState, policy: Policy, estimate: InboundEstimate, why: Reason,
     allowance: int | None, *, in_kernel: bool,
 ) -> InterfaceAllocation:  # fmt: skip
-    """A plan by classes: what the operator reads, and what an IFB gets; `allowance` for all storage, None where it is
-    free, and why."""
+    """The plan by class, for the status and the IFB; `allowance` is all storage's rate, None where it is free."""
     rate = estimate.rate_bits_per_s
     wanted = []
     for entry in policy.classes:
@@ -67,17 +66,19 @@ def alarms(
     interface: InterfacePolicy, reported: Mapping[str, SenderSample], policy: Policy, estimate: InboundEstimate,
     base: tuple[int, str], *, in_kernel: bool, holding: bool,
 ) -> tuple[Alarm, ...]:  # fmt: skip
-    """What is wrong: no speed, or too little; senders that nobody holds back, brokers that refuse. `base` is what
-    operator or driver say, and who says it."""
+    """The alarms: no speed or too little, senders without a hold, brokers that refuse.
+
+    `base` is the rate that the operator or the driver names, and its source.
+    """
     found = []
     if estimate.source == "fallback":
         found.append(Alarm("ingress-unknown", interface.name, Because.INGRESS_UNKNOWN().text))
-    rate, (said, by) = estimate.state.estimate.rate_bits_per_s, base
-    promised = sum(promises(entry, said).guarantee for entry in policy.classes)
+    rate, (named, by) = estimate.state.estimate.rate_bits_per_s, base
+    promised = sum(promises(entry, named).guarantee for entry in policy.classes)
     if by != "fallback" and rate < promised:
         text = (
             f"{format_rate(rate)} came in while packets waited in front of our link, the guarantees of its "
-            f"{format_rate(said)} sum to {format_rate(promised)}; each is kept as a part of what is there"
+            f"{format_rate(named)} sum to {format_rate(promised)}; each is kept as a part of what is there"
         )
         found.append(Alarm("ingress-below-guarantees", interface.name, text))
     for sample in sorted(reported.values(), key=lambda entry: entry.address)[:ALARMS_MAX] if holding else ():
