@@ -28,9 +28,9 @@ from broker.peers.protocol import wire
 from broker.peers.protocol.addresses import is_askable, plain, plain_host
 from broker.peers.protocol.connections import CONNECTIONS_MAX, Connection, Connections
 from broker.peers.protocol.lease_table import LeaseTable
+from broker.peers.protocol.outgoing_requests import HoldRequests
 from broker.peers.protocol.receive_quota import Reading
 from broker.peers.protocol.replies import Replies
-from broker.peers.protocol.requests import HoldRequests
 from broker.peers.quic_endpoint import QuicEndpoint
 from broker.peers.refusals import Refusals
 from broker.policy.types import PeersPolicy

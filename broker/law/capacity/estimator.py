@@ -10,7 +10,7 @@ delay that our own queues do not explain, then loss. The rules are the same in b
             undo a raise that makes a queue, or that nothing proves
     forget  when nothing has reported for long: return to the base in steps
     doubt   delay that persists after repeated cuts is not our queue: restore the rate, make the present delay the
-            baseline, and ignore delay for half a minute
+            baseline, and ignore delay for half a minute; a probe, which needs a path without a queue, ends that
 
 Why not fixed steps: from 40 to 20 Mbit/s steps of 5 % take fourteen cuts of 300 ms, and the delivery rate shows it at
 once. cake-autorate no longer sets the rate to the achieved rate, because an idle sender achieves nothing. So a cut
@@ -78,7 +78,8 @@ EFFECTS: Mapping[Event, Effect] = {
 }
 
 BLAMELESS_S = 30.0
-"""Delay is ignored for so long after a doubt; otherwise the cuts for cross traffic's queue would begin again."""
+"""Delay is ignored for so long after a doubt, or until a probe. Sooner, the cuts for cross traffic's queue would begin
+again; longer, a real fall would be missed."""
 SAME_LINK = 0.9
 """A link that is itself the bottleneck is estimated at most a tenth below its speed: a cut takes 5 to 10 % off."""
 UNSETTLED_S = 2.0

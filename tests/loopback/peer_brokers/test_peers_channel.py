@@ -17,7 +17,7 @@ from broker.peers.channel import PeerChannel
 from broker.peers.identity import broker_identity
 from broker.peers.listening import split_listen
 from broker.peers.protocol.connections import IDLE_S
-from broker.peers.protocol.requests import SHORT_LIFE_S
+from broker.peers.protocol.outgoing_requests import SHORT_LIFE_S
 
 __all__ = ["engines", "pytest_generate_tests"]
 Open = Callable[..., Broker]

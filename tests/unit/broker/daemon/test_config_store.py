@@ -173,6 +173,16 @@ def test_a_trial_of_what_is_confirmed_already_says_that_there_is_nothing_to_conf
     assert not host.daemons[-1].confirm()
 
 
+def test_a_trial_that_outlives_a_refused_one_is_not_taken_up_by_the_next_start(host: Host) -> None:
+    host.started_with()
+    host.reload(20, trial_s=TRIAL_S)
+    host.file = text(30)
+    host.daemons[-1].next(trial_s=TRIAL_S)
+    host.daemons[-1].refused(HiveError("the kernel would not"))
+    host.file = text(20)
+    assert host.started_with() == 10
+
+
 def test_a_bad_file_in_a_trial_leaves_the_trial_as_it_is(host: Host) -> None:
     host.started_with()
     host.reload(20, trial_s=TRIAL_S)
@@ -198,6 +208,12 @@ def test_a_trial_that_could_not_be_remembered_is_not_begun(host: Host) -> None:
     with pytest.raises(ConfigurationError, match="cannot be written"):
         host.daemons[-1].next(trial_s=TRIAL_S)
     assert host.started_with() == 20  # nothing was on trial
+
+
+def test_a_number_that_is_too_long_is_a_bad_file_like_another(host: Host) -> None:
+    host.started_with()
+    host.file = "version = " + "1" * 5000
+    assert host.started_with() == 10
 
 
 def test_a_bad_file_is_asked_where_the_state_is_kept(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from broker.model.leases import LEASE_S_MAX, Hold
 from broker.model.reasons import Reason
 from broker.model.values import BrokerThere
-from broker.peers.protocol.requests import (
+from broker.peers.protocol.outgoing_requests import (
     ASKS_AT_ONCE,
     ASKS_PER_S,
     DIALS_MAX,

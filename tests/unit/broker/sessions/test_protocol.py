@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from broker.client.protocol import MessageError, decode, encode
 from broker.model.connection_report import CLOCK_S_MAX
+from broker.sessions import messages
 from broker.sessions.messages import (
     Announce,
     AnnounceEnd,
@@ -290,6 +291,23 @@ def test_a_peer_s_clock_that_is_far_off_is_held_to_the_most_and_costs_no_report(
     assert isinstance(report, Report)
     assert getattr(report.connections[0], key) == sign * CLOCK_S_MAX
     assert report.connections[1].rtt_s == 0.001
+
+
+def test_round_trips_and_ages_are_cut_to_an_hour() -> None:
+    fields = ("rtt_s", "rtt_latest_s", "rtt_s_min", "one_way_age_s", "inbound_age_s")
+    report = read(encode({"op": "report", "connections": [{"peer": "10.0.0.2:1", **dict.fromkeys(fields, 1e9)}]}))
+    assert isinstance(report, Report)
+    assert {getattr(report.connections[0], name) for name in fields} == {3600.0}
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1%" + "n" * 200, "[" * 200 + "10.0.0.1"])
+def test_long_addresses_are_refused_and_not_kept(address: str) -> None:
+    burst = {"op": "burst", "id": 1, "job": "j", "step": 1, "bytes": {address: 1}, "deadline_s": 1.0}
+    report = {"op": "report", "connections": [{"peer": address + ":1"}]}
+    kept = messages._address.cache_info().currsize, messages._endpoint.cache_info().currsize
+    for message in (burst, report):
+        assert isinstance(read(encode(message)), ErrorReply)
+    assert (messages._address.cache_info().currsize, messages._endpoint.cache_info().currsize) == kept
 
 
 @given(st.binary(max_size=200))
