@@ -75,8 +75,8 @@ def document(snapshot: Snapshot) -> Status:
         jobs=_jobs(snapshot, links, samples),
         schedules=allocation.schedules,
         needs=[made(NeedStatus, need, interface=one.name) for one in samples.values() for need in one.needs],
-        holds=[made(HoldStatus, hold, **_said(outcome)) for hold, outcome in snapshot.holds.asked],
-        leases=[made(LeaseStatus, lease, **_said(outcome)) for lease, outcome in snapshot.holds.leases],
+        holds=[made(HoldStatus, hold, **_verdict(outcome)) for hold, outcome in snapshot.holds.asked],
+        leases=[made(LeaseStatus, lease, **_verdict(outcome)) for lease, outcome in snapshot.holds.leases],
         peers=snapshot.holds.peers,
         sessions=list(snapshot.sessions),
         alarms=[
@@ -163,7 +163,7 @@ def _averaged(average: Average | None) -> dict[str, Any]:
     }
 
 
-def _said(outcome: HoldOutcome | None) -> dict[str, Any]:
+def _verdict(outcome: HoldOutcome | None) -> dict[str, Any]:
     if outcome is None:
         return {}
     return {"granted": outcome.granted, "granted_bits_per_s": outcome.rate_bits_per_s, "verdict": outcome.reason}

@@ -48,7 +48,7 @@ class LatestSnapshot:
         """For the loop: there is a new decision, which nobody has seen."""
         self._outdated = True
 
-    def hurry(self) -> None:
+    def invalidate(self) -> None:
         """For the loop: what was shown is not to be shared any more, whoever asks next sees what comes next."""
         self._outdated, self._shown_s = True, float("-inf")
 

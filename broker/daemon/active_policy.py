@@ -74,7 +74,7 @@ class ActivePolicy:
         former = self._configurations.overdue()
         if former is not None:
             self._replace(former, partly=True)
-            self._latest_snapshot.hurry()
+            self._latest_snapshot.invalidate()
 
     def reload(self, *, trial_s: float | None = None) -> PolicyAnswer:
         """Take the file's configuration, or say why not."""
@@ -91,7 +91,7 @@ class ActivePolicy:
             answer = PolicyAnswer(200, f"{taken}; but {refused}" if refused else taken)
             names = ",".join(sorted(entry.name for entry in policy.interfaces))
             self._log.info("configuration-reloaded", interfaces=names, note=answer.text)
-        self._latest_snapshot.hurry()
+        self._latest_snapshot.invalidate()
         self._environment.notifier.ready(self._components.summary())
         return answer
 
@@ -101,7 +101,7 @@ class ActivePolicy:
         except ConfigurationError as problem:
             return PolicyAnswer(409, str(problem))
         finally:
-            self._latest_snapshot.hurry()
+            self._latest_snapshot.invalidate()
         return PolicyAnswer(200, "confirmed") if confirmed else PolicyAnswer(409, "nothing is on trial")
 
     def _replace(self, policy: Policy, *, partly: bool = False) -> str:

@@ -127,10 +127,10 @@ class PeerLink:
         """For the status."""
         if self._channel is None:
             return HoldsInfo()
-        said = self._channel.held()
+        answers = self._channel.held()
         made = {(one.peer, one.address, one.number): one for one in decision.verdicts}
         return HoldsInfo(
-            asked=tuple((hold, said.get(hold.address)) for hold in decision.holds),
+            asked=tuple((hold, answers.get(hold.address)) for hold in decision.holds),
             leases=tuple((lease, made.get((lease.peer, lease.address, lease.number))) for lease in self._leases),
             peers=self._channel.status(),
         )

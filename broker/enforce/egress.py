@@ -1,7 +1,7 @@
 """The shaped interfaces as the daemon holds them: attached at start, read and changed each tick, put back at the end.
 
-At start every failure is the operator's to mend. From then on none ends the daemon: an interface keeps the last tree
-that the kernel took, an alarm says what is wrong, and it is tried again, a second later and then every few seconds.
+At start the operator has to repair every failure. From then on none ends the daemon: an interface keeps the last tree
+that the kernel took, an alarm names the problem, and it is tried again, a second later and then every few seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DIRECT_S = 0.95
 class _Interface:
     shape: InterfaceShape
     attached: bool = True
-    stands: bool = True  # what the kernel has is what we wrote last, as far as we know
+    in_force: bool = True  # what the kernel has is what we wrote last, as far as we know
     samples: tuple[ClassSample, ...] = ()
     leaves: Mapping[int, ClassCounters] = field(default_factory=dict)
     destinations: tuple[DestinationSample, ...] = ()
@@ -70,7 +70,7 @@ class EgressTrees:
     @property
     def stands(self) -> bool:
         """Whether the kernel has what we wrote last, at every interface that we hold, as far as we know."""
-        return all(entry.attached and entry.stands and entry.alarm is None for entry in self._interfaces.values())
+        return all(entry.attached and entry.in_force and entry.alarm is None for entry in self._interfaces.values())
 
     def mark_minor(self, target: str) -> int:
         """What a socket of this class, or of its bulk part, is marked with (`Shaper.mark_minor`)."""
@@ -173,7 +173,7 @@ class EgressTrees:
                 self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
                 self._log.info("interface-reshaped", interface=shape.interface)
                 entry.verified_at_s = now_s
-            elif entry.shape != shape or not entry.stands:
+            elif entry.shape != shape or not entry.in_force:
                 self._write(entry, shape)
             elif now_s - entry.verified_at_s < VERIFY_S:
                 return
@@ -186,7 +186,7 @@ class EgressTrees:
         except (HiveError, OSError, ValueError) as problem:  # ValueError: a shape that cannot be
             self._lost(entry, "apply-failed", str(problem))
             return
-        entry.shape, entry.attached, entry.stands = shape, True, True  # attached and mended trees stand, too
+        entry.shape, entry.attached, entry.in_force = shape, True, True  # attached and repaired trees are in force, too
         if entry.alarm is not None:
             self._log.info("interface-recovered", interface=shape.interface)
             entry.alarm = None
@@ -194,7 +194,7 @@ class EgressTrees:
     def reopened(self) -> None:
         """The watchdog has opened the ceilings: write the next decision even where it equals the last."""
         for entry in self._interfaces.values():
-            entry.stands, entry.not_before_s = False, 0.0
+            entry.in_force, entry.not_before_s = False, 0.0
 
     def segments(self, interface: str) -> SegmentState | None:
         """What came of an interface's `gso_max_segs`; None while we do not hold it."""
@@ -230,11 +230,11 @@ class EgressTrees:
 
         Of a write that fails a part may be in force: then nothing stands, and the next tick looks and writes.
         """
-        if not entry.stands:
+        if not entry.in_force:
             self._shaper.verify(entry.shape.interface)
-        entry.stands = False
+        entry.in_force = False
         self._shaper.apply(shape)
-        entry.shape, entry.stands = shape, True
+        entry.shape, entry.in_force = shape, True
         self.applied += 1
 
     def _lost(self, entry: _Interface, code: str, text: str) -> None:

@@ -66,7 +66,7 @@ class InboundRules:
         self._looked_s = float("-inf")
         self._bound: Mapping[int, BoundSocket] = {}
         self._own: dict[str, Sequence[str]] = {}
-        self._said = ""
+        self._last_problem = ""
 
     def rules(self, interface: str, passed: Iterable[PassedSocket]) -> tuple[Rule, ...]:
         """Those of one interface; of a socket that was passed twice the class of the second time."""
@@ -98,8 +98,8 @@ class InboundRules:
             self._bound = {inode: replace(one, uid=rights.owner_of(one.uid)) for inode, one in found.items()}
         except OSError as problem:
             self._bound = {}
-            if str(problem) != self._said:
-                self._said = str(problem)
+            if str(problem) != self._last_problem:
+                self._last_problem = str(problem)
                 self._log.warning("inbound-sockets-unknown", error=str(problem))
 
 

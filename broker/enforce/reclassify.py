@@ -8,7 +8,7 @@ accepts from then on is classified by the kernel. Codepoints stay as they are: o
 for one.
 
 A sweep goes in slices, at once when the rules or their cgroups have changed, and every `SWEEP_S` for those that slipped
-through or took their class away (IP_TOS does). One that is under way ends first, and `HURRY_SHARE` bounds them all: a
+through or took their class away (IP_TOS does). One in progress ends first, and `HASTENED_SHARE` bounds all of them: a
 service that crashes again and again has another cgroup each time. What cannot be reached is counted and said once.
 """
 
@@ -41,7 +41,7 @@ from shaping.model import MAJOR, MARK_MINOR, Rule
 
 SWEEP_S = 5.0
 SHARE, SLICE_S = 0.002, 0.003
-HURRY_SHARE, HURRY_SLICE_S = 0.02, 0.02
+HASTENED_SHARE, HASTENED_SLICE_S = 0.02, 0.02
 """At the start and when rules change: a host with 10,000 descriptors is done within two ticks."""
 PENDING_MAX = 4096
 """Sockets of one sweep; the rest waits for the next."""
@@ -106,7 +106,7 @@ class Reclassifier:
         self._filters = True
         self._unreached: dict[int, tuple[str, float]] = {}  # by cookie: why, and until when that is believed
         self._suspects: set[int] = set()
-        self._said: set[str] = set()
+        self._noted: set[str] = set()
         self._now_s = 0.0
         self.marked = 0
         """Sockets that got their class so."""
@@ -132,9 +132,9 @@ class Reclassifier:
         if urgent:
             return
         if self._changed:
-            self._passes.hasten(share=HURRY_SHARE)
+            self._passes.hasten(share=HASTENED_SHARE)
         try:
-            self._passes.go(now_s=now_s, slice_s=HURRY_SLICE_S if self._changed or self._fresh else SLICE_S)
+            self._passes.go(now_s=now_s, slice_s=HASTENED_SLICE_S if self._changed or self._fresh else SLICE_S)
         except OSError as problem:
             self._changed = self._fresh = False
             self._passes.wait(now_s + RETRY_S)
@@ -279,12 +279,12 @@ class Reclassifier:
         return tuple(found)
 
     def _say(self, note: str) -> None:
-        if note not in self._said and len(self._said) < _SAID_MAX:
-            self._said.add(note)
+        if note not in self._noted and len(self._noted) < _NOTES_MAX:
+            self._noted.add(note)
             self._log.warning("rule-not-applied", note=note)
 
 
-_SAID_MAX = 64
+_NOTES_MAX = 64
 """Different notes that are logged in the life of a daemon: paths of cgroups come without end."""
 
 

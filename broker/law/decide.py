@@ -1,19 +1,19 @@
-"""The control law: from what was measured to what every class gets, with a reason for each figure. No clock, no I/O.
+"""The control law: decide every class' rate from the measurements, with a reason for each figure. No clock, no I/O.
 
 Per interface and tick:
 
     counters    -> throughput, demand, what storage is owed         sharing/demand, sharing/guarantee
-    announced   -> credits, bursts under way and due                bursts/announced, bursts/credit
+    announced   -> credits, bursts in progress and due              bursts/announced, bursts/credit
     declared    -> what storage needs, whether data is at risk      sharing/storage_needs
     flows       -> capacity, outbound and inbound                   capacity/outbound, capacity/inbound
     schedules   -> what each class is promised now                  sharing/promises
     all these   -> HTB rate and ceil of each class, and why         sharing/plan, sharing/water_filling
                 -> what each job and connection gets of its class   sharing/jobs
-    leases      -> what may go towards those who asked              holds/grant
-    arriving    -> what to ask of those who send to us              holds/request
+    leases      -> rates towards brokers that hold us back          holds/grant
+    arriving    -> holds to request from senders' brokers           holds/request
 
-A plan stands until the capacity or a promise changes, or a rate moves by more than the dead band. So that damps
-what is measured; what policy says is in force exactly, at once. Inputs are sorted first: their order means nothing.
+A plan is kept until the capacity or a promise changes, or a rate moves by more than the dead band. So measurements are
+damped, and the policy is in force exactly and at once. Inputs are sorted first, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
     Args:
         now_s: the tick's time on a monotonic clock whose zero means nothing; never below that of the last call.
         state: `State()` at first, then the last decision's.
-        measurements: what is known; missing interfaces, classes and flows are allowed and are said in alarms.
-        policy: what the operator wants; it may change from call to call.
+        measurements: those of this tick; missing interfaces, classes and flows are allowed and reported in alarms.
+        policy: the operator's; it may change from call to call.
 
     Returns:
         A decision whose rates sum to at most each interface's capacity; with class `other`, where that capacity is one
@@ -127,7 +127,7 @@ def decide(*, now_s: float, state: State, measurements: Measurements, policy: Po
 
 
 def _outbound(outcome: _Outcome, *, now_s: float) -> OutboundLoad:
-    """What the way in has to know of the way out."""
+    """What the inbound direction needs to know of the outbound one."""
     allocation, known = outcome.allocation, outcome.state.capacity
     used = sum(entry.throughput_bits_per_s or 0 for entry in allocation.classes)
     return OutboundLoad(
@@ -138,7 +138,7 @@ def _outbound(outcome: _Outcome, *, now_s: float) -> OutboundLoad:
 
 
 def _lowest_of_each(holds: list[Hold]) -> tuple[Hold, ...]:
-    """Of a sender that comes in through two interfaces the lower hold: there is one lease for an address."""
+    """The lower hold of a sender that uses two interfaces: there is one lease for an address."""
     least: dict[str, Hold] = {}
     for hold in holds:
         if hold.address not in least or hold.rate_bits_per_s < least[hold.address].rate_bits_per_s:
@@ -151,7 +151,7 @@ def _interface(
     schedules: tuple[ScheduleInForce, ...],
 ) -> _Outcome:  # fmt: skip
     read = Reading(now_s=now_s, state=state, sample=sample)
-    seen = sample or InterfaceSample(interface.name)  # of one that is not there nothing was seen
+    seen = sample or InterfaceSample(interface.name)  # an absent interface has no measurements
     leased = grant.leased(seen.leases)
     read.set_held_back(grant.waiting_bytes(seen.destinations, leased))
     own_flows = grant.not_held(seen.flows, leased)
@@ -208,7 +208,7 @@ def _interface(
         ceiling = promises_of(in_force, elsewhere)[PEOPLE].ceiling
         plans = unheld(plans, ceiling_bits_per_s=ceiling, open_bits_per_s=elsewhere)
     plans = _with_dead_band(plans, state, rate, fresh=bool(read.samples))
-    told_apart = jobs.reported_jobs(seen.jobs)
+    reported_jobs = jobs.reported_jobs(seen.jobs)
     segments = gso.follow(
         state.segments, wanted=interface.limit_segments, rate_bits_per_s=rate, mtu_bytes=seen.mtu_bytes
     )
@@ -221,7 +221,7 @@ def _interface(
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(_applied(entry) for entry in plans),
-        job_uses=jobs.follow(state.job_uses, told_apart, elapsed_s=read.elapsed_s, now_s=now_s),
+        job_uses=jobs.follow(state.job_uses, reported_jobs, elapsed_s=read.elapsed_s, now_s=now_s),
         held=holding_back.states,
         segments=segments,
     )
@@ -240,7 +240,7 @@ def _interface(
         open_bits_per_s=elsewhere,
     )
     allocation, job_alarms = jobs.divided(
-        allocation, samples=told_apart, uses=after.job_uses, flows=seen.flows, measured=estimate.state.signals,
+        allocation, samples=reported_jobs, uses=after.job_uses, flows=seen.flows, measured=estimate.state.signals,
         policies=policy.jobs, bursts=active, now_s=now_s
     )  # fmt: skip
     share = next(entry.share_bits_per_s for entry in plans if entry.name == LENDER)
@@ -260,12 +260,14 @@ def _interface(
 def _with_dead_band(
     plans: tuple[ClassPlan, ...], state: InterfaceState, rate: int, *, fresh: bool
 ) -> tuple[ClassPlan, ...]:
-    """Keep the last figures where they were made of the same capacity and promises, and no rate moved by more than the
-    dead band, or nothing is known. A ceil is a promise, or the rate while the class is held: it moves with these."""
+    """Keep the last figures where capacity and promises are the same, and no rate moved by more than the dead band.
+
+    Unknown rates keep them, too. A ceil is a promise, or the rate while the class is held: it moves with these.
+    """
     if rate != state.applied_capacity_bits_per_s:
         return plans
     last = {entry.name: entry for entry in state.applied}
-    stands = []
+    kept = []
     for entry in plans:
         before, now = last.get(entry.name), _applied(entry)
         if before is None or before.promised != now.promised:
@@ -277,8 +279,8 @@ def _with_dead_band(
             return plans
         if before != now:
             entry = replace(entry, rate_bits_per_s=before.rate_bits_per_s, ceil_bits_per_s=before.ceil_bits_per_s)
-        stands.append(entry)
-    return tuple(stands)
+        kept.append(entry)
+    return tuple(kept)
 
 
 def _applied(entry: ClassPlan) -> AppliedState:
@@ -319,13 +321,13 @@ def _alarms(
     sample: InterfaceSample, read: Reading, estimate: outbound.OutboundEstimate, promised: Mapping[str, Promises]
 ) -> tuple[Alarm, ...]:
     name = sample.name
-    if not read.present:  # what its capacity would be concerns nobody
+    if not read.present:  # its capacity does not matter
         return (Alarm("interface-missing", name, "it is not there; it is shaped when it appears"),)
     found = []
     if sample.carrier is False:
         found.append(Alarm("link-down", name, _without_carrier(sample)))
     if not read.fresh:
-        found.append(Alarm("counters-stale", name, "no class counters for half a second; the last plan stands"))
+        found.append(Alarm("counters-stale", name, "no class counters for half a second; the last plan is kept"))
     if estimate.fallback:
         rate = format_rate(estimate.rate_bits_per_s)
         found.append(

@@ -13,8 +13,8 @@ from broker.model.values import Alarm, Allocation, Credit, InterfaceSample, Meas
 class Decision(Struct, frozen=True):
     """The result of one tick: what to remember, what to apply, what was credited, and what is wrong.
 
-    `holds` is what other brokers shall be asked, all of it; `verdicts` what became of what they asked of us; `again_s`
-    in how many seconds to decide again, where the next tick would be late; `watches` what else to decide again for.
+    `holds` are all holds to request from other brokers; `verdicts` the results of their requests to us; `again_s` in
+    how many seconds to decide again, where the next tick would be late; `watches` the rates to decide again at.
     """
 
     state: State
@@ -28,7 +28,7 @@ class Decision(Struct, frozen=True):
 
 
 def is_active(decision: Decision, measurements: Measurements) -> bool:
-    """Whether somebody sends, waits, announces, needs, asks or is asked, or the capacity of a link is being measured.
+    """Whether there is traffic, a backlog, a burst, a need, a hold or a lease, or a capacity is being measured.
 
     Args:
         decision: the last one.

@@ -1,4 +1,4 @@
-"""What the decision remembers about one interface's way in, and about the leases that other brokers hold of us."""
+"""The state of one interface's inbound direction, and of the leases that other brokers hold of us."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ObservedState(Struct, frozen=True):
     """What training sends from here, where it announces nothing (`broker.law.bursts.detector`).
 
     Fields: `since_s` and `counted_s` when the class counters before and the last were true, `ours_bytes` and
-    `every_bytes` what they said of training and of all classes; `sends_bits_per_s` what training sent since the reading
+    `every_bytes` their values for training and for all classes; `sends_bits_per_s` what training sent since the reading
     before, `part` of all that left, 0 where that was not most of it; `training_s` when it last sent so much that it
     counts; `number` of the last burst, `began_s` when it began, None where none is under way; `sent_s` when it last
     sent.
@@ -98,7 +98,7 @@ class ObservedState(Struct, frozen=True):
 
 
 class IfbDelayState(Struct, frozen=True):
-    """What waits of one class in an IFB of ours (`broker.law.holds.ifb_delay`).
+    """One class' queue in our IFB (`broker.law.holds.ifb_delay`).
 
     Fields: `read_s` and `sent_bytes` the reading from which the next rate is taken, `rate_bits_per_s` the last one;
     `waits` (when, seconds) lately, oldest first.
@@ -150,8 +150,8 @@ class HeldState(Struct, frozen=True):
     """One destination towards which another broker holds our storage back, and what storage is owed there.
 
     Fields: `seen_s` when a lease was last in force; `counter_s` and `sent_bytes` when the destination's counter was
-    read last, and what it said; `sent_bits_per_s_max` the most that went there, slowly forgotten while no lease is
-    in force; `rate_bits_per_s` what is in force; `leaf_waits` (when, seconds) for how long packets waited in our own
+    read last, and its value; `sent_bits_per_s_max` the highest rate to it, which decays slowly while no lease is in
+    force; `rate_bits_per_s` what is in force; `leaf_waits` (when, seconds) for how long packets waited in our own
     leaf lately, oldest first; `full_s` since when our connections have found the link there full.
     """
 

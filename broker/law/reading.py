@@ -1,4 +1,4 @@
-"""One reading of an interface's class counters beside the one before: what was sent meanwhile, what waits now."""
+"""Compare two successive readings of an interface's class counters: bytes sent between them, and the backlog."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Reading:
         self.held_back_bytes = 0
 
     def set_held_back(self, held_bytes: int) -> None:
-        """Take off the lender's backlog what waits because another broker asked for it: our link is not short."""
+        """Subtract from the lender's backlog what waits for another broker's hold: our link does not cause it."""
         entry = self.samples.get(LENDER)
         if entry is not None and held_bytes:
             self.held_back_bytes = min(held_bytes, entry.backlog_bytes)
@@ -72,7 +72,7 @@ class Reading:
         return Counters(classes, tuple(sent), dropped, self.elapsed_s, received)
 
     def observed(self, entry: ClassPolicy, guarantee_bits_per_s: int) -> ClassState:
-        """Take in a class' counters: what it uses and, of the lender, what it is owed."""
+        """Add a class' counters: its use and, of the lender, what it is owed."""
         before, sample = self._before(entry.name), self.samples.get(entry.name)
         if sample is None:
             return before
@@ -90,7 +90,7 @@ class Reading:
         self, entry: ClassPolicy, guarantee_bits_per_s: int, ceiling_bits_per_s: int, floor_bits_per_s: int, *,
         limit: Reason | None, announced: list[tuple[int, float]], declared: storage_needs.Declared | None,
     ) -> tuple[ClassState, ClassNeeds]:  # fmt: skip
-        """Take in a class' counters and say what it needs."""
+        """Add a class' counters and compute what it needs."""
         sample, observed = self.samples.get(entry.name), self.observed(entry, guarantee_bits_per_s)
         wants = demand.demand_bits_per_s(
             observed, backlog_bytes=sample.backlog_bytes if sample else None, ceiling_bits_per_s=ceiling_bits_per_s,

@@ -1,8 +1,8 @@
 """Recorded decisions: one JSON line each, and a replay that decides them again.
 
 A recording is text: a header line with the policy and the state it starts from, then one line a decision. A decision is
-a function of these alone, so that a replay needs nothing else; the memory between ticks is rebuilt on the way and is
-not written. A new header may come at any place (a new file, a new policy) and starts from the state that stands in it.
+a function of these alone, so a replay needs nothing else. It rebuilds the state between ticks, which is not written. A
+new header may come at any place (a new file, a new policy), and starts from the state that it contains.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.model.values import Alarm, Allocation, Credit, Measurements, Watch
 from broker.policy.types import Policy
 
 RECORD_VERSION = 1
-"""Another one where an older recording could not be replayed any more."""
+"""The format's version: it changes when an older recording can no longer be replayed."""
 
 
 class _Version(Struct, frozen=True):
@@ -46,8 +46,7 @@ class _Tick(Struct, frozen=True):
 
 
 class Replay(Struct, frozen=True):
-    """What a replay found: how many decisions it made, and the number (from 1) of the first line that it made
-    otherwise."""
+    """The result of a replay: the number of decisions, and the first line (from 1) whose decision differed."""
 
     ticks: int
     first_difference: int | None

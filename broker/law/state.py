@@ -1,4 +1,4 @@
-"""What the decision remembers from tick to tick. Nobody but the broker's pure modules looks inside.
+"""The decision's state from tick to tick. Only the broker's pure modules read its fields.
 
 Times in here are readings of the clock that `decide` is given; the daemon starts with `State()` after every restart.
 """
@@ -31,14 +31,14 @@ class ClassState(Struct, frozen=True):
 
 
 class Withheld(enum.Enum):
-    """Why a burst is not believed at all."""
+    """Why a burst has no credit."""
 
     PRIVILEGE_LOST = "lost"
     NAME_UNKNOWN = "name"
 
 
 class BurstState(Struct, frozen=True):
-    """One burst under way: what the class had sent when it began, and how much of it is believed.
+    """One burst in progress: what the class had sent when it began, and its credit.
 
     Fields: `sent_bytes_before` is -1 where that was not known; `claimed_bytes` what was announced, at most
     `claim_bytes_max`, by which it is judged when it ends; `credited_bytes` the same, or 0 where it is `withheld`;
@@ -70,8 +70,8 @@ class JobState(Struct, frozen=True):
 
     Fields: `burst_bytes` its last measured bursts, newest first; `unused` and `used` how many in a row carried too
     little, or enough, of what was claimed; `barred_until_s` until when it holds nobody back, `barred_s` for how long it
-    was barred last, 0 while it is trusted; `expected_s` when its next burst is due by its own word, `foretold` how many
-    forecasts in a row were good; `admitted` whether its name was taken from its user's allowance.
+    was barred last, 0 while it is trusted; `expected_s` when it forecasts its next burst, `foretold` how many forecasts
+    in a row were good; `admitted` whether its name was taken from its user's allowance.
     """
 
     job: str
@@ -97,8 +97,10 @@ class UserState(Struct, frozen=True):
 
 
 class RiskState(Struct, frozen=True):
-    """For how long a user's storage may still go before training's bursts, as of a time; `spent` until enough of it has
-    come back."""
+    """For how long a user's storage may still precede training's bursts, as of a time.
+
+    `spent` is set until enough of that time has been restored.
+    """
 
     uid: int
     left_s: float
@@ -123,7 +125,7 @@ class JobUseState(Struct, frozen=True):
 
 
 class AppliedState(Struct, frozen=True):
-    """What was last decided for one class, and the promises that it was made of; the dead band compares with it."""
+    """The last decision for one class, with its promises; the dead band compares with it."""
 
     name: str
     rate_bits_per_s: int
@@ -134,7 +136,7 @@ class AppliedState(Struct, frozen=True):
 
     @property
     def promised(self) -> tuple[int, int, int]:
-        """Guarantee, floor and ceiling; of recordings of earlier versions, none that there is."""
+        """Guarantee, floor and ceiling; recordings of earlier versions have none."""
         return self.guarantee_bits_per_s, self.floor_bits_per_s, self.ceiling_bits_per_s
 
     @property
@@ -144,7 +146,7 @@ class AppliedState(Struct, frozen=True):
 
 
 class InterfaceState(Struct, frozen=True):
-    """The memory about one interface. `counters_s` is when the counters behind `classes` were read."""
+    """The state of one interface. `counters_s` is when the counters behind `classes` were read."""
 
     name: str
     counters_s: float | None = None
@@ -163,7 +165,7 @@ class InterfaceState(Struct, frozen=True):
 
 
 class State(Struct, frozen=True):
-    """The memory of `decide`. Start with `State()`; hand back what the last decision gave."""
+    """The state of `decide`. Start with `State()`; pass in the last decision's state."""
 
     ticks: int = 0
     interfaces: tuple[InterfaceState, ...] = ()

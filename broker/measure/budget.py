@@ -45,7 +45,7 @@ class CpuBudget:
             self._due_s = min(self._due_s, self._began_s + self._cost_s / share)
 
     def space(self, interval_s: float) -> None:
-        """The next pass begins no sooner than this after the last one's begin, where nobody hastens it."""
+        """The least time from one pass' begin to the next one's, unless `hasten` is called."""
         if self._pass is None:
             self._due_s = max(self._due_s, self._began_s + interval_s * EARLY)
 

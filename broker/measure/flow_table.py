@@ -24,17 +24,17 @@ from broker.model.values import NO_JOB, FlowSample, JobKey
 from broker.policy.types import CLASS_NAMES
 
 SAMPLES_MAX = 128
-"""Connections of one interface that the decision looks at: delay and loss of 128 say what 1,000 would."""
+"""Connections of one interface in a decision: delay and loss of 128 show as much as those of 1,000."""
 TCP_SAMPLES_MAX = 32
 """Of these, TCP connections: the decision follows as many."""
 SAMPLES_PER_SESSION_MIN = 2
 CONNECTIONS_PER_SESSION_MAX = 1024
 SENDS_BYTES, SENDS_S = 3_000, 1.0
-"""Two packets between two reports are traffic; who had none for a second sends nothing now."""
+"""Two packets between two reports are traffic; a connection without any for a second is idle."""
 OTHERS_SHOWN_MAX = 16
 """Connections of `other` that are shown: those with the most that waits."""
 FORGET_S = 10.0
-"""A connection that nobody has reported for so long is over; the decision calls it stale long before."""
+"""A connection without a report for so long is over; the decision treats it as stale long before."""
 
 
 class PassedSocket(Struct, frozen=True):

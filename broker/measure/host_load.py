@@ -1,4 +1,4 @@
-"""How busy the host is and how large the daemon, for who looks why ticks come late. No decision rests on it."""
+"""Measure the host's load and the daemon's size, to explain late ticks. No decision uses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HostLoads:
         self._load = HostLoad()
 
     def look(self, *, now_s: float) -> HostLoad:
-        """The figures of the last second; None is what the kernel does not tell, or not yet."""
+        """The figures of the last second; None where the kernel reports none, or not yet."""
         if self._looked_s is None or now_s - self._looked_s >= LOOK_S:
             self._load = self._read(first=self._looked_s is None)
             self._looked_s = now_s

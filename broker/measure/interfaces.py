@@ -1,5 +1,4 @@
-"""What interfaces there are towards an address, whether each has a carrier, how fast it says that it is, and how long
-its frames are."""
+"""List the interfaces towards an address, with each one's carrier, reported speed and longest frame."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ _ETHTOOL_GSET, _ETHTOOL_GDRVINFO = 0x1, 0x3
 _LINK_SETTINGS_BYTES, _DRIVER_INFO_BYTES = 44, 196
 _SPEED_UNKNOWN = (0xFFFF, 0xFFFFFFFF)
 _NO_SPEED = ("veth", "tun", "bridge", "dummy", "ifb", "wireguard", "openvswitch")
-"""Drivers whose speed is made up (veth says 10 Gbit/s, tun 10 Mbit/s): better none than that."""
+"""Drivers that report an invented speed (veth 10 Gbit/s, tun 10 Mbit/s): it counts as unknown."""
 
 
 class Routes:
@@ -94,13 +93,13 @@ class _Seen(Struct, frozen=True):
 
 
 class Links:
-    """What kernel and drivers say of links. Remembers for a while; for one thread.
+    """What kernel and drivers report of links. Cached for a while; for one thread.
 
-    A driver without a carrier names no speed, or any. What it said last with one holds meanwhile, as long as the
+    A driver without a carrier reports no speed, or any. The last one with a carrier counts meanwhile, as long as the
     interface is the same: a cable that is pulled and put back is the same link.
 
     Args:
-        look: how the link of an interface fares by the kernel's word (`route_query.RouteSocket.link`).
+        look: reads the state of an interface's link from the kernel (`route_query.RouteSocket.link`).
     """
 
     def __init__(self, look: Callable[[str], LinkInfo | None]) -> None:
@@ -109,7 +108,7 @@ class Links:
         self._speeds: dict[str, tuple[int, int]] = {}  # by name: number of the interface, its last speed with a carrier
 
     def link_bits_per_s(self, interface: str, *, now_s: float) -> int | None:
-        """The link's speed, the last one while it has no carrier; None where the driver says none that means
+        """The link's speed, the last one while it has no carrier; None where the driver reports none that means
         anything."""
         return self._look(interface, now_s).link_bits_per_s
 
@@ -118,11 +117,11 @@ class Links:
         return self._look(interface, now_s).mtu_bytes
 
     def carrier(self, interface: str, *, now_s: float) -> bool | None:
-        """Whether the link has a carrier, None where the kernel does not say."""
+        """Whether the link has a carrier, None where the kernel does not report it."""
         return self._look(interface, now_s).carrier
 
     def carrier_changes(self, interface: str, *, now_s: float) -> int | None:
-        """How often the carrier came or went since the interface was made, None where the kernel does not say."""
+        """How often the carrier changed since the interface was made, None where the kernel does not report it."""
         return self._look(interface, now_s).carrier_changes
 
     def forget(self) -> None:
@@ -130,7 +129,7 @@ class Links:
         self._known.clear()
 
     def _look(self, interface: str, now_s: float) -> _Seen:
-        """Ask for one interface alone: who asks for all at once is stopped by one whose name is no text."""
+        """Read one interface alone: a read of all of them fails at a name that is not text."""
         known = self._known.get(interface)
         if known is None or now_s - known.at_s > LINKS_LIFE_S:
             try:
@@ -139,10 +138,10 @@ class Links:
                 link = None
             speed = speed_mbit_per_s_of(interface)
             means = speed > 0 and driver_of(interface) not in _NO_SPEED
-            said = speed * 1_000_000 if means else None
+            reported = speed * 1_000_000 if means else None
             known = _Seen(
                 at_s=now_s,
-                link_bits_per_s=said if link is None else self._lasting(interface, link, said),
+                link_bits_per_s=reported if link is None else self._lasting(interface, link, reported),
                 mtu_bytes=mtu_bytes_of(interface),
                 carrier=None if link is None else link.carrier,
                 carrier_changes=None if link is None else link.carrier_changes,
@@ -150,15 +149,15 @@ class Links:
             self._known[interface] = known
         return known
 
-    def _lasting(self, interface: str, link: LinkInfo, said_bits_per_s: int | None) -> int | None:
-        """What the driver says now, or said last while there was a carrier, of this very interface."""
+    def _lasting(self, interface: str, link: LinkInfo, reported_bits_per_s: int | None) -> int | None:
+        """The speed that the driver reports now, or reported last with a carrier, for the same interface."""
         if link.carrier:
             self._speeds.pop(interface, None)
-            if said_bits_per_s is not None:
-                self._speeds[interface] = link.number, said_bits_per_s
-            return said_bits_per_s
+            if reported_bits_per_s is not None:
+                self._speeds[interface] = link.number, reported_bits_per_s
+            return reported_bits_per_s
         number, last_bits_per_s = self._speeds.get(interface, (0, 0))
-        return last_bits_per_s if number == link.number else said_bits_per_s
+        return last_bits_per_s if number == link.number else reported_bits_per_s
 
 
 def driver_of(interface: str) -> str:
@@ -167,7 +166,7 @@ def driver_of(interface: str) -> str:
 
 
 def speed_mbit_per_s_of(interface: str) -> int:
-    """What the driver says that the link does, 0 where it says nothing (struct ethtool_cmd: in two halves)."""
+    """The link's speed as the driver reports it, 0 where it reports none (struct ethtool_cmd: in two halves)."""
     low, high = struct.unpack_from("=H14xH", _ethtool(interface, _ETHTOOL_GSET, _LINK_SETTINGS_BYTES), 12)
     speed = high << 16 | low
     return 0 if speed in _SPEED_UNKNOWN else speed

@@ -1,4 +1,4 @@
-"""Hears from the kernel when an interface comes, goes, is renamed, or its carrier or speed changes. rtnetlink(7).
+"""Receive the kernel's events when an interface comes, goes, is renamed, or changes carrier or speed. rtnetlink(7).
 
 An event is a hint that something is different now, never the truth: whoever hears one looks. So what is lost when many
 come at once costs nothing but that look.
@@ -35,7 +35,7 @@ class LinkChanges(Struct, frozen=True):
 
 
 class LinkEvents:
-    """A socket that hears of the links of the network namespace in which it was made. For one thread."""
+    """A socket that receives the link events of the network namespace in which it was made. For one thread."""
 
     def __init__(self) -> None:
         self._kernel = NetlinkSocket(groups=_RTMGRP_LINK, timeout_s=0)

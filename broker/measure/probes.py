@@ -42,7 +42,7 @@ HEADER = struct.Struct("!BBHHH")
 PAYLOAD_BYTES = 32
 """A token of the sender's. With the headers of ICMP and IPv6, a request is 80 bytes on the wire before Ethernet."""
 READS_MAX = 64
-"""Packets taken at once: a tick must not wait for whoever floods us with what looks like replies."""
+"""Packets read at once: a flood of forged replies must not delay a tick."""
 _TIMESTAMP = getattr(socket, "SO_TIMESTAMPNS", 35)  # asm-generic/socket.h, where Python does not name it
 _TIMESPEC = struct.Struct("@ll")
 
@@ -78,7 +78,7 @@ class Probes:
 
     Args:
         mark: puts a socket into class `control`.
-        clock, wall: monotonic seconds, and the wall clock's, by which the kernel says when a reply came.
+        clock, wall: monotonic seconds, and the wall clock's, by which the kernel stamps replies.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Probes:
     def _take(self, target: _Target, sequence: int, arrived_wall_s: float | None) -> None:
         sent_s = target.waiting.pop(sequence, None)
         if sent_s is None:
-            return  # said twice, or too late
+            return  # a duplicate, or too late
         read_s = self._clock()
         arrived_s = read_s - (self._wall() - arrived_wall_s) if arrived_wall_s is not None else read_s
         if not sent_s < arrived_s <= read_s:
@@ -225,7 +225,7 @@ def _target(address: str, *, now_s: float) -> _Target:
 
 
 class EchoReply(Struct, frozen=True):
-    """An echo's reply. `arrived_wall_s` is when the kernel took it in, by the wall clock; None where it did not say."""
+    """An echo's reply. `arrived_wall_s` is when the kernel received it, by the wall clock; None without a timestamp."""
 
     address: str
     sequence: int

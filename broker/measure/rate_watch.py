@@ -1,9 +1,9 @@
-"""Looks, between two ticks, at how fast an interface sends, where a decision wants to be called when that changes.
+"""Measure an interface's send rate between ticks, so that a decision follows when the rate crosses a watched one.
 
-A tick costs milliseconds; a look costs 40 µs: one file, two numbers of which have changed. So fifty looks a second are
-a five-hundredth of a core, and there are none while no decision asks for them.
+A tick costs milliseconds; a look costs 40 µs: one file, of which two numbers change. So fifty looks a second take 0.2 %
+of a core, and there are none while no decision has set a watch.
 
-A crossing is told at `TOLD_LOOKS` looks, and then not before the rate has been on the other side.
+A crossing is reported at `REPORTED_LOOKS` looks, and again only after the rate has been on the other side.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from broker.model.values import Watch
 LOOK_S = 0.02
 FRESH_S = 0.05
 """An older pace is none."""
-TOLD_LOOKS = 2
+REPORTED_LOOKS = 2
 """The decision's own counters may need the second look; what it does not see then is left to the next tick."""
 
 
@@ -79,7 +79,7 @@ class RateWatch:
         return due
 
     def pace_bits_per_s(self, interface: str) -> int | None:
-        """What left in the last look; None where nobody looks."""
+        """The send rate of the last look; None without a watch."""
         entry = self._watched.get(interface)
         if entry is None or entry.at_s is None or self._clock() - entry.at_s > FRESH_S:
             return None
@@ -87,7 +87,7 @@ class RateWatch:
 
 
 def _crossed(entry: _Watched, sent_bytes: int, *, now_s: float) -> bool:
-    """Take in a counter, and say whether it is time to tell."""
+    """Add a counter reading; whether to report a crossing."""
     elapsed_s = now_s - entry.at_s if entry.at_s is not None else 0.0
     if entry.at_s is not None and elapsed_s < WINDOW_S_MIN:
         return False
@@ -98,4 +98,4 @@ def _crossed(entry: _Watched, sent_bytes: int, *, now_s: float) -> bool:
         return False
     crosses = (pace >= entry.watch.bits_per_s) is entry.watch.rising
     entry.looks = entry.looks + 1 if crosses else 0
-    return 1 <= entry.looks <= TOLD_LOOKS
+    return 1 <= entry.looks <= REPORTED_LOOKS

@@ -1,4 +1,4 @@
-"""Asks the kernel which way an address is reached, and how a link fares (rtnetlink(7)). Read-only, unprivileged.
+"""Query the kernel for the route to an address, and for a link's state (rtnetlink(7)). Read-only, unprivileged.
 
 Through pyroute2 0.9.7 a question costs 0.2 to 0.35 ms of CPU, and its acknowledgement is kept for ever; here 0.02 ms.
 A thousand flows ask up to a hundred times a second.
@@ -37,7 +37,7 @@ _TIMEOUT_S = 1.0  # the kernel answers at once; a lost answer must not stop the 
 
 
 class LinkInfo(Struct, frozen=True):
-    """How a link fares: the number of its interface, whether it has a carrier (never while it is set down), and how
+    """A link's state: the number of its interface, whether it has a carrier (never while it is set down), and how
     often that has changed since the interface was made, None where the kernel does not count it (before 3.15)."""
 
     number: int
@@ -97,7 +97,7 @@ def _outgoing(_: int, body: bytes) -> int:
 
 
 def read_link(_: int, body: bytes) -> LinkInfo:
-    """How a link fares, out of the kernel's message about it."""
+    """Parse a link's state from the kernel's message about it."""
     _, _, number, flags, _ = IFINFOMSG.unpack_from(body)
     changes = attribute_map(body, IFINFOMSG.size).get(_IFLA_CARRIER_CHANGES)
     counted = None if changes is None else int.from_bytes(changes[:4], sys.byteorder)

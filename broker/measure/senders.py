@@ -1,4 +1,4 @@
-"""Who sends to us how much in which class, counted for each address over all of its connections, come and gone.
+"""Count what each address sends to us in each class, over all of its connections, present and past.
 
 TCP says of each connection how many segments have arrived (tcpi_data_segs_in) and how long they are; what it has in
 order (tcpi_bytes_received) would stand still behind each lost packet while the link is full, and jump when that comes.
@@ -31,7 +31,7 @@ CONNECTIONS_MAX = 8192
 """Addresses and connections that are remembered: those that were seen last."""
 
 SEGMENTS_MIN = 4
-"""So many since the last look, and what TCP says of a connection's round trip is new."""
+"""So many since the last reading, and TCP's round trip of a connection is new."""
 WRAPS = 2**32
 """tcpi_segs_in counts in 32 bits (linux/tcp.h)."""
 
@@ -116,7 +116,7 @@ class SenderTable:
             interface_of: the shaped interface towards an address; what comes back from there comes in by it.
             broker_of: whether a broker answers at an address.
             trip_of: the least and the last round trip to its broker; TCP's own may include the sender's queue.
-            held: what that broker said to our hold.
+            held: that broker's answer to our hold.
         """
         found: dict[str, list[SenderSample]] = {}
         age_s = max(0.0, now_s - self._looked_s)
@@ -143,7 +143,7 @@ class SenderTable:
         return {interface: tuple(samples) for interface, samples in found.items()}
 
     def addresses(self, traffic_class: str) -> tuple[str, ...]:
-        """Those that have connections of a class with us, whoever sends."""
+        """The addresses with connections of a class with us, in either direction."""
         return tuple(sorted(address for address, name in self._senders if name == traffic_class))
 
 
@@ -167,14 +167,14 @@ class PeerRtts:
         return now_s - self._looked_s >= MEASURE_S
 
     def look(self, peers: Iterable[PeerStatus], *, now_s: float) -> None:
-        """Take in what the connections to all brokers say now."""
+        """Add the present figures of the connections to all brokers."""
         before_s, self._looked_s = self._looked_s, now_s
         known, self._trips = self._trips, {}
         for peer in peers:
             if peer.rtt_s_min is None or peer.rtt_latest_s is None:
                 continue
             before = known.get(peer.address)
-            if before is None:  # the first says nothing yet: it is what later ones are compared with
+            if before is None:  # the first reading is only a reference for later ones
                 before = PeerRtt(peer.rtt_s_min, peer.rtt_latest_s, now_s)
             since_s = before.since_s if before.last_s == peer.rtt_latest_s else before_s
             self._trips[peer.address] = PeerRtt(peer.rtt_s_min, peer.rtt_latest_s, since_s)

@@ -45,7 +45,7 @@ UDP_SHOWN_MAX = 32
 UDP_SENT_S = 30.0
 """So long a socket counts as sending after something of it was seen waiting: a look meets a queue by chance."""
 UDP_RETRY_S = 60.0
-"""A kernel without udp_diag gets it only when somebody loads the module."""
+"""A kernel without udp_diag gets it only when its module is loaded."""
 
 
 class TcpWatch:
@@ -67,7 +67,7 @@ class TcpWatch:
         self._chosen: list[TcpConnection] = []
 
     def hasten(self) -> None:
-        """Let the next look come with the next tick, where a look is cheap: it matters now who sends to us."""
+        """Read again at the next tick where a reading is cheap, because the senders matter now."""
         if not self._many:
             self._few.hasten(share=HASTENED_SHARE)
 

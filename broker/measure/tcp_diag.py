@@ -1,4 +1,4 @@
-"""Asks the kernel which sockets there are, whose they are, and how TCP's fare: sock_diag(7).
+"""Query the kernel for sockets, their owners, and the state of TCP connections: sock_diag(7).
 
 Read-only, unprivileged. Every field is one that kernels since 4.18 give, but for the cgroup
 (5.8), which is then 0. The class of a socket is told by INET_DIAG_CLASS_ID, in which the kernel gives the socket's
@@ -142,7 +142,7 @@ class BoundSocket(Struct, frozen=True):
 
 
 class SockDiagError(OSError):
-    """The kernel refused a question; `errno` says why."""
+    """The kernel refused a request; `errno` has the cause."""
 
 
 def tcp_pages(*, clock: Callable[[], float]) -> Iterator[list[TcpConnection]]:

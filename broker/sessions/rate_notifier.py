@@ -59,8 +59,8 @@ class RateNotifier:
                     notice = RateNotice(traffic_class=name, rate_bits_per_s=rate, valid_s=VALID_S)
                     session.send(notice)  # one that is not taken is repeated soon
                     reported[key] = (rate, now_s)
-            said = {name: reported[session.name, name][0] for name in self._flows.classes_of(session.name)}
-            session.reported_bits_per_s = {name: rate for name, rate in said.items() if rate is not None}
+            reported_now = {name: reported[session.name, name][0] for name in self._flows.classes_of(session.name)}
+            session.reported_bits_per_s = {name: rate for name, rate in reported_now.items() if rate is not None}
         self._reported = reported
 
     def _part(self, session: str, others: frozenset[str], interface: InterfaceAllocation, name: str) -> int:

@@ -108,7 +108,7 @@ def follow(
 
     Args:
         uses: as of the last tick.
-        samples: this tick's, as `told_apart` gave them.
+        samples: this tick's, as `reported_jobs` returned them.
         elapsed_s: time between the readings, None where nothing was read: then everything stands.
         now_s: the tick's time.
     """
@@ -129,7 +129,7 @@ def divided(
 
     Args:
         allocation: with its classes.
-        samples: this tick's jobs, as `told_apart` gave them.
+        samples: this tick's jobs, as `reported_jobs` returned them.
         uses: as `follow` gave them for these.
         flows: the interface's connections, in any order.
         measured: what its connections delivered lately.

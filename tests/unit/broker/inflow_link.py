@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.state import State
-from broker.measure.rate_watch import LOOK_S, TOLD_LOOKS
+from broker.measure.rate_watch import LOOK_S, REPORTED_LOOKS
 from broker.model.values import BrokerThere, Burst, ClassSample, FlowSample, InterfaceSample, Measurements, SenderSample
 from broker.policy.types import CLASS_NAMES, Policy
 
@@ -224,7 +224,7 @@ class Inflow:
                 crosses = (pace >= watch.bits_per_s) is watch.rising
                 looks = self._looks[1] if self._looks[0] is watch.rising else 0
                 self._looks = (watch.rising, looks + 1 if crosses else 0)
-                return 1 <= self._looks[1] <= TOLD_LOOKS
+                return 1 <= self._looks[1] <= REPORTED_LOOKS
         return False
 
     def _pace_bits_per_s(self) -> int | None:

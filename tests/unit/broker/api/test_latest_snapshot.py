@@ -86,7 +86,7 @@ def test_after_a_reload_nobody_sees_what_was_before(monkeypatch: pytest.MonkeyPa
     one = LatestSnapshot(lambda: wakes.append(None), clock=lambda: 10.0)
     one.outdate()
     one.show(snapshot("before"), now_s=10.0)
-    one.hurry()  # before anything was decided by the new policy
+    one.invalidate()  # before anything was decided by the new policy
     one.ask()
     assert wakes
     assert one.due(now_s=10.0)

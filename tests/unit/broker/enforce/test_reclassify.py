@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.enforce import reclassify
-from broker.enforce.reclassify import HURRY_SHARE, HURRY_SLICE_S, Reclassifier
+from broker.enforce.reclassify import HASTENED_SHARE, HASTENED_SLICE_S, Reclassifier
 from broker.process.log import open_log
 from shaping.model import Rule
 
@@ -68,7 +68,7 @@ def test_a_service_that_crashes_again_and_again_takes_its_share_and_no_more(swee
         sweeping.tick(5)
         sweeping.make_again()
     assert sweeping.ended >= 3
-    assert sweeping.cpu_s / sweeping.now_s <= 1.1 * HURRY_SHARE
+    assert sweeping.cpu_s / sweeping.now_s <= 1.1 * HASTENED_SHARE
 
 
 @pytest.mark.parametrize("sweeping", [100], indirect=True)
@@ -80,7 +80,7 @@ def test_a_pass_under_way_ends_and_one_more_sees_what_has_changed_meanwhile(swee
         sweeping.tick()
     sweeping.tick(3)
     assert (sweeping.begun, sweeping.ended) == (1, 1)
-    sweeping.tick(round(0.1 / HURRY_SHARE / TICK_S) + 6)  # 100 pages are 0.1 s
+    sweeping.tick(round(0.1 / HASTENED_SHARE / TICK_S) + 6)  # 100 pages are 0.1 s
     assert (sweeping.begun, sweeping.ended) == (2, 2)
 
 
@@ -89,7 +89,7 @@ def test_a_tick_that_somebody_waits_for_does_no_slice(sweeping: Sweeping) -> Non
     sweeping.tick(100, urgent=True)
     assert sweeping.cpu_s == 0.0
     sweeping.tick()
-    assert 0.0 < sweeping.cpu_s <= 1.1 * HURRY_SLICE_S
+    assert 0.0 < sweeping.cpu_s <= 1.1 * HASTENED_SLICE_S
 
 
 @pytest.mark.parametrize("sweeping", [10], indirect=True)

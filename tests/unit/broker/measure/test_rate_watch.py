@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.measure.rate_watch import LOOK_S, TOLD_LOOKS, RateWatch
+from broker.measure.rate_watch import LOOK_S, REPORTED_LOOKS, RateWatch
 from broker.model.values import Watch
 
 RISES, FALLS = Watch("a", 30_000_000, rising=True), Watch("a", 15_000_000, rising=False)
@@ -65,7 +65,7 @@ def test_a_crossing_that_changes_nothing_is_told_twice_and_again_after_it_was_aw
     for turn in range(100):
         reported += counter.sends(90e6, for_s=0.1)
         counter.rate_watch.want([Watch("a", 30_000_000 + turn, rising=True)])
-    assert len(reported) == TOLD_LOOKS
+    assert len(reported) == REPORTED_LOOKS
     counter.sends(0, for_s=0.1)
     assert counter.sends(90e6, for_s=0.05), "once away, it is news again"
 
