@@ -222,7 +222,7 @@ class Shaper:
         return (*notes, *self._give_back(interface, classified=classified))
 
     def _give_back(self, interface: str, *, classified: bool) -> tuple[str, ...]:
-        """The way out: segments, root and rules."""
+        """The outbound direction: segments, root and rules."""
         notes = (*self._segments.put_back(interface), *self._egress.put_back(interface))
         if classified:  # last: whatever the rules of other interfaces meet, this one's root is back by now
             try:

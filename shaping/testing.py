@@ -2,7 +2,7 @@
 
 It keeps what HTB keeps: a root, classes, queues with a backlog, filters, and it does to queues what HTB does to them: a
 first child purges its parent's queue without counting it, deleting a root purges all. `purged_packets` counts that, so
-that a test can claim that nothing was lost. It does not move packets: a test says what waits, with `enqueue`.
+that a test can claim that nothing was lost. It does not move packets: a test adds a backlog with `enqueue`.
 """
 
 from __future__ import annotations

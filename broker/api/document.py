@@ -47,7 +47,7 @@ from hive_qos import __version__
 from hive_qos.text import printable
 
 FLOWS_SHOWN_MAX = 2000
-"""Flows in one document; `flows_total` says how many there are."""
+"""The most flows in one document; `flows_total` is the number of all."""
 
 
 def document(snapshot: Snapshot) -> Status:
@@ -86,7 +86,7 @@ def document(snapshot: Snapshot) -> Status:
 
 
 def _link(snapshot: Snapshot, entry: InterfaceAllocation) -> verdicts.LinkFigures:
-    """A way out as the verdicts see it."""
+    """One outbound link's figures for the verdicts."""
     figures = snapshot.figures
 
     def of(known: Mapping[Hashable, Average], *key: str) -> dict[str, Average]:

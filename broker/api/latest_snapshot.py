@@ -1,6 +1,6 @@
-"""What readers see: one snapshot, made by the loop when somebody asks for it, and once a second besides.
+"""Share one snapshot among readers; the loop makes it when a reader asks for it, and once a second besides.
 
-A snapshot costs a tenth of a tick, and nobody looks at most ticks. Only the loop may read what is shown, so a reader
+A snapshot costs a tenth of a tick, and most ticks have no reader. Only the loop may read what is shown, so a reader
 wakes it. Where the loop does not answer in time, the reader gets the last snapshot. All readers share one that is at
 most `SHARED_S` old: they wake the loop ten times a second at most.
 """
@@ -15,7 +15,7 @@ from broker.api.snapshot import Snapshot
 WAIT_S = 0.5
 """A tick takes milliseconds. A loop that hangs is seen by the age of what it shows, a second and a bit."""
 SHOW_S = 1.0
-"""How often it is put together though nobody asks: who asks of a loop that hangs gets nothing older."""
+"""How often a snapshot is made without a request: while the loop hangs, readers get nothing older."""
 SHARED_S = 0.1
 """A tick: what is shown is as old as that anyway."""
 
@@ -45,11 +45,11 @@ class LatestSnapshot:
         return self._outdated and (self._wanted or now_s - self._shown_s >= SHOW_S)
 
     def outdate(self) -> None:
-        """For the loop: there is a new decision, which nobody has seen."""
+        """For the loop: there is a new decision, which no reader has seen."""
         self._outdated = True
 
     def invalidate(self) -> None:
-        """For the loop: what was shown is not to be shared any more, whoever asks next sees what comes next."""
+        """For the loop: stop sharing the last snapshot, so that the next reader gets the next one."""
         self._outdated, self._shown_s = True, float("-inf")
 
     def show(self, snapshot: Snapshot, *, now_s: float) -> None:

@@ -70,7 +70,7 @@ class SenderStatus(SenderSample, frozen=True, kw_only=True):
 
 
 class OutboundMeasured(Struct, frozen=True, kw_only=True):
-    """What outbound figures rest on; `destinations` say what delay they see beside this host's own queue."""
+    """The measurements behind outbound figures; `destinations` report the delay beside this host's own queue."""
 
     link_bits_per_s: int | None
     carrier: bool | None
@@ -146,7 +146,7 @@ class SocketFlow(PassedSocket, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class ConnectionFlow(FlowSample, frozen=True, kw_only=True, tag_field="kind", tag="connection"):
-    """A connection of a program's report. `share_bits_per_s` is its part of its job's share; `reason` says why."""
+    """A connection of a program's report. `share_bits_per_s` is its part of its job's share, for this `reason`."""
 
     key: str = field(name="flow")
     traffic_class: str = field(name="class")
@@ -273,13 +273,13 @@ class JobStatus(Struct, kw_only=True):
 
 
 class NeedStatus(Need, frozen=True, kw_only=True):
-    """What a storage program declared; one that does not say where to stands at each interface."""
+    """What a storage program declared; without a destination it counts at each interface."""
 
     interface: str
 
 
 class HoldStatus(Hold, frozen=True, kw_only=True):
-    """What this broker asks of another, and what that said: null before it says anything."""
+    """What this broker asks of another, and the answer: null before there is one."""
 
     traffic_class: str = field(name="class")
     granted: bool | None = None

@@ -1,4 +1,4 @@
-"""What the loop shows of one tick, frozen: whoever asks has it rendered in his own thread. Values alone."""
+"""The loop's figures of one tick, frozen; a reader renders them in its own thread. Values alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from broker.policy.types import Policy
 class SessionInfo(Struct, frozen=True):
     """One connected program; `command` is the name of its process.
 
-    `reported_bits_per_s` is the rate that it was told last, by class.
+    `reported_bits_per_s` is the rate last reported to it, by class.
     """
 
     name: str
@@ -35,7 +35,7 @@ class SessionInfo(Struct, frozen=True):
 
 
 class DaemonInfo(Struct, frozen=True):
-    """How the daemon itself fares, and its watchdog.
+    """The state of the daemon itself, and of its watchdog.
 
     `ticks` counts decisions, `applied` those written to the kernel, `late_ticks` the late ones; `tick_s_max` is the
     longest. `sockets_marked` counts sockets that are older than their rule and got their class.
@@ -53,8 +53,10 @@ class DaemonInfo(Struct, frozen=True):
 
 
 class HoldsInfo(Struct, frozen=True):
-    """What stands between us and other brokers: `asked` of them and what they said, `leases` that they have of us and
-    what we made of them, `peers` themselves."""
+    """The holds between us and other brokers.
+
+    Fields: `asked` our requests with their answers; `leases` their requests with our verdicts; `peers` themselves.
+    """
 
     asked: tuple[tuple[Hold, HoldOutcome | None], ...] = ()
     leases: tuple[tuple[Lease, HoldOutcome | None], ...] = ()

@@ -37,7 +37,7 @@ SATISFIED_CODES = ("idle", "gets-what-it-wants")
 
 
 class LinkFigures(Struct, frozen=True):
-    """One way out as the verdicts see it, averages by class and by held address.
+    """One outbound link's figures for the verdicts, averages by class and by held address.
 
     Fields: `averages` of classes over their `windows_s`; `lender_now` and `destinations` what storage sends now, in all
     and to each held address; `towards` what went there over the lender's window; `peers` whose broker asked for it;
@@ -255,7 +255,7 @@ def _crowded(link: LinkFigures, job: JobAllocation, of: ClassAllocation) -> Reas
 def _inbound_text(inbound: InterfaceAllocation, arriving: Average) -> str:
     comes, carries = format_rate(arriving.bits_per_s), format_rate(inbound.capacity_bits_per_s)
     brings = next((one.throughput_bits_per_s for one in inbound.classes if one.name == LENDER), None)
-    text = f"nothing waits here, the way in is full: {comes} of {carries}"
+    text = f"nothing waits here, the link is full inbound: {comes} of {carries}"
     return f"{text}, {format_rate(brings)} of it {LENDER}" if brings else text
 
 

@@ -77,7 +77,7 @@ class ActivePolicy:
             self._latest_snapshot.invalidate()
 
     def reload(self, *, trial_s: float | None = None) -> PolicyAnswer:
-        """Take the file's configuration, or say why not."""
+        """Take the file's configuration, or give the reason why not."""
         self._components.beat(busy=True)  # a busy disk makes long what is synchronised
         self._environment.notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
         try:

@@ -76,7 +76,7 @@ class Environment:
         watchdog: opens the ceilings when we die; None beside a kernel in memory.
         finder: looks into other processes, which this one may not any more then, so that sockets which were there
             before their rule get its class. None leaves them.
-        notifier: tells systemd how we are.
+        notifier: reports our state to systemd.
         clock: monotonic seconds.
     """
 
@@ -120,7 +120,7 @@ class Components:
     interface_of: Callable[[str], str | None]
 
     def beat(self, *, busy: bool = False) -> None:
-        """Tell the watchdog that we are alive. Where it has opened the ceilings meanwhile, all is written anew.
+        """Send the watchdog a heartbeat. Where it has opened the ceilings meanwhile, all is written anew.
 
         Args:
             busy: what comes now may take long: the watchdog is patient until the next beat.
@@ -139,7 +139,7 @@ class Components:
         return (*self.egress_trees.close(), *self.own_cgroups.remove())
 
     def close(self) -> None:
-        """Release files and sockets, those of the neighbours aside."""
+        """Release files and sockets, except those to other brokers."""
         if self.recorder is not None:
             self.recorder.close()
         self.netlink.close()

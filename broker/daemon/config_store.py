@@ -1,4 +1,4 @@
-"""Which configuration holds: what the file says, or the last good one where that cannot work or was not confirmed.
+"""Choose the configuration in force: the file's, or the last good one where that cannot work or was not confirmed.
 
     start               the file; the last good one where the file is bad, cannot be applied, or was on trial last time
     reload              the file: kept as the good one once it is in force. A bad one changes nothing
@@ -159,7 +159,7 @@ class ConfigStore:
                 if trial_s is None:
                     return "taken"
                 return f"{'unchanged' if unchanged else 'taken, it is the confirmed one'}, nothing to confirm"
-            return f"in force, but not kept in {self._state_dir} (the log says why): free some space and reload again"
+            return f"in force, but not kept in {self._state_dir} (see the log): free some space and reload again"
         self._until_s, self._trial_s = self._clock() + trial_s, trial_s
         return f"taken on trial: without `hive-qos confirm` within {trial_s:g} s the former one comes back"
 
@@ -219,7 +219,7 @@ class ConfigStore:
             return None
 
     def _hold_former(self, code: str, why: str) -> None:
-        text = _one_line(f"the last good one holds, not what the file says: {why}")
+        text = _one_line(f"the last good one is in force, not the file's: {why}")
         self._alarm = Alarm(code=code, subject=_FILE, text=text)
         self._log.error("configuration-fallback", error=text)
 

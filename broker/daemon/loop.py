@@ -1,4 +1,4 @@
-"""The loop: sleep until something is due, decide, apply, record, show. One thread, until it is told to stop.
+"""The loop: sleep until something is due, decide, apply, record, show. One thread, until it is stopped.
 
 selector --packets--> sessions --service--> flows, bursts
 tick: counters, flows, bursts -> decide (pure) -> apply -> recorder, snapshot -> HTTP threads
@@ -51,7 +51,7 @@ class Loop:
         self._tick_s_max = 0.0
 
     def serve(self) -> None:
-        """Open the sockets, say that we are ready, and go round until told to stop."""
+        """Open the sockets, report that we are ready, and loop until stopped."""
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._wake.reader, selectors.EVENT_READ, self._wake.clear)
@@ -155,7 +155,7 @@ class Loop:
         self._scheduler.decided(due, began_s=now_s, ended_s=self._clock(), interval_s=self._interval_s(policy))
 
     def _interval_s(self, policy: Policy) -> float:
-        """From a tick to the next: sessions that follow their rate hear of it ten times a second, too."""
+        """From a tick to the next; sessions that follow their rate also get it ten times a second."""
         followed = any(session.machine.hello.rates for session in self._sessions.sessions.values())
         active = self._made is None or is_active(self._made.decision, self._made.measurements)
         tick_s = policy.daemon.tick_s

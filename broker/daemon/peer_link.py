@@ -26,7 +26,7 @@ InterfaceOf = Callable[[str], str | None]
 
 
 class PeerLink:
-    """For the loop's thread. Until `meet` nobody is asked, and nobody asks."""
+    """For the loop's thread. Until `meet` no request is sent or received."""
 
     def __init__(self) -> None:
         self._opening: PeerOpening | None = None
@@ -119,7 +119,7 @@ class PeerLink:
             self._channel.want(holds, reach=self._arrivals.addresses(HELD_CLASS))
 
     def answer(self, decision: Decision) -> None:
-        """Answer what others asked for: after the kernel has it, so that nobody is told too early."""
+        """Answer others' requests after the kernel has applied them, so that no answer is early."""
         if self._channel is not None:
             self._channel.answer(decision.verdicts)
 

@@ -169,7 +169,7 @@ class SnapshotBuilder:
 
 
 def destination_reports(decision: Decision, measurements: Measurements) -> dict[str, tuple[DestinationReport, ...]]:
-    """By interface what the destinations say on which its capacity rests."""
+    """By interface, the destinations' reports behind its capacity."""
     flows = {sample.name: sample.flows for sample in measurements.interfaces}
     return {
         one.name: tuple(outbound.destination_reports(one.capacity, flows[one.name]))

@@ -3,8 +3,8 @@
     tick, announcement*   look at TCP -> measure -> decide -> ask others -> egress -> answer others -> ingress
     another one asks      measure -> decide -> egress -> ask others -> answer others -> ingress -> look at TCP
 
-TCP tells who sends to us, and how much came before a burst. To ask it takes 0.5 ms with few connections and 3 ms with
-many. What another broker's lease gets does not depend on that, so a lease does not wait for it. (*) Where no inbound
+TCP_INFO shows the senders to us, and what came before a burst. Reading it takes 0.5 ms with few connections and 3 ms
+with many. What another broker's lease gets does not depend on it, so a lease does not wait for it. (*) Where no inbound
 direction is shaped, nobody is asked for a hold, and the look at TCP can wait for the next tick.
 """
 

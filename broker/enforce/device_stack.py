@@ -27,7 +27,7 @@ class Layers(Struct, frozen=True):
 
 
 class Misplaced(Struct, frozen=True):
-    """Shaping this interface does not do what it promises. `advice` says what to name instead."""
+    """Shaping this interface does not have the promised effect. `advice` names the interface to use instead."""
 
     interface: str
     text: str

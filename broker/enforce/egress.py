@@ -95,7 +95,7 @@ class EgressTrees:
             self._log.warning("interface-note", interface=shape.interface, note=note)
 
     def change(self, shape: InterfaceShape) -> None:
-        """Bring an attached interface to `shape`, as `apply`, but say when the kernel does not want it.
+        """Bring an attached interface to `shape`, as `apply`, but raise where the kernel rejects it.
 
         Raises:
             HiveError, ValueError: it stays as it was.

@@ -1,4 +1,4 @@
-"""What arrives at passed sockets, as rules for our own IFB: their marks say nothing of packets that come in.
+"""Classify what arrives at passed sockets by rules of our IFB, because sockets' marks do not apply to inbound packets.
 
 A rule names the address and port that the kernel gave to a socket, and its peer where it is connected: so it matches
 what that socket gets and nothing else. What counts is what the kernel lists now (sock_diag):
@@ -27,7 +27,7 @@ from shaping.model import Arrival, Rule
 
 SOCKETS_MAX = 32
 """Sockets with rules of their own, of every user as many: a host has a few ranks. What arrives at others is `other`,
-unless a rule of the policy says more."""
+unless a rule of the policy is more specific."""
 ADDRESSES_MAX = 8
 """Of an interface, for sockets that are bound to all: so many filters each."""
 LOOK_S = 1.0

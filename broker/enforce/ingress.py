@@ -1,7 +1,7 @@
 """What arrives, where our own kernel has to hold it back: an IFB behind an interface, while somebody without a broker
 sends storage to us.
 
-As careful as it can be: whatever goes wrong, what arrives arrives as before, an alarm says so, and it is tried again.
+After any failure, inbound packets arrive as before, an alarm names the problem, and shaping is tried again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class IngressTrees:
     """The IFBs of one daemon. For the loop's thread.
 
     Args:
-        receivers: tells what arrives at passed sockets.
+        receivers: classifies what arrives at passed sockets.
     """
 
     def __init__(self, shaper: Shaper, *, receivers: InboundRules, log: Log, clock: Callable[[], float]) -> None:
@@ -55,7 +55,7 @@ class IngressTrees:
 
     @property
     def names(self) -> frozenset[str]:
-        """The interfaces whose way in is shaped here now."""
+        """The interfaces whose inbound traffic is shaped here now."""
         return frozenset(name for name, entry in self._held.items() if entry.attached)
 
     def clear(self, interfaces: Iterable[str]) -> None:
@@ -70,15 +70,15 @@ class IngressTrees:
             return ()
         try:
             counters = self._shaper.ingress_counters(interface)
-        except (HiveError, OSError):  # the next look at the IFB says what is wrong with it
+        except (HiveError, OSError):  # the next check of the IFB reports the problem
             return None
         return samples_of(counters.classes)
 
     def apply(
         self, allocation: Allocation, *, policy: Policy, passed: Iterable[PassedSocket], present: frozenset[str]
     ) -> None:
-        """Bring every way in to its allocation; `present` are the interfaces that are there and ours. Never raises for
-        what the kernel does.
+        """Bring every inbound tree to its allocation; `present` are the interfaces that are there and ours. Never
+        raises for kernel errors.
 
         What waits in an IFB may take its time to leave (`shaping.ingress.DRAIN_S`), and the watchdog gives a
         tick 0.6 s: so of several one is given back at each tick, and one that fails leaves the rest to the next.

@@ -27,7 +27,7 @@ class OwnCgroups:
         return self._paths if self.mount is not None else ()
 
     def make(self) -> None:
-        """Make them; where that cannot be the log says why, and all else works."""
+        """Make them; where that fails the log has the reason, and all else works."""
         mount = cgroups.mount_point()
         if not self._wanted or mount is None:
             self._log.warning("cgroups-unavailable", error="no cgroup v2 with BPF")

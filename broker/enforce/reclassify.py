@@ -9,7 +9,7 @@ for one.
 
 A sweep goes in slices, at once when the rules or their cgroups have changed, and every `SWEEP_S` for those that slipped
 through or took their class away (IP_TOS does). One in progress ends first, and `HASTENED_SHARE` bounds all of them: a
-service that crashes again and again has another cgroup each time. What cannot be reached is counted and said once.
+service that crashes again and again has another cgroup each time. What cannot be reached is counted and logged once.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Reclassifier:
         mark: as `shaping.classify.socket_priority.mark_socket`.
         remember: as `SocketClassifier.remember`.
         close: closes a descriptor of a user's soon: here it might last.
-        mark_minor: what `mark` is told for a target (`Shaper.mark_minor`).
+        mark_minor: the minor that `mark` gets for a target (`Shaper.mark_minor`).
         sockets_of, duplicate: of other processes; a finder's where this one may not look into them.
         cpu_clock: as of `CpuBudget`.
     """
@@ -191,7 +191,7 @@ class Reclassifier:
         lost = {left.socket.cookie for left in pending.values()}
         known = self._suspects | self._unreached.keys()
         failed.update((cookie, NOT_SEEN) for cookie in lost & known)
-        self._suspects = lost - known  # they may just have been closed: told when the next sweep meets them again
+        self._suspects = lost - known  # they may just have been closed: reported if the next sweep meets them again
         until_s = self._now_s + RETRY_S
         self._fresh = False
         self._unreached = {**believed, **{cookie: (reason, until_s) for cookie, reason in failed.items()}}

@@ -1,4 +1,4 @@
-"""What parts of the daemon tell of themselves, for the status document. Values alone."""
+"""The state of the daemon's parts, for the status document. Values alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from broker.model.reasons import Reason
 
 
 class WatchdogInfo(Struct, frozen=True):
-    """How the watchdog fares. `openings` counts how often it opened the ceilings, `started` the watchdogs so far."""
+    """The watchdog's state. `openings` counts how often it opened the ceilings, `started` the watchdogs so far."""
 
     pid: int | None
     alive: bool
@@ -25,7 +25,7 @@ class HostLoad(Struct, frozen=True):
 
 
 class SegmentInfo(Struct, frozen=True):
-    """How many segments an interface takes in one piece now (None: the kernel does not say), and why."""
+    """How many segments an interface takes in one piece now (None: the kernel reports none), and why."""
 
     gso_max_segs: int | None
     gso_reason: Reason

@@ -1,4 +1,4 @@
-"""The daemon's side of its watchdog (broker.process.watchdog): starts it, sends beats, hears answers, replaces it.
+"""The daemon's side of its watchdog (broker.process.watchdog): starts it, sends heartbeats, reads answers, replaces it.
 
 A beat goes out before anything is written to the kernel. After a gap in which the watchdog may have opened the
 ceilings, its answer is waited for first: then it opens nothing while we write, and we know whether the tree is ours.
@@ -90,7 +90,7 @@ class WatchdogClient:
             raise ShapingError("the watchdog does not start (the log may say why); without it nothing is shaped")
 
     def beat(self, *, busy: bool = False) -> bool:
-        """Tell the watchdog that we are alive; True when it has opened the ceilings since last asked.
+        """Send a heartbeat to the watchdog; True when it has opened the ceilings since last asked.
 
         Cheap: call it often. Between beats it does nothing.
 

@@ -15,7 +15,7 @@ from broker.model.values import DESTINATIONS_MAX, Burst
 from broker.sessions.messages import Announce
 
 OVERDUE_S = 1.0
-"""How long a burst outlives its deadline: as `broker.model.values.Burst` says."""
+"""How long a burst outlives its deadline: as in `broker.model.values.Burst`."""
 BURSTS_PER_SESSION_MAX = 16
 """Steps in flight of one program: two overlap at most; sixteen is a program that never ends its bursts."""
 BURSTS_PER_USER_MAX = 128

@@ -42,7 +42,7 @@ class _Message(Struct, frozen=True, kw_only=True, tag_field="op", omit_defaults=
 
 
 class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
-    """The first message: who speaks. `rates`: it wants to be told the rate that it may send at, unasked."""
+    """The first message: the client's identity. `rates`: it wants reports of the rate that it may send at."""
 
     v: Literal[1]
     client: Name = ""

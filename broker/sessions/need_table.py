@@ -16,7 +16,7 @@ from broker.sessions.messages import Declare
 NEED_S = 60.0
 """A replicator knows its backlog anew every few seconds; one that has been silent for a minute hangs."""
 EVERYWHERE = ""
-"""Stands for every interface: of a program that does not say where to."""
+"""The key for every interface, of a program that names no destination."""
 
 
 class _Entry(Struct, frozen=True):
@@ -68,7 +68,7 @@ class NeedTable:
         self._entries.pop(session, None)
 
     def current(self, *, now_s: float) -> dict[str, tuple[Need, ...]]:
-        """The needs of each interface, and of `EVERYWHERE`; drops what was not said again."""
+        """The needs of each interface, and of `EVERYWHERE`; drops what was not declared again."""
         for session in [name for name, entry in self._entries.items() if now_s - entry.declared_s > NEED_S]:
             del self._entries[session]
         grouped: dict[str, tuple[Need, ...]] = {}

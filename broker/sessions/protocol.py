@@ -52,7 +52,7 @@ class SessionProtocol:
 
     Args:
         name: what the broker calls the session.
-        host: what the welcome says of this host.
+        host: this host's description in the welcome.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Which rate each session is told that asked for rates: its part of what its class could send over the route's link.
+"""Report to each session that wants rates its part of what its class could send over the route's link.
 
-A rate is told where all peers that a session reports are reached through one shaped interface; with several ways, or
+A rate is reported where all of a session's peers are reached through one shaped interface. With several routes, or
 one that is not shaped (the same host), no single figure is true of its socket. A class' offer is divided by weight
 among its jobs (`broker.law.sharing.available_rate`), and a job's among its sessions that send at present, equally; a
-session is told what it would have if it began now, and the others learn of it at the next tick.
+session gets the rate that it would have if it began now, and the others learn of it at the next tick.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from broker.sessions.messages import RateNotice
 from broker.sessions.server import Session
 
 VALID_S = 3.0
-"""How long a rate counts that is not told again."""
+"""How long a rate counts without a new report."""
 REPEAT_S = 1.0
 CHANGE = 0.02
 """Less than this is no news; the broker's dead band."""
 
 
 class RateNotifier:
-    """What was told to whom."""
+    """The last reports to each session."""
 
     def __init__(self, flows: FlowTable) -> None:
         self._flows = flows
@@ -38,7 +38,7 @@ class RateNotifier:
         interface_of: Callable[[str], str | None],
         now_s: float,
     ) -> None:
-        """Tell each session what has changed, and once a second what has not."""
+        """Report rates that changed to each session, and unchanged ones once a second."""
         listening = [session for session in sessions if session.machine.hello.rates]
         if not listening:
             self._reported.clear()

@@ -45,7 +45,7 @@ HELLO_TIMEOUT_S = 5.0
 REPORT_BYTES_PER_TICK = 16 * 1024
 """Reports read between two ticks: about 64 connections, 2 ms. What is beyond is dropped unread, not queued."""
 REPORT_INTERVAL_S_MAX = 1.0
-"""But every session is heard once a second."""
+"""But every session is read once a second."""
 _REPORT_PREFIX = b'{"op":"report"'
 """How a report of `broker.client` begins; one that is written in another order is read all the same."""
 PACKETS_PER_WAKE = 16
@@ -53,13 +53,13 @@ PACKETS_PER_WAKE = 16
 PAUSE_S = 0.1
 """How long a session is not read whose user is `CloserClient.behind`."""
 _NOBODY = 2**32 - 1
-"""The user of a connection of which the kernel does not say whose it is: (uid_t) -1."""
+"""The user of a connection whose owner the kernel does not report: (uid_t) -1."""
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 """Flags of a packet, or of descriptors, that the kernel had to cut; as a number, for an enumeration takes longer."""
 
 
 class SessionHandler(Protocol):
-    """What the daemon does with what sessions say. Called in the loop's thread."""
+    """How the daemon handles sessions' messages. Called in the loop's thread."""
 
     def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
         """Mark the sockets, which are only lent for the call."""
@@ -84,7 +84,7 @@ class SessionHandler(Protocol):
 
 
 class Session:
-    """One connected client. `reported_bits_per_s`: by class, at which rate it was told that it may send."""
+    """One connected client. `reported_bits_per_s`: by class, the rate last reported to it."""
 
     def __init__(
         self, *, name: str, host: str, sock: socket.socket, peer: Peer, pidfd: int | None, right: Right, now_s: float
@@ -168,7 +168,7 @@ class SessionServer:
             os.unlink(self._path)
 
     def housekeeping(self) -> None:
-        """Once a tick: read again from who was paused, end who never said hello."""
+        """Once a tick: read again from paused sessions, end those that sent no hello."""
         now_s = self._clock()
         self._report_bytes_left = REPORT_BYTES_PER_TICK
         self._closing.look()
@@ -207,7 +207,7 @@ class SessionServer:
             refusal = self._refusal(peer, right)
             pidfd = process_of(sock, peer) if refusal is None else None
         except OSError as problem:
-            self._log.warning("accept-failed", uid=None, error=f"the kernel does not say whose it is: {problem}")
+            self._log.warning("accept-failed", uid=None, error=f"the kernel does not report its owner: {problem}")
             self._closing.take([sock.detach()], uid=_NOBODY)
             return
         if refusal is None and pidfd is None:

@@ -64,7 +64,7 @@ class SessionService:
         settle: decides and applies, at once.
         fail: ends a session of which something went wrong just now, as `SessionServer.fail`.
 
-    `urgent` says that a burst began or ended since the last `answer`: decide now, not at the next tick.
+    `urgent`: a burst began or ended since the last `answer`, so decide now, not at the next tick.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class SessionService:
             self._decide_soon(session.peer.uid)
 
     def need(self, session: Session, message: Declare) -> Reply:
-        """Take what a storage program declares, from whoever may put programs into `storage`."""
+        """Accept a storage program's declaration, from clients that may put programs into `storage`."""
         uid = session.peer.uid
         if not self._authority().may_enter(session.peer, "storage"):
             text = f"user {uid} may not use class storage, so it has nothing to declare for it"
@@ -259,7 +259,7 @@ class SessionService:
         return error("too-many", text, number=number)
 
     def answer(self, credits: Iterable[Credit], sessions: Mapping[str, Session]) -> None:
-        """Tell who announced what the decision made of it."""
+        """Report the decision on announcements to their sessions."""
         self.urgent = False
         waiting, self._waiting = self._waiting, []
         granted: dict[tuple[int, str, int], int] = {}

@@ -1,6 +1,6 @@
 """The two BPF programs that classify sockets, as bytes. Pure; `cgroup.py` says when they run and why there are two.
 
-Registers: r1 holds the context at entry, r6 keeps it over calls, r10 is the frame. Every way out returns 1: allow.
+Registers: r1 holds the context at entry, r6 keeps it over calls, r10 is the frame. Every exit returns 1: allow.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Classification:
         return (f"socket programs of {places} cgroups: removed",) if places else ()
 
     def _of_forwarded(self, rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[str, ...]:
-        """What is forwarded may have another address when it gets to the filters of the way out: tell it before that.
+        """Classify forwarded packets before the egress filters, which see addresses after translation (NAT).
 
         Only where an address is looked for; then by all that packets say, for the first rule wins. What was refused is
         tried again when the rules change.

@@ -58,7 +58,7 @@ class Rule:
         address: a network, source or destination, as `ipaddress.ip_network` writes it.
         uid: sockets that this user makes from now on, in this network namespace.
         cgroup: sockets made from now on inside this cgroup v2 or below it; the path below the v2 mount, or absolute.
-        arrives: on the way in, what arrives at one socket.
+        arrives: inbound, what arrives at one socket.
     """
 
     target: str
@@ -126,7 +126,7 @@ class InterfaceShape:
             for as long as something waits, and change its rates.
         jobs: slots of compute that are in use; sockets are marked with their minors.
         direction: `ingress` for the tree of an IFB: only the default leaves, and queues for a receiver.
-        line_bits_per_s: what the way out carries as far as anybody knows, measurements left out; journalled, and what
+        line_bits_per_s: the link's nominal outbound rate, measurements left out; journalled, and what
             ceilings are opened to when nobody decides any more (`ceilings`). None where nobody knows.
     """
 

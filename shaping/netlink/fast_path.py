@@ -172,7 +172,7 @@ def _encode_class(spec: ClassSpec, *, index: int, flags: int) -> Request:
 
 
 def encode_queue(kind: str, options: bytes, *, index: int, handle: int, flags: int, parent: int = TC_H_ROOT) -> Request:
-    """A queue of any kind with its options as bytes, at the root if nothing else is said."""
+    """A queue of any kind with its options as bytes, at the root by default."""
     body = _TCMSG.pack(0, 0, index, handle, parent, 0) + pack_text(_TCA_KIND, kind)
     return Request(RTM_NEWQDISC, flags, body + (pack_attribute(_TCA_OPTIONS, options) if options else b""))
 
@@ -209,7 +209,7 @@ def decode_leaf(found: Object) -> LeafSpec | None:
 
 
 def decode_class(found: Object) -> ClassSpec:
-    """All that a class of HTB was told."""
+    """All parameters of an HTB class."""
     attributes = attribute_map(found.options)
     parms = attributes[_TCA_HTB_PARMS]
     rate: int = _RATE.unpack_from(parms, 0)[5]

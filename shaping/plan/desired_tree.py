@@ -9,7 +9,7 @@
 
 Rules that the tree keeps
 - The rates of the leaves below a node add up to at most its rate: HTB sends from a leaf that is inside its own rate
-  whatever its parent's ceiling says (two leaves of 4 Mbit/s under a parent of 4 sent 8.03). One exception makes use of
+  whatever its parent's ceiling is (two leaves of 4 Mbit/s under a parent of 4 sent 8.03). One exception makes use of
   that: where the capacity is some destination's alone, class other has a rate beyond the root's. What it sends is
   taken off what the others may borrow there (measured: 4.2 of the root's 10 Mbit/s for a class of rate 4 beside it).
 - Every rate is a whole number of bytes per second and every burst a whole number of the kernel's 64 ns ticks, rounded
@@ -97,7 +97,7 @@ def desired_tree(shape: InterfaceShape, capabilities: Capabilities, before: Tree
 
     Raises:
         ValueError: a class is missing, doubled or unknown; rates do not fit; a rule has no or two matches; an address
-            or a slot cannot be. Whoever made the shape has to mend it; nothing here rounds a promise away.
+            or a slot cannot be. The shape's author has to correct it; nothing here rounds a promise away.
     """
     by_name = _checked_classes(shape)
     check_parts(shape)

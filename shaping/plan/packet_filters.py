@@ -22,7 +22,7 @@ Match: TypeAlias = tuple[int, int, int]
 
 
 class _Header(NamedTuple):
-    """Where the fields stand: bytes from the header's begin, and how far a field is from its word's last bit."""
+    """The fields' positions: bytes from the header's begin, and how far a field is from its word's last bit."""
 
     source: int
     destination: int

@@ -156,5 +156,5 @@ def test_a_job_that_waits_for_a_flooded_way_in_says_so_and_how_much_of_it_is_sto
     found = link({"compute": 10_000_000}, {}, inbound=inbound, arriving=Average(18_500_000, 2.0))
     verdict = verdicts.job_limit(found, JOB, of(found, "compute"), flows=(FLOW,), processors_used=0.99)
     assert verdict == Reason(
-        "link", "nothing waits here, the way in is full: 18.5 Mbit/s of 19 Mbit/s, 15 Mbit/s of it storage"
+        "link", "nothing waits here, the link is full inbound: 18.5 Mbit/s of 19 Mbit/s, 15 Mbit/s of it storage"
     )
