@@ -24,7 +24,7 @@ DEFAULT_CONFIG = Path("/etc/hive-qos/broker.toml")
 
 Config = Annotated[Path, typer.Option("--config", "-c", readable=False, help="The broker's configuration file.")]
 StateDir = Annotated[
-    Path | None, typer.Option("--state-dir", help="Where to remember what stood on the interfaces before us.")
+    Path | None, typer.Option("--state-dir", help="Where to record what was on the interfaces before us.")
 ]
 
 

@@ -140,7 +140,7 @@ def _class(entry: Mapping[str, Any], *, said: Collection[str]) -> list[Renderabl
             style="bold",
         )
     ]
-    if limited_by is None:  # an earlier version, or a way in: what was decided is all that is known
+    if limited_by is None:  # an earlier version, or inbound: only the decision is known
         silent = _code(entry.get("reason")) in SILENT_REASONS
         return parts if silent else [*parts, *_notes(reason_text(entry.get("reason")))]
     if idle:
@@ -239,7 +239,7 @@ def _jobs_without_figures(jobs: list[Mapping[str, Any]]) -> list[RenderableType]
 
 
 def _storage_alone(interface: Mapping[str, Any]) -> list[RenderableType]:
-    """Of a way in where others are asked: why storage is held back, or not."""
+    """For an inbound direction with holds: why storage is held back, or not."""
     return [
         part
         for entry in items(interface, "classes")

@@ -54,7 +54,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept on disk (`configuration.json` in the state directory): whole texts, as they stood in `broker.toml`.
+    """What is kept on disk (`configuration.json` in the state directory): whole texts, as they were in `broker.toml`.
 
     Args:
         good: the text in force when a start or a reload had worked, or was confirmed.

@@ -358,8 +358,10 @@ class InterfaceAllocation(Struct, frozen=True):
 
 
 class Allocation(Struct, frozen=True):
-    """The plan for every interface of the policy, in the policy's order; `ingress` of those whose way in is looked
-    after; `schedules` those that hold, in the order of the file."""
+    """The plan for every interface of the policy, in the policy's order.
+
+    Fields: `ingress` the inbound plan, where it is managed; `schedules` those in force, in the order of the file.
+    """
 
     interfaces: tuple[InterfaceAllocation, ...] = ()
     ingress: tuple[InterfaceAllocation, ...] = ()

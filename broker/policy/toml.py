@@ -74,7 +74,7 @@ SHOWN_MAX = 100
 
 
 class ConfigurationErrors(HiveError):
-    """The operator's file has mistakes. Mend each; `problems` has them all, in the order in which they were found."""
+    """The operator's file has mistakes. Correct each; `problems` lists all, in the order in which they were found."""
 
     code = "configuration"
 
@@ -187,7 +187,7 @@ class _Reader:
         return InterfacePolicy(name, rate, limit, ingress=ingress, ingress_bits_per_s=ingress_rate)
 
     def ingress(self, raw: Mapping[str, Any], *, prefix: str) -> tuple[bool, int | None]:
-        """Whether the way in is looked after, and what it carries (None: what the driver says)."""
+        """Whether the inbound direction is managed, and its rate (None: the driver's)."""
         if raw.get("ingress", "off") in ("off", "auto"):
             return raw.get("ingress", "off") == "auto", None
         rate = self.parsed(

@@ -57,8 +57,8 @@ class InterfacePolicy(Struct, frozen=True):
     """One shaped interface.
 
     Fields: `egress_bits_per_s` None is "auto": the link's own speed, measured from there on; `limit_segments` whether
-    its `gso_max_segs` follows the rate; `ingress` whether the way in is looked after, by asking the brokers of those
-    who send; `ingress_bits_per_s` what it carries, and then an IFB holds who has no broker; None: the link's own speed.
+    its `gso_max_segs` follows the rate; `ingress` whether the inbound direction is managed, by requests to the senders'
+    brokers; `ingress_bits_per_s` its rate, with which an IFB limits senders without a broker, None: the link's speed.
     """
 
     name: str

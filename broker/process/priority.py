@@ -1,7 +1,7 @@
 """Processor priority of the daemon and its watchdog, so that a hold is not late on a busy host.
 
-A hold has to stand a few milliseconds after a burst was announced, and training encrypts on every core then. On a
-saturated host it stood after 35 to 64 ms with ordinary priority, after 9 to 13 ms with niceness -10
+A hold has to be ready a few milliseconds after a burst was announced, and training encrypts on every core then. On a
+saturated host it was ready after 35 to 64 ms with ordinary priority, after 9 to 13 ms with niceness -10
 (docs/log/ablations.md).
 
 Niceness counts among the programs of one control group; with autogroups, of one session (sched(7)). So the service has

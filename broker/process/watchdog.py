@@ -48,7 +48,7 @@ SILENCE_S = 0.6
 """Two lost beats and some margin. With the opening, which takes 1 to 2 ms, it is less than the second that is promised.
 A daemon that is only late loses no more than the rest of a hold."""
 GRACE_S = 0.2
-"""A watchdog that wakes late itself was on a machine that stood still: the daemon gets this much more, once."""
+"""If the watchdog itself wakes late, the machine was paused: the daemon gets this much more, once."""
 LATE_S = 0.05
 START_S = 10.0
 """Before its first beat the daemon takes interfaces over and reads back what it built. Nothing is opened meanwhile."""

@@ -7,7 +7,7 @@
 
 Why here: source addresses are translated (masquerade) behind the forward hook, so this is the last place that sees a
 container's own address; and the first whose priority lasts, for the kernel sets that of every IPv4 packet anew when it
-decides to forward it (net.ipv4.ip_forward_update_priority), whatever the way in had left there. The filters are those
+decides to forward it (net.ipv4.ip_forward_update_priority), whatever was set inbound. The filters are those
 of the HTB root, so both places mean the same.
 
 The table belongs to the socket that made it (NFT_TABLE_F_OWNER, Linux 5.12): nobody else can change or flush it, and

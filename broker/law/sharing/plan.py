@@ -7,7 +7,7 @@
            an announced burst, or one that is due, while a queue may stand elsewhere: there HTB's priority cannot help.
 
 The rates sum to at most the capacity, because HTB lets a leaf send its own rate whatever its parent has (a tree whose
-leaves sum to twice the root sends twice). Where the wishes exceed it, floors come first and the rest is scaled.
+leaves sum to twice the root sends twice). Where the demands exceed it, floors come first and the rest is scaled.
 
 That rule of HTB's is also what lets people go where the capacity does not concern them (`unheld`).
 """

@@ -206,7 +206,7 @@ def _reason_fields(reason: Reason) -> dict[int, object]:
 
 
 def _read_reason(fields: Mapping[int, Any]) -> Reason:
-    """What the peer says of why: for people alone, so whatever is wrong with it is mended and not refused."""
+    """The peer's reason: for people alone, so an invalid one is corrected and not refused."""
     code, text = fields.get(Key.CODE), fields.get(Key.TEXT)
     if type(code) is not str or not code.isascii() or not code.replace("-", "").isalnum():
         code = "unknown"
