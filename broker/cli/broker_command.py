@@ -15,17 +15,12 @@ from typing import Annotated
 import msgspec
 import typer
 
+from broker.cli.configuration import DEFAULT_CONFIG, Config, StateDir, read, state_directory
+from broker.cli.configuration import parse as parsed
 from broker.cli.exits import ExitCode
-from broker.policy.types import DaemonPolicy, Policy
+from broker.policy.types import Policy
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, HiveError, ShapingError
 from shaping.kernel_api import Classifier
-
-DEFAULT_CONFIG = Path("/etc/hive-qos/broker.toml")
-
-Config = Annotated[Path, typer.Option("--config", "-c", readable=False, help="The broker's configuration file.")]
-StateDir = Annotated[
-    Path | None, typer.Option("--state-dir", help="Where to record what was on the interfaces before us.")
-]
 
 
 def broker(
@@ -57,10 +52,10 @@ def broker(
     """
 
     def parse(text: str) -> Policy:
-        return _parse(text, name=str(config), runtime_dir=runtime_dir, state_dir=state_dir, record=record)
+        return parsed(text, name=str(config), runtime_dir=runtime_dir, state_dir=state_dir, record=record)
 
     if check:
-        policy = parse(_read(config))
+        policy = parse(read(config))
         names = ", ".join(entry.name for entry in policy.interfaces)
         typer.echo(f"{config}: fine; shapes {names}")
         _warn_of_absent(policy)
@@ -72,7 +67,7 @@ def broker(
     log = open_log(verbose=verbose)
     state = None if state_dir is None else str(state_dir.absolute())
     # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
-    configurations = ConfigStore(Source(read=lambda: _read(config), parse=parse, state_dir=state), log=log)
+    configurations = ConfigStore(Source(read=lambda: read(config), parse=parse, state_dir=state), log=log)
     from broker.daemon.composition import Environment, Options
     from broker.daemon.daemon import Daemon
     from broker.process import priority
@@ -235,29 +230,6 @@ def _classifier() -> Classifier | None:
         return None
 
 
-def _read(path: Path) -> str:
-    from broker.daemon.config_store import read_file
-
-    return read_file(path)
-
-
-def _parse(text: str, *, name: str, runtime_dir: Path | None, state_dir: Path | None, record: Path | None) -> Policy:
-    from broker.policy.toml import load
-
-    policy = load(text, name=name)
-    daemon = policy.daemon
-    if runtime_dir is not None:
-        folder = runtime_dir.absolute()
-        daemon = msgspec.structs.replace(
-            daemon, api_socket=str(folder / "broker.sock"), session_socket=str(folder / "session.sock")
-        )
-    if state_dir is not None:
-        daemon = msgspec.structs.replace(daemon, state_dir=str(state_dir.absolute()))
-    if record is not None:
-        daemon = msgspec.structs.replace(daemon, record_file=str(record.absolute()))
-    return msgspec.structs.replace(policy, daemon=daemon)
-
-
 def _directory_to_clear(config: Path) -> Path:
     """The broker's state directory, also of a file that has a mistake: who broke the file must be able to clear."""
     from broker.daemon.config_store import state_dir_in
@@ -267,17 +239,10 @@ def _directory_to_clear(config: Path) -> Path:
     except HiveError:
         text = ""
         with contextlib.suppress(HiveError):
-            text = _read(config)
+            text = read(config)
         directory = state_dir_in(text)
     note = (
         f"{config} has a mistake (hive-qos broker --check names it); what was there before is looked for in {directory}"
     )
     typer.echo(f"hive-qos: warning: {note}", err=True)
     return Path(directory)
-
-
-def state_directory(config: Path) -> Path:
-    """Where the broker of a configuration file keeps its state; the default's where there is no such file."""
-    if not config.exists():  # cleaning up must work after the package has gone
-        return Path(DaemonPolicy().state_dir)
-    return Path(_parse(_read(config), name=str(config), runtime_dir=None, state_dir=None, record=None).daemon.state_dir)

@@ -201,7 +201,7 @@ def _layers(socket: Path | None) -> list[Finding]:
 
 def _configured() -> Policy | None:
     """What the configuration says; None where it cannot be read: the broker's own start says what is wrong with it."""
-    from broker.cli.broker_command import DEFAULT_CONFIG
+    from broker.cli.configuration import DEFAULT_CONFIG
     from broker.policy.toml import ConfigurationErrors, load
 
     try:

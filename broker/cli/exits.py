@@ -90,7 +90,7 @@ def code_of(error: HiveError) -> ExitCode:
 def say_abandoned() -> None:
     """Where no broker answers: open what a killed one has left in the kernel, and say so."""
     from broker.cli.abandoned import open_abandoned
-    from broker.cli.broker_command import DEFAULT_CONFIG, state_directory
+    from broker.cli.configuration import DEFAULT_CONFIG, state_directory
 
     try:
         directory = state_directory(DEFAULT_CONFIG)
