@@ -24,6 +24,14 @@ PROBE_DELAY_S = 0.012
 """The threshold just after a raise: a queue is more likely then, and a mistake costs only the raise."""
 
 
+def named_rate(configured_bits_per_s: int | None, link_bits_per_s: int | None) -> tuple[int, str]:
+    """The link's rate as the operator or else the driver names it, without headroom or measurement, and its source."""
+    if configured_bits_per_s is not None:
+        return configured_bits_per_s, "configured"
+    link = link_bits_per_s or 0
+    return (link, "link") if link >= BASE_BITS_PER_S_MIN else (FALLBACK_BITS_PER_S, "fallback")
+
+
 class Queue(Struct, frozen=True):
     """A queue elsewhere, as of now.
 

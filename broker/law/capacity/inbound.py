@@ -19,15 +19,15 @@ from broker.law.capacity.delivery_rate import DeliveryRate
 from broker.law.capacity.evidence import (
     BASE_BITS_PER_S_MIN,
     DELAY_S,
-    FALLBACK_BITS_PER_S,
     INBOUND,
     PROBE_DELAY_S,
     Carried,
     Evidence,
     Queue,
     Room,
+    named_rate,
 )
-from broker.law.capacity.inbound_delay import NOTHING_HERE, SENDERS_MIN, OutboundLoad, Verdict
+from broker.law.capacity.inbound_delay import SENDERS_MIN, OutboundLoad, Verdict
 from broker.law.capacity.probe import BUSY_S, raised_lately
 from broker.law.capacity.quorum import VOTE_S
 from broker.law.capacity.state import CapacityState, Cause, InboundCapacity, InboundSignalState, Phase
@@ -67,10 +67,8 @@ class InboundEstimate(Struct, frozen=True):
 
 def base_rate(policy: InterfacePolicy, sample: InterfaceSample | None) -> tuple[int, str]:
     """The link's inbound rate as the operator or the driver names it, and its source."""
-    if policy.ingress_bits_per_s is not None:
-        return max(BASE_BITS_PER_S_MIN, policy.ingress_bits_per_s), "configured"
-    link = (sample.link_bits_per_s or 0) if sample is not None else 0
-    return (link, "link") if link >= BASE_BITS_PER_S_MIN else (FALLBACK_BITS_PER_S, "fallback")
+    rate, source = named_rate(policy.ingress_bits_per_s, sample.link_bits_per_s if sample is not None else None)
+    return max(BASE_BITS_PER_S_MIN, rate), source
 
 
 def estimate(
@@ -84,8 +82,8 @@ def estimate(
     held: frozenset[str],
     limited: bool,
     out: OutboundLoad,
-    holding: bool | None = None,
-    here: Mapping[str, float] = NOTHING_HERE,
+    holding: bool,
+    here: Mapping[str, float],
 ) -> InboundEstimate:
     """Estimate what can arrive now.
 
@@ -96,7 +94,7 @@ def estimate(
         received_bytes: the interface's counter; None where it was not read, and then the last capacity is kept.
         flows, senders: as measured, in any order.
         held: the addresses that a hold limits, or did a moment ago.
-        holding: whether any sender is limited, by a hold or by our IFB; None: whether `held` names any.
+        holding: whether any sender is limited, by a hold or by our IFB.
         here: class to how long its packets wait in that IFB.
         limited: whether storage that is held uses all of its rate.
         out: the other direction.
@@ -114,7 +112,7 @@ def estimate(
         limiting=limited,
         reported=verdict.queue or verdict.clear or not seen.came,
         used=(_came_bits_per_s(seen, since_s=now_s - CAME_S) or 0.0) >= FORGET_LOAD * before.rate_bits_per_s,
-        queue=Queue(excess_s=verdict.excess_s, votes=verdict.seen_by, ours=bool(held) if holding is None else holding),
+        queue=Queue(excess_s=verdict.excess_s, votes=verdict.seen_by, ours=holding),
         carried=Carried(),
         room=Room(),
     )

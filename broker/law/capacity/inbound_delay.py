@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TypeVar
 
 from msgspec import Struct
@@ -50,7 +49,6 @@ SENDERS_MIN = 2
 LOADED = 0.5
 """Above this outbound load, a round trip is ignored unless outbound signals show the outbound queue."""
 SOURCES_MAX, REMEMBERED = 64, 8
-NOTHING_HERE: Mapping[str, float] = MappingProxyType({})
 HELD_FOR_S = 0.5
 """For so long after a hold, the sender's own queue is still in TCP's round trip, which is smoothed."""
 
@@ -95,7 +93,7 @@ def outbound_queue_s(state: SignalState | None, *, now_s: float) -> float | None
 
 def observe(
     state: InboundSignalState, *, flows: Sequence[FlowSample], senders: Sequence[SenderSample], held: frozenset[str],
-    out: OutboundLoad, now_s: float, here: Mapping[str, float] = NOTHING_HERE,
+    out: OutboundLoad, now_s: float, here: Mapping[str, float],
 ) -> InboundSignalState:  # fmt: skip
     """Add a tick's samples to the state.
 

@@ -22,12 +22,12 @@ from broker.law.capacity.delivery_rate import DeliveryRate, threshold_s
 from broker.law.capacity.evidence import (
     BASE_BITS_PER_S_MIN,
     DELAY_S,
-    FALLBACK_BITS_PER_S,
     OUTBOUND,
     Carried,
     Evidence,
     Queue,
     Room,
+    named_rate,
 )
 from broker.law.capacity.probe import BEYOND, CONFIRM_S, beside, late_s, raised_lately
 from broker.law.capacity.signals import Signals
@@ -103,19 +103,14 @@ class Counters(Struct, frozen=True):
 
 def line_rate(policy: InterfacePolicy, *, link_bits_per_s: int | None) -> int:
     """The link's rate as the operator or the driver names it, without headroom or measurement."""
-    if policy.egress_bits_per_s is not None:
-        return policy.egress_bits_per_s
-    known = (link_bits_per_s or 0) >= BASE_BITS_PER_S_MIN
-    return (link_bits_per_s or 0) if known else FALLBACK_BITS_PER_S
+    return named_rate(policy.egress_bits_per_s, link_bits_per_s)[0]
 
 
 def base_rate(policy: InterfacePolicy, sample: InterfaceSample | None) -> tuple[int, str]:
     """The shaper's rate while no bottleneck is found, and its source."""
-    if policy.egress_bits_per_s is not None:
-        return max(BASE_BITS_PER_S_MIN, int(policy.egress_bits_per_s * OUTBOUND.headroom)), "configured"
-    if sample is not None and (sample.link_bits_per_s or 0) >= BASE_BITS_PER_S_MIN:
-        return int((sample.link_bits_per_s or 0) * OUTBOUND.headroom), "link"
-    return int(FALLBACK_BITS_PER_S * OUTBOUND.headroom), "fallback"
+    named, source = named_rate(policy.egress_bits_per_s, sample.link_bits_per_s if sample is not None else None)
+    rate = int(named * OUTBOUND.headroom)
+    return (max(BASE_BITS_PER_S_MIN, rate) if source == "configured" else rate), source
 
 
 def estimate(

@@ -182,7 +182,7 @@ class Ticks:
             )  # fmt: skip
             self.estimate = inbound_capacity.estimate(
                 now_s=self.now_s, state=self.state, base=self.base, received_bytes=self.received_bytes, flows=flows,
-                senders=senders, held=held, limited=limited, out=self.out,
+                senders=senders, held=held, limited=limited, out=self.out, holding=bool(held), here={},
             )  # fmt: skip
             self.state = self.estimate.state
         return self.estimate
@@ -257,7 +257,7 @@ def test_of_two_crowds_each_user_s_connections_have_as_many_places() -> None:
         for number in range(inbound_delay.SOURCES_MAX)
     ]  # fmt: skip
     found = inbound_delay.observe(
-        InboundSignalState(), flows=flows, senders=(), held=frozenset(), out=OutboundLoad(LINK), now_s=1.0
+        InboundSignalState(), flows=flows, senders=(), held=frozenset(), out=OutboundLoad(LINK), now_s=1.0, here={}
     )
     users = [source.uid for source in found.sources]
     assert users.count(1) == users.count(2) == inbound_delay.SOURCES_MAX // 2
@@ -472,7 +472,7 @@ def test_counters_that_go_back_or_are_missing_change_nothing() -> None:
     ticks.go(0.1, comes=0, ways={"b": 0.08}, brokers={"c": 0.08})
     missing = inbound_capacity.estimate(
         now_s=ticks.now_s + 0.1, state=ticks.state, base=ticks.base, received_bytes=None, flows=(), senders=(),
-        held=frozenset(), limited=False, out=ticks.out,
+        held=frozenset(), limited=False, out=ticks.out, holding=False, here={},
     )  # fmt: skip
     assert missing.rate_bits_per_s == HEADROOM * LINK
     assert missing.state.signals.came == ()
