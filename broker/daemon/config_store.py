@@ -168,7 +168,8 @@ class ConfigStore:
         text = f"not taken, the former one holds: {problem}"
         self._alarm = Alarm(code="configuration-rejected", subject=_FILE, text=_one_line(text))
         self._log.error("configuration-rejected", error=self._alarm.text)
-        if self._until_s is not None:  # what is still on trial is not good either, if we start again now
+        if self._until_s is not None and self._kept.refused != self._text:
+            # What is still on trial is not good either, if we start again now.
             self._keep(replace(self._kept, refused=self._text))
         return text
 

@@ -67,11 +67,6 @@ class EgressTrees:
         """The interfaces that we hold."""
         return frozenset(self._interfaces)
 
-    @property
-    def stands(self) -> bool:
-        """Whether the kernel has what we wrote last, at every interface that we hold, as far as we know."""
-        return all(entry.attached and entry.in_force and entry.alarm is None for entry in self._interfaces.values())
-
     def mark_minor(self, target: str) -> int:
         """What a socket of this class, or of its bulk part, is marked with (`Shaper.mark_minor`)."""
         return self._shaper.mark_minor(target)

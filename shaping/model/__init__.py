@@ -12,7 +12,6 @@ from shaping.model.names import CLASS_NAMES as CLASS_NAMES
 from shaping.model.names import CLASS_OF_LEAF as CLASS_OF_LEAF
 from shaping.model.names import CLASS_OF_MARK as CLASS_OF_MARK
 from shaping.model.names import DEFAULT_LEAVES as DEFAULT_LEAVES
-from shaping.model.names import DEFAULT_MINOR as DEFAULT_MINOR
 from shaping.model.names import DESTINATION_MINOR as DESTINATION_MINOR
 from shaping.model.names import DSCP as DSCP
 from shaping.model.names import HELD_NAME as HELD_NAME
