@@ -1,15 +1,21 @@
-"""The torch.distributed backend `hive`: one core, two thin adapters (torch 2.13 and torch 2.15), torch's types outside.
+"""The torch.distributed backend `hive`, for torch 2.13 to 2.15.
 
-    registration   tells torch of the backend; cheap, and never breaks `import torch`
-    adapters       what torch calls: method names and argument shapes of each version
-    overloads      the ways to call one method, brought to a single form
-    core           the collectives, over `transport.Group`
-    work           a running operation as torch wants to see it: wait, future, exception
-    staging        tensors to plain memory and back: non-contiguous ones, GPU ones
-    gpu            the streams, events and copies that staging needs of CUDA
-    reduction      torch's reduce operations to the transport's
-    rendezvous     torch's store as the transport's meeting place; the address that peers can reach us at
-    errors         our errors, which are RuntimeErrors as well, as torch's own are
+    registration        tells torch of the backend; cheap, and never breaks `import torch`
+    process_group       what torch holds: a process group, and a c10d Backend where torch lets Python make one
+    c10d_methods        torch's names and argument shapes of the collectives
+    overloads           the ways to call one method, brought to a single form
+    collectives         the collectives, over `transport.Group`
+    sparse_allreduce    that of sparse tensors
+    monitored_barrier   a barrier that names the ranks that did not come
+    operations          their order, their start, and their end with the group
+    work                a running operation as torch wants to see it: wait, future, exception
+    completion_threads  the threads that tell torch of finished operations
+    staging             tensors to plain memory and back: non-contiguous ones, GPU ones
+    gpu                 the streams, events and copies that staging needs of CUDA
+    reduce_op           torch's reduce operations to the transport's
+    world               connections, shared by all groups of ranks among them
+    store_rendezvous    torch's store as the transport's meeting place; the address that peers can reach us at
+    errors              our errors, which are RuntimeErrors as well, as torch's own are
 
-This package is the only one that imports torch, and is imported only once torch is.
+This package is the only one that imports torch, and all but `registration` is imported once a group is made.
 """

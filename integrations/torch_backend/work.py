@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import transport
 from hive_qos.errors import MisuseError, TimedOutError, TransportError
-from integrations.torch_backend.completion import CompletionThreads
+from integrations.torch_backend.completion_threads import CompletionThreads
 from integrations.torch_backend.errors import as_torch_error
 from transport.waiting import End, wait_until
 

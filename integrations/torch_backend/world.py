@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import transport
-from integrations.torch_backend.rendezvous import StoreRendezvous, generation_of, own_address
-from transport.settings import Settings
+from integrations.torch_backend.store_rendezvous import StoreRendezvous, generation_of, own_address
 
 NAME_BYTES_MAX = 64
 """The transport's limit of a group's name."""
@@ -82,7 +81,7 @@ def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: flo
             if world.process == os.getpid() and set(ranks) <= set(world.ranks):
                 return world
     rank, store = options.group_rank, options.store
-    settings = Settings.from_environment()
+    settings = transport.Settings.from_environment()
     if not (settings.listen or settings.interface):
         settings = dataclasses.replace(settings, listen=own_address(store, world_size=len(ranks)))
     rendezvous = StoreRendezvous(store, prefix=f"hive/{generation_of(store, rank=rank)}/")

@@ -57,9 +57,9 @@ class TestHive(Base, Tests):  # taken from the wheel at run time
 del distributed_test.TestDistBackend, distributed_test.DistributedTest, Base, Tests
 
 if os.environ.get("AS_GLOO"):
-    from integrations.torch_backend import adapters
+    from integrations.torch_backend import process_group
 
-    adapters.is_mixed = lambda: False
+    process_group.is_mixed = lambda: False
     plugins = torch.distributed.Backend._plugins
     plugins["GLOO"] = plugins["HIVE"]
     # The profiler's events bear Gloo's name.
@@ -72,7 +72,7 @@ if __name__ == "__main__":
             print(case)
         raise SystemExit
     if os.environ["BACKEND"] == "hive" or os.environ.get("AS_GLOO"):
-        for module in ("integrations.torch_backend.adapters", "transport.engine.aioquic_engine", "torch._dynamo"):
+        for module in ("integrations.torch_backend.process_group", "transport.engine.aioquic_engine", "torch._dynamo"):
             importlib.import_module(module)  # once here, rather than in every rank
     torch.set_num_threads(1)
     unittest.main(verbosity=2)

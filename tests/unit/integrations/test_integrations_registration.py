@@ -10,7 +10,15 @@ import torch.distributed as dist
 
 import integrations
 
-HEAVY = ("transport", "numpy.core", "aioquic", "cbor2", "structlog", "psutil", "integrations.torch_backend")
+HEAVY = (
+    "transport",
+    "numpy.core",
+    "aioquic",
+    "cbor2",
+    "structlog",
+    "psutil",
+    "integrations.torch_backend.process_group",
+)
 
 
 def run(code: str, **environment: str) -> str:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from patience import wait_until
 
 from hive_qos.errors import ConnectionLostError, TimedOutError
-from integrations.torch_backend.completion import CompletionThreads
+from integrations.torch_backend.completion_threads import CompletionThreads
 from integrations.torch_backend.work import HiveWork
 from transport.work import Work
 

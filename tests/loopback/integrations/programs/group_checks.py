@@ -264,6 +264,6 @@ def zz_a_destroyed_group_can_be_made_again(rank: int, size: int) -> None:
         dist.all_reduce(tensor)
         same(tensor, everybody(size, 4).sum(0))
     raises(RuntimeError, lambda: old.allreduce([torch.ones(1)]), "destroyed")
-    from integrations.torch_backend import adapters
+    from integrations.torch_backend import process_group
 
-    assert len(adapters._alive) <= 2  # this group and its backend; none of those before
+    assert len(process_group._alive) <= 2  # this group and its backend; none of those before

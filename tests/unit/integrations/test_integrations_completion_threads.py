@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from patience import wait_until
 
-from integrations.torch_backend.completion import CompletionThreads, FirstInFirstOut
+from integrations.torch_backend.completion_threads import CompletionThreads, FirstInFirstOut
 
 
 def unwanted(error: Exception) -> None:

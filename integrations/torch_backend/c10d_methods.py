@@ -1,4 +1,4 @@
-"""torch's names and argument shapes of the collectives, the same for both adapters, over `core`.
+"""torch's names and argument shapes of the collectives, over `collectives`.
 
 torch calls by several names for one thing: `_allgather_base` is `all_gather_single` since 2.13, and functional
 collectives use the `_coalesced` forms. A method that is missing fails as "No backend type associated with device type
@@ -18,11 +18,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from hive_qos.errors import HiveError, MisuseError
-from integrations.torch_backend import monitor, sparse
-from integrations.torch_backend.core import Core, Tensors
+from integrations.torch_backend import monitored_barrier, sparse_allreduce
+from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.errors import as_torch_error
+from integrations.torch_backend.operations import Tensors
 from integrations.torch_backend.overloads import Overloads
-from integrations.torch_backend.reduction import reduction_of
+from integrations.torch_backend.reduce_op import reduction_of
 from integrations.torch_backend.work import HiveWork, uncompiled
 
 P = ParamSpec("P")
@@ -73,14 +74,14 @@ def collective(*forms: str, coalesced: bool = False) -> Callable[[Method[P, Hive
         def wrapper(self: Methods, /, *args: Any, **kwargs: Any) -> HiveWork:
             count, since = 1, None
             try:
-                since = self.core.places()
+                since = self.collectives.places()
                 if coalesced:  # as many as the others begin, as far as a call that fits no form tells
                     count = next((len(one) for one in (*kwargs.values(), *args[::-1]) if isinstance(one, Sequence)), 1)
                 arguments = overloads.arguments(args, kwargs)
                 count = len(arguments[-2]) if coalesced else 1
                 return method(self, *arguments)  # type: ignore[call-arg]  # found at run time
             except Exception as error:
-                self.core.give_up(method.__name__, error, since=since, count=count)
+                self.collectives.give_up(method.__name__, error, since=since, count=count)
                 raise
 
         return raising_torch_errors(wrapper)
@@ -89,9 +90,9 @@ def collective(*forms: str, coalesced: bool = False) -> Callable[[Method[P, Hive
 
 
 class Methods:
-    """What torch calls on a backend or on a process group. The adapter that mixes this in sets `core` first."""
+    """What torch calls on a backend or on a process group. The adapter that mixes this in sets `collectives` first."""
 
-    core: Core
+    collectives: Collectives
 
     @collective(
         "tensors: [T], opts: AllreduceOptions",
@@ -102,17 +103,17 @@ class Methods:
         op, factor = reduction_of(opts.reduceOp)
         tensor = _only(tensors)
         if tensor.layout is torch.sparse_coo:
-            return sparse.allreduce(self.core, tensors, op, timeout_s=_timeout_s(opts))
-        return self.core.allreduce(tensors, op, factor=factor, timeout_s=_timeout_s(opts))
+            return sparse_allreduce.allreduce(self.collectives, tensors, op, timeout_s=_timeout_s(opts))
+        return self.collectives.allreduce(tensors, op, factor=factor, timeout_s=_timeout_s(opts))
 
     @collective("tensors: [T], opts: AllreduceCoalescedOptions", coalesced=True)
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> HiveWork:
         op, factor = reduction_of(opts.reduceOp)
-        return self.core.allreduce(tensors, op, factor=factor, timeout_s=_timeout_s(opts))
+        return self.collectives.allreduce(tensors, op, factor=factor, timeout_s=_timeout_s(opts))
 
     @collective("tensors: [T], opts: BroadcastOptions", "tensor: T, root: int, timeout: timedelta")
     def broadcast(self, tensors: Tensors, opts: Any) -> HiveWork:
-        return self.core.broadcast([_only(tensors)], opts.rootRank, timeout_s=_timeout_s(opts))
+        return self.collectives.broadcast([_only(tensors)], opts.rootRank, timeout_s=_timeout_s(opts))
 
     @collective("tensors: [T], opts: ReduceOptions", "tensor: T, root: int, op: ReduceOp, timeout: timedelta")
     def reduce(self, tensors: Tensors, opts: Any) -> HiveWork:
@@ -120,10 +121,10 @@ class Methods:
         tensor = _only(tensors)
         if factor is not None:
             tensor = tensor.detach() * factor  # the tensors of other ranks than the root stay as they are
-            if self.core.group.rank == opts.rootRank:
+            if self.collectives.group.rank == opts.rootRank:
                 _only(tensors).detach().copy_(tensor)
                 tensor = _only(tensors)
-        return self.core.reduce(tensor, opts.rootRank, op, timeout_s=_timeout_s(opts))
+        return self.collectives.reduce(tensor, opts.rootRank, op, timeout_s=_timeout_s(opts))
 
     @collective(
         "output_tensors: [[T]], input_tensors: [T], opts: AllgatherOptions",
@@ -131,7 +132,7 @@ class Methods:
     )
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> HiveWork:
         outputs, tensor = _only_list(output_tensors), _only(input_tensors)
-        return self.core.all_gather([outputs], [tensor], timeout_s=_timeout_s(opts))
+        return self.collectives.all_gather([outputs], [tensor], timeout_s=_timeout_s(opts))
 
     @collective("output_lists: [[T]], input_list: [T], opts: AllgatherOptions", coalesced=True)
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any) -> HiveWork:
@@ -139,17 +140,17 @@ class Methods:
         if any(len(row) != len(input_list) for row in output_lists):
             raise MisuseError(f"every list of outputs must have {len(input_list)} tensors, as many as there are inputs")
         by_input = [list(row) for row in zip(*output_lists, strict=True)]
-        return self.core.all_gather(by_input, input_list, timeout_s=_timeout_s(opts))
+        return self.collectives.all_gather(by_input, input_list, timeout_s=_timeout_s(opts))
 
     @collective("output: T, input: T, opts: AllgatherOptions")
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HiveWork:
-        return self.core.all_gather_single([output], [input], timeout_s=_timeout_s(opts))
+        return self.collectives.all_gather_single([output], [input], timeout_s=_timeout_s(opts))
 
     _allgather_base = all_gather_single
 
     @collective("outputs: [T], inputs: [T], opts: AllgatherOptions", coalesced=True)
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> HiveWork:
-        return self.core.all_gather_single(outputs, inputs, timeout_s=_timeout_s(opts))
+        return self.collectives.all_gather_single(outputs, inputs, timeout_s=_timeout_s(opts))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -161,12 +162,12 @@ class Methods:
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> HiveWork:
         op, factor = reduction_of(opts.reduceOp)
         inputs = [_times(tensor, factor) for tensor in _only_list(input_tensors)]
-        return self.core.reduce_scatter([_only(output_tensors)], [inputs], op, timeout_s=_timeout_s(opts))
+        return self.collectives.reduce_scatter([_only(output_tensors)], [inputs], op, timeout_s=_timeout_s(opts))
 
     @collective("outputTensor: T, inputTensor: T, opts: ReduceScatterOptions")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HiveWork:
         op, factor = reduction_of(opts.reduceOp)
-        return self.core.reduce_scatter_single([output], [_times(input, factor)], op, timeout_s=_timeout_s(opts))
+        return self.collectives.reduce_scatter_single([output], [_times(input, factor)], op, timeout_s=_timeout_s(opts))
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -174,7 +175,7 @@ class Methods:
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> HiveWork:
         op, factor = reduction_of(opts.reduceOp)
         scaled = [_times(tensor, factor) for tensor in inputs]
-        return self.core.reduce_scatter_single(outputs, scaled, op, timeout_s=_timeout_s(opts))
+        return self.collectives.reduce_scatter_single(outputs, scaled, op, timeout_s=_timeout_s(opts))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -184,7 +185,7 @@ class Methods:
     )
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> HiveWork:
         outputs = _only_list(output_tensors) if output_tensors else []
-        return self.core.gather(outputs, _only(input_tensors), opts.rootRank, timeout_s=_timeout_s(opts))
+        return self.collectives.gather(outputs, _only(input_tensors), opts.rootRank, timeout_s=_timeout_s(opts))
 
     @collective(
         "output_tensors: [T], input_tensors: [[T]], opts: ScatterOptions",
@@ -192,14 +193,14 @@ class Methods:
     )
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> HiveWork:
         inputs = _only_list(input_tensors) if input_tensors else []
-        return self.core.scatter(_only(output_tensors), inputs, opts.rootRank, timeout_s=_timeout_s(opts))
+        return self.collectives.scatter(_only(output_tensors), inputs, opts.rootRank, timeout_s=_timeout_s(opts))
 
     @collective(
         "output_tensors: [T], input_tensors: [T], opts: AllToAllOptions",
         "output_tensor: [T], input_tensor: [T], opts: AllToAllOptions",
     )
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any) -> HiveWork:
-        return self.core.all_to_all(output_tensors, input_tensors, timeout_s=_timeout_s(opts))
+        return self.collectives.all_to_all(output_tensors, input_tensors, timeout_s=_timeout_s(opts))
 
     @collective(
         "output: T, input: T, output_split_sizes: [int], input_split_sizes: [int], opts: AllToAllOptions",
@@ -214,7 +215,7 @@ class Methods:
         input_split_sizes: Sequence[int],
         opts: Any,
     ) -> HiveWork:
-        return self.core.all_to_all_single(
+        return self.collectives.all_to_all_single(
             output, input, output_rows=output_split_sizes, input_rows=input_split_sizes, timeout_s=_timeout_s(opts)
         )
 
@@ -222,37 +223,37 @@ class Methods:
 
     @collective("opts: BarrierOptions", "timeout: timedelta")
     def barrier(self, opts: Any) -> HiveWork:
-        return self.core.barrier(timeout_s=_timeout_s(opts))
+        return self.collectives.barrier(timeout_s=_timeout_s(opts))
 
     @called_as("tensors: [T], dstRank: int, tag: int")
     def send(self, tensors: Tensors, dst: int, tag: int) -> HiveWork:
-        return self.core.send(_only(tensors), dst, tag)
+        return self.collectives.send(_only(tensors), dst, tag)
 
     @called_as("tensors: [T], srcRank: int, tag: int")
     def recv(self, tensors: Tensors, src: int, tag: int) -> HiveWork:
-        return self.core.recv(_only(tensors), src, tag)
+        return self.collectives.recv(_only(tensors), src, tag)
 
     @called_as("tensors: [T], tag: int")
     def recv_anysource(self, tensors: Tensors, tag: int) -> HiveWork:
-        return self.core.recv(_only(tensors), None, tag)
+        return self.collectives.recv(_only(tensors), None, tag)
 
     @called_as("timeout: timedelta, wait_all_ranks: bool", "opts: BarrierOptions, wait_all_ranks: bool")
     def monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:
         limit_s = _seconds(getattr(timeout, "timeout", timeout))  # torch 2.15 calls a backend with the options object
-        monitor.barrier(self.core, timeout_s=limit_s, wait_all_ranks=wait_all_ranks)
+        monitored_barrier.barrier(self.collectives, timeout_s=limit_s, wait_all_ranks=wait_all_ranks)
 
     # Lifecycle.
 
     @raising_torch_errors
     def abort(self) -> None:
-        self.core.abort("the process group was aborted")
+        self.collectives.abort("the process group was aborted")
 
     @raising_torch_errors
     def shutdown(self) -> None:
-        self.core.close()
+        self.collectives.close()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self.core.timeout_s = timeout.total_seconds()
+        self.collectives.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
@@ -260,7 +261,7 @@ class Methods:
         """Nothing to agree on: every rank counts from 0."""
 
     def _get_sequence_number_for_group(self) -> int:
-        return self.core.sequence
+        return self.collectives.sequence
 
 
 def _only(tensors: Tensors) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore
 
 from hive_qos.errors import TimedOutError, TransportError
-from integrations.torch_backend import rendezvous
-from integrations.torch_backend.rendezvous import StoreRendezvous, generation_of, own_address
+from integrations.torch_backend import store_rendezvous
+from integrations.torch_backend.store_rendezvous import StoreRendezvous, generation_of, own_address
 
 
 def test_bytes_come_back_as_they_were_set_even_those_that_are_no_text() -> None:
@@ -86,7 +86,7 @@ def test_the_advertised_address_is_the_one_that_leads_to_the_store(
     world_size: int,
     expected: str,
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_route", lambda target, family: routes.get(target, ""))
+    monkeypatch.setattr(store_rendezvous, "_route", lambda target, family: routes.get(target, ""))
     store = PrefixStore("0", FileStore(str(tmp_path / "store"), 2))
     assert own_address(store, world_size=world_size, environment=environment) == expected
 

@@ -11,8 +11,9 @@ from patience import wait_until
 
 import transport
 from hive_qos.errors import ConnectionLostError, MisuseError
-from integrations.torch_backend import core as core_module
-from integrations.torch_backend.core import Core
+from integrations.torch_backend import collectives as collectives_module
+from integrations.torch_backend import operations
+from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.staging import Staged
 from integrations.torch_backend.world import World, group_name_of
 from transport.collectives.calls import Call, Site
@@ -67,24 +68,26 @@ def group() -> FakeGroup:
 
 
 @pytest.fixture
-def core(group: FakeGroup) -> Core:
+def collectives(group: FakeGroup) -> Collectives:
     world = World(group, ranks=(0, 1))  # type: ignore[arg-type]
-    return Core(world, world.lend("0", (0, 1), timeout_s=7), timeout_s=7)
+    return Collectives(world, world.lend("0", (0, 1), timeout_s=7), timeout_s=7)
 
 
 SUM = transport.ReduceOp.SUM
 
 
-def test_operations_take_the_groups_timeout_or_their_own(core: Core, group: FakeGroup) -> None:
-    core.allreduce([torch.ones(1)], SUM)
-    core.allreduce([torch.ones(1)], SUM, timeout_s=2)
-    core.timeout_s = 9
-    core.broadcast([torch.ones(1)], 0)
+def test_operations_take_the_groups_timeout_or_their_own(collectives: Collectives, group: FakeGroup) -> None:
+    collectives.allreduce([torch.ones(1)], SUM)
+    collectives.allreduce([torch.ones(1)], SUM, timeout_s=2)
+    collectives.timeout_s = 9
+    collectives.broadcast([torch.ones(1)], 0)
     assert group.started == [("allreduce", 7), ("allreduce", 2), ("broadcast", 9)]
 
 
-def test_several_tensors_are_one_work_that_ends_with_the_last_and_fails_with_any(core: Core, group: FakeGroup) -> None:
-    work = core.allreduce([torch.ones(1), torch.ones(1)], SUM)
+def test_several_tensors_are_one_work_that_ends_with_the_last_and_fails_with_any(
+    collectives: Collectives, group: FakeGroup
+) -> None:
+    work = collectives.allreduce([torch.ones(1), torch.ones(1)], SUM)
     group.works[0].finish(error=ConnectionLostError("h", "silent", rank=1))
     assert not work.is_completed()
     group.works[1].finish()
@@ -92,9 +95,9 @@ def test_several_tensors_are_one_work_that_ends_with_the_last_and_fails_with_any
         work.wait()
 
 
-def test_a_barrier_ends_after_earlier_collectives(core: Core, group: FakeGroup) -> None:
-    first = core.allreduce([torch.ones(1)], SUM)
-    barrier = core.barrier()
+def test_a_barrier_ends_after_earlier_collectives(collectives: Collectives, group: FakeGroup) -> None:
+    first = collectives.allreduce([torch.ones(1)], SUM)
+    barrier = collectives.barrier()
     group.works[1].finish()
     with pytest.raises(RuntimeError, match="timed-out"):
         barrier.wait(core_module_timedelta(0.05))
@@ -110,7 +113,7 @@ def core_module_timedelta(seconds: float) -> Any:
 
 
 def test_a_tensor_that_is_still_on_its_way_from_the_gpu_holds_back_what_comes_after(
-    core: Core, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+    collectives: Collectives, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrived = threading.Event()
 
@@ -123,16 +126,16 @@ def test_a_tensor_that_is_still_on_its_way_from_the_gpu_holds_back_what_comes_af
             if self.pending:
                 assert arrived.wait(30)
 
-    monkeypatch.setattr(core_module, "Staged", Late)
+    monkeypatch.setattr(collectives_module, "Staged", Late)
     works = [
-        core.allreduce([torch.ones(3)], SUM),
-        core.broadcast([torch.ones(1)], 0),
-        core.reduce(torch.ones(1), 0, SUM),
+        collectives.allreduce([torch.ones(3)], SUM),
+        collectives.broadcast([torch.ones(1)], 0),
+        collectives.reduce(torch.ones(1), 0, SUM),
     ]
     assert group.started == []
     arrived.set()
     begun = threading.Event()
-    core.barrier().tell(begun.set)
+    collectives.barrier().tell(begun.set)
     wait_until(lambda: len(group.works) == 4)  # the drain runs on a thread; every one of these is started by it
     assert [name for name, _ in group.started] == ["allreduce", "broadcast", "reduce", "barrier"]
     for part in group.works:
@@ -141,59 +144,61 @@ def test_a_tensor_that_is_still_on_its_way_from_the_gpu_holds_back_what_comes_af
     assert begun.wait(30)
 
 
-def test_where_one_tensor_is_refused_no_operation_begins_on_the_others(core: Core, group: FakeGroup) -> None:
+def test_where_one_tensor_is_refused_no_operation_begins_on_the_others(
+    collectives: Collectives, group: FakeGroup
+) -> None:
     good, bad = torch.ones(2), torch.ones(2, dtype=torch.float8_e5m2)
     row = [torch.empty(2), torch.empty(2)]
     with pytest.raises(MisuseError, match="float8"):
-        core.allreduce([good, bad], SUM)
+        collectives.allreduce([good, bad], SUM)
     with pytest.raises(MisuseError, match="bits8"):
-        core.broadcast([good, torch.empty(2, dtype=torch.bits8)], 0)
+        collectives.broadcast([good, torch.empty(2, dtype=torch.bits8)], 0)
     with pytest.raises(MisuseError, match="different dtypes"):
-        core.all_gather([row, row], [good, bad])
+        collectives.all_gather([row, row], [good, bad])
     with pytest.raises(MisuseError, match="they differ"):
-        core.reduce_scatter([good, torch.ones(3)], [row, row], SUM)
+        collectives.reduce_scatter([good, torch.ones(3)], [row, row], SUM)
     assert group.started == []
 
 
 def test_a_failure_to_start_reaches_the_caller_when_on_time_and_the_work_when_late(
-    core: Core, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+    collectives: Collectives, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise MisuseError("no such dtype")
 
     monkeypatch.setattr(group, "allreduce", refuse, raising=False)
     with pytest.raises(MisuseError, match="no such dtype"):
-        core.allreduce([torch.ones(1)], SUM)
+        collectives.allreduce([torch.ones(1)], SUM)
     monkeypatch.setattr(Staged, "pending", property(lambda self: True))
     with pytest.raises(MisuseError, match="no such dtype"):
-        core.allreduce([torch.ones(1)], SUM).wait()
+        collectives.allreduce([torch.ones(1)], SUM).wait()
 
 
-def test_wrong_sizes_are_refused_before_anything_is_sent(core: Core, group: FakeGroup) -> None:
+def test_wrong_sizes_are_refused_before_anything_is_sent(collectives: Collectives, group: FakeGroup) -> None:
     with pytest.raises(MisuseError, match="are not 2 times"):
-        core.all_gather_single([torch.empty(3)], [torch.empty(2)])
+        collectives.all_gather_single([torch.empty(3)], [torch.empty(2)])
     with pytest.raises(MisuseError, match="are not 2 times"):
-        core.reduce_scatter_single([torch.empty(2)], [torch.empty(2, dtype=torch.int32)], SUM)
+        collectives.reduce_scatter_single([torch.empty(2)], [torch.empty(2, dtype=torch.int32)], SUM)
     with pytest.raises(MisuseError, match="do not add up"):
-        core.all_to_all_single(torch.empty(4), torch.empty(4), output_rows=[1, 1], input_rows=[2, 2])
+        collectives.all_to_all_single(torch.empty(4), torch.empty(4), output_rows=[1, 1], input_rows=[2, 2])
     with pytest.raises(MisuseError, match="cannot be divided"):
-        core.all_to_all_single(torch.empty(3), torch.empty(3), output_rows=[], input_rows=[])
+        collectives.all_to_all_single(torch.empty(3), torch.empty(3), output_rows=[], input_rows=[])
     with pytest.raises(MisuseError, match="on the root"):
-        core.gather([], torch.empty(1), 0)
+        collectives.gather([], torch.empty(1), 0)
     assert group.started == []
 
 
-def test_a_group_after_its_end_says_so(core: Core, group: FakeGroup) -> None:
-    core.close()
-    core.close()
+def test_a_group_after_its_end_says_so(collectives: Collectives, group: FakeGroup) -> None:
+    collectives.close()
+    collectives.close()
     assert group.closed == 1
     with pytest.raises(MisuseError, match="has been destroyed"):
-        core.barrier()
+        collectives.barrier()
 
 
-def test_abort_tells_the_others_and_leaves(core: Core, group: FakeGroup) -> None:
-    core.abort("enough")
-    core.abort("enough")
+def test_abort_tells_the_others_and_leaves(collectives: Collectives, group: FakeGroup) -> None:
+    collectives.abort("enough")
+    collectives.abort("enough")
     assert group.started == [("abort", "enough")]
     assert group.closed == 1
 
@@ -225,25 +230,25 @@ def test_long_group_names_are_cut_to_different_short_ones() -> None:
 
 
 def test_an_input_that_fails_ends_its_work_and_gives_its_numbers_up(
-    core: Core, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+    collectives: Collectives, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_staged: object) -> None:
         raise RuntimeError("device-side assert")
 
-    monkeypatch.setattr(core_module, "until_all_ready", broken)
+    monkeypatch.setattr(operations, "until_all_ready", broken)
     with monkeypatch.context() as patch:
         patch.setattr(Staged, "pending", True)
-        work = core.allreduce([torch.ones(1), torch.ones(1)], SUM)
+        work = collectives.allreduce([torch.ones(1), torch.ones(1)], SUM)
         with pytest.raises(RuntimeError, match="device-side assert"):
             work.wait()
-    behind = core.barrier()
+    behind = collectives.barrier()
     wait_until(lambda: any(name == "barrier" for name, _ in group.started))
     assert not behind.is_completed()
     assert [name for name, _ in group.started] == ["give_up", "give_up", "barrier"]
 
 
 def test_a_start_that_fails_late_ends_its_work_whatever_was_raised(
-    core: Core, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+    collectives: Collectives, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def allreduce(*_args: Any, **_options: Any) -> None:
         raise ValueError("a mistake")
@@ -251,4 +256,4 @@ def test_a_start_that_fails_late_ends_its_work_whatever_was_raised(
     monkeypatch.setattr(group, "allreduce", allreduce, raising=False)
     monkeypatch.setattr(Staged, "pending", True)
     with pytest.raises(ValueError, match="a mistake"):
-        core.allreduce([torch.ones(1)], SUM).wait()
+        collectives.allreduce([torch.ones(1)], SUM).wait()

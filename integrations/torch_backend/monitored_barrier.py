@@ -17,7 +17,7 @@ from hive_qos.errors import HiveError, PeerError, TimedOutError, TransportError
 from transport import Priority
 
 if TYPE_CHECKING:
-    from integrations.torch_backend.core import Core
+    from integrations.torch_backend.collectives import Collectives
 
 TAG = 2**40 - 1
 """The transport's last tag; torch's are 32 bits, so that nobody else has it."""
@@ -25,7 +25,7 @@ _GRACE_S = 5.0
 """How much longer the others wait for rank 0's word, so that it is rank 0 that reports who is missing."""
 
 
-def barrier(core: Core, *, timeout_s: float | None, wait_all_ranks: bool) -> None:
+def barrier(collectives: Collectives, *, timeout_s: float | None, wait_all_ranks: bool) -> None:
     """Block until all ranks have called this.
 
     Args:
@@ -36,13 +36,13 @@ def barrier(core: Core, *, timeout_s: float | None, wait_all_ranks: bool) -> Non
         TimedOutError: on rank 0, with the missing ranks; on the others, that rank 0 has not let them go.
         ConnectionLostError: a rank is gone.
     """
-    limit_s = core.timeout_s if timeout_s is None else timeout_s
-    group = core.group
+    limit_s = collectives.timeout_s if timeout_s is None else timeout_s
+    group = collectives.group
     if group.rank != 0:
-        _report(core, limit_s)
+        _report(collectives, limit_s)
         return
     give_up_s = time.monotonic() + limit_s
-    number = core.next_monitored_barrier()
+    number = collectives.next_monitored_barrier()
     missing: list[int] = []
     lost: HiveError | None = None
     for rank in range(1, group.size):
@@ -51,7 +51,7 @@ def barrier(core: Core, *, timeout_s: float | None, wait_all_ranks: bool) -> Non
             raise TimedOutError("Rank 0 timed out in monitoredBarrier", timeout_s=limit_s)
         left_s = max(left_s, 0.001)
         try:
-            _hear(core, rank, number, give_up_s=time.monotonic() + left_s)
+            _hear(collectives, rank, number, give_up_s=time.monotonic() + left_s)
         except HiveError as error:
             missing.append(rank)
             if not isinstance(error, TimedOutError):
@@ -69,13 +69,13 @@ def barrier(core: Core, *, timeout_s: float | None, wait_all_ranks: bool) -> Non
         reply.wait()
 
 
-def _report(core: Core, limit_s: float) -> None:
-    group = core.group
-    number = core.next_monitored_barrier()
+def _report(collectives: Collectives, limit_s: float) -> None:
+    group = collectives.group
+    number = collectives.next_monitored_barrier()
     give_up_s = time.monotonic() + limit_s + _GRACE_S
     try:
         group.send(torch.tensor([number]), 0, TAG, timeout_s=limit_s, priority=Priority.CONTROL).wait()
-        _hear(core, 0, number, give_up_s=give_up_s)
+        _hear(collectives, 0, number, give_up_s=give_up_s)
     except TimedOutError as error:
         raise TransportError(
             f"Rank {group.rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv"
@@ -83,7 +83,7 @@ def _report(core: Core, limit_s: float) -> None:
         ) from error
 
 
-def _hear(core: Core, rank: int, number: int, *, give_up_s: float) -> None:
+def _hear(collectives: Collectives, rank: int, number: int, *, give_up_s: float) -> None:
     """Take a rank's word for this call, and drop those for earlier ones that failed.
 
     Raises:
@@ -92,6 +92,6 @@ def _hear(core: Core, rank: int, number: int, *, give_up_s: float) -> None:
     """
     word = torch.zeros(1, dtype=torch.int64)
     while int(word) < number:
-        core.group.recv(word, rank, TAG, timeout_s=max(give_up_s - time.monotonic(), 0.001)).wait()
+        collectives.group.recv(word, rank, TAG, timeout_s=max(give_up_s - time.monotonic(), 0.001)).wait()
     if int(word) > number:
         raise PeerError(f"rank {rank}", f"it is at its monitored barrier {int(word)}, this rank at {number}")

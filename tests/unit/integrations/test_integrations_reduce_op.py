@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from hive_qos.errors import MisuseError
-from integrations.torch_backend.reduction import reduction_of
+from integrations.torch_backend.reduce_op import reduction_of
 from transport.collectives.operations import ReduceOp
 
 

@@ -13,13 +13,13 @@ import torch
 
 import transport
 from hive_qos.errors import MisuseError
-from integrations.torch_backend.core import Core
+from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.work import HiveWork
 from transport.collectives import calls
 
 
 def allreduce(
-    core: Core, tensors: Sequence[torch.Tensor], op: transport.ReduceOp, *, timeout_s: float | None = None
+    collectives: Collectives, tensors: Sequence[torch.Tensor], op: transport.ReduceOp, *, timeout_s: float | None = None
 ) -> HiveWork:
     """Sum one sparse CPU tensor over all ranks, in place.
 
@@ -30,9 +30,9 @@ def allreduce(
         raise MisuseError("a sparse all-reduce sums one tensor on the CPU")
     tensor = tensors[0]
     mine = tensor.detach().coalesce()
-    group = core.group
+    group = collectives.group
     counts = torch.zeros(group.size, dtype=torch.int64)
-    core.all_gather_single([counts], [torch.tensor([mine.values().shape[0]])], timeout_s=timeout_s).wait()
+    collectives.all_gather_single([counts], [torch.tensor([mine.values().shape[0]])], timeout_s=timeout_s).wait()
 
     entry_shape = mine.values().shape[1:]
     indices = [torch.empty((mine.sparse_dim(), int(count)), dtype=torch.int64) for count in counts]
@@ -49,4 +49,4 @@ def allreduce(
         with torch.no_grad():
             tensor.copy_(total.coalesce())
 
-    return core.launch("sparse all-reduce", [], prepared, result=tensors, timeout_s=timeout_s, finish=add_up)
+    return collectives.launch("sparse all-reduce", [], prepared, result=tensors, timeout_s=timeout_s, finish=add_up)

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from hive_qos.errors import MisuseError
-from integrations.torch_backend.core import Core
-from integrations.torch_backend.methods import Methods, raising_torch_errors
+from integrations.torch_backend.c10d_methods import Methods, raising_torch_errors
+from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.world import group_name_of, world_for
 
 NAME = "hive"
@@ -65,9 +65,9 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
     supports_completion_hooks = _Answer(False)
     _supports_time_estimate = _Answer(False)
 
-    def __init__(self, core: Core) -> None:
-        _Backend.__init__(self, core.group.rank, core.group.size)
-        self.core = core
+    def __init__(self, collectives: Collectives) -> None:
+        _Backend.__init__(self, collectives.group.rank, collectives.group.size)
+        self.collectives = collectives
         self._options = _Backend.Options(NAME)
 
     def getBackendName(self) -> str:
@@ -83,15 +83,16 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
     @raising_torch_errors
     def split(self, store: Any, ranks: Sequence[int], opts: Any) -> HiveBackend:
         """A backend of some of this one's ranks, over the same connections."""
-        if self.core.group.rank not in ranks:  # torch crashes on a None of Python's
+        parent = self.collectives
+        if parent.group.rank not in ranks:  # torch crashes on a None of Python's
             raise MisuseError(
-                f"rank {self.core.group.rank} is in none of the groups that split_group was asked for: in a group of"
+                f"rank {parent.group.rank} is in none of the groups that split_group was asked for: in a group of"
                 " several backends give every rank one, or use new_group"
             )
-        world = self.core.world
-        world_ranks = [world.ranks[self.core.group.ranks[rank]] for rank in ranks]
-        group = world.lend(group_name_of(opts.group_name), world_ranks, timeout_s=self.core.timeout_s)
-        child = HiveBackend(Core(world, group, timeout_s=self.core.timeout_s))
+        world = parent.world
+        world_ranks = [world.ranks[parent.group.ranks[rank]] for rank in ranks]
+        group = world.lend(group_name_of(opts.group_name), world_ranks, timeout_s=parent.timeout_s)
+        child = HiveBackend(Collectives(world, group, timeout_s=parent.timeout_s))
         _keep(child)
         return child
 
@@ -102,9 +103,9 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
 class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on purpose, see above
     """The process group that `init_process_group("hive")` makes."""
 
-    def __init__(self, core: Core) -> None:
-        _ProcessGroup.__init__(self, core.group.rank, core.group.size)
-        self.core = core
+    def __init__(self, collectives: Collectives) -> None:
+        _ProcessGroup.__init__(self, collectives.group.rank, collectives.group.size)
+        self.collectives = collectives
 
     def getBackendName(self) -> str:
         return NAME
@@ -113,20 +114,20 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
         return NAME
 
     def size(self) -> int:
-        return int(self.core.group.size)
+        return int(self.collectives.group.size)
 
     def rank(self) -> int:
-        return int(self.core.group.rank)
+        return int(self.collectives.group.rank)
 
 
 class HiveProcessGroupWithBackend(HiveProcessGroup):
     """The process group on torch 2.15. `device` is what `init_process_group` got as `device_id`."""
 
-    def __init__(self, core: Core, *, device: torch.device | None) -> None:
-        super().__init__(core)
+    def __init__(self, collectives: Collectives, *, device: torch.device | None) -> None:
+        super().__init__(collectives)
         if device is not None:
             self.bound_device_id = device
-        backend = HiveBackend(core)
+        backend = HiveBackend(collectives)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in DEVICES:
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
@@ -140,8 +141,8 @@ class HiveProcessGroupWithBackend(HiveProcessGroup):
 class HiveProcessGroupAlone(HiveProcessGroup):
     """The process group on torch 2.13: nothing is registered in it, and what torch would ask a backend it asks us."""
 
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
+    def __init__(self, collectives: Collectives) -> None:
+        super().__init__(collectives)
         self._name = ""
         self._description = "undefined"
 
@@ -196,7 +197,7 @@ def _keep(adapter: Any) -> None:
 
     _ended.clear()
     _alive.add(adapter)
-    adapter.core.on_close.append(let_go)
+    adapter.collectives.on_close.append(let_go)
 
 
 def backend_can_be_subclassed() -> bool:
@@ -237,14 +238,14 @@ def create(options: Any, _group_options: object = None) -> Any:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     name = group_name_of(options.group_id)
     world = world_for(options, ranks=ranks, name=name, timeout_s=timeout_s)
-    core = Core(world, world.lend(name, ranks, timeout_s=timeout_s), timeout_s=timeout_s)
+    collectives = Collectives(world, world.lend(name, ranks, timeout_s=timeout_s), timeout_s=timeout_s)
     adapter: Any
     if not backend_can_be_subclassed():
-        adapter = HiveProcessGroupAlone(core)
+        adapter = HiveProcessGroupAlone(collectives)
     elif is_mixed():
-        adapter = HiveBackend(core)
+        adapter = HiveBackend(collectives)
     else:
         outer = getattr(options, "process_group", None)
-        adapter = HiveProcessGroupWithBackend(core, device=outer and outer.bound_device_id)
+        adapter = HiveProcessGroupWithBackend(collectives, device=outer and outer.bound_device_id)
     _keep(adapter)
     return adapter

@@ -12,8 +12,8 @@ import torch
 
 import transport
 from hive_qos.errors import PeerError, TimedOutError, TransportError
-from integrations.torch_backend import monitor
-from integrations.torch_backend.core import Core
+from integrations.torch_backend import monitored_barrier
+from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.world import World
 
 
@@ -46,41 +46,41 @@ class Mail:
 
 
 @pytest.fixture
-def cores() -> list[Core]:
+def members() -> list[Collectives]:
     boxes: dict[tuple[int, int], queue.SimpleQueue[int]] = defaultdict(queue.SimpleQueue)
     made = []
     for rank in range(2):
         world = World(Mail(rank, boxes), ranks=(0, 1))  # type: ignore[arg-type]
-        made.append(Core(world, world.group, timeout_s=5))
+        made.append(Collectives(world, world.group, timeout_s=5))
     return made
 
 
-def at(core: Core) -> None:
-    monitor.barrier(core, timeout_s=1.0, wait_all_ranks=False)
+def at(collectives: Collectives) -> None:
+    monitored_barrier.barrier(collectives, timeout_s=1.0, wait_all_ranks=False)
 
 
 def test_words_of_a_barrier_that_failed_do_not_pass_for_the_next_ones(
-    cores: list[Core], monkeypatch: pytest.MonkeyPatch
+    members: list[Collectives], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(TimedOutError, match="Rank 1 failed to pass"):
-        at(cores[0])
+        at(members[0])
     with pytest.raises(TransportError, match="successfully reached"):
-        at(cores[1])  # late
+        at(members[1])  # late
     with pytest.raises(TimedOutError, match="Rank 1 failed to pass"):
-        at(cores[0])  # the late word waits here, and is not for this call
+        at(members[0])  # the late word waits here, and is not for this call
     with pytest.raises(TransportError, match="successfully reached"):
-        at(cores[1])
+        at(members[1])
     monkeypatch.setattr(Mail, "patience_s", 30)  # now both come
-    late = threading.Thread(target=at, args=(cores[1],))
+    late = threading.Thread(target=at, args=(members[1],))
     late.start()
-    at(cores[0])
+    at(members[0])
     late.join(30)
     assert not late.is_alive()
 
 
-def test_ranks_that_have_not_called_it_equally_often_learn_it(cores: list[Core]) -> None:
-    cores[1].next_monitored_barrier()
+def test_ranks_that_have_not_called_it_equally_often_learn_it(members: list[Collectives]) -> None:
+    members[1].next_monitored_barrier()
     with pytest.raises(TransportError, match="successfully reached"):
-        at(cores[1])
+        at(members[1])
     with pytest.raises(PeerError, match="at its monitored barrier 2, this rank at 1"):
-        at(cores[0])
+        at(members[0])
