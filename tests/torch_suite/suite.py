@@ -72,7 +72,7 @@ if __name__ == "__main__":
             print(case)
         raise SystemExit
     if os.environ["BACKEND"] == "hive" or os.environ.get("AS_GLOO"):
-        for module in ("integrations.torch_backend.process_group", "transport.engine.aioquic_engine", "torch._dynamo"):
+        for module in ("integrations.torch_backend.process_group", "transport.engine.aioquic.engine", "torch._dynamo"):
             importlib.import_module(module)  # once here, rather than in every rank
     torch.set_num_threads(1)
     unittest.main(verbosity=2)

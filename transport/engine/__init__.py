@@ -56,10 +56,10 @@ def find_engine(name: str) -> MakeEngine:
                 )
                 raise ConfigurationError("HIVE_ENGINE", name, reason) from error
         else:
-            from transport.engine.native_engine import NativeEngine
+            from transport.engine.native import NativeEngine
 
             return NativeEngine
     # Imported here so that a host with the native engine never pays for loading the other.
-    from transport.engine.aioquic_engine import AioquicEngine
+    from transport.engine.aioquic.engine import AioquicEngine
 
     return AioquicEngine

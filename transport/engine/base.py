@@ -88,11 +88,6 @@ DEAD_AFTER_S = 5.0
 """Silence of a peer whose acknowledgements Python may hold up, until it counts as dead."""
 
 
-RATE_VALID_S = 3.0
-"""A rate that is not given again within this is forgotten: who gave it may have died. The broker's answers come once a
-second at least."""
-
-
 @dataclass(frozen=True)
 class EngineSettings:
     """What an engine may use, and how patient it is. Every bound is enforced by the engine.

@@ -16,7 +16,8 @@ from patience import most_of
 
 from hive_qos.errors import ConfigurationError, MisuseError
 from transport.engine import create_engine
-from transport.engine.base import RATE_VALID_S, EngineSettings, SendDone
+from transport.engine.base import EngineSettings, SendDone
+from transport.engine.congestion.pacer import RATE_VALID_S
 
 FOLLOWS = EngineSettings(congestion="rate")
 RATE = 40_000_000

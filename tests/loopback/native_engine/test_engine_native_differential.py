@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 
 from hive_qos.errors import MisuseError
 from transport.engine import create_engine
-from transport.engine.arguments import message_of
 from transport.engine.base import Engine, EngineSettings, Event, OperationFailed, Priority
+from transport.engine.validation import message_of
 from transport.wire.errors import WireError
 from transport.wire.header import Header, Kind, MatchKey, decode_header, encode_header, split_header
 from transport.wire.varint import encode_varint
 
 hive_qos_native: Any = pytest.importorskip("hive_qos_native", reason="the native engine is not built here")
-from transport.engine.native_engine import _encoded  # noqa: E402 - where there is one
+from transport.engine.native import _encoded  # noqa: E402 - where there is one
 
 PROTOCOL = Path(__file__).parents[3] / "docs" / "reference" / "wire-vectors.jsonl"
 VECTORS = [json.loads(line) for line in PROTOCOL.read_text("utf-8").splitlines()]

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
-from transport.engine.arguments import (
+from transport.engine.base import Credentials, EngineSettings, Priority, Trust
+from transport.engine.validation import (
     called,
     check_endpoint,
     check_open,
@@ -31,7 +32,6 @@ from transport.engine.arguments import (
     name_of,
     read_credentials,
 )
-from transport.engine.base import Credentials, EngineSettings, Priority, Trust
 from transport.identity import ephemeral_identity
 from transport.wire.header import Header, Kind, MatchKey
 from transport.wire.hello import HelloKey, LimitKey

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from transport.engine.congestion import Cubic, DelayBound, DeliveryRate, Pacer, RttWindow
+from transport.engine.congestion.cubic import Cubic
+from transport.engine.congestion.delay_bound import DelayBound
+from transport.engine.congestion.pacer import Pacer
+from transport.engine.congestion.path_estimates import DeliveryRate, RttWindow
 
 MIB = 2**20
 

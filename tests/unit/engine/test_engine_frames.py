@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.engine.quic_frames import ack_frame, read_ack_frame, read_varint, stream_frame_head, stream_head_bytes
-from transport.engine.streams import ByteRanges
+from transport.engine.aioquic.frames import ack_frame, read_ack_frame, read_varint, stream_frame_head, stream_head_bytes
+from transport.engine.aioquic.streams import ByteRanges
 from transport.wire.varint import VARINT_MAX, encode_varint
 
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError
+from transport.engine.aioquic.frames import read_varint
+from transport.engine.aioquic.matching import Mailbox
+from transport.engine.aioquic.receive_streams import PIECES_MAX, Incoming, TransportViolation
+from transport.engine.aioquic.send_streams import Outgoing
+from transport.engine.aioquic.streams import Post, SendStream
 from transport.engine.base import Announced, Event, OperationFailed, Received
-from transport.engine.incoming import PIECES_MAX, Incoming, TransportViolation
-from transport.engine.mailbox import Mailbox
-from transport.engine.outgoing import Outgoing
-from transport.engine.quic_frames import read_varint
-from transport.engine.streams import Post, SendStream
 from transport.wire.errors import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey, encode_header
 
@@ -70,7 +70,7 @@ def test_everything_arrives_whatever_is_lost(size: int, seed: int) -> None:
 
 
 def test_levels_are_served_strictly_and_equals_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.engine.outgoing.TURN_BYTES", 10_000)
+    monkeypatch.setattr("transport.engine.aioquic.send_streams.TURN_BYTES", 10_000)
     out = outgoing([])
     for operation, level in ((1, 5), (2, 4), (3, 4), (4, 1)):
         out.submit(stream(40_000, priority=level, operation=operation))

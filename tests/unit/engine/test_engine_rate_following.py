@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.engine.base import RATE_VALID_S
-from transport.engine.congestion import WINDOW_PACKETS_INITIAL
-from transport.engine.rate_following import (
+from transport.engine.congestion.cubic import WINDOW_PACKETS_INITIAL
+from transport.engine.congestion.pacer import RATE_VALID_S
+from transport.engine.congestion.rate_following import (
     BUSY_BYTES,
     HEADER_BYTES,
     HEADROOM,

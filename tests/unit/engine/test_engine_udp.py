@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from transport.engine.udp import BATCH_MAX, BATCH_MIN, SEND_BUFFER_BYTES, SEND_BUFFER_BYTES_MIN, UdpPort
+from transport.engine.aioquic.udp_socket import BATCH_MAX, BATCH_MIN, SEND_BUFFER_BYTES, SEND_BUFFER_BYTES_MIN, UdpPort
 
 
 @pytest.fixture

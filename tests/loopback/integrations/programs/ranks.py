@@ -23,7 +23,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 
-import transport.engine.aioquic_engine  # noqa: F401 - once here, rather than in every rank
+import transport.engine.aioquic.engine  # noqa: F401 - once here, rather than in every rank
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ assert "broker.peers.channel" not in sys.modules
 load_channel("aioquic")
 before = set(sys.modules)
 from broker.peers.channel import PeerChannel
-from transport.engine.aioquic_engine import AioquicEngine
+from transport.engine.aioquic.engine import AioquicEngine
 assert set(sys.modules) == before
 load_channel("none such")
 """

@@ -17,11 +17,13 @@ from cryptography.x509 import Certificate
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
-from transport.engine.aioquic_connection import CID_BYTES, HiveConnection
-from transport.engine.aioquic_dial import AddressProof, Endpoint, configuration_of, read_first_packet
-from transport.engine.aioquic_loop import Loop
-from transport.engine.aioquic_operations import Operations
-from transport.engine.arguments import called, dialled, endpoint_numbered
+from transport.engine.aioquic.configuration import AddressProof, Endpoint, configuration_of, read_first_packet
+from transport.engine.aioquic.connection import CID_BYTES, HiveConnection
+from transport.engine.aioquic.event_loop import Loop
+from transport.engine.aioquic.operations import Operations
+from transport.engine.aioquic.receive_streams import code_name
+from transport.engine.aioquic.session import Link
+from transport.engine.aioquic.udp_socket import UdpPort
 from transport.engine.base import (
     DEAD_AFTER_S,
     Address,
@@ -32,9 +34,7 @@ from transport.engine.base import (
     Event,
     Trust,
 )
-from transport.engine.incoming import code_name
-from transport.engine.link import Link
-from transport.engine.udp import UdpPort
+from transport.engine.validation import called, dialled, endpoint_numbered
 from transport.wire.errors import WireCode
 from transport.wire.hello import HelloKey
 

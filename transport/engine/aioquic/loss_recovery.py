@@ -21,8 +21,11 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 
-from transport.engine.congestion import Cubic, DelayBound, DeliveryRate, Pacer, RttWindow
-from transport.engine.rate_following import EndpointRate, FollowsRate
+from transport.engine.congestion.cubic import Cubic
+from transport.engine.congestion.delay_bound import DelayBound
+from transport.engine.congestion.pacer import Pacer
+from transport.engine.congestion.path_estimates import DeliveryRate, RttWindow
+from transport.engine.congestion.rate_following import EndpointRate, FollowsRate
 
 BULK_CONTROLLER = "hive-delay-bound"
 CUBIC_CONTROLLER = "hive-cubic"

@@ -13,9 +13,22 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from transport.engine.aioquic_core import Core
-from transport.engine.aioquic_dial import CONTROLLERS, Endpoint
-from transport.engine.arguments import (
+from transport.engine.aioquic.configuration import CONTROLLERS, Endpoint
+from transport.engine.aioquic.core import Core
+from transport.engine.aioquic.streams import Post, SendStream
+from transport.engine.aioquic.udp_socket import UdpPort
+from transport.engine.base import (
+    Address,
+    Buffer,
+    ConnectionStatistics,
+    Credentials,
+    Engine,
+    EngineSettings,
+    Event,
+    Priority,
+    Trust,
+)
+from transport.engine.validation import (
     check_endpoint,
     check_open,
     check_rate,
@@ -32,19 +45,6 @@ from transport.engine.arguments import (
     name_of,
     read_credentials,
 )
-from transport.engine.base import (
-    Address,
-    Buffer,
-    ConnectionStatistics,
-    Credentials,
-    Engine,
-    EngineSettings,
-    Event,
-    Priority,
-    Trust,
-)
-from transport.engine.streams import Post, SendStream
-from transport.engine.udp import UdpPort
 from transport.wire.header import Header, MatchKey
 
 _living: weakref.WeakSet[AioquicEngine] = weakref.WeakSet()

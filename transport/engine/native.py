@@ -25,7 +25,25 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, PeerError, TimedOutError, TransportError
 from transport.engine import admission
-from transport.engine.arguments import (
+from transport.engine.base import (
+    DEAD_AFTER_S,
+    Address,
+    Announced,
+    Buffer,
+    ConnectionDown,
+    ConnectionStatistics,
+    ConnectionUp,
+    Credentials,
+    Engine,
+    EngineSettings,
+    Event,
+    OperationFailed,
+    Priority,
+    Received,
+    SendDone,
+    Trust,
+)
+from transport.engine.validation import (
     called,
     check_endpoint,
     check_open,
@@ -44,24 +62,6 @@ from transport.engine.arguments import (
     message_of,
     name_of,
     read_credentials,
-)
-from transport.engine.base import (
-    DEAD_AFTER_S,
-    Address,
-    Announced,
-    Buffer,
-    ConnectionDown,
-    ConnectionStatistics,
-    ConnectionUp,
-    Credentials,
-    Engine,
-    EngineSettings,
-    Event,
-    OperationFailed,
-    Priority,
-    Received,
-    SendDone,
-    Trust,
 )
 from transport.wire.cbor import decode_map
 from transport.wire.errors import WireCode, WireError

@@ -23,12 +23,12 @@ from aioquic.quic.connection import (
 from aioquic.quic.packet import QuicErrorCode, decode_packet_number
 from cryptography import x509
 
-from transport.engine import quic_frames as frames
-from transport.engine.aioquic_recovery import Recovery
-from transport.engine.aioquic_sending import SendingConnection
-from transport.engine.incoming import Incoming, TransportViolation
-from transport.engine.outgoing import Outgoing
-from transport.engine.streams import SendStream
+from transport.engine.aioquic import frames
+from transport.engine.aioquic.loss_recovery import Recovery
+from transport.engine.aioquic.packet_builder import SendingConnection
+from transport.engine.aioquic.receive_streams import Incoming, TransportViolation
+from transport.engine.aioquic.send_streams import Outgoing
+from transport.engine.aioquic.streams import SendStream
 from transport.wire.errors import WireError
 
 CID_BYTES = 8

@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from transport.engine.mailbox import Mailbox
-from transport.engine.quic_frames import max_data_frame, max_stream_data_frame, max_streams_frame, stop_frame
-from transport.engine.streams import ReceiveStream
+from transport.engine.aioquic.frames import max_data_frame, max_stream_data_frame, max_streams_frame, stop_frame
+from transport.engine.aioquic.matching import Mailbox
+from transport.engine.aioquic.streams import ReceiveStream
 from transport.wire.errors import WireCode, WireError
 from transport.wire.header import decode_header
 from transport.wire.hello import FrameReader

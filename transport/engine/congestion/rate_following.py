@@ -28,8 +28,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from transport.engine.base import RATE_VALID_S
-from transport.engine.congestion import BASE_SPAN_S, WINDOW_PACKETS_INITIAL, Cubic, RttWindow
+from transport.engine.congestion.cubic import WINDOW_PACKETS_INITIAL, Cubic
+from transport.engine.congestion.pacer import RATE_VALID_S
+from transport.engine.congestion.path_estimates import BASE_SPAN_S, RttWindow
 
 HEADROOM = 0.95
 HEADER_BYTES = 62

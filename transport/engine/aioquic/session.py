@@ -9,15 +9,15 @@ from cryptography import x509
 
 from hive_qos.errors import ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
-from transport.engine.arguments import CONTROL_STREAM_LEVEL, called
+from transport.engine.aioquic.receive_streams import code_name
+from transport.engine.aioquic.streams import SendStream
 from transport.engine.base import ConnectionStatistics, Trust
-from transport.engine.incoming import code_name
-from transport.engine.streams import SendStream
+from transport.engine.validation import CONTROL_STREAM_LEVEL, called
 from transport.wire.errors import WireCode, WireError
 from transport.wire.hello import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
 
 if TYPE_CHECKING:
-    from transport.engine.aioquic_connection import HiveConnection
+    from transport.engine.aioquic.connection import HiveConnection
 
 
 class Link:

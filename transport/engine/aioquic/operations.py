@@ -10,11 +10,11 @@ import heapq
 from collections.abc import Callable, Mapping
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
+from transport.engine.aioquic.matching import Mailbox, lost
+from transport.engine.aioquic.receive_streams import code_name
+from transport.engine.aioquic.session import Link
+from transport.engine.aioquic.streams import Post, SendStream
 from transport.engine.base import Event, OperationFailed, SendDone
-from transport.engine.incoming import code_name
-from transport.engine.link import Link
-from transport.engine.mailbox import Mailbox, lost
-from transport.engine.streams import Post, SendStream
 from transport.wire.errors import WireCode
 
 GROUPS_MAX = 1024

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
+from transport.engine.aioquic.streams import Post, ReceiveStream
 from transport.engine.base import Announced, Event, OperationFailed, Received
-from transport.engine.streams import Post, ReceiveStream
 from transport.wire.errors import WireCode
 from transport.wire.header import Header, MatchKey
 

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from transport.engine.quic_frames import reset_frame, stream_frame_head, stream_head_bytes
-from transport.engine.streams import SendStream
+from transport.engine.aioquic.frames import reset_frame, stream_frame_head, stream_head_bytes
+from transport.engine.aioquic.streams import SendStream
 from transport.wire.varint import encode_varint
 
 TURN_BYTES = 512 * 1024

@@ -10,10 +10,10 @@ from aioquic.quic.connection import END_STATES, QuicConnection
 from aioquic.quic.packet import QuicPacketType
 from aioquic.quic.packet_builder import QuicDeliveryState
 
-from transport.engine import quic_frames as frames
-from transport.engine.aioquic_recovery import Recovery, SentPacket
-from transport.engine.incoming import Incoming
-from transport.engine.outgoing import Outgoing
+from transport.engine.aioquic import frames
+from transport.engine.aioquic.loss_recovery import Recovery, SentPacket
+from transport.engine.aioquic.receive_streams import Incoming
+from transport.engine.aioquic.send_streams import Outgoing
 
 KEY_PACKETS_MAX = 2**22
 """Keys are changed after so many packets; AES-GCM allows 2^23 (RFC 9001 6.6)."""

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
 from transport.engine.base import Address, Buffer, Credentials, EngineSettings, Priority, Trust
-from transport.engine.header_values import plain_header, plain_key, plain_number, plain_text
+from transport.engine.header_coercion import plain_header, plain_key, plain_number, plain_text
 from transport.wire.errors import WireError
 from transport.wire.header import Header, MatchKey, check_key, encode_header
 from transport.wire.hello import PROTOCOL_VERSION, PROTOCOLS, FrameType, HelloKey, LimitKey, encode_frame
