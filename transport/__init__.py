@@ -17,10 +17,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transport.bootstrap.rendezvous import FileRendezvous, MemoryRendezvous, Rendezvous, TcpRendezvous
     from transport.collectives.operations import ReduceOp
     from transport.engine.base import Priority
     from transport.group import Group
-    from transport.rendezvous import FileRendezvous, MemoryRendezvous, Rendezvous, TcpRendezvous
     from transport.settings import Settings
     from transport.tensors import TensorView
     from transport.work import Work
@@ -40,14 +40,14 @@ __all__ = [
 
 
 _HOMES = {
-    "FileRendezvous": "rendezvous",
+    "FileRendezvous": "bootstrap.rendezvous",
     "Group": "group",
-    "MemoryRendezvous": "rendezvous",
+    "MemoryRendezvous": "bootstrap.rendezvous",
     "Priority": "engine.base",
     "ReduceOp": "collectives.operations",
-    "Rendezvous": "rendezvous",
+    "Rendezvous": "bootstrap.rendezvous",
     "Settings": "settings",
-    "TcpRendezvous": "rendezvous",
+    "TcpRendezvous": "bootstrap.rendezvous",
     "TensorView": "tensors",
     "Work": "work",
 }

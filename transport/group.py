@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hive_qos.errors import MisuseError
+from transport.bootstrap.rendezvous import Rendezvous
 from transport.collectives import calls
 from transport.collectives.operations import ReduceOp
 from transport.engine.base import Priority
-from transport.rendezvous import Rendezvous
 from transport.work import Work
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hive_qos.errors import ConfigurationError
-from transport.lanes import LaneLaw
+from transport.mesh.lanes import LaneLaw
 
 ENGINES = ("auto", "native", "aioquic")
 CONGESTION: Mapping[str, tuple[str, ...]] = {

@@ -39,8 +39,8 @@ from hive_qos.errors import PeerError
 from hive_qos.text import printable
 from transport.engine.base import ConnectionDown, ConnectionStatistics, ConnectionUp, OperationFailed, Received
 from transport.identity import ConfiguredIdentity
-from transport.wire.errors import WireCode, WireError
-from transport.wire.hello import HelloKey
+from transport.wire.control_frames import HelloKey
+from transport.wire.error_codes import WireCode, WireError
 
 _OUR_MISTAKE = frozenset(wire.Refusal) - {wire.Refusal.STALE, wire.Refusal.FULL}
 """Refusals that do not go away by asking again."""

@@ -10,7 +10,7 @@ from broker.policy.types import PeersPolicy
 from hive_qos.errors import ConfigurationError
 from transport.identity import ConfiguredIdentity, load_identity, verify_peer
 from transport.identity.names import claims_of
-from transport.wire.errors import WireError
+from transport.wire.error_codes import WireError
 
 _KEYS = {"HIVE_CA": "peers.ca", "HIVE_CERT": "peers.certificate", "HIVE_KEY": "peers.key"}
 _ISSUE = "`hive-qos ca issue NODE --role broker --address ADDRESS` makes one"

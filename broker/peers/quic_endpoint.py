@@ -30,9 +30,9 @@ from transport.engine.base import (
     Received,
 )
 from transport.identity import ConfiguredIdentity
-from transport.wire.errors import WireCode
+from transport.wire.control_frames import BROKER_ALPN, HelloKey
+from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, Kind
-from transport.wire.hello import BROKER_ALPN, HelloKey
 
 GROUP = "broker"
 """Of the match key, which is the same for all messages of the protocol."""

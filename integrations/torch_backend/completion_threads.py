@@ -29,7 +29,7 @@ _log = structlog.get_logger("integrations.torch")
 class CompletionThreads:
     """Runs short or long jobs, each as soon as it is handed over. Safe to use from any thread and from signal handlers.
 
-    No lock is taken (`transport.waiting` says why). What a job needs is in two deques, whose calls cannot be
+    No lock is taken (`transport.work.End` says why). What a job needs is in two deques, whose calls cannot be
     interrupted: jobs that wait, and the bells of idle threads. Whoever adds to one looks at the other afterwards, so
     that of two who come at the same time, at least one sees the other.
     """

@@ -29,7 +29,7 @@ import transport
 from hive_qos.errors import MisuseError, TimedOutError, TransportError
 from integrations.torch_backend.completion_threads import CompletionThreads
 from integrations.torch_backend.errors import as_torch_error
-from transport.waiting import End, wait_until
+from transport.work import End, wait_until
 
 _log = structlog.get_logger("integrations.torch")
 

@@ -18,11 +18,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from engine_support import Node
 from patience import wait_until
 
-from transport.engine.base import Credentials, EngineSettings, Trust
+from transport.engine.base import EngineSettings
 from transport.identity import ephemeral_identity
+from transport.identity.credentials import Credentials, Trust
 from transport.wire.cbor import encode_map
+from transport.wire.control_frames import FrameType, encode_frame
 from transport.wire.header import Header, Kind, encode_header
-from transport.wire.hello import FrameType, encode_frame
 from transport.wire.varint import encode_varint
 
 T = TypeVar("T")

@@ -11,8 +11,9 @@ from aioquic.quic.events import ConnectionTerminated
 from engine_raw_peer import RawPeer
 from engine_support import ConnectionUp, Node
 
-from transport.engine.base import EngineSettings, SendDone, Trust
+from transport.engine.base import EngineSettings, SendDone
 from transport.identity import ephemeral_identity
+from transport.identity.credentials import Trust
 
 NATIVE = ("native", "native")
 SETTINGS = EngineSettings(handshake_timeout_s=60.0, dead_after_s=60.0, unexpected_bytes_max=2**22)

@@ -25,16 +25,15 @@ from transport.engine.base import (
     Announced,
     ConnectionDown,
     ConnectionUp,
-    Credentials,
     EngineSettings,
     Event,
     OperationFailed,
     Priority,
     Received,
     SendDone,
-    Trust,
 )
 from transport.identity import EphemeralIdentity, ephemeral_identity
+from transport.identity.credentials import Credentials, Trust
 from transport.wire.header import Header, Kind, MatchKey
 
 E = TypeVar("E")

@@ -29,20 +29,12 @@ from broker.peers.protocol import wire
 from broker.peers.quic_endpoint import GROUP, SETTINGS
 from broker.policy.types import PeersPolicy
 from transport.engine import create_engine
-from transport.engine.base import (
-    ConnectionDown,
-    ConnectionUp,
-    Credentials,
-    EngineSettings,
-    Event,
-    Priority,
-    Received,
-    Trust,
-)
+from transport.engine.base import ConnectionDown, ConnectionUp, EngineSettings, Event, Priority, Received
 from transport.identity import ca_init, ca_issue, load_identity
 from transport.identity.authority import certificate_builder, private_pem, subject_names
+from transport.identity.credentials import Credentials, Trust
+from transport.wire.control_frames import HelloKey
 from transport.wire.header import Header, Kind, MatchKey
-from transport.wire.hello import HelloKey
 
 E = TypeVar("E")
 T = TypeVar("T")

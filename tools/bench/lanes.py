@@ -1,7 +1,7 @@
 """8: more connections to one peer: what they gain where a link or a processor limits, and what they take from others.
 
-The numbers of lanes are given, not chosen: what is measured here is why `transport.lanes` opens one only where it has
-shown that it gains. A link is divided by connections, so every further lane takes from whoever shares it.
+The numbers of lanes are given, not chosen: what is measured here is why `transport.mesh.lanes` opens one only where it
+has shown that it gains. A link is divided by connections, so every further lane takes from whoever shares it.
 """
 
 from __future__ import annotations

@@ -22,26 +22,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError, TransportError
-from transport import bootstrap
-from transport.bootstrap import Plumbing
-from transport.broker_link import BrokerLink
+from transport.bootstrap.connect import LISTEN_EVERY_S, Meeting, Plumbing, meet, nobody_there
+from transport.bootstrap.rendezvous import Rendezvous
+from transport.broker.session import BrokerLink
 from transport.collectives.calls import Call
 from transport.collectives.tasks import REASON_CHARS_MAX, RETURN_S_MAX, GivenUp, Membership, Tasks
-from transport.endpoint import Endpoint
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
-from transport.lane_links import LaneEnd, OpenEnd
-from transport.loop import Loop
-from transport.messages import TAG_MAX, Letter, PostOffice
-from transport.moves import Moves
-from transport.path_delay import PathDelays
-from transport.peers import Gone, Phase
-from transport.rendezvous import Rendezvous
+from transport.event_loop import Loop
+from transport.mesh.address_watcher import Moves
+from transport.mesh.endpoint import Endpoint
+from transport.mesh.lane_links import LaneEnd, OpenEnd
+from transport.mesh.one_way_delay import PathDelays
+from transport.mesh.peers import Gone, Phase
+from transport.mesh.sockets import Sockets, is_reachable
+from transport.p2p import TAG_MAX, Letter, PostOffice
 from transport.settings import Settings
-from transport.sockets import Sockets, is_reachable
 from transport.tensors import TensorView
-from transport.waiting import wait_until
 from transport.wire.header import Header, Kind
-from transport.work import THREAD_NAME, Work, unforeseen
+from transport.work import THREAD_NAME, Work, unforeseen, wait_until
 
 GROUP_BYTES_MAX = 96
 REFUSALS_MAX = 3
@@ -102,7 +100,7 @@ class Runtime:
         settings = Settings.from_environment() if settings is None else settings
         give_up_s = time.monotonic() + timeout_s
         runtime = cls(rank=rank, world=name, settings=settings)
-        meeting = bootstrap.meet(
+        meeting = meet(
             rendezvous,
             rank=rank,
             world_size=world_size,
@@ -124,7 +122,7 @@ class Runtime:
         _leave_at_exit()
         return runtime
 
-    def _begin(self, meeting: bootstrap.Meeting) -> None:
+    def _begin(self, meeting: Meeting) -> None:
         self._endpoint = Endpoint(
             rank=self.rank,
             job=self._settings.job,
@@ -191,10 +189,10 @@ class Runtime:
             on_move=move,
         )
 
-    def _await_everybody(self, meeting: bootstrap.Meeting, give_up_s: float, timeout_s: float) -> None:
-        while not wait_until(self._connected, min(give_up_s, time.monotonic() + bootstrap.LISTEN_EVERY_S)):
+    def _await_everybody(self, meeting: Meeting, give_up_s: float, timeout_s: float) -> None:
+        while not wait_until(self._connected, min(give_up_s, time.monotonic() + LISTEN_EVERY_S)):
             if time.monotonic() >= give_up_s:
-                raise bootstrap.nobody_there(self._endpoint.peers.missing(), timeout_s)
+                raise nobody_there(self._endpoint.peers.missing(), timeout_s)
             meeting.withdrawal.listen(missing=self._endpoint.peers.missing())
         if self._refusal is not None:
             raise self._refusal

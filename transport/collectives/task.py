@@ -18,10 +18,10 @@ from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, Peer
 from transport.collectives.calls import Call, Words, payload_bytes
 from transport.collectives.reduce import reduce_into
 from transport.collectives.schedule import SCRATCH, Copy, Receive, Reduce, Region, Schedule, Send
-from transport.endpoint import Ticket, rank_of, tag_of
 from transport.engine.base import Buffer, Priority, Received
-from transport.inbox import Receiving
-from transport.outbox import Sending
+from transport.mesh.endpoint import Ticket, rank_of, tag_of
+from transport.mesh.inbox import Receiving
+from transport.mesh.outbox import Sending
 from transport.wire.header import Header, Kind, MatchKey
 from transport.work import Work, unforeseen
 

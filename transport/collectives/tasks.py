@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError
-from transport.broker_link import BrokerLink
+from transport.broker.session import BrokerLink
 from transport.collectives.calls import Call, Words
 from transport.collectives.schedule import Schedule, Send
 from transport.collectives.task import Task, disagreement
-from transport.endpoint import Endpoint
 from transport.engine.base import Priority
+from transport.mesh.endpoint import Endpoint
 from transport.wire.header import Header
 from transport.work import Work, unforeseen
 

@@ -23,10 +23,10 @@ from typing import Any, TypeAlias
 
 from cryptography import x509
 
-from transport.engine.base import Trust
+from transport.identity.credentials import Trust
 from transport.identity.verify import VerifiedPeer, verify_peer
-from transport.wire.errors import WireCode, WireError
-from transport.wire.hello import APPLICATION_KEY_MIN, HelloKey, LimitKey, check_hello
+from transport.wire.control_frames import APPLICATION_KEY_MIN, HelloKey, LimitKey, check_hello
+from transport.wire.error_codes import WireCode, WireError
 from transport.wire.varint import VARINT_MAX
 
 HALF_OPEN_MAX = 256

@@ -30,12 +30,13 @@ import abc
 import enum
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from hive_qos.errors import TransportError
+from transport.identity.credentials import Credentials, Trust
+from transport.wire.control_frames import ALPN
 from transport.wire.header import Header, MatchKey
-from transport.wire.hello import ALPN
 
 Buffer: TypeAlias = memoryview
 """A C-contiguous memoryview of format "B". Read-only will do for sending; receiving needs a writable one."""
@@ -52,36 +53,6 @@ class Priority(enum.IntEnum):
     ACTIVATION = 2
     GRADIENT = 3
     BULK = 4
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """This side's certificate chain and key, PEM. The key never leaves the process."""
-
-    certificate_chain_pem: bytes
-    private_key_pem: bytes = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Trust:
-    """Whom to believe: a cluster's CA, or pinned fingerprints; never neither.
-
-    Args:
-        ca_pem: the CA's certificate; a peer's name is then the one in its certificate, and it must hold a role of
-            `roles`.
-        pins: SHA-256 of a peer's DER certificate (32 bytes) to that peer's name, for groups without configuration.
-        roles: acceptable roles (`job`, `broker`) when the CA decides.
-        job: when the CA decides, a certificate that names jobs has to name this one. None: jobs count for nothing.
-        job_needed: a certificate that names no job is refused, too.
-        revoked: serial numbers of certificates that the CA has taken back.
-    """
-
-    ca_pem: bytes | None = None
-    pins: Mapping[bytes, str] = field(default_factory=dict)
-    roles: frozenset[str] = frozenset({"job"})
-    job: str | None = None
-    job_needed: bool = False
-    revoked: frozenset[int] = frozenset()
 
 
 DEAD_AFTER_S = 5.0

@@ -33,7 +33,6 @@ from transport.engine.base import (
     ConnectionDown,
     ConnectionStatistics,
     ConnectionUp,
-    Credentials,
     Engine,
     EngineSettings,
     Event,
@@ -41,7 +40,6 @@ from transport.engine.base import (
     Priority,
     Received,
     SendDone,
-    Trust,
 )
 from transport.engine.validation import (
     called,
@@ -63,10 +61,11 @@ from transport.engine.validation import (
     name_of,
     read_credentials,
 )
+from transport.identity.credentials import Credentials, Trust
 from transport.wire.cbor import decode_map
-from transport.wire.errors import WireCode, WireError
+from transport.wire.control_frames import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
+from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey, encode_header, header_of
-from transport.wire.hello import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
 
 MOVES_MAX = 128
 """Sockets that were replaced stay open until the end, for the other threads' sake: so many of each endpoint."""

@@ -16,11 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
-from transport.engine.base import Address, Buffer, Credentials, EngineSettings, Priority, Trust
+from transport.engine.base import Address, Buffer, EngineSettings, Priority
 from transport.engine.header_coercion import plain_header, plain_key, plain_number, plain_text
-from transport.wire.errors import WireError
+from transport.identity.credentials import Credentials, Trust
+from transport.wire.control_frames import PROTOCOL_VERSION, PROTOCOLS, FrameType, HelloKey, LimitKey, encode_frame
+from transport.wire.error_codes import WireError
 from transport.wire.header import Header, MatchKey, check_key, encode_header
-from transport.wire.hello import PROTOCOL_VERSION, PROTOCOLS, FrameType, HelloKey, LimitKey, encode_frame
 
 E = TypeVar("E")
 DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX = 1200, 65000

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hive_qos.errors import ConfigurationError
-from transport.engine.base import Credentials, Trust
+from transport.identity.credentials import Credentials, Trust
 from transport.identity.names import claims_of
 from transport.identity.revocation import revoked_beside
 

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from transport.engine.base import Credentials
 from transport.identity.authority import both_usages, certificate_builder, key_usage, private_pem, subject_names
+from transport.identity.credentials import Credentials
 from transport.identity.names import check_node_name, der_of
 
 EPHEMERAL_DAYS = 365

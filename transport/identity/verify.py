@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from transport.engine.base import Trust
+from transport.identity.credentials import Trust
 from transport.identity.ephemeral import pin_of
 from transport.identity.names import claims_of, der_of
-from transport.wire.errors import WireCode, WireError
+from transport.wire.error_codes import WireCode, WireError
 
 CHAIN_CERTIFICATES_MAX = 5
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import cbor2
 
-from transport.wire.errors import WireCode, WireError
+from transport.wire.error_codes import WireCode, WireError
 
 DEPTH_MAX = 3
 """A hello is a map of lists and maps of scalars: 3 with the outermost. Headers need 2."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from transport.wire.cbor import decode_map, encode_map
 from transport.wire.dtypes import ITEM_BYTES
-from transport.wire.errors import WireCode, WireError
+from transport.wire.error_codes import WireCode, WireError
 from transport.wire.varint import decode_varint, encode_varint
 
 HEADER_BYTES_MAX = 4096

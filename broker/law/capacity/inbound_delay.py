@@ -2,8 +2,8 @@
 
 Three series show it:
 
-    way/     the transport's clocks: a message carries its send time (transport.path_delay). One-way, ten times a second
-             or more; only changes mean anything
+    way/     the transport's clocks: a message carries its send time (transport.mesh.one_way_delay). One-way, ten times
+             a second or more; only changes mean anything
     broker/  the round trip to the sender's broker. Its packets have priority at both ends, so its delay is a queue on
              the path, in either direction
     tcp/     the receiver's side of storage's TCP (tcpi_rcv_rtt). While a hold of ours limits the sender it includes the

@@ -5,8 +5,8 @@ Every round trip is compared with its connection's own baseline. Four things bes
     our own queue        a class' backlog divided by the rate at which the class left, the highest since the packet can
                          have been queued, is subtracted; above `QUEUE_TRUSTED_S` the sample is ignored
     a queue towards us   acknowledgements wait behind the peer's data. So our transport measures one-way delay
-                         (transport.path_delay). Other samples count as two-way while much comes in: they can deny a
-                         queue, never prove one
+                         (transport.mesh.one_way_delay). Other samples count as two-way while much comes in: they can
+                         deny a queue, never prove one
     a busy processor     the lesser of the last and the smoothed round trip counts, and several ticks have to agree
     cross traffic        only what exceeds a queue of others counts (broker.law.capacity.flow_delay)
 """

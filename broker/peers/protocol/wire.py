@@ -19,7 +19,7 @@ from broker.model.leases import HELD_CLASS, LEASE_S_MAX
 from broker.model.reasons import Reason
 from hive_qos.units import RATE_BITS_PER_S_MAX
 from transport.wire.cbor import decode_map, encode_map
-from transport.wire.errors import WireCode, WireError
+from transport.wire.error_codes import WireCode, WireError
 
 MESSAGE_BYTES_MAX = 1024
 """An ask with the longest reason has about 620."""

@@ -28,7 +28,7 @@ from engine_support import (
 from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import MisuseError
-from transport.engine.base import Trust
+from transport.identity.credentials import Trust
 
 __all__ = ["engines", "pytest_generate_tests"]
 SOLE = (("aioquic", "aioquic"), ("native", "native"))

@@ -16,7 +16,7 @@ from patience import most_of, wait_until
 
 from hive_qos.errors import ConnectionLostError
 from transport.engine.base import EngineSettings, Received, SendDone
-from transport.wire.errors import WireCode
+from transport.wire.error_codes import WireCode
 
 __all__ = ["engines", "pytest_generate_tests"]
 

@@ -36,10 +36,11 @@ from patience import most_of, wait_until
 
 from hive_qos.errors import CancelledError, PeerError
 from transport.engine.admission import HALF_OPEN_MAX, UNPROVED_S_MAX
-from transport.engine.base import Announced, EngineSettings, OperationFailed, SendDone, Trust
-from transport.wire.errors import WireCode
+from transport.engine.base import Announced, EngineSettings, OperationFailed, SendDone
+from transport.identity.credentials import Trust
+from transport.wire.control_frames import FrameType, encode_frame
+from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, Kind, encode_header
-from transport.wire.hello import FrameType, encode_frame
 
 __all__ = ["engines", "pytest_generate_tests", "scene"]
 

@@ -16,8 +16,9 @@ from engine_support import EACH, ConnectionDown, ConnectionUp, Node, engines, ov
 from patience import wait_until
 
 from hive_qos.errors import ConnectionLostError, PeerError
-from transport.engine.base import EngineSettings, SendDone, Trust
+from transport.engine.base import EngineSettings, SendDone
 from transport.identity import ephemeral_identity
+from transport.identity.credentials import Trust
 from transport.wire.varint import VARINT_MAX, encode_varint
 
 __all__ = ["engines", "pytest_generate_tests"]

@@ -10,11 +10,12 @@ from engine_raw_peer import HELLO, RawPeer, message, raw_header, victim
 from engine_support import ConnectionDown, ConnectionUp, Node, connected, engines, pytest_generate_tests
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError
-from transport.engine.base import EngineSettings, Received, Trust
+from transport.engine.base import EngineSettings, Received
 from transport.identity import ephemeral_identity
-from transport.wire.errors import WireCode
+from transport.identity.credentials import Trust
+from transport.wire.control_frames import encode_frame
+from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, Kind, encode_header
-from transport.wire.hello import encode_frame
 from transport.wire.varint import encode_varint
 
 __all__ = ["engines", "pytest_generate_tests", "victim"]

@@ -17,7 +17,7 @@ from patience import wait_until
 
 from hive_qos.errors import CancelledError, PeerError
 from transport.engine.base import OperationFailed
-from transport.wire.errors import WireCode
+from transport.wire.error_codes import WireCode
 
 __all__ = ["engines", "pytest_generate_tests", "scene"]
 CONTROL_STREAM = 3

@@ -16,11 +16,12 @@ from engine_raw_peer import RawPeer, message, victim
 from engine_support import EACH, ConnectionDown, ConnectionUp, Node, connected, engines, over, pytest_generate_tests
 
 from hive_qos.errors import PeerError
-from transport.engine.base import Credentials, Received, Trust
+from transport.engine.base import Received
 from transport.identity import ca_init, ca_issue, ca_revoke, ephemeral_identity, load_identity
 from transport.identity.authority import certificate_builder, private_pem, subject_names
-from transport.wire.errors import WireCode
-from transport.wire.hello import FrameType, encode_frame
+from transport.identity.credentials import Credentials, Trust
+from transport.wire.control_frames import FrameType, encode_frame
+from transport.wire.error_codes import WireCode
 
 __all__ = ["engines", "pytest_generate_tests", "victim"]
 

@@ -16,7 +16,7 @@ from patience import most_of
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError
 from transport.engine.base import EngineSettings, OperationFailed, Priority, Received, SendDone
-from transport.wire.errors import WireCode
+from transport.wire.error_codes import WireCode
 from transport.wire.header import Kind
 
 __all__ = ["engines", "pytest_generate_tests"]

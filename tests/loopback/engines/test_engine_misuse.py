@@ -26,7 +26,8 @@ from patience import LIMIT_S
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
 from transport.engine import create_engine
-from transport.engine.base import EngineSettings, Priority, Trust
+from transport.engine.base import EngineSettings, Priority
+from transport.identity.credentials import Trust
 from transport.wire.header import Header, Kind
 
 __all__ = ["engines", "pytest_generate_tests"]

@@ -10,9 +10,10 @@ from engine_support import ConnectionDown, ConnectionUp, Node, engines, over, pa
 from patience import wait_until
 
 from hive_qos.errors import PeerError
-from transport.engine.base import SendDone, Trust
+from transport.engine.base import SendDone
+from transport.identity.credentials import Trust
 from transport.identity.verify import verify_peer
-from transport.wire.errors import WireCode
+from transport.wire.error_codes import WireCode
 
 __all__ = ["engines", "pytest_generate_tests"]
 

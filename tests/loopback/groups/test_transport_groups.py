@@ -269,7 +269,7 @@ def test_a_rank_whose_certificate_is_for_another_job_or_revoked_is_refused(ranks
         honest = certificate == mine.certificate
         return load_identity(certificate=certificate, job=job if honest else None, **files)
 
-    monkeypatch.setattr("transport.introduction.load_identity", load)
+    monkeypatch.setattr("transport.bootstrap.rank_info.load_identity", load)
     results = ranks.connect(2, [mine, theirs], connect_timeout_s=5.0)
     assert not ranks.groups
     assert isinstance(results[0], PeerError | TimedOutError), results

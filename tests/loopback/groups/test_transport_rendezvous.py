@@ -15,7 +15,7 @@ from patience import LIMIT_S, wait_until
 from test_transport_examples import free_port
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, TimedOutError, TransportError
-from transport.rendezvous import VALUE_BYTES_MAX, FileRendezvous, MemoryRendezvous, TcpRendezvous
+from transport.bootstrap.rendezvous import VALUE_BYTES_MAX, FileRendezvous, MemoryRendezvous, TcpRendezvous
 
 MEETING = """
 import sys, transport
@@ -46,7 +46,7 @@ def test_an_entry_can_be_replaced_only_by_the_client_that_set_it(server):
 
 
 def test_what_is_held_is_bounded_in_bytes(server, monkeypatch):
-    monkeypatch.setattr("transport.rendezvous.ENTRIES_BYTES_MAX", 5 * VALUE_BYTES_MAX)
+    monkeypatch.setattr("transport.bootstrap.rendezvous.ENTRIES_BYTES_MAX", 5 * VALUE_BYTES_MAX)
     client = client_of(server)
     for number in range(4):
         client.set(f"k{number}", bytes(VALUE_BYTES_MAX))
@@ -56,7 +56,7 @@ def test_what_is_held_is_bounded_in_bytes(server, monkeypatch):
 
 
 def test_one_request_waits_no_longer_than_the_bound_and_the_client_asks_again(server, monkeypatch):
-    monkeypatch.setattr("transport.rendezvous.WAIT_S_MAX", 0.05)
+    monkeypatch.setattr("transport.bootstrap.rendezvous.WAIT_S_MAX", 0.05)
     client = client_of(server)
     with pytest.raises(TimedOutError, match="nothing"):
         client.get("nothing", 0.3)
@@ -71,8 +71,8 @@ def test_one_request_waits_no_longer_than_the_bound_and_the_client_asks_again(se
 
 
 def test_clients_that_say_nothing_are_bounded_and_the_others_are_served(monkeypatch):
-    monkeypatch.setattr("transport.rendezvous.CLIENTS_MAX", 2)
-    monkeypatch.setattr("transport.rendezvous.CLIENT_READ_S", 0.3)
+    monkeypatch.setattr("transport.bootstrap.rendezvous.CLIENTS_MAX", 2)
+    monkeypatch.setattr("transport.bootstrap.rendezvous.CLIENT_READ_S", 0.3)
     server = TcpRendezvous("127.0.0.1:0", serve=True)
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(5)]
     client = client_of(server)

@@ -24,7 +24,7 @@ from hive_qos.errors import MisuseError
 from transport.engine import create_engine
 from transport.engine.base import Engine, EngineSettings, Event, OperationFailed, Priority
 from transport.engine.validation import message_of
-from transport.wire.errors import WireError
+from transport.wire.error_codes import WireError
 from transport.wire.header import Header, Kind, MatchKey, decode_header, encode_header, split_header
 from transport.wire.varint import encode_varint
 

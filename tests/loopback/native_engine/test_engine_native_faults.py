@@ -25,7 +25,8 @@ from engine_support import (
 from patience import wait_until
 
 from hive_qos.errors import ConnectionLostError, MisuseError
-from transport.engine.base import EngineSettings, OperationFailed, Received, SendDone, Trust
+from transport.engine.base import EngineSettings, OperationFailed, Received, SendDone
+from transport.identity.credentials import Trust
 
 __all__ = ["engines", "pytest_generate_tests"]
 

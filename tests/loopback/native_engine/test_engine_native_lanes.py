@@ -19,8 +19,8 @@ from listening_broker import ListeningBroker
 from patience import LIMIT_S, wait_until
 
 from transport import Group, MemoryRendezvous, Settings, Work
-from transport.lanes import LaneLaw
-from transport.wire.errors import WireCode
+from transport.mesh.lanes import LaneLaw
+from transport.wire.error_codes import WireCode
 
 MIB = 2**20
 ALWAYS = LaneLaw(

@@ -32,7 +32,8 @@ import numpy as np
 import engine_support
 from engine_support import ConnectionDown, ConnectionUp, Node
 from transport import FileRendezvous, Group, Settings
-from transport.engine.base import Received, SendDone, Trust
+from transport.engine.base import Received, SendDone
+from transport.identity.credentials import Trust
 engine_support._pair = ("native", "native")
 folder, size, hold_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 node = Node("b")

@@ -140,7 +140,7 @@ import ctypes, sys
 sys.path[:0] = ["tests/loopback", "tests"]
 import engine_support
 from engine_support import ConnectionDown, ConnectionUp, Node, QUICK
-from transport.engine.base import Trust
+from transport.identity.credentials import Trust
 engine_support._pair = ("native", "native")
 node = Node("b", settings=QUICK)
 print(node.identity.pin.hex(), node.address[1], flush=True)

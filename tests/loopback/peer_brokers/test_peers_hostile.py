@@ -22,10 +22,11 @@ from broker.peers.protocol.wire import Key, Refusal
 from broker.peers.quic_endpoint import SETTINGS
 from hive_qos.errors import PeerError
 from hive_qos.units import RATE_BITS_PER_S_MAX
-from transport.engine.base import ConnectionDown, ConnectionUp, Credentials, EngineSettings
+from transport.engine.base import ConnectionDown, ConnectionUp, EngineSettings
 from transport.identity import ephemeral_identity
-from transport.wire.errors import WireCode
-from transport.wire.hello import ALPN, APPLICATION_KEY_MIN
+from transport.identity.credentials import Credentials
+from transport.wire.control_frames import ALPN, APPLICATION_KEY_MIN
+from transport.wire.error_codes import WireCode
 
 __all__ = ["engines", "pytest_generate_tests"]
 Make = Callable[..., Rogue]

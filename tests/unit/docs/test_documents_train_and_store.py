@@ -12,7 +12,7 @@ from broker.policy.types import Share
 from hive_qos import errors
 from hive_qos.units import format_size
 from transport.engine.base import DEAD_AFTER_S
-from transport.lanes import LaneLaw
+from transport.mesh.lanes import LaneLaw
 from transport.settings import Settings
 
 REFERENCE, TRAIN, STORE = DOCS / "reference" / "transport.md", DOCS / "train.md", DOCS / "store.md"

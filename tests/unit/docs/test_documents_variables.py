@@ -10,7 +10,7 @@ from documents import DOCS, ROOT, name_of, pages, table_below
 
 from broker.client.protocol import session_socket_path
 from hive_qos.errors import ConfigurationError
-from transport.lanes import LaneLaw
+from transport.mesh.lanes import LaneLaw
 from transport.settings import LANES_MAX, SECRET_BYTES_MIN, Settings
 
 READERS = ("hive_qos", "transport", "broker", "shaping", "integrations")

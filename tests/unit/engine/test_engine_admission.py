@@ -24,8 +24,8 @@ from transport.engine.admission import (
     source_of,
 )
 from transport.wire.cbor import decode_map, encode_map
-from transport.wire.errors import WireCode, WireError
-from transport.wire.hello import APPLICATION_KEY_MIN, TEXT_BYTES_MAX, HelloKey, LimitKey
+from transport.wire.control_frames import APPLICATION_KEY_MIN, TEXT_BYTES_MAX, HelloKey, LimitKey
+from transport.wire.error_codes import WireCode, WireError
 
 RUN: dict[int, Any] = {HelloKey.VERSION: 1, HelloKey.JOB: "job", HelloKey.RUN: b"run"}
 

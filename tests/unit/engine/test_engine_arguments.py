@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
-from transport.engine.base import Credentials, EngineSettings, Priority, Trust
+from transport.engine.base import EngineSettings, Priority
 from transport.engine.validation import (
     called,
     check_endpoint,
@@ -33,8 +33,9 @@ from transport.engine.validation import (
     read_credentials,
 )
 from transport.identity import ephemeral_identity
+from transport.identity.credentials import Credentials, Trust
+from transport.wire.control_frames import HelloKey, LimitKey
 from transport.wire.header import Header, Kind, MatchKey
-from transport.wire.hello import HelloKey, LimitKey
 
 SETTINGS = EngineSettings()
 HEADER = Header(kind=Kind.CONTROL, length=4)

@@ -19,7 +19,7 @@ from transport.engine.aioquic.receive_streams import PIECES_MAX, Incoming, Trans
 from transport.engine.aioquic.send_streams import Outgoing
 from transport.engine.aioquic.streams import Post, SendStream
 from transport.engine.base import Announced, Event, OperationFailed, Received
-from transport.wire.errors import WireCode, WireError
+from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey, encode_header
 
 MIB = 2**20

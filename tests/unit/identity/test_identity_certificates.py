@@ -11,7 +11,6 @@ import pytest
 from cryptography import x509
 
 from hive_qos.errors import ConfigurationError
-from transport.engine.base import Credentials, Trust
 from transport.identity import (
     ca_init,
     ca_issue,
@@ -24,8 +23,9 @@ from transport.identity import (
     verify_entry,
     verify_peer,
 )
+from transport.identity.credentials import Credentials, Trust
 from transport.identity.names import claims_of, der_of
-from transport.wire.errors import WireCode, WireError
+from transport.wire.error_codes import WireCode, WireError
 
 NOW = datetime.datetime.now(datetime.UTC)
 

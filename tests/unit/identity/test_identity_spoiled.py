@@ -13,10 +13,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from transport.engine.admission import admit_chain
-from transport.engine.base import Trust
 from transport.identity import ca_init, ca_issue, ephemeral_identity
+from transport.identity.credentials import Trust
 from transport.identity.verify import verify_peer
-from transport.wire.errors import WireError
+from transport.wire.error_codes import WireError
 
 ROUNDS = 2000
 TAGS = (0x02, 0x04, 0x05, 0x0C, 0x13, 0x17, 0x30, 0x31, 0x80, 0x81, 0x82, 0xA0, 0xA3, 0xFF)

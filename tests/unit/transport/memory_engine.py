@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError
-from transport.bootstrap import Plumbing
+from transport.bootstrap.connect import Plumbing
+from transport.bootstrap.rank_info import Identity
 from transport.engine.base import (
     Address,
     Announced,
@@ -24,7 +25,6 @@ from transport.engine.base import (
     ConnectionDown,
     ConnectionStatistics,
     ConnectionUp,
-    Credentials,
     Engine,
     EngineSettings,
     Event,
@@ -32,11 +32,10 @@ from transport.engine.base import (
     Priority,
     Received,
     SendDone,
-    Trust,
 )
-from transport.introduction import Identity
+from transport.identity.credentials import Credentials, Trust
+from transport.mesh.sockets import Sockets
 from transport.settings import Settings
-from transport.sockets import Sockets
 from transport.wire.header import Header, MatchKey
 
 

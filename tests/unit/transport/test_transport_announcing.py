@@ -16,10 +16,10 @@ from patience import wait_until
 
 from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, PeerError, TimedOutError
 from transport import Group, ReduceOp
-from transport.broker_link import BrokerLink
+from transport.broker.session import BrokerLink
 from transport.collectives import calls
 from transport.collectives.tasks import GivenUp
-from transport.peers import Phase
+from transport.mesh.peers import Phase
 
 
 class Heard:

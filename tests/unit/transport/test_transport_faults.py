@@ -14,12 +14,12 @@ from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import CancelledError, PeerError, TimedOutError, TransportError
 from transport import MemoryRendezvous, Settings, TensorView
-from transport.bootstrap import Meeting
+from transport.bootstrap.connect import Meeting
 from transport.collectives import task as task_module
 from transport.collectives import tasks as tasks_module
 from transport.collectives.runtime import Runtime
-from transport.endpoint import HELLO_RANK, Endpoint
 from transport.engine.base import ConnectionUp, SendDone
+from transport.mesh.endpoint import HELLO_RANK, Endpoint
 
 
 def once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
@@ -173,7 +173,7 @@ def test_connecting_in_vain_leaves_no_thread_and_no_socket(missing, monkeypatch)
 
     plumbing = replace(plumbing, make_engine=fail) if missing == "engine" else plumbing
     if missing == "endpoint":
-        monkeypatch.setattr("transport.bootstrap.Meeting.serve", fail)
+        monkeypatch.setattr("transport.bootstrap.connect.Meeting.serve", fail)
     with pytest.raises(RuntimeError, match="cannot be had"):
         Runtime.connect(
             MemoryRendezvous(),

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transport.wire.cbor import decode_map, encode_map
+from transport.wire.control_frames import FrameReader, check_hello, encode_frame
 from transport.wire.dtypes import ITEM_BYTES, item_bytes
-from transport.wire.errors import WireCode, WireError
+from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import HEADER_BYTES_MAX, U64_MAX, Header, Kind, decode_header, encode_header, split_header
-from transport.wire.hello import FrameReader, check_hello, encode_frame
 from transport.wire.varint import VARINT_MAX, decode_varint, encode_varint
 
 u64 = st.integers(0, U64_MAX)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from transport.wire.control_frames import FrameReader, encode_frame
 from transport.wire.dtypes import ITEM_BYTES
-from transport.wire.errors import WireCode, WireError
+from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import Header, Kind, decode_header, encode_header, split_header
-from transport.wire.hello import FrameReader, encode_frame
 from transport.wire.varint import decode_varint, encode_varint
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"

@@ -18,7 +18,7 @@ import numpy as np
 import transport
 from broker.client import Session
 from tools.measure.grants import ControllerGoneError, Grants
-from transport import broker_link
+from transport.broker import session
 
 CONNECT_S_MAX = 60.0
 SEED = 1
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--irregular", action="store_true", help="computing takes half to twice as long, at random")
     parser.add_argument("--scalar", action="store_true", help="reduce a scalar too, at the end of each step")
     parser.add_argument("--busy", action="store_true", help="compute on a core, not asleep")
-    broker_link.Session = SwitchedSession  # type: ignore[attr-defined]  # the class that BrokerLink makes its session of
+    session.Session = SwitchedSession  # type: ignore[attr-defined]  # the class that BrokerLink makes its session of
     try:
         run(parser.parse_args())
     except ControllerGoneError:

@@ -23,8 +23,9 @@ from cryptography import x509
 from transport.engine.aioquic.connection import CID_BYTES
 from transport.engine.aioquic.loss_recovery import BULK_CONTROLLER, CUBIC_CONTROLLER, RATE_CONTROLLER
 from transport.engine.aioquic.udp_socket import UdpPort
-from transport.engine.base import EngineSettings, Trust
+from transport.engine.base import EngineSettings
 from transport.engine.congestion.rate_following import EndpointRate
+from transport.identity.credentials import Trust
 
 INITIAL_BYTES_MIN = 1200
 """A datagram with a client's first packet is at least so long (RFC 9000 14.1)."""

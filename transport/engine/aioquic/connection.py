@@ -29,7 +29,7 @@ from transport.engine.aioquic.packet_builder import SendingConnection
 from transport.engine.aioquic.receive_streams import Incoming, TransportViolation
 from transport.engine.aioquic.send_streams import Outgoing
 from transport.engine.aioquic.streams import SendStream
-from transport.wire.errors import WireError
+from transport.wire.error_codes import WireError
 
 CID_BYTES = 8
 ACK_DELAY_S_MAX = 0.004

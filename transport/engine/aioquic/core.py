@@ -32,11 +32,11 @@ from transport.engine.base import (
     ConnectionUp,
     EngineSettings,
     Event,
-    Trust,
 )
 from transport.engine.validation import called, dialled, endpoint_numbered
-from transport.wire.errors import WireCode
-from transport.wire.hello import HelloKey
+from transport.identity.credentials import Trust
+from transport.wire.control_frames import HelloKey
+from transport.wire.error_codes import WireCode
 
 READ_MAX = 48
 LINGER_S = 3.0

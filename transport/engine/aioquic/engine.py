@@ -17,17 +17,7 @@ from transport.engine.aioquic.configuration import CONTROLLERS, Endpoint
 from transport.engine.aioquic.core import Core
 from transport.engine.aioquic.streams import Post, SendStream
 from transport.engine.aioquic.udp_socket import UdpPort
-from transport.engine.base import (
-    Address,
-    Buffer,
-    ConnectionStatistics,
-    Credentials,
-    Engine,
-    EngineSettings,
-    Event,
-    Priority,
-    Trust,
-)
+from transport.engine.base import Address, Buffer, ConnectionStatistics, Engine, EngineSettings, Event, Priority
 from transport.engine.validation import (
     check_endpoint,
     check_open,
@@ -45,6 +35,7 @@ from transport.engine.validation import (
     name_of,
     read_credentials,
 )
+from transport.identity.credentials import Credentials, Trust
 from transport.wire.header import Header, MatchKey
 
 _living: weakref.WeakSet[AioquicEngine] = weakref.WeakSet()

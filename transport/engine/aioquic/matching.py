@@ -25,7 +25,7 @@ from typing import Protocol
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine.aioquic.streams import Post, ReceiveStream
 from transport.engine.base import Announced, Event, OperationFailed, Received
-from transport.wire.errors import WireCode
+from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, MatchKey
 
 OVERHEAD_BYTES = 2048

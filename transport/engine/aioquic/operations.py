@@ -15,7 +15,7 @@ from transport.engine.aioquic.receive_streams import code_name
 from transport.engine.aioquic.session import Link
 from transport.engine.aioquic.streams import Post, SendStream
 from transport.engine.base import Event, OperationFailed, SendDone
-from transport.wire.errors import WireCode
+from transport.wire.error_codes import WireCode
 
 GROUPS_MAX = 1024
 """Groups whose abandoned steps are remembered for peers that come later; the oldest is forgotten."""

@@ -14,9 +14,9 @@ from typing import Any
 from transport.engine.aioquic.frames import max_data_frame, max_stream_data_frame, max_streams_frame, stop_frame
 from transport.engine.aioquic.matching import Mailbox
 from transport.engine.aioquic.streams import ReceiveStream
-from transport.wire.errors import WireCode, WireError
+from transport.wire.control_frames import FrameReader
+from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import decode_header
-from transport.wire.hello import FrameReader
 
 STREAM_STATE_ERROR, STREAM_LIMIT_ERROR, FLOW_CONTROL_ERROR, FINAL_SIZE_ERROR = 0x05, 0x04, 0x03, 0x06
 

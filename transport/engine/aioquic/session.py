@@ -11,10 +11,11 @@ from hive_qos.errors import ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
 from transport.engine.aioquic.receive_streams import code_name
 from transport.engine.aioquic.streams import SendStream
-from transport.engine.base import ConnectionStatistics, Trust
+from transport.engine.base import ConnectionStatistics
 from transport.engine.validation import CONTROL_STREAM_LEVEL, called
-from transport.wire.errors import WireCode, WireError
-from transport.wire.hello import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
+from transport.identity.credentials import Trust
+from transport.wire.control_frames import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
+from transport.wire.error_codes import WireCode, WireError
 
 if TYPE_CHECKING:
     from transport.engine.aioquic.connection import HiveConnection

@@ -27,7 +27,7 @@ from broker.peers.protocol.wire import (
     write,
 )
 from hive_qos.units import RATE_BITS_PER_S_MAX
-from transport.wire.errors import WireError
+from transport.wire.error_codes import WireError
 
 NUMBERS = st.integers(1, NUMBER_MAX)
 RATES = st.integers(1, RATE_BITS_PER_S_MAX)

@@ -1,0 +1,85 @@
+"""What may be sent next: urgent first, in order, and no more than may be under way."""
+
+from __future__ import annotations
+
+from transport.engine.base import Priority
+from transport.mesh.outbox import AHEAD, IN_FLIGHT_BYTES_MAX, Outbox, Sending
+from transport.wire.header import Header, Kind
+
+HALF = IN_FLIGHT_BYTES_MAX // 2
+
+
+def sending(name: int, *, priority: Priority = Priority.GRADIENT, size: int = 1) -> Sending:
+    header = Header(kind=Kind.COLLECTIVE, bucket=name, length=size)
+    return Sending(1, header, None, priority, lambda _error: None, False)
+
+
+def names(outbox: Outbox) -> list[int]:
+    """Hand out everything that may go; what went, in order."""
+    out = []
+    while (one := outbox.pop()) is not None:
+        outbox.flies(one, operation=one.header.bucket, connection=1)
+        out.append(one.header.bucket)
+    return out
+
+
+def test_urgent_sends_overtake_and_equals_keep_their_order():
+    outbox = Outbox()
+    outbox.push(sending(1), (5, 0))
+    outbox.push(sending(2), (4, 9))
+    outbox.push(sending(3), (4, 1))
+    outbox.push(sending(4, priority=Priority.CONTROL), (9, 9))
+    outbox.push(sending(5, priority=Priority.BULK), (0, 0))
+    outbox.push(sending(6), AHEAD)
+    assert names(outbox) == [4, 6, 3, 2, 1, 5]
+
+
+def test_what_is_under_way_is_bounded_and_room_is_used_at_once():
+    outbox = Outbox()
+    for name in range(4):
+        outbox.push(sending(name, size=HALF), (0, name))
+    assert names(outbox) == [0, 1]
+    outbox.landed(0)
+    assert names(outbox) == [2]
+
+
+def test_a_message_larger_than_the_bound_goes_alone():
+    outbox = Outbox()
+    outbox.push(sending(1, size=3 * IN_FLIGHT_BYTES_MAX), (0, 0))
+    outbox.push(sending(2), (0, 1))
+    assert names(outbox) == [1]
+    outbox.landed(1)
+    assert names(outbox) == [2]
+
+
+def test_control_messages_do_not_wait_for_room():
+    outbox = Outbox()
+    outbox.push(sending(1, size=IN_FLIGHT_BYTES_MAX), (0, 0))
+    outbox.push(sending(2), (0, 1))
+    assert names(outbox) == [1]
+    outbox.push(sending(3, priority=Priority.CONTROL), (9, 9))
+    assert names(outbox) == [3]
+
+
+def test_what_has_ended_is_not_sent_and_what_waits_can_be_taken_out():
+    outbox = Outbox()
+    ended = sending(1)
+    for one in (ended, sending(3), sending(2)):
+        outbox.push(one, (0, one.header.bucket))
+    ended.ended = True
+    assert [one.header.bucket for one in outbox.drain()] == [1, 2, 3]
+    outbox.push(ended, (0, 0))
+    assert names(outbox) == []
+
+
+def test_a_more_urgent_send_flies_whatever_less_urgent_ones_are_under_way():
+    outbox = Outbox()
+    outbox.push(sending(1, size=3 * IN_FLIGHT_BYTES_MAX), (0, 0))
+    assert names(outbox) == [1]
+    outbox.push(sending(2, size=3 * IN_FLIGHT_BYTES_MAX, priority=Priority.ACTIVATION), (9, 9))
+    outbox.push(sending(3, priority=Priority.ACTIVATION), (9, 10))
+    assert names(outbox) == [2]
+    outbox.push(sending(4, priority=Priority.ACTIVATION_GRADIENT), (9, 9))
+    assert names(outbox) == [4]
+    outbox.landed(2)
+    assert names(outbox) == [3]

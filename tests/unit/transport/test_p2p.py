@@ -1,0 +1,351 @@
+"""Point-to-point messages over the engine in memory: order, sizes around the inline limit, anybody, errors."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from patience import wait_until
+
+from hive_qos.errors import (
+    CancelledError,
+    ConnectionLostError,
+    MisuseError,
+    PeerError,
+    TimedOutError,
+    TransportError,
+)
+from transport import Priority, TensorView
+from transport.collectives.runtime import CLOSED_MAX
+from transport.p2p import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES
+from transport.wire.header import Kind
+
+
+@pytest.mark.parametrize("size", [0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 10 * INLINE_BYTES])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("posted_first", [True, False])
+def test_messages_of_every_size_arrive_whether_or_not_they_are_expected(make_world, size, known, posted_first):
+    world = make_world(2)
+    content = np.random.default_rng(size).integers(0, 256, size).astype("u1")
+    into = np.zeros(size, "u1") if known else None
+    receiving = world.groups[1].recv(into, 0, tag=3) if posted_first else None
+    sending = world.groups[0].send(content, 1, tag=3)
+    if receiving is None:
+        sending.wait(30)
+        receiving = world.groups[1].recv(into, 0, tag=3)
+    result = receiving.wait(30)
+    sending.wait(30)
+    received = into if known else result
+    assert isinstance(received, np.ndarray)
+    assert (received == content).all()
+    assert (receiving.source, receiving.bytes_done, receiving.bytes_total) == (0, size, size)
+
+
+def test_dtype_and_shape_of_the_unexpected_are_those_that_were_sent(make_world):
+    world = make_world(2)
+    for tensor in (np.zeros((2, 0, 3), "c8"), np.array(5, "i2"), np.ones((300, 200), bool)):
+        world.groups[0].send(tensor, 1)
+        received = world.groups[1].recv(None, 0).wait(30)
+        assert isinstance(received, np.ndarray)
+        assert (received.dtype, received.shape, received.tobytes()) == (tensor.dtype, tensor.shape, tensor.tobytes())
+    world.groups[0].send(TensorView.from_memory(bytearray(8), dtype="bfloat16", shape=(2, 2)), 1)
+    received = world.groups[1].recv(None, 0).wait(30)
+    assert isinstance(received, TensorView)
+    assert (received.dtype, received.shape) == ("bfloat16", (2, 2))
+
+
+def test_tags_groups_and_directions_are_apart(make_world):
+    world = make_world(2)
+    subs = [group.subgroup([1, 0], name="s") for group in world.groups]
+    world.groups[0].send(np.array([1]), 1, tag=0)
+    subs[0].send(np.array([2]), 0, tag=0)
+    world.groups[0].send(np.array([3]), 1, tag=2**40 - 1)
+    world.groups[1].send(np.array([4]), 0, tag=0)
+    assert world.groups[1].recv(None, 0, tag=2**40 - 1).wait(30) == [3]
+    assert subs[1].recv(None, 1, tag=0).wait(30) == [2]
+    assert world.groups[1].recv(None, 0, tag=0).wait(30) == [1]
+    assert world.groups[0].recv(None, 1, tag=0).wait(30) == [4]
+
+
+def test_order_holds_when_large_and_small_messages_and_priorities_mix(make_world):
+    world = make_world(2)
+    sizes = [10, 100_000, 3, 70_000, 0, 5]
+    for i, size in enumerate(sizes):
+        priority = [Priority.ACTIVATION, Priority.CONTROL, Priority.BULK][i % 3]
+        world.groups[0].send(np.full(size, i, "u1"), 1, priority=priority)
+    works = [world.groups[1].recv(None, 0) for _ in sizes]
+    assert [np.asarray(work.wait(30)).size for work in works] == sizes
+
+
+def test_anybody_is_served_in_the_order_of_asking_and_mixes_with_named_senders(make_world):
+    world = make_world(3)
+    waiting = [world.groups[0].recv(None, None, tag=1) for _ in range(2)]
+    world.groups[2].send(np.array([20]), 0, tag=1).wait(30)
+    assert waiting[0].wait(30) == [20]
+    assert waiting[0].source == 2
+    world.groups[1].send(np.full(100_000, 10), 0, tag=1).wait(30)
+    assert np.asarray(waiting[1].wait(30))[-1] == 10
+    world.groups[2].send(np.array([21]), 0, tag=1).wait(30)
+    world.groups[2].send(np.array([22]), 0, tag=1).wait(30)
+    assert world.groups[0].recv(None, 2, tag=1).wait(30) == [21]
+    assert world.groups[0].recv(None, None, tag=1).wait(30) == [22]
+
+
+def test_a_message_that_does_not_fit_is_named_and_the_next_one_arrives(make_world):
+    world = make_world(2)
+    for tensor in (np.zeros(9), np.zeros(20_000), np.zeros(4, "f4"), np.ones(8, "f4")):
+        world.groups[0].send(tensor, 1)
+    for text in (r"float64\[9\]", r"float64\[20000\]", r"float32\[4\]"):
+        with pytest.raises(PeerError, match=text + r" where float32\[8\]"):
+            world.groups[1].recv(np.zeros(8, "f4"), 0).wait(30)
+    last = np.zeros(8, "f4")
+    world.groups[1].recv(last, 0).wait(30)
+    assert last.sum() == 8
+
+
+def test_a_strided_target_is_filled(make_world):
+    world = make_world(2)
+    whole = np.zeros((4, 6))
+    work = world.groups[1].recv(whole[::2, ::3], 0)
+    world.groups[0].send(np.arange(4.0).reshape(2, 2), 1)
+    work.wait(30)
+    assert whole[::2, ::3].tolist() == [[0, 1], [2, 3]]
+    assert whole.sum() == 6
+
+
+def test_a_receive_times_out_and_later_ones_take_the_next_message(make_world):
+    world = make_world(2)
+    with pytest.raises(TimedOutError, match="receive with tag 0 from rank 0"):
+        world.groups[1].recv(None, 0, timeout_s=0.05).wait(30)
+    with pytest.raises(TimedOutError, match="anybody"):
+        world.groups[1].recv(None, None, tag=9, timeout_s=0.05).wait(30)
+    world.groups[0].send(np.array([1]), 1)
+    world.groups[0].send(np.array([2]), 1)
+    assert world.groups[1].recv(None, 0).wait(30) == [1]
+    assert world.groups[1].recv(None, None).wait(30) == [2]
+
+
+@pytest.mark.parametrize("size", [10, 50_000])
+def test_a_send_that_was_given_up_does_not_hold_up_those_after_it(make_world, size):
+    world = make_world(2)
+    world.network.hold("rank-0", "rank-1")
+    with pytest.raises(TimedOutError):
+        world.groups[0].send(np.zeros(size), 1, timeout_s=0.05).wait(30)
+    after = world.groups[0].send(np.array([2]), 1)
+    world.network.release("rank-0", "rank-1")
+    after.wait(30)
+    assert world.groups[1].recv(None, 0).wait(30) == [2]
+
+
+def test_waiting_for_a_rank_that_dies_or_for_anybody_when_all_have_died(make_world):
+    world = make_world(2)
+    named = world.groups[0].recv(None, 1, timeout_s=60.0)
+    anybody = world.groups[0].recv(None, None, timeout_s=60.0)
+    world.network.kill("rank-1")
+    with pytest.raises(ConnectionLostError, match="rank 1"):
+        named.wait(30)
+    with pytest.raises(TransportError, match="no other rank is left"):
+        anybody.wait(30)
+    with pytest.raises(ConnectionLostError, match="rank 1"):
+        world.groups[0].send(np.zeros(3), 1, timeout_s=60.0).wait(30)
+
+
+def test_messages_under_way_survive_a_reconnect(make_world):
+    world = make_world(2, reconnect_s=30.0)
+    world.network.hold("rank-0", "rank-1")
+    sending = world.groups[0].send(np.arange(50_000), 1)
+    receiving = world.groups[1].recv(None, 0)
+    world.network.cut("rank-0", "rank-1")
+    world.network.release("rank-0", "rank-1")
+    sending.wait(30)
+    assert np.asarray(receiving.wait(30))[-1] == 49_999
+
+
+def test_aborting_a_group_ends_its_messages(make_world):
+    world = make_world(2)
+    works = [world.groups[0].recv(None, 1), world.groups[0].recv(None, None, tag=4)]
+    world.groups[0].abort("enough")
+    for work in works:
+        with pytest.raises(CancelledError, match="enough"):
+            work.wait(30)
+
+
+def sent_bytes(world) -> int:
+    return sum(header.length for _, _, header in world.network.sent)
+
+
+def stored(world) -> int:
+    """Messages that lie unclaimed in any engine."""
+    return sum(len(waiting) for engine in world.network.engines.values() for waiting in engine._stored.values())
+
+
+def settle(world) -> None:
+    """Messages before these two have been handled on both ranks."""
+    world.run(lambda group: group.barrier().wait(30))
+    world.run(lambda group: group.barrier().wait(30))
+
+
+def test_a_large_body_leaves_when_it_is_asked_for(make_world):
+    world = make_world(2)
+    content = np.ones(EAGER_BODY_BYTES + 1, "u1")
+    sending = world.groups[0].send(content, 1)
+    settle(world)
+    assert sent_bytes(world) < EAGER_BODY_BYTES
+    assert (world.groups[1].recv(None, 0).wait(30) == content).all()
+    sending.wait(30)
+
+
+def test_bodies_that_go_unasked_are_bounded_in_all_and_the_bound_is_given_back(make_world):
+    world = make_world(2)
+    count = 2 * EAGER_BYTES_MAX // EAGER_BODY_BYTES
+    content = np.ones(EAGER_BODY_BYTES, "u1")
+    for _ in range(2):
+        before = sent_bytes(world)
+        sends = [world.groups[0].send(content, 1) for _ in range(count)]
+        settle(world)
+        assert EAGER_BYTES_MAX <= sent_bytes(world) - before < EAGER_BYTES_MAX + EAGER_BODY_BYTES
+        for send in sends:
+            assert (world.groups[1].recv(None, 0).wait(30) == content).all()
+            send.wait(30)
+    settle(world)
+    assert stored(world) == 0
+
+
+def test_a_sender_learns_that_its_message_did_not_fit(make_world):
+    world = make_world(2)
+    sending = world.groups[0].send(np.zeros(EAGER_BODY_BYTES + 8, "u1"), 1)
+    with pytest.raises(PeerError, match=r"where float32\[8\]"):
+        world.groups[1].recv(np.zeros(8, "f4"), 0).wait(30)
+    with pytest.raises(PeerError, match=r"where float32\[8\]"):
+        sending.wait(30)
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("size", [10, 80_000, EAGER_BODY_BYTES + 1])
+def test_nothing_is_left_in_the_store_of_messages_that_were_given_up(make_world, size, held):
+    world = make_world(2)
+    if held:  # so that the head does not arrive before it is given up
+        world.network.hold("rank-0", "rank-1")
+    arrived = not held and size <= EAGER_BODY_BYTES
+    given_up = world.groups[0].send(np.zeros(size, "u1"), 1, timeout_s=30.0 if arrived else 0.05)
+    if not arrived:
+        with pytest.raises(TimedOutError):
+            given_up.wait(30)
+    world.network.release("rank-0", "rank-1")
+    world.groups[0].send(np.array([2]), 1).wait(30)
+    if arrived:
+        assert world.groups[1].recv(None, 0).wait(30).size == size
+    settle(world)  # or the receive may take the head of what was given up, before that is known, and be told so
+    assert world.groups[1].recv(None, 0).wait(30) == [2]
+    settle(world)
+    assert stored(world) == 0
+
+
+@pytest.mark.parametrize("size", [10, INLINE_BYTES + 1])
+def test_messages_that_arrive_twice_are_taken_once_and_not_kept(make_world, size):
+    world = make_world(2)
+    one, other = (world.network.engines[f"rank-{rank}"] for rank in range(2))
+    deliver = other.deliver
+
+    def twice(sender, header, payload) -> None:
+        deliver(sender, header, payload)
+        if header.kind is Kind.POINT_TO_POINT:
+            deliver(sender, header, payload)
+
+    other.deliver = twice
+    content = np.ones(size, "u1")
+    for early in (False, True, False):
+        receiving = world.groups[1].recv(None, 0) if early else None
+        world.groups[0].send(content, 1).wait(30)
+        assert ((receiving or world.groups[1].recv(None, 0)).wait(30) == content).all()
+    settle(world)
+    assert stored(world) == 0
+    assert one is not other
+
+
+def resized_away(size: int) -> TensorView:
+    """What looks, when the operation has ended, as a torch tensor does that was resized away; its memory is sound."""
+    places = iter((1, 2))
+    return TensorView(memoryview(bytearray(size)), dtype="uint8", shape=(size,), place=lambda: next(places))
+
+
+@pytest.mark.parametrize("size", [10, 10 * INLINE_BYTES])
+def test_a_tensor_that_was_resized_away_ends_what_it_was_lent_for_as_misuse(make_world, size):
+    world = make_world(2)
+    sending = world.groups[0].send(resized_away(size), 1)
+    world.groups[1].recv(None, 0).wait(30)
+    receiving = world.groups[1].recv(resized_away(size), 0)
+    world.groups[0].send(np.zeros(size, "u1"), 1).wait(30)
+    reducing = [group.allreduce(resized_away(size)) for group in world.groups]
+    broadcasting = world.groups[0].broadcast(resized_away(size), 0)
+    try:
+        world.groups[1].broadcast(np.zeros(size, "u1"), 0).wait(30)
+    except CancelledError as given_up:  # or it has everything before rank 0 gives up
+        assert "freed while it was lent" in str(given_up)  # noqa: PT017 - either may happen
+    places = [[np.zeros(size, "u1") for _ in range(2)] for _ in range(2)]
+    gathering = [group.all_gather(out, resized_away(size)) for group, out in zip(world.groups, places, strict=True)]
+    for work in (sending, receiving, *reducing, broadcasting, *gathering):
+        with pytest.raises(MisuseError, match="freed while it was lent"):
+            work.wait(30)
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["[" * 60_000, '{"dtype": "float32", "shape": ' + "[" * 60_000, "[]", "", "NaN", "1" * 60_000],
+    ids=["deep", "deep inside", "a list", "nothing", "no object", "a long number"],
+)
+def test_a_head_that_is_none_ends_the_receive_that_took_it_and_names_its_sender(make_world, monkeypatch, head):
+    world = make_world(2)
+    monkeypatch.setattr("transport.p2p.json", SimpleNamespace(dumps=lambda _: head, loads=json.loads))
+    world.groups[0].send(np.zeros(10 * INLINE_BYTES, "u1"), 1)
+    with pytest.raises(PeerError, match="rank 0"):
+        world.groups[1].recv(None, 0).wait(30)
+    monkeypatch.undo()
+    world.groups[0].send(np.ones(3), 1, tag=1).wait(30)
+    assert world.groups[1].recv(None, 0, tag=1).wait(30).sum() == 3
+
+
+def test_tags_that_are_used_once_leave_nothing_but_their_numbers(make_world):
+    world = make_world(2)
+    for tag in range(30):
+        taking = [world.groups[0].recv(np.zeros(3), 1 if tag % 2 else None, tag) for _ in range(2)]
+        for _ in taking:
+            world.groups[1].send(np.ones(3), 0, tag).wait(30)
+        for work in taking:
+            work.wait(30)
+        world.groups[1].send(np.ones(3), 0, tag).wait(30)  # it waits for its receiver
+        world.groups[0].recv(None, None, tag).wait(30)
+    post = world.groups[0]._runtime._post
+    assert [post._waiting_heads, post._for_anybody, post._letters, post._posted, post._unclaimed] == [
+        {},
+        {},
+        {},
+        {},
+        set(),
+    ]
+
+
+def test_a_group_that_was_closed_says_so_and_is_forgotten_when_many_others_have_been_closed(make_world):
+    world = make_world(2)
+    first = [group.subgroup([0, 1], name="first") for group in world.groups]
+    for pair in (first, *([group.subgroup([0, 1]) for group in world.groups] for _ in range(CLOSED_MAX + 1))):
+        works = [group.allreduce(np.ones(3)) for group in pair]
+        works += [pair[0].send(np.ones(3), 1), pair[1].recv(np.zeros(3), 0)]
+        for work in works:
+            work.wait(30)
+        for group in pair:
+            group.close()
+            group.close()
+    for call in (first[0].barrier, lambda: first[0].send(np.ones(3), 1), lambda: first[0].recv(None, 1)):
+        with pytest.raises(MisuseError, match="group first has been closed"):
+            call()
+    for group in world.groups:
+        runtime = group._runtime
+        known = runtime._groups
+        wait_until(lambda known=known: len(known) == CLOSED_MAX + 1, what=lambda known=known: known)
+        assert "first" not in known
+        assert not [key for key in runtime._tasks._done if key[0] == "first"]
+        numbers = runtime._post._sent if group.rank == 0 else runtime._post._taken
+        assert len(numbers._next) == CLOSED_MAX

@@ -1,0 +1,170 @@
+"""What a rank publishes of itself through the rendezvous, and how the others check it before they believe it.
+
+One JSON object: who (rank, node name), where (address, ports of the compute and the bulk socket), and the pin of its
+ephemeral certificate. With certificates of a CA the pin is empty, and the node name is what its certificate must carry.
+Where the job has a secret, an HMAC covers all of it, and the job, the world and the run that it is of; entries without
+one are refused. A run is 16 random bytes that rank 0 publishes first: nothing of an earlier run passes for this one.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hive_qos.errors import PeerError
+from transport.identity import ephemeral_identity, load_identity, sign_entry, verify_entry
+from transport.identity.credentials import Credentials, Trust
+from transport.mesh.peers import Contact
+from transport.settings import Settings
+
+VERSION = 2
+RUN_BYTES = 16
+NAME_BYTES_MAX = 128
+_log = logging.getLogger("transport.identity")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an entry is of: a group's name, its size, and the random bytes of this one run of it."""
+
+    world: str
+    world_size: int
+    nonce: bytes
+
+
+@dataclass(frozen=True)
+class Identity:
+    """This rank's own: node name, credentials, and either a CA to believe or a pin to publish."""
+
+    node: str
+    credentials: Credentials
+    ca: Trust | None
+    pin: bytes
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """One rank's entry."""
+
+    rank: int
+    node: str
+    address: str
+    port: int
+    bulk_port: int
+    pin: bytes
+
+    @property
+    def contact(self) -> Contact:
+        return Contact(self.rank, self.node, (self.address, self.port), (self.address, self.bulk_port))
+
+
+def own_identity(settings: Settings, rank: int) -> Identity:
+    """The configured certificate, or an ephemeral one for this run.
+
+    Raises:
+        ConfigurationError: the configured files do not fit.
+    """
+    if settings.ca:
+        configured = load_identity(ca=settings.ca, certificate=settings.certificate, key=settings.key, job=settings.job)
+        return Identity(configured.node, configured.credentials, configured.trust, b"")
+    ephemeral = ephemeral_identity(f"rank-{rank}")
+    if not settings.job_secret:
+        _say_once()
+    return Identity(ephemeral.node, ephemeral.credentials, None, ephemeral.pin)
+
+
+@functools.cache
+def _say_once() -> None:
+    _log.warning(
+        "peers are trusted by what the rendezvous says of them; HIVE_JOB_SECRET, or HIVE_CA, HIVE_CERT and HIVE_KEY, "
+        "would authenticate them"
+    )
+
+
+def encode(introduction: Introduction, settings: Settings, run: Run) -> bytes:
+    """Write an entry, signed where there is a secret."""
+    fields: dict[str, object] = {
+        "v": VERSION,
+        "rank": introduction.rank,
+        "node": introduction.node,
+        "address": introduction.address,
+        "port": introduction.port,
+        "bulk_port": introduction.bulk_port,
+        "pin": introduction.pin.hex(),
+    }
+    if settings.job_secret:
+        fields["mac"] = sign_entry(settings.job_secret, *_signed_parts(introduction, settings, run)).hex()
+    return json.dumps(fields).encode()
+
+
+def decode(entry: bytes, *, rank: int, settings: Settings, run: Run) -> Introduction:
+    """Read the entry of `rank` and hold it against its bounds and, where there is a secret, its signature.
+
+    Raises:
+        PeerError: malformed, another rank's, or not signed with our secret.
+    """
+    who = f"rank {rank}"
+    try:
+        fields = json.loads(entry)
+        introduction = Introduction(
+            rank=_integer(fields, "rank", 2**24),
+            node=_text(fields, "node"),
+            address=str(ipaddress.ip_address(_text(fields, "address"))),
+            port=_integer(fields, "port", 65535),
+            bulk_port=_integer(fields, "bulk_port", 65535),
+            pin=bytes.fromhex(_text(fields, "pin")),
+        )
+        mac = bytes.fromhex(_text(fields, "mac")) if "mac" in fields else b""
+        if fields.get("v") != VERSION:
+            raise ValueError(f"version {fields.get('v')!r}; {VERSION} is known")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PeerError(who, f"its rendezvous entry is malformed: {error}") from error
+    if introduction.rank != rank:
+        raise PeerError(who, f"its rendezvous entry says rank {introduction.rank}")
+    if settings.job_secret:
+        parts = _signed_parts(introduction, settings, run)
+        if not (mac and verify_entry(settings.job_secret, *parts, signature=mac)):
+            raise PeerError(
+                who, "its rendezvous entry is not signed with this job's HIVE_JOB_SECRET, or of another run"
+            )
+    if bool(settings.ca) == bool(introduction.pin) or len(introduction.pin) not in (0, 32):
+        raise PeerError(who, "one side has certificates of a CA configured and the other has not")
+    return introduction
+
+
+def _signed_parts(introduction: Introduction, settings: Settings, run: Run) -> list[bytes]:
+    """Everything that whoever believes an entry relies on."""
+    texts = [settings.job, run.world, introduction.node, introduction.address]
+    numbers = [run.world_size, introduction.rank, introduction.port, introduction.bulk_port]
+    return [
+        run.nonce,
+        *(text.encode() for text in texts),
+        *(number.to_bytes(8, "big") for number in numbers),
+        b"pin" if introduction.pin else b"ca",
+        introduction.pin,
+    ]
+
+
+def trust_of(identity: Identity, introductions: Mapping[int, Introduction]) -> Trust:
+    """Whom to believe: the CA, or exactly the pins that were published, and our own, so that a world of one works."""
+    if identity.ca is not None:
+        return identity.ca
+    return Trust(pins={identity.pin: identity.node} | {one.pin: one.node for one in introductions.values()})
+
+
+def _integer(fields: Mapping[str, object], key: str, maximum: int) -> int:
+    value = fields[key]
+    if type(value) is not int or not 0 <= value <= maximum:
+        raise ValueError(f"{key} is not a number from 0 to {maximum}")
+    return value
+
+
+def _text(fields: Mapping[str, object], key: str) -> str:
+    value = fields[key]
+    if type(value) is not str or len(value.encode()) > NAME_BYTES_MAX:
+        raise ValueError(f"{key} is not a text of at most {NAME_BYTES_MAX} bytes")
+    return value

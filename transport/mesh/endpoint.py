@@ -1,0 +1,421 @@
+"""Messages to ranks and from ranks, over whatever connections there are: the layer between the engine and collectives.
+
+Rules
+- Everything here runs in the transport's thread (`transport.event_loop`); callbacks are called in it, never from within
+  the call that started the operation.
+- When a connection is lost, sends that were not acknowledged are sent again over the next one (`send_dispatch`);
+  receivers match by key, and keys are never reused, so a message that arrives twice is taken once.
+- Where one connection is not enough there are more (`lane_links`); what such a one loses goes over the first.
+- A rank that is gone fails the sends to it and, after a moment, the receives from it (`inbox`). Should it
+  live after all, it is told so, and its operations with us fail.
+- That a rank is gone we know by our own connection to it; what others say of it alone is not enough (`liveness`).
+- Every key carries the sender's rank in its tag, because ranks on one host may share one certificate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
+from transport.engine.base import (
+    Announced,
+    Buffer,
+    ConnectionDown,
+    ConnectionUp,
+    Engine,
+    Event,
+    OperationFailed,
+    Priority,
+    Received,
+    SendDone,
+)
+from transport.mesh.inbox import Inbox, ReceiveEnd, Receiving
+from transport.mesh.lane_links import LaneLinks, OpenEnd
+from transport.mesh.lanes import LaneLaw
+from transport.mesh.liveness import Hearsay
+from transport.mesh.outbox import SendEnd, Sending
+from transport.mesh.peers import Dial, Gone, PeerTable, Phase
+from transport.mesh.send_dispatch import Sends
+from transport.mesh.sockets import Sockets
+from transport.wire.error_codes import WireCode
+from transport.wire.header import Header, Kind, MatchKey
+
+RANK_BITS = 24
+CONTROL_BYTES_MAX = 2048
+_CONTROL_SUFFIX = "|control"
+HELLO_RANK = 64
+HELLO_GROUP = 65
+
+_log = logging.getLogger("transport.mesh.endpoint")
+
+
+def tag_of(rank: int, user_tag: int = 0) -> int:
+    """The tag of a message that `rank` sends."""
+    return user_tag << RANK_BITS | rank
+
+
+def rank_of(tag: int) -> int:
+    """The rank that sent a message with this tag."""
+    return tag & (1 << RANK_BITS) - 1
+
+
+Ticket = Sending | Receiving
+
+
+class Endpoint:
+    """This rank's view of all others. Made when their contacts are known; the engine is handed over by `begin`."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        job: str,
+        world: str,
+        peers: PeerTable,
+        on_gone: Callable[[Gone], None],
+        on_control: Callable[[int, Mapping[str, object]], None],
+        on_announced: Callable[[int, Header], None],
+        on_refused: Callable[[int, PeerError], None],
+        lane_law: LaneLaw = LaneLaw(lanes_max=1),  # noqa: B008 - a frozen value
+    ) -> None:
+        self.rank = rank
+        self.peers = peers
+        self._job = job
+        self._world = world
+        self._on_gone = on_gone
+        self._on_control = on_control
+        self._on_announced = on_announced
+        self._on_refused = on_refused
+        self._sends = Sends(peers)
+        self._inbox = Inbox(peers)
+        self._attempts: dict[int, tuple[int, bool]] = {}
+        self._gone_s: dict[int, float] = {}
+        self._control_number = itertools.count()
+        self._engine: Engine | None = None
+        self._endpoints: dict[bool, int] = {}
+        self._early: list[Event] = []
+        self.closing = False
+        self.hearsay = Hearsay(peers, self.control)
+        self.lanes = LaneLinks(
+            lane_law,
+            peers=peers,
+            outbox=self._sends.outbox,
+            control=self.control,
+        )
+
+    @property
+    def hello(self) -> dict[int, object]:
+        """What we say of ourselves on every connection."""
+        return {HELLO_RANK: self.rank, HELLO_GROUP: self._world}
+
+    def begin(self, engine: Engine, *, compute: int, bulk: int, open_lane_end: OpenEnd | None = None) -> None:
+        """Use `engine`, with these endpoints of it, and `open_lane_end` for further ones.
+
+        Peers may have dialled them before we know them.
+        """
+        self._engine = engine
+        self._endpoints = {False: compute, True: bulk}
+        self.lanes.begin(engine, compute=compute, open_end=open_lane_end)
+        self._sends.begin(engine, self.lanes)
+        early, self._early = self._early, []
+        self.handle(early)
+
+    # For the layers above.
+
+    def send(
+        self,
+        rank: int,
+        header: Header,
+        payload: Buffer | None,
+        *,
+        priority: Priority,
+        order: tuple[int, int],
+        on_end: SendEnd,
+        over: int | None = None,
+    ) -> Sending:
+        """Send one message to a rank, behind those of smaller (priority, order)."""
+        bulk = priority is Priority.BULK
+        sending = Sending(rank, replace(header, job=self._job), payload, priority, on_end, bulk, over=over)
+        self._sends.send(sending, order)
+        return sending
+
+    def receive(self, rank: int, key: MatchKey, buffer: Buffer | None, on_end: ReceiveEnd) -> Receiving:
+        """Take the next message with `key` from a rank; the engine owns `buffer` until `on_end`."""
+        receiving = Receiving(rank, key, buffer, on_end, time.monotonic())
+        self._inbox.post(self._need_engine(), receiving)
+        return receiving
+
+    def cancel(self, ticket: Ticket, error: TransportError | None = None) -> None:
+        """End an operation early; its `on_end` is called with `error` when its buffer is free again."""
+        reason = error or CancelledError("cancelled")
+        if isinstance(ticket, Receiving):
+            self._inbox.cancel(self._need_engine(), ticket, reason)
+        else:
+            self._sends.cancel(ticket, reason)
+
+    def control(
+        self,
+        rank: int,
+        message: Mapping[str, object],
+        on_end: SendEnd | None = None,
+        *,
+        over: int | None = None,
+    ) -> None:
+        """Send a small message of the transport's own to a rank, ahead of everything else.
+
+        Args:
+            over: the lane to send it over, None for the first connection.
+        """
+        payload = memoryview(json.dumps(message).encode())
+        header = Header(
+            kind=Kind.CONTROL,
+            group=self._world + _CONTROL_SUFFIX,  # `discard` of collectives must not meet them
+            step=next(self._control_number),
+            tag=tag_of(self.rank),
+            length=len(payload),
+        )
+        self.send(
+            rank,
+            header,
+            payload,
+            priority=Priority.CONTROL,
+            order=(0, 0),
+            on_end=on_end or (lambda _error: None),
+            over=over,
+        )
+
+    def leave(self, rank: int, on_end: SendEnd) -> None:
+        """Say goodbye over every compute connection to a rank.
+
+        The acknowledgements prove that ours of what came over each have arrived, too. `on_end` is called with the last.
+        """
+        ways = [None, *self.peers.lanes(rank)]
+        left = len(ways)
+
+        def one_ended(error: TransportError | None) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                on_end(error)
+
+        for over in ways:
+            self.control(rank, {"op": "leave"}, one_ended, over=over)
+
+    def move(self, before: Sockets, sockets: Sockets, *, number: int) -> None:
+        """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody.
+
+        The sockets are the endpoint's from now on, also where the engine refuses them (`TransportError`) or breaks.
+        """
+        engine = self._need_engine()
+        waiting = [(False, sockets.compute), (True, sockets.bulk)]
+        try:
+            while waiting:
+                bulk, sock = waiting[0]
+                engine.rebind(self._endpoints[bulk], sock)
+                del waiting[0]
+        except Exception:
+            for _, sock in waiting:  # one that the engine has taken it reads from until it is closed
+                sock.close()
+            raise
+        self.lanes.moved_here()
+        stale = self.peers.moved_here(time.monotonic(), old=before.advertise, new=sockets.advertise)
+        for connection in stale:
+            engine.disconnect(connection, wire_code=WireCode.NO_ERROR, reason="we have moved")
+        where = {"address": sockets.advertise, "port": sockets.compute_port, "bulk_port": sockets.bulk_port}
+        for rank in self.peers.peers:
+            if self.peers.error(rank) is None:
+                self.control(rank, {"op": "moved", "number": number, **where})
+
+    def peer_moved(self, rank: int, *, number: int, address: str, port: int, bulk_port: int) -> None:
+        """A rank says where it is now. What was under way to where it was is sent again."""
+        if self.peers.is_late(rank, number):
+            return
+        self.lanes.moved(rank, "the peer has moved")
+        stale = self.peers.moved(rank, number=number, address=(address, port), bulk_address=(address, bulk_port))
+        for connection in stale:
+            self._need_engine().disconnect(connection, wire_code=WireCode.NO_ERROR, reason="you have moved")
+
+    def discard(self, group: str, before_step: int) -> None:
+        """Drop messages of steps that are over, late ones too."""
+        self._need_engine().discard(group=group, before_step=before_step)
+
+    # From the engine.
+
+    def handle(self, events: Sequence[Event]) -> None:
+        """Take a batch of the engine's events."""
+        if self._engine is None:
+            self._early.extend(events)  # few: engines bound how many connections there are
+            return
+        for event in events:
+            if self.closing and isinstance(event, Announced | ConnectionUp):
+                continue  # the engine may be closed by now, and nothing new is begun
+            try:
+                self._handle(event)
+            except Exception:  # noqa: BLE001 - one event must not take those of other operations with it
+                _log.exception("an event of the engine could not be handled: %.200r", event)
+        self._sends.run_later()
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case SendDone():
+                self._sends.ended(event.operation, None, closing=self.closing)
+            case Received():
+                self._inbox.received(event)
+            case OperationFailed():
+                self._failed(event)
+            case Announced():
+                self._announced(event)
+            case ConnectionUp():
+                self._up(event)
+            case ConnectionDown():
+                self._down(event)
+
+    def tick(self, now_s: float) -> float:
+        """Do what is due; returns when to be called next."""
+        wake_s = float("inf")
+        if not self.closing and self._engine is not None:
+            for action in self.peers.due(now_s):
+                if isinstance(action, Dial):
+                    self._dial(self._engine, action, now_s)
+                else:
+                    self._gone(action)
+            wake_s = min(self.peers.next_wake_s(), self.lanes.tick(now_s), self.hearsay.tick(now_s))
+        wake_s = min(wake_s, self._sends.tick(now_s, self._gone_s))
+        if self._engine is not None:
+            wake_s = min(wake_s, self._inbox.tick(self._engine, now_s, self._gone_s))
+        self._sends.run_later()
+        return wake_s
+
+    def _dial(self, engine: Engine, dial: Dial, now_s: float) -> None:
+        try:
+            attempt = engine.connect(
+                self._endpoints[dial.bulk],
+                self.peers.address(dial.rank, bulk=dial.bulk),
+                expected_peer=self.peers.peers[dial.rank].name,
+            )
+        except TransportError as error:  # an address that no socket takes, or an engine that has just ended
+            _log.warning("rank %d cannot be dialled: %s", dial.rank, error)
+            self.peers.dial_failed(dial.rank, bulk=dial.bulk, now_s=now_s)
+        else:
+            self._attempts[attempt] = (dial.rank, dial.bulk)
+
+    def bury(self, gone: Gone | None) -> None:
+        """A rank is gone by what it or others say (`PeerTable.left`, `PeerTable.dead`)."""
+        if gone is not None:
+            self._gone(gone)
+
+    def first_loss(self, ranks: tuple[int, ...]) -> ConnectionLostError | None:
+        """Why the rank among `ranks` that went first is gone, or None while all of them are there."""
+        return next((self.peers.error(rank) for rank in self._gone_s if rank in ranks), None)
+
+    # Connections.
+
+    def _up(self, event: ConnectionUp) -> None:
+        engine = self._need_engine()
+        dialled = self._attempts.pop(event.attempt, None) if event.attempt is not None else None
+        bulk = event.endpoint == self._endpoints[True]
+        lane = self.lanes.number_of(event.endpoint)
+        rank = event.hello.get(HELLO_RANK)
+        peer = self.peers.peers.get(rank) if isinstance(rank, int) else None
+        known = peer is not None and peer.name == event.peer and event.hello.get(HELLO_GROUP) == self._world
+        if peer is None or not known or (dialled is not None and dialled[0] != rank):
+            if event.attempt is not None and lane is not None:
+                self.lanes.attempt_failed(time.monotonic(), event.attempt, "somebody else is there")
+            elif dialled is not None:
+                self.peers.dial_failed(dialled[0], bulk=dialled[1], now_s=time.monotonic())
+            _log.warning("refused a connection from %s at %s: no rank of ours", event.peer, event.remote)
+            engine.disconnect(event.connection, wire_code=WireCode.PEER_UNEXPECTED, reason="no rank of this group")
+            return
+        if lane is not None:
+            wanted = self.lanes.up(peer.rank, event.connection, lane, event.attempt)
+        else:
+            wanted = self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=event.attempt is not None)
+        if not wanted:
+            self._say_gone(peer.rank, event.connection)
+            return
+        self._sends.pump(peer.rank, bulk=bulk)
+
+    def _say_gone(self, rank: int, connection: int) -> None:
+        """Close a connection to a rank that counts as gone, in such a way that it does not dial again."""
+        error = self.peers.error(rank)
+        why = "gone" if error is None else error.reason
+        self._need_engine().disconnect(
+            connection, wire_code=WireCode.COUNTED_AS_GONE, reason=f"rank {rank} counts as gone: {why}"
+        )
+
+    def _down(self, event: ConnectionDown) -> None:
+        now_s = time.monotonic()
+        reason = "the connection was closed" if event.error is None else _plain(event.error)
+        shunned_by: int | None = None
+        if event.attempt is not None and self.lanes.attempt_failed(now_s, event.attempt, reason):
+            return
+        if event.attempt is not None and event.attempt in self._attempts:
+            rank, bulk = self._attempts.pop(event.attempt)
+            shunned_by = rank
+            self.peers.dial_failed(rank, bulk=bulk, now_s=now_s)
+            if isinstance(event.error, PeerError):
+                self._on_refused(rank, event.error)
+        if event.connection is not None:
+            known = self.peers.rank_of(event.connection)
+            shunned_by = known if known is not None else shunned_by
+            if not self.closing:
+                self.lanes.lost(now_s, event.connection, "" if event.error is None else reason)
+            lost = self.peers.down(event.connection, reason=reason, now_s=now_s)
+            if lost is not None:
+                self.hearsay.down(lost)
+        said = event.error.wire_code if isinstance(event.error, PeerError) else None
+        if shunned_by is not None and said == WireCode.COUNTED_AS_GONE:
+            self.bury(self.peers.shunned(shunned_by, f"it counts this rank as gone ({reason})"))
+
+    def _gone(self, gone: Gone) -> None:
+        self._gone_s[gone.rank] = time.monotonic()
+        self._sends.gone(gone.rank, gone.error)
+        if self.peers.peers[gone.rank].phase is Phase.DEAD:  # it may live, and only not have been heard in time
+            for connection in self.peers.connections(gone.rank):
+                self._say_gone(gone.rank, connection)
+        self._on_gone(gone)
+
+    def _failed(self, event: OperationFailed) -> None:
+        if self._sends.knows(event.operation):
+            self._sends.ended(event.operation, event.error, closing=self.closing)
+        else:
+            self._inbox.failed(self._need_engine(), event, closing=self.closing)
+
+    # Messages that nobody has posted for.
+
+    def _announced(self, event: Announced) -> None:
+        rank = rank_of(event.header.tag)
+        peer = self.peers.peers.get(rank)
+        if peer is None or peer.name != event.peer:
+            _log.warning("%s sent a message as rank %d, which it is not", event.peer, rank)
+            return
+        if event.header.kind is not Kind.CONTROL:
+            self._on_announced(rank, event.header)
+        elif event.header.length <= CONTROL_BYTES_MAX:
+            self.receive(rank, event.header.key, None, lambda received, _error: self._control(rank, received))
+
+    def _control(self, rank: int, received: Received | None) -> None:
+        if received is None:
+            return
+        try:
+            message = json.loads(bytes(received.payload))
+        except (ValueError, RecursionError):
+            message = None
+        if isinstance(message, dict):
+            self._on_control(rank, message)
+        else:
+            _log.warning("rank %d sent a control message of %d bytes that is none", rank, len(received.payload))
+
+    def _need_engine(self) -> Engine:
+        assert self._engine is not None, "begin() comes first"
+        return self._engine
+
+
+def _plain(error: TransportError) -> str:
+    """An error's text without code and name, for use as a reason."""
+    return error.reason if isinstance(error, ConnectionLostError | PeerError) else str(error)

@@ -1,0 +1,155 @@
+"""Sends to ranks that have not ended: when the engine gets them, over what, and how each ends.
+
+- A send waits in the peer's outbox until not too much is under way to it. It is done when the peer's stack has
+  acknowledged it.
+- What was not acknowledged when its connection was lost is sent again over the next one.
+- To a rank that is gone every send fails at once that the engine does not have yet. One under way to a rank that said
+  goodbye fails after `GRACE_S`: it may have been taken before, and its acknowledgement be told after the goodbye.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from hive_qos.errors import ConnectionLostError, TransportError
+from transport.engine.base import Engine
+from transport.mesh.inbox import GRACE_S
+from transport.mesh.lane_links import LaneLinks
+from transport.mesh.outbox import AHEAD, Outbox, Sending
+from transport.mesh.peers import PeerTable, Phase
+
+_log = logging.getLogger("transport.mesh.endpoint")
+
+
+class Sends:
+    """The sends of one rank, to all others."""
+
+    def __init__(self, peers: PeerTable) -> None:
+        self._peers = peers
+        self._outboxes: dict[tuple[int, bool], Outbox] = {}
+        self._open: dict[int, Sending] = {}
+        self._later: list[Callable[[], None]] = []
+        self._engine: Engine | None = None
+
+    def begin(self, engine: Engine, lanes: LaneLinks) -> None:
+        """Use `engine`, and the connections that `lanes` chooses."""
+        self._engine, self._lanes = engine, lanes
+
+    def outbox(self, rank: int, *, bulk: bool = False) -> Outbox | None:
+        """What waits for a rank and is under way to it; None where nothing ever was."""
+        return self._outboxes.get((rank, bulk))
+
+    def send(self, sending: Sending, order: tuple[int, int]) -> None:
+        """Begin one, behind those of smaller (priority, order)."""
+        error = self._peers.error(sending.rank)
+        if error is not None:
+            self._end_later(sending, error)
+            return
+        if sending.bulk:
+            self._peers.want_bulk(sending.rank)
+        self._enqueue(sending, order)
+        self.pump(sending.rank, bulk=sending.bulk)
+
+    def cancel(self, sending: Sending, error: TransportError) -> None:
+        """End one early; its `on_end` is called with `error` when its buffer is free again."""
+        if sending.operation is None:
+            self._end_later(sending, error)
+        elif sending.operation in self._open:
+            sending.cancelled = error
+            self._need_engine().cancel(sending.operation)
+
+    def pump(self, rank: int, *, bulk: bool) -> None:
+        """Hand waiting sends to the engine, as many as may be under way at once."""
+        outbox = self._outboxes.get((rank, bulk))
+        first = self._peers.route(rank, bulk=bulk)
+        if outbox is None or first is None:
+            return
+        engine = self._need_engine()
+        while (sending := outbox.pop()) is not None:
+            connection = self._lanes.route(sending, outbox, first)
+            try:
+                operation = engine.send(connection, sending.header, sending.payload, priority=sending.priority)
+            except TransportError as error:  # it has just ended
+                self._end_later(sending, error)
+                continue
+            outbox.flies(sending, operation, connection)
+            self._open[operation] = sending
+
+    def knows(self, operation: int) -> bool:
+        """Whether an operation of the engine's is one of these."""
+        return operation in self._open
+
+    def ended(self, operation: int, error: TransportError | None, *, closing: bool) -> None:
+        """The engine is through with one, well or not. Nothing is sent again while `closing`."""
+        sending = self._open.pop(operation, None)
+        if sending is None:
+            return
+        connection = sending.connection
+        self._outboxes[sending.rank, sending.bulk].landed(operation)
+        if isinstance(error, ConnectionLostError) and connection is not None:
+            # Known a moment before the connection's end is.
+            self._lanes.lost(time.monotonic(), connection, error.reason)
+        if error is None:
+            self._peers.carried(sending.rank, bulk=sending.bulk)
+        gone = self._peers.error(sending.rank)
+        retry = isinstance(error, ConnectionLostError) and sending.cancelled is None and gone is None
+        if retry and not closing:
+            sending.again = True
+            self._enqueue(sending, AHEAD)
+        elif not sending.ended:
+            sending.ended = True
+            sending.on_end(None if error is None else sending.cancelled or gone or error)
+        self.pump(sending.rank, bulk=sending.bulk)
+
+    def gone(self, rank: int, error: ConnectionLostError) -> None:
+        """A rank is gone: end what waits for it, and what is under way to it unless it said goodbye."""
+        left = self._peers.peers[rank].phase is Phase.LEFT
+        for bulk in (False, True):
+            outbox = self._outboxes.get((rank, bulk), Outbox())
+            for sending in outbox.drain():
+                self._end_later(sending, error)
+            if not left:
+                self._cancel_flying(outbox, error)
+
+    def tick(self, now_s: float, gone_s: Mapping[int, float]) -> float:
+        """End what is still under way to ranks that are gone since `gone_s`; returns when to be called next."""
+        wake_s = float("inf")
+        for rank, since_s in gone_s.items():
+            flying = [box for bulk in (False, True) if (box := self._outboxes.get((rank, bulk))) and box.flying]
+            for outbox in flying:
+                if now_s >= since_s + GRACE_S:
+                    self._cancel_flying(outbox, self._peers.error(rank))
+                else:
+                    wake_s = min(wake_s, since_s + GRACE_S)
+        return wake_s
+
+    def run_later(self) -> None:
+        """Tell the ends of those that the engine never saw."""
+        while self._later:
+            later, self._later = self._later, []
+            for end in later:
+                try:
+                    end()
+                except Exception:  # noqa: BLE001 - one end must not take those of other operations with it
+                    _log.exception("the end of a send could not be handled")
+
+    def _enqueue(self, sending: Sending, order: tuple[int, int]) -> None:
+        self._outboxes.setdefault((sending.rank, sending.bulk), Outbox()).push(sending, order)
+
+    def _cancel_flying(self, outbox: Outbox, error: TransportError | None) -> None:
+        for operation, sending in outbox.flying.items():
+            if sending.cancelled is None:
+                sending.cancelled = error
+                self._need_engine().cancel(operation)
+
+    def _end_later(self, sending: Sending, error: TransportError) -> None:
+        """End one that the engine never saw; not within the caller's call."""
+        if not sending.ended:
+            sending.ended = True
+            self._later.append(lambda: sending.on_end(error))
+
+    def _need_engine(self) -> Engine:
+        assert self._engine is not None, "begin() comes first"
+        return self._engine
