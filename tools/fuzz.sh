@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Feed the native engine's parsers and its mail with what a fuzzer makes up, or say in one line why not.
+# Feed the native engine's parsers and its matching with what a fuzzer makes up, or say in one line why not.
 # Usage: FUZZ_S=60 tools/fuzz.sh PYTHON [TARGET...]
 #
 # What cargo-fuzz does, with the cargo that is here: coverage and AddressSanitizer are unstable options, which a stable
 # compiler takes with RUSTC_BOOTSTRAP. What is found new stays in out/fuzz/TARGET, what breaks a target too; the seeds
-# are in native/fuzz/seeds, and `cargo test` runs all of them (native/src/fuzzed.rs).
+# are in native/fuzz/seeds, and `cargo test` runs all of them (native/src/testing/fuzz.rs).
 set -euo pipefail
 seconds=${FUZZ_S:-60}
 [[ -n ${1:-} ]] || { echo "usage: tools/fuzz.sh PYTHON [TARGET...]" >&2; exit 2; }
@@ -29,7 +29,7 @@ cargo build --quiet --locked --release --target "$host" --target-dir ../target/f
 
 # Python keeps what it allocates at its start, and a terabyte may be asked for and refused; its own allocator would hide a use after free of what it lends.
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc
-if (($#)); then targets=("$@"); else targets=(header incoming mail connection); fi
+if (($#)); then targets=("$@"); else targets=(header stream_readers matching connection); fi
 broken=()
 for target in "${targets[@]}"; do
   found="$root/out/fuzz/$target"

@@ -1,12 +1,24 @@
 //! The controllers by name.
 
+mod acked_packets;
+mod bbr;
+mod delay_bound;
+mod min_rtt;
+pub mod pacer;
+pub mod path_measurement;
+mod rate_based;
+mod rate_law;
+pub mod rate_share;
+
 use std::sync::Arc;
 
 use quinn_proto::congestion::{ControllerFactory, CubicConfig, NewRenoConfig};
 
-use crate::bbr::SpannedBbrConfig;
-use crate::delay_bound::DelayBoundConfig;
-use crate::rate::{EndpointRate, FollowsRateConfig, Pace};
+use self::bbr::SpannedBbrConfig;
+use self::delay_bound::DelayBoundConfig;
+use self::pacer::Pace;
+use self::rate_based::FollowsRateConfig;
+use self::rate_share::EndpointRate;
 
 /// The controllers that a configuration can name.
 pub const NAMES: [&str; 4] = ["cubic", "reno", "bbr", RATE];
@@ -37,5 +49,4 @@ pub fn factory(
 }
 
 #[cfg(test)]
-#[path = "pacing_tests.rs"]
 mod pacing_tests;

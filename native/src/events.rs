@@ -1,17 +1,12 @@
-//! What the engine tells its caller: a queue, and the one thread that takes the GIL, once for each batch.
+//! What the engine tells its caller, in the order in which it happened.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use pyo3::buffer::PyBuffer;
-use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::guard::{locked, words_of};
-use crate::memory::Memory;
-use crate::wire::{self, Header, Key};
+use crate::runtime::locks::locked;
+use crate::wire::Header;
 
 /// Why an operation or a connection ended.
 #[derive(Clone, Debug)]
@@ -86,7 +81,7 @@ pub enum Event {
 
 impl Event {
     /// The operation that ends with it.
-    fn operation(&self) -> Option<u64> {
+    pub(crate) fn operation(&self) -> Option<u64> {
         match self {
             Self::SendDone(operation) | Self::Received { operation, .. } | Self::Failed { operation, .. } => {
                 Some(*operation)
@@ -111,7 +106,7 @@ pub struct EventQueue {
     waiting: Mutex<Waiting>,
     some: Condvar,
     #[cfg(feature = "faults")]
-    faults: crate::faults::Faults,
+    faults: crate::runtime::fault_injection::Faults,
 }
 
 impl EventQueue {
@@ -157,7 +152,7 @@ impl EventQueue {
     }
 
     /// Wait for a batch; None when it has ended and nothing is left.
-    fn take(&self) -> Option<Vec<Event>> {
+    pub(crate) fn take(&self) -> Option<Vec<Event>> {
         let mut waiting = self.lock();
         while !waiting.called && !waiting.ended {
             waiting = self.some.wait(waiting).unwrap_or_else(PoisonError::into_inner);
@@ -188,227 +183,6 @@ impl EventQueue {
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         locked(&self.waiting)
-    }
-}
-
-/// The event thread: hand every batch to `deliver`, a callable that takes a list of tuples and does not raise.
-///
-/// `broke`: something failed here, and the engine has to end. Whatever fails, this thread goes on, for nobody else tells
-/// how things end.
-pub fn deliver_all(queue: &EventQueue, deliver: Py<PyAny>, broke: impl Fn(&str)) {
-    let mut deliver = Some(deliver);
-    // Python keeps the state of a thread as long as one of these is not released. Without, every batch would make one: its
-    // stack is mapped and unmapped, which stops the other threads for a moment.
-    // SAFETY: the interpreter is there while this thread is attached. What this counts is given back below, and keeps
-    // only the state of this thread: between batches it is not attached, and holds nobody up.
-    let kept = Python::try_attach(|_| unsafe { ffi::PyGILState_Ensure() });
-    while let Some(batch) = queue.take() {
-        let attached = Python::try_attach(|py| {
-            let delivered = catch_unwind(AssertUnwindSafe(|| deliver_batch(py, queue, batch, deliver.as_ref())));
-            delivered.unwrap_or_else(|panic| Err(words_of(&*panic)))
-        });
-        match attached {
-            Some(Ok(())) => {}
-            Some(Err(why)) => broke(&why),
-            None => {
-                // The interpreter is going away, with this thread's state: nobody listens any more, and what is Python's
-                // must not be touched. Buffers and objects of the batch notice that by themselves.
-                std::mem::forget(deliver.take());
-                return;
-            }
-        }
-    }
-    let released = Python::try_attach(|_| {
-        drop(deliver.take());
-        if let Some(kept) = kept {
-            // SAFETY: it is this thread's, was taken while attached, and is released once, while attached.
-            unsafe { ffi::PyGILState_Release(kept) };
-        }
-    });
-    if released.is_none() {
-        std::mem::forget(deliver);
-    }
-}
-
-/// Hand over one batch. An event that cannot be told fails its operation; where it has none, or something panicked, the
-/// error says why the engine has to end.
-fn deliver_batch(
-    py: Python<'_>,
-    queue: &EventQueue,
-    batch: Vec<Event>,
-    deliver: Option<&Py<PyAny>>,
-) -> Result<(), String> {
-    let mut outcome = Ok(());
-    let mut told = Vec::with_capacity(batch.len());
-    for event in batch {
-        let operation = event.operation();
-        let item = catch_unwind(AssertUnwindSafe(|| {
-            queue.fault("tell");
-            tell(py, event)
-        }));
-        let why = match item {
-            Ok(Ok(item)) => {
-                told.extend(item);
-                continue;
-            }
-            Ok(Err(error)) => {
-                let why = error.to_string();
-                if operation.is_none() {
-                    outcome = Err(why.clone());
-                }
-                why
-            }
-            Err(panic) => {
-                let why = words_of(&*panic);
-                outcome = Err(why.clone());
-                why
-            }
-        };
-        if let Some(operation) = operation {
-            let failure = Failure::Lost {
-                peer: "everybody".to_owned(),
-                reason: format!("its end could not be told: {why}"),
-            };
-            match tell(py, Event::Failed { operation, failure }) {
-                Ok(item) => told.extend(item),
-                Err(error) => outcome = Err(error.to_string()),
-            }
-        }
-    }
-    if let Some(deliver) = deliver {
-        let called = PyList::new(py, told).and_then(|told| deliver.call1(py, (told,)));
-        if let Err(error) = called {
-            outcome = Err(error.to_string());
-            error.write_unraisable(py, None);
-        }
-    }
-    outcome
-}
-
-/// An event as a tuple whose first item says what it is.
-fn tell(py: Python<'_>, event: Event) -> PyResult<Option<Bound<'_, PyTuple>>> {
-    let told = match event {
-        Event::Release(buffer) => {
-            drop(buffer);
-            return Ok(None);
-        }
-        Event::Echo(object) => ("echo", object).into_pyobject(py)?,
-        Event::Chain { link, certificates } => {
-            let certificates: Vec<_> = certificates.iter().map(|one| PyBytes::new(py, one)).collect();
-            ("chain", link, certificates).into_pyobject(py)?
-        }
-        Event::Hello { link, body } => ("hello", link, PyBytes::new(py, &body)).into_pyobject(py)?,
-        Event::Down { link, peer, failure } => {
-            let failure = failure.map(|failure| tell_failure(py, failure)).transpose()?;
-            ("down", link, peer, failure).into_pyobject(py)?
-        }
-        Event::Accepted { link, endpoint, remote } => ("accepted", link, endpoint, remote).into_pyobject(py)?,
-        Event::SendDone(operation) => ("sent", operation).into_pyobject(py)?,
-        Event::Received {
-            operation,
-            peer,
-            header,
-            payload,
-            link,
-        } => {
-            let payload = match payload {
-                Arrived::Posted => None,
-                Arrived::Own(bytes) => Some(Memory::view(py, bytes)?),
-            };
-            let header = tell_header(py, header)?;
-            ("received", operation, &*peer, header, payload, link).into_pyobject(py)?
-        }
-        Event::Failed { operation, failure } => ("failed", operation, tell_failure(py, failure)?).into_pyobject(py)?,
-        Event::Announced { peer, header } => ("announced", &*peer, tell_header(py, header)?).into_pyobject(py)?,
-    };
-    Ok(Some(told))
-}
-
-fn tell_failure(py: Python<'_>, failure: Failure) -> PyResult<Bound<'_, PyTuple>> {
-    match failure {
-        Failure::Lost { peer, reason } => ("lost", peer, reason).into_pyobject(py),
-        Failure::Peer { peer, reason, code } => ("peer", peer, reason, code).into_pyobject(py),
-        Failure::TimedOut {
-            peer,
-            timeout_s,
-            bytes_done,
-            bytes_total,
-        } => ("timed-out", peer, timeout_s, bytes_done, bytes_total).into_pyobject(py),
-        Failure::Cancelled(reason) => ("cancelled", reason).into_pyobject(py),
-    }
-}
-
-/// A header's fields in the order of `transport.wire.header.Header`; the first is the kind's number.
-fn tell_header(py: Python<'_>, header: Header) -> PyResult<Bound<'_, PyTuple>> {
-    let key = header.key;
-    let fields: [Bound<'_, PyAny>; 15] = [
-        key.kind.into_pyobject(py)?.into_any(),
-        header.job.into_pyobject(py)?.into_any(),
-        key.group.into_pyobject(py)?.into_any(),
-        key.epoch.into_pyobject(py)?.into_any(),
-        key.step.into_pyobject(py)?.into_any(),
-        key.bucket.into_pyobject(py)?.into_any(),
-        key.attempt.into_pyobject(py)?.into_any(),
-        key.tag.into_pyobject(py)?.into_any(),
-        header.dtype.into_pyobject(py)?.into_any(),
-        PyTuple::new(py, header.shape)?.into_any(),
-        0u8.into_pyobject(py)?.into_any(), // codec: others than raw are refused
-        header.length.into_pyobject(py)?.into_any(),
-        header.weight.into_pyobject(py)?.into_any(),
-        PyBytes::new(py, &header.contributors).into_any(),
-        header.call.into_pyobject(py)?.into_any(),
-    ];
-    PyTuple::new(py, fields)
-}
-
-/// Write a `transport.wire.header.Header` as a stream begins with one; None where Python's own writer has to.
-#[pyfunction]
-pub fn write_header<'py>(py: Python<'py>, header: &Bound<'py, PyAny>) -> Option<Bound<'py, PyBytes>> {
-    let header = hear_header(header).ok()??;
-    wire::encode_header(&header).map(|written| PyBytes::new(py, &written))
-}
-
-/// None where it says something that this engine's headers have no field for.
-fn hear_header(header: &Bound<'_, PyAny>) -> PyResult<Option<Header>> {
-    let py = header.py();
-    let key = Key {
-        kind: header.getattr(intern!(py, "kind"))?.extract()?,
-        group: header.getattr(intern!(py, "group"))?.extract()?,
-        step: header.getattr(intern!(py, "step"))?.extract()?,
-        bucket: header.getattr(intern!(py, "bucket"))?.extract()?,
-        attempt: header.getattr(intern!(py, "attempt"))?.extract()?,
-        epoch: header.getattr(intern!(py, "epoch"))?.extract()?,
-        tag: header.getattr(intern!(py, "tag"))?.extract()?,
-    };
-    let codec: u64 = header.getattr(intern!(py, "codec"))?.extract()?;
-    let header = Header {
-        key,
-        job: header.getattr(intern!(py, "job"))?.extract()?,
-        dtype: header.getattr(intern!(py, "dtype"))?.extract()?,
-        shape: header.getattr(intern!(py, "shape"))?.extract()?,
-        length: header.getattr(intern!(py, "length"))?.extract()?,
-        weight: header.getattr(intern!(py, "weight"))?.extract()?,
-        contributors: header.getattr(intern!(py, "contributors"))?.extract()?,
-        call: header.getattr(intern!(py, "call"))?.extract()?,
-    };
-    Ok((codec == 0).then_some(header))
-}
-
-/// Read a header as a stream begins with one, for tests that hold this reader against the one in Python.
-///
-/// Gives None while bytes are missing, (fields, where the payload begins), or (code, reason) where it is refused.
-#[pyfunction]
-pub fn read_header<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Option<Bound<'py, PyTuple>>> {
-    let read = wire::split_header(data).and_then(|found| {
-        let Some((start, end)) = found else {
-            return Ok(None);
-        };
-        Ok(Some((wire::decode_header(&data[start..end])?, end)))
-    });
-    match read {
-        Ok(None) => Ok(None),
-        Ok(Some((header, end))) => Ok(Some((tell_header(py, header)?, end).into_pyobject(py)?)),
-        Err(violation) => Ok(Some((violation.code as u64, violation.reason).into_pyobject(py)?)),
     }
 }
 

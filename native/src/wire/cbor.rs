@@ -1,7 +1,6 @@
 //! A strict reader of the part of CBOR (RFC 8949) that the protocol uses.
 
-use super::code::Violation;
-use super::invalid;
+use super::error_codes::{Violation, invalid};
 
 /// A hello is a map of lists and maps of scalars.
 const DEPTH_MAX: u32 = 3;

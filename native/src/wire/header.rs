@@ -1,8 +1,8 @@
 //! What a message says of itself, in a map whose every field has its bounds.
 
 use super::cbor::{Value, decode_map};
-use super::code::{Code, Violation};
-use super::{HEADER_BYTES_MAX, invalid};
+use super::error_codes::{Code, Violation, invalid};
+use super::framing::HEADER_BYTES_MAX;
 
 /// Of `job`, `group` and `call`, in UTF-8.
 pub(super) const NAME_BYTES_MAX: usize = 128;

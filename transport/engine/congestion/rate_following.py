@@ -1,6 +1,6 @@
 """The controller that follows a rate given from outside, as arithmetic on packets and times.
 
-`native/src/rate/law.rs` has it with the same numbers. Somebody who sees the whole link (the broker) says how much this
+`native/src/congestion/rate_law.rs` has it with the same numbers. Somebody who sees the whole link (the broker) says how much this
 endpoint may send. `EndpointRate` divides that among the endpoint's connections; `RateFollower` paces one connection at
 its part, and watches whether the path carries it:
 

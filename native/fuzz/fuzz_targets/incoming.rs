@@ -1,6 +1,0 @@
-#![no_main]
-
-use hive_qos_native::fuzzed::incoming::run;
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|data: &[u8]| run(data));

@@ -1,0 +1,181 @@
+//! Python's memory, borrowed: payloads to send from and posted buffers to receive into, without the GIL while bytes move.
+//!
+//! A `PyBuffer` keeps the exporter alive, and it is the exporter's promise to the buffer protocol that the memory stays in
+//! place meanwhile (Python, C API, Buffer Protocol): a bytearray refuses to be resized. What exports a torch tensor is an
+//! array of its address (`transport/tensors.py`), which keeps the tensor from being collected, and cannot keep that
+//! promise for a tensor that is resized: it is for the caller not to do that, as with any backend of torch. Letting go of one needs the GIL, which no thread of the network ever waits for, so
+//! a borrowed buffer that is dropped goes to the event thread, which lets go of it before it delivers what came after.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use pyo3::buffer::PyBuffer;
+
+use crate::events::{Event, EventQueue};
+use crate::quic::send_scheduler::Gate;
+
+/// A buffer of Python's that is handed back through the event thread when it is dropped.
+struct Borrowed {
+    address: *mut u8,
+    length: usize,
+    buffer: Option<PyBuffer<u8>>,
+    queue: Arc<EventQueue>,
+}
+
+// SAFETY: the memory behind `address` belongs to the exporter, which `buffer` keeps alive and in place, whatever thread
+// looks at it: a view is counted by whom it was taken from, not by thread. `buffer` itself may be moved and dropped
+// anywhere (it is `Send`): its drop attaches to the interpreter first, and does nothing where that is gone. The event
+// thread is where that happens, for it waits for the GIL so that no other has to.
+unsafe impl Send for Borrowed {}
+// SAFETY: `&Borrowed` gives out the address and the length, and both never change. What is read and written through
+// the address is for `Piece` and `Posted` to prove.
+unsafe impl Sync for Borrowed {}
+
+impl Borrowed {
+    /// `buffer` must be contiguous: with a negative stride its address would be that of its last byte.
+    fn new(buffer: PyBuffer<u8>, queue: Arc<EventQueue>) -> Self {
+        assert!(buffer.is_c_contiguous());
+        let length = buffer.len_bytes();
+        let address = if length == 0 {
+            std::ptr::dangling_mut() // an exporter of nothing may give null, which no slice may have
+        } else {
+            buffer.buf_ptr().cast()
+        };
+        Self {
+            address,
+            length,
+            buffer: Some(buffer),
+            queue,
+        }
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.queue.push(Event::Release(buffer));
+        }
+    }
+}
+
+/// A payload lent for sending. `acknowledged` counts what the peer has.
+pub struct Payload {
+    borrowed: Borrowed,
+    pub acknowledged: AtomicU64,
+}
+
+impl Payload {
+    pub fn new(buffer: PyBuffer<u8>, queue: Arc<EventQueue>) -> Arc<Self> {
+        Arc::new(Self {
+            borrowed: Borrowed::new(buffer, queue),
+            acknowledged: AtomicU64::new(0),
+        })
+    }
+
+    pub fn len(&self) -> usize {
+        self.borrowed.length
+    }
+
+    /// A part of the payload as the stack takes it, and how much of it the stack has taken, which is to be written
+    /// there before the rest is dropped; `gate` gets so much back when the stack lets go of it.
+    pub fn piece(self: &Arc<Self>, start: usize, length: usize, gate: &Arc<Gate>) -> (Bytes, Arc<AtomicU64>) {
+        assert!(start <= self.len() && length <= self.len() - start);
+        let taken = Arc::new(AtomicU64::new(0));
+        let piece = Piece {
+            payload: self.clone(),
+            start,
+            length,
+            taken: taken.clone(),
+            gate: gate.clone(),
+        };
+        (Bytes::from_owner(piece), taken)
+    }
+}
+
+struct Piece {
+    payload: Arc<Payload>,
+    start: usize,
+    length: usize,
+    taken: Arc<AtomicU64>,
+    gate: Arc<Gate>,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `piece` checked that the range lies within the buffer, whose bytes lie next to each other from
+        // `address` on, as `Borrowed::new` checked, and live as long as `payload`: the memory is mapped and
+        // initialised, and no length is more than `isize::MAX`, for Python's are not. The caller may write to it at the
+        // same time, or have posted it to be received into, against the rules of the engine. Nothing is decided by these
+        // bytes, and each is read once for each packet that it is copied into, so that such a race changes what is sent
+        // and nothing else. When the process ends the threads that read are joined while there is an interpreter
+        // (`atexit`); where that was not reached, the exporter is still there, for the view of it was never given back.
+        unsafe { std::slice::from_raw_parts(self.payload.borrowed.address.add(self.start), self.length) }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let taken = self.taken.load(Ordering::Relaxed);
+        self.payload.acknowledged.fetch_add(taken, Ordering::Relaxed);
+        self.gate.give_back(taken);
+    }
+}
+
+/// A buffer lent for receiving. Whoever owns this value is the only one here that writes there, unless the caller has
+/// posted the same memory twice: two messages are mixed there then.
+pub struct Posted {
+    borrowed: Borrowed,
+}
+
+impl Posted {
+    /// `buffer` must be writable.
+    pub fn new(buffer: PyBuffer<u8>, queue: Arc<EventQueue>) -> Self {
+        assert!(!buffer.readonly());
+        Self {
+            borrowed: Borrowed::new(buffer, queue),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.borrowed.length
+    }
+
+    /// Copy bytes to an offset.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at <= self.len() && bytes.len() <= self.len() - at);
+        // SAFETY: the range lies within the buffer, as was just checked; the buffer is writable, as `new` checked,
+        // contiguous, as `Borrowed::new` did, and lives as long as `self`. `bytes` came from the network into memory of
+        // ours, which nobody can post, so the two do not overlap. No reference to these bytes is made: whoever reads or
+        // writes them meanwhile, against the rules of the engine, finds other bytes there and nothing else.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.borrowed.address.add(at), bytes.len());
+        }
+    }
+}
+
+/// Where a message's bytes go.
+pub enum Destination {
+    Lent(Posted),
+    Own(Vec<u8>),
+}
+
+impl Destination {
+    /// Memory of the engine for a message, or None where there is not so much. It is taken page by page as it fills.
+    pub fn own(length: u64) -> Option<Self> {
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(usize::try_from(length).ok()?).ok()?;
+        Some(Self::Own(memory))
+    }
+
+    /// Append at `at`, where what came before ends.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        match self {
+            Self::Lent(posted) => posted.write(at, bytes),
+            Self::Own(memory) => {
+                debug_assert_eq!(memory.len(), at);
+                memory.extend_from_slice(bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What waits: posts for messages and messages for posts, by peer and key, found without walking over all of them.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::incoming_message::Slot;
+use crate::borrowed_buffers::Posted;
+use crate::events::Failure;
+use crate::wire::Key;
+
+/// A buffer that waits for a message; None is memory of the engine.
+pub struct Post {
+    pub operation: u64,
+    pub key: Key,
+    pub buffer: Option<Posted>,
+}
+
+pub(super) struct Mailbox {
+    pub(super) peer: Arc<str>,
+    pub(super) posts: HashMap<Key, VecDeque<Post>>,
+    pub(super) arrivals: HashMap<Key, Waiting>,
+    pub(super) attached: HashMap<u64, Arc<Slot>>,
+    pub(super) accounts: HashMap<String, Account>,
+}
+
+/// The messages with one key that nobody has posted for. There is always one.
+#[derive(Default)]
+pub(super) struct Waiting {
+    /// By their numbers, which is the order in which they came.
+    pub(super) incomplete: BTreeMap<u64, Arc<Slot>>,
+    pub(super) complete: VecDeque<Arc<Slot>>,
+}
+
+impl Waiting {
+    pub(super) fn first(&self) -> Option<&Arc<Slot>> {
+        self.complete.front().or_else(|| self.incomplete.values().next())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.incomplete.is_empty() && self.complete.is_empty()
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Slot>> {
+        self.complete.iter().chain(self.incomplete.values())
+    }
+
+    pub(super) fn remove(&mut self, slot: &Arc<Slot>) {
+        if self.incomplete.remove(&slot.number).is_some() {
+            return;
+        }
+        // Posts take the first, for which this is no search; the rest go by whole keys (`discard`), first to last.
+        if let Some(at) = self.complete.iter().position(|other| Arc::ptr_eq(other, slot)) {
+            self.complete.remove(at);
+        }
+    }
+}
+
+/// What a rank of a peer has in the store.
+#[derive(Default)]
+pub(super) struct Account {
+    pub(super) charged: u64,
+    /// Messages that wait for room, by how much more than their charge each needs, then by their numbers.
+    pub(super) stalled: BTreeMap<(u64, u64), Arc<Slot>>,
+}
+
+#[derive(Default)]
+pub(super) struct Boxes {
+    pub(super) by_peer: HashMap<Arc<str>, Mailbox>,
+    /// The peer and key of every post that has not ended.
+    pub(super) open: HashMap<u64, (Arc<str>, Key)>,
+    /// Steps before which a group's messages are dropped, each with the age of its rule.
+    pub(super) floors: HashMap<String, (u64, u64)>,
+    /// Of messages and rules, so that it is known which was first.
+    pub(super) numbers: u64,
+    /// Why every post fails from now on: the engine has ended.
+    pub(super) over: Option<Failure>,
+}
+
+impl Boxes {
+    pub(super) fn mailbox(&mut self, peer: &str) -> &mut Mailbox {
+        if !self.by_peer.contains_key(peer) {
+            let peer: Arc<str> = peer.into();
+            let fresh = Mailbox {
+                peer: peer.clone(),
+                posts: HashMap::new(),
+                arrivals: HashMap::new(),
+                attached: HashMap::new(),
+                accounts: HashMap::new(),
+            };
+            self.by_peer.insert(peer, fresh);
+        }
+        self.by_peer.get_mut(peer).expect("it was put there just now")
+    }
+
+    pub(super) fn floor(&self, group: &str) -> u64 {
+        self.floors.get(group).map_or(0, |(step, _)| *step)
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+}

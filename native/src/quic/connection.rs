@@ -1,0 +1,448 @@
+//! A connection and its streams as tasks use them. The protocol is quinn-proto's; its packets are moved by the driver of
+//! the endpoint (`endpoint`), on the one thread that all tasks of the connection run on.
+//!
+//! A task that changes what is to be sent marks the connection as touched, and the driver looks at it when the tasks that
+//! were ready have run: what several of them did goes into the same packets.
+//!
+//! The driver holds a connection nearly all the time while much is sent, and takes it again before anybody else is awake:
+//! who waits for it on another thread waits for hundreds of milliseconds. So only tasks of its own thread take it. Others
+//! read what the driver told last (`stats`, `remote_address`), and leave their wishes to it (`close`, `update_keys`,
+//! `move_on`, `set_receive_window`, `set_max_concurrent_uni_streams`), which grants them when it looks next.
+//!
+//! A stack that panicked may be in the middle of anything. It is dropped, with all that was lent to it, and never looked
+//! at again: the connection has ended, and the others of the endpoint go on.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
+use std::time::Instant;
+
+use bytes::Bytes;
+use quinn_proto::{
+    self as proto, ConnectionError, ConnectionHandle, ConnectionStats, Dir, StreamEvent, StreamId, VarInt,
+};
+use rustls::pki_types::CertificateDer;
+use tokio::sync::Notify;
+
+use super::ack_policy::Answering;
+use super::address_validation::Path;
+use super::gso_batching::Filling;
+use crate::congestion::path_measurement::Rate;
+use crate::runtime::locks::{locked, words_of};
+
+/// Why a connection ended.
+#[derive(Clone, Debug)]
+pub enum Ended {
+    Quic(ConnectionError),
+    /// Its stack panicked, with these words.
+    Broke(String),
+}
+
+/// The connections of an endpoint that the driver has to look at.
+#[derive(Default)]
+pub struct Touched {
+    list: Mutex<(Vec<ConnectionHandle>, Option<Waker>)>,
+}
+
+impl Touched {
+    fn add(&self, handle: ConnectionHandle) {
+        let mut list = locked(&self.list);
+        list.0.push(handle);
+        if let Some(driver) = &list.1 {
+            driver.wake_by_ref();
+        }
+    }
+
+    /// Wake the driver though no connection is touched.
+    pub fn wake(&self) {
+        let list = locked(&self.list);
+        if let Some(driver) = &list.1 {
+            driver.wake_by_ref();
+        }
+    }
+
+    /// Move what there is to the end of `into`; `driver` is woken when there is more.
+    pub fn take(&self, driver: &Waker, into: &mut Vec<ConnectionHandle>) {
+        let mut list = locked(&self.list);
+        into.append(&mut list.0);
+        if !list.1.as_ref().is_some_and(|known| known.will_wake(driver)) {
+            list.1 = Some(driver.clone());
+        }
+    }
+}
+
+/// A connection, shared by its tasks and the driver.
+#[derive(Clone)]
+pub struct Connection(pub(super) Arc<Shared>);
+
+pub(super) struct Shared {
+    handle: ConnectionHandle,
+    touched: Arc<Touched>,
+    state: Mutex<State>,
+    told: Mutex<Told>,
+    wishes: Mutex<Wishes>,
+    /// Messages of which the stack has not got all.
+    unwritten: AtomicUsize,
+    /// It is up, or it has ended.
+    changed: Notify,
+    pub(super) opened: Notify,
+    pub(super) allowed: Notify,
+}
+
+/// A message of which the stack has not got all, as long as this lives.
+pub struct Unwritten(Connection);
+
+impl Drop for Unwritten {
+    fn drop(&mut self) {
+        self.0.0.unwritten.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How a connection stood when the driver had looked at it last.
+struct Told {
+    remote: SocketAddr,
+    /// None: there is no stack any more.
+    stats: Option<ConnectionStats>,
+}
+
+/// What others want of the stack, from the driver's next look on.
+#[derive(Default, PartialEq)]
+struct Wishes {
+    receive_window: Option<VarInt>,
+    uni_streams: Option<VarInt>,
+    /// This side has another address.
+    moved: bool,
+    new_keys: bool,
+    close: Option<(VarInt, Bytes)>,
+}
+
+/// What the driver and the tasks share.
+pub struct State {
+    /// None: it panicked.
+    pub stack: Option<Box<proto::Connection>>,
+    pub path: Path,
+    pub rate: Arc<Rate>,
+    /// The driver knows that it has to look at this connection.
+    pub listed: bool,
+    /// It is in the driver's queue for sending.
+    pub due: bool,
+    pub answering: Answering,
+    pub filling: Filling,
+    /// When it wants to be looked at, as the driver knows it.
+    pub deadline: Option<Instant>,
+    established: bool,
+    pub ended: Option<Ended>,
+    pub writers: HashMap<StreamId, Waker>,
+    pub readers: HashMap<StreamId, Waker>,
+}
+
+impl State {
+    /// It has ended, and its tasks have not been told.
+    pub fn untold(&self) -> bool {
+        self.ended.is_none() && self.stack.as_ref().is_none_or(|stack| stack.is_closed())
+    }
+
+    /// Whether the driver need not keep it any more.
+    pub fn gone(&self) -> bool {
+        self.stack.as_ref().is_none_or(|stack| stack.is_drained())
+    }
+}
+
+impl Connection {
+    pub fn new(handle: ConnectionHandle, stack: proto::Connection, rate: Arc<Rate>, touched: Arc<Touched>) -> Self {
+        let told = Told {
+            remote: stack.remote_address(),
+            stats: Some(stack.stats()),
+        };
+        let state = State {
+            path: Path::new(stack.remote_address()),
+            stack: Some(Box::new(stack)),
+            rate,
+            listed: true,
+            due: false,
+            answering: Answering::default(),
+            filling: Filling::default(),
+            deadline: None,
+            established: false,
+            ended: None,
+            writers: HashMap::new(),
+            readers: HashMap::new(),
+        };
+        touched.add(handle);
+        Self(Arc::new(Shared {
+            handle,
+            touched,
+            state: Mutex::new(state),
+            told: Mutex::new(told),
+            wishes: Mutex::default(),
+            unwritten: AtomicUsize::new(0),
+            changed: Notify::new(),
+            opened: Notify::new(),
+            allowed: Notify::new(),
+        }))
+    }
+
+    /// For the driver and the streams; tasks have the methods below.
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(|poisoned| {
+            self.0.state.clear_poison();
+            let mut state = poisoned.into_inner();
+            self.give_up(&mut state, "a panic in one of its tasks".to_owned());
+            state
+        })
+    }
+
+    /// Let the stack work. None where there is none any more, or where it has just panicked.
+    pub fn with<T>(&self, state: &mut State, work: impl FnOnce(&mut State, &mut proto::Connection) -> T) -> Option<T> {
+        let mut stack = state.stack.take()?;
+        match catch_unwind(AssertUnwindSafe(|| work(state, &mut stack))) {
+            Ok(result) => {
+                state.stack = Some(stack);
+                Some(result)
+            }
+            Err(panic) => {
+                drop(stack);
+                self.give_up(state, words_of(&*panic));
+                None
+            }
+        }
+    }
+
+    fn give_up(&self, state: &mut State, words: String) {
+        state.stack = None;
+        if state.ended.is_none() {
+            self.end(state, Ended::Broke(words));
+        }
+        self.touch(state);
+    }
+
+    /// It ends because its endpoint panicked.
+    pub fn lose(&self, words: &str) {
+        let mut state = self.0.state.lock().unwrap_or_else(|poisoned| {
+            self.0.state.clear_poison(); // it was held when that happened
+            poisoned.into_inner()
+        });
+        self.give_up(&mut state, words.to_owned());
+        self.tell(&state);
+    }
+
+    /// Have the driver look at this connection.
+    pub fn touch(&self, state: &mut State) {
+        state.filling.hurry(1);
+        self.touch_for_more(state);
+    }
+
+    /// The same, for more of what it is sending already: that need not go before the next whole lump.
+    pub fn touch_for_more(&self, state: &mut State) {
+        state.answering.hurry();
+        if !std::mem::replace(&mut state.listed, true) {
+            self.0.touched.add(self.0.handle);
+        }
+    }
+
+    /// A message is about to be written.
+    pub fn begin_message(&self) -> Unwritten {
+        self.0.unwritten.fetch_add(1, Ordering::Relaxed);
+        Unwritten(self.clone())
+    }
+
+    /// Whether there is a message of which the stack has not got all.
+    pub fn has_more(&self) -> bool {
+        self.0.unwritten.load(Ordering::Relaxed) > 0
+    }
+
+    /// Have the driver look whether something may be sent now.
+    pub fn nudge(&self) {
+        let mut state = self.lock();
+        self.touch(&mut state);
+    }
+
+    /// Wake who waits for what has happened. Whether somebody was woken.
+    pub fn settle(&self, state: &mut State) -> bool {
+        let mut woken = false;
+        while let Some(event) = self.with(state, |_, stack| stack.poll()).flatten() {
+            woken = true;
+            match event {
+                proto::Event::Connected => {
+                    state.established = true;
+                    self.0.changed.notify_waiters();
+                }
+                proto::Event::ConnectionLost { reason } => self.end(state, Ended::Quic(reason)),
+                proto::Event::Stream(event) => match event {
+                    StreamEvent::Opened { .. } => self.0.opened.notify_waiters(),
+                    StreamEvent::Available { .. } => self.0.allowed.notify_waiters(),
+                    StreamEvent::Readable { id } => wake(&mut state.readers, id),
+                    StreamEvent::Writable { id } | StreamEvent::Finished { id } | StreamEvent::Stopped { id, .. } => {
+                        wake(&mut state.writers, id)
+                    }
+                },
+                proto::Event::HandshakeDataReady
+                | proto::Event::DatagramReceived
+                | proto::Event::DatagramsUnblocked => {}
+            }
+        }
+        woken
+    }
+
+    fn end(&self, state: &mut State, reason: Ended) {
+        state.ended = Some(reason);
+        for waker in state
+            .writers
+            .drain()
+            .chain(state.readers.drain())
+            .map(|(_, waker)| waker)
+        {
+            waker.wake();
+        }
+        self.0.changed.notify_waiters();
+        self.0.opened.notify_waiters();
+        self.0.allowed.notify_waiters();
+    }
+
+    /// Wait until the handshake is complete.
+    pub async fn established(&self) -> Result<(), Ended> {
+        loop {
+            let changed = self.0.changed.notified(); // hears of what happens from here on
+            {
+                let state = self.lock();
+                if let Some(ended) = &state.ended {
+                    return Err(ended.clone());
+                }
+                if state.established {
+                    return Ok(());
+                }
+            }
+            changed.await;
+        }
+    }
+
+    /// Wait until it has ended, and tell why.
+    pub async fn closed(&self) -> Ended {
+        loop {
+            let changed = self.0.changed.notified();
+            if let Some(error) = self.close_reason() {
+                return error;
+            }
+            changed.await;
+        }
+    }
+
+    pub fn close_reason(&self) -> Option<Ended> {
+        self.lock().ended.clone()
+    }
+
+    /// As of the driver's last look; None where there is no stack any more.
+    pub fn stats(&self) -> Option<ConnectionStats> {
+        locked(&self.0.told).stats
+    }
+
+    /// As of the driver's last look.
+    pub fn remote_address(&self) -> SocketAddr {
+        locked(&self.0.told).remote
+    }
+
+    /// Have others see how it stands now.
+    pub fn tell(&self, state: &State) {
+        let stats = state.stack.as_ref().map(|stack| stack.stats());
+        *locked(&self.0.told) = Told {
+            remote: state.path.remote(),
+            stats,
+        };
+    }
+
+    /// The certificates that the peer showed, its own first.
+    pub fn peer_chain(&self) -> Vec<CertificateDer<'static>> {
+        let state = self.lock();
+        let identity = state
+            .stack
+            .as_ref()
+            .and_then(|stack| stack.crypto_session().peer_identity());
+        let chain = identity.and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok());
+        chain.map_or_else(Vec::new, |chain| *chain)
+    }
+
+    /// Close it; the peer is told why. The first reason counts.
+    pub fn close(&self, code: VarInt, reason: &[u8]) {
+        self.wish(|wishes| {
+            let reason = || (code, Bytes::copy_from_slice(reason));
+            wishes.close.get_or_insert_with(reason);
+        });
+    }
+
+    /// Change the keys; nothing happens while a change is under way.
+    pub fn update_keys(&self) {
+        self.wish(|wishes| wishes.new_keys = true);
+    }
+
+    /// This side has another address: say something from there.
+    pub fn move_on(&self) {
+        self.wish(|wishes| wishes.moved = true);
+    }
+
+    pub fn set_receive_window(&self, window: VarInt) {
+        self.wish(|wishes| wishes.receive_window = Some(window));
+    }
+
+    pub fn set_max_concurrent_uni_streams(&self, count: VarInt) {
+        self.wish(|wishes| wishes.uni_streams = Some(count));
+    }
+
+    fn wish(&self, what: impl FnOnce(&mut Wishes)) {
+        what(&mut locked(&self.0.wishes));
+        self.0.touched.add(self.0.handle);
+    }
+
+    /// Acknowledge at once what a peer sends whose wish for that is not known.
+    pub fn answer_unasked(&self, state: &mut State) {
+        if state.answering.is_asked() {
+            return;
+        }
+        self.with(state, |state, stack| {
+            let frames = stack.stats().frame_rx;
+            if state.answering.unasked(frames.ack_frequency, frames.stream) {
+                stack.ping();
+            }
+        });
+    }
+
+    /// Do what others wish.
+    pub fn grant(&self, state: &mut State) {
+        let wishes = std::mem::take(&mut *locked(&self.0.wishes));
+        if wishes == Wishes::default() {
+            return;
+        }
+        state.answering.hurry();
+        state.filling.hurry(1);
+        let close = wishes.close.filter(|_| state.ended.is_none());
+        let closing = close.is_some();
+        self.with(state, |_, stack| {
+            if let Some(window) = wishes.receive_window {
+                stack.set_receive_window(window);
+            }
+            if let Some(count) = wishes.uni_streams {
+                stack.set_max_concurrent_streams(Dir::Uni, count);
+            }
+            if wishes.moved {
+                stack.local_address_changed();
+            }
+            if wishes.new_keys {
+                stack.force_key_update();
+            }
+            if let Some((code, reason)) = close {
+                stack.close(Instant::now(), code, reason);
+            }
+        });
+        if closing && state.ended.is_none() {
+            self.end(state, Ended::Quic(ConnectionError::LocallyClosed));
+        }
+    }
+}
+
+fn wake(waiting: &mut HashMap<StreamId, Waker>, id: StreamId) {
+    if let Some(waker) = waiting.remove(&id) {
+        waker.wake();
+    }
+}

@@ -1,0 +1,120 @@
+//! How much is sent at once, of which connection, and when others have their turn.
+//!
+//! - What is sent at once is bounded by what the paths of the socket carry (`gso_size`).
+//! - On fast paths what is less than a whole one waits for the rest of it (`gso_batching`).
+//! - A connection sends `LUMPS_A_TURN`; then acknowledgements are read and the others have their turn.
+
+use std::sync::atomic::Ordering;
+use std::task::Context;
+use std::time::{Duration, Instant};
+
+use quinn_proto as proto;
+
+use super::connection;
+use super::driver::Driver;
+use super::endpoint_state::State;
+use super::gso_batching::Lump;
+use super::gso_size::{on_wire, segments_in};
+use crate::udp::socket::Socket;
+
+const LUMPS_A_TURN: usize = 2;
+/// How many streams of ours a connection has that sends nothing: its hello's.
+const STREAMS_IDLE: usize = 1;
+
+impl Driver {
+    /// Send of what is due, each connection in its turn; false where the kernel has no room.
+    pub(super) fn send(&mut self, cx: &mut Context<'_>, state: &State) -> bool {
+        if let Some(unsent) = self.unsent.take()
+            && !self.socket.poll_send(cx, &on_wire(&unsent, &self.packets))
+        {
+            self.unsent = Some(unsent);
+            return false;
+        }
+        for _ in 0..self.due.len() {
+            let Some(handle) = self.due.pop_front() else {
+                break;
+            };
+            let Some(connection) = state.connections.get(&handle) else {
+                continue;
+            };
+            let mut shared = connection.lock();
+            let receives = connection.with(&mut shared, |_, stack| stack.streams().send_streams() <= STREAMS_IDLE);
+            let waits = shared.answering.wait(receives == Some(true), Instant::now());
+            let mut more = waits.is_none();
+            let mut fills = None;
+            for _ in 0..if more { LUMPS_A_TURN } else { 0 } {
+                let made = connection.with(&mut shared, |shared, stack| {
+                    self.faults.fault("stack");
+                    self.packets.clear();
+                    lump(
+                        (shared, connection.has_more()),
+                        stack,
+                        (self.shared.lump, self.rate),
+                        &self.socket,
+                        &mut self.packets,
+                    )
+                });
+                let transmit = match made.unwrap_or(Lump::Nothing) {
+                    Lump::Made(transmit) => transmit,
+                    Lump::Waits(until) => {
+                        (more, fills) = (false, Some(until));
+                        break;
+                    }
+                    Lump::Nothing => {
+                        more = false;
+                        break;
+                    }
+                };
+                if !self.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
+                    self.unsent = Some(transmit);
+                    break;
+                }
+            }
+            if shared.untold() && !std::mem::replace(&mut shared.listed, true) {
+                self.touched.push(handle); // its tasks have to hear of that
+            }
+            shared.due = more;
+            let deadline = connection.with(&mut shared, |_, stack| stack.poll_timeout()).flatten();
+            let deadline = deadline.into_iter().chain(waits).chain(fills).min();
+            if deadline != shared.deadline {
+                if let Some(before) = std::mem::replace(&mut shared.deadline, deadline) {
+                    self.deadlines.remove(&(before, handle.0));
+                }
+                self.deadlines.extend(deadline.map(|deadline| (deadline, handle.0)));
+            }
+            connection.tell(&shared);
+            if more {
+                self.due.push_back(handle);
+            }
+            if self.unsent.is_some() {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// What a connection sends at once, written to `packets`.
+///
+/// `more`: there is more to come than the stack has. `lump`: how long it may take on paths that carry so many bytes a
+/// second together.
+fn lump(
+    (shared, more): (&mut connection::State, bool),
+    stack: &mut proto::Connection,
+    (lump, all): (Duration, u64),
+    socket: &Socket,
+    packets: &mut Vec<u8>,
+) -> Lump {
+    loop {
+        let size = usize::from(stack.current_mtu());
+        let rate = shared.rate.bytes_per_s.load(Ordering::Relaxed);
+        let segments = segments_in(lump, rate, all, size).min(socket.segments_max(size));
+        let probes = shared.path.probes(stack);
+        let fills = more && !shared.path.remote().ip().to_canonical().is_loopback();
+        let made = shared.filling.ask(stack, segments, fills, Instant::now(), packets);
+        if probes.is_none() || probes == shared.path.probes(stack) || !matches!(made, Lump::Made(_)) {
+            return made;
+        }
+        packets.clear(); // a probe that must not be sent
+    }
+}

@@ -1,0 +1,266 @@
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::task::{Context, Waker};
+use std::thread;
+use std::time::Duration;
+
+use quinn_proto::congestion::CubicConfig;
+use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn_proto::{self as proto, TransportConfig};
+use rustls::crypto::ring::default_provider;
+use rustls::server::ResolvesServerCertUsingSni;
+use rustls::{RootCertStore, version};
+use tokio::time::sleep_until;
+
+use super::*;
+use crate::quic::address_validation::Path;
+use crate::quic::connection;
+use crate::quic::gso_batching::Filling;
+use crate::quic::gso_size::segments_in;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes a second.
+const RATE: u64 = 125_000_000;
+const ROUND_TRIP: Duration = Duration::from_secs(10);
+
+#[test]
+fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
+    let alone = |lump, rate| segments_in(lump, rate, rate, 1452);
+    assert_eq!(alone(LUMP, 125_000_000), 43); // 1 Gbit/s
+    assert_eq!(alone(LUMP_BULK, 125_000_000), 21);
+    assert_eq!(alone(LUMP, 12_500_000), 8); // 100 Mbit/s
+    assert_eq!(alone(LUMP, 2_500_000), 4); // 20 Mbit/s
+    assert_eq!(alone(LUMP, 500_000), 1); // 4 Mbit/s
+    assert_eq!(alone(LUMP, 0), 8);
+}
+
+#[test]
+fn paths_that_share_a_socket_send_lumps_as_large_as_they_carry_together() {
+    let beside = |rate| segments_in(LUMP, rate, 125_000_000, 1452);
+    assert_eq!(beside(62_500_000), 43);
+    assert_eq!(beside(12_500_000), 21); // 2.5 ms of its own
+    assert_eq!(beside(500_000), 1);
+    assert_eq!(beside(0), 8);
+    assert_eq!(segments_in(LUMP, 125_000_000, 0, 1452), 43); // those of before are summed up
+}
+
+fn adopt(socket: &UdpSocket) -> Socket {
+    // SAFETY: the test keeps `socket` as long as what it gets.
+    unsafe { Socket::adopt(socket.as_raw_fd()) }.unwrap()
+}
+
+/// An endpoint whose driver works when the test lets it; nobody it talks to has a certificate.
+struct Served {
+    endpoint: Endpoint,
+    driver: Driver,
+    socket: UdpSocket, // after those that read it
+}
+
+fn bound() -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket
+}
+
+impl Served {
+    fn new() -> Self {
+        let socket = bound();
+        let server = rustls::ServerConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_protocol_versions(&[&version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
+        let server = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(server).unwrap()));
+        let (endpoint, driver) =
+            Endpoint::new(adopt(&socket), EndpointConfig::default(), server, false, Arc::default());
+        Self {
+            endpoint,
+            driver,
+            socket,
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.socket.local_addr().unwrap()
+    }
+
+    fn dial(&self, remote: SocketAddr) -> Connection {
+        self.dial_over(remote, TransportConfig::default())
+    }
+
+    fn dial_over(&self, remote: SocketAddr, transport: TransportConfig) -> Connection {
+        let client = rustls::ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_protocol_versions(&[&version::TLS13])
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(client).unwrap()));
+        config.transport_config(Arc::new(transport));
+        self.endpoint.connect(config, remote, "peer", Arc::default()).unwrap()
+    }
+
+    fn drive(&mut self) {
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut self.driver).poll(&mut cx).is_pending());
+    }
+
+    /// Let the driver work until there is what is waited for.
+    async fn until<T>(&mut self, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let since = Instant::now();
+        while since.elapsed() < PATIENCE {
+            self.drive();
+            if let Some(found) = found(self) {
+                return found;
+            }
+            sleep_until(tokio::time::Instant::now() + Duration::from_millis(1)).await;
+        }
+        panic!("it has not come in {PATIENCE:?}");
+    }
+
+    /// Dial somebody who says nothing: the connection, and the identifier by which he may answer.
+    async fn dial_silent(&mut self, peer: &UdpSocket) -> (Connection, Vec<u8>) {
+        let connection = self.dial(peer.local_addr().unwrap());
+        let packet = self.until(|_| received(peer)).await;
+        let own = 6 + usize::from(packet[5]); // behind type, version and the peer's identifier
+        let length = usize::from(packet[own]);
+        (connection, packet[own + 1..own + 1 + length].to_vec())
+    }
+}
+
+fn received(socket: &UdpSocket) -> Option<Vec<u8>> {
+    let mut room = [0; 2048];
+    let length = socket.recv(&mut room).ok()?;
+    Some(room[..length].to_vec())
+}
+
+#[tokio::test]
+async fn what_was_heard_is_told_though_nothing_can_be_sent() {
+    let (mut served, peer) = (Served::new(), bound());
+    let (connection, identifier) = served.dial_silent(&peer).await;
+    let before = connection.stats().unwrap().udp_rx.datagrams;
+    let mut packet = vec![0xe0, 0, 0, 0, 1, identifier.len() as u8]; // of the handshake, which nobody can read yet
+    packet.extend(identifier);
+    packet.extend([0, 60]);
+    packet.extend([7; 60]);
+    peer.send_to(&packet, served.address()).unwrap();
+    let shared = served.driver.shared.clone();
+    let mut state = shared.lock();
+    served.driver.look = true;
+    served.driver.read(&mut Context::from_waker(Waker::noop()), &mut state);
+    served.driver.settle(&mut state);
+    assert_eq!(connection.stats().unwrap().udp_rx.datagrams, before + 1);
+}
+
+#[tokio::test]
+async fn the_driver_asks_again_when_a_lump_is_whole_that_it_waits_for_while_there_is_more_to_come() {
+    let (mut served, peer) = (Served::new(), bound());
+    // A path of 1 Gbit/s, so long that nothing else is due for many seconds.
+    let mut transport = TransportConfig::default();
+    let mut controller = CubicConfig::default();
+    controller.initial_window(RATE * ROUND_TRIP.as_secs());
+    transport.initial_rtt(ROUND_TRIP);
+    transport.congestion_controller_factory(Arc::new(controller));
+    let connection = served.dial_over(peer.local_addr().unwrap(), transport);
+    served.until(|_| received(&peer)).await;
+    let empty = Instant::now() + Duration::from_secs(1);
+    {
+        let mut shared = connection.lock();
+        shared.path = Path::new(SocketAddr::from(([192, 0, 2, 1], 1))); // of another host
+        shared.rate.bytes_per_s.store(RATE, Ordering::Relaxed);
+        shared.filling = Filling::held_back(empty);
+    }
+    let mut asks_next = || {
+        let endpoint = served.driver.shared.clone();
+        let state = endpoint.lock();
+        served.driver.due.extend(state.connections.keys());
+        assert!(served.driver.send(&mut Context::from_waker(Waker::noop()), &state));
+        let asked = connection.lock().deadline.expect("it has deadlines");
+        assert_eq!(served.driver.deadlines.first().map(|(at, _)| *at), Some(asked));
+        asked
+    };
+    let unwritten = connection.begin_message();
+    let lump = asks_next() - empty;
+    assert!(
+        (Duration::from_micros(250)..Duration::from_micros(800)).contains(&lump),
+        "{lump:?}"
+    );
+    drop(unwritten);
+    assert!(asks_next() > empty + ROUND_TRIP / 2, "nothing is waited for");
+}
+
+#[tokio::test]
+async fn one_that_started_over_resets_the_connections_of_before() {
+    let (mut served, peer) = (Served::new(), bound());
+    let (_, identifier) = served.dial_silent(&peer).await;
+    served.endpoint.shared.lock().start_over("a panic");
+    let mut packet = vec![0x40]; // of a connection that is up
+    packet.extend(identifier);
+    packet.extend([7; 60]);
+    peer.send_to(&packet, served.address()).unwrap();
+    let is_short = |packet: &Vec<u8>| packet[0] & 0x80 == 0;
+    let answer = served.until(|_| received(&peer).filter(is_short)).await;
+    assert!(answer.len() < packet.len()); // else two that have started over would answer each other for ever
+}
+
+#[tokio::test]
+async fn who_dialled_one_that_has_started_over_since_is_forgotten() {
+    let (mut served, mut peer) = (Served::new(), Served::new());
+    for what in ["begin", "ignore", "retry"] {
+        peer.dial(served.address());
+        peer.drive();
+        let came = |served: &mut Served| (!served.endpoint.shared.lock().incoming.is_empty()).then_some(());
+        served.until(came).await;
+        let dialled = served.endpoint.accept().await;
+        let (start, server) = {
+            let mut state = served.endpoint.shared.lock();
+            state.start_over("a panic");
+            (state.start, ServerConfig::clone(&state.server))
+        };
+        match what {
+            "begin" => assert!(served.endpoint.begin(dialled, server, Arc::default()).is_none()),
+            "ignore" => served.endpoint.ignore(dialled),
+            _ => served.endpoint.retry(dialled),
+        }
+        assert_eq!(served.endpoint.shared.lock().start, start, "{what}: it panicked again");
+    }
+}
+
+#[tokio::test]
+async fn nobody_on_another_thread_waits_for_a_driver_at_work_and_it_does_all_that_was_wished() {
+    let (mut served, peer, other) = (Served::new(), bound(), bound());
+    let (connection, _) = served.dial_silent(&peer).await;
+    let next = adopt(&other);
+    let (endpoint, (done, told)) = (&served.endpoint, mpsc::channel());
+    let waited = thread::scope(|threads| {
+        let (_endpoint, _connection) = (endpoint.shared.lock(), connection.lock());
+        threads.spawn(|| {
+            endpoint.rebind(next);
+            connection.move_on();
+            connection.update_keys();
+            connection.close(7u32.into(), b"enough");
+            done.send(())
+        });
+        told.recv_timeout(PATIENCE)
+    });
+    assert!(waited.is_ok(), "it waited for the driver");
+    assert!(connection.close_reason().is_none());
+    let from = served.until(|_| Some(peer.recv_from(&mut [0; 2048]).ok()?.1));
+    assert_eq!(from.await, other.local_addr().unwrap());
+    let ended = connection.close_reason();
+    assert!(matches!(
+        ended,
+        Some(connection::Ended::Quic(proto::ConnectionError::LocallyClosed))
+    ));
+}
+
+#[tokio::test]
+async fn connections_whose_driver_is_gone_have_ended_for_who_waits_for_that() {
+    let mut served = Served::new();
+    let (connection, _) = served.dial_silent(&bound()).await;
+    connection.close(7u32.into(), b"enough");
+    drop(served.driver);
+    assert!(connection.close_reason().is_some());
+}

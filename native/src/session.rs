@@ -1,0 +1,13 @@
+//! The engine, and each connection of it from its first packet to its last.
+
+mod close;
+mod connection_task;
+mod endpoints;
+pub mod engine;
+mod liveness;
+pub mod peer_session;
+mod receive;
+mod served_endpoint;
+pub mod statistics;
+mod tick;
+pub mod transmit;

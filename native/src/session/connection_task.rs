@@ -1,0 +1,110 @@
+//! A connection's task: it dials or is dialled, shakes hands, lives and ends.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinn_proto::VarInt;
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
+
+use super::peer_session::{Link, Stage};
+use super::transmit::{self, Message};
+use super::{liveness, receive};
+use crate::congestion::RATE;
+use crate::events::{Event, Failure};
+use crate::quic::connection::Connection;
+use crate::runtime::supervision::{self, Task};
+use crate::wire::Code;
+
+impl Link {
+    /// Dial, and see the connection through, as a task.
+    pub fn dial(self: &Arc<Self>, dial: impl FnOnce() -> Result<Connection, String> + Send + 'static) {
+        let link = self.clone();
+        supervision::spawn(&self.thread, Task::Course(self.clone()), async move {
+            match dial() {
+                Ok(connection) => link.run(connection).await,
+                Err(reason) => {
+                    link.note_failure(link.lost(reason));
+                    link.finish(None).await;
+                }
+            }
+        });
+    }
+
+    /// See a connection through, as a task.
+    pub fn begin_course(self: &Arc<Self>, connection: Connection) {
+        supervision::spawn(&self.thread, Task::Course(self.clone()), self.clone().run(connection));
+    }
+
+    /// Send a message, as a task; `abort` ends it early.
+    pub fn send(self: &Arc<Self>, message: Message, abort: oneshot::Receiver<Failure>) {
+        let task = Task::Send(self.clone(), message.operation);
+        supervision::spawn(&self.thread, task, transmit::send(self.clone(), message, abort));
+    }
+
+    /// See a connection through, from its first packet to its last.
+    pub async fn run(self: Arc<Self>, connection: Connection) {
+        let settings = &self.engine.settings;
+        let began = tokio::time::Instant::now();
+        let deadline = began + settings.handshake_timeout;
+        let connected = tokio::select! {
+            connected = timeout_at(began + self.patience, connection.established()) => Some(connected),
+            () = self.unwanted.notified() => None,
+        };
+        let ended = match connected {
+            None => {
+                connection.close(VarInt::from_u32(Code::NoError as u32), b"");
+                None
+            }
+            Some(Err(_)) => {
+                self.note_failure(self.handshake_timed_out(self.patience));
+                connection.close(VarInt::from_u32(Code::HandshakeTimeout as u32), b"");
+                None
+            }
+            Some(Ok(Err(error))) => Some(error),
+            Some(Ok(Ok(()))) => {
+                self.lock().heard_at = Instant::now();
+                let connection = self.connection.get_or_init(|| connection);
+                self.engine.events.push(Event::Chain {
+                    link: self.number,
+                    certificates: connection.peer_chain().iter().map(|one| one.to_vec()).collect(),
+                });
+                if settings.congestion == RATE && !self.bulk {
+                    self.spawn(liveness::keep_pace(self.clone()));
+                }
+                let mut stage = self.stage.subscribe();
+                let up = async {
+                    timeout_at(deadline, stage.wait_for(|stage| *stage >= Stage::Up))
+                        .await
+                        .is_ok()
+                };
+                tokio::select! {
+                    error = connection.closed() => Some(error),
+                    up = up => {
+                        self.engine.events.fault("course");
+                        if !up {
+                            self.close(Code::HandshakeTimeout as u64, self.handshake_timed_out(settings.handshake_timeout));
+                        }
+                        Some(connection.closed().await)
+                    }
+                }
+            }
+        };
+        self.finish(ended).await;
+    }
+
+    fn handshake_timed_out(&self, patience: Duration) -> Failure {
+        let seconds = patience.as_secs_f64();
+        self.lost(format!("no connection within {seconds} s"))
+    }
+
+    /// The peer's certificate is good: say hello, and listen.
+    pub fn verified(self: &Arc<Self>, peer: &str) {
+        self.set_peer(peer);
+        if !self.advance(Stage::Handshaking, Stage::Verified) {
+            return;
+        }
+        self.spawn(transmit::say_hello(self.clone(), self.hello.clone()));
+        self.spawn(receive::listen(self.clone()));
+    }
+}

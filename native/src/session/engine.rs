@@ -1,0 +1,278 @@
+//! The engine: endpoints, connections, operations, and the runtime whose threads do the work without the GIL.
+
+use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::peer_session::{Link, Stage};
+use super::served_endpoint::Served;
+use super::statistics::LinkStatistics;
+use super::tick;
+use super::transmit::Message;
+use crate::events::{Event, EventQueue, Failure};
+use crate::matching::matcher::Mail;
+use crate::runtime::locks::locked;
+use crate::runtime::supervision::{self, Task};
+use crate::runtime::thread::{Thread, cpu_seconds};
+use crate::settings::Settings;
+use crate::wire::Code;
+
+const GOODBYE_WITHIN: Duration = Duration::from_millis(300);
+
+/// A send whose end has not been told: over which connection, and how to end it, once.
+type Sending = (Arc<Link>, Option<oneshot::Sender<Failure>>);
+
+pub struct Engine {
+    pub settings: Settings,
+    pub events: Arc<EventQueue>,
+    pub mail: Mail,
+    /// Of the first thread; none after the end, for it keeps the thread's descriptors open.
+    pub(super) first: Mutex<Option<Handle>>,
+    pub(super) over: AtomicBool,
+    pub(super) numbers: AtomicU64,
+    pub(super) endpoints: Mutex<HashMap<u64, Arc<Served>>>,
+    pub(super) links: Mutex<BTreeMap<u64, Arc<Link>>>,
+    pub(super) sends: Mutex<BTreeMap<u64, Sending>>,
+    pub(super) snapshot: Mutex<Arc<Vec<LinkStatistics>>>,
+}
+
+impl Engine {
+    /// Start, with the thread of the first endpoint.
+    pub fn start(settings: Settings, events: Arc<EventQueue>) -> std::io::Result<(Arc<Self>, Thread)> {
+        let first = Thread::start()?;
+        let engine = Arc::new(Self {
+            mail: Mail::new(settings.unexpected_bytes_max, events.clone()),
+            settings,
+            events,
+            first: Mutex::new(Some(first.handle.clone())),
+            over: AtomicBool::new(false),
+            numbers: AtomicU64::new(1),
+            endpoints: Mutex::default(),
+            links: Mutex::default(),
+            sends: Mutex::default(),
+            snapshot: Mutex::default(),
+        });
+        engine.spawn(tick::tick(engine.clone()));
+        engine.spawn(tick::flush(engine.events.clone()));
+        Ok((engine, first))
+    }
+
+    /// Run a task that belongs to no connection: the engine ends if it panics. After the end nothing runs.
+    pub fn spawn(self: &Arc<Self>, future: impl Future<Output = ()> + Send + 'static) {
+        if let Some(first) = &*locked(&self.first) {
+            supervision::spawn(first, Task::Engine(self.clone()), future);
+        }
+    }
+
+    pub fn over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// A number that no other connection has.
+    pub fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+    pub fn link(&self, number: u64) -> Option<Arc<Link>> {
+        locked(&self.links).get(&number).cloned()
+    }
+
+    /// How many connections there are to a name.
+    pub fn connections_to(&self, peer: &str) -> usize {
+        locked(&self.links)
+            .values()
+            .filter(|link| &*link.peer() == peer)
+            .count()
+    }
+
+    /// A connection has ended. Whether it was the last one to its peer that was up.
+    pub fn forget(&self, link: &Link, was_up: bool) -> bool {
+        let mut links = locked(&self.links);
+        links.remove(&link.number);
+        let peer = link.peer();
+        was_up && !links.values().any(|other| other.is(Stage::Up) && other.peer() == peer)
+    }
+
+    /// Send one message over a connection. False where the engine has ended for good: nobody will be told how it ends.
+    pub fn send(self: &Arc<Self>, connection: u64, message: Message) -> bool {
+        let operation = message.operation;
+        let fail = |message: Message, failure: Failure| {
+            drop(message); // let go of the payload first
+            self.events.push(Event::Failed { operation, failure })
+        };
+        // Held until the message is its task's, or gone: `let_go` takes the connections first, then tells the end of all that
+        // is listed, and nothing of what was lent may be left then.
+        let mut sends = locked(&self.sends);
+        let link = self
+            .link(connection)
+            .filter(|link| link.is(Stage::Up) && !link.closing());
+        let Some(link) = link else {
+            let failure = Failure::Lost {
+                peer: format!("connection {connection}"),
+                reason: "it has ended or never was".to_owned(),
+            };
+            drop(sends);
+            return fail(message, failure);
+        };
+        let (length, accepted) = (
+            message.payload.as_ref().map_or(0, |payload| payload.len() as u64),
+            link.message_bytes_max(),
+        );
+        if length > accepted {
+            let failure = Failure::Peer {
+                peer: link.peer().to_string(),
+                reason: format!("accepts messages of {accepted} bytes; this has {length}"),
+                code: 0,
+            };
+            drop(sends);
+            return fail(message, failure);
+        }
+        let (abort, aborted) = oneshot::channel();
+        sends.insert(operation, (link.clone(), Some(abort)));
+        link.send(message, aborted);
+        drop(sends);
+        true
+    }
+
+    pub fn forget_send(&self, operation: u64) {
+        locked(&self.sends).remove(&operation);
+    }
+
+    /// A send whose task panicked has come to its end.
+    pub fn fail_send(&self, operation: u64, failure: Failure) {
+        self.forget_send(operation);
+        self.events.push(Event::Failed { operation, failure });
+    }
+
+    /// Whether a panic left something in the middle that all connections share.
+    pub fn half_done(&self) -> bool {
+        self.mail.half_done() || self.endpoints.is_poisoned() || self.links.is_poisoned() || self.sends.is_poisoned()
+    }
+
+    /// End a send or a post.
+    pub fn cancel(&self, operation: u64) {
+        let mut sends = locked(&self.sends);
+        let Some((link, abort)) = sends.get_mut(&operation) else {
+            drop(sends);
+            self.mail.cancel(operation);
+            return;
+        };
+        if let Some(abort) = abort.take() {
+            let text = format!("the send to {} was cancelled here", link.peer());
+            let _ = abort.send(Failure::Cancelled(text)); // it may be about to end
+        }
+    }
+
+    /// What every connection measured at the last tick.
+    pub fn statistics(&self) -> Arc<Vec<LinkStatistics>> {
+        locked(&self.snapshot).clone()
+    }
+
+    /// The processor's time that the thread of each endpoint has used.
+    pub fn busy(&self) -> Vec<(u64, f64)> {
+        let endpoints = locked(&self.endpoints);
+        let used = endpoints
+            .values()
+            .map(|served| (served.number, cpu_seconds(served.clock)));
+        used.filter_map(|(number, used)| Some((number, used?))).collect()
+    }
+
+    /// Bytes of datagrams that all living connections have received, as of their drivers' last look.
+    pub fn received_bytes(&self) -> u64 {
+        let links = locked(&self.links);
+        let connections = links.values().filter_map(|link| link.connection());
+        let stats = connections.filter_map(|connection| connection.stats());
+        stats.map(|stats| stats.udp_rx.bytes).sum()
+    }
+
+    /// Fail every operation and close every connection.
+    pub fn end(&self, code: Code, failure: Failure, say: &str) {
+        self.over.store(true, Ordering::SeqCst);
+        for abort in locked(&self.sends).values_mut().filter_map(|(_, abort)| abort.take()) {
+            let _ = abort.send(failure.clone()); // it may be about to end
+        }
+        self.mail.fail_all(&failure);
+        let links: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
+        for link in &links {
+            // One that is broken itself must not keep the others from their end.
+            let closed = catch_unwind(AssertUnwindSafe(|| {
+                if code == Code::NoError {
+                    link.disconnect(code as u64, say);
+                } else {
+                    link.close(code as u64, failure.clone());
+                }
+            }));
+            drop(closed);
+        }
+    }
+
+    /// Something in here broke: everything ends, and the caller is told why.
+    pub fn broke(&self, what: &str) {
+        let failure = Failure::Lost {
+            peer: "everybody".to_owned(),
+            reason: format!("the engine of this process failed: {what}"),
+        };
+        self.end(Code::Internal, failure, what);
+    }
+
+    /// Say goodbye and wait a moment until that has been sent and everything has told its end.
+    pub async fn finish(&self) {
+        let living: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
+        self.end_for_good();
+        let until = Instant::now() + GOODBYE_WITHIN;
+        // One that the peer has closed has nothing to say any more.
+        let said = |link: &Arc<Link>| {
+            let stats = link.connection().and_then(|connection| connection.stats());
+            stats.is_none_or(|stats| stats.frame_tx.connection_close + stats.frame_rx.connection_close > 0)
+        };
+        while Instant::now() < until && !(living.iter().all(said) && locked(&self.links).is_empty()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        for served in std::mem::take(&mut *locked(&self.endpoints)).into_values() {
+            served.endpoint.close(0u32.into(), b"goodbye");
+        }
+    }
+
+    /// The threads have ended, perhaps before `finish` had or had begun: what they have not told is told here, and the
+    /// sockets are not ours any more.
+    pub fn let_go(&self) {
+        self.end_for_good();
+        locked(&self.first).take();
+        let links = std::mem::take(&mut *locked(&self.links));
+        let mut down = Vec::with_capacity(links.len());
+        for link in links.into_values() {
+            let peer = link.peer();
+            self.mail.disconnected(&peer, link.number, None);
+            down.push((link.number, peer));
+        }
+        self.mail.clear();
+        locked(&self.endpoints).clear();
+        // The messages that waited, and what is listed here, were the last that knew the connections: with these goes what
+        // they have of payloads, before its end is told.
+        let operations: Vec<u64> = std::mem::take(&mut *locked(&self.sends)).into_keys().collect();
+        for operation in operations {
+            let failure = closed_here();
+            self.events.push(Event::Failed { operation, failure });
+        }
+        for (link, peer) in down {
+            let (peer, failure) = (peer.to_string(), None);
+            self.events.push(Event::Down { link, peer, failure });
+        }
+    }
+
+    fn end_for_good(&self) {
+        self.end(Code::NoError, closed_here(), "goodbye");
+    }
+}
+
+fn closed_here() -> Failure {
+    Failure::Cancelled("the engine was closed here".to_owned())
+}
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

@@ -1,0 +1,132 @@
+//! An engine from its start to its end, without a network: its connections never begin.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::*;
+use crate::congestion::path_measurement::Measure;
+use crate::session::transmit;
+use crate::testing::fixtures;
+
+const OPERATION: u64 = 7;
+
+fn start() -> (Arc<Engine>, Thread) {
+    Engine::start(fixtures::settings("cubic"), Arc::default()).unwrap()
+}
+
+/// A connection that counts as up, though nothing ever goes over it.
+fn connect(engine: &Arc<Engine>, thread: &Thread) -> Arc<Link> {
+    let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+    let (number, handle) = (engine.number(), thread.handle.clone());
+    let link = Link::new(
+        engine.clone(),
+        handle,
+        number,
+        nobody,
+        Bytes::new(),
+        true,
+        Duration::from_secs(10),
+        false,
+        Measure::new(),
+    );
+    link.stage.send_replace(Stage::Up);
+    locked(&engine.links).insert(number, link.clone());
+    link
+}
+
+fn message(header: Bytes, deadline: Option<Duration>) -> Message {
+    Message {
+        operation: OPERATION,
+        header,
+        payload: None,
+        level: 1,
+        deadline,
+    }
+}
+
+#[test]
+fn a_closed_engine_is_freed_although_a_message_waits_that_nobody_took() {
+    let (engine, thread) = start();
+    let link = connect(&engine, &thread);
+    let slot = engine.mail.arrived(&link.peer(), fixtures::header(1, 2), link.clone());
+    assert!(slot.write(b"ok"));
+    engine.mail.completed(&slot);
+    drop((slot, link));
+    thread.end().join().unwrap();
+    engine.let_go();
+    let left = Arc::downgrade(&engine);
+    drop(engine);
+    assert!(left.upgrade().is_none(), "it keeps itself alive");
+}
+
+/// What is sent, which notes when it is let go of whether the list of sends was held then.
+struct Watched {
+    engine: Arc<Engine>,
+    held: Arc<AtomicBool>,
+}
+
+impl AsRef<[u8]> for Watched {
+    fn as_ref(&self) -> &[u8] {
+        b"watched"
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.held.store(self.engine.sends.try_lock().is_err(), Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_send_that_close_overtakes_is_let_go_of_before_its_end_can_be_told() {
+    let (engine, thread) = start();
+    let link = connect(&engine, &thread);
+    thread.end().join().unwrap(); // as `close` does: from here on `let_go` tells how sends end
+    let held = Arc::new(AtomicBool::new(false));
+    let watched = Watched {
+        engine: engine.clone(),
+        held: held.clone(),
+    };
+    assert!(engine.send(link.number, message(Bytes::from_owner(watched), None)));
+    assert!(
+        held.load(Ordering::SeqCst),
+        "`let_go` might have told its end while it was still lent"
+    );
+    engine.let_go();
+    let told = engine.events.drain();
+    let ends = told.iter().filter(|event| {
+        matches!(
+            event,
+            Event::Failed {
+                operation: OPERATION,
+                ..
+            }
+        )
+    });
+    assert_eq!(ends.count(), 1);
+}
+
+#[test]
+fn a_deadline_of_no_time_has_passed_before_the_send_begins() {
+    let (engine, thread) = start();
+    let link = connect(&engine, &thread);
+    link.stage.send_replace(Stage::Ended); // what begins on it is lost at once
+    let (_abort, aborted) = oneshot::channel();
+    let send = transmit::send(link, message(Bytes::new(), Some(Duration::ZERO)), aborted);
+    thread.handle.block_on(send);
+    let told = engine.events.drain();
+    let [
+        Event::Failed {
+            operation: OPERATION,
+            failure,
+        },
+    ] = &told[..]
+    else {
+        panic!("{} events, none of which may be its end", told.len());
+    };
+    assert!(matches!(failure, Failure::TimedOut { .. }), "{failure:?}");
+    thread.end().join().unwrap();
+    engine.let_go();
+}

@@ -1,0 +1,79 @@
+//! What is looked at while a connection lives: whether its peer does, whether streams may come, whether a rate lets it send.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::peer_session::{Link, Stage};
+use crate::matching::incoming_message::Channel;
+use crate::wire::Code;
+
+impl Link {
+    /// Ten times a second: notice a silent peer, and let new streams come where they were held back.
+    pub fn tick(&self, now: Instant, held_up: Duration) {
+        let Some(connection) = self.connection() else {
+            return;
+        };
+        if !self.is(Stage::Up) {
+            return;
+        }
+        self.measure.tick(now);
+        let Some(stats) = connection.stats() else {
+            return; // its end is being told
+        };
+        let frames = &stats.frame_rx;
+        // Only packets that are the peer's are taken apart into frames: a forged one proves nothing.
+        let heard = frames.acks
+            + frames.stream
+            + frames.ping
+            + frames.max_data
+            + frames.max_stream_data
+            + frames.max_streams_uni
+            + frames.reset_stream
+            + frames.stop_sending
+            + frames.crypto
+            + frames.data_blocked
+            + frames.stream_data_blocked
+            + frames.streams_blocked_uni
+            + frames.new_connection_id
+            + frames.retire_connection_id
+            + frames.path_challenge
+            + frames.path_response
+            + frames.immediate_ack
+            + frames.ack_frequency;
+        let (silent, patience, doors_closed) = {
+            let mut state = self.lock();
+            if heard != state.frames_heard {
+                state.frames_heard = heard;
+                state.heard_at = now;
+            } else {
+                state.heard_at += held_up; // nobody could have been heard
+            }
+            (
+                now.saturating_duration_since(state.heard_at),
+                state.dead_after,
+                state.doors_closed,
+            )
+        };
+        if silent > patience {
+            let (silent_s, patience_s) = (silent.as_secs_f64(), patience.as_secs_f64());
+            let reason = format!("nothing heard for {silent_s:.1} s (dead after {patience_s} s)");
+            self.close(Code::Dead as u64, self.lost(reason));
+        } else if doors_closed && !self.engine.mail.full(&self.peer(), &self.account()) {
+            self.set_doors(false);
+        }
+    }
+}
+
+/// Wake the stack when packets may go again that were held back by a rate, for as long as the connection lives.
+pub(super) async fn keep_pace(link: Arc<Link>) {
+    let (Some(connection), measure) = (link.connection().cloned(), link.measure.clone()) else {
+        return;
+    };
+    drop(link);
+    loop {
+        tokio::select! {
+            _ = connection.closed() => return,
+            () = measure.pace.next() => connection.nudge(),
+        }
+    }
+}

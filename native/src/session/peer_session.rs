@@ -1,0 +1,253 @@
+//! One connection: who is at the other end, what is under way, and why it ended.
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use quinn_proto::VarInt;
+use tokio::runtime::Handle;
+use tokio::sync::{self, Notify};
+
+use super::engine::Engine;
+use crate::congestion::path_measurement::Measure;
+use crate::events::Failure;
+use crate::matching::incoming_message::Channel;
+use crate::quic::connection::Connection;
+use crate::quic::send_scheduler::Gate;
+use crate::runtime::locks::locked;
+use crate::runtime::supervision::{self, Task};
+use crate::runtime::task_tracker::Tally;
+
+/// What may wait in the stack where half as much again as is in flight is less. More would fill the socket of a receiver
+/// that is slower than the path at once, and an urgent message would wait there.
+const INSIDE_BYTES_MIN: u64 = 1 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    Handshaking,
+    /// The peer's certificate was found good; our hello is on its way.
+    Verified,
+    /// The peer said hello too: messages may go.
+    Up,
+    Ended,
+}
+
+pub struct Link {
+    pub number: u64,
+    pub bulk: bool,
+    pub dialled: bool,
+    pub engine: Arc<Engine>,
+    pub measure: Arc<Measure>,
+    pub gate: Arc<Gate>,
+    /// Streams are opened one by one, so that the most urgent message gets the next one that the peer allows.
+    pub opener: Arc<Gate>,
+    /// How many streams were opened for messages.
+    pub opened: AtomicU32,
+    pub stage: sync::watch::Sender<Stage>,
+    pub(super) remote: SocketAddr,
+    pub(super) hello: Bytes,
+    /// By then QUIC's handshake is complete, which proves the peer's address; what follows may wait for Python.
+    pub(super) patience: Duration,
+    /// Of the thread that its endpoint lives on.
+    pub(super) thread: Handle,
+    pub(super) connection: OnceLock<Connection>,
+    /// Told when the caller wants no connection any more before there is one.
+    pub(super) unwanted: Notify,
+    pub(super) state: Mutex<State>,
+    /// Sends that may still tell of themselves.
+    pub sends: Arc<Tally>,
+    /// What listens for streams, and every stream that is being read.
+    pub receives: Arc<Tally>,
+}
+
+pub(super) struct State {
+    pub(super) peer: Arc<str>,
+    pub(super) account: String,
+    pub(super) job: String,
+    pub(super) message_bytes_max: u64,
+    pub(super) failure: Option<Failure>,
+    pub(super) closed_here: bool,
+    pub(super) reason: String,
+    pub(super) window: u64,
+    pub(super) widened: i64,
+    pub(super) doors_closed: bool,
+    pub(super) dead_after: Duration,
+    pub(super) frames_heard: u64,
+    pub(super) heard_at: Instant,
+}
+
+impl Link {
+    #[expect(clippy::too_many_arguments, reason = "what a connection is, each by its name")]
+    pub fn new(
+        engine: Arc<Engine>,
+        thread: Handle,
+        number: u64,
+        remote: SocketAddr,
+        hello: Bytes,
+        dialled: bool,
+        patience: Duration,
+        bulk: bool,
+        measure: Arc<Measure>,
+    ) -> Arc<Self> {
+        let state = State {
+            peer: remote_name(remote).into(),
+            account: String::new(),
+            job: String::new(),
+            message_bytes_max: u64::MAX,
+            failure: None,
+            closed_here: false,
+            reason: String::new(),
+            window: engine.settings.window_bytes(),
+            widened: 0,
+            doors_closed: false,
+            dead_after: engine.settings.dead_after,
+            frames_heard: 0,
+            heard_at: Instant::now(),
+        };
+        Arc::new(Self {
+            number,
+            bulk,
+            dialled,
+            engine,
+            gate: Gate::new(INSIDE_BYTES_MIN, measure.used.clone()),
+            opener: Gate::new(1, Arc::default()),
+            opened: AtomicU32::new(0),
+            measure,
+            stage: sync::watch::channel(Stage::Handshaking).0,
+            remote,
+            hello,
+            patience,
+            thread,
+            connection: OnceLock::new(),
+            unwanted: Notify::new(),
+            state: Mutex::new(state),
+            sends: Arc::default(),
+            receives: Arc::default(),
+        })
+    }
+
+    pub fn peer(&self) -> Arc<str> {
+        self.lock().peer.clone()
+    }
+
+    /// Name the peer before it is known who it is: the one that is expected.
+    pub fn set_peer(&self, peer: &str) {
+        self.lock().peer = peer.into();
+    }
+
+    pub fn job(&self) -> String {
+        self.lock().job.clone()
+    }
+
+    pub fn message_bytes_max(&self) -> u64 {
+        self.lock().message_bytes_max
+    }
+
+    pub fn connection(&self) -> Option<&Connection> {
+        self.connection.get()
+    }
+
+    pub fn remote(&self) -> SocketAddr {
+        self.connection().map_or(self.remote, Connection::remote_address)
+    }
+
+    pub fn is(&self, stage: Stage) -> bool {
+        *self.stage.borrow() == stage
+    }
+
+    /// Run a task beside the connection's others, which ends with it if it panics.
+    pub fn spawn(self: &Arc<Self>, future: impl Future<Output = ()> + Send + 'static) {
+        supervision::spawn(&self.thread, Task::Link(self.clone()), future);
+    }
+
+    pub fn lost(&self, reason: String) -> Failure {
+        Failure::Lost {
+            peer: self.peer().to_string(),
+            reason,
+        }
+    }
+
+    /// The peer's hello is good: messages may go. False where the connection has ended meanwhile.
+    pub fn begin(&self, account: String, job: String, message_bytes_max: u64, dead_after: Option<Duration>) -> bool {
+        let connections = self.engine.connections_to(&self.peer());
+        {
+            let mut state = self.lock();
+            state.window = self.engine.settings.window_bytes_of(connections);
+            state.dead_after = dead_after.unwrap_or(self.engine.settings.dead_after);
+            state.account = account;
+            state.job = job;
+            state.message_bytes_max = message_bytes_max;
+        }
+        self.set_window();
+        self.advance(Stage::Verified, Stage::Up)
+    }
+
+    pub(super) fn advance(&self, from: Stage, to: Stage) -> bool {
+        self.stage.send_if_modified(|stage| {
+            let due = *stage == from;
+            if due {
+                *stage = to;
+            }
+            due
+        })
+    }
+
+    /// Say how much the peer may have on this side that has no place of its own.
+    fn set_window(&self) {
+        if let Some(connection) = self.connection() {
+            let state = self.lock();
+            let window = state.window as i64 + state.widened;
+            let window = VarInt::from_u64(window.max(0) as u64).unwrap_or(VarInt::MAX);
+            connection.set_receive_window(window);
+        }
+    }
+
+    /// Let no new streams come, or let them come again.
+    pub(super) fn set_doors(&self, closed: bool) {
+        if let Some(connection) = self.connection() {
+            // Held until the wish is left: of two threads that differ, one must not have the flag and the other the wish.
+            let mut state = self.lock();
+            state.doors_closed = closed;
+            let streams = if closed { 1 } else { self.engine.settings.streams_max }; // the control stream stays
+            connection.set_max_concurrent_uni_streams(streams.into());
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        locked(&self.state)
+    }
+}
+
+impl Channel for Link {
+    fn id(&self) -> u64 {
+        self.number
+    }
+
+    fn account(&self) -> String {
+        self.lock().account.clone()
+    }
+
+    fn stream_window(&self) -> u64 {
+        u64::from(self.engine.settings.stream_window_bytes())
+    }
+
+    fn widen(&self, bytes: i64) {
+        self.lock().widened += bytes;
+        self.set_window();
+    }
+
+    fn close_doors(&self) {
+        self.set_doors(true);
+    }
+
+    fn ended(&self) -> bool {
+        self.is(Stage::Ended)
+    }
+}
+
+/// An address as a name, until there is a better one.
+pub fn remote_name(remote: SocketAddr) -> String {
+    format!("{}:{}", remote.ip(), remote.port())
+}

@@ -1,0 +1,168 @@
+//! What one connection receives: the peer's control stream, and each message on a stream of its own.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use quinn_proto::VarInt;
+
+use super::peer_session::{Link, Stage};
+use crate::events::Event;
+use crate::matching::incoming_message::{Next, Slot};
+use crate::quic::streams::{ReadError, RecvStream};
+use crate::runtime::task_tracker::Counted;
+use crate::wire::{Code, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, Violation, code_name};
+
+/// Read at once: about 45 KB of full packets, copied while they are in the cache.
+const CHUNKS: usize = 32;
+
+/// Take the peer's streams as they come. The first is its control stream.
+pub async fn listen(link: Arc<Link>) {
+    let Some(connection) = link.connection() else {
+        return;
+    };
+    let Ok(control) = connection.accept_uni().await else {
+        return;
+    };
+    link.spawn(listen_to_control(link.clone(), control));
+    let _listening = link.receives.enter();
+    while let Ok(stream) = connection.accept_uni().await {
+        link.spawn(receive(link.clone(), stream, link.receives.enter()));
+    }
+}
+
+async fn listen_to_control(link: Arc<Link>, mut stream: RecvStream) {
+    let mut reader = ControlReader::default();
+    let violation = loop {
+        let piece = match stream.read_chunk(HEADER_BYTES_MAX).await {
+            Ok(Some(piece)) => piece,
+            Ok(None) => break Violation::new(Code::ProtocolViolation, "ended its control stream"),
+            Err(ReadError::Reset(_)) => {
+                break Violation::new(Code::ProtocolViolation, "reset its control stream");
+            }
+            Err(ReadError::Lost) => return,
+        };
+        let hello = |body: &[u8]| {
+            link.engine.events.push(Event::Hello {
+                link: link.number,
+                body: body.to_vec(),
+            });
+        };
+        if let Err(violation) = reader.take(&piece, hello) {
+            break violation;
+        }
+    };
+    link.violated(violation);
+}
+
+/// Receive one message.
+async fn receive(link: Arc<Link>, mut stream: RecvStream, _counted: Counted) {
+    let (header, first) = match read_header(&mut stream).await {
+        Ok(Some(found)) => found,
+        Ok(None) => return,
+        Err(violation) => return link.violated(violation),
+    };
+    let mut stage = link.stage.subscribe();
+    match stage.wait_for(|stage| *stage >= Stage::Up).await {
+        Ok(stage) if *stage == Stage::Up => {}
+        _ => return,
+    }
+    let accepted = link.engine.settings.message_bytes_max;
+    if header.length > accepted {
+        let reason = format!("a message of {} bytes where {accepted} are accepted", header.length);
+        return link.violated(Violation::new(Code::MessageTooLong, reason));
+    }
+    let job = link.job();
+    if !header.job.is_empty() && !job.is_empty() && header.job != job {
+        let reason = format!("a message of job {:?} from job {job:?}", header.job);
+        return link.violated(Violation::new(Code::JobMismatch, reason));
+    }
+    let slot = link.engine.mail.arrived(&link.peer(), header, link.clone());
+    if let Err(violation) = read_payload(&link, &mut stream, &slot, first).await {
+        link.violated(violation);
+    }
+}
+
+/// A message's header and what came with it; None where the stream ended for no fault of the peer's.
+async fn read_header(stream: &mut RecvStream) -> Result<Option<(Header, Bytes)>, Violation> {
+    let mut reader = HeaderReader::default();
+    loop {
+        let piece = match stream.read_chunk(HEADER_BYTES_MAX).await {
+            Ok(Some(piece)) => piece,
+            Ok(None) => {
+                return Err(Violation::new(Code::LengthMismatch, "a stream ended within its header"));
+            }
+            Err(_) => return Ok(None),
+        };
+        let found = reader.take(piece)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+}
+
+async fn read_payload(link: &Link, stream: &mut RecvStream, slot: &Arc<Slot>, first: Bytes) -> Result<(), Violation> {
+    let mail = &link.engine.mail;
+    if !slot.write(&first) {
+        return Err(too_much(slot));
+    }
+    drop(first); // a few bytes of a message that waits must not keep a whole batch of datagrams
+    link.engine.events.fault("receive");
+    let mut chunks: [Bytes; CHUNKS] = Default::default();
+    loop {
+        match slot.next() {
+            Next::Stop(code) => {
+                stream.stop(VarInt::from_u32(code as u32));
+                return Ok(());
+            }
+            Next::Wait => {
+                tokio::select! {
+                    () = slot.changed.notified() => {}
+                    reset = stream.received_reset() => {
+                        if let Some(code) = reset {
+                            mail.reset(slot, &reason_of(code));
+                        }
+                        return Ok(());
+                    }
+                }
+                continue;
+            }
+            Next::Read => {}
+        }
+        let read = tokio::select! {
+            biased;
+            read = stream.read_chunks(&mut chunks) => read,
+            () = slot.changed.notified() => continue,
+        };
+        match read {
+            Ok(Some(count)) => {
+                let good = slot.write_all(&chunks[..count]);
+                chunks[..count].fill(Bytes::new());
+                if !good {
+                    return Err(too_much(slot));
+                }
+            }
+            Ok(None) if slot.whole() => {
+                mail.completed(slot);
+                return Ok(());
+            }
+            Ok(None) => {
+                let reason = format!("a stream ended short of its {} bytes", slot.header.length);
+                return Err(Violation::new(Code::LengthMismatch, reason));
+            }
+            Err(ReadError::Reset(code)) => {
+                mail.reset(slot, &reason_of(code));
+                return Ok(());
+            }
+            Err(ReadError::Lost) => return Ok(()), // with the connection, which the mail is told
+        }
+    }
+}
+
+fn too_much(slot: &Slot) -> Violation {
+    let reason = format!("more than the {} bytes that its header says", slot.header.length);
+    Violation::new(Code::LengthMismatch, reason)
+}
+
+fn reason_of(code: VarInt) -> String {
+    format!("stream reset with {}", code_name(code.into_inner()))
+}

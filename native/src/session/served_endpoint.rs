@@ -1,0 +1,22 @@
+//! One socket that the engine serves.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::runtime::Handle;
+
+use crate::congestion::rate_share::EndpointRate;
+use crate::quic::endpoint::Endpoint;
+use crate::quic::tls::Identity;
+
+/// One socket and who we are on it.
+pub(super) struct Served {
+    pub(super) number: u64,
+    pub(super) endpoint: Endpoint,
+    pub(super) thread: Handle,
+    pub(super) clock: libc::clockid_t,
+    pub(super) identity: Identity,
+    pub(super) hello: Bytes,
+    pub(super) bulk: bool,
+    pub(super) rate: Arc<EndpointRate>,
+}

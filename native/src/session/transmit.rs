@@ -1,0 +1,218 @@
+//! What one connection sends: its hello, and each message on a stream of its own.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use quinn_proto::VarInt;
+use tokio::sync::oneshot;
+
+use super::peer_session::Link;
+use crate::borrowed_buffers::Payload;
+use crate::events::{Event, Failure};
+use crate::quic::streams::{SendStream, WriteError};
+use crate::wire::{Code, code_name};
+
+/// A collective's chunk: chunks then arrive one after another, and the first is reduced while the next is on its way.
+const TURN_BYTES: usize = 512 * 1024;
+const CONTROL_LEVEL: usize = 1;
+/// Numbers that the streams of a level have one after the other; who has so many open is out of order, and no worse.
+const STREAMS_OF_LEVEL: u32 = 1 << 28;
+
+/// A message to send. The payload is lent until the event of its end.
+pub struct Message {
+    pub operation: u64,
+    pub header: Bytes,
+    pub payload: Option<Arc<Payload>>,
+    pub level: usize,
+    pub deadline: Option<Duration>,
+}
+
+/// How a send came to its end.
+enum End {
+    Done,
+    Stopped(VarInt),
+    Lost,
+    Aborted(Failure),
+    Late,
+}
+
+/// Open the control stream and say hello; it stays open as long as the connection.
+pub async fn say_hello(link: Arc<Link>, hello: Bytes) {
+    let Some(connection) = link.connection() else {
+        return;
+    };
+    // The first stream of all: nothing else is sent before the peer's answer.
+    let Ok(mut stream) = connection.open_uni().await else {
+        return;
+    };
+    stream.set_priority(rank(0, 0));
+    if stream.write_all(hello).await.is_ok() {
+        connection.closed().await;
+    }
+}
+
+/// Send a message and tell how it ended; `abort` ends it early.
+pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Failure>) {
+    let _sending = link.sends.enter();
+    let message = message; // let go of before `_sending`, also in a panic
+    let mut stream = None;
+    let deadline = async {
+        match message.deadline {
+            Some(after) if after.is_zero() => {} // at once: a timer lets the message begin first
+            Some(after) => tokio::time::sleep(after).await,
+            None => std::future::pending().await,
+        }
+    };
+    let end = tokio::select! {
+        biased;
+        Ok(failure) = abort => End::Aborted(failure),
+        () = deadline => End::Late,
+        end = drive(&link, &message, &mut stream) => end,
+    };
+    let done = message
+        .payload
+        .as_ref()
+        .map_or(0, |payload| payload.acknowledged.load(Ordering::Relaxed));
+    let mut give_up = |code: VarInt| {
+        if let Some(stream) = &mut stream {
+            stream.reset(code); // the stack lets go of the payload here
+        }
+    };
+    let failure = match end {
+        End::Done => None,
+        End::Stopped(code) => {
+            give_up(code);
+            Some(refused(&link, code.into_inner()))
+        }
+        End::Lost => {
+            let failure = link.ended().await;
+            give_up((Code::Cancelled as u32).into());
+            Some(failure)
+        }
+        End::Aborted(failure) => {
+            give_up((Code::Cancelled as u32).into());
+            Some(failure)
+        }
+        End::Late => {
+            give_up((Code::DeadlinePassed as u32).into());
+            Some(Failure::TimedOut {
+                peer: link.peer().to_string(),
+                timeout_s: message.deadline.unwrap_or_default().as_secs_f64(),
+                bytes_done: done,
+                bytes_total: message.header.len() as u64 + message.payload.as_ref().map_or(0, |one| one.len() as u64),
+            })
+        }
+    };
+    drop(stream);
+    let operation = message.operation;
+    drop(message); // let go of the payload before its end is told
+    link.engine.forget_send(operation);
+    link.engine.events.push(match failure {
+        None => Event::SendDone(operation),
+        Some(failure) => Event::Failed { operation, failure },
+    });
+}
+
+fn refused(link: &Link, code: u64) -> Failure {
+    let reason = format!("refused the message with {}", code_name(code));
+    if code == Code::Cancelled as u64 || code == Code::Discarded as u64 {
+        return Failure::Cancelled(format!("{} {reason}", link.peer()));
+    }
+    Failure::Peer {
+        peer: link.peer().to_string(),
+        reason,
+        code,
+    }
+}
+
+/// Open a stream, hand everything to the stack in turns, and wait for the last acknowledgement.
+async fn drive(link: &Arc<Link>, message: &Message, slot: &mut Option<SendStream>) -> End {
+    let Some(connection) = link.connection() else {
+        return End::Lost;
+    };
+    let turn = link.opener.enter(message.level, 1, false).await;
+    let Ok(stream) = connection.open_uni().await else {
+        return End::Lost;
+    };
+    drop(turn);
+    let stream = slot.insert(stream);
+    link.engine.events.fault("send");
+    stream.set_priority(rank(message.level, link.opened.fetch_add(1, Ordering::Relaxed)));
+    let unwritten = connection.begin_message();
+    match write(link, message, stream).await {
+        Ok(()) => drop(unwritten),
+        Err(WriteError::Stopped(code)) => return End::Stopped(code),
+        Err(WriteError::Lost) => return End::Lost,
+    }
+    stream.finish();
+    match stream.stopped().await {
+        Ok(None) => End::Done,
+        Ok(Some(code)) => End::Stopped(code),
+        Err(_) => End::Lost,
+    }
+}
+
+/// Where a stream stands, which the stack serves highest first: by level (the control stream is level 0), and of one level
+/// the oldest first, so that the first chunk is reduced while the next is on its way.
+fn rank(level: usize, opened_before: u32) -> i32 {
+    i32::MAX - (level as u32 * STREAMS_OF_LEVEL + opened_before % STREAMS_OF_LEVEL) as i32
+}
+
+async fn write(link: &Arc<Link>, message: &Message, stream: &mut SendStream) -> Result<(), WriteError> {
+    let mut header = message.header.clone();
+    let total = message.payload.as_ref().map_or(0, |payload| payload.len());
+    let mut at = 0;
+    while at < total || !header.is_empty() {
+        let length = TURN_BYTES.min(total - at);
+        let urgent = message.level <= CONTROL_LEVEL;
+        let permit = link.gate.enter(message.level, length as u64, urgent).await;
+        let (piece, taken) = match &message.payload {
+            Some(payload) => payload.piece(at, length, &link.gate),
+            None => Default::default(),
+        };
+        let mut chunks = [header.clone(), piece];
+        let written = poll_fn(|cx| match stream.poll_write(cx, &mut chunks) {
+            Poll::Ready(result) => Poll::Ready(Some(result)),
+            Poll::Pending => Poll::Ready(None), // and this task is woken when there is credit
+        })
+        .await;
+        let count = match &written {
+            Some(Ok(written)) => written.bytes,
+            _ => 0,
+        };
+        let of_header = count.min(header.len());
+        header.advance(of_header);
+        at += count - of_header;
+        taken.store((count - of_header) as u64, Ordering::Relaxed);
+        permit.spend((count - of_header) as u64);
+        drop(chunks);
+        link.engine.events.fault("written");
+        match written {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return Err(error),
+            None => woken().await,
+        }
+    }
+    Ok(())
+}
+
+/// Wait until this task is woken, by whatever.
+async fn woken() {
+    let mut waited = false;
+    poll_fn(|_| {
+        if std::mem::replace(&mut waited, true) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await;
+}
+
+#[cfg(test)]
+#[path = "transmit_tests.rs"]
+mod tests;

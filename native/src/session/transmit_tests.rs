@@ -1,0 +1,156 @@
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::pin::pin;
+use std::time::Duration;
+
+use quinn_proto::{ClientConfig, EndpointConfig, ServerConfig, TransportConfig};
+use tokio::runtime::Handle;
+
+use super::*;
+use crate::congestion::path_measurement::Measure;
+use crate::quic::connection::Connection;
+use crate::quic::endpoint::Endpoint;
+use crate::quic::send_scheduler::LEVELS;
+use crate::runtime::thread::Thread;
+use crate::session::engine::Engine;
+use crate::testing::fixtures;
+use crate::udp::socket::Socket;
+
+const OPERATION: u64 = 7;
+/// What the peer takes of a message before it has read some of it.
+const CREDIT_BYTES: u32 = 1 << 16;
+const DEADLINE: Duration = Duration::from_millis(200);
+static LONG: [u8; 1 << 20] = [7; 1 << 20];
+
+#[test]
+fn streams_are_served_by_level_and_of_one_level_the_oldest_first() {
+    let order: Vec<i32> = (0..LEVELS)
+        .flat_map(|level| [0, 1, STREAMS_OF_LEVEL - 1].map(|before| rank(level, before)))
+        .collect();
+    assert!(order.is_sorted_by(|first, second| first > second), "{order:?}");
+}
+
+/// A connection that is up, over loopback, and the peer's side of it.
+struct Up {
+    engine: Arc<Engine>,
+    thread: Thread,
+    link: Arc<Link>,
+    peer: Connection,
+    _endpoints: [Endpoint; 2],
+    _sockets: [UdpSocket; 2], // after those that read them
+}
+
+impl Up {
+    async fn new() -> Self {
+        let (engine, thread) = Engine::start(fixtures::settings("cubic"), Arc::default()).unwrap();
+        let (dials, is_dialled) = fixtures::crypto();
+        let mut transport = TransportConfig::default();
+        transport.stream_receive_window(CREDIT_BYTES.into());
+        let mut server = ServerConfig::with_crypto(is_dialled);
+        server.transport_config(Arc::new(transport));
+        let sockets = [0, 1].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let endpoints = sockets.each_ref().map(|socket| {
+            socket.set_nonblocking(true).unwrap();
+            // SAFETY: the sockets are kept as long as the endpoints.
+            let adopted = unsafe { Socket::adopt(socket.as_raw_fd()) }.unwrap();
+            let (endpoint, driver) = Endpoint::new(
+                adopted,
+                EndpointConfig::default(),
+                server.clone(),
+                false,
+                Arc::default(),
+            );
+            tokio::spawn(driver);
+            endpoint
+        });
+        let remote = sockets[1].local_addr().unwrap();
+        let connection = endpoints[0]
+            .connect(ClientConfig::new(dials), remote, "127.0.0.1", Arc::default())
+            .unwrap();
+        let dialled = endpoints[1].accept().await;
+        let peer = endpoints[1].begin(dialled, server, Arc::default()).unwrap();
+        connection.established().await.unwrap();
+        let (number, here) = (engine.number(), Handle::current());
+        let link = Link::new(
+            engine.clone(),
+            here,
+            number,
+            remote,
+            Bytes::new(),
+            true,
+            Duration::from_secs(10),
+            false,
+            Measure::new(),
+        );
+        tokio::spawn(link.clone().run(connection));
+        while link.connection().is_none() {
+            tokio::task::yield_now().await;
+        }
+        Self {
+            engine,
+            thread,
+            link,
+            peer,
+            _endpoints: endpoints,
+            _sockets: sockets,
+        }
+    }
+
+    /// Send so many bytes, of which the peer takes as much as `act` does: whether there was more to come when the send had
+    /// had its first turn, and how it ended.
+    async fn send(
+        &self,
+        bytes: usize,
+        deadline: Option<Duration>,
+        act: impl AsyncFnOnce(&Self, oneshot::Sender<Failure>),
+    ) -> (bool, Option<Failure>) {
+        let message = Message {
+            operation: OPERATION,
+            header: Bytes::from_static(&LONG[..bytes]),
+            payload: None,
+            level: 1,
+            deadline,
+        };
+        let connection = self.link.connection().unwrap();
+        let (abort, aborted) = oneshot::channel();
+        let mut send = pin!(send(self.link.clone(), message, aborted));
+        let turn = poll_fn(|cx| Poll::Ready(send.as_mut().poll(cx))).await;
+        assert!(turn.is_pending(), "nobody has acknowledged it");
+        let more = connection.has_more();
+        tokio::join!(send, act(self, abort));
+        assert!(!connection.has_more(), "it has ended");
+        let told = self.engine.events.drain();
+        let end = told.into_iter().find_map(|event| match event {
+            Event::SendDone(OPERATION) => Some(None),
+            Event::Failed { failure, .. } => Some(Some(failure)),
+            _ => None,
+        });
+        (more, end.expect("its end is told"))
+    }
+
+    async fn read(&self) {
+        let mut stream = self.peer.accept_uni().await.unwrap();
+        while stream.read_chunk(usize::MAX).await.unwrap().is_some() {}
+    }
+}
+
+#[tokio::test]
+async fn there_is_more_to_come_until_the_stack_has_all_of_a_message_or_it_has_ended() {
+    let up = Up::new().await;
+    let end = up.send(1000, None, async |up, _abort| up.read().await).await;
+    assert!(matches!(end, (false, None)), "the stack had all of it: {end:?}");
+    let end = up.send(LONG.len(), None, async |up, _abort| up.read().await).await;
+    assert!(matches!(end, (true, None)), "finished: {end:?}");
+    let stop = async |up: &Up, _abort| up.peer.accept_uni().await.unwrap().stop(7u32.into());
+    let end = up.send(LONG.len(), None, stop).await;
+    assert!(matches!(end, (true, Some(Failure::Peer { .. }))), "stopped: {end:?}");
+    let abort = async |_: &Up, abort: oneshot::Sender<Failure>| {
+        abort.send(Failure::Cancelled(String::new())).unwrap();
+    };
+    let end = up.send(LONG.len(), None, abort).await;
+    assert!(matches!(end, (true, Some(Failure::Cancelled(_)))), "aborted: {end:?}");
+    let end = up.send(LONG.len(), Some(DEADLINE), async |_, _abort| {}).await;
+    assert!(matches!(end, (true, Some(Failure::TimedOut { .. }))), "late: {end:?}");
+    up.thread.end().join().unwrap();
+    up.engine.let_go();
+}

@@ -1,0 +1,5 @@
+//! One UDP socket: batches of datagrams in and out, and when the kernel has some.
+
+mod readiness;
+mod send;
+pub mod socket;
