@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hive_qos.errors import ConfigurationError
-from transport.mesh.lanes import LaneLaw
 
 ENGINES = ("auto", "native", "aioquic")
 CONGESTION: Mapping[str, tuple[str, ...]] = {
@@ -19,8 +18,6 @@ CONGESTION: Mapping[str, tuple[str, ...]] = {
 JOB_BYTES_MAX = 128
 SECRET_BYTES_MIN = 16
 """128 bits, where they are random: whoever reads a signed entry can try secrets at home."""
-LANES_MAX = 4
-"""Half of the connections of a kind that a peer takes: each may be dialled again before its loss was noticed."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,6 @@ class Settings:
             overlap. 512 KiB is 105 ms at 40 Mbit/s and 4 ms at 1 Gbit/s; a message costs about 100 bytes of header.
         receive_bytes_max: most that a `recv` into nothing allocates on the sender's word. Larger tensors are received
             into memory that the caller provides.
-        lanes: when to send to a peer over more than one connection. `HIVE_LANES_MAX` sets its `lanes_max`.
     """
 
     listen: str = ""
@@ -66,7 +62,6 @@ class Settings:
     reconnect_s: float = 2.0
     chunk_bytes: int = 512 * 1024
     receive_bytes_max: int = 2**30
-    lanes: LaneLaw = field(default_factory=LaneLaw)
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -88,8 +83,6 @@ class Settings:
                     ipaddress.ip_address(address.partition("%")[0])
                 except ValueError as error:
                     raise ConfigurationError(name, address, "write a literal IPv4 or IPv6 address") from error
-        if not 1 <= self.lanes.lanes_max <= LANES_MAX:
-            raise ConfigurationError("HIVE_LANES_MAX", str(self.lanes.lanes_max), f"1 to {LANES_MAX}; 1 turns them off")
         given = {"HIVE_CA": self.ca, "HIVE_CERT": self.certificate, "HIVE_KEY": self.key}
         if any(given.values()):
             for name, path in given.items():
@@ -120,16 +113,7 @@ class Settings:
             certificate=values.get("HIVE_CERT", ""),
             key=values.get("HIVE_KEY", ""),
             broker=values.get("HIVE_BROKER") or None,
-            lanes=LaneLaw(lanes_max=_lanes_max(values.get("HIVE_LANES_MAX", ""))),
         )
-
-
-def _lanes_max(text: str) -> int:
-    if not text:
-        return LaneLaw.lanes_max
-    if not (text.isascii() and text.isdigit()):
-        raise ConfigurationError("HIVE_LANES_MAX", text, f"1 to {LANES_MAX}; 1 turns them off")
-    return int(text)
 
 
 def split_address(name: str, text: str) -> tuple[str, int]:

@@ -63,7 +63,7 @@ def _measure(names: list[str], output: Path, settings: Settings) -> None:
 
     functions = _functions()
     everybody = {c.name: c for group in (contenders.LOOPBACK, contenders.LAN, contenders.LOSS, contenders.ALLREDUCE,
-                                                contenders.CONGESTION, contenders.LANES)
+                                                contenders.CONGESTION)
                  for c in group}  # fmt: skip
     missing = {name: c.missing() for name, c in everybody.items() if c.missing()}
     head: Mapping[str, Any] = {
@@ -93,7 +93,7 @@ def _measure(names: list[str], output: Path, settings: Settings) -> None:
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.bench import allreduce, congestion, flows, lanes, latency, memory
+    from tools.bench import allreduce, congestion, flows, latency, memory
 
     return {
         "loopback": flows.loopback_flows,
@@ -103,7 +103,6 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
         "memory": memory.memory,
         "allreduce": allreduce.allreduces,
         "congestion": congestion.congestion,
-        "lanes": lanes.lanes,
     }
 
 

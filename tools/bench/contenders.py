@@ -29,7 +29,6 @@ class Contender:
         rate_share: of the link's rate, the rate that `congestion="rate"` is given.
         datagram_bytes: UDP payload of a packet.
         backend: of torch.distributed.
-        lanes: connections to the other side that messages are spread over, each with a socket and a thread of its own.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Contender:
     rate_share: float = 0.0
     datagram_bytes: int = ORDINARY_BYTES
     backend: str = ""
-    lanes: int = 1
 
     def missing(self) -> str:
         """Why it cannot run here, "" where it can."""
@@ -105,9 +103,4 @@ CONGESTION = (
     AIOQUIC,
     Contender(name="aioquic rate 0.9", kind="engine", engine="aioquic", congestion="rate", rate_share=0.9),
     Contender(name="aioquic rate 1.5", kind="engine", engine="aioquic", congestion="rate", rate_share=1.5),
-)
-LANES = (
-    Contender(name="1 lane", kind="engine", engine="native"),
-    Contender(name="2 lanes", kind="engine", engine="native", lanes=2),
-    Contender(name="4 lanes", kind="engine", engine="native", lanes=4),
 )

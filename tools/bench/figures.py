@@ -120,14 +120,14 @@ def _within(samples: Sequence[Sample], begin_s: float, end_s: float) -> float:
     return rate_bits_per_s(inside, warm_up_s=0.0) if len(inside) > 1 else 0.0
 
 
-def limit(figures: Mapping[str, float], *, link_bits_per_s: int | None, threads: int = 1) -> str:
-    """What held a flow back; see the top of this file. `threads`: how many of a side move the flow's packets."""
+def limit(figures: Mapping[str, float], *, link_bits_per_s: int | None) -> str:
+    """What held a flow back; see the top of this file."""
     passed_bits_per_s = figures["goodput_bits_per_s"] + figures.get("beside_bits_per_s", 0.0)
     if link_bits_per_s and passed_bits_per_s >= LINK_SHARE * link_bits_per_s:
         return "link"
     if figures["relay_cores"] >= RELAY_CORES:
         return "lab"
-    cores_of_a_thread = max(figures["sender_cores"], figures["receiver_cores"]) / threads
+    cores_of_a_thread = max(figures["sender_cores"], figures["receiver_cores"])
     if figures["idle_share"] < IDLE_SHARE or cores_of_a_thread >= SIDE_CORES:
         return "cpu"
     return "protocol"

@@ -27,8 +27,7 @@ def measure_of(flow: Flow, *, warm_up_s: float, rate_bits_per_s: int | None) -> 
 
 def record(pair: Pair, flow: Flow, *, warm_up_s: float, rate_bits_per_s: int | None) -> dict[str, Any]:
     """Let one flow run, and give what is kept of it."""
-    given = {"lanes": pair.contender.lanes, "warm_up_s": warm_up_s, "rate_bits_per_s": rate_bits_per_s}
-    return {"kind": "flow", **given, **pair.flow(flow)}
+    return {"kind": "flow", "warm_up_s": warm_up_s, "rate_bits_per_s": rate_bits_per_s, **pair.flow(flow)}
 
 
 @contextmanager

@@ -172,7 +172,6 @@ def _start(contender: Contender, place: Place, name: str, other: str, rank: str,
     if contender.kind == "engine":
         argv = python("tools.bench.programs.engine", "--engine", contender.engine, "--congestion", contender.congestion)
         argv += ["--datagram-bytes", str(contender.datagram_bytes), "--name", name, "--other", other]
-        argv += ["--lanes", str(contender.lanes)]
         argv += ["--address", place.address, "--folder", str(folder)]
     elif contender.kind == "gloo":
         argv = python("tools.bench.programs.gloo", "--rank", rank)

@@ -27,7 +27,6 @@ COLOURS = {
     "aioquic rate 0.9": "#8a6d1f", "aioquic rate 1.5": "#c9b26a",
     "gloo": "#c8553d",
     "iperf3": "#5b8c5a", "iperf3 cubic": "#5b8c5a", "iperf3 bbr": "#9dbf9c", "tcp": "#5b8c5a",
-    "1 lane": "#3267a8", "2 lanes": "#7fa3d1", "4 lanes": "#6a4c93",
 }  # fmt: skip
 OTHER = "#888888"
 
@@ -55,11 +54,6 @@ PANELS: Mapping[str, Sequence[Panel]] = {
     "congestion": [
         ("goodput, Mbit/s", ["goodput_bits_per_s"], 1e-6, False),
         ("round trip of an echo, 95th percentile, ms", ["echo_p95_s"], 1e3, False),
-    ],
-    "lanes": [
-        ("goodput, Mbit/s", ["goodput_bits_per_s"], 1e-6, True),
-        ("CPU seconds a GB, sender", ["sender_cpu_s_per_gb"], 1, True),
-        ("TCP beside, Mbit/s", ["beside_bits_per_s"], 1e-6, False),
     ],
 }
 

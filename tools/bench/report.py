@@ -21,7 +21,6 @@ REFERENCES = {
     "lan": ("iperf3", "gloo"),
     "loss": ("iperf3 cubic", "iperf3 bbr"),
     "allreduce": ("gloo",),
-    "lanes": ("1 lane",),
 }
 """Whom the others are divided by."""
 
@@ -56,9 +55,7 @@ def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
             continue  # nothing passed at all: the cell then has fewer repetitions, and says how many
         turns.setdefault(key, {})[record.get("repetition", 0)] = found
         if record["kind"] == "flow":
-            limits.setdefault(key, []).append(
-                figures.limit(found, link_bits_per_s=record["rate_bits_per_s"], threads=record.get("lanes", 1))
-            )
+            limits.setdefault(key, []).append(figures.limit(found, link_bits_per_s=record["rate_bits_per_s"]))
     cells = [_cell(key, turns, limits.get(key, [])) for key in turns]
     return {
         "run": head,

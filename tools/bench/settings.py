@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 2**20
-SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "allreduce", "congestion", "lanes")
+SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "allreduce", "congestion")
 """In the order of a run."""
 
 FRAMES, OFFLOAD = "1 Gbit/s", "1 Gbit/s, offload"
@@ -17,9 +17,7 @@ OFFLOAD_DELAY = "1 Gbit/s, 1 ms, offload"
 """Case of `lan`: lumps over a link with a delay, each way."""
 
 BESIDE_TCP, DEEP_BUFFER = "beside TCP", "200 ms of buffer"
-"""Cases of `congestion`: a TCP flow with cubic on the same link, and a link that keeps much more than is in flight.
-
-`lanes` has the first one, too, on the slow link."""
+"""Cases of `congestion`: a TCP flow with cubic on the same link, and a link that keeps much more than is in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +45,6 @@ class Settings:
         congestion_s, congestion_warm_up_s: one flow there, and its start: controls that search need more of it.
         congestion_lead_s: how long the TCP flow has the link before. congestion_deep_s: the deep buffer.
         congestion_repetitions: turns there.
-        lanes_repetitions: turns over loopback and the fast link; each lasts as long as in their own scenarios.
-        lanes_beside_s, lanes_beside_warm_up_s: lanes beside a TCP flow, and their start: shares settle within seconds.
-        lanes_beside_lead_s: how long that TCP flow has the link before. lanes_beside_repetitions: turns there.
         run_seconds_max: no measurement begins after this; the report says what is missing.
     """
 
@@ -86,11 +81,6 @@ class Settings:
     congestion_lead_s: float = 2.0
     congestion_deep_s: float = 0.2
     congestion_repetitions: int = 2
-    lanes_repetitions: int = 4
-    lanes_beside_s: float = 6.0
-    lanes_beside_warm_up_s: float = 2.0
-    lanes_beside_lead_s: float = 2.0
-    lanes_beside_repetitions: int = 3
     run_seconds_max: float = 1780.0
 
     def repeated(self, repetitions: int | None) -> Settings:
@@ -130,10 +120,5 @@ QUICK = Settings(
     congestion_s=2.0,
     congestion_warm_up_s=0.8,
     congestion_repetitions=1,
-    lanes_repetitions=1,
-    lanes_beside_s=2.0,
-    lanes_beside_warm_up_s=0.8,
-    lanes_beside_lead_s=1.0,
-    lanes_beside_repetitions=1,
     run_seconds_max=105.0,
 )

@@ -23,7 +23,6 @@ TITLES = {
     "connections": "5  Idle connections",
     "allreduce": "6  all_reduce over 1 Gbit/s links",
     "congestion": "7  Congestion controls over 200 Mbit/s, 40 ms",
-    "lanes": "8  Lanes: connections to one peer",
 }
 NONE = "-"
 
@@ -156,14 +155,6 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         _figure("95 %", "echo_p95_s", _milliseconds),
         _figure("TCP beside", "beside_bits_per_s", format_rate),
         _figure("CPU s/GB: sender", "sender_cpu_s_per_gb", _number(2)),
-        ("limit", lambda cell: cell["limit"]),
-    ],
-    "lanes": [
-        _figure("goodput", "goodput_bits_per_s", format_rate, spread=True),
-        _figure("TCP beside", "beside_bits_per_s", format_rate, spread=True),
-        _figure("CPU s/GB: sender", "sender_cpu_s_per_gb", _number(2)),
-        _figure("receiver", "receiver_cpu_s_per_gb", _number(2)),
-        _figure("machine", "machine_cpu_s_per_gb", _number(2)),
         ("limit", lambda cell: cell["limit"]),
     ],
 }

@@ -28,7 +28,7 @@ from transport.bootstrap.rendezvous import Rendezvous
 from transport.engine import create_engine, find_engine
 from transport.engine.base import Engine, EngineSettings, Event
 from transport.mesh.peers import PeerTable
-from transport.mesh.sockets import Sockets, open_lane_socket, open_sockets
+from transport.mesh.sockets import Sockets, open_sockets
 from transport.settings import Settings
 from transport.wire.control_frames import HelloKey
 
@@ -48,7 +48,6 @@ class Plumbing:
     check_engine: Callable[[str], object] = find_engine
     make_engine: Callable[[str, EngineSettings, OnEvents], Engine] = create_engine
     open_sockets: Callable[[Settings, str], Sockets] = _open_sockets
-    open_lane_socket: Callable[[Sockets], socket.socket] = open_lane_socket
     own_identity: Callable[[Settings, int], Identity] = own_identity
 
 
@@ -80,37 +79,6 @@ class Meeting:
             self._serve(engine, hello, self.sockets.compute, bulk=False),
             self._serve(engine, hello, self.sockets.bulk, bulk=True),
         )
-
-    def serve_lane(
-        self,
-        engine: Engine,
-        hello: Mapping[int, object],
-        *,
-        beside: Sockets,
-        endpoint: int | None,
-        register: Callable[[socket.socket], None],
-    ) -> tuple[int, int]:
-        """Open one more compute socket and hand it to the engine; its endpoint and its port.
-
-        Args:
-            beside: the sockets of now, which may have moved.
-            endpoint: the one that goes on from the new socket, None for a further one.
-            register: told of the socket when it is served, so that the broker marks it: marks come last.
-
-        Raises:
-            ConfigurationError, MisuseError: there is no socket to be had, or the engine takes no more.
-        """
-        sock = self.plumbing.open_lane_socket(beside)
-        try:
-            if endpoint is None:
-                endpoint = self._serve(engine, hello, sock, bulk=False)
-            else:
-                engine.rebind(endpoint, sock)
-        except Exception:  # no interrupt: the engine may have taken it already
-            sock.close()
-            raise
-        register(sock)
-        return endpoint, int(sock.getsockname()[1])
 
     def _serve(self, engine: Engine, hello: Mapping[int, object], sock: socket.socket, *, bulk: bool) -> int:
         return engine.add_endpoint(

@@ -64,17 +64,9 @@ class BrokerLink:
         self._registered.clear()
         self._close_copies()
         for sock, role in ((sockets.compute, "gradient"), (sockets.bulk, "bulk")):
-            self._register(sock, role)
-
-    def register_lane(self, sock: socket.socket) -> None:
-        """Pass one more compute socket, until `register` passes others."""
-        if self._session.state is not SessionState.OFF:
-            self._register(sock, "gradient")
-
-    def _register(self, sock: socket.socket, role: str) -> None:
-        copy = sock.dup()
-        self._marked.append(copy)
-        self._registered.append(self._session.register(copy, traffic_class="compute", role=role))
+            copy = sock.dup()
+            self._marked.append(copy)
+            self._registered.append(self._session.register(copy, traffic_class="compute", role=role))
 
     def serves(self, compute: int) -> None:
         """Gradients go over this endpoint of the engine."""

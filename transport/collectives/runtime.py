@@ -31,7 +31,6 @@ from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.event_loop import Loop
 from transport.mesh.address_watcher import Moves
 from transport.mesh.endpoint import Endpoint
-from transport.mesh.lane_links import LaneEnd, OpenEnd
 from transport.mesh.one_way_delay import PathDelays
 from transport.mesh.peers import Gone, Phase
 from transport.mesh.sockets import Sockets, is_reachable
@@ -132,7 +131,6 @@ class Runtime:
             on_control=self._control,
             on_announced=self._announced,
             on_refused=self._refused,
-            lane_law=self._settings.lanes,
         )
         self._paths = PathDelays(self._endpoint.control)
         broker = self._broker = BrokerLink(
@@ -159,27 +157,11 @@ class Runtime:
         compute, bulk = meeting.serve(engine, self._endpoint.hello)
         broker.register(meeting.sockets)  # marks come last: what an engine sets (ECN in the TOS) would undo them
         broker.serves(compute)
-        current = meeting.sockets
-
-        def open_lane_end(before: LaneEnd | None) -> LaneEnd:
-            return LaneEnd(
-                *meeting.serve_lane(
-                    engine,
-                    self._endpoint.hello,
-                    beside=current,
-                    endpoint=None if before is None else before.endpoint,
-                    register=broker.register_lane,
-                )
-            )
-
-        further = None if self._settings.congestion == "rate" else open_lane_end  # a rate is one endpoint's
-        self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk, open_lane_end=further))
+        self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk))
         peers = meeting.peers
 
         def move(before: Sockets, sockets: Sockets, number: int) -> None:
-            nonlocal current
             self._endpoint.move(before, sockets, number=number)
-            current = sockets
             broker.register(sockets)
 
         self._moves = Moves(
@@ -365,11 +347,6 @@ class Runtime:
         """What every living connection measured, by connection."""
         return {} if self._engine is None else self._engine.statistics()
 
-    def lanes(self) -> Mapping[int, tuple[int, str]]:
-        """Over how many connections messages to each rank go, and why it is as many ("" where that never changed)."""
-        links = self._endpoint.lanes
-        return {rank: (links.lanes(rank), links.reason(rank)) for rank in self._endpoint.peers.peers}
-
     def close(self, *, timeout_s: float) -> None:
         """Leave: cancel what is under way, say goodbye to everybody, close the engine. Idempotent.
 
@@ -400,8 +377,8 @@ class Runtime:
         """From the engine's thread."""
         self._loop.call(functools.partial(self._handle, tuple(events)))
 
-    def _serves(self, engine: Engine, *, compute: int, bulk: int, open_lane_end: OpenEnd | None) -> None:
-        self._endpoint.begin(engine, compute=compute, bulk=bulk, open_lane_end=open_lane_end)
+    def _serves(self, engine: Engine, *, compute: int, bulk: int) -> None:
+        self._endpoint.begin(engine, compute=compute, bulk=bulk)
         self._handle(())  # what came before may have connected everybody
 
     def _handle(self, events: tuple[Event, ...]) -> None:
@@ -454,8 +431,6 @@ class Runtime:
                 self._paths.asked(rank, at, time.monotonic())
             case {"op": "then", "at": float(at), "here": float(here)}:
                 self._paths.answered(rank, at, here, time.monotonic())
-            case {"op": "lane", "number": int(number), "port": int(port)}:
-                self._endpoint.lanes.asked(time.monotonic(), rank, number, port, reply=message.get("reply") is True)
             case {
                 "op": "moved", "number": int(number), "address": str(address), "port": int(port), "bulk_port": int(bulk)
             } if is_reachable(address, port, bulk):  # fmt: skip

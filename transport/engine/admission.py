@@ -38,11 +38,11 @@ UNPROVED_S_MAX = 3.0
 SOURCE_PREFIX_V6 = 64
 """Whoever has one IPv6 address has all of its network."""
 LINKS_PER_PEER_MAX = 8
-"""Of one name, rank and kind: four lanes, and each dialled again before the loss of the old one was noticed.
+"""Of one name, rank and kind. Ranks: dialled by both sides, and again before the loss of the old ones was noticed.
 
 Of brokers, which have no rank: two addresses each way, dialled by both sides."""
 LINKS_PER_NAME_MAX = 512
-"""A host's certificate may serve all its ranks: 64 of them, four lanes each and one for bulk, some dialled again."""
+"""A host's certificate may serve all its ranks: 64 of them, compute and bulk, as many of each as ranks have."""
 
 Identity: TypeAlias = tuple[str, int | None, bool]
 """As whom the other end of a connection is counted: name, rank (where its hello has one), bulk or not."""

@@ -296,13 +296,6 @@ class Engine(abc.ABC):
     def statistics(self) -> Mapping[int, ConnectionStatistics]:
         """What every living connection measured, at most 100 ms old."""
 
-    def busy_s(self) -> Mapping[int, float]:
-        """CPU seconds that the thread of each endpoint has used, by endpoint, where each has a thread of its own.
-
-        Empty where they share one: another endpoint would then not be driven any faster.
-        """
-        return {}
-
     @abc.abstractmethod
     def disconnect(self, connection: int, *, wire_code: int, reason: str) -> None:
         """Close one connection and say why."""

@@ -272,10 +272,6 @@ class NativeEngine(Engine):
         self._check_open()
         return _Snapshot({fields[0]: fields for fields in self._core.statistics()})
 
-    def busy_s(self) -> Mapping[int, float]:
-        self._check_open()
-        return dict(self._core.busy())
-
     def disconnect(self, connection: int, *, wire_code: int, reason: str) -> None:
         self._check_open()
         self._core.disconnect(connection, wire_code, reason)

@@ -5,7 +5,6 @@ Rules
   the call that started the operation.
 - When a connection is lost, sends that were not acknowledged are sent again over the next one (`send_dispatch`);
   receivers match by key, and keys are never reused, so a message that arrives twice is taken once.
-- Where one connection is not enough there are more (`lane_links`); what such a one loses goes over the first.
 - A rank that is gone fails the sends to it and, after a moment, the receives from it (`inbox`). Should it
   live after all, it is told so, and its operations with us fail.
 - That a rank is gone we know by our own connection to it; what others say of it alone is not enough (`liveness`).
@@ -35,8 +34,6 @@ from transport.engine.base import (
     SendDone,
 )
 from transport.mesh.inbox import Inbox, ReceiveEnd, Receiving
-from transport.mesh.lane_links import LaneLinks, OpenEnd
-from transport.mesh.lanes import LaneLaw
 from transport.mesh.liveness import Hearsay
 from transport.mesh.outbox import SendEnd, Sending
 from transport.mesh.peers import Dial, Gone, PeerTable, Phase
@@ -81,7 +78,6 @@ class Endpoint:
         on_control: Callable[[int, Mapping[str, object]], None],
         on_announced: Callable[[int, Header], None],
         on_refused: Callable[[int, PeerError], None],
-        lane_law: LaneLaw = LaneLaw(lanes_max=1),  # noqa: B008 - a frozen value
     ) -> None:
         self.rank = rank
         self.peers = peers
@@ -101,27 +97,17 @@ class Endpoint:
         self._early: list[Event] = []
         self.closing = False
         self.hearsay = Hearsay(peers, self.control)
-        self.lanes = LaneLinks(
-            lane_law,
-            peers=peers,
-            outbox=self._sends.outbox,
-            control=self.control,
-        )
 
     @property
     def hello(self) -> dict[int, object]:
         """What we say of ourselves on every connection."""
         return {HELLO_RANK: self.rank, HELLO_GROUP: self._world}
 
-    def begin(self, engine: Engine, *, compute: int, bulk: int, open_lane_end: OpenEnd | None = None) -> None:
-        """Use `engine`, with these endpoints of it, and `open_lane_end` for further ones.
-
-        Peers may have dialled them before we know them.
-        """
+    def begin(self, engine: Engine, *, compute: int, bulk: int) -> None:
+        """Use `engine`, with these endpoints of it. Peers may have dialled them before we know them."""
         self._engine = engine
         self._endpoints = {False: compute, True: bulk}
-        self.lanes.begin(engine, compute=compute, open_end=open_lane_end)
-        self._sends.begin(engine, self.lanes)
+        self._sends.begin(engine)
         early, self._early = self._early, []
         self.handle(early)
 
@@ -136,11 +122,10 @@ class Endpoint:
         priority: Priority,
         order: tuple[int, int],
         on_end: SendEnd,
-        over: int | None = None,
     ) -> Sending:
         """Send one message to a rank, behind those of smaller (priority, order)."""
         bulk = priority is Priority.BULK
-        sending = Sending(rank, replace(header, job=self._job), payload, priority, on_end, bulk, over=over)
+        sending = Sending(rank, replace(header, job=self._job), payload, priority, on_end, bulk)
         self._sends.send(sending, order)
         return sending
 
@@ -158,19 +143,8 @@ class Endpoint:
         else:
             self._sends.cancel(ticket, reason)
 
-    def control(
-        self,
-        rank: int,
-        message: Mapping[str, object],
-        on_end: SendEnd | None = None,
-        *,
-        over: int | None = None,
-    ) -> None:
-        """Send a small message of the transport's own to a rank, ahead of everything else.
-
-        Args:
-            over: the lane to send it over, None for the first connection.
-        """
+    def control(self, rank: int, message: Mapping[str, object], on_end: SendEnd | None = None) -> None:
+        """Send a small message of the transport's own to a rank, ahead of everything else."""
         payload = memoryview(json.dumps(message).encode())
         header = Header(
             kind=Kind.CONTROL,
@@ -186,25 +160,11 @@ class Endpoint:
             priority=Priority.CONTROL,
             order=(0, 0),
             on_end=on_end or (lambda _error: None),
-            over=over,
         )
 
     def leave(self, rank: int, on_end: SendEnd) -> None:
-        """Say goodbye over every compute connection to a rank.
-
-        The acknowledgements prove that ours of what came over each have arrived, too. `on_end` is called with the last.
-        """
-        ways = [None, *self.peers.lanes(rank)]
-        left = len(ways)
-
-        def one_ended(error: TransportError | None) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                on_end(error)
-
-        for over in ways:
-            self.control(rank, {"op": "leave"}, one_ended, over=over)
+        """Say goodbye to a rank. The acknowledgement proves that ours of what it sent have arrived, too."""
+        self.control(rank, {"op": "leave"}, on_end)
 
     def move(self, before: Sockets, sockets: Sockets, *, number: int) -> None:
         """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody.
@@ -222,7 +182,6 @@ class Endpoint:
             for _, sock in waiting:  # one that the engine has taken it reads from until it is closed
                 sock.close()
             raise
-        self.lanes.moved_here()
         stale = self.peers.moved_here(time.monotonic(), old=before.advertise, new=sockets.advertise)
         for connection in stale:
             engine.disconnect(connection, wire_code=WireCode.NO_ERROR, reason="we have moved")
@@ -235,7 +194,6 @@ class Endpoint:
         """A rank says where it is now. What was under way to where it was is sent again."""
         if self.peers.is_late(rank, number):
             return
-        self.lanes.moved(rank, "the peer has moved")
         stale = self.peers.moved(rank, number=number, address=(address, port), bulk_address=(address, bulk_port))
         for connection in stale:
             self._need_engine().disconnect(connection, wire_code=WireCode.NO_ERROR, reason="you have moved")
@@ -284,7 +242,7 @@ class Endpoint:
                     self._dial(self._engine, action, now_s)
                 else:
                     self._gone(action)
-            wake_s = min(self.peers.next_wake_s(), self.lanes.tick(now_s), self.hearsay.tick(now_s))
+            wake_s = min(self.peers.next_wake_s(), self.hearsay.tick(now_s))
         wake_s = min(wake_s, self._sends.tick(now_s, self._gone_s))
         if self._engine is not None:
             wake_s = min(wake_s, self._inbox.tick(self._engine, now_s, self._gone_s))
@@ -319,23 +277,16 @@ class Endpoint:
         engine = self._need_engine()
         dialled = self._attempts.pop(event.attempt, None) if event.attempt is not None else None
         bulk = event.endpoint == self._endpoints[True]
-        lane = self.lanes.number_of(event.endpoint)
         rank = event.hello.get(HELLO_RANK)
         peer = self.peers.peers.get(rank) if isinstance(rank, int) else None
         known = peer is not None and peer.name == event.peer and event.hello.get(HELLO_GROUP) == self._world
         if peer is None or not known or (dialled is not None and dialled[0] != rank):
-            if event.attempt is not None and lane is not None:
-                self.lanes.attempt_failed(time.monotonic(), event.attempt, "somebody else is there")
-            elif dialled is not None:
+            if dialled is not None:
                 self.peers.dial_failed(dialled[0], bulk=dialled[1], now_s=time.monotonic())
             _log.warning("refused a connection from %s at %s: no rank of ours", event.peer, event.remote)
             engine.disconnect(event.connection, wire_code=WireCode.PEER_UNEXPECTED, reason="no rank of this group")
             return
-        if lane is not None:
-            wanted = self.lanes.up(peer.rank, event.connection, lane, event.attempt)
-        else:
-            wanted = self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=event.attempt is not None)
-        if not wanted:
+        if not self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=event.attempt is not None):
             self._say_gone(peer.rank, event.connection)
             return
         self._sends.pump(peer.rank, bulk=bulk)
@@ -352,8 +303,6 @@ class Endpoint:
         now_s = time.monotonic()
         reason = "the connection was closed" if event.error is None else _plain(event.error)
         shunned_by: int | None = None
-        if event.attempt is not None and self.lanes.attempt_failed(now_s, event.attempt, reason):
-            return
         if event.attempt is not None and event.attempt in self._attempts:
             rank, bulk = self._attempts.pop(event.attempt)
             shunned_by = rank
@@ -363,8 +312,6 @@ class Endpoint:
         if event.connection is not None:
             known = self.peers.rank_of(event.connection)
             shunned_by = known if known is not None else shunned_by
-            if not self.closing:
-                self.lanes.lost(now_s, event.connection, "" if event.error is None else reason)
             lost = self.peers.down(event.connection, reason=reason, now_s=now_s)
             if lost is not None:
                 self.hearsay.down(lost)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from hive_qos.errors import TransportError
 from transport.engine.base import Buffer, Priority
-from transport.wire.header import Header, MatchKey
+from transport.wire.header import Header
 
 IN_FLIGHT_BYTES_MAX = 8 * 2**20
 """To one peer: a round trip of 64 ms at 1 Gbit/s. The engine keeps much less than this in its own buffers."""
@@ -27,11 +27,7 @@ AHEAD = (-1, 0)
 
 @dataclass(eq=False)
 class Sending:
-    """A send that has not ended.
-
-    `operation` is the engine's and `connection` the one that it goes over, None while it waits. `over` asks for one
-    connection, `again` for the first one.
-    """
+    """A send that has not ended. `operation` is the engine's, None while it waits."""
 
     rank: int
     header: Header
@@ -40,9 +36,6 @@ class Sending:
     on_end: SendEnd
     bulk: bool
     operation: int | None = None
-    connection: int | None = None
-    over: int | None = None
-    again: bool = False
     cancelled: TransportError | None = None
     ended: bool = False
 
@@ -54,8 +47,6 @@ class Outbox:
     flying: dict[int, Sending] = field(default_factory=dict)
     _waiting: list[tuple[int, tuple[int, int], int, Sending]] = field(default_factory=list)
     _flying_bytes: dict[Priority, int] = field(default_factory=dict)
-    _bytes_over: dict[int, int] = field(default_factory=dict)
-    _keys: dict[MatchKey, list[int]] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def push(self, sending: Sending, order: tuple[int, int]) -> None:
@@ -75,45 +66,17 @@ class Outbox:
                 return sending
         return None
 
-    def flies(self, sending: Sending, operation: int, connection: int) -> None:
+    def flies(self, sending: Sending, operation: int) -> None:
         """It was handed to the engine."""
         sending.operation = operation
-        sending.connection = connection
         self.flying[operation] = sending
-        self._bytes_over[connection] = self.bytes_over(connection) + sending.header.length
-        self._keys.setdefault(sending.header.key, []).append(connection)
         self._flying_bytes[sending.priority] = self._flying_bytes.get(sending.priority, 0) + sending.header.length
 
     def landed(self, operation: int) -> None:
         """Its operation has ended, well or not."""
         sending = self.flying.pop(operation)
         self._flying_bytes[sending.priority] -= sending.header.length
-        self._left(sending)
-        sending.operation = sending.connection = None
-
-    def _left(self, sending: Sending) -> None:
-        connection, key = sending.connection, sending.header.key
-        assert connection is not None, "it was under way"
-        self._bytes_over[connection] -= sending.header.length
-        self._keys[key].remove(connection)
-        if not self._keys[key]:
-            del self._keys[key]
-        if not self.flying:
-            self._bytes_over.clear()  # of connections that are no more, too
-
-    def bytes_over(self, connection: int) -> int:
-        """What is under way over a connection."""
-        return self._bytes_over.get(connection, 0)
-
-    def connection_of(self, key: MatchKey) -> int | None:
-        """Over which connection the latest message with this key is under way."""
-        connections = self._keys.get(key)
-        return connections[-1] if connections else None
-
-    @property
-    def messages(self) -> int:
-        """How many wait or are under way."""
-        return len(self._waiting) + len(self.flying)
+        sending.operation = None
 
     def drain(self) -> list[Sending]:
         """Take out everything that waits."""

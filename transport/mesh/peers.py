@@ -11,7 +11,6 @@
 Between two ranks the smaller one dials, and the larger one too when nothing has arrived within `DIAL_OTHER_S`: one
 reachable side is enough. When both succeed, both sides prefer the connection that the smaller rank dialled. A lost
 connection is dialled again at once when it has carried a message; otherwise attempts back off, those that succeed too.
-Further lanes (`transport.mesh.lane_links`) are only kept here: a peer is up while its first compute connection is.
 When the address of a rank changes, it dials everybody to whom it has no connection left, and says where it is now: who
 had dialled it learns from that that nobody is there any more. Ranks of one host move together, and dial each other
 again.
@@ -92,7 +91,6 @@ class Peer:
     name: str
     compute: _Line
     bulk: _Line
-    lanes: dict[int, int] = field(default_factory=dict)  # further compute connections to their numbers
     moves: int = 0
     phase: Phase = Phase.NEW
     lost_s: float = 0.0
@@ -124,7 +122,6 @@ class PeerTable:
         self._rank = rank
         self._reconnect_s = reconnect_s
         self._lines: dict[int, tuple[int, bool]] = {}
-        self._lane_ranks: dict[int, int] = {}
         self.peers: dict[int, Peer] = {}
         for contact in contacts:
             wait_s = 0.0 if rank < contact.rank else DIAL_OTHER_S
@@ -259,33 +256,7 @@ class PeerTable:
     def connections(self, rank: int) -> list[int]:
         """All that are up to a rank."""
         peer = self.peers[rank]
-        return [*peer.compute.connections, *peer.bulk.connections, *peer.lanes]
-
-    def dialled(self, rank: int) -> bool:
-        """Whether the connection that `route` gives was dialled by us: then the peer can be reached from here."""
-        connection = self.route(rank, bulk=False)
-        line = self.peers[rank].compute
-        return connection is not None and line.connections[connection] == (self._rank < rank)
-
-    def lane_up(self, rank: int, connection: int, *, number: int) -> bool:
-        """A further compute connection came up; whether it is wanted (not from a rank that is gone)."""
-        peer = self.peers[rank]
-        if peer.phase in _ENDED:
-            return False
-        peer.lanes[connection] = number
-        self._lane_ranks[connection] = rank
-        return True
-
-    def lane_down(self, connection: int) -> None:
-        """A further connection is not to be used any more."""
-        rank = self._lane_ranks.pop(connection, None)
-        if rank is not None:
-            del self.peers[rank].lanes[connection]
-
-    def lanes(self, rank: int) -> list[int]:
-        """The further compute connections to a rank, in the order in which both sides use them."""
-        lanes = self.peers[rank].lanes
-        return sorted(lanes, key=lambda connection: (lanes[connection], connection)) if lanes else []
+        return [*peer.compute.connections, *peer.bulk.connections]
 
     def route(self, rank: int, *, bulk: bool) -> int | None:
         """The connection to send over: the one that the smaller rank dialled, the newest of several."""
@@ -297,7 +268,7 @@ class PeerTable:
     def rank_of(self, connection: int) -> int | None:
         """The rank at the other end."""
         line = self._lines.get(connection)
-        return self._lane_ranks.get(connection) if line is None else line[0]
+        return None if line is None else line[0]
 
     def address(self, rank: int, *, bulk: bool) -> Address:
         """Where to dial."""

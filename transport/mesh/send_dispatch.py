@@ -10,13 +10,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 
 from hive_qos.errors import ConnectionLostError, TransportError
 from transport.engine.base import Engine
 from transport.mesh.inbox import GRACE_S
-from transport.mesh.lane_links import LaneLinks
 from transport.mesh.outbox import AHEAD, Outbox, Sending
 from transport.mesh.peers import PeerTable, Phase
 
@@ -33,13 +31,9 @@ class Sends:
         self._later: list[Callable[[], None]] = []
         self._engine: Engine | None = None
 
-    def begin(self, engine: Engine, lanes: LaneLinks) -> None:
-        """Use `engine`, and the connections that `lanes` chooses."""
-        self._engine, self._lanes = engine, lanes
-
-    def outbox(self, rank: int, *, bulk: bool = False) -> Outbox | None:
-        """What waits for a rank and is under way to it; None where nothing ever was."""
-        return self._outboxes.get((rank, bulk))
+    def begin(self, engine: Engine) -> None:
+        """Use `engine`."""
+        self._engine = engine
 
     def send(self, sending: Sending, order: tuple[int, int]) -> None:
         """Begin one, behind those of smaller (priority, order)."""
@@ -63,18 +57,17 @@ class Sends:
     def pump(self, rank: int, *, bulk: bool) -> None:
         """Hand waiting sends to the engine, as many as may be under way at once."""
         outbox = self._outboxes.get((rank, bulk))
-        first = self._peers.route(rank, bulk=bulk)
-        if outbox is None or first is None:
+        connection = self._peers.route(rank, bulk=bulk)
+        if outbox is None or connection is None:
             return
         engine = self._need_engine()
         while (sending := outbox.pop()) is not None:
-            connection = self._lanes.route(sending, outbox, first)
             try:
                 operation = engine.send(connection, sending.header, sending.payload, priority=sending.priority)
             except TransportError as error:  # it has just ended
                 self._end_later(sending, error)
                 continue
-            outbox.flies(sending, operation, connection)
+            outbox.flies(sending, operation)
             self._open[operation] = sending
 
     def knows(self, operation: int) -> bool:
@@ -86,17 +79,12 @@ class Sends:
         sending = self._open.pop(operation, None)
         if sending is None:
             return
-        connection = sending.connection
         self._outboxes[sending.rank, sending.bulk].landed(operation)
-        if isinstance(error, ConnectionLostError) and connection is not None:
-            # Known a moment before the connection's end is.
-            self._lanes.lost(time.monotonic(), connection, error.reason)
         if error is None:
             self._peers.carried(sending.rank, bulk=sending.bulk)
         gone = self._peers.error(sending.rank)
         retry = isinstance(error, ConnectionLostError) and sending.cancelled is None and gone is None
         if retry and not closing:
-            sending.again = True
             self._enqueue(sending, AHEAD)
         elif not sending.ended:
             sending.ended = True

@@ -58,15 +58,6 @@ def open_sockets(settings: Settings, *, hint: str = "") -> Sockets:
     return Sockets(compute, bulk, advertise)
 
 
-def open_lane_socket(sockets: Sockets) -> socket.socket:
-    """Bind one more socket to the address of the compute socket, at a port that the kernel chooses.
-
-    Raises:
-        ConfigurationError: it cannot be bound.
-    """
-    return _bind(str(sockets.compute.getsockname()[0]), 0)
-
-
 def reopen_sockets(before: Sockets, *, address: str, advertise: str) -> Sockets:
     """Bind both sockets to another address of this host, to the same ports where those are free there.
 

@@ -65,18 +65,12 @@ def test_the_limit_is_named(options: dict[str, Any], limit: str) -> None:
 
 
 def test_a_link_that_a_flow_shares_is_the_limit_of_both() -> None:
-    record = records.flow("1 lane", bytes_per_s=60e6, cpu_s_per_s=0.3)
+    record = records.flow("native", bytes_per_s=60e6, cpu_s_per_s=0.3)
     record["beside"] = [(float(second), round(57e6 * second), 0.0) for second in range(5)]
     found = figures.flow(record)
     assert found["beside_bits_per_s"] == pytest.approx(456e6)
     assert figures.limit(found, link_bits_per_s=10**9) == "link"  # 480 and 456 Mbit/s
     assert figures.limit({**found, "beside_bits_per_s": 100e6}, link_bits_per_s=10**9) == "protocol"
-
-
-def test_as_many_threads_as_a_flow_has_lanes_may_be_busy() -> None:
-    found = figures.flow(records.flow("2 lanes", bytes_per_s=60e6, cpu_s_per_s=0.95))
-    assert figures.limit(found, link_bits_per_s=10**9, threads=1) == "cpu"
-    assert figures.limit(found, link_bits_per_s=10**9, threads=2) == "protocol"
 
 
 def test_a_flow_without_a_link_is_never_limited_by_it() -> None:

@@ -11,7 +11,7 @@ import bench_records as records
 import pytest
 from rich.console import Console
 
-from tools.bench import contenders, iperf, plots, report, table
+from tools.bench import iperf, plots, report, table
 from tools.bench.records import Writer, read
 from tools.bench.settings import QUICK, SCENARIOS, Settings
 from tools.bench.side import BenchError
@@ -87,28 +87,6 @@ def test_a_report_is_computed_again_from_its_records_alone(tmp_path: Path) -> No
     found = report.write(tmp_path)
     assert json.loads((tmp_path / report.FILE).read_text()) == json.loads(json.dumps(found))
     assert report.compute(*read(tmp_path)) == found
-
-
-def test_lanes_are_compared_with_one_lane_of_the_same_turn_and_show_what_tcp_kept() -> None:
-    rows = []
-    for repetition in range(2):
-        for lanes, share in ((1, 0.5), (2, 0.75)):
-            row = records.flow(
-                contenders.LANES[lanes - 1].name, bytes_per_s=share * 12e6 / (1 + repetition), cpu_s_per_s=0.95,
-                scenario="lanes", case="100 Mbit/s, 4 ms, beside TCP", repetition=repetition, rate_bits_per_s=10**8,
-            )  # fmt: skip
-            row["beside"] = [(float(second), round((1 - share) * 12e6 * second), 0.0) for second in range(5)]
-            rows.append({**row, "lanes": lanes})
-    found = report.compute(records.HEAD, rows)
-    two = cell(found, "2 lanes", "100 Mbit/s, 4 ms, beside TCP")
-    assert two["ratios"]["1 lane"] == {"median": 1.5, "low": 1.5, "high": 1.5, "n": 2}
-    assert two["figures"]["beside_bits_per_s"]["median"] == pytest.approx(24e6)
-    line = next(line for line in table.markdown(found).splitlines() if "| 2 lanes |" in line)
-    assert "| 24 Mbit/s (24 Mbit/s … 24 Mbit/s) |" in line
-    assert line.endswith("| 1.50 |")
-    ordinary = [{name: value for name, value in row.items() if name != "beside"} for row in rows]
-    limits = [entry["limit"] for entry in report.compute(records.HEAD, ordinary)["cells"]]
-    assert limits == ["cpu", "protocol"]  # 0.95 of a core is all that one lane's thread has, and half of what two have
 
 
 def test_records_without_a_head_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from broker.policy.types import Share
 from hive_qos import errors
 from hive_qos.units import format_size
 from transport.engine.base import DEAD_AFTER_S
-from transport.mesh.lanes import LaneLaw
 from transport.settings import Settings
 
 REFERENCE, TRAIN, STORE = DOCS / "reference" / "transport.md", DOCS / "train.md", DOCS / "store.md"
@@ -41,19 +40,6 @@ def test_the_time_until_a_rank_counts_as_dead_is_the_codes() -> None:
     text = TRAIN.read_text(encoding="utf-8")
     assert f"{DEAD_AFTER_S:g} s with\n`aioquic`. Both add {Settings.reconnect_s:g} s" in text
     assert f"after 4 s or {DEAD_AFTER_S + Settings.reconnect_s:g} s" in text
-
-
-def test_the_conditions_of_lanes_are_the_laws() -> None:
-    law = LaneLaw()
-    text = REFERENCE.read_text(encoding="utf-8").replace("\n", " ")
-    for claim in (
-        f"after {law.windows} windows of {law.window_s:g} s",
-        f"thread at {law.busy_share_min:g} of a core",
-        f"delivers {law.gain_min * 100:g} % more",
-        f"retried after {law.retry_s_first:g} s",
-        f"close after {law.idle_s:g} s without work",
-    ):
-        assert claim in text
 
 
 def percent(share: Share) -> float:

@@ -10,8 +10,7 @@ from documents import DOCS, ROOT, name_of, pages, table_below
 
 from broker.client.protocol import session_socket_path
 from hive_qos.errors import ConfigurationError
-from transport.mesh.lanes import LaneLaw
-from transport.settings import LANES_MAX, SECRET_BYTES_MIN, Settings
+from transport.settings import SECRET_BYTES_MIN, Settings
 
 READERS = ("hive_qos", "transport", "broker", "shaping", "integrations")
 BUILD = {"HIVE_NATIVE_BUILD", "HIVE_NATIVE_TARGET"}
@@ -53,7 +52,6 @@ def test_a_page_names_no_variable_that_nobody_reads(page: Path) -> None:
         ("HIVE_ENGINE", Settings.engine),
         ("HIVE_CONGESTION", Settings.congestion),
         ("HIVE_JOB", Settings.job),
-        ("HIVE_LANES_MAX", str(LaneLaw.lanes_max)),
     ],
 )
 def test_the_default_of_a_variable_is_the_codes(variable: str, value: str) -> None:
@@ -67,7 +65,6 @@ def test_the_default_socket_is_the_codes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_bounds_of_a_variable_are_the_codes() -> None:
     assert f"at least {SECRET_BYTES_MIN} bytes" in table()["HIVE_JOB_SECRET"][0]
-    assert f"1 to {LANES_MAX}" in table()["HIVE_LANES_MAX"][0]
 
 
 @pytest.mark.parametrize("variable", ["HIVE_ENGINE", "HIVE_CONGESTION"])

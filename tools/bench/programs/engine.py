@@ -6,7 +6,6 @@ import argparse
 import math
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,54 +35,40 @@ class EngineSide:
             engine=options.engine,
             congestion=options.congestion,
             datagram_bytes=options.datagram_bytes,
-            lanes=options.lanes,
         )
         self.connections: dict[bool, int] = {}
-        self.lanes: list[int] = []
         self.many: list[int] = []
 
     def ports(self, order: Order, begun: Begun) -> Mapping[str, Any]:
         """Where to dial."""
         ports = self.peer.ports
-        lanes = [port for _, port in self.peer.further]
-        return {"compute": ports[False], "bulk": ports[True], "lanes": lanes, "engine": self.peer.engine.name}
+        return {"compute": ports[False], "bulk": ports[True], "engine": self.peer.engine.name}
 
     def connect(self, order: Order, begun: Begun) -> Mapping[str, Any]:
         """Dial all endpoints of the other side."""
         for bulk in (False, True):
             attempt = self.peer.dial(order["address"], order["bulk" if bulk else "compute"], bulk=bulk)
             self.connections[bulk] = self.peer.connection(bulk=bulk, attempt=attempt)
-        self.lanes = [self.connections[False]]
-        for (endpoint, _), port in zip(self.peer.further, order["lanes"], strict=True):
-            attempt = self.peer.engine.connect(endpoint, (order["address"], port), expected_peer=self.peer.other)
-            self.lanes.append(self.peer.connection_of(endpoint, attempt=attempt))
         return {}
 
     def accept(self, order: Order, begun: Begun) -> Mapping[str, Any]:
         """Wait until all endpoints were dialled."""
         begun()
         self.connections = {bulk: self.peer.connection(bulk=bulk) for bulk in (False, True)}
-        further = [self.peer.connection_of(endpoint) for endpoint, _ in self.peer.further]
-        self.lanes = [self.connections[False], *further]
         return {}
 
     def send(self, order: Order, begun: Begun) -> Mapping[str, Any]:
-        """Keep `outstanding` messages under way for `seconds` or `bytes_max`, then say that it was all.
-
-        Each goes over the lane that has least under way, as the transport chooses.
-        """
-        peer, flow = self.peer, int(order["flow"])
-        of_lane = dict.fromkeys(self.lanes, 0)
+        """Keep `outstanding` messages under way for `seconds` or `bytes_max`, then say that it was all."""
+        peer, flow, connection = self.peer, int(order["flow"]), self.connections[False]
         payload = memoryview(bytearray(b"\x5a" * order["message_bytes"]))
         time.sleep(order["lead_s"])
         samples = Samples()
         rated_s = -math.inf
         end_s, under_way, step, failure = time.monotonic() + order["seconds"], 0, 0, ""
 
-        def ended(lane: int, outcome: Outcome) -> None:
+        def ended(outcome: Outcome) -> None:
             nonlocal under_way, failure
             under_way -= 1
-            of_lane[lane] -= 1
             if isinstance(outcome, OperationFailed):
                 failure = failure or str(outcome.error)
             else:
@@ -97,11 +82,9 @@ class EngineSide:
             more = time.monotonic() < end_s and step * len(payload) < order["bytes_max"] and not failure
             if more and under_way < order["outstanding"]:
                 under_way += 1
-                lane = min(of_lane, key=of_lane.__getitem__)
-                of_lane[lane] += 1
-                operation = peer.send(lane, flow_key(flow, step), payload, priority=Priority.GRADIENT)
+                operation = peer.send(connection, flow_key(flow, step), payload, priority=Priority.GRADIENT)
                 step += 1
-                peer.watch(operation, partial(ended, lane))
+                peer.watch(operation, ended)
             elif under_way:
                 if not more:
                     samples.stop()
@@ -360,7 +343,6 @@ def main() -> None:
     parser.add_argument("--engine", required=True)
     parser.add_argument("--congestion", required=True)
     parser.add_argument("--datagram-bytes", type=int, required=True)
-    parser.add_argument("--lanes", type=int, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--other", required=True)
     parser.add_argument("--address", required=True)

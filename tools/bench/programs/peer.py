@@ -46,7 +46,6 @@ class Peer:
         engine: str,
         congestion: str,
         datagram_bytes: int,
-        lanes: int = 1,
     ) -> None:
         self.other, self._address, self._folder = other, address, folder
         self._events: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
@@ -59,8 +58,6 @@ class Peer:
         made = {bulk: self.add_endpoint(name, bulk=bulk) for bulk in (False, True)}
         self._endpoints = {bulk: endpoint for bulk, (endpoint, _) in made.items()}
         self.ports = {bulk: port for bulk, (_, port) in made.items()}
-        self.further = [self.add_endpoint(name, bulk=False) for _ in range(lanes - 1)]
-        """Compute endpoints beyond the first, and their ports: one for each further lane."""
 
     def add_endpoint(self, name: str, *, bulk: bool, rank: int = 0) -> tuple[int, int]:
         """Serve one more socket as `name` and `rank`; gives the endpoint and its port."""
@@ -86,10 +83,7 @@ class Peer:
 
     def connection(self, *, bulk: bool, attempt: int | None = None) -> int:
         """Wait for a connection of the compute or bulk endpoint to be up (the one of `attempt`, where given)."""
-        return self.connection_of(self._endpoints[bulk], attempt=attempt)
-
-    def connection_of(self, endpoint: int, *, attempt: int | None = None) -> int:
-        """Wait for a connection of any endpoint to be up (the one of `attempt`, where given)."""
+        endpoint = self._endpoints[bulk]
         end_s = time.monotonic() + WAIT_S_MAX
         while True:
             for up in self.up:

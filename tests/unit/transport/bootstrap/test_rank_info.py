@@ -127,7 +127,6 @@ def test_settings_come_from_the_environment():
     )
     assert "secret of" not in repr(settings)
     assert Settings.from_environment({}) == Settings()
-    assert Settings.from_environment({"HIVE_LANES_MAX": "1"}).lanes.lanes_max == 1
     assert Settings.from_environment({"HIVE_LISTEN": "10.0.0.1"}).listen_port == 0
     assert Settings.from_environment({"HIVE_LISTEN": "10.0.0.1:99"}).listen_port == 99
     assert Settings.from_environment({"HIVE_LISTEN": "fd00::1"}).listen == "fd00::1"
@@ -142,9 +141,6 @@ def test_settings_come_from_the_environment():
         ({"HIVE_LISTEN": "10.0.0.1:70000"}, "HIVE_LISTEN"),
         ({"HIVE_ADVERTISE": "me"}, "HIVE_ADVERTISE"),
         ({"HIVE_JOB": "j" * 200}, "HIVE_JOB"),
-        ({"HIVE_LANES_MAX": "0"}, "HIVE_LANES_MAX"),
-        ({"HIVE_LANES_MAX": "5"}, "HIVE_LANES_MAX"),
-        ({"HIVE_LANES_MAX": "two"}, "HIVE_LANES_MAX"),
         ({"HIVE_CA": "/etc/hostname"}, "HIVE_CERT"),
         ({"HIVE_CA": "/nowhere", "HIVE_CERT": "/etc/hostname", "HIVE_KEY": "/etc/hostname"}, "HIVE_CA"),
     ],

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hive_qos.errors import ConfigurationError, MisuseError
-from transport.bootstrap.connect import Meeting, Plumbing
 from transport.mesh import address_watcher
 from transport.mesh.address_watcher import LOOK_S, Moves
 from transport.mesh.endpoint import Endpoint
@@ -211,21 +210,3 @@ def test_no_socket_is_left_open_where_the_engine_does_not_go_on_from_the_first(r
     with pytest.raises(type(error)):
         endpoint.move(sockets, sockets, number=1)
     assert (sockets.compute.fileno(), sockets.bulk.fileno()) == (-1, -1)
-
-
-@pytest.mark.parametrize(("error", "closed"), [(MisuseError("no"), True), (KeyboardInterrupt(), False)], ids=repr)
-def test_a_lane_that_an_engine_refuses_leaves_no_socket_and_one_interrupted_leaves_it_to_the_engine(
-    error: BaseException, closed: bool
-) -> None:
-    class Interrupted:
-        def rebind(self, endpoint: int, sock: socket.socket) -> None:
-            raise error
-
-    anything: Any = None
-    engine: Any = Interrupted()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        plumbing = Plumbing(open_lane_socket=lambda _: sock)
-        meeting = Meeting(*(anything,) * 5, plumbing=plumbing, run=anything, withdrawal=anything)
-        with pytest.raises(type(error)):
-            meeting.serve_lane(engine, {}, beside=anything, endpoint=1, register=nothing)
-        assert (sock.fileno() < 0) == closed

@@ -18,7 +18,7 @@ def names(outbox: Outbox) -> list[int]:
     """Hand out everything that may go; what went, in order."""
     out = []
     while (one := outbox.pop()) is not None:
-        outbox.flies(one, operation=one.header.bucket, connection=1)
+        outbox.flies(one, operation=one.header.bucket)
         out.append(one.header.bucket)
     return out
 
