@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transport.bootstrap.rendezvous import FileRendezvous, MemoryRendezvous, Rendezvous, TcpRendezvous
-    from transport.collectives.operations import ReduceOp
+    from transport.collectives.reduce_op import ReduceOp
     from transport.engine.base import Priority
     from transport.group import Group
     from transport.settings import Settings
@@ -44,7 +44,7 @@ _HOMES = {
     "Group": "group",
     "MemoryRendezvous": "bootstrap.rendezvous",
     "Priority": "engine.base",
-    "ReduceOp": "collectives.operations",
+    "ReduceOp": "collectives.reduce_op",
     "Rendezvous": "bootstrap.rendezvous",
     "Settings": "settings",
     "TcpRendezvous": "bootstrap.rendezvous",

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from hive_qos.errors import MisuseError
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.collectives import calls
-from transport.collectives.operations import ReduceOp
+from transport.collectives.reduce_op import ReduceOp
 from transport.engine.base import Priority
 from transport.work import Work
 
 if TYPE_CHECKING:
-    from transport.collectives.runtime import Runtime
+    from transport.runtime import Runtime
     from transport.settings import Settings
 
 TIMEOUT_S = 300.0
@@ -72,7 +72,7 @@ class Group:
             PeerError: a rank's certificate or its rendezvous entry is not good, or it gave up connecting and said why.
             ConnectionLostError: rank 0 has ended, and the rendezvous that it served with it.
         """
-        from transport.collectives.runtime import Runtime
+        from transport.runtime import Runtime
 
         runtime = Runtime.connect(
             rendezvous,
@@ -311,9 +311,9 @@ class Group:
         return self._runtime.next_number(self.name)
 
     @property
-    def site(self) -> calls.Site:
+    def site(self) -> calls.CallContext:
         """Where this group's collectives are called: for `transport.collectives.calls`."""
-        return calls.Site(group=self.name, rank=self.rank, size=self.size)
+        return calls.CallContext(group=self.name, rank=self.rank, size=self.size)
 
     # Lifecycle.
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hive_qos.errors import MisuseError
-from transport.collectives import schedule
-from transport.collectives.operations import ReduceOp
-from transport.collectives.reduce import check
-from transport.collectives.schedule import SMALL_BYTES, Schedule
+from transport.collectives.algorithms import direct
+from transport.collectives.algorithms.direct import SMALL_BYTES
+from transport.collectives.kernels import check
+from transport.collectives.reduce_op import ReduceOp
+from transport.collectives.schedule import Receive, Schedule, Send
 from transport.tensors import TensorView, split
 
 SIZES_CHARS_MAX = 40
@@ -37,7 +38,7 @@ class Operation(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Site:
+class CallContext:
     """Where a call is made: this rank of this group."""
 
     group: str
@@ -46,7 +47,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Words:
+class CallSignature:
     """A call in words. They are the same on every member, or the members do not call the same thing.
 
     Args:
@@ -80,10 +81,10 @@ class Call:
         results: views to write back when all is done.
     """
 
-    site: Site
+    context: CallContext
     operation: Operation
     plan: Callable[[int, int], Schedule]
-    words: Words
+    signature: CallSignature
     buffers: tuple[memoryview, ...] = ()
     dtype: str = ""
     item_bytes: int = 1
@@ -92,14 +93,14 @@ class Call:
     results: tuple[TensorView, ...] = ()
 
 
-def allreduce(site: Site, tensor: object, op: ReduceOp) -> Call:
+def allreduce(context: CallContext, tensor: object, op: ReduceOp) -> Call:
     view = TensorView.of(tensor, writable=True)
     check(view.dtype, op)
 
     def plan(turn: int, chunk_elems: int) -> Schedule:
-        return schedule.allreduce(
-            rank=site.rank,
-            size=site.size,
+        return direct.allreduce(
+            rank=context.rank,
+            size=context.size,
             elems=view.elems,
             chunk_elems=chunk_elems,
             small_elems=SMALL_BYTES // view.item_bytes,
@@ -107,80 +108,82 @@ def allreduce(site: Site, tensor: object, op: ReduceOp) -> Call:
         )
 
     words = f"allreduce {op.value} of {view.elems} {view.dtype}"
-    return _call(site, Operation.ALLREDUCE, plan, [view], words=words, results=[view], op=op)
+    return _call(context, Operation.ALLREDUCE, plan, [view], words=words, results=[view], op=op)
 
 
-def broadcast(site: Site, tensor: object, root: int) -> Call:
-    _check_root(site, root)
-    view = TensorView.of(tensor, writable=site.rank != root)
-    plan = _rooted(schedule.broadcast, site, root, view)
+def broadcast(context: CallContext, tensor: object, root: int) -> Call:
+    _check_root(context, root)
+    view = TensorView.of(tensor, writable=context.rank != root)
+    plan = _rooted(direct.broadcast, context, root, view)
     words = f"broadcast from {root} of {view.elems} {view.dtype}"
-    return _call(site, Operation.BROADCAST, plan, [view], words=words, results=[view] if site.rank != root else [])
+    return _call(
+        context, Operation.BROADCAST, plan, [view], words=words, results=[view] if context.rank != root else []
+    )
 
 
-def reduce(site: Site, tensor: object, root: int, op: ReduceOp) -> Call:
-    _check_root(site, root)
-    view = TensorView.of(tensor, writable=site.rank == root)
+def reduce(context: CallContext, tensor: object, root: int, op: ReduceOp) -> Call:
+    _check_root(context, root)
+    view = TensorView.of(tensor, writable=context.rank == root)
     check(view.dtype, op)
-    plan = _rooted(schedule.reduce, site, root, view)
+    plan = _rooted(direct.reduce, context, root, view)
     words = f"reduce {op.value} to {root} of {view.elems} {view.dtype}"
-    results = [view] if site.rank == root else []
-    return _call(site, Operation.REDUCE, plan, [view], words=words, results=results, op=op)
+    results = [view] if context.rank == root else []
+    return _call(context, Operation.REDUCE, plan, [view], words=words, results=results, op=op)
 
 
-def reduce_scatter(site: Site, output: object, inputs: object, op: ReduceOp) -> Call:
+def reduce_scatter(context: CallContext, output: object, inputs: object, op: ReduceOp) -> Call:
     target = TensorView.of(output, writable=True)
     check(target.dtype, op)
-    parts, _ = _parts(site, inputs, writable=False)
-    own = parts[site.rank]
+    parts, _ = _parts(context, inputs, writable=False)
+    own = parts[context.rank]
     if (own.elems, own.dtype) != (target.elems, target.dtype):
         raise MisuseError(f"reduce-scatter of {own} into {target}: they differ")
     elems = [part.elems for part in parts]
 
     def plan(_turn: int, chunk_elems: int) -> Schedule:
-        return schedule.reduce_scatter(rank=site.rank, size=site.size, input_elems=elems, chunk_elems=chunk_elems)
+        return direct.reduce_scatter(rank=context.rank, size=context.size, input_elems=elems, chunk_elems=chunk_elems)
 
     words = f"reduce-scatter {op.value} of {_sizes(elems)} {target.dtype}"
-    return _call(site, Operation.REDUCE_SCATTER, plan, [*parts, target], words=words, results=[target], op=op)
+    return _call(context, Operation.REDUCE_SCATTER, plan, [*parts, target], words=words, results=[target], op=op)
 
 
-def all_gather(site: Site, outputs: object, tensor: object) -> Call:
+def all_gather(context: CallContext, outputs: object, tensor: object) -> Call:
     source = TensorView.of(tensor, writable=False)
-    targets, results = _parts(site, outputs, writable=True)
+    targets, results = _parts(context, outputs, writable=True)
     words = f"all-gather of {_sizes([target.elems for target in targets])} {source.dtype}"
-    return _exchange(site, Operation.ALL_GATHER, targets, [source] * site.size, results, words=words)
+    return _exchange(context, Operation.ALL_GATHER, targets, [source] * context.size, results, words=words)
 
 
-def gather(site: Site, outputs: object, tensor: object, root: int) -> Call:
-    _check_root(site, root)
+def gather(context: CallContext, outputs: object, tensor: object, root: int) -> Call:
+    _check_root(context, root)
     source = TensorView.of(tensor, writable=False)
-    targets, results = _parts_of_root(site, outputs, root, like=source, writable=True)
-    sources = [source if rank == root else _nothing(source.dtype) for rank in range(site.size)]
+    targets, results = _parts_of_root(context, outputs, root, like=source, writable=True)
+    sources = [source if rank == root else _nothing(source.dtype) for rank in range(context.size)]
     words = f"gather to {root} of {source.dtype}"
-    return _exchange(site, Operation.GATHER, targets, sources, results, words=words, pairs=True)
+    return _exchange(context, Operation.GATHER, targets, sources, results, words=words, pairs=True)
 
 
-def scatter(site: Site, output: object, inputs: object, root: int) -> Call:
-    _check_root(site, root)
+def scatter(context: CallContext, output: object, inputs: object, root: int) -> Call:
+    _check_root(context, root)
     target = TensorView.of(output, writable=True)
-    sources, _ = _parts_of_root(site, inputs, root, like=target, writable=False)
-    targets = [target if rank == root else _nothing(target.dtype) for rank in range(site.size)]
+    sources, _ = _parts_of_root(context, inputs, root, like=target, writable=False)
+    targets = [target if rank == root else _nothing(target.dtype) for rank in range(context.size)]
     words = f"scatter from {root} of {target.dtype}"
-    return _exchange(site, Operation.SCATTER, targets, sources, [target], words=words, pairs=True)
+    return _exchange(context, Operation.SCATTER, targets, sources, [target], words=words, pairs=True)
 
 
-def all_to_all(site: Site, outputs: Sequence[object], inputs: Sequence[object]) -> Call:
-    targets, results = _parts(site, list(outputs), writable=True)
-    sources, _ = _parts(site, list(inputs), writable=False)
+def all_to_all(context: CallContext, outputs: Sequence[object], inputs: Sequence[object]) -> Call:
+    targets, results = _parts(context, list(outputs), writable=True)
+    sources, _ = _parts(context, list(inputs), writable=False)
     words = f"all-to-all of {targets[0].dtype}"
-    return _exchange(site, Operation.ALL_TO_ALL, targets, sources, results, words=words, pairs=True)
+    return _exchange(context, Operation.ALL_TO_ALL, targets, sources, results, words=words, pairs=True)
 
 
-def barrier(site: Site) -> Call:
+def barrier(context: CallContext) -> Call:
     def plan(_turn: int, _elems: int) -> Schedule:
-        return schedule.barrier(rank=site.rank, size=site.size)
+        return direct.barrier(rank=context.rank, size=context.size)
 
-    return _call(site, Operation.BARRIER, plan, [], words="barrier", results=[])
+    return _call(context, Operation.BARRIER, plan, [], words="barrier", results=[])
 
 
 def subgroup_name(parent: str, members: Sequence[int], count: int) -> str:
@@ -192,12 +195,12 @@ def subgroup_name(parent: str, members: Sequence[int], count: int) -> str:
 
 
 def _call(
-    site: Site,
+    context: CallContext,
     operation: Operation,
     plan: Callable[[int, int], Schedule],
     views: Sequence[TensorView],
     *,
-    words: str | Words,
+    words: str | CallSignature,
     results: Sequence[TensorView],
     op: ReduceOp = ReduceOp.SUM,
 ) -> Call:
@@ -206,10 +209,10 @@ def _call(
         raise MisuseError(f"the tensors of one {operation.name.lower()} have different dtypes: {sorted(dtypes)}")
     dtype = views[0].dtype if views else ""
     return Call(
-        site=site,
+        context=context,
         operation=operation,
         plan=plan,
-        words=Words(words) if isinstance(words, str) else words,
+        signature=CallSignature(words) if isinstance(words, str) else words,
         buffers=tuple(view.data for view in views),
         dtype=dtype,
         item_bytes=views[0].item_bytes if views else 1,
@@ -219,13 +222,15 @@ def _call(
     )
 
 
-def _rooted(make: Callable[..., Schedule], site: Site, root: int, view: TensorView) -> Callable[[int, int], Schedule]:
+def _rooted(
+    make: Callable[..., Schedule], context: CallContext, root: int, view: TensorView
+) -> Callable[[int, int], Schedule]:
     """The plan of what goes from one rank to all, or from all to one."""
 
     def plan(_turn: int, chunk_elems: int) -> Schedule:
         return make(
-            rank=site.rank,
-            size=site.size,
+            rank=context.rank,
+            size=context.size,
             root=root,
             elems=view.elems,
             chunk_elems=chunk_elems,
@@ -236,7 +241,7 @@ def _rooted(make: Callable[..., Schedule], site: Site, root: int, view: TensorVi
 
 
 def _exchange(
-    site: Site,
+    context: CallContext,
     operation: Operation,
     targets: Sequence[TensorView],
     sources: Sequence[TensorView],
@@ -245,46 +250,48 @@ def _exchange(
     words: str,
     pairs: bool = False,
 ) -> Call:
-    own_in, own_out = sources[site.rank], targets[site.rank]
+    own_in, own_out = sources[context.rank], targets[context.rank]
     if own_in.elems != own_out.elems:
-        raise MisuseError(f"{operation.name.lower()}: what rank {site.rank} keeps is {own_in}, its place is {own_out}")
+        raise MisuseError(
+            f"{operation.name.lower()}: what rank {context.rank} keeps is {own_in}, its place is {own_out}"
+        )
     send_elems = [view.elems for view in sources]
     receive_elems = [view.elems for view in targets]
 
     def plan(_turn: int, chunk_elems: int) -> Schedule:
-        return schedule.all_to_all(
-            rank=site.rank,
-            size=site.size,
+        return direct.all_to_all(
+            rank=context.rank,
+            size=context.size,
             send_elems=send_elems,
             receive_elems=receive_elems,
             chunk_elems=chunk_elems,
         )
 
-    agreed = Words(words, tuple(send_elems), tuple(receive_elems)) if pairs else Words(words)
-    return _call(site, operation, plan, [*targets, *sources], words=agreed, results=results)
+    agreed = CallSignature(words, tuple(send_elems), tuple(receive_elems)) if pairs else CallSignature(words)
+    return _call(context, operation, plan, [*targets, *sources], words=agreed, results=results)
 
 
-def _parts(site: Site, tensors: object, *, writable: bool) -> tuple[list[TensorView], list[TensorView]]:
+def _parts(context: CallContext, tensors: object, *, writable: bool) -> tuple[list[TensorView], list[TensorView]]:
     """One view for each rank from a list of tensors or from one that is cut, and the views to write back."""
     if isinstance(tensors, list | tuple):
-        if len(tensors) != site.size:
-            raise MisuseError(f"a group of {site.size} needs as many tensors, not {len(tensors)}")
+        if len(tensors) != context.size:
+            raise MisuseError(f"a group of {context.size} needs as many tensors, not {len(tensors)}")
         views = [TensorView.of(tensor, writable=writable) for tensor in tensors]
         return views, views
     whole = TensorView.of(tensors, writable=writable)
-    return list(split(whole, site.size)), [whole]
+    return list(split(whole, context.size)), [whole]
 
 
 def _parts_of_root(
-    site: Site, tensors: object, root: int, *, like: TensorView, writable: bool
+    context: CallContext, tensors: object, root: int, *, like: TensorView, writable: bool
 ) -> tuple[list[TensorView], list[TensorView]]:
-    if site.rank == root:
+    if context.rank == root:
         if tensors is None:
             raise MisuseError("the root must pass the list of tensors")
-        return _parts(site, tensors, writable=writable)
+        return _parts(context, tensors, writable=writable)
     if tensors is not None and not (isinstance(tensors, list | tuple) and not tensors):
-        raise MisuseError(f"rank {site.rank} is not the root {root}: it passes None for the list of tensors")
-    return [_nothing(like.dtype)] * site.size, []
+        raise MisuseError(f"rank {context.rank} is not the root {root}: it passes None for the list of tensors")
+    return [_nothing(like.dtype)] * context.size, []
 
 
 def _sizes(elems: Sequence[int]) -> str:
@@ -300,13 +307,13 @@ def _nothing(dtype: str) -> TensorView:
     return TensorView(memoryview(bytearray()), dtype=dtype, shape=(0,))
 
 
-def _check_root(site: Site, root: int) -> None:
-    if not 0 <= root < site.size:
-        raise MisuseError(f"group {site.group} has ranks 0 to {site.size - 1}, not {root}")
+def _check_root(context: CallContext, root: int) -> None:
+    if not 0 <= root < context.size:
+        raise MisuseError(f"group {context.group} has ranks 0 to {context.size - 1}, not {root}")
 
 
 def payload_bytes(steps: Schedule, item_bytes: int) -> tuple[int, int]:
     """Bytes that a schedule sends and receives."""
-    sent = math.fsum(step.source.elems for step in steps.steps if isinstance(step, schedule.Send))
-    received = math.fsum(step.target.elems for step in steps.steps if isinstance(step, schedule.Receive))
+    sent = math.fsum(step.source.elems for step in steps.steps if isinstance(step, Send))
+    received = math.fsum(step.target.elems for step in steps.steps if isinstance(step, Receive))
     return int(sent) * item_bytes, int(received) * item_bytes

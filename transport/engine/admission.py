@@ -3,8 +3,8 @@
 A connection is judged three times: by its first packet, by its certificate when the handshake is complete, and by its
 hello. Each time it is counted against others of its kind; who counts them is the engine, which knows its connections.
 
-First packets (the native engine has this rule in `native/src/session/endpoints.rs`, with the same numbers): a connection
-that was dialled by others is half open until its certificate is found good.
+First packets (the native engine has this rule in `native/src/session/endpoints.rs`, with the same numbers): a
+connection that was dialled by others is half open until its certificate is found good.
 - At most `HALF_OPEN_MAX` are, and of one source (`source_of`) at most `HALF_OPEN_PER_SOURCE_MAX`; what comes beyond
   that is ignored, as if it had been lost, and the client sends it again.
 - While fewer than `UNPROVED_MAX` are, a first packet is taken at once, which costs no round trip. From then on it is

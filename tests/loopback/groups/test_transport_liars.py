@@ -68,11 +68,11 @@ def test_a_collective_that_is_given_up_for_the_loss_of_a_rank_that_answers_names
         return [group.allreduce(np.ones(100_000, "f4")) for group in groups[:LIAR]]
 
     works = begin() if begun else []
-    groups[LIAR]._runtime._tasks._groups["default"].next_number += 1  # it takes no part in this one
-    groups[LIAR]._runtime._tasks._groups["default"].begun += 1
+    groups[LIAR]._runtime._in_flight._groups["default"].next_number += 1  # it takes no part in this one
+    groups[LIAR]._runtime._in_flight._groups["default"].begun += 1
     say(groups, {"op": "abort", "group": "default", "step": 0, "reason": "cable cut", "lost": ACCUSED})
     if not begun:
-        wait_until(lambda: all(group._runtime._tasks._given_up for group in groups[:2]))
+        wait_until(lambda: all(group._runtime._in_flight._given_up for group in groups[:2]))
         works = begin()
     for rank, work in enumerate(works):
         with pytest.raises(CancelledError, match="gave up") as caught:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch_ranks import RankResult, RunRanks
 
-from transport.collectives.runtime import CLOSED_MAX
+from transport.collectives.membership import CLOSED_MAX
 
 pytestmark = pytest.mark.timeout(300)
 """The first test starts all ranks of all scenarios, which takes tens of seconds where others want the cores as well."""

@@ -16,7 +16,7 @@ from integrations.torch_backend import operations
 from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.staging import Staged
 from integrations.torch_backend.world import World, group_name_of
-from transport.collectives.calls import Call, Site
+from transport.collectives.calls import Call, CallContext
 
 
 class FakeGroup:
@@ -42,8 +42,8 @@ class FakeGroup:
         return start
 
     @property
-    def site(self) -> Site:
-        return Site(group=self.name, rank=self.rank, size=self.size)
+    def site(self) -> CallContext:
+        return CallContext(group=self.name, rank=self.rank, size=self.size)
 
     def start(self, prepared: list[Call], *, timeout_s: float, priority: object) -> list[transport.Work]:
         return [getattr(self, call.operation.name.lower())(timeout_s=timeout_s) for call in prepared]

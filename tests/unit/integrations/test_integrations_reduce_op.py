@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from hive_qos.errors import MisuseError
 from integrations.torch_backend.reduce_op import reduction_of
-from transport.collectives.operations import ReduceOp
+from transport.collectives.reduce_op import ReduceOp
 
 
 @pytest.mark.parametrize(

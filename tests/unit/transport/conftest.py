@@ -12,7 +12,7 @@ from memory_engine import MemoryNetwork
 from patience import wait_until
 
 from transport import Group, MemoryRendezvous, Settings
-from transport.collectives.runtime import Runtime
+from transport.runtime import Runtime
 
 
 class World:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from transport.collectives.operations import ReduceOp
-from transport.collectives.reduce import reduce_into
+from transport.collectives.kernels import reduce_into
+from transport.collectives.reduce_op import ReduceOp
 from transport.collectives.schedule import SCRATCH, Copy, Receive, Reduce, Region, Schedule, Send
 
 Array = npt.NDArray[Any]

@@ -18,7 +18,7 @@ from hive_qos.errors import (
     TransportError,
 )
 from transport import Priority, TensorView
-from transport.collectives.runtime import CLOSED_MAX
+from transport.collectives.membership import CLOSED_MAX
 from transport.p2p import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES
 from transport.wire.header import Kind
 
@@ -343,9 +343,9 @@ def test_a_group_that_was_closed_says_so_and_is_forgotten_when_many_others_have_
             call()
     for group in world.groups:
         runtime = group._runtime
-        known = runtime._groups
+        known = runtime._groups.by_name
         wait_until(lambda known=known: len(known) == CLOSED_MAX + 1, what=lambda known=known: known)
         assert "first" not in known
-        assert not [key for key in runtime._tasks._done if key[0] == "first"]
+        assert not [key for key in runtime._in_flight._done if key[0] == "first"]
         numbers = runtime._post._sent if group.rank == 0 else runtime._post._taken
         assert len(numbers._next) == CLOSED_MAX

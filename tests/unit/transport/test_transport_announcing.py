@@ -18,7 +18,7 @@ from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, Pe
 from transport import Group, ReduceOp
 from transport.broker.session import BrokerLink
 from transport.collectives import calls
-from transport.collectives.tasks import GivenUp
+from transport.collectives.in_flight import RemoteAbort
 from transport.mesh.peers import Phase
 
 
@@ -28,7 +28,9 @@ class Heard:
     def __init__(self, group: Group) -> None:
         self.begun: list[tuple[str, Mapping[str, int]]] = []
         self.ended = 0
-        self._link: BrokerLink = group._runtime._tasks._broker
+        link = group._runtime._broker
+        assert link is not None
+        self._link: BrokerLink = link
         self._begins, self._ends = self._link.collective_begins, self._link.collective_ends
         self._link.collective_begins = self._begin  # type: ignore[method-assign, assignment]
         self._link.collective_ends = self._end  # type: ignore[method-assign]
@@ -93,7 +95,7 @@ def test_an_operation_that_never_begins_ends_its_announcement(make_world):
     runtime = world.groups[0]._runtime
     released = threading.Event()
     runtime._loop.call(lambda: released.wait(60))  # so that the word comes between announcement and beginning
-    runtime._loop.call(lambda: runtime._tasks.given_up_by(("w", 0), GivenUp(1, "a test")))
+    runtime._loop.call(lambda: runtime._in_flight.given_up_by(("w", 0), RemoteAbort(1, "a test")))
     work = world.groups[0].allreduce(np.ones(30_000))
     assert (len(heard.begun), heard.under_way()) == (1, 1)
     released.set()
@@ -107,7 +109,7 @@ def test_what_another_rank_has_given_up_is_not_announced(make_world):
     heard = Heard(world.groups[0])
     with pytest.raises(TimedOutError):
         world.groups[1].allreduce(np.ones(30_000), timeout_s=0.1).wait(60)
-    wait_until(lambda: bool(world.groups[0]._runtime._tasks._given_up), what=lambda: "rank 1 has given up")
+    wait_until(lambda: bool(world.groups[0]._runtime._in_flight._given_up), what=lambda: "rank 1 has given up")
     with pytest.raises(CancelledError, match="rank 1 gave up"):
         world.groups[0].allreduce(np.ones(30_000)).wait(60)
     assert (heard.begun, heard.under_way()) == ([], 0)
@@ -133,7 +135,7 @@ def test_a_group_without_one_of_its_ranks_announces_nothing_more(make_world):
 def test_what_is_to_raise_an_earlier_disagreement_or_comes_after_the_goodbye_is_not_announced(make_world):
     world = make_world(2)
     heard = Heard(world.groups[0])
-    tasks = world.groups[0]._runtime._tasks
+    tasks = world.groups[0]._runtime._in_flight
     tasks._found_late["w"] = PeerError("rank 1", "a test")
     with pytest.raises(PeerError, match="a test"):
         world.groups[0].allreduce(np.ones(30_000)).wait(60)
@@ -189,7 +191,7 @@ def is_interrupted(world: Any, *, at: int) -> bool:
         work = None
     finally:
         sys.setprofile(None)
-    if work is None and runtime._tasks._groups["w"].next_number == 0:
+    if work is None and runtime._in_flight._groups["w"].next_number == 0:
         work = world.groups[0].allreduce(np.ones(30_000))  # it had no number yet
     other = world.groups[1].allreduce(np.ones(30_000))
     with nullcontext() if work is not None else suppress(CancelledError):  # it may have begun all the same
@@ -211,7 +213,7 @@ def test_an_interrupt_after_the_operation_was_handed_over_ends_it(make_world, mo
     monkeypatch.setattr(runtime._loop, "call", interrupted)
     with pytest.raises(KeyboardInterrupt):
         world.groups[0].allreduce(np.ones(30_000))
-    tasks = runtime._tasks
+    tasks = runtime._in_flight
     wait_until(lambda: tasks._groups["w"].begun == 1 and not tasks._running, what=lambda: tasks._running)
     assert heard.under_way() == 0
     with pytest.raises(CancelledError, match=r"rank 0 gave up: .*the call was interrupted"):
@@ -240,7 +242,7 @@ def test_of_several_collectives_that_start_together_an_interrupt_ends_all_and_fr
     with pytest.raises(KeyboardInterrupt):
         world.groups[0].start(prepared)
     monkeypatch.undo()
-    assert (runtime._tasks._groups["w"].begun, runtime._tasks._running) == (2, {})
+    assert (runtime._in_flight._groups["w"].begun, runtime._in_flight._running) == (2, {})
     before = [tensor.copy() for tensor in tensors]
     for _ in tensors:
         with pytest.raises(CancelledError, match=r"rank 0 gave up: .*the call was interrupted"):
@@ -257,7 +259,7 @@ def test_an_interrupt_while_an_interrupted_call_is_given_up_keeps_nobody_waiting
         raise KeyboardInterrupt
 
     monkeypatch.setattr(heard._link._session, "announce", interrupted)
-    monkeypatch.setattr(world.groups[0]._runtime._tasks, "end_announcement", interrupted)
+    monkeypatch.setattr(world.groups[0]._runtime._in_flight, "end_announcement", interrupted)
     with pytest.raises(KeyboardInterrupt):
         world.groups[0].allreduce(np.ones(30_000))
     monkeypatch.undo()
@@ -343,7 +345,7 @@ def test_what_is_handed_over_to_a_thread_that_has_ended_raises_instead_of_waitin
 
 
 def test_the_transport_s_own_thread_does_not_wait_for_who_announces(make_world):
-    link: BrokerLink = make_world(2).groups[0]._runtime._tasks._broker
+    link: BrokerLink = make_world(2).groups[0]._runtime._broker
     link.collective_begins(time.monotonic(), "a test", {"10.0.0.2": 30_000})
     with link._announcing:
         within(50.0, lambda: link.collective_ends(time.monotonic(), "a test"))
@@ -360,7 +362,7 @@ def test_one_that_cannot_be_made_fails_and_is_not_announced(make_world, monkeypa
     def no_room(*_: object) -> dict[str, int]:
         raise MemoryError("a test")
 
-    monkeypatch.setattr(world.groups[0]._runtime._tasks, "_bytes_by_destination", no_room)
+    monkeypatch.setattr(world.groups[0]._runtime._in_flight, "_bytes_by_destination", no_room)
     with pytest.raises(Exception, match="a test"):
         world.groups[0].allreduce(np.ones(30_000)).wait(60)
     assert (heard.begun, heard.under_way()) == ([], 0)

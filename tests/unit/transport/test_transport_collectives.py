@@ -11,7 +11,7 @@ import pytest
 
 from hive_qos.errors import MisuseError
 from transport import Group, ReduceOp, TensorView
-from transport.collectives.reduce import narrow_bfloat16, widen_bfloat16
+from transport.collectives.kernels import narrow_bfloat16, widen_bfloat16
 
 FLOATS = ["float16", "float32", "float64", "complex64", "complex128"]
 INTEGERS = ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]

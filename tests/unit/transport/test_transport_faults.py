@@ -15,11 +15,11 @@ from patience import LIMIT_S, wait_until
 from hive_qos.errors import CancelledError, PeerError, TimedOutError, TransportError
 from transport import MemoryRendezvous, Settings, TensorView
 from transport.bootstrap.connect import Meeting
-from transport.collectives import task as task_module
-from transport.collectives import tasks as tasks_module
-from transport.collectives.runtime import Runtime
+from transport.collectives import executor as executor_module
+from transport.collectives import in_flight as in_flight_module
 from transport.engine.base import ConnectionUp, SendDone
 from transport.mesh.endpoint import HELLO_RANK, Endpoint
+from transport.runtime import Runtime
 
 
 def once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
@@ -36,7 +36,7 @@ def once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(task_module, "reduce_into"), (task_module, "payload_bytes")], ids=["step", "start"]
+    ("module", "name"), [(executor_module, "reduce_into"), (executor_module, "payload_bytes")], ids=["step", "start"]
 )
 def test_an_operation_that_fails_unexpectedly_ends_on_all_ranks_and_the_next_one_works(
     make_world, monkeypatch, module, name
@@ -98,7 +98,7 @@ def test_timeouts_pass_although_other_periodic_work_fails(make_world, monkeypatc
 def test_tensors_of_a_failed_operation_are_the_callers_when_the_engine_has_let_go_of_them(
     make_world, monkeypatch, caplog
 ):
-    monkeypatch.setattr(tasks_module, "RETURN_S_MAX", 0.01)
+    monkeypatch.setattr(in_flight_module, "RETURN_S_MAX", 0.01)
     world = make_world(2)
     engine = world.network.engines["rank-0"]
     held: list[int] = []

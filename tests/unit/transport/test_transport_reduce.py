@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive_qos.errors import MisuseError
-from transport.collectives.operations import ReduceOp
-from transport.collectives.reduce import check, narrow_bfloat16, reduce_into, widen_bfloat16
+from transport.collectives.kernels import check, narrow_bfloat16, reduce_into, widen_bfloat16
+from transport.collectives.reduce_op import ReduceOp
 
 
 def run(values: list[np.ndarray], dtype: str, op: ReduceOp) -> np.ndarray:

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_simulator import simulate
 
-from transport.collectives import schedule
-from transport.collectives.schedule import WINDOW_CHUNKS, Send
-from transport.collectives.shards import cut, cut_chunks, cut_shards
+from transport.collectives.algorithms import direct
+from transport.collectives.algorithms.direct import WINDOW_CHUNKS
+from transport.collectives.partition import cut, cut_chunks, cut_shards
+from transport.collectives.schedule import Send
 
 sizes = st.integers(1, 7)
 lengths = st.one_of(st.integers(0, 40), st.integers(0, 3000))
@@ -43,7 +44,7 @@ def test_allreduce_gives_every_rank_the_bits_of_the_naive_sum_in_rank_order(size
     wanted = naive_sum(inputs)
     buffers = [[one.copy()] for one in inputs]
     plans = [
-        schedule.allreduce(rank=r, size=size, elems=elems, chunk_elems=chunk, small_elems=small, turn=seed)
+        direct.allreduce(rank=r, size=size, elems=elems, chunk_elems=chunk, small_elems=small, turn=seed)
         for r in range(size)
     ]
     simulate(plans, buffers, seed=seed)
@@ -58,7 +59,7 @@ def test_allreduce_with_uneven_weights_gives_the_same_bits_as_with_even_ones(siz
     inputs = values(size, elems, seed)
     buffers = [[one.copy()] for one in inputs]
     plans = [
-        schedule.allreduce(rank=r, size=size, elems=elems, chunk_elems=100, small_elems=0, turn=0, weights=weights)
+        direct.allreduce(rank=r, size=size, elems=elems, chunk_elems=100, small_elems=0, turn=0, weights=weights)
         for r in range(size)
     ]
     simulate(plans, buffers, seed=seed)
@@ -73,7 +74,7 @@ def test_reduce_changes_the_root_alone(size, elems, chunk, small, seed, data):
     inputs = values(size, elems, seed)
     buffers = [[one.copy()] for one in inputs]
     plans = [
-        schedule.reduce(rank=r, size=size, root=root, elems=elems, chunk_elems=chunk, small_elems=small)
+        direct.reduce(rank=r, size=size, root=root, elems=elems, chunk_elems=chunk, small_elems=small)
         for r in range(size)
     ]
     simulate(plans, buffers, seed=seed)
@@ -89,7 +90,7 @@ def test_broadcast_copies_the_root_to_everybody(size, elems, chunk, small, seed,
     inputs = values(size, elems, seed)
     buffers = [[one.copy()] for one in inputs]
     plans = [
-        schedule.broadcast(rank=r, size=size, root=root, elems=elems, chunk_elems=chunk, small_elems=small)
+        direct.broadcast(rank=r, size=size, root=root, elems=elems, chunk_elems=chunk, small_elems=small)
         for r in range(size)
     ]
     simulate(plans, buffers, seed=seed)
@@ -102,7 +103,7 @@ def test_reduce_scatter_gives_each_rank_the_sum_of_its_part(size, chunk, seed, d
     elems = data.draw(st.lists(st.integers(0, 200), min_size=size, max_size=size))
     inputs = [[values(1, n, seed + 31 * r + i)[0] for i, n in enumerate(elems)] for r in range(size)]
     buffers = [[*(one.copy() for one in inputs[r]), np.zeros(elems[r], "f4")] for r in range(size)]
-    plans = [schedule.reduce_scatter(rank=r, size=size, input_elems=elems, chunk_elems=chunk) for r in range(size)]
+    plans = [direct.reduce_scatter(rank=r, size=size, input_elems=elems, chunk_elems=chunk) for r in range(size)]
     simulate(plans, buffers, seed=seed)
     for rank in range(size):
         assert buffers[rank][size].tobytes() == naive_sum([inputs[r][rank] for r in range(size)]).tobytes()
@@ -120,7 +121,7 @@ def test_all_to_all_moves_every_part_to_its_place(size, chunk, seed):
         for r in range(size)
     ]
     plans = [
-        schedule.all_to_all(
+        direct.all_to_all(
             rank=r,
             size=size,
             send_elems=[int(n) for n in elems[r]],
@@ -136,7 +137,7 @@ def test_all_to_all_moves_every_part_to_its_place(size, chunk, seed):
 
 @pytest.mark.parametrize("size", range(1, 8))
 def test_a_barrier_hears_from_every_other_rank(size):
-    plans = [schedule.barrier(rank=r, size=size) for r in range(size)]
+    plans = [direct.barrier(rank=r, size=size) for r in range(size)]
     simulate(plans, [[] for _ in range(size)])
     assert all(len(plan.steps) == 2 * (size - 1) for plan in plans)
 
@@ -145,13 +146,13 @@ def test_a_barrier_hears_from_every_other_rank(size):
 def test_allreduce_sends_no_more_than_a_ring(size):
     elems = 16 * size * 1000
     for rank in range(size):
-        plan = schedule.allreduce(rank=rank, size=size, elems=elems, chunk_elems=999, small_elems=0, turn=0)
+        plan = direct.allreduce(rank=rank, size=size, elems=elems, chunk_elems=999, small_elems=0, turn=0)
         sent = sum(step.source.elems for step in plan.steps if isinstance(step, Send))
         assert sent == 2 * (size - 1) * elems // size
 
 
 def test_scratch_memory_is_bounded_whatever_the_tensor():
-    plan = schedule.allreduce(rank=0, size=4, elems=10**8, chunk_elems=131_072, small_elems=0, turn=0)
+    plan = direct.allreduce(rank=0, size=4, elems=10**8, chunk_elems=131_072, small_elems=0, turn=0)
     assert plan.scratch_elems <= WINDOW_CHUNKS * 3 * 131_072
 
 
@@ -159,7 +160,7 @@ def test_a_small_tensor_has_one_owner_and_owners_take_turns():
     sent = []
     for turn in range(3):
         plans = [
-            schedule.allreduce(rank=r, size=3, elems=100, chunk_elems=10**6, small_elems=1000, turn=turn)
+            direct.allreduce(rank=r, size=3, elems=100, chunk_elems=10**6, small_elems=1000, turn=turn)
             for r in range(3)
         ]
         sent.append([sum(isinstance(step, Send) for step in plan.steps) for plan in plans])

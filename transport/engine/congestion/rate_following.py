@@ -1,8 +1,8 @@
 """The controller that follows a rate given from outside, as arithmetic on packets and times.
 
-`native/src/congestion/rate_law.rs` has it with the same numbers. Somebody who sees the whole link (the broker) says how much this
-endpoint may send. `EndpointRate` divides that among the endpoint's connections; `RateFollower` paces one connection at
-its part, and watches whether the path carries it:
+`native/src/congestion/rate_law.rs` has it with the same numbers. Somebody who sees the whole link (the broker) says how
+much this endpoint may send. `EndpointRate` divides that among the endpoint's connections; `RateFollower` paces one
+connection at its part, and watches whether the path carries it:
 
 - Pace: 0.95 of the part (`HEADROOM`). Acknowledgements of what comes the other way take up to 2.7 % of it (one of 82
   bytes for two packets of 1494 each), and with the rest a queue that stands somewhere drains.

@@ -21,7 +21,7 @@ from ranks import connect, report
 OURS = ("/transport/", "/integrations/torch_backend/", "/threading.py", "/queue.py", "/_weakrefset.py")
 HANG_S = 20.0
 RAISED_IN = (
-    "/transport/collectives/runtime.py",
+    "/transport/runtime.py",
     "/torch_backend/operations.py",
     "/torch_backend/completion_threads.py",
 )

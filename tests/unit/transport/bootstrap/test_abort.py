@@ -18,7 +18,7 @@ from transport import MemoryRendezvous, Settings
 from transport.bootstrap.abort import REASON_CHARS_MAX, THREAD_NAME, Withdrawal
 from transport.bootstrap.connect import Plumbing
 from transport.bootstrap.rank_info import RUN_BYTES, Run
-from transport.collectives.runtime import Runtime
+from transport.runtime import Runtime
 
 OPEN = Settings(broker="off", job="j")
 SECRET = replace(OPEN, job_secret=b"secret of the test")

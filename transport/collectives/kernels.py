@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hive_qos.errors import MisuseError
-from transport.collectives.operations import ReduceOp
+from transport.collectives.reduce_op import ReduceOp
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
-from transport.collectives.calls import Call, Words, payload_bytes
-from transport.collectives.reduce import reduce_into
+from transport.collectives.calls import Call, CallSignature, payload_bytes
+from transport.collectives.kernels import reduce_into
 from transport.collectives.schedule import SCRATCH, Copy, Receive, Reduce, Region, Schedule, Send
 from transport.engine.base import Buffer, Priority, Received
 from transport.mesh.endpoint import Ticket, rank_of, tag_of
@@ -60,7 +60,7 @@ class Links(Protocol):
     def first_loss(self, ranks: tuple[int, ...]) -> ConnectionLostError | None: ...
 
 
-class Task:
+class Executor:
     """A collective that runs.
 
     Args:
@@ -85,7 +85,7 @@ class Task:
         work: Work,
         timeout_s: float,
         deadline_s: float,
-        on_end: Callable[[Task], None],
+        on_end: Callable[[Executor], None],
     ) -> None:
         self.call = call
         self.ranks = ranks
@@ -155,7 +155,7 @@ class Task:
         """Fail if a message of this number is of another call than ours, whether or not anything here waits for it."""
         if rank not in self.ranks:
             return
-        error = disagreement(self.call.words, header, what=self.work.what, ranks=self.ranks, own=self._links.rank)
+        error = disagreement(self.call.signature, header, what=self.work.what, ranks=self.ranks, own=self._links.rank)
         if error is not None:
             self.disagrees = True
             self.fail(error)
@@ -236,7 +236,7 @@ class Task:
             dtype=self.call.dtype,
             shape=(step.source.elems,),
             length=payload.nbytes,
-            call=self.call.words.to(step.peer),
+            call=self.call.signature.to(step.peer),
         )
 
         def end(error: TransportError | None) -> None:
@@ -304,7 +304,7 @@ class Task:
     def _key(self, part: int, tag: int) -> MatchKey:
         return MatchKey(
             kind=Kind.COLLECTIVE,
-            group=self.call.site.group,
+            group=self.call.context.group,
             step=self.number,
             bucket=self.call.operation << PART_BITS | part,
             tag=tag,
@@ -316,7 +316,9 @@ class Task:
         return memory[region.start * size : region.stop * size]
 
 
-def disagreement(words: Words, header: Header, *, what: str, ranks: tuple[int, ...], own: int) -> PeerError | None:
+def disagreement(
+    signature: CallSignature, header: Header, *, what: str, ranks: tuple[int, ...], own: int
+) -> PeerError | None:
     """What is to be said where a message of an operation is of another call than ours; None where it is of the same.
 
     Args:
@@ -327,7 +329,7 @@ def disagreement(words: Words, header: Header, *, what: str, ranks: tuple[int, .
         own: this rank of the endpoint.
     """
     peer = ranks.index(rank_of(header.tag))
-    theirs, ours = header.call, words.of(peer)
+    theirs, ours = header.call, signature.of(peer)
     if theirs in (ours, ""):
         return None
     called = theirs if theirs.isprintable() else repr(theirs)

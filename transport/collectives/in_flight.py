@@ -14,13 +14,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError
-from transport.broker.session import BrokerLink
-from transport.collectives.calls import Call, Words
+from transport.collectives.calls import Call, CallSignature
+from transport.collectives.executor import Executor, disagreement
+from transport.collectives.membership import Membership
 from transport.collectives.schedule import Schedule, Send
-from transport.collectives.task import Task, disagreement
 from transport.engine.base import Priority
 from transport.mesh.endpoint import Endpoint
 from transport.wire.header import Header
@@ -41,18 +41,8 @@ Key = tuple[str, int]
 """A group and the number of an operation in it."""
 
 
-@dataclass
-class Membership:
-    """A group: its members, the number of its next operation, and how many of them have begun here."""
-
-    ranks: tuple[int, ...]
-    next_number: int = 0
-    begun: int = 0
-    closed: bool = False
-
-
 @dataclass(frozen=True)
-class GivenUp:
+class RemoteAbort:
     """What another member says of an operation that it has given up.
 
     Args:
@@ -69,7 +59,15 @@ class GivenUp:
     disagrees: bool = False
 
 
-class Tasks:
+class Announcer(Protocol):
+    """Who is told of what a collective will send, and of its end: the session with the broker."""
+
+    def collective_begins(self, now_s: float, key: Key, bytes_by_destination: Mapping[str, int]) -> None: ...
+
+    def collective_ends(self, now_s: float, key: Key) -> None: ...
+
+
+class InFlight:
     """See the module.
 
     Args:
@@ -81,21 +79,21 @@ class Tasks:
         self,
         *,
         endpoint: Endpoint,
-        broker: BrokerLink,
+        announcer: Announcer,
         groups: Mapping[str, Membership],
         order: Iterator[int],
         chunk_bytes: int,
     ) -> None:
         self._endpoint = endpoint
-        self._broker = broker
+        self._announcer = announcer
         self._groups = groups
         self._order = order
         self._chunk_bytes = chunk_bytes
-        self._running: dict[Key, Task] = {}
+        self._running: dict[Key, Executor] = {}
         self._return_s: dict[Key, float] = {}
-        self._given_up: OrderedDict[Key, GivenUp] = OrderedDict()
+        self._given_up: OrderedDict[Key, RemoteAbort] = OrderedDict()
         self._early: OrderedDict[Key, dict[int, Header]] = OrderedDict()
-        self._done: OrderedDict[Key, Words] = OrderedDict()
+        self._done: OrderedDict[Key, CallSignature] = OrderedDict()
         self._found_late: dict[str, HiveError] = {}
 
     def plan(self, call: Call, *, number: int) -> Schedule | Exception:
@@ -107,19 +105,21 @@ class Tasks:
         Returns:
             What `start` is to get: the schedule, or why there is none.
         """
-        key = (call.site.group, number)
+        key = (call.context.group, number)
         try:
             schedule = call.plan(number, max(self._chunk_bytes // call.item_bytes, 1))
-            ranks = self._groups[call.site.group].ranks
+            ranks = self._groups[call.context.group].ranks
             if not self._known_to_fail(key, ranks):
-                self._broker.collective_begins(time.monotonic(), key, self._bytes_by_destination(call, schedule, ranks))
+                self._announcer.collective_begins(
+                    time.monotonic(), key, self._bytes_by_destination(call, schedule, ranks)
+                )
         except Exception as cause:  # noqa: BLE001 - the operation fails by it, where all others do
             return cause
         return schedule
 
     def end_announcement(self, group: str, number: int) -> None:
         """Of an operation that was planned, or was about to be, and may never begin. From any thread."""
-        self._broker.collective_ends(time.monotonic(), (group, number))
+        self._announcer.collective_ends(time.monotonic(), (group, number))
 
     def start(
         self,
@@ -133,8 +133,8 @@ class Tasks:
         priority: Priority,
     ) -> None:
         """Begin a call that was planned."""
-        key = (call.site.group, number)
-        group = self._groups[call.site.group]
+        key = (call.context.group, number)
+        group = self._groups[call.context.group]
         group.begun = max(group.begun, number + 1)  # a signal's handler may begin one before the one it interrupted
         early = self._early.pop(key, {})
         given_up = self._given_up.pop(key, None)
@@ -147,7 +147,7 @@ class Tasks:
             if given_up.answers:
                 self._tell_others(key, group.ranks, error)
             return
-        late = self._found_late.pop(call.site.group, None)
+        late = self._found_late.pop(call.context.group, None)
         if late is not None:
             self._do_not_begin(key, work, late)
             self._tell_others(key, group.ranks, late, disagrees=True)
@@ -155,7 +155,7 @@ class Tasks:
         try:
             if isinstance(planned, Exception):
                 raise planned
-            task = Task(
+            task = Executor(
                 call,
                 planned,
                 links=self._endpoint,
@@ -179,7 +179,7 @@ class Tasks:
         task.start()
 
     def _do_not_begin(self, key: Key, work: Work, error: HiveError) -> None:
-        self._broker.collective_ends(time.monotonic(), key)
+        self._announcer.collective_ends(time.monotonic(), key)
         work.finish(error=error)
 
     def give_up(self, group: str, number: int, reason: str, *, work: Work | None = None) -> None:
@@ -239,7 +239,7 @@ class Tasks:
                 self._tell_others(key, ranks, error, disagrees=True)
                 self._learn_late(key, error)
 
-    def given_up_by(self, key: Key, given_up: GivenUp) -> None:
+    def given_up_by(self, key: Key, given_up: RemoteAbort) -> None:
         """Another member has given an operation up. One that is over here and should not have been is told next."""
         task = self._running.get(key)
         group = self._groups.get(key[0])
@@ -276,15 +276,15 @@ class Tasks:
         for task in tuple(self._running.values()):
             task.abandon()
 
-    def _ended(self, task: Task) -> None:
-        key = (task.call.site.group, task.number)
+    def _ended(self, task: Executor) -> None:
+        key = (task.call.context.group, task.number)
         del self._running[key]
         self._return_s.pop(key, None)
-        self._broker.collective_ends(time.monotonic(), key)
+        self._announcer.collective_ends(time.monotonic(), key)
         if self._endpoint.closing:
             return
         if task.error is None:
-            _remember(self._done, key, task.call.words)
+            _remember(self._done, key, task.call.signature)
         elif not task.remote:
             self._tell_others(key, task.ranks, task.error, disagrees=task.disagrees)
         if not self.is_running(key[0]):
@@ -317,7 +317,7 @@ class Tasks:
             or any(rank != self._endpoint.rank and self._endpoint.peers.error(rank) is not None for rank in ranks)
         )
 
-    def _error_of(self, given_up: GivenUp, group: Membership) -> HiveError:
+    def _error_of(self, given_up: RemoteAbort, group: Membership) -> HiveError:
         """What this rank raises when another one has given up; ranks are those of the group."""
         index = group.ranks.index(given_up.rank) if given_up.rank in group.ranks else given_up.rank
         peer = None if given_up.lost not in group.ranks else self._endpoint.peers.peers.get(given_up.lost)

@@ -17,34 +17,30 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError, TransportError
+from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError
 from transport.bootstrap.connect import LISTEN_EVERY_S, Meeting, Plumbing, meet, nobody_there
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.broker.session import BrokerLink
 from transport.collectives.calls import Call
-from transport.collectives.tasks import REASON_CHARS_MAX, RETURN_S_MAX, GivenUp, Membership, Tasks
+from transport.collectives.in_flight import RETURN_S_MAX, InFlight
+from transport.collectives.membership import Memberships
+from transport.control_messages import ControlMessages
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.event_loop import Loop
 from transport.mesh.address_watcher import Moves
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.one_way_delay import PathDelays
-from transport.mesh.peers import Gone, Phase
-from transport.mesh.sockets import Sockets, is_reachable
+from transport.mesh.sockets import Sockets
 from transport.p2p import TAG_MAX, Letter, PostOffice
 from transport.settings import Settings
 from transport.tensors import TensorView
 from transport.wire.header import Header, Kind
 from transport.work import THREAD_NAME, Work, unforeseen, wait_until
 
-GROUP_BYTES_MAX = 96
 REFUSALS_MAX = 3
 """Attempts that end with a peer's fault before `connect` raises it: one may be a packet of an earlier run."""
-CLOSED_MAX = 64
-"""Groups that are closed and still known by name. What is late comes within seconds, or at a reconnect."""
 AGAIN_S = 1.0
 """After periodic work has failed, which it never should."""
 _log = logging.getLogger("transport.runtime")
@@ -58,11 +54,9 @@ class Runtime:
         self._world = world
         self._settings = settings
         self._lock = threading.RLock()  # a signal's handler may close the group in the middle of a call
-        self._groups: dict[str, Membership] = {}
-        self._retired: deque[str] = deque()
+        self._groups = Memberships()
         self._order = itertools.count()
         self._lost: dict[int, str] = {}
-        self._disbelieved: set[tuple[int, int]] = set()
         self._connected = threading.Event()
         self._refusals = 0
         self._refusal: PeerError | None = None
@@ -71,7 +65,8 @@ class Runtime:
         self._loop = Loop(f"{THREAD_NAME}-{rank}", self._tick)
         self._engine: Engine | None = None
         self._endpoint: Endpoint
-        self._tasks: Tasks
+        self._in_flight: InFlight
+        self._control: ControlMessages
         self._post: PostOffice
         self._paths: PathDelays
         self._broker: BrokerLink | None = None
@@ -127,8 +122,8 @@ class Runtime:
             job=self._settings.job,
             world=self._world,
             peers=meeting.peers,
-            on_gone=self._gone,
-            on_control=self._control,
+            on_gone=lambda gone: self._control.gone(gone),
+            on_control=lambda rank, message: self._control.received(rank, message),
             on_announced=self._announced,
             on_refused=self._refused,
         )
@@ -140,16 +135,23 @@ class Runtime:
             rank_of=meeting.peers.rank_of,
             rates=self._settings.congestion == "rate",
         )
-        self._tasks = Tasks(
+        self._in_flight = InFlight(
             endpoint=self._endpoint,
-            broker=broker,
-            groups=self._groups,
+            announcer=broker,
+            groups=self._groups.by_name,
             order=self._order,
             chunk_bytes=self._settings.chunk_bytes,
         )
+        self._control = ControlMessages(
+            endpoint=self._endpoint,
+            in_flight=self._in_flight,
+            paths=self._paths,
+            lost=self._lost,
+            on_gone=lambda: self._post.gone(self._anybody_left),
+        )
         self._post = PostOffice(
             self._endpoint,
-            lambda group, rank: self._groups[group].ranks.index(rank),
+            lambda group, rank: self._groups.by_name[group].ranks.index(rank),
             receive_bytes_max=self._settings.receive_bytes_max,
         )
         self._loop.start()
@@ -187,44 +189,30 @@ class Runtime:
         Raises:
             MisuseError: the name is taken, too long, or the transport is closed.
         """
-        if len(name.encode()) > GROUP_BYTES_MAX or "|" in name:
-            raise MisuseError(f"a group's name has at most {GROUP_BYTES_MAX} bytes and no '|': {name!r}")
         self._check_process()
         with self._lock:
             self._check_open()
-            if name in self._groups:
-                raise MisuseError(f"there is a group {name!r} already")
-            self._groups[name] = Membership(ranks)
+            self._groups.add(name, ranks)
 
     def remove_group(self, name: str) -> None:
         """End everything under way in a group. Its name stays taken for a while: late messages may still carry it."""
         if self._closed or os.getpid() != self._process:
             return
         with self._lock:
-            membership = self._groups.get(name)
-            if membership is None or membership.closed:
+            if not self._groups.close(name):
                 return
-            membership.closed = True
         self.abort_group(name, "the group was closed")
         self._loop.call(lambda: self._retire(name))
 
     def _retire(self, name: str) -> None:
-        """Remember a group that was closed, and forget the oldest of those. In the loop's thread."""
-        self._retired.append(name)
-        for _ in range(len(self._retired) - CLOSED_MAX):
-            oldest = self._retired.popleft()
-            if self._tasks.is_running(oldest) or any(self._post.of_group(oldest)):
-                self._retired.append(oldest)  # the engine has not given its tensors back
-                continue
-            self._tasks.forget(oldest)
-            self._post.forget(oldest)
-            del self._groups[oldest]
+        """In the loop's thread."""
 
-    def _membership(self, name: str) -> Membership:
-        membership = self._groups.get(name)
-        if membership is None or membership.closed:
-            raise MisuseError(f"group {name} has been closed")
-        return membership
+        def is_busy(group: str) -> bool:
+            return self._in_flight.is_running(group) or any(self._post.of_group(group))
+
+        for oldest in self._groups.retire(name, is_busy=is_busy):
+            self._in_flight.forget(oldest)
+            self._post.forget(oldest)
 
     def start(self, calls: Sequence[Call], *, timeout_s: float, priority: Priority) -> list[Work]:
         """Begin collectives of one group, all of them or none: where this raises, none of their tensors is in use."""
@@ -242,8 +230,8 @@ class Runtime:
         self._check_process()
         with self._lock:
             self._check_open()
-            group, count = calls[0].site.group, len(calls)
-            membership = self._membership(group)
+            group, count = calls[0].context.group, len(calls)
+            membership = self._groups.open(group)
             # Taken without a call, for an interrupt comes at one: between taking a number and knowing it, where nobody
             # would tell the others not to wait for that operation.
             first = membership.next_number
@@ -258,23 +246,23 @@ class Runtime:
                 # may be interrupted, too.
                 for number, begun in itertools.zip_longest(range(first, first + count), works):
                     reason = "the call was interrupted"
-                    self._loop.call(functools.partial(self._tasks.give_up, group, number, reason, work=begun))
+                    self._loop.call(functools.partial(self._in_flight.give_up, group, number, reason, work=begun))
                 for number in range(first, first + count):
-                    self._tasks.end_announcement(group, number)
+                    self._in_flight.end_announcement(group, number)
                 raise
 
     def _hand_over(self, call: Call, work: Work, *, number: int, timeout_s: float, priority: Priority) -> None:
         now_s = time.monotonic()
-        planned = self._tasks.plan(call, number=number)
+        planned = self._in_flight.plan(call, number=number)
         self._call_open(
-            lambda: self._tasks.start(
+            lambda: self._in_flight.start(
                 call, planned, number=number, work=work, began_s=now_s, timeout_s=timeout_s, priority=priority
             )
         )
 
     def next_number(self, group: str) -> int:
         """As `Group`; 0 of one that is forgotten."""
-        membership = self._groups.get(group)
+        membership = self._groups.by_name.get(group)
         return 0 if membership is None else membership.next_number
 
     def give_up(self, group: str, reason: str) -> None:
@@ -282,13 +270,13 @@ class Runtime:
         self._check_process()
         with self._lock:
             self._check_open()
-            membership = self._membership(group)
+            membership = self._groups.open(group)
             number = membership.next_number  # as in `start`
             try:
                 membership.next_number = number + 1
-                self._call_open(lambda: self._tasks.give_up(group, number, reason))
+                self._call_open(lambda: self._in_flight.give_up(group, number, reason))
             except BaseException:  # an interrupt, perhaps before it was handed over; a second time nothing comes of it
-                self._loop.call(lambda: self._tasks.give_up(group, number, reason))
+                self._loop.call(lambda: self._in_flight.give_up(group, number, reason))
                 raise
 
     def send(self, group: str, rank: int, tag: int, tensor: object, *, timeout_s: float, priority: Priority) -> Work:
@@ -299,7 +287,7 @@ class Runtime:
         letter = Letter(work, group, tag, timeout_s, time.monotonic() + timeout_s)
         with self._lock:
             self._check_open()
-            self._membership(group)
+            self._groups.open(group)
             order = next(self._order)
             self._begin_letter(letter, lambda: self._post.send(letter, rank, view, priority=priority, order=order))
         return work
@@ -315,7 +303,7 @@ class Runtime:
         letter = Letter(work, group, tag, timeout_s, time.monotonic() + timeout_s, into=view)
         with self._lock:
             self._check_open()
-            self._membership(group)
+            self._groups.open(group)
             self._begin_letter(letter, lambda: self._post.receive(letter, rank))
         return work
 
@@ -391,7 +379,7 @@ class Runtime:
         if not self._endpoint.peers.peers:
             self._connected.set()  # a world of one
         wake_s = math.inf
-        parts = self._endpoint.tick, self._tasks.tick, self._post.tick, self._tick_broker, self._tick_moves
+        parts = self._endpoint.tick, self._in_flight.tick, self._post.tick, self._tick_broker, self._tick_moves
         for tick in parts:
             try:
                 wake_s = min(wake_s, tick(now_s))
@@ -409,63 +397,9 @@ class Runtime:
     def _announced(self, rank: int, header: Header) -> None:
         """A message waits that nobody has asked for."""
         if header.kind is Kind.COLLECTIVE:
-            self._tasks.announced(rank, header)
+            self._in_flight.announced(rank, header)
         else:
             self._post.announced(rank, header)
-
-    def _gone(self, gone: Gone) -> None:
-        """A rank is gone: tell the others, unless it said so itself."""
-        self._lost[gone.rank] = gone.error.reason
-        self._paths.forget(gone.rank)
-        if self._endpoint.peers.peers[gone.rank].phase is Phase.DEAD:
-            _log.warning("lost rank %d: %s", gone.rank, gone.error.reason)
-            message = {"op": "dead", "rank": gone.rank, "reason": gone.error.reason[:REASON_CHARS_MAX]}
-            for rank in self._reachable():
-                self._endpoint.control(rank, message)
-        self._post.gone(self._anybody_left)
-
-    def _control(self, rank: int, message: Mapping[str, object]) -> None:
-        """What another rank tells us. Anything malformed is ignored, and logged."""
-        match message:
-            case {"op": "when", "at": float(at)}:
-                self._paths.asked(rank, at, time.monotonic())
-            case {"op": "then", "at": float(at), "here": float(here)}:
-                self._paths.answered(rank, at, here, time.monotonic())
-            case {
-                "op": "moved", "number": int(number), "address": str(address), "port": int(port), "bulk_port": int(bulk)
-            } if is_reachable(address, port, bulk):  # fmt: skip
-                self._endpoint.peer_moved(rank, number=number, address=address, port=port, bulk_port=bulk)
-            case {"op": "alive"}:
-                pass  # its acknowledgement is the answer
-            case {"op": "leave"}:
-                self._endpoint.bury(self._endpoint.peers.left(rank))
-            case {"op": "dead", "rank": int(dead), "reason": str(reason)} if dead in self._endpoint.peers.peers:
-                self._endpoint.hearsay.check(
-                    dead, functools.partial(self._heard_dead, dead, reason, rank), now_s=time.monotonic()
-                )
-            case {"op": "abort", "group": str(group), "step": int(number), "reason": str(reason)}:
-                lost = message.get("lost")
-                given_up = GivenUp(rank, reason, disagrees=message.get("disagrees") is True)
-                if isinstance(lost, int) and lost in self._endpoint.peers.peers:
-                    given_up = replace(given_up, lost=lost)
-                    heard = functools.partial(self._heard_given_up, (group, number), given_up)
-                    self._endpoint.hearsay.check(lost, heard, now_s=time.monotonic())
-                else:
-                    self._tasks.given_up_by((group, number), given_up)
-            case _:
-                _log.warning("rank %d sent a control message that is not understood: %.64r", rank, message.get("op"))
-
-    def _heard_dead(self, rank: int, reason: str, by: int, lost: bool) -> None:
-        """Another rank says that a rank is dead, and whether it is lost to us is known."""
-        if lost:
-            self._endpoint.bury(self._endpoint.peers.dead(rank, f"{reason} (noticed by rank {by})"))
-        elif (by, rank) not in self._disbelieved:
-            self._disbelieved.add((by, rank))
-            _log.warning("rank %d says that it lost rank %d, which still answers this rank: %s", by, rank, reason)
-
-    def _heard_given_up(self, key: tuple[str, int], given_up: GivenUp, lost: bool) -> None:
-        """Another rank has given an operation up for the loss of one, and whether that is lost to us is known."""
-        self._tasks.given_up_by(key, given_up if lost else replace(given_up, answers=True))
 
     def _refused(self, rank: int, error: PeerError) -> None:
         """Dialling a rank ended with its fault, or what looks so. While we connect, that does not mend itself."""
@@ -478,36 +412,22 @@ class Runtime:
             self._connected.set()
 
     def _cancel(self, group: str | None, reason: str) -> None:
-        self._tasks.cancel(group, reason)
+        self._in_flight.cancel(group, reason)
         for letter in self._post.of_group(group):
             self._post.fail(letter, CancelledError(f"{letter.work.what}: {reason}"))
 
     def _say_goodbye(self, said: threading.Event) -> None:
-        """Tell everybody that we leave. Its acknowledgement proves that ours of their messages have arrived too."""
         self._endpoint.closing = True
         self._cancel(None, "the transport was closed")
-        waiting = set(self._reachable())
-        if not waiting:
-            said.set()
-
-        def acknowledged(rank: int, _error: TransportError | None) -> None:
-            waiting.discard(rank)
-            if not waiting:
-                said.set()
-
-        for rank in tuple(waiting):
-            self._endpoint.leave(rank, functools.partial(acknowledged, rank))
+        self._control.say_goodbye(said)
 
     def _abandon_all(self) -> None:
-        self._tasks.abandon()
+        self._in_flight.abandon()
         for letter in self._post.of_group(None):
             self._post.abandon(letter)
 
-    def _reachable(self) -> list[int]:
-        return [rank for rank, peer in self._endpoint.peers.peers.items() if peer.phase is Phase.UP]
-
     def _anybody_left(self, group: str) -> bool:
-        others = [rank for rank in self._groups[group].ranks if rank != self.rank]
+        others = [rank for rank in self._groups.by_name[group].ranks if rank != self.rank]
         return any(self._endpoint.peers.error(rank) is None for rank in others)
 
     def _check_process(self) -> None:

@@ -1,0 +1,119 @@
+"""What ranks tell each other beside tensors: who is gone, who leaves, which operation was given up, where a rank moved.
+
+Runs in the transport's thread. What another rank says of a third one is held against our own connection to it
+(`transport.mesh.liveness`). Anything malformed is ignored, and logged.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from hive_qos.errors import TransportError
+from transport.collectives.in_flight import REASON_CHARS_MAX, InFlight, RemoteAbort
+from transport.mesh.endpoint import Endpoint
+from transport.mesh.one_way_delay import PathDelays
+from transport.mesh.peers import Gone, Phase
+from transport.mesh.sockets import is_reachable
+
+_log = logging.getLogger("transport.runtime")
+
+
+class ControlMessages:
+    """See the module.
+
+    Args:
+        lost: ranks that are gone, and why; this adds to it.
+        on_gone: called when a rank was found to be gone and the others were told.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        in_flight: InFlight,
+        paths: PathDelays,
+        lost: dict[int, str],
+        on_gone: Callable[[], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._in_flight = in_flight
+        self._paths = paths
+        self._lost = lost
+        self._on_gone = on_gone
+        self._disbelieved: set[tuple[int, int]] = set()
+
+    def gone(self, gone: Gone) -> None:
+        """A rank is gone: tell the others, unless it said so itself."""
+        self._lost[gone.rank] = gone.error.reason
+        self._paths.forget(gone.rank)
+        if self._endpoint.peers.peers[gone.rank].phase is Phase.DEAD:
+            _log.warning("lost rank %d: %s", gone.rank, gone.error.reason)
+            message = {"op": "dead", "rank": gone.rank, "reason": gone.error.reason[:REASON_CHARS_MAX]}
+            for rank in self._reachable():
+                self._endpoint.control(rank, message)
+        self._on_gone()
+
+    def received(self, rank: int, message: Mapping[str, object]) -> None:
+        """What another rank tells us."""
+        match message:
+            case {"op": "when", "at": float(at)}:
+                self._paths.asked(rank, at, time.monotonic())
+            case {"op": "then", "at": float(at), "here": float(here)}:
+                self._paths.answered(rank, at, here, time.monotonic())
+            case {
+                "op": "moved", "number": int(number), "address": str(address), "port": int(port), "bulk_port": int(bulk)
+            } if is_reachable(address, port, bulk):  # fmt: skip
+                self._endpoint.peer_moved(rank, number=number, address=address, port=port, bulk_port=bulk)
+            case {"op": "alive"}:
+                pass  # its acknowledgement is the answer
+            case {"op": "leave"}:
+                self._endpoint.bury(self._endpoint.peers.left(rank))
+            case {"op": "dead", "rank": int(dead), "reason": str(reason)} if dead in self._endpoint.peers.peers:
+                self._endpoint.hearsay.check(
+                    dead, functools.partial(self._heard_dead, dead, reason, rank), now_s=time.monotonic()
+                )
+            case {"op": "abort", "group": str(group), "step": int(number), "reason": str(reason)}:
+                lost = message.get("lost")
+                abort = RemoteAbort(rank, reason, disagrees=message.get("disagrees") is True)
+                if isinstance(lost, int) and lost in self._endpoint.peers.peers:
+                    abort = replace(abort, lost=lost)
+                    heard = functools.partial(self._heard_abort, (group, number), abort)
+                    self._endpoint.hearsay.check(lost, heard, now_s=time.monotonic())
+                else:
+                    self._in_flight.given_up_by((group, number), abort)
+            case _:
+                _log.warning("rank %d sent a control message that is not understood: %.64r", rank, message.get("op"))
+
+    def say_goodbye(self, said: threading.Event) -> None:
+        """Tell everybody that we leave. Its acknowledgement proves that ours of their messages have arrived too."""
+        waiting = set(self._reachable())
+        if not waiting:
+            said.set()
+
+        def acknowledged(rank: int, _error: TransportError | None) -> None:
+            waiting.discard(rank)
+            if not waiting:
+                said.set()
+
+        for rank in tuple(waiting):
+            self._endpoint.leave(rank, functools.partial(acknowledged, rank))
+
+    def _heard_dead(self, rank: int, reason: str, by: int, lost: bool) -> None:
+        """Another rank says that a rank is dead, and whether it is lost to us is known."""
+        if lost:
+            self._endpoint.bury(self._endpoint.peers.dead(rank, f"{reason} (noticed by rank {by})"))
+        elif (by, rank) not in self._disbelieved:
+            self._disbelieved.add((by, rank))
+            _log.warning("rank %d says that it lost rank %d, which still answers this rank: %s", by, rank, reason)
+
+    def _heard_abort(self, key: tuple[str, int], abort: RemoteAbort, lost: bool) -> None:
+        """Another rank has given an operation up for the loss of one, and whether that is lost to us is known."""
+        self._in_flight.given_up_by(key, abort if lost else replace(abort, answers=True))
+
+    def _reachable(self) -> list[int]:
+        return [rank for rank, peer in self._endpoint.peers.peers.items() if peer.phase is Phase.UP]
