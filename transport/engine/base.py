@@ -276,8 +276,7 @@ class Engine(abc.ABC):
         A message that is longer than the buffer fails the operation with `PeerError` and is discarded.
 
         Args:
-            key: its integers may be whatever Python takes as an index, numpy's among them, but not bool; within the
-                bounds of a header's fields.
+            key: within the types and bounds of a header's fields.
 
         Raises:
             MisuseError: no message can have this key.

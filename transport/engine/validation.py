@@ -5,6 +5,7 @@ Knows no QUIC stack. Whom the network brings is `admission`'s business.
 
 from __future__ import annotations
 
+import numbers
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,11 +18,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError
 from transport.engine.base import Address, Buffer, EngineSettings, Priority
-from transport.engine.header_coercion import plain_header, plain_key, plain_number, plain_text
 from transport.identity.credentials import Credentials, Trust
 from transport.wire.control_frames import PROTOCOL_VERSION, PROTOCOLS, FrameType, HelloKey, LimitKey, encode_frame
 from transport.wire.error_codes import WireError
-from transport.wire.header import Header, MatchKey, check_key, encode_header
+from transport.wire.header import Header, MatchKey, check_key, check_types, encode_header
 
 E = TypeVar("E")
 DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX = 1200, 65000
@@ -180,12 +180,12 @@ def message_of(
     Raises:
         MisuseError: payload and header do not fit together, or the header cannot be written.
     """
-    header = plain_header(header)
     data = flat(payload, writable=False)
     length = 0 if data is None else len(data)
-    if header.length != length:
-        raise MisuseError(f"the header says {header.length} bytes, the payload has {length}")
     try:
+        check_types(header)
+        if header.length != length:
+            raise MisuseError(f"the header says {header.length} bytes, the payload has {length}")
         prefix = encode(header)
     except WireError as error:
         raise MisuseError(f"a header that the peer would refuse: {error.reason}") from error
@@ -193,26 +193,26 @@ def message_of(
 
 
 def name_of(peer: str) -> str:
-    """The name of a peer as plain text: one of another class may be hashed, and so not found, as something else.
+    """The name of a peer, which is of no other class than `str`: others may be hashed as something else.
 
     Raises:
         MisuseError: no peer can be called that.
     """
-    name = plain_text("a peer's name", peer)
+    if type(peer) is not str:
+        raise MisuseError(f"a peer's name must be text; this is {type(peer).__name__}, {repr(peer)[:60]}")
     try:
-        name.encode()
+        peer.encode()
     except UnicodeEncodeError as error:
         raise MisuseError(f"a peer's name must be UTF-8; this is {repr(peer)[:60]}") from error
-    return name
+    return peer
 
 
 def key_of(key: MatchKey) -> MatchKey:
-    """The key of a post in plain values, as some message may have it.
+    """The key of a post, as some message may have it.
 
     Raises:
         MisuseError: no message can have it.
     """
-    key = plain_key(key)
     try:
         check_key(key)
     except WireError as error:
@@ -228,10 +228,11 @@ def deadline_of(deadline_s: float | None) -> float | None:
     """
     if deadline_s is None:
         return None
-    seconds = plain_number("a deadline", deadline_s)
-    if not 0 <= seconds <= DEADLINE_S_MAX:
-        raise MisuseError(f"a deadline in {seconds:g} s; it must be 0 to {DEADLINE_S_MAX:g} s, or None for no deadline")
-    return seconds
+    known = isinstance(deadline_s, numbers.Real) and not isinstance(deadline_s, bool)
+    if not (known and 0 <= deadline_s <= DEADLINE_S_MAX):
+        said = repr(deadline_s)[:60]
+        raise MisuseError(f"a deadline must be a number from 0 to {DEADLINE_S_MAX:g} s, or None; this is {said}")
+    return float(deadline_s)
 
 
 def level_of(priority: Priority) -> int:

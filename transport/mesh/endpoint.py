@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +54,7 @@ _log = logging.getLogger("transport.mesh.endpoint")
 
 def tag_of(rank: int, user_tag: int = 0) -> int:
     """The tag of a message that `rank` sends."""
-    return user_tag << RANK_BITS | rank
+    return operator.index(user_tag) << RANK_BITS | rank
 
 
 def rank_of(tag: int) -> int:

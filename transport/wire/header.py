@@ -110,6 +110,17 @@ def header_of(*values: object) -> Header:
     return header
 
 
+_TYPES: Mapping[type, Mapping[str, type]] = {
+    Header: {
+        "kind": Kind,
+        **dict.fromkeys(("job", "group"), str),
+        **dict.fromkeys(("epoch", "step", "bucket", "attempt", "tag"), int),
+        **{"dtype": str, "shape": tuple, "codec": int, "length": int, "weight": float, "contributors": bytes},
+        "call": str,
+    },
+    MatchKey: {"kind": Kind, "group": str, **dict.fromkeys(("step", "bucket", "attempt", "epoch", "tag"), int)},
+}
+"""In the order of the fields."""
 _TEXT_KEYS = {"job": 1, "group": 2, "call": 14}
 _INT_KEYS = {"epoch": 3, "step": 4, "bucket": 5, "attempt": 6, "tag": 7}
 _KIND, _DTYPE, _SHAPE, _CODEC, _LENGTH, _WEIGHT, _CONTRIBUTORS = 0, 8, 9, 10, 11, 12, 13
@@ -198,6 +209,22 @@ def decode_header(body: bytes) -> Header:
     return header
 
 
+def check_types(values: Header | MatchKey) -> None:
+    """Hold each field against its exact type: a bool, or a number of numpy's, is none of Python's integers.
+
+    Raises:
+        WireError: the first field of another type, by its name.
+    """
+    for (name, value), wanted in zip(vars(values).items(), _TYPES[type(values)].values(), strict=True):
+        if type(value) is not wanted:
+            reason = f"{name} must be of type {wanted.__name__}; this is {type(value).__name__}, {repr(value)[:60]}"
+            raise WireError(WireCode.HEADER_INVALID, reason)
+    for size in getattr(values, "shape", ()):
+        if type(size) is not int:
+            reason = f"shape must be of type int; this holds {type(size).__name__}, {repr(size)[:60]}"
+            raise WireError(WireCode.HEADER_INVALID, reason)
+
+
 def check_header(header: Header) -> None:
     """Hold a header against every bound of the protocol, whoever made it.
 
@@ -228,11 +255,12 @@ def check_header(header: Header) -> None:
 
 
 def check_key(key: MatchKey) -> None:
-    """Hold a key against the bounds that `check_header` has for it: no message could match another.
+    """Hold a key against the types and bounds of a header's fields: no message could match another.
 
     Raises:
         WireError: the first bound that it breaks.
     """
+    check_types(key)
     _check_bounds(key, texts=("group",), integers=_INT_KEYS)
     try:
         key.group.encode()

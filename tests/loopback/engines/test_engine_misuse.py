@@ -6,14 +6,12 @@ import os
 import socket
 import sys
 import threading
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_support import (
     ConnectionDown,
-    ConnectionUp,
     Node,
     bound_socket,
     connected,
@@ -85,28 +83,6 @@ def test_an_endpoint_that_is_refused_leaves_no_thread_behind() -> None:
             with pytest.raises(MisuseError, match="this socket cannot be used"):
                 a.engine.add_endpoint(no_udp, credentials=a.credentials, trust=trust, hello={}, bulk=False)
         assert engine_threads() <= before + 1  # the one for the next endpoint
-
-
-class Called(str, Enum):  # noqa: UP042 - StrEnum is hashed as what it says; this one as its name
-    THE_OTHER = "b"
-
-
-@over(("aioquic", "aioquic"), ("native", "native"))
-def test_a_name_of_another_class_means_what_it_says() -> None:
-    a, b = Node("a"), Node("b")
-    try:
-        a.serve(Trust(pins={b.identity.pin: Called.THE_OTHER}))
-        b.serve(Trust(pins={a.identity.pin: "a"}))
-        a.engine.connect(a.endpoint, b.address, expected_peer=Called.THE_OTHER)
-        up, there = a.take(ConnectionUp), b.take(ConnectionUp).connection
-        assert (up.peer, type(up.peer)) == ("b", str)
-        for tag, name in enumerate((Called.THE_OTHER, "b")):
-            operation = a.engine.post(name, key(tag), None)
-            b.send(there, b"found", tag=tag)
-            assert a.outcome(operation).payload == b"found"
-    finally:
-        a.engine.close()
-        b.engine.close()
 
 
 def test_an_address_that_is_none_ends_the_attempt_and_nothing_else() -> None:

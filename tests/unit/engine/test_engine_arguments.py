@@ -142,91 +142,68 @@ class Small(IntEnum):
     FIVE = 5
 
 
-@pytest.mark.parametrize("five", [np.int64(5), np.uint64(5), np.int8(5), Small.FIVE], ids=repr)
-def test_whatever_is_an_integer_is_written_as_one(five: Any) -> None:
-    fields = ("epoch", "step", "bucket", "attempt", "tag")
-    for name in fields:
-        assert message_of(replace(HEADER, **{name: five}), FOUR) == message_of(replace(HEADER, **{name: 5}), FOUR)
-    said = replace(HEADER, length=five, shape=(five, np.int64(1)), kind=np.int64(Kind.BULK), weight=np.float32(1))
-    meant = replace(HEADER, length=5, shape=(5, 1), kind=Kind.BULK)
-    assert message_of(said, memoryview(b"fives")) == message_of(meant, memoryview(b"fives"))
-
-
 class Word(str, Enum):  # noqa: UP042 - StrEnum shows what it says; this one shows its name
     FLOAT = "float32"
 
 
-def test_a_text_of_another_class_is_written_as_what_it_says() -> None:
-    for name in ("job", "group", "dtype", "call"):
-        said, meant = replace(HEADER, **{name: Word.FLOAT}), replace(HEADER, **{name: "float32"})
-        assert message_of(said, FOUR) == message_of(meant, FOUR)
-    plain = key_of(MatchKey(Kind.CONTROL, group=Word.FLOAT))
-    assert plain == MatchKey(Kind.CONTROL, group="float32")
-    assert type(plain.group) is str
+NO_INTEGERS = [True, np.True_, np.int64(4), Small.FIVE, 4.0, np.float64(4), "4", None, np.array([4]), [4]]
 
 
-@pytest.mark.parametrize("value", [True, np.True_, 4.0, np.float64(4), "4", None, np.array([4]), [4]], ids=repr)
-@pytest.mark.parametrize("name", ["epoch", "step", "bucket", "attempt", "tag", "codec", "length", "shape", "kind"])
-def test_what_is_no_integer_is_refused_by_the_name_of_its_field(name: str, value: Any) -> None:
-    with pytest.raises(MisuseError, match=rf"a header's {name} must be an integer; this is {type(value).__name__}"):
-        message_of(replace(HEADER, **{name: (value,) if name == "shape" else value}), FOUR)
+@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
+@pytest.mark.parametrize("name", ["epoch", "step", "bucket", "attempt", "tag", "codec", "length", "shape"])
+def test_what_is_no_plain_integer_is_refused_by_the_name_of_its_field(name: str, value: Any) -> None:
+    with pytest.raises(MisuseError, match=rf"{name} must be of type int; this (is|holds) {type(value).__name__}"):
+        message_of(replace(HEADER, **{name: (value,) if name == "shape" else value}), memoryview(b"four"))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[(name, value) for name in ("job", "group", "dtype", "call") for value in (b"x", 1, None, np.dtype("int8"))],
-        *[("shape", value) for value in (4, "4", np.array([4]), None)],
-        *[("contributors", value) for value in ("x", 4, [4], np.array([4], dtype=np.uint8), None)],
-        *[("weight", value) for value in (True, "1", None, np.array([1.0]))],
+        *[("kind", value) for value in (1, np.int64(1), True, "1", None)],
+        *[(name, value) for name in ("job", "group", "dtype", "call") for value in (b"x", 1, None, Word.FLOAT)],
+        *[("shape", value) for value in (4, "4", [4], np.array([4]), None)],
+        *[("contributors", value) for value in ("x", 4, bytearray(b"x"), np.array([4], dtype=np.uint8), None)],
+        *[("weight", value) for value in (True, 1, "1", None, np.float64(1), np.array([1.0]))],
     ],
     ids=repr,
 )
 def test_a_field_of_another_type_is_refused_by_its_name(name: str, value: Any) -> None:
-    with pytest.raises(MisuseError, match=rf"a header's {name} must be"):
-        message_of(replace(HEADER, **{name: value}), FOUR)
+    with pytest.raises(MisuseError, match=rf"{name} must be of type \w+; this is {type(value).__name__}"):
+        message_of(replace(HEADER, **{name: value}), memoryview(b"four"))
 
 
-def test_a_kind_that_is_none_is_refused() -> None:
-    with pytest.raises(MisuseError, match=r"kind is one of .*; 7 is none"):
-        message_of(replace(HEADER, kind=7), FOUR)
-
-
-def test_a_key_is_made_plain_and_holds_no_more_than_a_header() -> None:
-    said = MatchKey(np.int64(Kind.BULK), "g" * 128, *(np.uint64(2**64 - 1),) * 5)
-    meant = MatchKey(Kind.BULK, "g" * 128, *(2**64 - 1,) * 5)
-    assert key_of(said) == meant
-    assert type(key_of(said).kind) is Kind
-    assert key_of(meant) is meant
+def test_a_key_holds_no_more_than_a_header() -> None:
+    key = MatchKey(Kind.BULK, "g" * 128, *(2**64 - 1,) * 5)
+    assert key_of(key) is key
     for wrong in (-1, 2**64):
         with pytest.raises(MisuseError, match="no message can have: step is not an unsigned 64-bit integer"):
-            key_of(replace(meant, step=wrong))
+            key_of(replace(key, step=wrong))
     for group, why in (("g" * 129, "group is longer than 128 bytes"), ("\ud800", "group is not UTF-8")):
         with pytest.raises(MisuseError, match=f"no message can have: {why}"):
-            key_of(replace(meant, group=group))
+            key_of(replace(key, group=group))
 
 
-def test_a_name_is_made_plain_and_is_text_that_can_be_written() -> None:
-    assert name_of("b") == "b"
-    assert (name_of(Word.FLOAT), type(name_of(Word.FLOAT))) == ("float32", str)
-    with pytest.raises(MisuseError, match="a peer's name must be text; this is bytes"):
-        name_of(b"b")
-    with pytest.raises(MisuseError, match=r"a peer's name must be UTF-8; this is '\\ud800'"):
-        name_of("\ud800")
-
-
-@pytest.mark.parametrize("value", [True, np.True_, 4.0, "4", None, np.array([4])], ids=repr)
-@pytest.mark.parametrize("name", ["kind", "epoch", "step", "bucket", "attempt", "tag"])
-def test_what_is_no_integer_is_refused_in_a_key_too(name: str, value: Any) -> None:
-    with pytest.raises(MisuseError, match=rf"a key's {name} must be an integer; this is {type(value).__name__}"):
+@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
+@pytest.mark.parametrize("name", ["epoch", "step", "bucket", "attempt", "tag"])
+def test_what_is_no_plain_integer_is_refused_in_a_key_too(name: str, value: Any) -> None:
+    with pytest.raises(MisuseError, match=rf"{name} must be of type int; this is {type(value).__name__}"):
         key_of(replace(MatchKey(Kind.CONTROL), **{name: value}))
 
 
 def test_a_group_that_is_no_text_and_a_kind_that_is_none_are_refused_in_a_key_too() -> None:
-    with pytest.raises(MisuseError, match="a key's group must be text; this is int"):
+    with pytest.raises(MisuseError, match="group must be of type str; this is int"):
         key_of(MatchKey(Kind.CONTROL, group=1))
-    with pytest.raises(MisuseError, match=r"a key's kind is one of .*; 7 is none"):
-        key_of(MatchKey(7))
+    with pytest.raises(MisuseError, match="kind must be of type Kind; this is int, 1"):
+        key_of(MatchKey(1))
+
+
+def test_a_name_is_text_that_can_be_written() -> None:
+    assert name_of("b") == "b"
+    for wrong in (b"b", Word.FLOAT):
+        with pytest.raises(MisuseError, match=f"a peer's name must be text; this is {type(wrong).__name__}"):
+            name_of(wrong)
+    with pytest.raises(MisuseError, match=r"a peer's name must be UTF-8; this is '\\ud800'"):
+        name_of("\ud800")
 
 
 def test_a_deadline_is_a_number_of_seconds_to_come_or_none() -> None:
