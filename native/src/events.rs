@@ -105,8 +105,6 @@ struct Waiting {
 pub struct EventQueue {
     waiting: Mutex<Waiting>,
     some: Condvar,
-    #[cfg(feature = "faults")]
-    faults: crate::runtime::fault_injection::Faults,
 }
 
 impl EventQueue {
@@ -160,19 +158,6 @@ impl EventQueue {
         (waiting.called, waiting.chains) = (false, 0);
         let batch = std::mem::take(&mut waiting.events);
         (!batch.is_empty()).then_some(batch)
-    }
-
-    /// Where tests may have asked for a panic; nothing in an ordinary build.
-    pub fn fault(&self, place: &'static str) {
-        #[cfg(feature = "faults")]
-        self.faults.here(place);
-        let _ = place;
-    }
-
-    /// Have the engine panic when it next comes to a place.
-    #[cfg(feature = "faults")]
-    pub fn ask_for_fault(&self, place: String) {
-        self.faults.ask(place);
     }
 
     /// What waits, for tests without Python.

@@ -6,6 +6,7 @@ pub mod connection;
 mod datagrams_in;
 mod datagrams_out;
 mod driver;
+mod driver_state;
 pub mod endpoint;
 pub mod endpoint_state;
 pub mod gso_batching;

@@ -2,6 +2,7 @@
 
 mod close;
 mod connection_task;
+pub mod context;
 mod endpoints;
 pub mod engine;
 mod liveness;
@@ -9,5 +10,5 @@ pub mod peer_session;
 mod receive;
 mod served_endpoint;
 pub mod statistics;
-mod tick;
+pub mod tick;
 pub mod transmit;

@@ -25,22 +25,23 @@ use super::incoming_message::{Channel, Place, Slot, SlotState};
 use super::queues::{Boxes, Mailbox, Post};
 use crate::borrowed_buffers::Destination;
 use crate::events::{Arrived, Event, EventQueue, Failure};
+use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::locked;
 use crate::wire::{Code, Header};
 
 /// The mail of an engine.
 pub struct Mail {
-    pub(super) store_bytes_max: u64,
     pub(super) events: Arc<EventQueue>,
+    pub(super) faults: Arc<Faults>,
     pub(super) boxes: Mutex<Boxes>,
 }
 
 impl Mail {
-    pub fn new(store_bytes_max: u64, events: Arc<EventQueue>) -> Self {
+    pub fn new(store_bytes_max: u64, events: Arc<EventQueue>, faults: Arc<Faults>) -> Self {
         Self {
-            store_bytes_max,
             events,
-            boxes: Mutex::default(),
+            faults,
+            boxes: Mutex::new(Boxes::new(store_bytes_max)),
         }
     }
 
@@ -62,7 +63,7 @@ impl Mail {
             changed: Notify::new(),
             header,
         });
-        self.events.fault("mail");
+        self.faults.here("mail");
         let key = &slot.header.key;
         if slot.channel.ended() {
             slot.lock().place = Place::Refused(Code::Cancelled);
@@ -74,7 +75,7 @@ impl Mail {
         }
         let mailbox = boxes.mailbox(peer);
         let Some(posts) = mailbox.posts.get_mut(key) else {
-            self.store(mailbox, &slot);
+            mailbox.store(&slot);
             return slot;
         };
         let post = posts.pop_front().expect("empty queues are removed");
@@ -143,6 +144,25 @@ impl Mail {
         }
     }
 
+    /// The store holds as much for an account as it may: no new streams.
+    pub fn full(&self, peer: &str, account: &str) -> bool {
+        let boxes = self.lock();
+        let mailbox = boxes.by_peer.get(peer);
+        mailbox.is_some_and(|mailbox| {
+            let charged = mailbox.accounts.get(account).map_or(0, |account| account.charged);
+            charged >= mailbox.store_bytes()
+        })
+    }
+
+    /// Memory taken by all that waits from a peer.
+    pub fn held(&self, peer: &str) -> u64 {
+        let boxes = self.lock();
+        boxes
+            .by_peer
+            .get(peer)
+            .map_or(0, |mailbox| mailbox.accounts.values().map(|one| one.charged).sum())
+    }
+
     /// Whether a panic left something in the middle.
     pub fn half_done(&self) -> bool {
         self.boxes.is_poisoned()
@@ -180,7 +200,7 @@ impl Mail {
             return true;
         };
         let slot = waiting.first().expect("empty queues are removed").clone();
-        self.remove(mailbox, &slot);
+        mailbox.remove(&slot);
         self.attach(mailbox, &slot, post)
     }
 
@@ -239,7 +259,7 @@ impl Mail {
         }
         state.place = Place::Posted { operation, destination };
         let charged = mailbox.accounts.get(&slot.account).map_or(0, |account| account.charged);
-        if charged > self.store_of(mailbox) / 2 {
+        if charged > mailbox.store_bytes() / 2 {
             // Others fill the connection's window: this one's bytes have their place, and are not of them.
             state.widened = length.min(slot.channel.stream_window()) as i64;
             slot.channel.widen(state.widened);

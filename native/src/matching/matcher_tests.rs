@@ -18,7 +18,7 @@ impl Bench {
     fn new() -> Self {
         let events = Arc::new(EventQueue::default());
         Self {
-            mail: Mail::new(STORE, events.clone()),
+            mail: Mail::new(STORE, events.clone(), Arc::default()),
             events,
             peer: "a".into(),
         }

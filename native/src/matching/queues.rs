@@ -21,6 +21,7 @@ pub(super) struct Mailbox {
     pub(super) arrivals: HashMap<Key, Waiting>,
     pub(super) attached: HashMap<u64, Arc<Slot>>,
     pub(super) accounts: HashMap<String, Account>,
+    pub(super) store_bytes_max: u64,
 }
 
 /// The messages with one key that nobody has posted for. There is always one.
@@ -63,8 +64,9 @@ pub(super) struct Account {
     pub(super) stalled: BTreeMap<(u64, u64), Arc<Slot>>,
 }
 
-#[derive(Default)]
 pub(super) struct Boxes {
+    /// What one account may have in the store, where there are few of them.
+    store_bytes_max: u64,
     pub(super) by_peer: HashMap<Arc<str>, Mailbox>,
     /// The peer and key of every post that has not ended.
     pub(super) open: HashMap<u64, (Arc<str>, Key)>,
@@ -77,6 +79,17 @@ pub(super) struct Boxes {
 }
 
 impl Boxes {
+    pub(super) fn new(store_bytes_max: u64) -> Self {
+        Self {
+            store_bytes_max,
+            by_peer: HashMap::new(),
+            open: HashMap::new(),
+            floors: HashMap::new(),
+            numbers: 0,
+            over: None,
+        }
+    }
+
     pub(super) fn mailbox(&mut self, peer: &str) -> &mut Mailbox {
         if !self.by_peer.contains_key(peer) {
             let peer: Arc<str> = peer.into();
@@ -86,6 +99,7 @@ impl Boxes {
                 arrivals: HashMap::new(),
                 attached: HashMap::new(),
                 accounts: HashMap::new(),
+                store_bytes_max: self.store_bytes_max,
             };
             self.by_peer.insert(peer, fresh);
         }

@@ -3,36 +3,16 @@
 use std::sync::Arc;
 
 use super::incoming_message::{Place, Slot};
-use super::matcher::Mail;
 use super::queues::Mailbox;
 
 /// Of one name; n of them have this part of n of a store, so that 256 hold 20 times what one may, not 256 times.
 const STORES_WHOLE: u64 = 4;
 const KIND_CONTROL: u8 = 0;
 
-impl Mail {
-    /// The store holds as much for an account as it may: no new streams.
-    pub fn full(&self, peer: &str, account: &str) -> bool {
-        let boxes = self.lock();
-        let mailbox = boxes.by_peer.get(peer);
-        mailbox.is_some_and(|mailbox| {
-            let charged = mailbox.accounts.get(account).map_or(0, |account| account.charged);
-            charged >= self.store_of(mailbox)
-        })
-    }
-
-    /// Memory taken by all that waits from a peer.
-    pub fn held(&self, peer: &str) -> u64 {
-        let boxes = self.lock();
-        boxes
-            .by_peer
-            .get(peer)
-            .map_or(0, |mailbox| mailbox.accounts.values().map(|one| one.charged).sum())
-    }
-
-    /// How much one account of a peer may have in the store.
-    pub(super) fn store_of(&self, mailbox: &Mailbox) -> u64 {
-        let accounts = mailbox.accounts.len() as u64;
+impl Mailbox {
+    /// How much one account may have in the store.
+    pub(super) fn store_bytes(&self) -> u64 {
+        let accounts = self.accounts.len() as u64;
         if accounts <= STORES_WHOLE {
             self.store_bytes_max
         } else {
@@ -41,9 +21,9 @@ impl Mail {
     }
 
     /// Keep a message that nobody has posted for.
-    pub(super) fn store(&self, mailbox: &mut Mailbox, slot: &Arc<Slot>) {
-        let charged = mailbox.accounts.entry(slot.account.clone()).or_default().charged;
-        let store = self.store_of(mailbox);
+    pub(super) fn store(&mut self, slot: &Arc<Slot>) {
+        let charged = self.accounts.entry(slot.account.clone()).or_default().charged;
+        let store = self.store_bytes();
         let length = slot.header.length;
         let window = slot.channel.stream_window();
         let room = if slot.header.key.kind == KIND_CONTROL && length <= window {
@@ -53,7 +33,7 @@ impl Mail {
         } else {
             store / 2
         };
-        let account = mailbox.accounts.entry(slot.account.clone()).or_default();
+        let account = self.accounts.entry(slot.account.clone()).or_default();
         let mut state = slot.lock();
         let mut memory = Vec::new();
         if charged.saturating_add(slot.whole_charge()) <= room && memory.try_reserve_exact(length as usize).is_ok() {
@@ -72,7 +52,7 @@ impl Mail {
         let total = charged + state.charged;
         account.charged = total;
         drop(state);
-        let waiting = mailbox.arrivals.entry(slot.header.key.clone()).or_default();
+        let waiting = self.arrivals.entry(slot.header.key.clone()).or_default();
         waiting.incomplete.insert(slot.number, slot.clone());
         if total >= store {
             slot.channel.close_doors();
@@ -80,11 +60,11 @@ impl Mail {
     }
 
     /// Take a message out of the store; what has become free goes to those of its account that wait for room, in turn.
-    pub(super) fn remove(&self, mailbox: &mut Mailbox, slot: &Arc<Slot>) {
-        if let Some(waiting) = mailbox.arrivals.get_mut(&slot.header.key) {
+    pub(super) fn remove(&mut self, slot: &Arc<Slot>) {
+        if let Some(waiting) = self.arrivals.get_mut(&slot.header.key) {
             waiting.remove(slot);
             if waiting.is_empty() {
-                mailbox.arrivals.remove(&slot.header.key);
+                self.arrivals.remove(&slot.header.key);
             }
         }
         let freed = {
@@ -92,17 +72,17 @@ impl Mail {
             slot.narrow(&mut state);
             std::mem::take(&mut state.charged)
         };
-        let Some(account) = mailbox.accounts.get_mut(&slot.account) else {
+        let Some(account) = self.accounts.get_mut(&slot.account) else {
             return;
         };
         account.stalled.remove(&slot.turn());
         account.charged -= freed.min(account.charged);
         if account.charged == 0 {
-            mailbox.accounts.remove(&slot.account); // with it nothing waits: every message is charged
+            self.accounts.remove(&slot.account); // with it nothing waits: every message is charged
             return;
         }
-        let room = self.store_of(mailbox) / 2;
-        let Some(account) = mailbox.accounts.get_mut(&slot.account) else {
+        let room = self.store_bytes() / 2;
+        let Some(account) = self.accounts.get_mut(&slot.account) else {
             return;
         };
         while let Some(first) = account.stalled.first_entry()

@@ -30,7 +30,7 @@ impl Mail {
             let text = format!("{} gave the message up: {reason}", slot.peer);
             self.fail(operation, Failure::Cancelled(text));
         } else {
-            self.remove(mailbox, slot);
+            mailbox.remove(slot);
         }
     }
 
@@ -75,7 +75,7 @@ impl Mail {
         for slot in gone {
             slot.lock().place = Place::Refused(Code::Cancelled);
             slot.changed.notify_one();
-            self.remove(mailbox, &slot);
+            mailbox.remove(&slot);
         }
         freed.sort_by_key(|post| post.operation);
         let mut ended = Vec::new();
@@ -157,7 +157,7 @@ impl Mail {
             for slot in old {
                 slot.lock().place = Place::Refused(Code::Discarded);
                 slot.changed.notify_one();
-                self.remove(mailbox, &slot);
+                mailbox.remove(&slot);
             }
         }
     }

@@ -20,7 +20,9 @@ use crate::quic::tls::Identity;
 use crate::runtime::locks::locked;
 use crate::runtime::sched_slice;
 use crate::runtime::thread::Thread;
+use crate::session::context::Registry;
 use crate::session::engine::Engine;
+use crate::session::tick;
 use crate::session::transmit::Message;
 use crate::settings::Settings;
 use crate::wire::Key;
@@ -87,6 +89,8 @@ impl Core {
         };
         let queue = Arc::new(EventQueue::default());
         let (engine, first) = Engine::start(settings, queue.clone())?;
+        tick::begin(&engine);
+        let faults = engine.context.faults.clone();
         let events = thread::Builder::new().name("hive-events".to_owned()).spawn({
             let engine = Arc::downgrade(&engine);
             move || {
@@ -96,7 +100,7 @@ impl Core {
                         engine.broke(why);
                     }
                 };
-                deliver_all(&queue, deliver, broke);
+                deliver_all(&queue, &faults, deliver, broke);
             }
         })?;
         Ok(Self {
@@ -123,7 +127,7 @@ impl Core {
     /// Have an object delivered in its place among the events. False after the end: as of all that returns whether, what
     /// is not taken has no event.
     fn echo(&self, object: Py<PyAny>) -> bool {
-        self.engine.events.push(Event::Echo(object))
+        self.engine.context.events.push(Event::Echo(object))
     }
 
     /// Serve a UDP socket; the caller keeps it open until `close` has returned. Whether it is taken: not after that.
@@ -139,7 +143,7 @@ impl Core {
         bulk: bool,
     ) -> PyResult<bool> {
         let identity =
-            Identity::new(certificates, key, &self.engine.settings.protocol).map_err(PyValueError::new_err)?;
+            Identity::new(certificates, key, &self.engine.context.settings.protocol).map_err(PyValueError::new_err)?;
         let taken = py.detach(|| -> std::io::Result<bool> {
             let mut running = locked(&self.running);
             let Some(running) = running.as_mut() else {
@@ -267,7 +271,7 @@ impl Core {
         let message = Message {
             operation,
             header: Bytes::from(header),
-            payload: payload.map(|buffer| Payload::new(buffer, self.engine.events.clone())),
+            payload: payload.map(|buffer| Payload::new(buffer, self.engine.context.events.clone())),
             level,
             deadline,
         };
@@ -296,9 +300,9 @@ impl Core {
                 epoch,
                 tag,
             },
-            buffer: buffer.map(|buffer| Posted::new(buffer, self.engine.events.clone())),
+            buffer: buffer.map(|buffer| Posted::new(buffer, self.engine.context.events.clone())),
         };
-        py.detach(|| self.engine.mail.post(peer, post))
+        py.detach(|| self.engine.context.mail.post(peer, post))
     }
 
     fn cancel(&self, py: Python<'_>, operation: u64) {
@@ -306,12 +310,12 @@ impl Core {
     }
 
     fn discard(&self, py: Python<'_>, group: &str, before_step: u64) {
-        py.detach(|| self.engine.mail.discard(group, before_step));
+        py.detach(|| self.engine.context.mail.discard(group, before_step));
     }
 
     /// Memory that waiting messages of a peer take.
     fn held(&self, py: Python<'_>, peer: &str) -> u64 {
-        py.detach(|| self.engine.mail.held(peer))
+        py.detach(|| self.engine.context.mail.held(peer))
     }
 
     /// The processor's seconds that the thread of each endpoint has used.
@@ -376,10 +380,10 @@ impl Core {
         });
     }
 
-    /// Panic at the next visit to a place (`EventQueue::fault`): only in the builds that test it.
+    /// Panic at the next visit to a place (`Faults::here`): only in the builds that test it.
     #[cfg(feature = "faults")]
     fn fault(&self, place: String) {
-        self.engine.events.ask_for_fault(place);
+        self.engine.context.faults.ask(place);
     }
 
     /// End everything because something of the caller's own broke.
@@ -408,7 +412,7 @@ impl Core {
             let failed = ending.into_iter().filter_map(|thread| thread.join().err()).count();
             self.engine.let_go();
             drop(running);
-            self.engine.events.end();
+            self.engine.context.events.end();
             if thread::current().id() != events.thread().id() {
                 events
                     .join()

@@ -9,13 +9,14 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use super::header_tuples::tell_header;
 use super::received_buffer::Memory;
 use crate::events::{Arrived, Event, EventQueue, Failure};
+use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::words_of;
 
 /// The event thread: hand every batch to `deliver`, a callable that takes a list of tuples and does not raise.
 ///
 /// `broke`: something failed here, and the engine has to end. Whatever fails, this thread goes on, for nobody else tells
 /// how things end.
-pub fn deliver_all(queue: &EventQueue, deliver: Py<PyAny>, broke: impl Fn(&str)) {
+pub fn deliver_all(queue: &EventQueue, faults: &Faults, deliver: Py<PyAny>, broke: impl Fn(&str)) {
     let mut deliver = Some(deliver);
     // Python keeps the state of a thread as long as one of these is not released. Without, every batch would make one: its
     // stack is mapped and unmapped, which stops the other threads for a moment.
@@ -24,7 +25,7 @@ pub fn deliver_all(queue: &EventQueue, deliver: Py<PyAny>, broke: impl Fn(&str))
     let kept = Python::try_attach(|_| unsafe { ffi::PyGILState_Ensure() });
     while let Some(batch) = queue.take() {
         let attached = Python::try_attach(|py| {
-            let delivered = catch_unwind(AssertUnwindSafe(|| deliver_batch(py, queue, batch, deliver.as_ref())));
+            let delivered = catch_unwind(AssertUnwindSafe(|| deliver_batch(py, faults, batch, deliver.as_ref())));
             delivered.unwrap_or_else(|panic| Err(words_of(&*panic)))
         });
         match attached {
@@ -54,7 +55,7 @@ pub fn deliver_all(queue: &EventQueue, deliver: Py<PyAny>, broke: impl Fn(&str))
 /// error says why the engine has to end.
 fn deliver_batch(
     py: Python<'_>,
-    queue: &EventQueue,
+    faults: &Faults,
     batch: Vec<Event>,
     deliver: Option<&Py<PyAny>>,
 ) -> Result<(), String> {
@@ -63,7 +64,7 @@ fn deliver_batch(
     for event in batch {
         let operation = event.operation();
         let item = catch_unwind(AssertUnwindSafe(|| {
-            queue.fault("tell");
+            faults.here("tell");
             tell(py, event)
         }));
         let why = match item {

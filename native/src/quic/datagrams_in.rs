@@ -8,7 +8,7 @@ use quinn_proto::{self as proto, ConnectionHandle, DatagramEvent};
 use quinn_udp::EcnCodepoint;
 
 use super::connection::{self, Connection};
-use super::driver::Driver;
+use super::driver_state::Driver;
 use super::endpoint_state::State;
 use super::gso_size::on_wire;
 use crate::udp::socket::Read;
@@ -19,7 +19,7 @@ impl Driver {
         if !self.look && !self.socket.poll_readable(cx) {
             return;
         }
-        let (socket, faults) = (&self.socket, &self.faults);
+        let (socket, faults) = (&self.socket, &self.shared.faults);
         let mut now = None;
         let touched = &mut self.touched;
         let State {
@@ -41,7 +41,7 @@ impl Driver {
                     EcnCodepoint::Ce => proto::EcnCodepoint::Ce,
                 });
                 let mut answer = Vec::new();
-                faults.fault("endpoint");
+                faults.here("endpoint");
                 match endpoint.handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer) {
                     Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                         if held.as_ref().is_none_or(|(of, ..)| *of != handle) {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use quinn_proto as proto;
 
 use super::connection;
-use super::driver::Driver;
+use super::driver_state::Driver;
 use super::endpoint_state::State;
 use super::gso_batching::Lump;
 use super::gso_size::{on_wire, segments_in};
@@ -44,7 +44,7 @@ impl Driver {
             let mut fills = None;
             for _ in 0..if more { LUMPS_A_TURN } else { 0 } {
                 let made = connection.with(&mut shared, |shared, stack| {
-                    self.faults.fault("stack");
+                    self.shared.faults.here("stack");
                     self.packets.clear();
                     lump(
                         (shared, connection.has_more()),

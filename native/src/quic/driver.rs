@@ -3,77 +3,23 @@
 //! Each turn reads a batch of datagrams, hands them to their connections and wakes the tasks that have something to do.
 //! Only when those have run does it send, so that what they did goes out together with the acknowledgements.
 
-use std::collections::{BTreeSet, VecDeque};
 use std::panic::resume_unwind;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use quinn_proto::{self as proto, ConnectionHandle, EndpointEvent};
-use tokio::time::{Sleep, sleep_until};
+use quinn_proto::{ConnectionHandle, EndpointEvent};
 
-use super::endpoint_state::{Shared, State};
-use crate::events::EventQueue;
-use crate::runtime::cpu_yield::GivingWay;
+use super::driver_state::Driver;
+use super::endpoint_state::State;
 use crate::runtime::locks::locked;
-use crate::udp::socket::{Inbox, Socket};
+use crate::udp::socket::Inbox;
 
 /// What waits in the kernel is kept as short as the rates of the paths allow, which are measured as often.
 const FIT_EVERY: Duration = Duration::from_millis(100);
 
-/// Moves the packets of an endpoint. Locks are taken in this order: the endpoint, a connection, what is wished or
-/// touched.
-pub struct Driver {
-    pub(super) shared: Arc<Shared>,
-    pub(super) socket: Arc<Socket>,
-    /// How often the endpoint had started over when the rest of this was new.
-    start: u64,
-    pub(super) inbox: Inbox,
-    /// Something may have come: the socket is read without asking first.
-    pub(super) look: bool,
-    /// The tasks have had their turn since something was read.
-    stepped_back: bool,
-    pub(super) touched: Vec<ConnectionHandle>,
-    pub(super) due: VecDeque<ConnectionHandle>,
-    pub(super) packets: Vec<u8>,
-    /// Packets that the kernel had no room for.
-    pub(super) unsent: Option<proto::Transmit>,
-    pub(super) deadlines: BTreeSet<(Instant, usize)>,
-    alarm: Pin<Box<Sleep>>,
-    alarm_at: Option<Instant>,
-    fitted: Instant,
-    /// Of bulk.
-    giving_way: Option<GivingWay>,
-    /// What the paths that are in use have delivered of late, in bytes a second: those that may share the link.
-    pub(super) rate: u64,
-    pub(super) faults: Arc<EventQueue>,
-}
-
 impl Driver {
-    pub(super) fn new(shared: Arc<Shared>, socket: Arc<Socket>, bulk: bool, faults: Arc<EventQueue>) -> Self {
-        Self {
-            shared,
-            socket,
-            faults,
-            start: 0,
-            inbox: Inbox::new(),
-            look: true,
-            stepped_back: false,
-            touched: Vec::new(),
-            due: VecDeque::new(),
-            packets: Vec::new(),
-            unsent: None,
-            deadlines: BTreeSet::new(),
-            alarm: Box::pin(sleep_until(tokio::time::Instant::now())),
-            alarm_at: None,
-            fitted: Instant::now(),
-            giving_way: bulk.then(GivingWay::default),
-            rate: 0,
-        }
-    }
-
     /// Let the time that has come come for the connections.
     fn time_out(&mut self, now: Instant, state: &mut State) {
         while let Some((deadline, handle)) = self.deadlines.first().copied() {

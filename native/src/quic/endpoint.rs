@@ -17,17 +17,16 @@ use quinn_proto::{ClientConfig, EndpointConfig, HashedConnectionIdGenerator, Ser
 use tokio::sync::Notify;
 
 use super::connection::Connection;
-use super::driver::Driver;
+use super::driver_state::Driver;
 use super::endpoint_state::{Dialled, Shared, State, fresh};
 use super::gso_size::{LUMP, LUMP_BULK, on_wire};
 use crate::congestion::path_measurement::Rate;
-use crate::events::EventQueue;
+use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::locked;
 use crate::udp::socket::Socket;
 
 pub struct Endpoint {
     shared: Arc<Shared>,
-    faults: Arc<EventQueue>,
 }
 
 impl Endpoint {
@@ -39,7 +38,7 @@ impl Endpoint {
         mut config: EndpointConfig,
         server: ServerConfig,
         bulk: bool,
-        faults: Arc<EventQueue>,
+        faults: Arc<Faults>,
     ) -> (Self, Driver) {
         let socket = Arc::new(socket);
         // One that starts over has to know the identifiers of before: to others no reset is sent.
@@ -63,9 +62,10 @@ impl Endpoint {
             state: Mutex::new(state),
             next_socket: Mutex::default(),
             dialled: Notify::new(),
+            faults,
         });
-        let driver = Driver::new(shared.clone(), socket, bulk, faults.clone());
-        (Self { shared, faults }, driver)
+        let driver = Driver::new(shared.clone(), socket, bulk);
+        (Self { shared }, driver)
     }
 
     /// Dial. The driver holds the endpoint nearly all the time: only tasks of its thread ask for it.
@@ -81,7 +81,7 @@ impl Endpoint {
         let mut state = self.shared.lock();
         let (handle, stack) = state
             .guarded(|state| {
-                self.faults.fault("dial");
+                self.shared.faults.here("dial");
                 state.proto.connect(Instant::now(), config, remote, name)
             })?
             .map_err(|error| error.to_string())?;

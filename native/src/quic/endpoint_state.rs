@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 use super::connection::{Connection, Touched};
 use crate::congestion::path_measurement::Rate;
+use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::{locked, words_of};
 use crate::udp::socket::Socket;
 
@@ -25,6 +26,8 @@ pub(super) struct Shared {
     /// What the driver goes on with at its next turn.
     pub(super) next_socket: Mutex<Option<Arc<Socket>>>,
     pub(super) dialled: Notify,
+    /// What tests ask to panic.
+    pub(super) faults: Arc<Faults>,
 }
 
 pub(super) struct State {

@@ -11,77 +11,52 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 
 use super::locks::words_of;
-use crate::session::engine::Engine;
-use crate::session::peer_session::Link;
 
 /// Whose a task is, and so what ends when it panics.
-pub enum Task {
-    /// The engine.
-    Engine(Arc<Engine>),
-    /// The connection.
-    Link(Arc<Link>),
-    /// The connection, and the send with this number.
-    Send(Arc<Link>, u64),
-    /// The connection, which this task would have seen to its end.
-    Course(Arc<Link>),
+pub trait OnPanic: Send + Sync {
+    /// The task panicked, and said this: end what it belongs to.
+    fn panicked(&self, words: &str);
+
+    /// To do that panicked too: end everything.
+    fn end_all(&self, words: &str);
 }
 
-impl Task {
-    fn engine(&self) -> &Arc<Engine> {
-        match self {
-            Self::Engine(engine) => engine,
-            Self::Link(link) | Self::Send(link, _) | Self::Course(link) => &link.engine,
-        }
+impl<T: OnPanic + ?Sized> OnPanic for Arc<T> {
+    fn panicked(&self, words: &str) {
+        (**self).panicked(words);
     }
 
-    fn panicked(&self, words: &str) {
-        let engine = self.engine();
-        if let Self::Send(link, operation) = self {
-            // To tell its end is the last thing that its task would have done, so it has not been told.
-            engine.fail_send(*operation, link.broken(words));
-        }
-        if engine.half_done() {
-            return engine.broke(words);
-        }
-        match self {
-            Self::Engine(engine) => engine.broke(words),
-            Self::Link(link) | Self::Send(link, _) => link.broke(words),
-            Self::Course(link) => {
-                link.broke(words);
-                if !link.finish_again() {
-                    engine.broke(words);
-                }
-            }
-        }
+    fn end_all(&self, words: &str) {
+        (**self).end_all(words);
     }
 }
 
 /// Run a task, which may panic, on a thread.
-pub fn spawn(thread: &Handle, task: Task, future: impl Future<Output = ()> + Send + 'static) {
+pub fn spawn(thread: &Handle, owner: impl OnPanic + Unpin + 'static, task: impl Future<Output = ()> + Send + 'static) {
     thread.spawn(Guarded {
-        task,
-        future: Box::pin(future),
+        owner,
+        task: Box::pin(task),
     });
 }
 
-struct Guarded {
-    task: Task,
-    future: Pin<Box<dyn Future<Output = ()> + Send>>,
+struct Guarded<O> {
+    owner: O,
+    task: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-impl Future for Guarded {
+impl<O: OnPanic + Unpin> Future for Guarded<O> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let panic = match catch_unwind(AssertUnwindSafe(|| self.future.as_mut().poll(cx))) {
+        let panic = match catch_unwind(AssertUnwindSafe(|| self.task.as_mut().poll(cx))) {
             Ok(polled) => return polled,
             Err(panic) => panic,
         };
-        // The future has let go of what it held, and is not polled again.
+        // The task has let go of what it held, and is not polled again.
         let words = words_of(&*panic);
-        let ended = catch_unwind(AssertUnwindSafe(|| self.task.panicked(&words)));
+        let ended = catch_unwind(AssertUnwindSafe(|| self.owner.panicked(&words)));
         if ended.is_err() {
-            self.task.engine().broke(&words);
+            self.owner.end_all(&words);
         }
         Poll::Ready(())
     }

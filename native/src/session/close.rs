@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::peer_session::{Link, Stage};
 use crate::events::{Event, Failure};
 use crate::quic::connection::Ended;
-use crate::runtime::supervision::{self, Task};
+use crate::runtime::supervision::{self, OnPanic};
 use crate::wire::{Code, Violation, code_name};
 
 /// How long a dialling side waits for the word that its refusal will be understood.
@@ -64,9 +64,16 @@ impl Link {
         self.say_close(code, &reason);
     }
 
-    /// A task of this connection's panicked: the connection ends, and others go on.
-    pub fn broke(&self, words: &str) {
+    /// A task of this connection's panicked: the connection ends, and others go on where nothing that they share is half done.
+    ///
+    /// False where the engine ends instead.
+    pub(super) fn broke(&self, words: &str) -> bool {
+        if self.registry.half_done() {
+            self.registry.end_all(words);
+            return false;
+        }
         self.close(Code::Internal as u64, self.broken(words));
+        true
     }
 
     pub fn broken(&self, words: &str) -> Failure {
@@ -79,8 +86,11 @@ impl Link {
         if due {
             let link = self.clone();
             // If that panics too the engine ends.
-            let task = Task::Engine(self.engine.clone());
-            supervision::spawn(&self.thread, task, async move { link.finish(None).await });
+            supervision::spawn(
+                &self.thread,
+                self.registry.clone(),
+                async move { link.finish(None).await },
+            );
         }
         due
     }
@@ -117,7 +127,7 @@ impl Link {
 
     pub(super) async fn finish(self: &Arc<Self>, ended: Option<Ended>) {
         let closed_for_good = matches!(ended, Some(Ended::Quic(ConnectionError::LocallyClosed)))
-            && (self.engine.over() || self.lock().failure.is_some());
+            && (self.registry.over() || self.lock().failure.is_some());
         if self.is(Stage::Up) && !closed_for_good {
             // What had come whole was acknowledged, so the peer counts on it: it is told before the end is.
             let _ = tokio::time::timeout(READ_OUT_MAX, self.receives.none()).await;
@@ -126,15 +136,15 @@ impl Link {
         self.lock().reason = reason.clone();
         let was = self.stage.send_replace(Stage::Ended);
         let peer = self.peer();
-        let last = self.engine.forget(self, was == Stage::Up);
+        let last = self.registry.forget(self.number, &peer, was == Stage::Up);
         self.gate.end();
         self.opener.end();
         self.sends.none().await;
         if was == Stage::Up {
             let failure = last.then(|| self.lost(reason));
-            self.engine.mail.disconnected(&peer, self.number, failure);
+            self.context.mail.disconnected(&peer, self.number, failure);
         }
-        self.engine.events.push(Event::Down {
+        self.context.events.push(Event::Down {
             link: self.number,
             peer: peer.to_string(),
             failure,
@@ -188,6 +198,16 @@ impl Link {
         let _ = self.stage.subscribe().wait_for(|stage| *stage == Stage::Ended).await;
         let reason = self.lock().reason.clone();
         self.lost(reason)
+    }
+}
+
+impl OnPanic for Link {
+    fn panicked(&self, words: &str) {
+        self.broke(words);
+    }
+
+    fn end_all(&self, words: &str) {
+        self.registry.end_all(words);
     }
 }
 

@@ -13,14 +13,14 @@ use super::{liveness, receive};
 use crate::congestion::RATE;
 use crate::events::{Event, Failure};
 use crate::quic::connection::Connection;
-use crate::runtime::supervision::{self, Task};
+use crate::runtime::supervision::{self, OnPanic};
 use crate::wire::Code;
 
 impl Link {
     /// Dial, and see the connection through, as a task.
     pub fn dial(self: &Arc<Self>, dial: impl FnOnce() -> Result<Connection, String> + Send + 'static) {
         let link = self.clone();
-        supervision::spawn(&self.thread, Task::Course(self.clone()), async move {
+        supervision::spawn(&self.thread, Course(self.clone()), async move {
             match dial() {
                 Ok(connection) => link.run(connection).await,
                 Err(reason) => {
@@ -33,18 +33,21 @@ impl Link {
 
     /// See a connection through, as a task.
     pub fn begin_course(self: &Arc<Self>, connection: Connection) {
-        supervision::spawn(&self.thread, Task::Course(self.clone()), self.clone().run(connection));
+        supervision::spawn(&self.thread, Course(self.clone()), self.clone().run(connection));
     }
 
     /// Send a message, as a task; `abort` ends it early.
     pub fn send(self: &Arc<Self>, message: Message, abort: oneshot::Receiver<Failure>) {
-        let task = Task::Send(self.clone(), message.operation);
-        supervision::spawn(&self.thread, task, transmit::send(self.clone(), message, abort));
+        let owner = Sending {
+            link: self.clone(),
+            operation: message.operation,
+        };
+        supervision::spawn(&self.thread, owner, transmit::send(self.clone(), message, abort));
     }
 
     /// See a connection through, from its first packet to its last.
     pub async fn run(self: Arc<Self>, connection: Connection) {
-        let settings = &self.engine.settings;
+        let settings = &self.context.settings;
         let began = tokio::time::Instant::now();
         let deadline = began + settings.handshake_timeout;
         let connected = tokio::select! {
@@ -65,7 +68,7 @@ impl Link {
             Some(Ok(Ok(()))) => {
                 self.lock().heard_at = Instant::now();
                 let connection = self.connection.get_or_init(|| connection);
-                self.engine.events.push(Event::Chain {
+                self.context.events.push(Event::Chain {
                     link: self.number,
                     certificates: connection.peer_chain().iter().map(|one| one.to_vec()).collect(),
                 });
@@ -81,7 +84,7 @@ impl Link {
                 tokio::select! {
                     error = connection.closed() => Some(error),
                     up = up => {
-                        self.engine.events.fault("course");
+                        self.context.faults.here("course");
                         if !up {
                             self.close(Code::HandshakeTimeout as u64, self.handshake_timed_out(settings.handshake_timeout));
                         }
@@ -106,5 +109,40 @@ impl Link {
         }
         self.spawn(transmit::say_hello(self.clone(), self.hello.clone()));
         self.spawn(receive::listen(self.clone()));
+    }
+}
+
+/// The task that sees a connection to its end.
+struct Course(Arc<Link>);
+
+impl OnPanic for Course {
+    fn panicked(&self, words: &str) {
+        let Self(link) = self;
+        if link.broke(words) && !link.finish_again() {
+            link.registry.end_all(words);
+        }
+    }
+
+    fn end_all(&self, words: &str) {
+        self.0.end_all(words);
+    }
+}
+
+/// The task of one send.
+struct Sending {
+    link: Arc<Link>,
+    operation: u64,
+}
+
+impl OnPanic for Sending {
+    fn panicked(&self, words: &str) {
+        // To tell its end is the last thing that its task would have done, so it has not been told.
+        let failure = self.link.broken(words);
+        self.link.registry.fail_send(self.operation, failure);
+        self.link.broke(words);
+    }
+
+    fn end_all(&self, words: &str) {
+        self.link.end_all(words);
     }
 }

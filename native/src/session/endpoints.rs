@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use quinn_proto::{ClientConfig, ServerConfig, TransportConfig};
 
+use super::context::Registry;
 use super::engine::Engine;
-use super::peer_session::{Link, Stage, remote_name};
+use super::peer_session::{Link, Setup, Stage, remote_name};
 use super::served_endpoint::Served;
 use crate::congestion::path_measurement::Measure;
 use crate::events::{Event, Failure};
@@ -21,7 +22,7 @@ use crate::quic::tls::Identity;
 use crate::quic::transport_config::{endpoint_config, transport};
 use crate::runtime::locks::locked;
 use crate::runtime::sched_slice;
-use crate::runtime::supervision::{self, Task};
+use crate::runtime::supervision;
 use crate::runtime::thread::Thread;
 use crate::udp::socket::Socket;
 
@@ -53,10 +54,10 @@ impl Engine {
             unsafe { Socket::adopt(descriptor) }?
         };
         let server = ServerConfig::with_crypto(identity.server.clone());
-        let config = endpoint_config(&self.settings);
+        let config = endpoint_config(&self.context.settings);
         let (endpoint, mut driver) = {
             let _runtime = thread.enter();
-            Endpoint::new(socket, config, server, bulk, self.events.clone())
+            Endpoint::new(socket, config, server, bulk, self.context.faults.clone())
         };
         let served = Arc::new(Served {
             number,
@@ -69,18 +70,18 @@ impl Engine {
             rate: Arc::default(),
         });
         locked(&self.endpoints).insert(number, served.clone());
-        let events = self.events.clone();
+        let faults = self.context.faults.clone();
         let drive = async move {
             let _ = sched_slice::ask(if bulk { sched_slice::BULK } else { sched_slice::URGENT }); // it works without
             poll_fn(move |cx| {
-                events.fault("driver");
+                faults.here("driver");
                 Pin::new(&mut driver).poll(cx)
             })
             .await
         };
-        supervision::spawn(&served.thread, Task::Engine(self.clone()), drive);
+        supervision::spawn(&served.thread, self.clone(), drive);
         let accepts = accept(self.clone(), served.clone());
-        supervision::spawn(&served.thread, Task::Engine(self.clone()), accepts);
+        supervision::spawn(&served.thread, self.clone(), accepts);
         Ok(())
     }
 
@@ -134,7 +135,7 @@ impl Engine {
         let fail = |reason: String| {
             let (peer, lost) = (name.clone(), name.clone());
             let failure = Some(Failure::Lost { peer: lost, reason });
-            self.events.push(Event::Down {
+            self.context.events.push(Event::Down {
                 link: number,
                 peer,
                 failure,
@@ -148,18 +149,18 @@ impl Engine {
         config.transport_config(self.transport(&served, &measure));
         let rate = measure.rate.clone();
         let (thread, hello) = (served.thread.clone(), served.hello.clone());
-        let patience = self.settings.handshake_timeout;
-        let link = Link::new(
-            self.clone(),
-            thread,
+        let patience = self.context.settings.handshake_timeout;
+        let setup = Setup {
             number,
             remote,
+            dialled: true,
+            bulk: served.bulk,
             hello,
-            true,
             patience,
-            served.bulk,
+            thread,
             measure,
-        );
+        };
+        let link = Link::new(self.context.clone(), self.clone(), setup);
         if let Some(expected) = expected {
             link.set_peer(expected);
         }
@@ -182,14 +183,14 @@ impl Engine {
     }
 
     fn transport(&self, served: &Served, measure: &Arc<Measure>) -> Arc<TransportConfig> {
-        transport(&self.settings, served.bulk, &served.rate, measure)
+        transport(&self.context.settings, served.bulk, &served.rate, measure)
     }
 }
 
 async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
     loop {
         let dialled = served.endpoint.accept().await;
-        engine.events.fault("accept");
+        engine.context.faults.here("accept");
         let source = source_of(dialled.remote_address());
         let (half_open, of_source) = {
             let links = locked(&engine.links);
@@ -201,7 +202,7 @@ async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
             })
         };
         // One that ends before Python has judged it leaves its chain in the queue, where all others would wait behind it.
-        let unjudged = half_open.max(engine.events.chains());
+        let unjudged = half_open.max(engine.context.events.chains());
         let proved = dialled.remote_address_validated();
         if unjudged >= HALF_OPEN_MAX || of_source >= HALF_OPEN_PER_SOURCE_MAX || engine.over() {
             served.endpoint.ignore(dialled);
@@ -231,24 +232,24 @@ fn begin(engine: &Arc<Engine>, served: &Served, dialled: Dialled, proved: bool) 
         return; // its first packet was not good
     };
     let (number, thread, hello) = (engine.number(), served.thread.clone(), served.hello.clone());
-    let patience = engine.settings.handshake_timeout;
-    let link = Link::new(
-        engine.clone(),
-        thread,
+    let patience = engine.context.settings.handshake_timeout;
+    let setup = Setup {
         number,
         remote,
+        dialled: false,
+        bulk: served.bulk,
         hello,
-        false,
-        if proved {
+        patience: if proved {
             patience
         } else {
             patience.min(UNPROVED_WITHIN)
         },
-        served.bulk,
+        thread,
         measure,
-    );
+    };
+    let link = Link::new(engine.context.clone(), engine.clone(), setup);
     locked(&engine.links).insert(number, link.clone());
-    engine.events.push(Event::Accepted {
+    engine.context.events.push(Event::Accepted {
         link: number,
         endpoint: served.number,
         remote: (remote.ip().to_string(), remote.port()),

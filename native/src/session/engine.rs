@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::context::{Context, Registry};
 use super::peer_session::{Link, Stage};
 use super::served_endpoint::Served;
 use super::statistics::LinkStatistics;
-use super::tick;
 use super::transmit::Message;
 use crate::events::{Event, EventQueue, Failure};
 use crate::matching::matcher::Mail;
+use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::locked;
-use crate::runtime::supervision::{self, Task};
+use crate::runtime::supervision::{self, OnPanic};
 use crate::runtime::thread::{Thread, cpu_seconds};
 use crate::settings::Settings;
 use crate::wire::Code;
@@ -28,9 +29,7 @@ const GOODBYE_WITHIN: Duration = Duration::from_millis(300);
 type Sending = (Arc<Link>, Option<oneshot::Sender<Failure>>);
 
 pub struct Engine {
-    pub settings: Settings,
-    pub events: Arc<EventQueue>,
-    pub mail: Mail,
+    pub context: Arc<Context>,
     /// Of the first thread; none after the end, for it keeps the thread's descriptors open.
     pub(super) first: Mutex<Option<Handle>>,
     pub(super) over: AtomicBool,
@@ -42,13 +41,18 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Start, with the thread of the first endpoint.
+    /// Start, with the thread of the first endpoint. What is done now and then is begun by `tick`.
     pub fn start(settings: Settings, events: Arc<EventQueue>) -> std::io::Result<(Arc<Self>, Thread)> {
         let first = Thread::start()?;
-        let engine = Arc::new(Self {
-            mail: Mail::new(settings.unexpected_bytes_max, events.clone()),
+        let faults = Arc::<Faults>::default();
+        let context = Context {
+            mail: Mail::new(settings.unexpected_bytes_max, events.clone(), faults.clone()),
             settings,
             events,
+            faults,
+        };
+        let engine = Arc::new(Self {
+            context: Arc::new(context),
             first: Mutex::new(Some(first.handle.clone())),
             over: AtomicBool::new(false),
             numbers: AtomicU64::new(1),
@@ -57,20 +61,14 @@ impl Engine {
             sends: Mutex::default(),
             snapshot: Mutex::default(),
         });
-        engine.spawn(tick::tick(engine.clone()));
-        engine.spawn(tick::flush(engine.events.clone()));
         Ok((engine, first))
     }
 
     /// Run a task that belongs to no connection: the engine ends if it panics. After the end nothing runs.
     pub fn spawn(self: &Arc<Self>, future: impl Future<Output = ()> + Send + 'static) {
         if let Some(first) = &*locked(&self.first) {
-            supervision::spawn(first, Task::Engine(self.clone()), future);
+            supervision::spawn(first, self.clone(), future);
         }
-    }
-
-    pub fn over(&self) -> bool {
-        self.over.load(Ordering::SeqCst)
     }
 
     /// A number that no other connection has.
@@ -81,28 +79,12 @@ impl Engine {
         locked(&self.links).get(&number).cloned()
     }
 
-    /// How many connections there are to a name.
-    pub fn connections_to(&self, peer: &str) -> usize {
-        locked(&self.links)
-            .values()
-            .filter(|link| &*link.peer() == peer)
-            .count()
-    }
-
-    /// A connection has ended. Whether it was the last one to its peer that was up.
-    pub fn forget(&self, link: &Link, was_up: bool) -> bool {
-        let mut links = locked(&self.links);
-        links.remove(&link.number);
-        let peer = link.peer();
-        was_up && !links.values().any(|other| other.is(Stage::Up) && other.peer() == peer)
-    }
-
     /// Send one message over a connection. False where the engine has ended for good: nobody will be told how it ends.
     pub fn send(self: &Arc<Self>, connection: u64, message: Message) -> bool {
         let operation = message.operation;
         let fail = |message: Message, failure: Failure| {
             drop(message); // let go of the payload first
-            self.events.push(Event::Failed { operation, failure })
+            self.context.events.push(Event::Failed { operation, failure })
         };
         // Held until the message is its task's, or gone: `let_go` takes the connections first, then tells the end of all that
         // is listed, and nothing of what was lent may be left then.
@@ -138,27 +120,12 @@ impl Engine {
         true
     }
 
-    pub fn forget_send(&self, operation: u64) {
-        locked(&self.sends).remove(&operation);
-    }
-
-    /// A send whose task panicked has come to its end.
-    pub fn fail_send(&self, operation: u64, failure: Failure) {
-        self.forget_send(operation);
-        self.events.push(Event::Failed { operation, failure });
-    }
-
-    /// Whether a panic left something in the middle that all connections share.
-    pub fn half_done(&self) -> bool {
-        self.mail.half_done() || self.endpoints.is_poisoned() || self.links.is_poisoned() || self.sends.is_poisoned()
-    }
-
     /// End a send or a post.
     pub fn cancel(&self, operation: u64) {
         let mut sends = locked(&self.sends);
         let Some((link, abort)) = sends.get_mut(&operation) else {
             drop(sends);
-            self.mail.cancel(operation);
+            self.context.mail.cancel(operation);
             return;
         };
         if let Some(abort) = abort.take() {
@@ -195,7 +162,7 @@ impl Engine {
         for abort in locked(&self.sends).values_mut().filter_map(|(_, abort)| abort.take()) {
             let _ = abort.send(failure.clone()); // it may be about to end
         }
-        self.mail.fail_all(&failure);
+        self.context.mail.fail_all(&failure);
         let links: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
         for link in &links {
             // One that is broken itself must not keep the others from their end.
@@ -246,26 +213,74 @@ impl Engine {
         let mut down = Vec::with_capacity(links.len());
         for link in links.into_values() {
             let peer = link.peer();
-            self.mail.disconnected(&peer, link.number, None);
+            self.context.mail.disconnected(&peer, link.number, None);
             down.push((link.number, peer));
         }
-        self.mail.clear();
+        self.context.mail.clear();
         locked(&self.endpoints).clear();
         // The messages that waited, and what is listed here, were the last that knew the connections: with these goes what
         // they have of payloads, before its end is told.
         let operations: Vec<u64> = std::mem::take(&mut *locked(&self.sends)).into_keys().collect();
         for operation in operations {
             let failure = closed_here();
-            self.events.push(Event::Failed { operation, failure });
+            self.context.events.push(Event::Failed { operation, failure });
         }
         for (link, peer) in down {
             let (peer, failure) = (peer.to_string(), None);
-            self.events.push(Event::Down { link, peer, failure });
+            self.context.events.push(Event::Down { link, peer, failure });
         }
     }
 
     fn end_for_good(&self) {
         self.end(Code::NoError, closed_here(), "goodbye");
+    }
+}
+
+impl Registry for Engine {
+    fn over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    fn connections_to(&self, peer: &str) -> usize {
+        locked(&self.links)
+            .values()
+            .filter(|link| &*link.peer() == peer)
+            .count()
+    }
+
+    fn forget(&self, connection: u64, peer: &str, was_up: bool) -> bool {
+        let mut links = locked(&self.links);
+        links.remove(&connection);
+        was_up
+            && !links
+                .values()
+                .any(|other| other.is(Stage::Up) && &*other.peer() == peer)
+    }
+
+    fn forget_send(&self, operation: u64) {
+        locked(&self.sends).remove(&operation);
+    }
+
+    fn fail_send(&self, operation: u64, failure: Failure) {
+        self.forget_send(operation);
+        self.context.events.push(Event::Failed { operation, failure });
+    }
+
+    fn half_done(&self) -> bool {
+        self.context.mail.half_done()
+            || self.endpoints.is_poisoned()
+            || self.links.is_poisoned()
+            || self.sends.is_poisoned()
+    }
+}
+
+impl OnPanic for Engine {
+    fn panicked(&self, words: &str) {
+        self.broke(words);
+    }
+
+    fn end_all(&self, words: &str) {
+        self.broke(words);
     }
 }
 

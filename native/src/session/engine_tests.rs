@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::congestion::path_measurement::Measure;
+use crate::session::peer_session::Setup;
 use crate::session::transmit;
 use crate::testing::fixtures;
 
@@ -21,15 +22,18 @@ fn connect(engine: &Arc<Engine>, thread: &Thread) -> Arc<Link> {
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
     let (number, handle) = (engine.number(), thread.handle.clone());
     let link = Link::new(
+        engine.context.clone(),
         engine.clone(),
-        handle,
-        number,
-        nobody,
-        Bytes::new(),
-        true,
-        Duration::from_secs(10),
-        false,
-        Measure::new(),
+        Setup {
+            number,
+            remote: nobody,
+            dialled: true,
+            bulk: false,
+            hello: Bytes::new(),
+            patience: Duration::from_secs(10),
+            thread: handle,
+            measure: Measure::new(),
+        },
     );
     link.stage.send_replace(Stage::Up);
     locked(&engine.links).insert(number, link.clone());
@@ -50,9 +54,12 @@ fn message(header: Bytes, deadline: Option<Duration>) -> Message {
 fn a_closed_engine_is_freed_although_a_message_waits_that_nobody_took() {
     let (engine, thread) = start();
     let link = connect(&engine, &thread);
-    let slot = engine.mail.arrived(&link.peer(), fixtures::header(1, 2), link.clone());
+    let slot = engine
+        .context
+        .mail
+        .arrived(&link.peer(), fixtures::header(1, 2), link.clone());
     assert!(slot.write(b"ok"));
-    engine.mail.completed(&slot);
+    engine.context.mail.completed(&slot);
     drop((slot, link));
     thread.end().join().unwrap();
     engine.let_go();
@@ -95,7 +102,7 @@ fn a_send_that_close_overtakes_is_let_go_of_before_its_end_can_be_told() {
         "`let_go` might have told its end while it was still lent"
     );
     engine.let_go();
-    let told = engine.events.drain();
+    let told = engine.context.events.drain();
     let ends = told.iter().filter(|event| {
         matches!(
             event,
@@ -116,7 +123,7 @@ fn a_deadline_of_no_time_has_passed_before_the_send_begins() {
     let (_abort, aborted) = oneshot::channel();
     let send = transmit::send(link, message(Bytes::new(), Some(Duration::ZERO)), aborted);
     thread.handle.block_on(send);
-    let told = engine.events.drain();
+    let told = engine.context.events.drain();
     let [
         Event::Failed {
             operation: OPERATION,

@@ -58,7 +58,7 @@ impl Link {
             let (silent_s, patience_s) = (silent.as_secs_f64(), patience.as_secs_f64());
             let reason = format!("nothing heard for {silent_s:.1} s (dead after {patience_s} s)");
             self.close(Code::Dead as u64, self.lost(reason));
-        } else if doors_closed && !self.engine.mail.full(&self.peer(), &self.account()) {
+        } else if doors_closed && !self.context.mail.full(&self.peer(), &self.account()) {
             self.set_doors(false);
         }
     }

@@ -10,14 +10,14 @@ use quinn_proto::VarInt;
 use tokio::runtime::Handle;
 use tokio::sync::{self, Notify};
 
-use super::engine::Engine;
+use super::context::{Context, Registry};
 use crate::congestion::path_measurement::Measure;
 use crate::events::Failure;
 use crate::matching::incoming_message::Channel;
 use crate::quic::connection::Connection;
 use crate::quic::send_scheduler::Gate;
 use crate::runtime::locks::locked;
-use crate::runtime::supervision::{self, Task};
+use crate::runtime::supervision;
 use crate::runtime::task_tracker::Tally;
 
 /// What may wait in the stack where half as much again as is in flight is less. More would fill the socket of a receiver
@@ -34,11 +34,26 @@ pub enum Stage {
     Ended,
 }
 
+/// What a connection is from its beginning.
+pub struct Setup {
+    pub number: u64,
+    pub remote: SocketAddr,
+    pub dialled: bool,
+    pub bulk: bool,
+    pub hello: Bytes,
+    /// By then QUIC's handshake is complete, which proves the peer's address; what follows may wait for Python.
+    pub patience: Duration,
+    /// Of the thread that its endpoint lives on.
+    pub thread: Handle,
+    pub measure: Arc<Measure>,
+}
+
 pub struct Link {
     pub number: u64,
     pub bulk: bool,
     pub dialled: bool,
-    pub engine: Arc<Engine>,
+    pub context: Arc<Context>,
+    pub registry: Arc<dyn Registry>,
     pub measure: Arc<Measure>,
     pub gate: Arc<Gate>,
     /// Streams are opened one by one, so that the most urgent message gets the next one that the peer allows.
@@ -48,9 +63,7 @@ pub struct Link {
     pub stage: sync::watch::Sender<Stage>,
     pub(super) remote: SocketAddr,
     pub(super) hello: Bytes,
-    /// By then QUIC's handshake is complete, which proves the peer's address; what follows may wait for Python.
     pub(super) patience: Duration,
-    /// Of the thread that its endpoint lives on.
     pub(super) thread: Handle,
     pub(super) connection: OnceLock<Connection>,
     /// Told when the caller wants no connection any more before there is one.
@@ -79,18 +92,17 @@ pub(super) struct State {
 }
 
 impl Link {
-    #[expect(clippy::too_many_arguments, reason = "what a connection is, each by its name")]
-    pub fn new(
-        engine: Arc<Engine>,
-        thread: Handle,
-        number: u64,
-        remote: SocketAddr,
-        hello: Bytes,
-        dialled: bool,
-        patience: Duration,
-        bulk: bool,
-        measure: Arc<Measure>,
-    ) -> Arc<Self> {
+    pub fn new(context: Arc<Context>, registry: Arc<dyn Registry>, setup: Setup) -> Arc<Self> {
+        let Setup {
+            number,
+            remote,
+            dialled,
+            bulk,
+            hello,
+            patience,
+            thread,
+            measure,
+        } = setup;
         let state = State {
             peer: remote_name(remote).into(),
             account: String::new(),
@@ -99,10 +111,10 @@ impl Link {
             failure: None,
             closed_here: false,
             reason: String::new(),
-            window: engine.settings.window_bytes(),
+            window: context.settings.window_bytes(),
             widened: 0,
             doors_closed: false,
-            dead_after: engine.settings.dead_after,
+            dead_after: context.settings.dead_after,
             frames_heard: 0,
             heard_at: Instant::now(),
         };
@@ -110,7 +122,8 @@ impl Link {
             number,
             bulk,
             dialled,
-            engine,
+            context,
+            registry,
             gate: Gate::new(INSIDE_BYTES_MIN, measure.used.clone()),
             opener: Gate::new(1, Arc::default()),
             opened: AtomicU32::new(0),
@@ -159,7 +172,7 @@ impl Link {
 
     /// Run a task beside the connection's others, which ends with it if it panics.
     pub fn spawn(self: &Arc<Self>, future: impl Future<Output = ()> + Send + 'static) {
-        supervision::spawn(&self.thread, Task::Link(self.clone()), future);
+        supervision::spawn(&self.thread, self.clone(), future);
     }
 
     pub fn lost(&self, reason: String) -> Failure {
@@ -171,11 +184,11 @@ impl Link {
 
     /// The peer's hello is good: messages may go. False where the connection has ended meanwhile.
     pub fn begin(&self, account: String, job: String, message_bytes_max: u64, dead_after: Option<Duration>) -> bool {
-        let connections = self.engine.connections_to(&self.peer());
+        let connections = self.registry.connections_to(&self.peer());
         {
             let mut state = self.lock();
-            state.window = self.engine.settings.window_bytes_of(connections);
-            state.dead_after = dead_after.unwrap_or(self.engine.settings.dead_after);
+            state.window = self.context.settings.window_bytes_of(connections);
+            state.dead_after = dead_after.unwrap_or(self.context.settings.dead_after);
             state.account = account;
             state.job = job;
             state.message_bytes_max = message_bytes_max;
@@ -210,7 +223,7 @@ impl Link {
             // Held until the wish is left: of two threads that differ, one must not have the flag and the other the wish.
             let mut state = self.lock();
             state.doors_closed = closed;
-            let streams = if closed { 1 } else { self.engine.settings.streams_max }; // the control stream stays
+            let streams = if closed { 1 } else { self.context.settings.streams_max }; // the control stream stays
             connection.set_max_concurrent_uni_streams(streams.into());
         }
     }
@@ -230,7 +243,7 @@ impl Channel for Link {
     }
 
     fn stream_window(&self) -> u64 {
-        u64::from(self.engine.settings.stream_window_bytes())
+        u64::from(self.context.settings.stream_window_bytes())
     }
 
     fn widen(&self, bytes: i64) {

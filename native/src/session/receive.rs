@@ -42,7 +42,7 @@ async fn listen_to_control(link: Arc<Link>, mut stream: RecvStream) {
             Err(ReadError::Lost) => return,
         };
         let hello = |body: &[u8]| {
-            link.engine.events.push(Event::Hello {
+            link.context.events.push(Event::Hello {
                 link: link.number,
                 body: body.to_vec(),
             });
@@ -66,7 +66,7 @@ async fn receive(link: Arc<Link>, mut stream: RecvStream, _counted: Counted) {
         Ok(stage) if *stage == Stage::Up => {}
         _ => return,
     }
-    let accepted = link.engine.settings.message_bytes_max;
+    let accepted = link.context.settings.message_bytes_max;
     if header.length > accepted {
         let reason = format!("a message of {} bytes where {accepted} are accepted", header.length);
         return link.violated(Violation::new(Code::MessageTooLong, reason));
@@ -76,7 +76,7 @@ async fn receive(link: Arc<Link>, mut stream: RecvStream, _counted: Counted) {
         let reason = format!("a message of job {:?} from job {job:?}", header.job);
         return link.violated(Violation::new(Code::JobMismatch, reason));
     }
-    let slot = link.engine.mail.arrived(&link.peer(), header, link.clone());
+    let slot = link.context.mail.arrived(&link.peer(), header, link.clone());
     if let Err(violation) = read_payload(&link, &mut stream, &slot, first).await {
         link.violated(violation);
     }
@@ -101,12 +101,12 @@ async fn read_header(stream: &mut RecvStream) -> Result<Option<(Header, Bytes)>,
 }
 
 async fn read_payload(link: &Link, stream: &mut RecvStream, slot: &Arc<Slot>, first: Bytes) -> Result<(), Violation> {
-    let mail = &link.engine.mail;
+    let mail = &link.context.mail;
     if !slot.write(&first) {
         return Err(too_much(slot));
     }
     drop(first); // a few bytes of a message that waits must not keep a whole batch of datagrams
-    link.engine.events.fault("receive");
+    link.context.faults.here("receive");
     let mut chunks: [Bytes; CHUNKS] = Default::default();
     loop {
         match slot.next() {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::context::Registry;
 use super::engine::Engine;
 use super::peer_session::{Link, Stage};
 use super::statistics::statistics_of;
@@ -13,11 +14,17 @@ const TICK: Duration = Duration::from_millis(100);
 /// A tick that came so much later was not the network's fault: peers are given that time again.
 const HELD_UP: Duration = Duration::from_millis(500);
 
-pub(super) async fn tick(engine: Arc<Engine>) {
+/// Begin what is done now and then.
+pub fn begin(engine: &Arc<Engine>) {
+    engine.spawn(tick(engine.clone()));
+    engine.spawn(flush(engine.context.events.clone()));
+}
+
+async fn tick(engine: Arc<Engine>) {
     let mut before = Instant::now();
     while !engine.over() {
         tokio::time::sleep(TICK).await;
-        engine.events.fault("tick");
+        engine.context.faults.here("tick");
         let now = Instant::now();
         let late = now.saturating_duration_since(before).saturating_sub(TICK);
         before = now;
@@ -35,7 +42,7 @@ pub(super) async fn tick(engine: Arc<Engine>) {
 }
 
 /// Let go of buffers that no event follows, until the thread ends: also in an engine that broke.
-pub(super) async fn flush(events: Arc<EventQueue>) {
+async fn flush(events: Arc<EventQueue>) {
     loop {
         tokio::time::sleep(TICK).await;
         events.flush();
@@ -53,6 +60,7 @@ mod tests {
     use super::*;
     use crate::events::Event;
     use crate::python::event_delivery::deliver_all;
+    use crate::runtime::fault_injection::Faults;
     use crate::testing::fixtures;
 
     #[test]
@@ -60,10 +68,11 @@ mod tests {
         Python::initialize();
         let queue = Arc::new(EventQueue::default());
         let (engine, network) = Engine::start(fixtures::settings("cubic"), queue.clone()).unwrap();
+        begin(&engine);
         let deliver = Python::attach(|py| PyList::empty(py).getattr("append").unwrap().unbind());
         let events = thread::spawn({
             let queue = queue.clone();
-            move || deliver_all(&queue, deliver, |why| panic!("{why}"))
+            move || deliver_all(&queue, &Faults::default(), deliver, |why| panic!("{why}"))
         });
         // Twice when it has broken: what is done every tenth of a second may be done once more.
         for broken in [false, true, true] {

@@ -110,8 +110,8 @@ pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Fa
     drop(stream);
     let operation = message.operation;
     drop(message); // let go of the payload before its end is told
-    link.engine.forget_send(operation);
-    link.engine.events.push(match failure {
+    link.registry.forget_send(operation);
+    link.context.events.push(match failure {
         None => Event::SendDone(operation),
         Some(failure) => Event::Failed { operation, failure },
     });
@@ -140,7 +140,7 @@ async fn drive(link: &Arc<Link>, message: &Message, slot: &mut Option<SendStream
     };
     drop(turn);
     let stream = slot.insert(stream);
-    link.engine.events.fault("send");
+    link.context.faults.here("send");
     stream.set_priority(rank(message.level, link.opened.fetch_add(1, Ordering::Relaxed)));
     let unwritten = connection.begin_message();
     match write(link, message, stream).await {
@@ -190,7 +190,7 @@ async fn write(link: &Arc<Link>, message: &Message, stream: &mut SendStream) -> 
         taken.store((count - of_header) as u64, Ordering::Relaxed);
         permit.spend((count - of_header) as u64);
         drop(chunks);
-        link.engine.events.fault("written");
+        link.context.faults.here("written");
         match written {
             Some(Ok(_)) => {}
             Some(Err(error)) => return Err(error),

@@ -13,6 +13,7 @@ use crate::quic::endpoint::Endpoint;
 use crate::quic::send_scheduler::LEVELS;
 use crate::runtime::thread::Thread;
 use crate::session::engine::Engine;
+use crate::session::peer_session::Setup;
 use crate::testing::fixtures;
 use crate::udp::socket::Socket;
 
@@ -72,15 +73,18 @@ impl Up {
         connection.established().await.unwrap();
         let (number, here) = (engine.number(), Handle::current());
         let link = Link::new(
+            engine.context.clone(),
             engine.clone(),
-            here,
-            number,
-            remote,
-            Bytes::new(),
-            true,
-            Duration::from_secs(10),
-            false,
-            Measure::new(),
+            Setup {
+                number,
+                remote,
+                dialled: true,
+                bulk: false,
+                hello: Bytes::new(),
+                patience: Duration::from_secs(10),
+                thread: here,
+                measure: Measure::new(),
+            },
         );
         tokio::spawn(link.clone().run(connection));
         while link.connection().is_none() {
@@ -119,7 +123,7 @@ impl Up {
         let more = connection.has_more();
         tokio::join!(send, act(self, abort));
         assert!(!connection.has_more(), "it has ended");
-        let told = self.engine.events.drain();
+        let told = self.engine.context.events.drain();
         let end = told.into_iter().find_map(|event| match event {
             Event::SendDone(OPERATION) => Some(None),
             Event::Failed { failure, .. } => Some(Some(failure)),

@@ -167,7 +167,7 @@ impl<'py> World<'py> {
         let events = Arc::new(EventQueue::default());
         let mut world = Self {
             py,
-            mail: Mail::new(STORE, events.clone()),
+            mail: Mail::new(STORE, events.clone(), Arc::default()),
             events,
             paths: Vec::new(),
             streams: Vec::new(),
