@@ -5,36 +5,18 @@ Everything that is the caller's fault is found here, in the caller's thread, bef
 
 from __future__ import annotations
 
-import enum
 import hashlib
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hive_qos.errors import MisuseError
-from transport.collectives.algorithms import direct
-from transport.collectives.algorithms.direct import SMALL_BYTES
 from transport.collectives.kernels import check
+from transport.collectives.problem import Operation, Problem
 from transport.collectives.reduce_op import ReduceOp
-from transport.collectives.schedule import Receive, Schedule, Send
 from transport.tensors import TensorView, split
 
 SIZES_CHARS_MAX = 40
 """Of a list of sizes in words; a header's `call` has at most 128 bytes for the whole."""
-
-
-class Operation(enum.IntEnum):
-    """What is called. Part of the match key, so that ranks that call different things notice instead of waiting."""
-
-    ALLREDUCE = 1
-    BROADCAST = 2
-    REDUCE = 3
-    ALL_GATHER = 4
-    REDUCE_SCATTER = 5
-    GATHER = 6
-    SCATTER = 7
-    ALL_TO_ALL = 8
-    BARRIER = 9
 
 
 @dataclass(frozen=True)
@@ -73,8 +55,8 @@ class Call:
     """One rank's part of a collective, ready to run.
 
     Args:
-        plan: makes the schedule from the operation's number in the group and the largest chunk in elements.
-        buffers: what the schedule's regions refer to.
+        problem: what a schedule is made for.
+        buffers: what the schedule's regions refer to, in the order that `Problem` gives.
         words: what all members must agree on.
         dtype: element type of all regions.
         views: of all tensors that are lent, whether they are read or written.
@@ -82,42 +64,40 @@ class Call:
     """
 
     context: CallContext
-    operation: Operation
-    plan: Callable[[int, int], Schedule]
+    problem: Problem
     signature: CallSignature
     buffers: tuple[memoryview, ...] = ()
     dtype: str = ""
-    item_bytes: int = 1
     reduce_op: ReduceOp = ReduceOp.SUM
     views: tuple[TensorView, ...] = ()
     results: tuple[TensorView, ...] = ()
+
+    @property
+    def operation(self) -> Operation:
+        """What is called."""
+        return self.problem.operation
 
 
 def allreduce(context: CallContext, tensor: object, op: ReduceOp) -> Call:
     view = TensorView.of(tensor, writable=True)
     check(view.dtype, op)
 
-    def plan(turn: int, chunk_elems: int) -> Schedule:
-        return direct.allreduce(
-            rank=context.rank,
-            size=context.size,
-            elems=view.elems,
-            chunk_elems=chunk_elems,
-            small_elems=SMALL_BYTES // view.item_bytes,
-            turn=turn,
-        )
-
     words = f"allreduce {op.value} of {view.elems} {view.dtype}"
-    return _call(context, Operation.ALLREDUCE, plan, [view], words=words, results=[view], op=op)
+    return _call(context, Operation.ALLREDUCE, [view.elems], [view], words=words, results=[view], op=op)
 
 
 def broadcast(context: CallContext, tensor: object, root: int) -> Call:
     _check_root(context, root)
     view = TensorView.of(tensor, writable=context.rank != root)
-    plan = _rooted(direct.broadcast, context, root, view)
     words = f"broadcast from {root} of {view.elems} {view.dtype}"
     return _call(
-        context, Operation.BROADCAST, plan, [view], words=words, results=[view] if context.rank != root else []
+        context,
+        Operation.BROADCAST,
+        [view.elems],
+        [view],
+        root=root,
+        words=words,
+        results=[view] if context.rank != root else [],
     )
 
 
@@ -125,10 +105,9 @@ def reduce(context: CallContext, tensor: object, root: int, op: ReduceOp) -> Cal
     _check_root(context, root)
     view = TensorView.of(tensor, writable=context.rank == root)
     check(view.dtype, op)
-    plan = _rooted(direct.reduce, context, root, view)
     words = f"reduce {op.value} to {root} of {view.elems} {view.dtype}"
     results = [view] if context.rank == root else []
-    return _call(context, Operation.REDUCE, plan, [view], words=words, results=results, op=op)
+    return _call(context, Operation.REDUCE, [view.elems], [view], root=root, words=words, results=results, op=op)
 
 
 def reduce_scatter(context: CallContext, output: object, inputs: object, op: ReduceOp) -> Call:
@@ -140,11 +119,8 @@ def reduce_scatter(context: CallContext, output: object, inputs: object, op: Red
         raise MisuseError(f"reduce-scatter of {own} into {target}: they differ")
     elems = [part.elems for part in parts]
 
-    def plan(_turn: int, chunk_elems: int) -> Schedule:
-        return direct.reduce_scatter(rank=context.rank, size=context.size, input_elems=elems, chunk_elems=chunk_elems)
-
     words = f"reduce-scatter {op.value} of {_sizes(elems)} {target.dtype}"
-    return _call(context, Operation.REDUCE_SCATTER, plan, [*parts, target], words=words, results=[target], op=op)
+    return _call(context, Operation.REDUCE_SCATTER, elems, [*parts, target], words=words, results=[target], op=op)
 
 
 def all_gather(context: CallContext, outputs: object, tensor: object) -> Call:
@@ -180,10 +156,7 @@ def all_to_all(context: CallContext, outputs: Sequence[object], inputs: Sequence
 
 
 def barrier(context: CallContext) -> Call:
-    def plan(_turn: int, _elems: int) -> Schedule:
-        return direct.barrier(rank=context.rank, size=context.size)
-
-    return _call(context, Operation.BARRIER, plan, [], words="barrier", results=[])
+    return _call(context, Operation.BARRIER, [], [], words="barrier", results=[])
 
 
 def subgroup_name(parent: str, members: Sequence[int], count: int) -> str:
@@ -197,9 +170,11 @@ def subgroup_name(parent: str, members: Sequence[int], count: int) -> str:
 def _call(
     context: CallContext,
     operation: Operation,
-    plan: Callable[[int, int], Schedule],
+    counts: Sequence[int],
     views: Sequence[TensorView],
     *,
+    receive_counts: Sequence[int] = (),
+    root: int = 0,
     words: str | CallSignature,
     results: Sequence[TensorView],
     op: ReduceOp = ReduceOp.SUM,
@@ -210,34 +185,22 @@ def _call(
     dtype = views[0].dtype if views else ""
     return Call(
         context=context,
-        operation=operation,
-        plan=plan,
+        problem=Problem(
+            operation=operation,
+            rank=context.rank,
+            size=context.size,
+            item_bytes=views[0].item_bytes if views else 1,
+            counts=tuple(counts),
+            receive_counts=tuple(receive_counts),
+            root=root,
+        ),
         signature=CallSignature(words) if isinstance(words, str) else words,
         buffers=tuple(view.data for view in views),
         dtype=dtype,
-        item_bytes=views[0].item_bytes if views else 1,
         reduce_op=op,
         views=tuple(views),
         results=tuple(results),
     )
-
-
-def _rooted(
-    make: Callable[..., Schedule], context: CallContext, root: int, view: TensorView
-) -> Callable[[int, int], Schedule]:
-    """The plan of what goes from one rank to all, or from all to one."""
-
-    def plan(_turn: int, chunk_elems: int) -> Schedule:
-        return make(
-            rank=context.rank,
-            size=context.size,
-            root=root,
-            elems=view.elems,
-            chunk_elems=chunk_elems,
-            small_elems=SMALL_BYTES // view.item_bytes,
-        )
-
-    return plan
 
 
 def _exchange(
@@ -258,17 +221,9 @@ def _exchange(
     send_elems = [view.elems for view in sources]
     receive_elems = [view.elems for view in targets]
 
-    def plan(_turn: int, chunk_elems: int) -> Schedule:
-        return direct.all_to_all(
-            rank=context.rank,
-            size=context.size,
-            send_elems=send_elems,
-            receive_elems=receive_elems,
-            chunk_elems=chunk_elems,
-        )
-
     agreed = CallSignature(words, tuple(send_elems), tuple(receive_elems)) if pairs else CallSignature(words)
-    return _call(context, operation, plan, [*targets, *sources], words=agreed, results=results)
+    views = [*targets, *sources]
+    return _call(context, operation, send_elems, views, receive_counts=receive_elems, words=agreed, results=results)
 
 
 def _parts(context: CallContext, tensors: object, *, writable: bool) -> tuple[list[TensorView], list[TensorView]]:
@@ -310,10 +265,3 @@ def _nothing(dtype: str) -> TensorView:
 def _check_root(context: CallContext, root: int) -> None:
     if not 0 <= root < context.size:
         raise MisuseError(f"group {context.group} has ranks 0 to {context.size - 1}, not {root}")
-
-
-def payload_bytes(steps: Schedule, item_bytes: int) -> tuple[int, int]:
-    """Bytes that a schedule sends and receives."""
-    sent = math.fsum(step.source.elems for step in steps.steps if isinstance(step, Send))
-    received = math.fsum(step.target.elems for step in steps.steps if isinstance(step, Receive))
-    return int(sent) * item_bytes, int(received) * item_bytes

@@ -15,9 +15,10 @@ from typing import Protocol
 import numpy as np
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
-from transport.collectives.calls import Call, CallSignature, payload_bytes
+from transport.collectives.calls import Call, CallSignature
 from transport.collectives.kernels import reduce_into
-from transport.collectives.schedule import SCRATCH, Copy, Receive, Reduce, Region, Schedule, Send
+from transport.collectives.reduce_op import ReduceOp
+from transport.collectives.schedule import FINISH, SCRATCH, Op, Region, Schedule, Step
 from transport.engine.base import Buffer, Priority, Received
 from transport.mesh.endpoint import Ticket, rank_of, tag_of
 from transport.mesh.inbox import Receiving
@@ -102,20 +103,16 @@ class Executor:
         self._timeout_s = timeout_s
         self._on_end = on_end
         self._buffers = call.buffers
-        scratch = np.empty(schedule.scratch_elems * call.item_bytes, dtype=np.uint8)
+        scratch = np.empty(schedule.scratch_bytes, dtype=np.uint8)
         self._scratch = scratch.data if scratch.nbytes else memoryview(bytearray())
-        self._open = len(schedule.steps)
-        self._missing = [len(step.after) for step in schedule.steps]
-        self._followers: list[list[int]] = [[] for _ in schedule.steps]
-        for index, step in enumerate(schedule.steps):
-            for earlier in step.after:
-                self._followers[earlier].append(index)
+        self._open = len(schedule.rows)
+        self._missing = [len(step.after) for step in schedule.rows]
         self._ready: deque[int] = deque()
         self._advancing = False
         self._tickets: dict[int, Ticket] = {}
         self._ended = False
         self._refusal: HiveError | None = None
-        work.bytes_total = sum(payload_bytes(schedule, call.item_bytes))
+        work.bytes_total = sum(nbytes for _, nbytes in (*schedule.sent_bytes, *schedule.received_bytes))
 
     def start(self) -> None:
         """Begin every step that waits for nothing."""
@@ -204,28 +201,36 @@ class Executor:
         self._on_end(self)
 
     def _begin(self, index: int) -> None:
-        match self._schedule.steps[index]:
-            case Send() as step:
+        step = self._schedule.rows[index]
+        match step.op:
+            case Op.SEND:
                 self._send(index, step)
-            case Receive() as step:
+            case Op.RECEIVE:
                 self._receive(index, step)
-            case Reduce() as step:
-                sources = [self._memory(source) for source in step.sources]
-                reduce_into(self._memory(step.target), sources, dtype=self.call.dtype, op=self.call.reduce_op)
+            case Op.REDUCE:
+                target, *sources = map(self._memory, step.regions)
+                divisor = self.call.context.size if self._divides(step) else None
+                reduce_into(target, sources, dtype=self.call.dtype, op=self.call.reduce_op, divisor=divisor)
                 self._done(index)
-            case Copy() as step:
-                self._memory(step.target)[:] = self._memory(step.source)
+            case Op.COPY:
+                target, source = map(self._memory, step.regions)
+                target[:] = source
                 self._done(index)
+            case _:
+                raise NotImplementedError(f"{step.op.name} needs a codec")
+
+    def _divides(self, step: Step) -> bool:
+        return self.call.reduce_op is ReduceOp.MEAN and bool(step.flags & FINISH)
 
     def _done(self, index: int) -> None:
         self._open -= 1
-        for follower in self._followers[index]:
+        for follower in self._schedule.followers[index]:
             self._missing[follower] -= 1
             if not self._missing[follower]:
                 self._ready.append(follower)
 
-    def _send(self, index: int, step: Send) -> None:
-        payload = self._memory(step.source)
+    def _send(self, index: int, step: Step) -> None:
+        payload = self._memory(step.regions[0])
         key = self._key(step.part, tag_of(self._links.rank))
         header = Header(
             kind=key.kind,
@@ -234,7 +239,7 @@ class Executor:
             bucket=key.bucket,
             tag=key.tag,
             dtype=self.call.dtype,
-            shape=(step.source.elems,),
+            shape=(payload.nbytes // self.call.problem.item_bytes,),
             length=payload.nbytes,
             call=self.call.signature.to(step.peer),
         )
@@ -252,9 +257,9 @@ class Executor:
             on_end=end,
         )
 
-    def _receive(self, index: int, step: Receive) -> None:
+    def _receive(self, index: int, step: Step) -> None:
         rank = self.ranks[step.peer]
-        target = self._memory(step.target)
+        target = self._memory(step.regions[0])
 
         def end(received: Received | None, error: TransportError | None) -> None:
             del self._tickets[index]
@@ -266,7 +271,7 @@ class Executor:
         buffer = target if target.nbytes else None
         self._tickets[index] = self._links.receive(rank, self._key(step.part, tag_of(rank)), buffer, end)
 
-    def _mismatch(self, step: Receive, header: Header, byte_count: int) -> PeerError | None:
+    def _mismatch(self, step: Step, header: Header, byte_count: int) -> PeerError | None:
         if (header.length, header.dtype) == (byte_count, self.call.dtype):
             return None
         theirs = f"{header.length} bytes of {header.dtype or 'nothing'}"
@@ -312,8 +317,7 @@ class Executor:
 
     def _memory(self, region: Region) -> memoryview:
         memory = self._scratch if region.buffer == SCRATCH else self._buffers[region.buffer]
-        size = self.call.item_bytes
-        return memory[region.start * size : region.stop * size]
+        return memory[region.start : region.stop]
 
 
 def disagreement(

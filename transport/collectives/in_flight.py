@@ -13,14 +13,16 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError
+from transport.collectives.algorithms.registry import schedule_of
 from transport.collectives.calls import Call, CallSignature
 from transport.collectives.executor import Executor, disagreement
 from transport.collectives.membership import Membership
-from transport.collectives.schedule import Schedule, Send
+from transport.collectives.problem import Plan
+from transport.collectives.schedule import Schedule
 from transport.engine.base import Priority
 from transport.mesh.endpoint import Endpoint
 from transport.wire.header import Header
@@ -107,12 +109,13 @@ class InFlight:
         """
         key = (call.context.group, number)
         try:
-            schedule = call.plan(number, max(self._chunk_bytes // call.item_bytes, 1))
+            problem = replace(call.problem, chunk_bytes=self._chunk_bytes)
+            if problem.takes_turns:
+                problem = replace(problem, turn=number % problem.size)
+            schedule = schedule_of(problem, Plan())
             ranks = self._groups[call.context.group].ranks
             if not self._known_to_fail(key, ranks):
-                self._announcer.collective_begins(
-                    time.monotonic(), key, self._bytes_by_destination(call, schedule, ranks)
-                )
+                self._announcer.collective_begins(time.monotonic(), key, self._bytes_by_destination(schedule, ranks))
         except Exception as cause:  # noqa: BLE001 - the operation fails by it, where all others do
             return cause
         return schedule
@@ -351,12 +354,11 @@ class InFlight:
             if rank != self._endpoint.rank and self._endpoint.peers.error(rank) is None:
                 self._endpoint.control(rank, message)
 
-    def _bytes_by_destination(self, call: Call, schedule: Schedule, ranks: tuple[int, ...]) -> dict[str, int]:
+    def _bytes_by_destination(self, schedule: Schedule, ranks: tuple[int, ...]) -> dict[str, int]:
         sent: dict[str, int] = {}
-        for step in schedule.steps:
-            if isinstance(step, Send):
-                address = self._endpoint.peers.address(ranks[step.peer], bulk=False)[0]
-                sent[address] = sent.get(address, 0) + step.source.elems * call.item_bytes
+        for rank, nbytes in schedule.sent_bytes:
+            address = self._endpoint.peers.address(ranks[rank], bulk=False)[0]
+            sent[address] = sent.get(address, 0) + nbytes
         return sent
 
 

@@ -58,12 +58,15 @@ def check(dtype: str, op: ReduceOp) -> None:
         raise MisuseError(f"{dtype} has no order for {op.value}")
 
 
-def reduce_into(target: memoryview, sources: Sequence[memoryview], *, dtype: str, op: ReduceOp) -> None:
+def reduce_into(
+    target: memoryview, sources: Sequence[memoryview], *, dtype: str, op: ReduceOp, divisor: int | None = None
+) -> None:
     """Reduce equally long runs of values into `target`, which may be one of them.
 
     Args:
         target, sources: contiguous bytes of the same length; sources in rank order, at least one.
-        dtype, op: a pair that `check` accepts.
+        dtype, op: a pair that `check` accepts; MEAN adds.
+        divisor: of the result, before it is rounded; None to leave it.
     """
     if not target.nbytes:
         return
@@ -72,7 +75,6 @@ def reduce_into(target: memoryview, sources: Sequence[memoryview], *, dtype: str
         _accumulate(target, sources, "bool", ufunc, None)
         return
     widen, narrow, wide = _FORMATS.get(dtype, (None, None, dtype))
-    divisor = len(sources) if op is ReduceOp.MEAN else None
     # Overflow to infinity and invalid operations are results here, as they are in torch, not events to warn of.
     with np.errstate(all="ignore"):
         if widen is None or narrow is None:

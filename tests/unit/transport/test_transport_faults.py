@@ -36,7 +36,7 @@ def once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(executor_module, "reduce_into"), (executor_module, "payload_bytes")], ids=["step", "start"]
+    ("module", "name"), [(executor_module, "reduce_into"), (in_flight_module, "Executor")], ids=["step", "start"]
 )
 def test_an_operation_that_fails_unexpectedly_ends_on_all_ranks_and_the_next_one_works(
     make_world, monkeypatch, module, name

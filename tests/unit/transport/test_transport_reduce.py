@@ -15,7 +15,13 @@ from transport.collectives.reduce_op import ReduceOp
 
 def run(values: list[np.ndarray], dtype: str, op: ReduceOp) -> np.ndarray:
     target = np.empty_like(values[0])
-    reduce_into(target.data.cast("B"), [value.data.cast("B") for value in values], dtype=dtype, op=op)
+    reduce_into(
+        target.data.cast("B"),
+        [value.data.cast("B") for value in values],
+        dtype=dtype,
+        op=op,
+        divisor=len(values) if op is ReduceOp.MEAN else None,
+    )
     return target
 
 

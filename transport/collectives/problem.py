@@ -1,0 +1,94 @@
+"""What a schedule is made for: one rank's part of a collective without its tensors, and how it is to be done.
+
+Both are hashable and the same arithmetic on every rank, so that schedules are made once for each shape.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+SMALL_BYTES = 32 * 1024
+"""Below this a tensor is not cut: cutting it would send more messages, and what they cost is not their bytes."""
+
+
+class Operation(enum.IntEnum):
+    """What is called. Part of the match key, so that ranks that call different things notice instead of waiting."""
+
+    ALLREDUCE = 1
+    BROADCAST = 2
+    REDUCE = 3
+    ALL_GATHER = 4
+    REDUCE_SCATTER = 5
+    GATHER = 6
+    SCATTER = 7
+    ALL_TO_ALL = 8
+    BARRIER = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One rank's part of a collective.
+
+    Args:
+        counts: elements. Of all-reduce, broadcast and reduce: of the tensor, buffer 0. Of reduce-scatter: of the part
+            for each rank, buffers 0 to size - 1; the result is buffer `size`. Of all others but the barrier: of what
+            goes to each rank, buffers size to 2 size - 1.
+        receive_counts: of all others: elements from each rank, buffers 0 to size - 1; () elsewhere.
+        chunk_bytes: longest message.
+        turn: number of the operation in its group, modulo its size, where small tensors take turns; 0 elsewhere.
+    """
+
+    operation: Operation
+    rank: int
+    size: int
+    item_bytes: int = 1
+    counts: tuple[int, ...] = ()
+    receive_counts: tuple[int, ...] = ()
+    root: int = 0
+    chunk_bytes: int = 512 * 1024
+    turn: int = 0
+
+    @property
+    def chunk_elems(self) -> int:
+        """Elements of the longest message, at least one."""
+        return max(self.chunk_bytes // self.item_bytes, 1)
+
+    @property
+    def small_elems(self) -> int:
+        """Elements of the largest tensor that is not cut."""
+        return min(SMALL_BYTES, self.chunk_bytes) // self.item_bytes
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether `turn` matters: a small tensor is reduced by one rank."""
+        return self.operation is Operation.ALLREDUCE and self.counts[0] <= self.small_elems
+
+    def of_rank(self, rank: int) -> Problem:
+        """The same problem as another rank has it, where `counts` are the same on all ranks."""
+        return Problem(
+            operation=self.operation,
+            rank=rank,
+            size=self.size,
+            item_bytes=self.item_bytes,
+            counts=self.counts,
+            receive_counts=self.receive_counts,
+            root=self.root,
+            chunk_bytes=self.chunk_bytes,
+            turn=self.turn,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a collective is done.
+
+    Args:
+        algorithm: a name that `algorithms.registry` knows.
+        weights: each rank's part of the reducing, in rank order; () for equal parts.
+        sites: the site of each rank, in rank order, numbered in order of their first rank; () for one site.
+    """
+
+    algorithm: str = "direct"
+    weights: tuple[int, ...] = ()
+    sites: tuple[int, ...] = ()
