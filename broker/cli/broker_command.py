@@ -19,7 +19,7 @@ from broker.cli.configuration import DEFAULT_CONFIG, Config, StateDir, read, sta
 from broker.cli.configuration import parse as parsed
 from broker.cli.exits import ExitCode
 from broker.policy.types import Policy
-from hive_qos.errors import BrokerRejectedError, ConfigurationError, HiveError, ShapingError
+from hive_qos.errors import BrokerRejectedError, ConfigurationError, ShapingError
 from shaping.kernel_api import Classifier
 
 
@@ -132,7 +132,7 @@ def clear(
     from shaping.kernel import RealKernel
     from shaping.shaper import Shaper
 
-    directory = state_dir or _directory_to_clear(config)
+    directory = state_dir or state_directory(config, warn=True)
     with contextlib.ExitStack() as held:  # no broker starts meanwhile
         try:
             if not force:
@@ -228,21 +228,3 @@ def _classifier() -> Classifier | None:
         return SocketClassifier()
     except ShapingError:
         return None
-
-
-def _directory_to_clear(config: Path) -> Path:
-    """The broker's state directory, also of a file that has a mistake: who broke the file must be able to clear."""
-    from broker.daemon.config_store import state_dir_in
-
-    try:
-        return state_directory(config)
-    except HiveError:
-        text = ""
-        with contextlib.suppress(HiveError):
-            text = read(config)
-        directory = state_dir_in(text)
-    note = (
-        f"{config} has a mistake (hive-qos broker --check names it); what was there before is looked for in {directory}"
-    )
-    typer.echo(f"hive-qos: warning: {note}", err=True)
-    return Path(directory)

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from broker.policy.types import DaemonPolicy, Policy
+from hive_qos.errors import HiveError
 
 DEFAULT_CONFIG = Path("/etc/hive-qos/broker.toml")
 
@@ -51,12 +52,27 @@ def parse(text: str, *, name: str, runtime_dir: Path | None, state_dir: Path | N
     return msgspec.structs.replace(policy, daemon=daemon)
 
 
-def state_directory(config: Path) -> Path:
-    """Where the broker of a configuration file keeps its state; the default's where there is no such file.
+def state_directory(config: Path, *, warn: bool = False) -> Path:
+    """Where the broker of a configuration file keeps its state, also where the file is gone or has a mistake.
 
-    Raises:
-        HiveError: the file has a mistake.
+    Cleaning up must work for who broke the file, and after the package has gone.
+
+    Args:
+        warn: name the directory on stderr where the file has a mistake.
     """
-    if not config.exists():  # cleaning up must work after the package has gone
+    from broker.daemon.config_store import state_dir_in
+
+    if not config.exists():
         return Path(DaemonPolicy().state_dir)
-    return Path(parse(read(config), name=str(config), runtime_dir=None, state_dir=None, record=None).daemon.state_dir)
+    text = ""
+    try:
+        text = read(config)
+        parse(text, name=str(config), runtime_dir=None, state_dir=None, record=None)
+        mistaken = False
+    except HiveError:
+        mistaken = True
+    directory = Path(state_dir_in(text))
+    if mistaken and warn:
+        note = f"has a mistake (hive-qos broker --check names it); what was there before is looked for in {directory}"
+        typer.echo(f"hive-qos: warning: {config} {note}", err=True)
+    return directory

@@ -12,12 +12,10 @@ import os
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final, ParamSpec
 
 import typer
 
-from broker.policy.types import DaemonPolicy
 from hive_qos.errors import (
     BrokerError,
     BrokerRejectedError,
@@ -92,11 +90,7 @@ def say_abandoned() -> None:
     from broker.cli.abandoned import open_abandoned
     from broker.cli.configuration import DEFAULT_CONFIG, state_directory
 
-    try:
-        directory = state_directory(DEFAULT_CONFIG)
-    except HiveError:  # its own check says what is wrong with it
-        directory = Path(DaemonPolicy().state_dir)
-    found = open_abandoned(directory)
+    found = open_abandoned(state_directory(DEFAULT_CONFIG))
     if found is not None:
         typer.echo(f"hive-qos: {found}", err=True)
 

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from broker.cli.app import app
-from broker.cli.broker_command import _directory_to_clear
+from broker.cli.configuration import state_directory
 from broker.cli.exits import ExitCode, code_of, guarded
 from broker.policy.toml import ConfigurationErrors
 from broker.policy.types import DaemonPolicy
@@ -138,7 +138,7 @@ def test_who_broke_the_configuration_can_clear_and_is_told_where_it_looks(
 ) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(text)
-    assert _directory_to_clear(path) == Path(expected)
+    assert state_directory(path, warn=True) == Path(expected)
     (line,) = capsys.readouterr().err.splitlines()
     assert "has a mistake" in line
     assert line.endswith(expected)
