@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from broker.model.addresses import plain
 from broker.model.values import Alarm, FlowSample
 from broker.policy.types import ProbePolicy
 from broker.process.log import Log
@@ -272,16 +273,11 @@ class EchoSocket:
                 continue
             kind, _, _, _, sequence = HEADER.unpack_from(data)
             if kind == REPLY[self._version]:
-                yield EchoReply(_plain(source[0]), sequence, data[HEADER.size :], _arrival(ancillary))
+                yield EchoReply(plain(source[0]), sequence, data[HEADER.size :], _arrival(ancillary))
 
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
-
-
-def _plain(address: str) -> str:
-    """Without a link-local address' interface."""
-    return str(ipaddress.ip_address(address.partition("%")[0]))
 
 
 def _arrival(ancillary: list[tuple[int, int, bytes]]) -> float | None:

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from broker.model.addresses import is_askable, plain, plain_host
 from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.reasons import Reason
 from broker.model.values import Alarm, BrokerThere
 from broker.peers.peer_status import PeerStatus
 from broker.peers.protocol import wire
-from broker.peers.protocol.addresses import is_askable, plain, plain_host
 from broker.peers.protocol.connections import CONNECTIONS_MAX, Connection, Connections
 from broker.peers.protocol.lease_table import LeaseTable
 from broker.peers.protocol.outgoing_requests import HoldRequests

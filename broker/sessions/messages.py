@@ -8,7 +8,6 @@ logged. Unknown keys are ignored, so that a newer client can say more.
 from __future__ import annotations
 
 import functools
-import ipaddress
 from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
@@ -16,6 +15,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
 from broker.client.protocol import CONNECTIONS_PER_REPORT, DESCRIPTORS_MAX, NAME_CHARS_MAX, VERSION
+from broker.model.addresses import plain
 from broker.model.connection_report import DURATION_S_MAX, ConnectionReport, Count, Endpoint, Seconds
 from broker.policy.types import CLASS_NAMES, TrafficClass
 from hive_qos.text import printable
@@ -236,7 +236,7 @@ def _why_not(packet: bytes, problem: Exception) -> ErrorReply:
 @functools.lru_cache(maxsize=4096)  # the same peers come ten times a second; parsing was half of a report's cost
 def _address(text: str) -> str:
     try:
-        return str(ipaddress.ip_address(text.partition("%")[0]))
+        return plain(text)
     except ValueError:
         raise ValueError("a destination must be a literal IPv4 or IPv6 address") from None
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from broker.model.addresses import is_askable, plain, plain_host
 from broker.model.leases import HoldOutcome, Lease
 from broker.model.reasons import Reason
-from broker.peers.protocol.addresses import is_askable, plain, plain_host
 from broker.peers.protocol.connections import CONNECTIONS_MAX, CROWDED_IDLE_S, IDLE_S, Connection, Connections
 from broker.peers.protocol.receive_quota import AHEAD, MESSAGES_AT_ONCE, MESSAGES_PER_S, Reading
 from broker.peers.protocol.replies import REPEAT_S, Replies

@@ -141,7 +141,7 @@ def test_bye_and_a_closed_end_are_no_errors() -> None:
 
 def test_a_burst_is_read_with_canonical_addresses() -> None:
     (burst,) = opened().receive(
-        packet(op="burst", id=2, job="j", step=7, bytes={"10.0.0.2": 5, "fe80::0001%eth0": 6}, deadline_s=0.5)
+        packet(op="burst", id=2, job="j", step=7, bytes={"::ffff:10.0.0.2": 5, "fe80::0001%eth0": 6}, deadline_s=0.5)
     )
     assert burst == Announce(
         number=2, job="j", step=7, bytes_by_destination={"10.0.0.2": 5, "fe80::1": 6}, deadline_s=0.5, next_s=None
